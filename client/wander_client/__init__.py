@@ -1,4 +1,4 @@
-"""The `wander` command and the hub's client."""
+"""The `wander` command, the hub's client, and what `import wander` gives to Python with both."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
         UsageError,
     )
     from wander_client.hub.api import HubApi, open_hub
+    from wander_client.python.environment import Examples, LoadedEnvironment, load
     from wander_client.python.hub import AsyncHub, Hub
+    from wander_client.python.run import Run
+    from wander_client.python.training import TrainingRun, sft, train
     from wander_client.settings import Settings, load_settings
 
 __version__ = "0.1.0"
@@ -22,16 +25,23 @@ __version__ = "0.1.0"
 __all__ = [
     "AsyncHub",
     "ClientError",
+    "Examples",
     "Hub",
     "HubApi",
     "Interrupted",
+    "LoadedEnvironment",
     "LoginRequired",
     "NotFound",
+    "Run",
     "Settings",
+    "TrainingRun",
     "Unavailable",
     "UsageError",
+    "load",
     "load_settings",
     "open_hub",
+    "sft",
+    "train",
 ]
 
 

@@ -48,6 +48,11 @@ def explain(error: BaseException, command: str = "wander") -> ClientError:
         return UsageError(text[:1].lower() + text[1:], hint=f"run `{path or f'wander {command}'} --help`")
     if (explained := _from_sdk(error)) is not None:
         return explained
+    return explain_system(error) or _explain_unexpected(error)
+
+
+def explain_system(error: BaseException) -> ClientError | None:
+    """Return what the connection or the system refused as the user shall see it; None for any other error."""
     if "httpx" in sys.modules:
         import httpx
 
@@ -62,7 +67,7 @@ def explain(error: BaseException, command: str = "wander") -> ClientError:
         code, hint = _OS_HINTS[error.errno]
         where = f": `{error.filename}`" if error.filename else ""
         return ClientError(f"{(error.strerror or 'system error').lower()}{where}", hint=hint, code=code)
-    return _explain_unexpected(error)
+    return None
 
 
 def _from_sdk(error: BaseException) -> ClientError | None:

@@ -5,7 +5,7 @@ Names are loaded when they are first used, so that `import wander` stays cheap.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wander.errors import WanderError
 from wander.lazy import lazy_names
@@ -14,6 +14,9 @@ from wander.types import Example, Message, Messages, Rollout, SamplingArgs, Stat
 from wander.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    # The one place that names wander-client, for type checkers: `wander.client_names` finds it at run time.
+    from wander_client import Hub, Run, load, sft, train
+
     from wander.clients.base import Client
     from wander.clients.replay import ReplayClient
     from wander.clients.scripted import ScriptedClient
@@ -74,8 +77,25 @@ __all__ = [  # noqa: RUF022 - grouped by subject
     "Client",
     "ReplayClient",
     "ScriptedClient",
+    # brought by wander-client
+    "Hub",
+    "Run",
+    "load",
+    "sft",
+    "train",
 ]
 
 serve_moved_modules()
 
-__getattr__, __dir__ = lazy_names(__name__)
+
+def _bring(name: str) -> Any:
+    from wander.client_names import bring
+
+    if name == "train":
+        from importlib import import_module
+
+        return import_module("wander.train")  # a package of that name, which can be called
+    return bring(name)
+
+
+__getattr__, __dir__ = lazy_names(__name__, _bring)

@@ -10,6 +10,7 @@ WanderError                    has `.hint`: what to do next, as a command where 
 |- ConfigError                 arguments or settings that contradict each other
 |  '- ModelNotFound            a model's name that leads nowhere
 |- MissingExtra                an optional dependency is absent; names the install line
+|  '- MissingClient            wander-client is absent
 |- RunError                    a run folder that cannot be read, resumed or written
 '- BoundaryError               raised inside a rollout; becomes `Rollout.failure`, never a score
    |- ModelError               the endpoint or the model
@@ -41,6 +42,7 @@ __all__ = [
     "EnvironmentFault",
     "InvalidResponse",
     "LoadError",
+    "MissingClient",
     "MissingExtra",
     "ModelError",
     "ModelNotFound",
@@ -109,6 +111,18 @@ class MissingExtra(WanderError):
             hint=f"run `pip install 'wander-sdk[{extra}]'`",
         )
         self.extra = extra
+
+
+class MissingClient(MissingExtra):
+    """wander-client is absent, which brings the hub, evaluations by name and training to Python."""
+
+    def __init__(self, name: str) -> None:
+        WanderError.__init__(
+            self,
+            f"`{name}` comes with wander-client, which is not installed",
+            hint="run `pip install wander-client`",
+        )
+        self.extra = "wander-client"
 
 
 class BoundaryError(WanderError):

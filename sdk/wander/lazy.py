@@ -14,8 +14,13 @@ from functools import cache
 from typing import Any
 
 
-def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` for a package whose public names are those of its `__all__`."""
+def lazy_names(
+    package: str, bring: Callable[[str], Any] | None = None
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` for a package whose public names are those of its `__all__`.
+
+    `bring` returns names whose home lies in another distribution, which the package must not import.
+    """
     module = sys.modules[package]
 
     @cache
@@ -27,7 +32,11 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
     def load(name: str) -> Any:
         if name.startswith("__") or name not in homes():
             raise AttributeError(f"module `{package}` has no attribute `{name}`")
-        value = getattr(importlib.import_module(homes()[name]), name)
+        home = homes()[name]
+        if bring is not None and home.partition(".")[0] != package.partition(".")[0]:
+            value = bring(name)
+        else:
+            value = getattr(importlib.import_module(home), name)
         setattr(module, name, value)
         return value
 

@@ -86,14 +86,14 @@ def find_factory(name: str) -> Factory:
     wanted, _, version = name.rpartition("/")[2].partition("@")
     entry = _entry_point(wanted)
     if entry is None:
-        return Factory(wanted, _factory(_import(_module_name(wanted), wanted), "load_environment"))
+        return Factory(wanted, _factory(_import(_module_name(wanted), wanted, name), "load_environment"))
     if version and entry.dist is not None and entry.dist.version != version:
         raise LoadError(
             f"`{wanted}` {entry.dist.version} is installed, not {version}",
             hint=f"run `wander install {name}`",
         )
     module, _, attribute = entry.value.partition(":")
-    return Factory(wanted, _factory(_import(module, wanted), attribute or "load_environment"))
+    return Factory(wanted, _factory(_import(module, wanted, name), attribute or "load_environment"))
 
 
 def find_path_factory(path: str | Path) -> Factory:
@@ -140,18 +140,22 @@ def _module_name(name: str) -> str:
     return name.replace("-", "_")
 
 
-def _import(module: str, name: str) -> ModuleType:
-    """Import the module of an installed environment."""
+def _import(module: str, name: str, spec: str) -> ModuleType:
+    """Import the module of an installed environment; `spec` is its name as it was asked for."""
     try:
         return import_module(module)
     except NoModule as error:
         known = installed_environments()
         near = difflib.get_close_matches(name, known, n=3)
-        if near:
+        if near and "/" not in spec:
             hint = f"did you mean {', '.join(f'`{each}`' for each in near)}?"
         else:
+            whole = spec if "/" in spec else f"OWNER/{name}"
             installed = ", ".join(f"`{each}`" for each in known) or "none"
-            hint = f"run `wander install OWNER/{name}`, or check the spelling (installed: {installed})"
+            hint = (
+                f'`wander.load("{whole}")` takes it from a hub, or where `wander install` put it; '
+                f"this Python has {installed}"
+            )
         raise LoadError(f"there is no environment `{name}` here", hint=hint) from error
 
 

@@ -101,7 +101,8 @@ def test_an_unknown_name_is_told_with_near_ones(place):
     error = failure("wordle-emv")
     assert str(error) == "there is no environment `wordle-emv` here"
     assert error.hint == "did you mean `wordle-env`?"
-    assert "run `wander install OWNER/quite-different`" in (failure("quite-different").hint or "")
+    assert '`wander.load("OWNER/quite-different")`' in (failure("quite-different").hint or "")
+    assert '`wander.load("alice/wordle-emv")`' in (failure("alice/wordle-emv").hint or "")
     assert "there is no environment" in str(failure("no.such.module"))
 
 

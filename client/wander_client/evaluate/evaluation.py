@@ -25,7 +25,6 @@ from wander_client.environments.replay import locate_begun
 from wander_client.errors import ClientError, Interrupted, NotFound, NothingScored, UsageError
 from wander_client.evaluate.settings import EvaluationSettings
 from wander_client.models.pool import ModelPool
-from wander_client.models.reference import require_model, require_servable
 from wander_client.names import looks_like_path
 from wander_client.runs.lookup import require_kind
 
@@ -78,12 +77,17 @@ def settle(
         location = locate_begun(context, settings.environment, begun)
     if settings.no_lock and location.folder is not None:
         raise UsageError("a folder has no lock that could be left aside", hint="leave out `--no-lock`")
+    return with_exact_names(settings, location), location
+
+
+def with_exact_names(settings: EvaluationSettings, location: Location) -> EvaluationSettings:
+    """Return settings that name the environment, and the folder of a model, so that it holds anywhere."""
     exact = str(location.installed.name) if location.installed else str(location.folder)
     model = settings.model
     bare = model.removeprefix("hf:")
     if settings.base_url is None and (looks_like_path(bare) or Path(bare, "config.json").is_file()):
         model = str(Path(bare).expanduser().resolve())
-    return settings.model_copy(update={"environment": exact, "model": model}), location
+    return settings.model_copy(update={"environment": exact, "model": model})
 
 
 def new_run_dir(runs_dir: Path, location: Location, model: str) -> Path:
@@ -114,9 +118,13 @@ class Evaluation:
     """Whether the folder holds a part of it."""
     allow_changed_code: bool = False
     """Whether it may go on although files of a folder's environment changed."""
+    opened: OpenedEnvironment | None = None
+    """Its environment, where that is open already and stays so."""
 
     def open(self, log_path: Path) -> AbstractAsyncContextManager[OpenedEnvironment]:
         """Open its environment."""
+        if self.opened is not None:
+            return contextlib.nullcontext(self.opened)
         return open_environment(
             self.context,
             self.location,
@@ -182,7 +190,8 @@ async def begin(
     settings, location, run_dir = evaluation.settings, evaluation.location, evaluation.run_dir
     logs = evaluation.context.settings.cache_dir / "logs"
     log_path, server_log = logs / f"{run_dir.name}.log", logs / f"{run_dir.name}.server.log"
-    require_settings(settings)
+    settings.plan()
+    pool.require(settings.choose_model())
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(_keep_log, log_path, run_dir, LOG_FILE)
         environment = await stack.enter_async_context(evaluation.open(log_path))
@@ -217,10 +226,7 @@ async def run_alone(
 def require_settings(settings: EvaluationSettings) -> None:
     """Raise what is wrong with an evaluation, as far as that can be known before anything is loaded."""
     settings.plan()
-    if settings.serve is None:
-        require_model(settings.model, settings.base_url, settings.key_variable)
-    else:
-        require_servable(settings.model)
+    settings.choose_model().require()
 
 
 def _require_examples(info: EnvironmentInfo, split: str) -> None:

@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from wander_client.models.reference import is_local_model, open_model, servable
+from wander_client.models.reference import (
+    is_local_model,
+    open_model,
+    require_model,
+    require_servable,
+    servable,
+)
 from wander_client.models.server import ServeChoice, serve
 
 if TYPE_CHECKING:
@@ -35,6 +41,13 @@ class ModelChoice:
     serve: ServeChoice | None
     """What it is served with meanwhile; None asks an endpoint, or loads it in this process."""
 
+    def require(self) -> None:
+        """Raise what is wrong with it, as far as that can be known without loading or asking it."""
+        if self.serve is None:
+            require_model(self.model, self.base_url, self.key_variable)
+        else:
+            require_servable(self.model)
+
 
 class ModelPool:
     """Opens the clients of evaluations that may play at the same time.
@@ -52,6 +65,10 @@ class ModelPool:
         self._held: tuple[Any, Any] | None = None
         """What fills the machine: what it is, and the client or the server."""
         self._stack = contextlib.AsyncExitStack()
+
+    def require(self, choice: ModelChoice) -> None:
+        """Raise what is wrong with a choice before anything is loaded."""
+        choice.require()
 
     @contextlib.asynccontextmanager
     async def client(
@@ -134,6 +151,26 @@ class ModelPool:
     async def _let_go(self) -> None:
         await self.__aexit__()
         self._stack = contextlib.AsyncExitStack()
+
+
+class GivenModel(ModelPool):
+    """A client that a program has made, in place of one that a name means; `close` says who closes it."""
+
+    def __init__(self, context: Invocation, client: Client, *, close: bool) -> None:
+        super().__init__(context)
+        self._given = client
+        if close:
+            self._stack.push_async_callback(client.close)
+
+    def require(self, choice: ModelChoice) -> None:
+        """Take any name: the client is there."""
+
+    @contextlib.asynccontextmanager
+    async def client(
+        self, choice: ModelChoice, location: Location, *, name: str, log_path: Path
+    ) -> AsyncIterator[Client]:
+        """Yield the client."""
+        yield self._given
 
 
 class _Machine:

@@ -1,1 +1,1 @@
-"""The calls of programs and notebooks: what the commands do, as functions."""
+"""What `import wander` gives to scripts and notebooks: environments by name, runs, training, a hub."""

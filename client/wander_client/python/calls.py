@@ -15,10 +15,9 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import contextmanager
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
-from wander_client.errors import ClientError
+from wander_client.python.background import explained
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,7 +57,7 @@ class Request(Generic[P, T]):
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            with _readable():
+            with explained():
                 return function(of, *args, **kwargs)
 
         @functools.wraps(function)
@@ -88,7 +87,7 @@ class Listing(Generic[P, T]):
 
         @functools.wraps(function)
         def rows(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
-            with _readable():
+            with explained():
                 yield from function(of, *args, **kwargs)
 
         @functools.wraps(function)
@@ -105,15 +104,3 @@ def _take(source: Iterator[T]) -> tuple[T] | None:
     for row in source:
         return (row,)
     return None
-
-
-@contextmanager
-def _readable() -> Iterator[None]:
-    """Have a traceback show what the command prints below an error: the hint, and the hub's name for it."""
-    try:
-        yield
-    except ClientError as error:
-        for title, text in (("", error.detail), ("hint: ", error.hint), ("request ", error.request_id)):
-            if text:
-                error.add_note(f"{title}{text}")
-        raise

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-import warnings
 from contextlib import AbstractContextManager
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -12,27 +10,10 @@ from typing import TYPE_CHECKING
 from wander_client.context import CommonOptions, Invocation
 from wander_client.credentials import Credential
 from wander_client.hub.api import HubApi, require_token
-from wander_client.terminal.output import Output
+from wander_client.python.output import PythonOutput
 
 if TYPE_CHECKING:
     import httpx
-
-_log = logging.getLogger("wander")
-
-
-class LoggedOutput(Output):
-    """Prints nothing: what happens goes to the log `wander`, and warnings are Python's."""
-
-    def __init__(self) -> None:
-        super().__init__("quiet")
-
-    def note(self, text: str) -> None:
-        """Tell what happens."""
-        _log.info(text)
-
-    def warn(self, text: str) -> None:
-        """Warn."""
-        warnings.warn(text, UserWarning, stacklevel=2)
 
 
 class Session(Invocation):
@@ -42,7 +23,9 @@ class Session(Invocation):
         self, url: str | None, token: str | None, transport: httpx.BaseTransport | None = None
     ) -> None:
         given = None if token is None else Credential(token, "given")
-        super().__init__(CommonOptions(mode="quiet", hub=url), LoggedOutput(), transport, given=given)
+        super().__init__(
+            CommonOptions(mode="quiet", hub=url), PythonOutput(progress=False), transport, given=given
+        )
         self._connections: dict[str | None, HubApi] = {}
         self._lock = Lock()
 

@@ -6,8 +6,9 @@ import contextlib
 import functools
 import hashlib
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pydantic import ValidationError
@@ -104,9 +105,13 @@ def new_command(
     overrides: Sequence[str],
     arguments: Sequence[str],
     sandbox: SandboxPolicy | None = None,
+    sections: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> TrainingCommand:
-    """Resolve what was typed: the environment to an exact version, the model's folder to a full path."""
-    given: dict[str, dict[str, Any]] = {"model": {"path": model}} if model else {}
+    """Resolve what was asked for: the environment to an exact version, the model's folder to a full path.
+
+    `sections` are settings that a program gives, over those of the file.
+    """
+    given = with_path(sections, model)
     settings = read_settings(GRPOSettings, config, overrides, **given)
     merged = {**settings.environment.arguments, **parse_arguments(list(arguments), None)}
     section = settings.environment.model_copy(update={"arguments": merged})
@@ -120,6 +125,11 @@ def new_command(
     return TrainingCommand(
         environment=exact_name(location), label=location.label, settings=settings, sandbox=sandbox
     )
+
+
+def with_path(sections: Mapping[str, Mapping[str, Any]], model: str | None) -> dict[str, Mapping[str, Any]]:
+    """Return sections of settings with the model that was chosen apart from them."""
+    return {**sections, "model": {**sections.get("model", {}), "path": model}} if model else {**sections}
 
 
 def name_exactly(context: Invocation, settings: GRPOSettings) -> GRPOSettings:
@@ -351,7 +361,7 @@ def step_lines(output: Output, title: str, metric: str) -> Iterator[Callable[[di
 @contextlib.contextmanager
 def training_server(context: Invocation, checkpoint: Path, section: InferenceSection) -> Iterator[str]:
     """Serve a checkpoint until the block ends, and yield the server's address."""
-    from wander.train.rollouts.source import LoopThread
+    from wander.loop_thread import LoopThread
 
     arguments = ["--logprobs-mode", "processed_logprobs", "--enable-prompt-tokens-details"]
     if section.sync == "nccl":
@@ -365,7 +375,7 @@ def training_server(context: Invocation, checkpoint: Path, section: InferenceSec
         environment=(("VLLM_SERVER_DEV_MODE", "1"),),
     )
     serving = serve(context, str(checkpoint), choice, log_path=checkpoint.parent / "server.log")
-    with contextlib.closing(LoopThread()) as thread:
+    with contextlib.closing(LoopThread("wander-server")) as thread:
         yield thread.enter(serving).base_url
 
 

@@ -62,11 +62,32 @@ def export(
     rows = (row for run in runs for row in run_rows(run.manifest, run.rollouts(), tokens=tokens))
     if kind == "jsonl":
         return _write_lines(rows, path)
-    metrics = sorted({name for run in runs for name in run.summary.metrics})
-    table = _Tables(metrics, tokens)
+    table = _tables_of(runs, tokens=tokens)
     if kind == "parquet":
         return _write_parquet(rows, path, table)
     return _write_folder(rows, path, table, runs)
+
+
+def arrow_table(runs: Sequence[ExportedRun], *, tokens: bool = False) -> pa.Table:
+    """Return runs as one table, a row a rollout; raises `MissingExtra` without pyarrow."""
+    table = _tables_of(runs, tokens=tokens)
+    return table.build([row for run in runs for row in run_rows(run.manifest, run.rollouts(), tokens=tokens)])
+
+
+def data_frame(runs: Sequence[ExportedRun], *, tokens: bool = False) -> Any:
+    """Return runs as a `pandas.DataFrame`, a row a rollout, each metric a column `metrics.NAME`.
+
+    Raises `MissingExtra` without pandas.
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise MissingExtra("pandas", needed_for="a data frame of rollouts") from error
+    rows = []
+    for row in (row for run in runs for row in run_rows(run.manifest, run.rollouts(), tokens=tokens)):
+        metrics = row.pop("metrics")
+        rows.append({**row, **{f"metrics.{name}": value for name, value in metrics.items()}})
+    return pandas.DataFrame(rows)
 
 
 def run_rows(manifest: RunManifest, rollouts: Iterable[Rollout], *, tokens: bool = False) -> Iterator[Row]:
@@ -103,6 +124,10 @@ def run_rows(manifest: RunManifest, rollouts: Iterable[Rollout], *, tokens: bool
             row["completion_ids"] = [one.completion_ids for one in known]
             row["logprobs"] = [one.logprobs for one in known]
         yield row
+
+
+def _tables_of(runs: Sequence[ExportedRun], *, tokens: bool) -> _Tables:
+    return _Tables(sorted({name for run in runs for name in run.summary.metrics}), tokens)
 
 
 def _write_lines(rows: Iterator[Row], path: Path) -> Iterator[int]:
@@ -176,7 +201,7 @@ class _Tables:
             import pyarrow
             import pyarrow.parquet
         except ImportError as error:
-            raise MissingExtra("data", needed_for="writing Parquet") from error
+            raise MissingExtra("data", needed_for="a table of rollouts") from error
         self._arrow: Any = pyarrow
         self._metrics = list(metrics)
         self._schema = self._make_schema(tokens)

@@ -1,9 +1,16 @@
-"""SFT and GRPO on any environment."""
+"""SFT and GRPO on any environment.
+
+Called, the package trains: `wander.train(env, ...)`, as wander-client brings it (docs/python.md).
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import inspect
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
+from wander.client_names import bring
 from wander.lazy import lazy_names
 
 if TYPE_CHECKING:
@@ -24,3 +31,17 @@ __all__ = [
 ]
 
 __getattr__, __dir__ = lazy_names(__name__)
+
+
+class _Callable(ModuleType):
+    """A package of the same name as a function, which is both."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return bring("train")(*arguments, **options)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(bring("train"))
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -61,8 +61,9 @@ from wander.train.evaluation.schedule import BEST_MODEL, Listener, Schedule
 from wander.train.records.outcome import BestCheckpoint, Outcome, Stopped, write_outcome
 from wander.train.records.record import METRICS, TrainingRecord
 from wander.train.rollouts.environments import EnvironmentOpener, PinSource, choices_of
+from wander.train.rollouts.own_trainer import PLACE, reward, trl_columns
 from wander.train.rollouts.sampler import SamplerCheckpoint
-from wander.train.rollouts.source import Played, RolloutSource, Trajectory, mask_truncated
+from wander.train.rollouts.source import Played, RolloutSource, mask_truncated
 from wander.train.rollouts.step import StepPlayer, mean, merge_shares, mixture_of, rollout_metrics
 from wander.train.trainer import (
     Progress,
@@ -74,9 +75,6 @@ from wander.train.watch.observers import open_observers
 from wander.train.watch.trackers import require_trackers
 from wander.train.weights import WeightMean, save_copy, save_policy, wrap_lora
 from wander.types import SamplingArgs
-
-PLACE = "wander_position"
-"""Key of a prompt's message that numbers the groups of the run; what a group plays the sampler decides."""
 
 ROWS_PER_FORWARD = 32
 """Rows of alike length computed together; smaller wastes less padding, larger multiplies bigger matrices."""
@@ -115,7 +113,7 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
             model=model,
             processing_class=tokenizer,
             args=grpo_config(settings, folder, world.size),
-            # TRL walks a dataset of one row a group, which holds nothing but its number.
+            # TRL walks a dataset of one row a group, which holds nothing but its number: the sampler decides.
             train_dataset=Dataset.from_list(
                 [{"prompt": [{"role": "user", "content": "", PLACE: number}]} for number in range(groups)]
             ),
@@ -152,17 +150,10 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
         refills = self.settings.data.refill_rounds > 0
         self.step_metrics = rollout_metrics(step, self.player.source.labels, refills=refills)
         self.record.keep(self.state.global_step + 1, step)
-        end = self.processing_class.eos_token_id
-        trajectories = [each or Trajectory([end], [end], [0], [0.0]) for each in own.trajectories]
+        trajectories = own.trajectories
         if self.settings.algorithm.mask_truncated_completions:
             trajectories = mask_truncated(trajectories, own.rollouts)
-        return {
-            "prompt_ids": [each.prompt_ids for each in trajectories],
-            "completion_ids": [each.completion_ids for each in trajectories],
-            "logprobs": [each.logprobs for each in trajectories],
-            "env_mask": [each.mask for each in trajectories],
-            "environment_reward": own.rewards,
-        }
+        return trl_columns(trajectories, own.rewards, self.processing_class.eos_token_id)
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -246,11 +237,6 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
         if not self.weights.engine.reads_live_weights:
             self.step_metrics["seconds/sync"] = sync
         return {**self.step_metrics, "seconds/step": seconds, "seconds/update": seconds - rollouts - sync}
-
-
-def reward(environment_reward: list[float | None], **unused: Any) -> list[float | None]:
-    """Hand TRL the rewards that the environment gave."""
-    return environment_reward
 
 
 def grpo_config(settings: GRPOSettings, folder: Path, processes: int = 1) -> GRPOConfig:

@@ -20,18 +20,13 @@ from wander_client.evaluate.settings import (
     settings_for,
 )
 from wander_client.terminal.command import SectionedCommand, command_app
-from wander_client.terminal.output import counted
 
 if TYPE_CHECKING:
-    from wander.evals.run.runner import EvaluationResult, Progress
+    from wander.evals.run.runner import EvaluationResult
 
-    from wander_client.environments.location import Location, OpenedEnvironment
     from wander_client.terminal.output import Output
 
 app = command_app()
-
-LONG_STALL_SECONDS = 5.0
-"""A stall of the event loop that is worth a warning; a busy machine makes shorter ones."""
 
 
 class EvalCommand(SectionedCommand):
@@ -156,71 +151,17 @@ def _play(
         from wander_client.evaluate.exhaustive import walk_and_report
 
         return walk_and_report(evaluation)
-    with output.progress("evaluating", None, unit="rollouts") as bar:
+    from wander_client.evaluate.progress import play
 
-        def on_start(opened: OpenedEnvironment) -> None:
-            output.note(_plan_line(settings, location, opened, run_dir))
-            available, wanted = _available(settings, opened), settings.num_examples
-            if exactly and available is not None and wanted is not None and available < wanted:
-                there = f"the {settings.split} split has {counted(available, 'example')}"
-                output.note(f"{there}, not {wanted}: all are played")
-
-        def on_progress(progress: Progress) -> None:
-            bar.total = progress.total
-            bar.update(progress.done, _progress_note(progress))
-
-        listeners = evaluations.Listeners(on_start, on_progress)
-        result = asyncio.run(evaluations.run_alone(evaluation, listeners, only_failed=flags.only_failed))
-    if result.torn:
-        output.warn(result.torn)
-    if settings.in_process and result.longest_stall > LONG_STALL_SECONDS:
-        held_up = f"the environment's code held up all rollouts for {result.longest_stall:.0f} s at a time"
-        output.warn(f"{held_up}; leave out `--in-process`, or make it asynchronous")
+    result = asyncio.run(play(evaluation, only_failed=flags.only_failed, exactly=exactly))
     if result.interrupted:
         raise evaluations.explain_interruption(result)
     return _report(result, flags.fail_under, output)
 
 
-def _plan_line(
-    settings: EvaluationSettings, location: Location, opened: OpenedEnvironment, run_dir: Path
-) -> str:
-    known = [number for number in (settings.num_examples, _available(settings, opened)) if number is not None]
-    count = min(known) if known else 0
-    version = f" {opened.pin.version}" if opened.pin.version else ""
-    examples = f"{counted(count, 'example')} x {settings.rollouts_per_example}"
-    return (
-        f"evaluating {settings.model} on {location.label}{version}: {examples} = "
-        f"{counted(count * settings.rollouts_per_example, 'rollout')}, seed {settings.seed}, "
-        f"{counted(settings.concurrency, 'call')} at once\nsaving to {run_dir}"
-    )
-
-
-def _progress_note(progress: Progress) -> str:
-    mean = "" if progress.reward_mean is None else f"reward {progress.reward_mean:.3f}"
-    failed = f"  {progress.failed} failed" if progress.failed else ""
-    cost = "" if progress.usd is None else f"  {progress.usd:.4g} USD"
-    return f"{mean}{failed}{cost}{_rate_limit(progress)}"
-
-
-def _rate_limit(progress: Progress) -> str:
-    """Say what the endpoint allows at the moment, where that is less than was asked for."""
-    if progress.paused_seconds >= 1:
-        return f"  rate-limited: waiting {progress.paused_seconds:.0f} s"
-    if progress.rate is None:
-        return ""
-    from wander.clients.rate_limit import format_rate
-
-    return f"  rate-limited: {format_rate(progress.rate)}"
-
-
-def _available(settings: EvaluationSettings, opened: OpenedEnvironment) -> int | None:
-    info = opened.handle.info
-    return info.eval_examples if settings.split == "eval" else info.train_examples
-
-
 def _report(result: EvaluationResult, fail_under: float | None, output: Output) -> int:
-    from wander_client.evaluate.evaluation import all_failed
-    from wander_client.runs.text import failure_reasons, show_summary
+    from wander_client.evaluate.progress import require_scored
+    from wander_client.runs.text import show_summary
 
     summary, manifest = result.summary, result.manifest
     data: dict[str, Any] = {
@@ -239,17 +180,7 @@ def _report(result: EvaluationResult, fail_under: float | None, output: Output) 
     below = fail_under is not None and (summary.reward_mean is None or summary.reward_mean < fail_under)
     if fail_under is not None:
         data["fail_under"], data["passed"] = fail_under, not below
-    if summary.rollouts and summary.failed == summary.rollouts:
-        raise all_failed(result)
-    if summary.failed and result.run_dir is not None:
-        output.warn(f"{summary.failed} of {summary.rollouts} rollouts failed")
-        for reason, count in failure_reasons(result.run_dir):
-            output.warn(f"{count} x {reason}")
-    missing = summary.expected - summary.rollouts
-    if result.spent is not None:
-        output.warn(f"{result.spent}: {counted(missing, 'rollout')} of {summary.expected:,} not played")
-    elif missing:
-        output.warn(f"{counted(missing, 'rollout')} of {summary.expected:,} are missing, and were left out")
+    require_scored(result, output)
     if below:
         output.warn(f"the reward is below {fail_under}")
 
@@ -262,7 +193,7 @@ def _report(result: EvaluationResult, fail_under: float | None, output: Output) 
     _show_next(result, output)
     if below:
         return FAILED
-    return PARTIAL if summary.failed or missing else OK
+    return PARTIAL if summary.failed or summary.rollouts < summary.expected else OK
 
 
 def _show_next(result: EvaluationResult, output: Output) -> None:

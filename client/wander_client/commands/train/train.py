@@ -11,7 +11,7 @@ import typer
 from wander_client.commands.train.sft import Overrides
 from wander_client.context import current
 from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy
-from wander_client.errors import OK, ClientError, Interrupted, NotFound, UsageError
+from wander_client.errors import OK, ClientError, NotFound, UsageError
 from wander_client.terminal.command import find_typed_options
 from wander_client.terminal.suggestions import choose
 
@@ -196,39 +196,13 @@ def _run(
     checkpoint: int | None = None,
     allow_changes: bool = False,
 ) -> int:
-    from wander.train.distributed import is_beside_main
+    from wander_client.training.progress import train_and_tell
 
-    from wander_client.training import run as training
-    from wander_client.training.panel import open_display
-
-    output = current().output
-    settings = command.settings
-    folder = training.agree_on_folder(folder, settings)
-    output.note(
-        f"training {settings.model.path} on {command.environment}: {settings.schedule.steps} steps of "
-        f"{settings.batch.groups} examples x {settings.batch.group_size} rollouts\nsaving to {folder}"
+    done = train_and_tell(
+        current(), command, folder, resume=resuming, checkpoint=checkpoint, allow_changes=allow_changes
     )
-    with open_display(f"training on {command.label}", folder, output) as display:
-        result = training.run_training(
-            current(),
-            command,
-            folder,
-            display.show,
-            resume=resuming,
-            checkpoint=checkpoint,
-            allow_changes=allow_changes,
-            played=display.played,
-        )
-    if is_beside_main():
-        return OK
-    if result.interrupted:
-        raise Interrupted(
-            f"interrupted after step {result.steps}; a checkpoint and the model so far are in `{folder}`",
-            hint=f"go on with `wander train --resume {folder}`",
-        )
-    plots = training.draw_curves(folder, command, output)
-    training.require_not_collapsed(result.stopped, folder)
-    _report(result, folder, plots, command.environment)
+    if done is not None:
+        _report(done.result, done.folder, done.plots, command.environment)
     return OK
 
 

@@ -18,10 +18,11 @@ from wander.evals.stats.intervals import Interval
 from wander.evals.stats.summary import summarise
 from wander.evals.store import jsonl
 from wander.handle import EnvironmentHandle, RolloutRequest
+from wander.loop_thread import LoopThread
 from wander.train.config import EvaluationCell, GRPOSettings
 from wander.train.distributed import World
 from wander.train.rollouts.environments import EnvironmentChoice, EnvironmentOpener
-from wander.train.rollouts.source import LoopThread, play_together
+from wander.train.rollouts.source import play_together
 from wander.types import (
     EnvironmentInfo,
     Example,
@@ -106,7 +107,7 @@ class Evaluator:
         self.client = client
         self.settings = settings
         self._open = open_environment
-        self._thread = LoopThread()
+        self._thread = LoopThread("wander-evaluations")
         self._handles: dict[str, EnvironmentHandle] = {}
         self._infos: dict[str, EnvironmentInfo] = {}
         self._examples: dict[str, list[Example]] = {}

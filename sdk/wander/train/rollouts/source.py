@@ -8,16 +8,14 @@ it is played once more, and if that fails too it counts as unscored.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import threading
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from wander.handle import EnvironmentHandle, RolloutRequest
+from wander.loop_thread import LoopThread
 from wander.rollout.garbage import fewer_collections
 from wander.seeding import derived_rng, derived_seed
 from wander.train.rollouts.environments import EnvironmentChoice, EnvironmentOpener, require_distinct
@@ -26,8 +24,6 @@ from wander.types import EnvironmentInfo, Example, Rollout, SamplingArgs, TurnTo
 if TYPE_CHECKING:
     # Who only reads evaluations gets here too, and needs no PyTorch.
     from wander.models.policy import PolicyClient
-
-Result = TypeVar("Result")
 
 PAGE = 1000
 """Rows that are asked for at once when only their strata are of interest."""
@@ -67,10 +63,14 @@ def trajectories_of(rollout: Rollout) -> list[Trajectory]:
     return [_join(part) for part in parts]
 
 
-def mask_truncated(trajectories: Sequence[Trajectory], rollouts: Sequence[Rollout]) -> list[Trajectory]:
+def mask_truncated(
+    trajectories: Sequence[Trajectory | None], rollouts: Sequence[Rollout]
+) -> list[Trajectory | None]:
     """Return the trajectories, those of truncated rollouts without a token to learn from."""
     return [
-        replace(trajectory, mask=[0] * len(trajectory.mask)) if rollout.truncated else trajectory
+        replace(trajectory, mask=[0] * len(trajectory.mask))
+        if trajectory and rollout.truncated
+        else trajectory
         for trajectory, rollout in zip(trajectories, rollouts, strict=True)
     ]
 
@@ -137,39 +137,6 @@ class StepRollouts:
     """Mean over sampled tokens, nats."""
 
 
-class LoopThread:
-    """An event loop in a thread of its own, for a synchronous caller."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.open = contextlib.AsyncExitStack()
-        """What `close` closes on the loop before it ends."""
-        self._thread = threading.Thread(target=self.loop.run_forever, name="wander-rollouts", daemon=True)
-        self._thread.start()
-
-    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine there and wait for its result; an interrupt of the caller cancels it."""
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def enter(self, context: AbstractAsyncContextManager[Result]) -> Result:
-        """Enter a context on the loop, until `close`, and return what it yields."""
-        return self.run(self.open.enter_async_context(context))
-
-    def close(self) -> None:
-        """Close what was entered, the last first, then stop the loop and the thread."""
-        try:
-            self.run(self.open.aclose())
-        finally:
-            self.loop.call_soon_threadsafe(self.loop.stop)
-            self._thread.join()
-            self.loop.close()
-
-
 async def play_together(
     client: PolicyClient,
     asked: Sequence[tuple[EnvironmentHandle, RolloutRequest]],
@@ -228,7 +195,7 @@ class RolloutSource:
         self.choices = list(choices)
         self.retries = retries
         self.environments: list[EnvironmentHandle] = []
-        self._thread = LoopThread()
+        self._thread = LoopThread("wander-rollouts")
         self._thread.open.push_async_callback(client.close)
         self._examples: dict[tuple[int, int], Example] = {}
         self._strata: dict[int, list[int | None]] = {}

@@ -109,6 +109,23 @@ def draw_runs(
     for file in files:
         if file.suffix not in SUFFIXES:
             raise ConfigError(f"`{file}` is no plot", hint=f"end its name in one of {', '.join(SUFFIXES)}")
+    whole = chart_runs(runs, title=title, across=across, metrics=metrics)
+    if whole is None:
+        return []
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        options: dict[str, dict[str, Any]] = {".png": {"scale_factor": 2}, ".html": {"inline": True}}
+        whole.save(file, **options.get(file.suffix, {}))
+    return list(files)
+
+
+def chart_runs(
+    runs: Sequence[PlottedRun], *, title: str, across: Across = "step", metrics: Sequence[str] = ()
+) -> Any | None:
+    """Return the chart that `draw_runs` writes; None where nothing can be drawn.
+
+    Raises `ConfigError` for a metric that there is not, and `MissingExtra`.
+    """
     names = list(metrics) or _panel_names(runs)
     if missing := [name for name in metrics if not any(run.known(name) for run in runs)]:
         known = sorted({name for run in runs for entry in run.entries for name in entry})
@@ -128,15 +145,10 @@ def draw_runs(
         if len({row["at"] for row in times}) > 1:
             panels.append(charts.chart_shares(times, TIMES, across=across))
     if not panels:
-        return []
+        return None
     if any(len(run.entries) > MOST_POINTS for run in runs):
         title = f"{title} (of many steps the least and the greatest)"
-    whole = charts.arrange_panels(panels, title=title)
-    for file in files:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        options: dict[str, dict[str, Any]] = {".png": {"scale_factor": 2}, ".html": {"inline": True}}
-        whole.save(file, **options.get(file.suffix, {}))
-    return list(files)
+    return charts.arrange_panels(panels, title=title)
 
 
 def _panel_names(runs: Sequence[PlottedRun]) -> list[str]:

@@ -1,0 +1,146 @@
+"""The event loop on which environments live that a program loaded: one, in a thread of its own.
+
+So the same calls work in a script, in Jupyter, whose own loop runs while a cell does, and in any thread: a
+coroutine function hands its work over and waits without holding its loop up, a plain function waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from typing import Any, ParamSpec, TypeVar
+
+from wander.errors import ArgumentsRefused, WanderError
+from wander.loop_thread import LoopThread
+
+from wander_client.errors import ClientError
+from wander_client.failures import explain_system
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+CLOSE_SECONDS = 15.0
+"""How long the end of the program, or of a call that was interrupted, waits for what cleans up."""
+
+_held: LoopThread | None = None
+_holding = threading.Lock()
+_closing: set[Future[None]] = set()
+"""What is being closed without anybody who waits for it."""
+
+
+def background() -> LoopThread:
+    """Return the loop; the first call starts it."""
+    global _held
+    with _holding:
+        if _held is None:
+            _held = LoopThread("wander")
+        return _held
+
+
+async def hand_over(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine on that loop and await its result here; a cancellation is passed on."""
+    with explained():
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, background().loop))
+
+
+def wait_for(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine on that loop and wait; an interrupt cancels it, and waits until it has cleaned up."""
+    ended = threading.Event()
+
+    async def whole() -> Result:
+        try:
+            return await work
+        finally:
+            ended.set()
+
+    with explained():
+        try:
+            return background().run(whole())
+        except KeyboardInterrupt:
+            ended.wait(CLOSE_SECONDS)
+            raise
+
+
+def blocking(
+    method: Callable[Parameters, Coroutine[Any, Any, Result]],
+) -> Callable[Parameters, Result]:
+    """Return a coroutine function as a plain one, which waits for its result."""
+
+    @functools.wraps(method)
+    def wait(*arguments: Parameters.args, **options: Parameters.kwargs) -> Result:
+        return wait_for(method(*arguments, **options))
+
+    wait.__name__ = f"{method.__name__}_sync"
+    wait.__doc__ = f"Do what `{method.__name__}` does, and wait for it; works where an event loop runs, too."
+    return wait
+
+
+def close_later(stack: contextlib.AsyncExitStack) -> None:
+    """Close what nobody holds any more, without waiting: the garbage collector calls this anywhere."""
+    if _held is not None:
+        future = asyncio.run_coroutine_threadsafe(stack.aclose(), _held.loop)
+        _closing.add(future)
+        future.add_done_callback(_closing.discard)
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Show an error's hint and details in its traceback, as the command prints them.
+
+    What the system or the connection refused becomes a `ClientError`, as for the command.
+    """
+    try:
+        yield
+    except (ClientError, WanderError) as error:
+        # The command blames its line; here the environment's own error says it better.
+        shown = error.__cause__ if isinstance(error.__cause__, ArgumentsRefused) else error
+        _add_notes(shown)
+        if shown is not error:
+            raise shown from None
+        raise
+    except Exception as error:
+        found = explain_system(error)
+        if found is None:
+            raise
+        _add_notes(found)
+        raise found from error
+
+
+def _add_notes(error: BaseException) -> None:
+    told = (getattr(error, "detail", None), getattr(error, "hint", None), getattr(error, "request_id", None))
+    notes = [f"{name}{text}" for name, text in zip(("", "hint: ", "request: "), told, strict=True) if text]
+    for note in notes:
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+
+
+def _end() -> None:
+    """Wait for what is being closed, then end the loop."""
+    global _held
+    if _held is None:
+        return
+    for future in list(_closing):
+        try:
+            future.result(CLOSE_SECONDS)
+        except Exception as error:  # noqa: BLE001 - the program ends; what did not close is told of
+            sys.stderr.write(f"wander: an environment did not close: {error}\n")
+    _held.close()
+    _held = None
+
+
+def _forget() -> None:
+    """Begin anew in a forked process, which has none of its parent's threads."""
+    global _held
+    _held = None
+    _closing.clear()
+
+
+atexit.register(_end)
+os.register_at_fork(after_in_child=_forget)

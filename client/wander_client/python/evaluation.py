@@ -1,0 +1,235 @@
+"""Evaluations that a program asks for, played by the code of `wander eval` on an open environment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import ValidationError
+from wander.types import SamplingArgs
+
+from wander_client.context import Invocation
+from wander_client.environments.location import OpenedEnvironment, default_log, open_environment
+from wander_client.environments.workers import WorkerChoice
+from wander_client.errors import ClientError, UsageError
+from wander_client.evaluate.evaluation import (
+    Evaluation,
+    explain_interruption,
+    find_changed_files,
+    load_settings_of,
+    new_run_dir,
+    source_digests,
+    with_exact_names,
+)
+from wander_client.evaluate.progress import play, require_scored
+from wander_client.evaluate.settings import EvaluationSettings, resume_settings, settings_for
+from wander_client.models.pool import ModelPool
+from wander_client.python.background import background
+from wander_client.python.models import Model, open_model_pool
+from wander_client.python.run import Run
+from wander_client.runs.lookup import resumable_folder
+
+if TYPE_CHECKING:
+    from wander.clients.base import Client
+    from wander.evals.run.runner import EvaluationResult
+    from wander.handle import EnvironmentHandle
+    from wander.sandbox import SandboxPolicy
+    from wander.types import Example, Rollout
+
+Checked = TypeVar("Checked")
+Sampling = SamplingArgs | Mapping[str, Any] | None
+"""`temperature`, `top_p`, `max_tokens` and what else an endpoint takes; unset ones are left to it."""
+
+KEYS = {"n": "num_examples", "prices": "price"}
+"""What options of Python are called among the command's, where it is something else."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """An environment that is open, with what it was opened with."""
+
+    context: Invocation
+    opened: OpenedEnvironment
+    sandbox: SandboxPolicy | None
+    workers: WorkerChoice
+    files: Mapping[str, str] | None
+    """Digests of a folder's files as they were then; None for what is installed."""
+
+    @property
+    def name(self) -> str:
+        """`owner/name@version` of an installed environment, the path of a folder."""
+        location = self.opened.location
+        return str(location.installed.name) if location.installed else str(location.folder)
+
+
+def read_sampling(sampling: Sampling) -> SamplingArgs:
+    """Return sampling arguments; raises `UsageError` for what cannot be one."""
+    if isinstance(sampling, SamplingArgs):
+        return sampling
+    return _validated(lambda: SamplingArgs(**(sampling or {})), "sampling argument ")
+
+
+async def evaluate(
+    loaded: Loaded,
+    model: Model,
+    tokenizer: Any,
+    options: Mapping[str, Any],
+    *,
+    out: str | os.PathLike[str] | None,
+    resume: str | os.PathLike[str] | None,
+    only_failed: bool,
+) -> Run:
+    """Evaluate, save the run, and return it; `options` that are None are not said."""
+    context, location = loaded.context, loaded.opened.location
+    if only_failed and resume is None:
+        raise UsageError("`only_failed` goes on with a run", hint="name it: `resume=run`")
+    name, pool = open_model_pool(context, model, tokenizer)
+    _require_same_files(loaded)
+    said = _said(loaded, name, options)
+    if resume is None:
+        settings = new_settings(loaded, said)
+        run_dir = new_run_dir(context.settings.runs_dir, location, name) if out is None else Path(out)
+    else:
+        run_dir = resumable_folder(context, Path(resume))
+        stored = load_settings_of(run_dir)
+        settings = resume_settings(stored, said, run_dir, f'env.evaluate(model, resume="{run_dir}")')
+    if resume is None and (run_dir / "run.json").exists():
+        raise UsageError(f"`{run_dir}` holds a run already", hint=f'go on with it by `resume="{run_dir}"`')
+    evaluation = Evaluation(
+        context, settings, location, run_dir, resume=resume is not None, opened=loaded.opened
+    )
+    result = await _play_to_its_end(evaluation, pool, only_failed=only_failed, exactly="num_examples" in said)
+    require_scored(result, context.output)
+    return Run(run_dir)
+
+
+async def play_rollout(
+    loaded: Loaded,
+    model: Model,
+    tokenizer: Any,
+    base_url: str | None,
+    example: Example,
+    *,
+    index: int,
+    run_seed: int,
+    sampling: SamplingArgs,
+) -> Rollout:
+    """Play one rollout of an example."""
+    name, pool = open_model_pool(loaded.context, model, tokenizer)
+    settings = new_settings(loaded, _said(loaded, name, {"base_url": base_url}))
+    async with open_client(loaded, pool, settings) as client:
+        return await loaded.opened.handle.rollout(
+            client, example, index=index, run_seed=run_seed, sampling=sampling
+        )
+
+
+async def play_rollouts(
+    loaded: Loaded, model: Model, tokenizer: Any, options: Mapping[str, Any]
+) -> list[Rollout]:
+    """Play what an evaluation with these options plays, and keep it in memory alone."""
+    from wander.evals.run.runner import evaluate as play_plan
+
+    name, pool = open_model_pool(loaded.context, model, tokenizer)
+    settings = new_settings(loaded, _said(loaded, name, options))
+    async with open_client(loaded, pool, settings) as client:
+        plan, opened = settings.plan(), loaded.opened
+        result = await play_plan(opened.handle, client, plan, None, opened.pin, checked=True)
+    return sorted(
+        result.rollouts, key=lambda one: (result.manifest.example_ids.index(one.example_id), one.index)
+    )
+
+
+@contextlib.asynccontextmanager
+async def open_client(loaded: Loaded, pool: ModelPool, settings: EvaluationSettings) -> AsyncIterator[Client]:
+    """Yield the client of a model that is there, as far as that can be found out."""
+    location = loaded.opened.location
+    choice, log = settings.choose_model(), default_log(loaded.context, location)
+    pool.require(choice)
+    async with pool, pool.client(choice, location, name="rollouts", log_path=log) as client:
+        await client.check()
+        yield client
+
+
+@contextlib.asynccontextmanager
+async def open_again(loaded: Loaded) -> AsyncIterator[EnvironmentHandle]:
+    """Yield the same environment in another process, on the loop of whoever asks."""
+    context, opened = loaded.context, loaded.opened
+    again = open_environment(
+        context,
+        opened.location,
+        opened.pin.arguments,
+        sandbox=loaded.sandbox,
+        workers=loaded.workers,
+    )
+    async with again as found:
+        yield found.handle
+
+
+def new_settings(loaded: Loaded, said: Mapping[str, Any]) -> EvaluationSettings:
+    """Return the settings that a run keeps, so that `wander eval --resume` goes on with it, too."""
+    settings = _validated(lambda: settings_for(said, loaded.context.settings))
+    kept = {
+        "sandbox": loaded.sandbox,
+        "workers": loaded.workers.count,
+        "no_lock": loaded.opened.pin.unlocked == "chosen",
+    }
+    return with_exact_names(settings.model_copy(update=kept), loaded.opened.location)
+
+
+def _said(loaded: Loaded, model: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options as the command would have typed them, by its keys."""
+    said = {KEYS.get(key, key): value for key, value in options.items() if value is not None}
+    if said.get("num_examples") == "all":
+        del said["num_examples"]
+        said["all"] = True
+    if "sampling" in said:
+        said["sampling"] = read_sampling(said["sampling"])
+    own = {"environment": loaded.name, "model": model, "arguments": dict(loaded.opened.pin.arguments)}
+    return {**said, **own}
+
+
+async def _play_to_its_end(
+    evaluation: Evaluation, pool: ModelPool, *, only_failed: bool, exactly: bool
+) -> EvaluationResult:
+    """Play on the background loop; a cancellation ends it in order, and is passed on when all is kept."""
+    from wander.evals.run.stopping import StopRequest
+
+    stop, loop = StopRequest(), background().loop
+    playing = play(evaluation, pool=pool, stop=stop, only_failed=only_failed, exactly=exactly)
+    ended = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(playing, loop))
+    try:
+        return await asyncio.shield(ended)
+    except asyncio.CancelledError:
+        loop.call_soon_threadsafe(stop.request)
+        result = await asyncio.shield(ended)
+        if result.interrupted:
+            told = explain_interruption(result)
+            evaluation.context.output.note(f'{told}: go on with `resume="{result.run_dir}"`')
+        raise
+
+
+def _require_same_files(loaded: Loaded) -> None:
+    """Refuse to record a folder's code as what is played when it has changed since it was loaded."""
+    folder = loaded.opened.location.folder
+    if folder is None or loaded.files is None:
+        return
+    if changed := find_changed_files(loaded.files, source_digests(folder)):
+        raise ClientError(
+            f"`{folder}` has changed since it was loaded: {', '.join(changed[:5])}",
+            hint=f'load it again: `wander.load("{folder}")`',
+            code="environment_changed",
+        )
+
+
+def _validated(read: Callable[[], Checked], what: str = "") -> Checked:
+    try:
+        return read()
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise UsageError(f"{what}`{name}`: {first['msg'][:1].lower()}{first['msg'][1:]}") from error

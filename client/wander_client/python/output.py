@@ -1,0 +1,94 @@
+"""What a program is told while it waits: a line where something begins, and a bar."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from wander_client.context import CommonOptions, Invocation
+from wander_client.credentials import Credential
+from wander_client.terminal.output import Output, Progress
+
+if TYPE_CHECKING:
+    import httpx
+
+
+_log = logging.getLogger("wander")
+
+
+class PythonOutput(Output):
+    """Speaks to a program: bars by `tqdm.auto`, warnings as Python's; without `progress` warnings alone."""
+
+    def __init__(self, *, progress: bool = True) -> None:
+        super().__init__("quiet")
+        self._tells = progress
+
+    @property
+    def shows_progress(self) -> bool:
+        """True when progress is to be told."""
+        return self._tells
+
+    def note(self, text: str) -> None:
+        """Tell what happens, above a bar; in the log `wander` where nothing is to be shown."""
+        if self._tells:
+            # Notebooks paint stderr red.
+            stream = sys.stdout if "ipykernel" in sys.modules else sys.stderr
+            _tqdm().write(text, file=stream)
+        else:
+            _log.info(text)
+
+    def warn(self, text: str) -> None:
+        """Warn as Python does."""
+        self.warnings.append(text)
+        warnings.warn(text, UserWarning, stacklevel=2)
+
+    @contextmanager
+    def progress(self, title: str, total: int | None, *, unit: str = "") -> Iterator[Progress]:
+        """Show a bar."""
+        if not self._tells:
+            yield Progress(title, total)
+            return
+        with _tqdm()(desc=title, total=total, unit=f" {unit}" if unit else "it") as bar:
+            yield BarProgress(title, total, bar)
+
+
+class BarProgress(Progress):
+    """A bar of `tqdm.auto`."""
+
+    def __init__(self, title: str, total: int | None, bar: Any) -> None:
+        super().__init__(title, total)
+        self._bar = bar
+
+    def update(self, done: int, note: str = "") -> None:
+        """Redraw with the new count and note."""
+        super().update(done, note)
+        self._bar.total = self.total
+        self._bar.set_postfix_str(note, refresh=False)
+        self._bar.update(done - self._bar.n)
+        self._bar.refresh()
+
+
+def open_invocation(
+    hub: str | None = None,
+    token: str | None = None,
+    *,
+    progress: bool = True,
+    transport: httpx.BaseTransport | None = None,
+) -> Invocation:
+    """Return what calls on one hub share: its settings and token, and the output.
+
+    `hub` is a URL or a name of the settings file, by default that of the command; so is the token.
+    """
+    given = None if token is None else Credential(token, "the argument `token`")
+    return Invocation(CommonOptions(hub=hub), PythonOutput(progress=progress), transport, given=given)
+
+
+def _tqdm() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a notebook has no ipywidgets, so that the bar is text
+        from tqdm.auto import tqdm  # type: ignore[import-untyped]
+    return tqdm

@@ -1,0 +1,217 @@
+"""A run on disk as a value: its reward, its rollouts, tables and charts of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from html import escape
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from wander.types import Rollout
+
+from wander_client.errors import UsageError
+from wander_client.python.background import explained
+from wander_client.runs.found import LocalRun
+
+if TYPE_CHECKING:
+    from wander.evals.stats.comparison import Comparison
+    from wander.wire import MetricSummary, RunManifest, RunSummary
+
+
+class Run(os.PathLike[str]):
+    """A run: what was asked for, every rollout, and what they come to.
+
+    `path` is its folder, as `env.evaluate` and `wander eval` make it. Raises `RunError` for another folder.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        from wander.evals.store.folder import RunFolder
+
+        with explained():
+            self.path = Path(path)
+            self._found = LocalRun(RunFolder.open(self.path))
+
+    @property
+    def id(self) -> str:
+        """The run's id, here and on a hub."""
+        return self.manifest.run_id
+
+    @property
+    def manifest(self) -> RunManifest:
+        """What pins the run: environment, model, sampling, seed, examples."""
+        return self._found.manifest
+
+    @property
+    def summary(self) -> RunSummary:
+        """Every aggregate, derived from the rollouts."""
+        return self._found.summary
+
+    @property
+    def environment(self) -> str:
+        """`owner/name@version`, or the name of a folder's environment."""
+        pin = self.manifest.environment
+        return f"{pin.full_name}@{pin.version}" if pin.version else pin.full_name
+
+    @property
+    def model(self) -> str:
+        """Name of the model."""
+        return self.manifest.model.name
+
+    @property
+    def reward(self) -> float | None:
+        """Mean reward over the examples; None when nothing was scored."""
+        return self.summary.reward_mean
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the reward, clustered by example; None where too few were scored."""
+        low, high = self.summary.reward_low, self.summary.reward_high
+        return None if low is None or high is None else (low, high)
+
+    @property
+    def metrics(self) -> dict[str, MetricSummary]:
+        """Mean, deviation and interval of every reward function, by name."""
+        return self.summary.metrics
+
+    @property
+    def failed(self) -> int:
+        """Rollouts that failed: they have no reward and count in no mean."""
+        return self.summary.failed
+
+    @property
+    def rollouts(self) -> Rollouts:
+        """Every rollout, read from the disk as it is asked for."""
+        return Rollouts(self._found)
+
+    def to_arrow(self, *, tokens: bool = False) -> Any:
+        """Return a `pyarrow.Table`, a row a rollout; `tokens` adds ids and log-probabilities, a list a turn.
+
+        Needs `wander-sdk[data]`; what has no fixed shape (`answer`, `info`) is JSON text.
+        """
+        from wander.evals.export import arrow_table
+
+        with explained():
+            return arrow_table([self._found], tokens=tokens)
+
+    def to_pandas(self, *, tokens: bool = False) -> Any:
+        """Return a `pandas.DataFrame`, a row a rollout, a column `metrics.NAME` for each reward function.
+
+        Needs `wander-sdk[pandas]`.
+        """
+        from wander.evals.export import data_frame
+
+        with explained():
+            return data_frame([self._found], tokens=tokens)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Copy the run to another folder, or write its rollouts to a `.jsonl` or `.parquet` file."""
+        from wander.evals.export import export
+
+        place = Path(path)
+        with explained():
+            if place.suffix in (".jsonl", ".parquet"):
+                for _ in export([self._found], place):
+                    pass
+            elif place.exists():
+                raise UsageError(f"`{place}` is there already", hint="name a new folder")
+            else:
+                shutil.copytree(self.path, place)
+        return place
+
+    def compare(self, other: Run) -> Comparison:
+        """Return how another run differs from this one, example by example: above 0 it does better.
+
+        Raises `RunError` for runs of two environments, or without a shared example.
+        """
+        from wander.evals.stats.comparison import compare_runs
+
+        with explained():
+            return compare_runs(self.manifest, self.rollouts, other.manifest, other.rollouts)
+
+    def plot(self) -> Any:
+        """Return a chart of the rewards and of every reward function's mean; needs `wander-sdk[plots]`."""
+        from wander.evals.report.charts import chart_histogram, chart_intervals, require_charts
+
+        with explained():
+            altair = require_charts("drawing a run")
+            panels = []
+            if self.summary.histogram is not None:
+                panels.append(chart_histogram(self.summary.histogram, axis="reward", mean=self.reward))
+            rows = [
+                {"run": self.model, "name": name, "mean": one.mean, "low": one.low, "high": one.high}
+                for name, one in self.metrics.items()
+            ]
+            if rows:
+                panels.append(chart_intervals(rows, "reward function"))
+            title = f"{self.model} on {self.environment}"
+            return altair.vconcat(*(each.properties(width=420) for each in panels)).properties(title=title)
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __repr__(self) -> str:
+        return f"<run of {self.model} on {self.environment}: {self._reward_text()}, in {self.path}>"
+
+    def _repr_html_(self) -> str:
+        cells = "".join(
+            f'<tr><th style="text-align:left">{escape(name)}</th>'
+            f'<td style="text-align:left">{escape(text)}</td></tr>'
+            for name, text in self._facts()
+        )
+        return f"<table>{cells}</table>"
+
+    def _facts(self) -> list[tuple[str, str]]:
+        """Return what a notebook shows of it."""
+        summary = self.summary
+        count = f"{summary.rollouts:,} of {summary.expected:,}, over {summary.examples:,} examples"
+        return [
+            ("environment", self.environment),
+            ("model", self.model),
+            ("reward", self._reward_text().removeprefix("reward ")),
+            *((name, _mean_text(one.mean, one.low, one.high)) for name, one in self.metrics.items()),
+            ("rollouts", count + (f", {summary.failed:,} failed" if summary.failed else "")),
+            ("folder", str(self.path)),
+        ]
+
+    def _reward_text(self) -> str:
+        if self.reward is None:
+            return "nothing scored"
+        return f"reward {_mean_text(self.reward, self.summary.reward_low, self.summary.reward_high)}"
+
+
+def _mean_text(mean: float, low: float | None, high: float | None) -> str:
+    return f"{mean:.3f}" if low is None or high is None else f"{mean:.3f} [{low:.3f}, {high:.3f}]"
+
+
+class Rollouts(Sequence[Rollout]):
+    """The rollouts of a run in the order of its record, read from the disk whenever they are asked for."""
+
+    def __init__(self, run: LocalRun) -> None:
+        self._run = run
+
+    def __len__(self) -> int:
+        return self._run.summary.rollouts
+
+    def __iter__(self) -> Iterator[Rollout]:
+        return self._run.rollouts()
+
+    @overload
+    def __getitem__(self, index: int) -> Rollout: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Rollout]: ...
+    def __getitem__(self, index: int | slice) -> Rollout | list[Rollout]:
+        if isinstance(index, slice):
+            places = range(*index.indices(len(self)))
+            wanted = set(places)
+            found = {place: one for place, one in enumerate(self) if place in wanted}
+            return [found[place] for place in places]
+        place = index + len(self) if index < 0 else index
+        if not 0 <= place < len(self):
+            raise IndexError(f"the run has {len(self)} rollouts, none at {index}")
+        return next(islice(self, place, None))
+
+    def __repr__(self) -> str:
+        return f"<{len(self):,} rollouts of {self._run.place}>"

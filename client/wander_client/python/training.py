@@ -1,0 +1,264 @@
+"""`wander.train` and `wander.sft`: the code of the commands, called from Python."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wander.errors import ConfigError
+
+from wander_client.context import Invocation
+from wander_client.environments.sandbox import choose_policy
+from wander_client.errors import ClientError, Interrupted, UsageError
+from wander_client.python.background import explained
+from wander_client.python.environment import LoadedEnvironment
+from wander_client.python.output import open_invocation
+from wander_client.python.run import Run
+
+if TYPE_CHECKING:
+    from wander.sandbox import SandboxPolicy
+    from wander.train.grpo import GRPOResult
+    from wander.train.sft import SFTResult
+
+    from wander_client.training.run import TrainingCommand
+
+Model = str | os.PathLike[str] | Mapping[str, Any] | None
+"""A checkpoint's folder, `smollm2`, a Hugging Face name; or a section: `{"path": ..., "lora_rank": 8}`."""
+Config = str | os.PathLike[str] | Mapping[str, Mapping[str, Any]] | None
+"""Settings as a TOML file, or as its sections."""
+
+
+class TrainingRun(Run):
+    """A finished training run: its folder, its model, and how it learnt."""
+
+    def __init__(self, path: str | os.PathLike[str], result: GRPOResult) -> None:
+        super().__init__(path)
+        self.result = result
+        """Steps, seconds, the reward of the first and the last tenth of the steps, the best checkpoint."""
+
+    @property
+    def checkpoint(self) -> Path:
+        """Folder of the trained model, for `env.evaluate`."""
+        return self.result.model
+
+    @cached_property
+    def history(self) -> list[dict[str, Any]]:
+        """The metrics of every step."""
+        from wander.train.records.record import read_metrics
+
+        return read_metrics(self.path)
+
+    def plot(self) -> Any:
+        """Return the learning curves as one chart, None of a run of fewer than two steps.
+
+        Needs `wander-sdk[plots]`.
+        """
+        from wander.train.watch.plots import chart_runs, read_plotted
+
+        with explained():
+            return chart_runs([read_plotted(self.path)], title=f"{self.model} on {self.environment}")
+
+    def _facts(self) -> list[tuple[str, str]]:
+        done = self.result
+        return [
+            ("environment", self.environment),
+            ("model", str(done.model)),
+            ("reward", f"{done.first_reward:.3f} → {done.final_reward:.3f}"),
+            ("steps", f"{done.steps:,}, {done.rollouts:,} rollouts, {done.seconds:.0f} s"),
+            ("folder", str(self.path)),
+        ]
+
+    def __repr__(self) -> str:
+        done = self.result
+        return (
+            f"<training on {self.environment}: reward {done.first_reward:.3f} -> {done.final_reward:.3f}, "
+            f"{done.steps} steps, in {self.path}>"
+        )
+
+
+def train(
+    environment: LoadedEnvironment | str | os.PathLike[str],
+    config: Config = None,
+    /,
+    *,
+    model: Model = None,
+    steps: int | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    resume: str | os.PathLike[str] | None = None,
+    sandbox: bool | None = None,
+    hub: str | None = None,
+    token: str | None = None,
+    progress: bool = True,
+    **sections: Mapping[str, Any],
+) -> TrainingRun:
+    """Improve a policy by GRPO on an environment, as `wander train` does; needs `wander-sdk[train]`.
+
+    - `environment`: a loaded one, whose name, arguments and sandbox count, or a name as `load` takes it.
+    - `config`: a TOML file, or its sections as mappings; further keywords are sections over those:
+      `train(env, model="smollm2", batch={"rollouts": 64}, schedule={"learning_rate": 1e-6})`.
+    - `model`: a checkpoint's folder, `smollm2`, or a Hugging Face name; `steps`: of the policy.
+    - `out`: the run's folder, by default a new one below `runs`; `resume`: the folder of a run to go on with.
+
+    The call returns when the run ends; interrupted, it finishes its step and keeps a checkpoint. Raises
+    `ConfigError` for a setting that there is not, `ClientError` where learning collapsed.
+    """
+    with explained():
+        from wander_client.training.progress import train_and_tell
+        from wander_client.training.run import new_run_dir, read_command, require_unfinished
+
+        if isinstance(environment, LoadedEnvironment):
+            context, policy = environment._loaded.context, environment._loaded.sandbox
+        else:
+            context = open_invocation(hub, token, progress=progress)
+            policy = choose_policy(sandbox, [], default=context.settings.sandbox)
+        if resume is not None:
+            folder = Path(resume)
+            asked = {"config": config, "model": model, "steps": steps, "out": out, **sections}
+            if given := [name for name, value in asked.items() if value is not None]:
+                raise UsageError(
+                    f"a run resumes with the settings it was started with: `{given[0]}` cannot change",
+                    hint="give `resume` alone",
+                )
+            require_unfinished(folder)
+            command = read_command(folder)
+        else:
+            command = _new_command(
+                *(context, environment, config, model, steps, arguments, sections),
+                sandbox=policy,
+            )
+            folder = new_run_dir(context, command) if out is None else Path(out)
+            if (folder / "run.json").exists():
+                raise ClientError(f"`{folder}` holds a run already", hint=f'go on with `resume="{folder}"`')
+        try:
+            done = train_and_tell(context, command, folder, resume=resume is not None)
+        except Interrupted as stopped:
+            raise KeyboardInterrupt(f"{stopped}; go on with `resume`") from stopped
+    assert done is not None, "one process alone calls this"
+    return TrainingRun(done.folder, done.result)
+
+
+def _new_command(
+    context: Invocation,
+    environment: LoadedEnvironment | str | os.PathLike[str],
+    config: Config,
+    model: Model,
+    steps: int | None,
+    arguments: Mapping[str, Any] | None,
+    sections: Mapping[str, Mapping[str, Any]],
+    *,
+    sandbox: SandboxPolicy | None,
+) -> TrainingCommand:
+    from wander_client.training.run import new_command, require_alone
+
+    require_alone("`wander.train`")
+    file, given = _read_config(config, sections, model, steps)
+    own = dict(environment.arguments) if isinstance(environment, LoadedEnvironment) else {}
+    if wanted := {**own, **(arguments or {})}:
+        section = given.get("environment", {})
+        given["environment"] = {**section, "arguments": {**section.get("arguments", {}), **wanted}}
+    if isinstance(environment, LoadedEnvironment):
+        spec = environment.name
+    elif isinstance(environment, str):
+        spec = environment
+    else:
+        spec = str(Path(environment).resolve())
+    return new_command(context, spec, file, _path_of(given), [], [], sandbox, sections=given)
+
+
+def _read_config(
+    config: Config, sections: Mapping[str, Mapping[str, Any]], model: Model, steps: int | None
+) -> tuple[Path | None, dict[str, Mapping[str, Any]]]:
+    """Return the file of settings, and the sections that are given over it."""
+    for name, section in sections.items():
+        if not isinstance(section, Mapping):
+            raise ConfigError(
+                f"`{name}` is no section of settings: it is `{section!r}`",
+                hint='write sections as mappings, such as `batch={"rollouts": 64}`',
+            )
+    file = None if config is None or isinstance(config, Mapping) else Path(config)
+    given: dict[str, Mapping[str, Any]] = dict(config) if isinstance(config, Mapping) else {}
+    over: dict[str, Mapping[str, Any]] = {**sections}
+    if model is not None:
+        over["model"] = model if isinstance(model, Mapping) else {"path": os.fspath(model)}
+    if steps is not None:
+        over["schedule"] = {**over.get("schedule", {}), "steps": steps}
+    for name, section in over.items():
+        given[name] = {**given.get(name, {}), **section}
+    return file, given
+
+
+def _path_of(sections: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Return the model that sections name, which is then looked for from here."""
+    path = sections.get("model", {}).get("path")
+    return None if path is None else str(path)
+
+
+def sft(
+    rows: Run | Iterable[Run] | str | os.PathLike[str],
+    config: Config = None,
+    /,
+    *,
+    model: Model = None,
+    out: str | os.PathLike[str] | None = None,
+    steps: int | None = None,
+    min_reward: float | None = None,
+    resume: bool = False,
+    progress: bool = True,
+    **sections: Mapping[str, Any],
+) -> SFTResult:
+    """Fine-tune a model on rollouts, as `wander model sft` does; needs `wander-sdk[train]`.
+
+    - `rows`: a file of `wander runs data`, or runs, whose rollouts of at least `min_reward` are taken.
+    - `config` and further keywords: settings as for `train`.
+    - `out`: the folder; its `model` is the result. `resume=True` goes on with the run there.
+
+    Raises `ConfigError` for a setting that there is not, `ClientError` where no rollout passes.
+    """
+    from wander_client.training.run import require_alone
+    from wander_client.training.tuning import go_on, tune
+
+    with explained():
+        require_alone("fine-tuning")
+        context = open_invocation(progress=progress)
+        if out is None:
+            raise UsageError("the folder of the model is missing", hint='pass `out="models/tuned"`')
+        folder = Path(out)
+        try:
+            if resume:
+                return go_on(context, folder)
+            file, given = _read_config(config, sections, model, steps)
+            place = _find_rows(rows, folder, min_reward, context)
+            return tune(context, place, folder, file, _path_of(given), [], given)
+        except Interrupted as stopped:
+            raise KeyboardInterrupt(f"{stopped}; go on with `resume=True`") from stopped
+
+
+def _find_rows(
+    rows: Run | Iterable[Run] | str | os.PathLike[str],
+    folder: Path,
+    min_reward: float | None,
+    context: Invocation,
+) -> Path:
+    """Return the file of the rows, those of runs selected into the folder."""
+    from wander.train.data import select_rows, write_rows
+
+    if isinstance(rows, str | os.PathLike) and not isinstance(rows, Run):
+        if min_reward is not None:
+            raise UsageError("`min_reward` selects from runs", hint="leave it out: rows are selected already")
+        return Path(rows)
+    runs = [rows] if isinstance(rows, Run) else list(rows)
+    kept, report = select_rows((one for run in runs for one in run.rollouts), min_reward=min_reward)
+    dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(report.dropped.items()))
+    if not kept:
+        raise ClientError(
+            f"none of {report.rollouts} rollouts can be learnt from: {dropped}", hint="ask for less"
+        )
+    context.output.note(
+        f"kept {report.kept} of {report.rollouts} rollouts" + (f"; dropped {dropped}" * bool(dropped))
+    )
+    write_rows(kept, folder / "rows.jsonl")
+    return folder / "rows.jsonl"

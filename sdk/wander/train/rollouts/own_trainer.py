@@ -1,0 +1,143 @@
+"""Rollouts of an environment for a `GRPOTrainer` of the user's own, through TRL's `rollout_func`.
+
+    trainer = GRPOTrainer(
+        model=model, args=config, train_dataset=training_prompts(examples),
+        rollout_func=EnvironmentRollouts(open_environment), reward_funcs=reward,
+    )
+
+Each prompt carries the place of its example, as only prompts reach `rollout_func`. Samples are drawn from
+the trainer's model in this process, by the temperature and the length of its arguments; the trainer's own
+sampling is not used. For one process; `wander train` shares a step among several.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from wander.errors import ConfigError
+from wander.train.rollouts.environments import EnvironmentOpener
+from wander.train.rollouts.source import Assignment, RolloutSource, Trajectory
+from wander.types import Example, SamplingArgs
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+PLACE = "wander_position"
+"""Key of a prompt's last message: the place of its example in the training order."""
+
+
+def training_prompts(examples: Iterable[Example]) -> Dataset:
+    """Return examples as a dataset of prompts that `EnvironmentRollouts` knows again."""
+    from datasets import Dataset
+
+    return Dataset.from_list(
+        [
+            {"prompt": [*one.prompt[:-1], {**one.prompt[-1], PLACE: one.index}], "example_id": one.example_id}
+            for one in examples
+        ]
+    )
+
+
+def reward(environment_reward: list[float | None], **unused: Any) -> list[float | None]:
+    """Hand TRL the rewards that the environment gave; None for a rollout that failed."""
+    return environment_reward
+
+
+def trl_columns(
+    trajectories: Sequence[Trajectory | None], rewards: Sequence[float | None], end: int
+) -> dict[str, Any]:
+    """Return what `rollout_func` returns; one without tokens is the token `end`, and teaches nothing."""
+    known = [each or Trajectory([end], [end], [0], [0.0]) for each in trajectories]
+    return {
+        "prompt_ids": [each.prompt_ids for each in known],
+        "completion_ids": [each.completion_ids for each in known],
+        "logprobs": [each.logprobs for each in known],
+        "env_mask": [each.mask for each in known],
+        "environment_reward": list(rewards),
+    }
+
+
+class EnvironmentRollouts:
+    """Plays the prompts that a trainer draws; TRL's `rollout_func`.
+
+    `max_tokens` bounds one turn, by default as the trainer's `max_completion_length`, `max_rollout_tokens`
+    the whole conversation. A failed rollout is played `retries` times more, and has no reward then.
+    """
+
+    def __init__(
+        self,
+        open_environment: EnvironmentOpener,
+        *,
+        max_tokens: int | None = None,
+        max_rollout_tokens: int | None = None,
+        run_seed: int = 0,
+        retries: int = 1,
+    ) -> None:
+        self._open_environment = open_environment
+        self._max_tokens = max_tokens
+        self._max_rollout_tokens = max_rollout_tokens
+        self._run_seed = run_seed
+        self._retries = retries
+        self._source: RolloutSource | None = None
+        self._played: Counter[int] = Counter()
+        """How often each example was drawn: when it comes again it meets new chances."""
+
+    def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        """Play one rollout a prompt, those of one example as a group."""
+        source = self._source = self._source or self._open(trainer)
+        length = source.length() or 0
+        asked: Counter[int] = Counter()
+        assignments = []
+        for place in map(_place, prompts):
+            assignments.append(Assignment(place + self._played[place] * length, asked[place]))
+            asked[place] += 1
+        self._played.update(asked.keys())
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        training = model.training
+        model.eval()
+        try:
+            step = source.play(assignments)
+        finally:
+            model.train(training)
+        rewards = [
+            None if trajectory is None else rollout.reward
+            for rollout, trajectory in zip(step.rollouts, step.trajectories, strict=True)
+        ]
+        return trl_columns(step.trajectories, rewards, trainer.processing_class.eos_token_id)
+
+    def close(self) -> None:
+        """End the environment's process."""
+        if self._source is not None:
+            self._source.close()
+            self._source = None
+
+    def _open(self, trainer: Any) -> RolloutSource:
+        from wander.models.policy import PolicyClient
+
+        if trainer.accelerator.num_processes > 1:
+            raise ConfigError(
+                "rollouts for a trainer of your own play in a single process",
+                hint="`wander train` shares its steps among several",
+            )
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        client = PolicyClient(model, trainer.processing_class)
+        client.limit_context(self._max_rollout_tokens)
+        most = self._max_tokens or trainer.args.max_completion_length
+        return RolloutSource(
+            self._open_environment,
+            client,
+            sampling=SamplingArgs(temperature=trainer.args.temperature, max_tokens=most),
+            run_seed=self._run_seed,
+            retries=self._retries,
+        )
+
+
+def _place(prompt: Any) -> int:
+    place = prompt[-1].get(PLACE) if isinstance(prompt, list) else None
+    if place is None:
+        raise ConfigError(
+            "a prompt is none of the environment's", hint="train on `train_dataset=env.train_dataset()`"
+        )
+    return int(place)

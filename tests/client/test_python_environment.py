@@ -1,0 +1,162 @@
+"""`wander.load` on a folder: the same calls in a script, while an event loop runs, and in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import wander
+from wander.client_names import bring
+from wander.errors import ArgumentsUnfit, LoadError, MissingClient
+from wander_client.errors import ClientError, NotFound, Unavailable, UsageError
+from wander_client.python.background import background
+
+SOLVER, WRONG = "scripted:say_env:solver", "scripted:say_env:wrong"
+
+
+class Solver(wander.Client):
+    """Says what it is asked to."""
+
+    model = "solver"
+
+    async def complete(self, request):
+        from wander.clients.base import ModelResponse
+
+        text = request.messages[-1]["content"].removeprefix("say ")
+        return ModelResponse(message={"role": "assistant", "content": text})
+
+
+@pytest.fixture
+def env(folder):
+    with wander.load(folder, progress=False) as loaded:
+        yield loaded
+
+
+def worker_processes() -> list[str]:
+    command = ["ps", "-o", "args=", "--ppid", str(os.getpid())]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return [line for line in listed.splitlines() if "wander.worker" in line]
+
+
+def test_a_handle_has_the_methods_of_a_local_environment(folder, env):
+    local = wander.load_environment(str(folder))
+    assert env.info.name == local.info.name == "say-env"
+    assert env.name == str(folder)
+    dataset = env.dataset("eval")
+    assert (len(dataset), dataset.length) == (8, 8)
+    assert [one.answer for one in dataset] == [one.answer for one in local.dataset("eval")]
+    assert dataset[3] == local.dataset("eval")[3]
+    assert dataset[-1].answer == "7"
+    assert [one.answer for one in dataset[6:1:-2]] == ["6", "4", "2"]
+    assert dataset[8:] == []
+    with pytest.raises(IndexError):
+        dataset[8]
+    rollout = env.rollout_sync(Solver(), dataset[3])
+    assert (rollout.reward, rollout.example_id) == (1.0, "3")
+    assert env.rollout_sync(SOLVER, 5).completion[-1]["content"] == "5"
+
+
+def test_arguments_reach_the_environment(folder):
+    with wander.load(folder, size=3, progress=False) as env:
+        assert len(env.dataset()) == 3
+        assert env.arguments == {"size": 3}
+        assert repr(env) == f"wander.load('{folder}', size=3)"
+
+
+def test_everything_works_under_asyncio_run(folder):
+    async def main():
+        async with wander.load(folder, progress=False) as env:
+            one, many = await asyncio.gather(
+                env.rollout(Solver(), env.dataset("eval")[0]), env.rollouts(Solver(), n=3, rollouts=2)
+            )
+            return one.reward, [(each.example_id, each.index) for each in many]
+
+    expected = [(str(n), index) for n in range(3) for index in range(2)]
+    assert asyncio.run(main()) == (1.0, expected)
+
+
+async def test_what_waits_works_while_a_loop_runs_as_in_a_notebook(env):
+    assert env.rollout_sync(Solver(), 1).reward == 1.0
+    assert (await env.rollout(Solver(), 1)).reward == 1.0
+    assert len(env.rollouts_sync(Solver(), n=2)) == 2
+
+
+def test_threads_share_a_handle(env):
+    rewards: list[float | None] = []
+    threads = [
+        threading.Thread(target=lambda n=n: rewards.append(env.rollout_sync(Solver(), n).reward))
+        for n in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert rewards == [1.0] * 6
+
+
+def test_a_handle_that_nobody_holds_ends_its_process(folder):
+    before = len(worker_processes())
+    env = wander.load(folder, progress=False)
+    assert len(worker_processes()) == before + 1
+    del env
+    gc.collect()
+    give_up = time.monotonic() + 30
+    while len(worker_processes()) > before:
+        assert time.monotonic() < give_up
+        background().run(asyncio.sleep(0.05))
+
+
+SCRIPT = """
+import sys, wander
+env = wander.load(sys.argv[1], progress=False)
+print(env.rollout_sync("scripted:say_env:solver", 2).reward)
+"""
+
+
+def test_a_script_that_closes_nothing_ends_in_silence(folder):
+    command = [sys.executable, "-W", "error", "-c", SCRIPT, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=dict(os.environ))
+    assert (done.stdout, done.stderr, done.returncode) == ("1.0\n", "", 0)
+
+
+def failure(kind, name, **options):
+    with pytest.raises(kind) as caught:
+        wander.load(name, progress=False, **options)
+    notes = getattr(caught.value, "__notes__", [])
+    if caught.value.hint:
+        assert f"hint: {caught.value.hint}" in notes, "a traceback shows it"
+    return caught.value
+
+
+def test_what_is_wrong_is_an_exception_with_a_hint(folder, home, monkeypatch):
+    typo = failure(ArgumentsUnfit, folder, siz=3)
+    assert "there is no argument `siz`, did you mean `size`?" in str(typo)
+    assert "must be `int`" in str(failure(ArgumentsUnfit, folder, size="3"))
+    assert failure(NotFound, "./nowhere").code == "not_found"
+    assert failure(NotFound, home).code == "no_environment"
+    assert "names no owner" in str(failure(UsageError, "say-env"))
+    assert isinstance(failure(Unavailable, "alice/wordle", hub="http://127.0.0.1:9"), ClientError)
+    (folder / "say_env.py").write_text("raise RuntimeError('broken')")
+    assert "broken" in str(failure(LoadError, folder))
+
+
+def test_loading_by_name_and_in_process_point_to_each_other(monkeypatch):
+    with pytest.raises(LoadError) as caught:
+        wander.load_environment("admin/mathbox")
+    assert '`wander.load("admin/mathbox")`' in caught.value.hint
+    monkeypatch.setattr("wander.loading.installed_environments", lambda: ["mathbox"])
+    assert '`wander.load_environment("mathbox")`' in failure(UsageError, "mathbox").hint
+
+
+def test_without_the_client_a_name_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("wander.client_names.entry_points", lambda **_: [])
+    load = bring("load")
+    with pytest.raises(MissingClient, match=r"`wander\.load` comes with wander-client") as caught:
+        load("alice/wordle")
+    assert caught.value.hint == "run `pip install wander-client`"

@@ -1,0 +1,126 @@
+"""`wander.sft`, `wander.train` and a trainer of one's own, from Python, on the bundled tic-tac-toe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import wander
+from wander.errors import ConfigError
+from wander_client.errors import ClientError, UsageError
+
+TICTACTOE = Path(__file__).parents[2] / "environments" / "tictactoe"
+SECTIONS = {
+    "batch": {"rollouts": 8, "group_size": 4, "rows_at_once": 8},
+    "sampling": {"max_tokens": 8},
+    "output": {"rollouts_every": 1, "fixed_prompts": 0},
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def env(home):
+    with wander.load(TICTACTOE, num_examples=16, num_groups=4, progress=False) as loaded:
+        yield loaded
+
+
+@pytest.fixture
+def teacher(env):
+    return env.evaluate_sync("scripted:tictactoe.players:optimal", split="train", n=16)
+
+
+@pytest.fixture
+def tiny(teacher, home):
+    from wander.models import TinySize, create_tiny
+
+    size = TinySize.of_width(32, 1, 330)
+    return create_tiny([[*one.prompt, *one.completion] for one in teacher.rollouts], home / "tiny", size=size)
+
+
+@pytest.mark.filterwarnings("ignore:step .*cut short by a limit")
+def test_a_teacher_a_student_and_grpo(env, teacher, tiny, home):
+    tuned = wander.sft(teacher, model=tiny, out="sft", steps=2, min_reward=0.0, progress=False)
+    assert (tuned.model, tuned.steps) == (Path("sft/model"), 2)
+    trained = wander.train(env, SECTIONS, model=tuned.model, steps=2, schedule={"learning_rate": 1e-3})
+    assert [entry["step"] for entry in trained.history] == [1, 2]
+    assert trained.path.parent == home / "runs"
+    assert trained.manifest.environment.arguments == {"num_examples": 16, "num_groups": 4}
+    assert "→" in trained._repr_html_()
+    assert trained.plot().to_dict()["vconcat"]
+    after = env.evaluate_sync(trained.checkpoint, n=2, sampling={"max_tokens": 8})
+    assert after.summary.rollouts == 2
+    with pytest.raises(UsageError, match="is finished"):
+        wander.train(env, resume=trained, progress=False)
+    with pytest.raises(UsageError, match="`steps` cannot change"):
+        wander.train(env, resume=trained, steps=3)
+
+
+def test_a_model_in_memory_is_evaluated_as_it_is(env, tiny):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny), AutoTokenizer.from_pretrained(tiny)
+    model.train()
+    run = env.evaluate_sync(model, tokenizer=tokenizer, n=2, sampling={"max_tokens": 4})
+    assert (run.model, run.summary.rollouts, model.training) == ("tiny", 2, True)
+    assert run.manifest.model.weights_sha256 is None, "they may have changed since they were read"
+    with pytest.raises(UsageError, match="needs its tokenizer"):
+        env.evaluate_sync(model, n=2)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:You are using .rollout_func.")
+def test_a_trainer_of_ones_own_plays_the_environment(env, tiny, home):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import GRPOConfig, GRPOTrainer
+
+    rollouts = env.rollout_func(max_tokens=6)
+    played = []
+
+    def watched(prompts, trainer):
+        found = rollouts(prompts, trainer)
+        played.append(found)
+        return found
+
+    before = AutoModelForCausalLM.from_pretrained(tiny)
+    trainer = GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(tiny),
+        processing_class=AutoTokenizer.from_pretrained(tiny, padding_side="left"),
+        args=GRPOConfig(
+            str(home / "own"), num_generations=4, per_device_train_batch_size=8, max_steps=2,
+            learning_rate=1e-2, max_completion_length=16, report_to=[], use_cpu=True, save_strategy="no",
+        ),
+        train_dataset=env.train_dataset(8),
+        rollout_func=watched,
+        reward_funcs=env.reward_func,
+    )  # fmt: skip
+    trainer.train()
+    assert len(played) == 2
+    for step in played:
+        assert len(step["environment_reward"]) == 8
+        assert all(reward is not None for reward in step["environment_reward"])
+        for ids, mask in zip(step["completion_ids"], step["env_mask"], strict=True):
+            assert len(ids) == len(mask)
+        groups = [tuple(map(tuple, step["prompt_ids"][n : n + 4])) for n in (0, 4)]
+        assert all(len(set(group)) == 1 for group in groups), "a group plays one example"
+    assert any(0 in mask for step in played for mask in step["env_mask"]), (
+        "the environment's turns are masked"
+    )
+    assert trainer.state.global_step == 2
+    assert type(before) is type(trainer.accelerator.unwrap_model(trainer.model))
+
+
+def test_wrong_settings_are_told(env, home):
+    with pytest.raises(ConfigError, match="stps"):
+        wander.train(env, model="smollm2", schedule={"stps": 3}, progress=False)
+    with pytest.raises(ConfigError, match="`batch` is no section"):
+        wander.train(env, model="smollm2", batch=64)
+    with pytest.raises(UsageError, match="folder of the model"):
+        wander.sft("rows.jsonl", model="smollm2")
+    run = env.evaluate_sync("scripted:tictactoe.players:random", n=2)
+    with pytest.raises(ClientError, match="none of 2 rollouts"):
+        wander.sft(run, model="smollm2", out="sft", min_reward=5.0, progress=False)
+    assert not (home / "sft").exists()
