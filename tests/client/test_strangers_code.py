@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from wander.checks.package import check_package
 from wander_client.context import CommonOptions, Invocation, set_current
 from wander_client.environments.sandbox import choose_policy
 from wander_client.errors import ClientError
@@ -23,6 +24,7 @@ def write_wheel(place: Path, members: dict[str, str]) -> Path:
     info = "starter-1.0.dist-info"
     members = {
         **members,
+        f"{info}/entry_points.txt": "[wander.environments]\nstarter = starter:load_environment\n",
         f"{info}/METADATA": "Metadata-Version: 2.1\nName: Starter\nVersion: 1.00\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
@@ -37,7 +39,7 @@ def write_wheel(place: Path, members: dict[str, str]) -> Path:
     return wheel
 
 
-def test_packages_are_listed_without_the_python_that_has_them(tmp_path: Path) -> None:
+def test_packages_are_listed_and_checked_without_the_python_that_has_them(tmp_path: Path) -> None:
     """Which would run their `.pth` files."""
     mark = tmp_path / "ran"
     wheel = write_wheel(tmp_path, {"starter.pth": f"import pathlib; pathlib.Path({str(mark)!r}).touch()\n"})
@@ -49,6 +51,8 @@ def test_packages_are_listed_without_the_python_that_has_them(tmp_path: Path) ->
     )
     made.rename(place)
     assert packages_in(place) == {"starter": "1.0"}
+    found = check_package(None, "somebody/starter", place / "bin" / "python")
+    assert {one.id: one.status for one in found}["package.name"] == "pass"
     assert not mark.exists()
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
+from email import message_from_string
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -27,22 +28,6 @@ _LEFT = re.compile(
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _VERSION = re.compile(r"(\d+!)?\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?(\+[a-z0-9.]+)?")
 """PEP 440, normalised."""
-
-_ASK = """
-import importlib.metadata as metadata, json, re, sys
-normal = lambda name: re.sub(r"[-_.]+", "-", name).lower()
-every = metadata.entry_points(group=sys.argv[1])
-found = [each for each in every if normal(each.name) == normal(sys.argv[2])]
-if found and found[0].dist is not None:
-    about, entry = found[0].dist.metadata, found[0]
-    print(json.dumps({
-        "name": about["Name"], "version": about["Version"], "description": about["Summary"],
-        "readme": about.get_payload() or about["Description"] or "",
-        "license": about["License-Expression"] or about["License"],
-        "dependencies": entry.dist.requires or [], "entry_points": {entry.name: entry.value},
-    }))
-"""
-"""Asks another interpreter what it has installed; prints nothing for what it has not."""
 
 
 def check_package(folder: Path | None, name: str, python: Path) -> list[CheckResult]:
@@ -86,7 +71,7 @@ def _find_faults(about: dict[str, Any]) -> Iterator[tuple[str, Status, str]]:
         yield "package.scaffold", "warn", f"it still says `{left.group()}`"
     if not about.get("license"):
         yield "package.license", "warn", "there is no `license`"
-    required = [re.sub(r"[-_.]+", "-", str(each)).lower() for each in about.get("dependencies") or []]
+    required = [_normal(str(each)) for each in about.get("dependencies") or []]
     if not any(each.startswith("wander-sdk") for each in required):
         yield "package.sdk", "warn", "`wander-sdk` is not among its dependencies"
 
@@ -119,12 +104,30 @@ def _read_project(folder: Path) -> dict[str, Any] | str:
 
 
 def _read_installed(name: str, python: Path) -> dict[str, Any] | str:
-    """Return an installed distribution's metadata, or why there is none."""
-    wanted = name.rpartition("/")[2].partition("@")[0]
-    asked = subprocess.run(  # noqa: S603 - our own program, in the interpreter that the caller chose
-        [str(python), "-P", "-c", _ASK, GROUP, wanted], capture_output=True, text=True, check=False
-    )
-    if asked.returncode != 0 or not asked.stdout.strip():
-        return f"no installed package declares the environment `{wanted}`"
-    about: dict[str, Any] = json.loads(asked.stdout)
-    return about
+    """Return an installed distribution's metadata, or why there is none.
+
+    It is read from the files: the interpreter would run what packages left for its start (`.pth`), which may
+    be a stranger's, and no sandbox is around it here.
+    """
+    wanted = _normal(name.rpartition("/")[2].partition("@")[0])
+    folders = sys.path
+    if python != Path(sys.executable):
+        folders = [str(each) for each in python.parent.parent.glob("lib/python*/site-packages")]
+    for dist in metadata.distributions(path=folders):
+        for entry in dist.entry_points:
+            if entry.group == GROUP and _normal(entry.name) == wanted:
+                about = message_from_string(dist.read_text("METADATA") or "")
+                return {
+                    "name": about["Name"],
+                    "version": about["Version"],
+                    "description": about["Summary"],
+                    "readme": about.get_payload() or about["Description"] or "",
+                    "license": about["License-Expression"] or about["License"],
+                    "dependencies": dist.requires or [],
+                    "entry_points": {entry.name: entry.value},
+                }
+    return f"no installed package declares the environment `{wanted}`"
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
