@@ -20,7 +20,7 @@ from wander_client.terminal.output import (
     counted,
     cut,
     fit_columns,
-    shrunk,
+    shrink_columns,
     use_color,
 )
 
@@ -84,10 +84,10 @@ def test_a_human_table_lines_up_also_with_wide_characters() -> None:
 
 def test_a_narrow_terminal_cuts_only_the_columns_that_may_be_cut() -> None:
     rows = [["x" * 40, "abcdefghijklmnopqrstuvwxyz" * 2, "y" * 40]]
-    ((first, middle, last),) = shrunk(["id", "text", "run"], rows, ["text"], 100)
+    ((first, middle, last),) = shrink_columns(["id", "text", "run"], rows, ["text"], 100)
     assert (first, last) == ("x" * 40, "y" * 40)
     assert middle == "abcdefg...uvwxyz"
-    assert shrunk(["id", "text", "run"], rows, ["text"], 500) == rows
+    assert shrink_columns(["id", "text", "run"], rows, ["text"], 500) == rows
 
 
 def test_a_narrow_terminal_leaves_columns_out_before_one_cannot_be_read() -> None:

@@ -159,7 +159,7 @@ class Output:
         kept = fit_columns(columns, cells, shrink, drop, width)
         numeric = [_is_numeric([row[i] for row in rows]) for i in kept]
         names = [columns[i] for i in kept]
-        cells = shrunk(names, [[row[i] for i in kept] for row in cells], shrink, width)
+        cells = shrink_columns(names, [[row[i] for i in kept] for row in cells], shrink, width)
         for number, text in enumerate(align([names, *cells], numeric)):
             _print(sys.stdout, paint(text, "bold" if number == 0 else None, self.color_out))
 
@@ -357,7 +357,7 @@ def fit_columns(
     return list(least)
 
 
-def shrunk(
+def shrink_columns(
     columns: Sequence[str], rows: list[list[str]], names: Sequence[str], width: int
 ) -> list[list[str]]:
     """Cut the named columns in the middle until rows fit the width, but to no less than 12 characters."""

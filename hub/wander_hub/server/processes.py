@@ -70,7 +70,7 @@ class Processes:
             os._exit(status)
 
     def _look_after(self) -> None:
-        for process, status in self._ended():
+        for process, status in self._reap():
             number = self._numbers.pop(process)
             if self._asked is not None:
                 return
@@ -87,7 +87,7 @@ class Processes:
             self._restarts.append(now)
             self._start(number)
 
-    def _ended(self) -> list[tuple[int, int]]:
+    def _reap(self) -> list[tuple[int, int]]:
         found = []
         for process in list(self._numbers):
             ended, status = os.waitpid(process, os.WNOHANG)
@@ -99,7 +99,7 @@ class Processes:
         self._tell(signal.SIGTERM)
         give_up = time.monotonic() + _SECONDS_TO_END
         while self._numbers and time.monotonic() < give_up:
-            for process, _ in self._ended():
+            for process, _ in self._reap():
                 del self._numbers[process]
             time.sleep(_LOOK_SECONDS)
         self._tell(signal.SIGKILL)

@@ -166,7 +166,7 @@ class Probe:
         client = _Table(
             {f"{example.example_id}/{PLAYERS.index(name)}": each for name, each in players.items()}
         )
-        for rollout in await self._ended(env, client, example, indices):
+        for rollout in await self._play_in_time(env, client, example, indices):
             name = PLAYERS[rollout.index]
             self.result.plays.append(
                 PlayRecord(
@@ -209,13 +209,13 @@ class Probe:
             for each in plays
         ]
         indices = [rollout.index for rollout in moved]
-        rollouts = await self._ended(env, ReplayClient(moved), example, indices)
+        rollouts = await self._play_in_time(env, ReplayClient(moved), example, indices)
         return [
             play.model_copy(update={"rollout": rollout})
             for play, rollout in zip(plays, rollouts, strict=False)
         ]
 
-    async def _ended(
+    async def _play_in_time(
         self, env: Environment, client: Client, example: Example, indices: list[int]
     ) -> list[Rollout]:
         """Play a group; none of its rollouts when they do not end in time."""

@@ -192,11 +192,11 @@ class _Stepper:
             sample.ids.append(token)
             sample.logprobs.append(logprob)
             sample.entropy += entropy
-            if not self._ended(row, sample, token):
+            if not self._is_over(row, sample, token):
                 still.append(row)
         self.live = still
 
-    def _ended(self, row: int, sample: Sample, token: int) -> bool:
+    def _is_over(self, row: int, sample: Sample, token: int) -> bool:
         request = self.requests[row]
         text = ""
         if request.stop:

@@ -218,7 +218,7 @@ def _try(package: BuiltPackage, wishes: _Wishes, owner: str) -> _Tried:
     here = current()
     arguments = parse_arguments(wishes.argument or [], None)
 
-    async def loaded(python: Path, log: Path) -> EnvironmentInfo:
+    async def load_info(python: Path, log: Path) -> EnvironmentInfo:
         environment = await WorkerEnvironment.start(python, package.target, arguments=arguments, log_path=log)
         await environment.close()
         return environment.info
@@ -230,7 +230,7 @@ def _try(package: BuiltPackage, wishes: _Wishes, owner: str) -> _Tried:
         here.output.note("loading and checking it")
         log = here.settings.cache_dir / "logs" / f"import-{package.name}.log"
         log.unlink(missing_ok=True)
-        info = asyncio.run(loaded(python, log))
+        info = asyncio.run(load_info(python, log))
         report = check_environment(package.target, arguments, python=python)
         for each in report.failed:
             here.output.warn(line_of(each))

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from configparser import ConfigParser
 from configparser import Error as ConfigParserError
 
-from wander_hub.upload.archives.members import shown
+from wander_hub.upload.archives.members import clip
 from wander_hub.upload.schemas import refusal
 
 GROUP = "wander.environments"
@@ -52,11 +52,11 @@ def check_scripts(names: Iterable[str]) -> None:
     for name in names:
         folded = name.casefold()
         if not _SCRIPT.fullmatch(name) or name.endswith("."):
-            raise refusal("unsafe_script", f"`{shown(name)}` is no name for a script")
+            raise refusal("unsafe_script", f"`{clip(name)}` is no name for a script")
         if _TAKEN.fullmatch(name.rpartition(".")[0] if folded.endswith(_SUFFIXES) else name):
-            raise refusal("unsafe_script", f"the script `{shown(name)}` would replace the interpreter's own")
+            raise refusal("unsafe_script", f"the script `{clip(name)}` would replace the interpreter's own")
         if folded in seen:
-            raise refusal("unsafe_script", f"the script `{shown(name)}` is there twice")
+            raise refusal("unsafe_script", f"the script `{clip(name)}` is there twice")
         seen.add(folded)
 
 

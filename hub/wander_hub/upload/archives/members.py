@@ -36,15 +36,15 @@ def check_path(path: str, settings: Settings) -> None:
     """The path stays inside the archive and means the same file on every system."""
     most = settings.max_path_chars
     if len(path) > most:
-        raise refusal("path_too_long", f"the path `{shown(path)}` is over {most:,} characters")
+        raise refusal("path_too_long", f"the path `{clip(path)}` is over {most:,} characters")
     parts = path.split("/")
     if len(parts) > _MAX_DEPTH:
-        raise refusal("path_too_long", f"the path `{shown(path)}` is over {_MAX_DEPTH} folders deep")
+        raise refusal("path_too_long", f"the path `{clip(path)}` is over {_MAX_DEPTH} folders deep")
     fault = _fault(path, parts)
     if fault is not None:
-        raise refusal("unsafe_path", f"the member `{shown(path)}` {fault}")
+        raise refusal("unsafe_path", f"the member `{clip(path)}` {fault}")
     if any(len(part.encode()) > _PART_BYTES for part in parts):
-        raise refusal("path_too_long", f"a part of `{shown(path)}` is over {_PART_BYTES} bytes")
+        raise refusal("path_too_long", f"a part of `{clip(path)}` is over {_PART_BYTES} bytes")
 
 
 def _fault(path: str, parts: list[str]) -> str | None:
@@ -68,7 +68,7 @@ def _fault(path: str, parts: list[str]) -> str | None:
     return None
 
 
-def shown(path: str) -> str:
+def clip(path: str) -> str:
     """Return a path as an answer may show it: printable and not long."""
     return printable(path[:_SHOWN])
 
@@ -100,19 +100,19 @@ class MemberNames:
         if key in self._files:
             earlier = self._files[key]
             code = "duplicate_member" if earlier == path else "colliding_members"
-            raise refusal(code, f"the members `{shown(earlier)}` and `{shown(path)}` are one file")
+            raise refusal(code, f"the members `{clip(earlier)}` and `{clip(path)}` are one file")
         if key in self._folders:
-            raise refusal("file_and_folder", f"`{shown(path)}` is both a file and a folder")
+            raise refusal("file_and_folder", f"`{clip(path)}` is both a file and a folder")
         self._files[key] = path
         self._add_parents(place, path)
 
     def _add_folder(self, key: str, place: str, path: str) -> None:
         if key in self._files:
-            raise refusal("file_and_folder", f"`{shown(path)}` is both a file and a folder")
+            raise refusal("file_and_folder", f"`{clip(path)}` is both a file and a folder")
         if key in self._listed:
-            raise refusal("duplicate_member", f"the folder `{shown(path)}` is there twice")
+            raise refusal("duplicate_member", f"the folder `{clip(path)}` is there twice")
         if self._folders.setdefault(key, place) != place:
-            raise refusal("colliding_members", f"the folder `{shown(path)}` is spelt in two ways")
+            raise refusal("colliding_members", f"the folder `{clip(path)}` is spelt in two ways")
         self._listed.add(key)
         self._add_parents(place, path)
 
@@ -122,12 +122,12 @@ class MemberNames:
             place = place.rpartition("/")[0]
             key = _fold(place)
             if key in self._files:
-                raise refusal("file_and_folder", f"`{shown(self._files[key])}` is both a file and a folder")
+                raise refusal("file_and_folder", f"`{clip(self._files[key])}` is both a file and a folder")
             earlier = self._folders.get(key)
             if earlier == place:
                 return
             if earlier is not None:
-                detail = f"`{shown(path)}` spells the folder `{shown(earlier)}` in another way"
+                detail = f"`{clip(path)}` spells the folder `{clip(earlier)}` in another way"
                 raise refusal("colliding_members", detail)
             self._folders[key] = place
             if len(self._folders) > self._settings.max_members:
@@ -157,12 +157,12 @@ class Budget:
         self._spent += size
         if self._spent > self._settings.max_unpacked_bytes:
             detail = (
-                f"at `{shown(where)}` the members add up to over {self._settings.max_unpacked_bytes:,} bytes"
+                f"at `{clip(where)}` the members add up to over {self._settings.max_unpacked_bytes:,} bytes"
             )
             raise refusal("too_large_unpacked", detail)
         if self._spent > self._most:
             detail = (
-                f"at `{shown(where)}` the {self._file_bytes:,} bytes of the file are {self._spent:,}, "
+                f"at `{clip(where)}` the {self._file_bytes:,} bytes of the file are {self._spent:,}, "
                 f"over {self._settings.max_compression_ratio} times as much"
             )
             raise refusal("compression_bomb", detail)
@@ -173,7 +173,7 @@ def check_metadata_size(path: str, size: int, settings: Settings) -> None:
     large = path.endswith(("METADATA", "RECORD", "PKG-INFO"))
     most = settings.max_metadata_bytes if large else min(settings.max_metadata_bytes, _SMALL_BYTES)
     if size > most:
-        raise refusal("too_large_metadata", f"`{shown(path)}` is over {most:,} bytes")
+        raise refusal("too_large_metadata", f"`{clip(path)}` is over {most:,} bytes")
 
 
 def is_code(path: str) -> bool:
@@ -184,10 +184,10 @@ def is_code(path: str) -> bool:
 def note_startup(path: str, findings: Findings) -> None:
     """Note a path that would run when Python starts; `path` is relative to site-packages."""
     if "/" not in path and _STARTUP.search(path):
-        findings.note("startup_file", f"`{shown(path)}` runs when Python starts")
+        findings.note("startup_file", f"`{clip(path)}` runs when Python starts")
     name = path.split("/")[0].split(".")[0]
     if name in ("sitecustomize", "usercustomize"):
-        findings.note("site_customization", f"`{shown(path)}` runs when Python starts")
+        findings.note("site_customization", f"`{clip(path)}` runs when Python starts")
 
 
 def read_member(
@@ -206,8 +206,8 @@ def read_member(
             kept.append(piece)
     lowered = path.lower()
     if lowered.endswith((".pyc", ".pyo")):
-        findings.note("bytecode", f"`{shown(path)}` is compiled")
+        findings.note("bytecode", f"`{clip(path)}` is compiled")
     packed = start.startswith(_ARCHIVE_STARTS) and not lowered.endswith(_ZIP_FORMATS)
     if packed or start[257:262] == b"ustar" or lowered.endswith(_ARCHIVE_NAMES):
-        findings.note("nested_archive", f"`{shown(path)}` is an archive")
+        findings.note("nested_archive", f"`{clip(path)}` is an archive")
     return digest.digest(), b"".join(kept)

@@ -14,7 +14,7 @@ from trove_classifiers import classifiers as known_classifiers
 
 from wander_hub.settings import Settings
 from wander_hub.upload.archives.headers import decode
-from wander_hub.upload.archives.members import shown
+from wander_hub.upload.archives.members import clip
 from wander_hub.upload.schemas import Contents, FileName, Findings, Package, Upload, refusal
 
 _MAX_TAGS = 32
@@ -38,14 +38,14 @@ def package_from(
     metadata = _parse(contents.metadata, what, settings)
     for path in metadata.license_files or []:
         if path not in contents.licence_files:
-            detail = f"the file `{shown(path)}`, which `License-File` names, is not in the archive"
+            detail = f"the file `{clip(path)}`, which `License-File` names, is not in the archive"
             raise refusal("license_file_missing", detail)
     for requirement in metadata.requires_dist or []:
         if requirement.url:
             findings.note("direct_url", f"`{requirement!s:.200}` is required from an address")
     for classifier in metadata.classifiers or []:
         if classifier not in known_classifiers and not classifier.startswith(_PRIVATE):
-            findings.note("unknown_classifier", f"`{shown(classifier)}` is no known classifier")
+            findings.note("unknown_classifier", f"`{clip(classifier)}` is no known classifier")
     licence = metadata.license_expression or metadata.license
     words = [_SPACE.sub("-", one.strip().lower())[:40] for one in metadata.keywords or []]
     return Package(
@@ -72,7 +72,7 @@ def _parse(text: bytes, what: str, settings: Settings) -> Metadata:
     raw, unknown = parse_email(text)
     if unknown:
         name = min(unknown)
-        detail = f"{what} has the field `{shown(name)}`, which is unknown, repeated or malformed"
+        detail = f"{what} has the field `{clip(name)}`, which is unknown, repeated or malformed"
         raise refusal("bad_metadata", detail)
     _check_lengths(raw, what, settings)
     for label, value in (("Name", raw.get("name", "")), ("Version", raw.get("version", ""))):

@@ -14,9 +14,9 @@ from wander_hub.upload.archives.members import (
     Budget,
     MemberNames,
     check_metadata_size,
+    clip,
     is_code,
     read_member,
-    shown,
 )
 from wander_hub.upload.archives.stream import ByteStream
 from wander_hub.upload.archives.tar_archive import TarArchive
@@ -40,7 +40,7 @@ def read(
         top, _, path = member.name.partition("/")
         if top != filename.stem or (not path and not member.is_folder):
             raise refusal(
-                "bad_top_folder", f"`{shown(member.name)}` lies outside the folder `{filename.stem}`"
+                "bad_top_folder", f"`{clip(member.name)}` lies outside the folder `{filename.stem}`"
             )
         if member.is_folder:
             continue

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from wander_hub.settings import Settings
-from wander_hub.upload.archives.members import Budget, shown
+from wander_hub.upload.archives.members import Budget, clip
 from wander_hub.upload.archives.stream import CHUNK, ByteStream, Truncated
 from wander_hub.upload.schemas import refusal
 
@@ -131,7 +131,7 @@ class TarArchive:
             elif info.type == _PAX_GLOBAL:
                 records = self._pax(info)
                 if set(records) - {"comment"}:
-                    detail = f"a global pax header sets `{shown(min(records))}` for every member"
+                    detail = f"a global pax header sets `{clip(min(records))}` for every member"
                     raise refusal("tar_extension", detail)
             elif info.type == tarfile.GNUTYPE_LONGNAME and long_name is None:
                 try:
@@ -139,7 +139,7 @@ class TarArchive:
                 except UnicodeDecodeError as error:
                     raise refusal("tar_extension", "a long name is not UTF-8") from error
             elif info.type in (_PAX, tarfile.GNUTYPE_LONGNAME) or (pax and long_name is not None):
-                raise refusal("tar_extension", f"`{shown(info.name)}` has more than one extended header")
+                raise refusal("tar_extension", f"`{clip(info.name)}` has more than one extended header")
             else:
                 _apply(info, pax, long_name)
                 return info
@@ -157,7 +157,7 @@ class TarArchive:
             code = "not_an_sdist" if at == 0 else "tar_framing"
             raise refusal(code, f"the tar header at byte {at:,} is malformed: {error}") from error
         if block[156:157] == tarfile.AREGTYPE and info.type == tarfile.DIRTYPE:
-            detail = f"`{shown(info.name)}` is a file by type and a folder by name"
+            detail = f"`{clip(info.name)}` is a file by type and a folder by name"
             raise refusal("file_and_folder", detail)
         if info.size < 0:
             raise refusal("tar_framing", f"the tar header at byte {at:,} has the size {info.size}")
@@ -166,20 +166,18 @@ class TarArchive:
     def _member(self, info: tarfile.TarInfo) -> TarMember:
         name = info.name
         if info.type in _LINKS:
-            raise refusal("link_member", f"the member `{shown(name)}` is a link to `{shown(info.linkname)}`")
+            raise refusal("link_member", f"the member `{clip(name)}` is a link to `{clip(info.linkname)}`")
         if info.type == tarfile.GNUTYPE_SPARSE:
-            raise refusal("sparse_member", f"the member `{shown(name)}` is sparse")
+            raise refusal("sparse_member", f"the member `{clip(name)}` is sparse")
         if info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE):
-            raise refusal("special_member", f"the member `{shown(name)}` has the type {info.type!r}")
+            raise refusal("special_member", f"the member `{clip(name)}` has the type {info.type!r}")
         is_folder = info.type == tarfile.DIRTYPE
         if is_folder and info.size:
-            raise refusal("special_member", f"the folder `{shown(name)}` has content")
+            raise refusal("special_member", f"the folder `{clip(name)}` has content")
         if not is_folder and name.endswith("/"):
-            raise refusal(
-                "file_and_folder", f"`{shown(name)}` is a file by its type and a folder by its name"
-            )
+            raise refusal("file_and_folder", f"`{clip(name)}` is a file by its type and a folder by its name")
         if not is_folder and info.mode & 0o6000:
-            raise refusal("special_member", f"the member `{shown(name)}` has the mode {info.mode:o}")
+            raise refusal("special_member", f"the member `{clip(name)}` has the mode {info.mode:o}")
         path = name.removesuffix("/") if is_folder else name
         return TarMember(path, info.size, is_folder, is_executable=bool(info.mode & 0o100))
 
@@ -237,7 +235,7 @@ def _pax_records(text: bytes) -> dict[str, str]:
             raise ValueError("a record has no key")
         name = key.decode()
         if name in found:
-            raise ValueError(f"`{shown(name)}` is there twice")
+            raise ValueError(f"`{clip(name)}` is there twice")
         found[name] = "" if name.startswith(_HARMLESS_PAX_PREFIXES) else value.decode()
         at = end
     return found
@@ -247,18 +245,16 @@ def _apply(info: tarfile.TarInfo, pax: dict[str, str], long_name: str | None) ->
     """Give a member the name of its extended header; refuse whatever else would change it."""
     for key, value in pax.items():
         if key.startswith("GNU.sparse."):
-            raise refusal("sparse_member", f"the member `{shown(info.name)}` is sparse")
+            raise refusal("sparse_member", f"the member `{clip(info.name)}` is sparse")
         if key not in _HARMLESS_PAX and not key.startswith(_HARMLESS_PAX_PREFIXES):
-            raise refusal("tar_extension", f"the pax header of `{shown(info.name)}` sets `{shown(key)}`")
+            raise refusal("tar_extension", f"the pax header of `{clip(info.name)}` sets `{clip(key)}`")
         if key in _NUMBERS and not _NUMBERS[key].fullmatch(value):
-            raise refusal(
-                "tar_extension", f"the pax header of `{shown(info.name)}` has no number for `{key}`"
-            )
+            raise refusal("tar_extension", f"the pax header of `{clip(info.name)}` has no number for `{key}`")
         if key == "size" and value != str(info.size):
-            detail = f"`{shown(info.name)}` has {info.size} bytes, by its pax header `{shown(value)}`"
+            detail = f"`{clip(info.name)}` has {info.size} bytes, by its pax header `{clip(value)}`"
             raise refusal("tar_extension", detail)
     name = pax.get("path", long_name)
     if name is not None:
         if "\0" in name:
-            raise refusal("unsafe_path", f"the member `{shown(name)}` has a NUL in its path")
+            raise refusal("unsafe_path", f"the member `{clip(name)}` has a NUL in its path")
         info.name = name

@@ -27,10 +27,10 @@ from wander_hub.upload.archives.members import (
     Budget,
     MemberNames,
     check_metadata_size,
+    clip,
     is_code,
     note_startup,
     read_member,
-    shown,
 )
 from wander_hub.upload.archives.stream import ByteStream
 from wander_hub.upload.archives.zip_archive import Member, ZipArchive, unpack_again
@@ -144,18 +144,18 @@ def _place_of_data(state: _Pass, member: Member, folder: str, rest: str) -> str 
     scheme, _, path = rest.partition("/")
     plain = member.is_folder and not path
     if folder != state.data or (scheme not in _SCHEMES and not (plain and not scheme)) or not (path or plain):
-        detail = f"`{shown(member.name)}` is not below one of {', '.join(_SCHEMES)} of one `.data` folder"
+        detail = f"`{clip(member.name)}` is not below one of {', '.join(_SCHEMES)} of one `.data` folder"
         raise refusal("bad_data_folder", detail)
     if plain:
         return None
     # It is checked as if it lay where it will be installed.
     parts = path.lower().split("/")
     if scheme != "scripts" and parts[0].endswith(_INFO_FOLDERS):
-        detail = f"`{shown(member.name)}` would pass for another distribution's metadata"
+        detail = f"`{clip(member.name)}` would pass for another distribution's metadata"
         raise refusal("bad_dist_info", detail)
     if scheme == "data" and not _OF_SOME_MACHINES.isdisjoint(parts):
         where = "where packages or commands are, by a path of some machines only"
-        raise refusal("bad_data_folder", f"`{shown(member.name)}` goes {where}")
+        raise refusal("bad_data_folder", f"`{clip(member.name)}` goes {where}")
     if scheme in _LIBRARIES:
         if not member.is_folder:
             _note_library(state, path)
@@ -165,7 +165,7 @@ def _place_of_data(state: _Pass, member: Member, folder: str, rest: str) -> str 
         if scheme == "scripts":
             state.scripts.append(path)
         code = "data_scripts" if scheme == "scripts" else "data_files"
-        state.findings.note(code, f"`{shown(member.name)}` is installed outside the packages")
+        state.findings.note(code, f"`{clip(member.name)}` is installed outside the packages")
     return path if scheme == "data" else None  # with `pip install --target` they share one root
 
 
@@ -179,16 +179,16 @@ def _note_library(state: _Pass, path: str) -> None:
 def _check_dist_info(state: _Pass, folder: str, *, is_folder: bool) -> None:
     """There is one `.dist-info`, that of the file's own name and version."""
     if not is_folder or not folder.endswith(".dist-info"):
-        raise refusal("bad_dist_info", f"`{shown(folder)}` is not spelt as the folder it should be")
+        raise refusal("bad_dist_info", f"`{clip(folder)}` is not spelt as the folder it should be")
     if state.folder and folder != state.folder:
-        detail = f"the wheel has the folders `{shown(state.folder)}` and `{shown(folder)}`, and may have one"
+        detail = f"the wheel has the folders `{clip(state.folder)}` and `{clip(folder)}`, and may have one"
         raise refusal("bad_dist_info", detail)
     name, _, version = folder.removesuffix(".dist-info").rpartition("-")
     identity = None
     with suppress(ValueError):  # which the next lines refuse
         identity = names.normalise_environment(name), names.normalise_version(version)
     if identity != (state.filename.name, state.filename.version):
-        detail = f"the folder `{shown(folder)}` is not that of `{state.filename.stem}`"
+        detail = f"the folder `{clip(folder)}` is not that of `{state.filename.stem}`"
         raise refusal("bad_dist_info", detail)
     state.folder = folder
 
@@ -202,7 +202,7 @@ def _check_folders(state: _Pass) -> None:
             raise refusal("missing_metadata", f"the wheel has no `{state.folder}/{needed}`")
     stem = state.folder.removesuffix(".dist-info")
     if state.data and state.data != f"{stem}.data":
-        raise refusal("bad_data_folder", f"the folder `{shown(state.data)}` is not `{stem}.data`")
+        raise refusal("bad_data_folder", f"the folder `{clip(state.data)}` is not `{stem}.data`")
 
 
 def _check_record(state: _Pass, body: BinaryIO) -> None:
@@ -214,7 +214,7 @@ def _check_record(state: _Pass, body: BinaryIO) -> None:
         if not stated and path in exempt:
             continue
         if not line:
-            raise refusal("record_missing", f"RECORD does not name `{shown(path)}`")
+            raise refusal("record_missing", f"RECORD does not name `{clip(path)}`")
         algorithm, _, expected = stated.partition("=")
         where = f"line {line} of RECORD"
         if algorithm in _STRONGER:  # rare, and so read once more
@@ -223,13 +223,13 @@ def _check_record(state: _Pass, body: BinaryIO) -> None:
                 longer.update(piece)
             digest = spell(longer.digest())
         elif algorithm != "sha256":
-            detail = f"{where} gives `{shown(algorithm) or 'no digest'}` for `{shown(path)}`"
+            detail = f"{where} gives `{clip(algorithm) or 'no digest'}` for `{clip(path)}`"
             raise refusal("record_weak_digest", detail)
         if expected != digest:
-            gives = f"{where} gives {algorithm} `{shown(expected)}`"
-            raise refusal("record_digest", f"{gives} for `{shown(path)}`, which has `{digest}`")
+            gives = f"{where} gives {algorithm} `{clip(expected)}`"
+            raise refusal("record_digest", f"{gives} for `{clip(path)}`, which has `{digest}`")
         if stated_size != str(size):
-            detail = f"{where} gives `{shown(stated_size)}` bytes for `{shown(path)}`, which has {size}"
+            detail = f"{where} gives `{clip(stated_size)}` bytes for `{clip(path)}`, which has {size}"
             raise refusal("record_size", detail)
 
 
@@ -249,9 +249,9 @@ def _read_record(state: _Pass) -> dict[str, tuple[str, str, int]]:
                 raise refusal("bad_record", f"{line} has {len(row)} columns and not 3")
             path, digest, size = row
             if path in rows:
-                raise refusal("bad_record", f"{line} names `{shown(path)}` again")
+                raise refusal("bad_record", f"{line} names `{clip(path)}` again")
             if path not in state.files:
-                raise refusal("record_extra", f"{line} names `{shown(path)}`, which is not there")
+                raise refusal("record_extra", f"{line} names `{clip(path)}`, which is not there")
             rows[path] = (digest, size, reader.line_num)
     except (UnicodeDecodeError, csv.Error) as error:
         raise refusal("bad_record", f"RECORD cannot be read: {error!s:.300}") from error

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from wander_hub.upload.archives.members import Budget, shown
+from wander_hub.upload.archives.members import Budget, clip
 from wander_hub.upload.archives.stream import CHUNK, ByteStream, Truncated
 from wander_hub.upload.schemas import refusal
 
@@ -97,12 +97,12 @@ class ZipArchive:
         if _ZIP64 in extras:
             packed, size = _long_sizes(extras[_ZIP64], packed, size, name)
         elif _NO_SIZE in (packed, size):
-            raise refusal("zip64", f"the member `{shown(name)}` leaves its size to a ZIP64 field it lacks")
+            raise refusal("zip64", f"the member `{clip(name)}` leaves its size to a ZIP64 field it lacks")
         if method == STORED and packed != size:
-            raise refusal("size_mismatch", f"the stored member `{shown(name)}` has two sizes")
+            raise refusal("size_mismatch", f"the stored member `{clip(name)}` has two sizes")
         is_folder = name.endswith("/")
         if is_folder and size:
-            raise refusal("special_member", f"the folder `{shown(name)}` has content")
+            raise refusal("special_member", f"the folder `{clip(name)}` has content")
         return Member(
             *(name.removesuffix("/"), is_folder, raw_name, needed, flags, method, (time, date)),
             *(crc, packed, size, start, self._stream.offset),
@@ -114,7 +114,7 @@ class ZipArchive:
         for member in self._members:
             if signature != _CENTRAL_SIGNATURE:
                 raise self._stray(
-                    signature, f"where the directory's entry for `{shown(member.name)}` should be"
+                    signature, f"where the directory's entry for `{clip(member.name)}` should be"
                 )
             self._central_header(member)
             signature = self._stream.exactly(4)
@@ -151,11 +151,11 @@ class ZipArchive:
         }
         for what, (local, central) in said.items():
             if local != central:
-                detail = f"`{shown(member.name)}`: {what} is {local!r} in front of the member and {central!r}"
+                detail = f"`{clip(member.name)}`: {what} is {local!r} in front of the member and {central!r}"
                 raise refusal("zip_mismatch", f"{detail:.400} in the directory")
         _extras(self._stream.exactly(extra_length), member.name, allow_zip64=False)
         if comment_length:
-            raise refusal("zip_comment", f"the member `{shown(member.name)}` has a comment")
+            raise refusal("zip_comment", f"the member `{clip(member.name)}` has a comment")
         _check_kind(member, external)
 
     def _stray(self, signature: bytes, place: str) -> Exception:
@@ -181,15 +181,15 @@ def unpack(stream: ByteStream, member: Member) -> Iterator[bytes]:
         for piece in _pieces(stream, member):
             size += len(piece)
             if size > member.size:
-                detail = f"`{shown(member.name)}` unpacks to more than {member.size:,} bytes"
+                detail = f"`{clip(member.name)}` unpacks to more than {member.size:,} bytes"
                 raise refusal("size_mismatch", detail)
             crc = zlib.crc32(piece, crc)
             yield piece
     if size != member.size:
-        detail = f"`{shown(member.name)}` unpacks to {size:,} bytes, its header says {member.size:,}"
+        detail = f"`{clip(member.name)}` unpacks to {size:,} bytes, its header says {member.size:,}"
         raise refusal("size_mismatch", detail)
     if crc != member.crc:
-        detail = f"`{shown(member.name)}` has CRC-32 {crc:08x}, its header says {member.crc:08x}"
+        detail = f"`{clip(member.name)}` has CRC-32 {crc:08x}, its header says {member.crc:08x}"
         raise refusal("bad_checksum", detail)
 
 
@@ -214,10 +214,10 @@ def _pieces(stream: ByteStream, member: Member) -> Iterator[bytes]:
         while not inflater.eof and (piece := inflater.decompress(b"", CHUNK)):
             yield piece
     except zlib.error as error:
-        raise refusal("corrupt_member", f"`{shown(member.name)}` cannot be unpacked: {error}") from error
+        raise refusal("corrupt_member", f"`{clip(member.name)}` cannot be unpacked: {error}") from error
     if not inflater.eof or inflater.unused_data:
         fault = "does not end" if not inflater.eof else "is followed by other bytes"
-        raise refusal("corrupt_member", f"the compressed stream of `{shown(member.name)}` {fault}")
+        raise refusal("corrupt_member", f"the compressed stream of `{clip(member.name)}` {fault}")
 
 
 def _decode(raw_name: bytes, flags: int) -> str:
@@ -230,13 +230,13 @@ def _decode(raw_name: bytes, flags: int) -> str:
 
 def _check_flags(name: str, flags: int, method: int) -> None:
     if flags & _ENCRYPTED:
-        raise refusal("encrypted_member", f"the member `{shown(name)}` is encrypted")
+        raise refusal("encrypted_member", f"the member `{clip(name)}` is encrypted")
     if flags & _DESCRIPTOR:
-        raise refusal("data_descriptor", f"the size of `{shown(name)}` stands after its bytes")
+        raise refusal("data_descriptor", f"the size of `{clip(name)}` stands after its bytes")
     if flags & ~_HARMLESS:
-        raise refusal("bad_flags", f"the member `{shown(name)}` has the flags {flags:#06x}")
+        raise refusal("bad_flags", f"the member `{clip(name)}` has the flags {flags:#06x}")
     if method not in (STORED, DEFLATED):
-        raise refusal("bad_compression", f"the member `{shown(name)}` has the compression method {method}")
+        raise refusal("bad_compression", f"the member `{clip(name)}` has the compression method {method}")
 
 
 def _extras(blob: bytes, name: str, *, allow_zip64: bool) -> dict[int, bytes]:
@@ -245,17 +245,17 @@ def _extras(blob: bytes, name: str, *, allow_zip64: bool) -> dict[int, bytes]:
     at = 0
     while at < len(blob):
         if len(blob) - at < 4:
-            raise refusal("zip_extra_field", f"the extra fields of `{shown(name)}` end in the middle of one")
+            raise refusal("zip_extra_field", f"the extra fields of `{clip(name)}` end in the middle of one")
         number, length = struct.unpack_from("<2H", blob, at)
         field = blob[at + 4 : at + 4 + length]
         at += 4 + length
         if len(field) != length or number in found:
             fault = "is there twice" if number in found else "is cut off"
-            raise refusal("zip_extra_field", f"the extra field {number:#06x} of `{shown(name)}` {fault}")
+            raise refusal("zip_extra_field", f"the extra field {number:#06x} of `{clip(name)}` {fault}")
         if number == _ZIP64 and not allow_zip64:
-            raise refusal("zip64", f"the directory's entry for `{shown(name)}` has a ZIP64 field")
+            raise refusal("zip64", f"the directory's entry for `{clip(name)}` has a ZIP64 field")
         if number not in _HARMLESS_EXTRAS | {_ZIP64}:
-            raise refusal("zip_extra_field", f"the member `{shown(name)}` has the extra field {number:#06x}")
+            raise refusal("zip_extra_field", f"the member `{clip(name)}` has the extra field {number:#06x}")
         found[number] = field
     return found
 
@@ -266,12 +266,12 @@ def _long_sizes(field: bytes, packed: int, size: int, name: str) -> tuple[int, i
     Some writers give the sizes in both places, where they must be the same.
     """
     if len(field) != 16:
-        raise refusal("zip64", f"the ZIP64 field of `{shown(name)}` does not hold two sizes")
+        raise refusal("zip64", f"the ZIP64 field of `{clip(name)}` does not hold two sizes")
     long_size, long_packed = struct.unpack("<2Q", field)
     if max(long_size, long_packed) >= _NO_SIZE:
-        raise refusal("zip64", f"the ZIP64 field of `{shown(name)}` says 4 GiB or more")
+        raise refusal("zip64", f"the ZIP64 field of `{clip(name)}` says 4 GiB or more")
     if packed not in (_NO_SIZE, long_packed) or size not in (_NO_SIZE, long_size):
-        raise refusal("zip64", f"the ZIP64 field of `{shown(name)}` contradicts its header")
+        raise refusal("zip64", f"the ZIP64 field of `{clip(name)}` contradicts its header")
     return long_packed, long_size
 
 
@@ -280,12 +280,12 @@ def _check_kind(member: Member, external: int) -> None:
     mode = external >> 16
     kind = stat.S_IFMT(mode)
     if kind == stat.S_IFLNK:
-        raise refusal("link_member", f"the member `{shown(member.name)}` is a symbolic link")
+        raise refusal("link_member", f"the member `{clip(member.name)}` is a symbolic link")
     sets_user = kind != stat.S_IFDIR and mode & (stat.S_ISUID | stat.S_ISGID)
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR) or sets_user:
-        raise refusal("special_member", f"the member `{shown(member.name)}` has the mode {mode:o}")
+        raise refusal("special_member", f"the member `{clip(member.name)}` has the mode {mode:o}")
     says_folder = kind == stat.S_IFDIR or bool(external & _DOS_FOLDER)
     if says_folder != member.is_folder and (says_folder or kind == stat.S_IFREG):
         raise refusal(
-            "file_and_folder", f"`{shown(member.name)}` is a folder by its mode or by its name, not both"
+            "file_and_folder", f"`{clip(member.name)}` is a folder by its mode or by its name, not both"
         )
