@@ -20,6 +20,7 @@ from wander_client.commands import (
     GROUPS,
     OTHER_NAMES,
     load,
+    load_function,
     members,
     resolve,
     schema_of,
@@ -131,6 +132,8 @@ def _dispatch(invocation: Invocation, arguments: list[str]) -> int:
 
 
 def _run_command(name: str, arguments: list[str]) -> int:
+    if not arguments and (function := load_function(name)) is not None:
+        return function() or 0  # without parsing nothing, for which typer loads pydantic
     import typer
 
     command = typer.main.get_command(load(name))

@@ -13,9 +13,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
-
 from wander_client.errors import NotFound, UsageError
 
 _OWNER = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,37}[a-z0-9])?")
@@ -71,6 +68,8 @@ def parse_name(spec: str) -> EnvironmentName:
         raise UsageError(
             f"`{spec}` is no environment name", hint=f"write `owner/name` or `owner/name@version`{folder}"
         )
+    from packaging.utils import canonicalize_name  # here, because every command reads this module
+
     return EnvironmentName(owner.lower(), canonicalize_name(name), _version(spec, version) if at else None)
 
 
@@ -93,6 +92,8 @@ def parse_environment(spec: str) -> EnvironmentName | Path:
 
 
 def _version(spec: str, version: str) -> str | None:
+    from packaging.version import InvalidVersion, Version
+
     if version == "latest":
         return None
     try:

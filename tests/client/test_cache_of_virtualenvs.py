@@ -176,7 +176,7 @@ def install(store: EnvironmentStore, name: str, lock: str, days: float = 0.0, *,
     )
     folder = store.root / "acme" / name / "1.0-abababababab"
     folder.mkdir(parents=True)
-    (folder / "installed.json").write_text(record.model_dump_json())
+    record.write(folder / "installed.json")
     place = store.virtualenvs.root / key
     if built:
         with store.virtualenvs.hold(key, complete):

@@ -198,7 +198,7 @@ def test_of_two_installations_of_a_version_the_one_chosen_last_is_used(tmp_path:
         )  # fmt: skip
         place = store.place(name, "a" * 64, locked=locked_one)
         place.mkdir(parents=True)
-        (place / RECORD).write_text(record.model_dump_json())
+        record.write(place / RECORD)
         os.utime(place / RECORD, (1, 1) if locked_one else (2, 2))
     first, second = store.find(name, HUB)
     assert [one.record.unlocked for one in (first, second)] == [None, "chosen"]

@@ -170,7 +170,7 @@ def put(store: EnvironmentStore, version: str, **more: str) -> Path:
     made = record(version, **more)
     place = store.place(EnvironmentName("acme", "wordle", version), made.wheel_sha256)
     with stage_folder(place) as work:
-        (work / RECORD).write_text(made.model_dump_json())
+        made.write(work / RECORD)
     return place
 
 
@@ -180,7 +180,7 @@ def test_an_environment_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
 
     def fail_half_way() -> None:
         with stage_folder(place) as work:
-            (work / RECORD).write_text(record("1.0").model_dump_json())
+            record("1.0").write(work / RECORD)
             assert store.all() == []
             raise ZeroDivisionError
 

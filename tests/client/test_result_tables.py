@@ -90,7 +90,7 @@ def test_tables_fit_into_80_columns(posted: HubRoom, home: Path) -> None:
         EnvironmentName(record.owner, record.name, "1.10.0"), "a" * 64
     )
     place.mkdir(parents=True)
-    (place / RECORD).write_text(record.model_dump_json())
+    record.write(place / RECORD)
     for words in (["runs"], ["leaderboard", "admin/say-env"], ["search"], ["list"], ["view", "best"]):
         assert too_wide(posted.wander(*words)) == [], words
 

@@ -207,7 +207,7 @@ def _install(store: EnvironmentStore, file: Record) -> None:
     )  # fmt: skip
     with stage_folder(store.place(EnvironmentName("admin", NAME, "0.1.0"), file["sha256"])) as work:
         (work / LOCK).write_text("")
-        (work / RECORD).write_text(record.model_dump_json())
+        record.write(work / RECORD)
     python = store.virtualenvs.root / "here" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.symlink_to(sys.executable)

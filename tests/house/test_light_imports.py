@@ -34,6 +34,24 @@ def test_importing_loads_nothing_heavy(module, refused):
     assert sorted(loaded & refused) == []
 
 
+@pytest.mark.parametrize(
+    ("line", "refused"),
+    [
+        ("env list", HEAVY | {"pydantic", "httpx", "rich"}),
+        ("runs list", HEAVY | {"httpx", "openai", "aiohttp"}),
+        ("eval --help", HEAVY | {"httpx", "openai", "aiohttp"}),
+        ("search --help", HEAVY | {"httpx", "pydantic"}),
+    ],
+)
+def test_a_command_loads_no_more_than_it_needs(line, refused, tmp_path, monkeypatch):
+    for name in ("CONFIG", "DATA", "CACHE", "RUNS"):
+        monkeypatch.setenv(f"WANDER_{name}_DIR", str(tmp_path))
+    code = "import json, sys; from wander_client.main import main; main(sys.argv[1].split()); "
+    code += "print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code, line], capture_output=True, text=True, check=True)
+    assert sorted(refused & set(json.loads(done.stdout.splitlines()[-1]))) == []
+
+
 def test_importing_takes_little_more_than_pydantic_alone():
     pydantic = min(probe("pydantic.main,asyncio")["seconds"] for _ in range(3))
     wander = min(probe("wander")["seconds"] for _ in range(3))

@@ -35,10 +35,11 @@ Async work: `asyncio.run(...)`; Ctrl-C arrives as `KeyboardInterrupt`: keep what
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import typer
@@ -192,16 +193,26 @@ def schema_of(name: str) -> str:
     return _SCHEMAS.get(name, name.partition(" ")[0])
 
 
+def load_function(name: str) -> Callable[[], int | None] | None:
+    """Return the function of a command that takes no words at all; None for every other command."""
+    found = _load(name)
+    return found if inspect.isfunction(found) and not inspect.signature(found).parameters else None
+
+
 def load(name: str) -> typer.Typer:
     """Import a command's module and return its application."""
     import typer
 
     from wander_client.terminal.command import SectionedCommand, command_app
 
-    module, _, thing = COMMANDS[name].place.partition(":")
-    found = getattr(importlib.import_module(f"wander_client.commands.{module}"), thing)
+    found = _load(name)
     if isinstance(found, typer.Typer):
         return found
     app = command_app()
     app.command(cls=SectionedCommand)(found)
     return app
+
+
+def _load(name: str) -> Any:
+    module, _, thing = COMMANDS[name].place.partition(":")
+    return getattr(importlib.import_module(f"wander_client.commands.{module}"), thing)

@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import httpx
-
 from wander_client.errors import ClientError, Unavailable
 from wander_client.terminal.output import Output
 
 if TYPE_CHECKING:
+    import httpx
+
     from wander_client.context import Invocation
 
 START_SECONDS = 900.0
@@ -188,6 +188,8 @@ async def _wait_until_healthy(
     output: Output, process: _Guarded, port: int, choice: ServeChoice, name: str, log_path: Path
 ) -> None:
     """Wait until the server answers, and show what it last said meanwhile."""
+    import httpx
+
     loop = asyncio.get_running_loop()
     began = loop.time()
     title = f"starting {choice.engine} for {name}"
@@ -209,6 +211,8 @@ async def _wait_until_healthy(
 
 
 async def _healthy(http: httpx.AsyncClient, port: int) -> bool:
+    import httpx
+
     try:
         return (await http.get(f"http://127.0.0.1:{port}/health")).status_code == 200
     except httpx.HTTPError:

@@ -120,7 +120,7 @@ def install(
             with _fill(store.virtualenvs, contents, str(exact), force=force) as virtualenv:
                 record = _record(hub, detail, wheel, contents, unlocked, virtualenv)
                 (work / LOCK).write_bytes(contents.lock)
-                (work / RECORD).write_text(record.model_dump_json(indent=1), encoding="utf-8")
+                record.write(work / RECORD)
     return store.installed(place, record), True
 
 

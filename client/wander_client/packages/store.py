@@ -10,18 +10,16 @@ virtualenvs/        the virtual environments, by what is locked (`wander_client.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 from packaging.version import Version
-from pydantic import ValidationError
-from wander.types import Record
-from wander.wire import Unlocked
 
 from wander_client.errors import ClientError
 from wander_client.names import EnvironmentName
@@ -34,14 +32,18 @@ from wander_client.packages.virtualenvs import (
     stale_in,
 )
 
+if TYPE_CHECKING:
+    from wander.wire import Unlocked
+
 RECORD = "installed.json"
 LOCK = "pylock.toml"
 NEVER = 0.0
 """When an environment was chosen that nobody installed by name."""
 
 
-class InstalledRecord(Record):
-    """`installed.json`."""
+@dataclass(frozen=True)
+class InstalledRecord:
+    """`installed.json`: plain, so that listing what is installed starts without pydantic."""
 
     hub: str
     owner: str
@@ -51,6 +53,10 @@ class InstalledRecord(Record):
     """File name of the wheel."""
     wheel_sha256: str
     wheel_url: str
+    sdk: str
+    """Version of wander-sdk inside."""
+    python: str
+    installed_at: datetime
     lock_sha256: str | None = None
     """Digest of the version's lock, which it was installed from; None without one."""
     unlocked: Unlocked | None = None
@@ -59,12 +65,28 @@ class InstalledRecord(Record):
     """Digest of the lines `name==version` of all packages inside; None in records of before locks."""
     virtualenv: str = ""
     """Name of its virtual environment; empty in records of before they were kept by what is locked."""
-    sdk: str
-    """Version of wander-sdk inside."""
-    python: str
     entry_point: str | None = None
     """`module:function` as the hub read it from the wheel."""
-    installed_at: datetime
+
+    @classmethod
+    def parse(cls, text: bytes) -> Self:
+        """Return the record of a file; raises `ValueError` for anything else."""
+        try:
+            given = json.loads(text)
+            texts = {name: value for name, value in given.items() if name != "installed_at"}
+            if not all(isinstance(value, str) or value is None for value in texts.values()):
+                raise TypeError("a field is no text")
+            return cls(**texts, installed_at=datetime.fromisoformat(given["installed_at"]))
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"no record of an installed environment: {error}") from error
+
+    def values(self) -> dict[str, str | None]:
+        """Return its fields as JSON has them."""
+        return {**vars(self), "installed_at": self.installed_at.isoformat().replace("+00:00", "Z")}
+
+    def write(self, path: Path) -> None:
+        """Write it as `parse` reads it."""
+        path.write_text(json.dumps(self.values(), indent=1), encoding="utf-8")
 
     def fits(self, no_lock: bool | None) -> bool:
         """Tell whether it is what is asked for: with its version's lock, without it, or either (None)."""
@@ -114,11 +136,11 @@ class EnvironmentStore:
             if path.parent.name.startswith("."):
                 continue
             try:
-                record = InstalledRecord.model_validate_json(path.read_bytes())
+                record = InstalledRecord.parse(path.read_bytes())
                 found.append(self.installed(path.parent, record))
             except FileNotFoundError:  # removed while we looked
                 continue
-            except (ValidationError, OSError) as error:
+            except (ValueError, OSError) as error:
                 message = f"`{path}` is not the record of an installed environment"
                 hint = f"remove the folder `{path.parent}` and install again"
                 if self._warn is None:

@@ -1,46 +1,53 @@
 """What passes between client and hub: the run record and the hub's JSON answers."""
 
-from wander.wire.boards import BoardInfo, BoardSettings, Leaderboard, LeaderboardRow
-from wander.wire.environments import (
-    TOKEN_SCOPES,
-    ArtifactInfo,
-    CheckFinding,
-    CheckSummary,
-    EnvironmentDetail,
-    EnvironmentPage,
-    EnvironmentSummary,
-    FileInfo,
-    HealthStatus,
-    LockInfo,
-    Page,
-    Problem,
-    ProjectStatus,
-    Role,
-    RolloutPage,
-    RolloutRow,
-    RunDetail,
-    RunPage,
-    TokenInfo,
-    TokenScope,
-    UploadWarning,
-    VerificationLevel,
-    VersionDetail,
-)
-from wander.wire.run_record import (
-    RUN_SCHEMA,
-    EndpointUse,
-    EnvironmentPin,
-    Histogram,
-    MetricSummary,
-    ModelPin,
-    Platform,
-    RunManifest,
-    RunSummary,
-    SandboxPin,
-    Spending,
-    TokenPrices,
-    Unlocked,
-)
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wander.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from wander.wire.boards import BoardInfo, BoardSettings, Leaderboard, LeaderboardRow
+    from wander.wire.environments import (
+        TOKEN_SCOPES,
+        ArtifactInfo,
+        CheckFinding,
+        CheckSummary,
+        EnvironmentDetail,
+        EnvironmentPage,
+        EnvironmentSummary,
+        FileInfo,
+        HealthStatus,
+        LockInfo,
+        Page,
+        Problem,
+        ProjectStatus,
+        Role,
+        RolloutPage,
+        RolloutRow,
+        RunDetail,
+        RunPage,
+        TokenInfo,
+        TokenScope,
+        UploadWarning,
+        VerificationLevel,
+        VersionDetail,
+    )
+    from wander.wire.run_record import (
+        RUN_SCHEMA,
+        EndpointUse,
+        EnvironmentPin,
+        Histogram,
+        MetricSummary,
+        ModelPin,
+        Platform,
+        RunManifest,
+        RunSummary,
+        SandboxPin,
+        Spending,
+        TokenPrices,
+        Unlocked,
+    )
 
 __all__ = [
     "RUN_SCHEMA",
@@ -84,3 +91,5 @@ __all__ = [
     "VerificationLevel",
     "VersionDetail",
 ]
+
+__getattr__, __dir__ = lazy_names(__name__)

@@ -157,4 +157,4 @@ def lock_of(record: InstalledRecord) -> str:
 
 def record_of(installed: Installed) -> dict[str, Any]:
     """Return the JSON form of an installed environment."""
-    return {**installed.record.model_dump(mode="json"), "path": str(installed.path)}
+    return {**installed.record.values(), "path": str(installed.path)}

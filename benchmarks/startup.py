@@ -1,0 +1,78 @@
+"""How long a command takes to start, beside `wander --help` and bare Python: medians and ratios of one run.
+
+Every command is started in turn, round after round, so that whatever else the machine does falls on all
+alike. Each shows its own help, which takes everything that it needs before its own work; `env list` and
+`runs list` do their whole work too, on empty folders. The ratio is that of processor seconds, which a busy
+machine changes little; wall time is shown beside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+LINES = (
+    ("new", "--help"),
+    ("check", "--help"),
+    ("publish", "--help"),
+    ("search", "--help"),
+    ("install", "--help"),
+    ("eval", "--help"),
+    ("view", "--help"),
+    ("post", "--help"),
+    ("leaderboard", "--help"),
+    ("login", "--help"),
+    ("runs", "--help"),
+    ("runs", "list"),
+    ("env", "list"),
+)
+BASE = ("--help",)
+
+
+def measure(command: list[str], environ: dict[str, str]) -> tuple[float, float]:
+    """Run a command once; return its processor seconds and its wall seconds."""
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run(command, env=environ, capture_output=True, check=True)
+    wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall
+
+
+def main() -> int:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=15)
+    rounds = parser.parse_args().rounds
+    wander = str(Path(sys.executable).parent / "wander")
+    commands = {"python -c pass": [sys.executable, "-c", "pass"]}
+    commands |= {" ".join(("wander", *line)): [wander, *line] for line in (BASE, *LINES)}
+    with tempfile.TemporaryDirectory() as home:
+        folders = {
+            f"WANDER_{name}_DIR": f"{home}/{name.lower()}" for name in ("CONFIG", "DATA", "CACHE", "RUNS")
+        }
+        environ = {**os.environ, **folders}
+        taken: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
+        for turn in range(rounds + 1):
+            for name, command in commands.items():
+                found = measure(command, environ)
+                if turn:  # the first round fills the caches
+                    taken[name].append(found)
+    middle = {
+        name: [statistics.median(column) for column in zip(*each, strict=True)]
+        for name, each in taken.items()
+    }
+    base = middle["wander --help"]
+    print("| command | processor ms | wall ms | times `wander --help` |\n|---|---:|---:|---:|")
+    for name, (processor, wall) in middle.items():
+        print(f"| `{name}` | {1000 * processor:.0f} | {1000 * wall:.0f} | {processor / base[0]:.2f} |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
