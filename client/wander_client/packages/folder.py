@@ -23,7 +23,7 @@ from packaging.utils import canonicalize_name
 from wander_client.errors import ClientError
 from wander_client.packages import classic
 from wander_client.packages.needs import HUB_PACKAGES, SDK
-from wander_client.packages.uv import index_arguments, run_uv
+from wander_client.packages.uv import index_arguments, make_virtualenv, run_uv
 from wander_client.packages.virtualenvs import VirtualEnvironments, key_of
 
 _COPIED = {SDK: "wander", classic.COMPAT: "wander_compat"}
@@ -46,8 +46,7 @@ def python_of(folder: Path, data_dir: Path, note: Callable[[str], None]) -> Path
 
     def build(place: Path) -> None:
         note(f"installing what `{folder.name}` needs and this Python lacks: {missing}")
-        run_uv(["venv", "--quiet", "--relocatable", "--no-project", "--allow-existing",
-                "--python", sys.executable, str(place)], doing="making the virtual environment")  # fmt: skip
+        make_virtualenv(place)
         python, never = place / "bin" / "python", place / "never.txt"
         # Who requires one of Wander's own packages gets the copy, whatever an index has of that name.
         never.write_text(

@@ -41,10 +41,8 @@ from wander_client.packages.needs import (
     requirements_in,
 )
 from wander_client.packages.store import LOCK, RECORD, EnvironmentStore, Installed, InstalledRecord
-from wander_client.packages.uv import index_arguments, run_uv
+from wander_client.packages.uv import index_arguments, make_virtualenv, run_uv
 from wander_client.packages.virtualenvs import VirtualEnvironments, key_of, stage_folder
-
-_VENV = ("venv", "--quiet", "--relocatable", "--no-project", "--allow-existing")
 
 
 def exact_version(
@@ -263,7 +261,7 @@ def _fill(
     """Hold the virtual environment of what is to be installed, made where there is none yet."""
 
     def install_into(folder: Path) -> None:
-        run_uv([*_VENV, "--python", sys.executable, str(folder)], doing="making the virtual environment")
+        make_virtualenv(folder)
         source = folder / ("requirements.txt" if contents.locked else LOCK)
         source.write_text(contents.install, encoding="utf-8")
         python = str(folder / "bin" / "python")

@@ -62,6 +62,12 @@ def run_uv(arguments: Sequence[str], *, doing: str, variables: Mapping[str, str]
     raise ClientError(f"{doing} failed", detail=said, code="uv_failed", hint="see the output of uv above")
 
 
+def make_virtualenv(folder: Path) -> None:
+    """Make a virtual environment of this Python in a folder, from where it may be moved."""
+    options = ["--quiet", "--relocatable", "--no-project", "--allow-existing", "--python", sys.executable]
+    run_uv(["venv", *options, str(folder)], doing="making the virtual environment")
+
+
 def index_arguments(environ: Mapping[str, str] | None = None) -> list[str]:
     """Return uv arguments for the indexes of pip's configuration, which uv does not read by itself."""
     environ = os.environ if environ is None else environ
