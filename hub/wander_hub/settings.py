@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from wander.wire.trusted_publishing import PublisherKind
 
@@ -15,6 +16,32 @@ from wander_hub.names import acceptable_address
 from wander_hub.upload_rules import OPTIONAL, Action
 
 MIB = 1024 * 1024
+
+
+class JudgeSettings(BaseModel):
+    """Where a judge answers."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    base_url: str
+    """An OpenAI-compatible endpoint."""
+    key_variable: str | None = None
+    """The variable of the hub's process that holds its key."""
+
+    @field_validator("base_url")
+    @classmethod
+    def _is_an_address(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if parts.scheme not in ("https", "http") or not parts.hostname:
+            raise ValueError(f"`{url}` must be an http or https address")
+        return url
+
+    def endpoint(self) -> dict[str, str | None]:
+        """Return what `wander runs replay --judges` takes."""
+        return {
+            "base_url": self.base_url,
+            "api_key": os.environ.get(self.key_variable) if self.key_variable else None,
+        }
 
 
 class Settings(BaseSettings):
@@ -111,6 +138,11 @@ class Settings(BaseSettings):
     """Check every version that is published, as `wander check` does; not where `verification` is off."""
     verification_seconds: float = Field(default=3600, gt=0)
     """Longest time for one run or one check."""
+    judges: dict[str, JudgeSettings] = Field(default_factory=dict)
+    """Judges that are asked again about some rollouts of each run that has answers of theirs, by the names of
+    their models."""
+    judge_sample: int = Field(default=50, ge=1, le=10_000)
+    """About how many rollouts of a run that is."""
     verification_folder: Path | None = None
     """Where runs and environments are kept that jobs fetch; unset means `verification` in the data folder."""
     jobs: Literal["table", "procrastinate"] = "table"

@@ -79,6 +79,30 @@ def test_people_see_the_columns_that_the_owners_chose(room: HubRoom, monkeypatch
     ]
 
 
+def test_what_was_proved_of_a_run_is_told_level_by_level(room: HubRoom, home: Path) -> None:
+    told = room.wander("runs", "evidence", "runs/good")
+    assert told.status == 0, told.err
+    lines = told.out.splitlines()
+    assert lines[0].startswith("complete: every expected rollout is here")
+    assert [line.split()[:2] for line in lines if line[:1].isalpha()][1:-1] == [
+        ["complete", "proved:"],
+        ["rescored", "open:"],
+        ["replayed", "open:"],
+        ["rerun", "open:"],
+    ]
+    assert lines[-1].startswith("as its submitter states it: which model wrote the completions")
+    data = room.wander("runs", "evidence", "runs/good", "--json").data
+    assert [one["level"] for one in data["proofs"]] == ["complete", "rescored", "replayed", "rerun"]
+    assert room.wander("runs", "evidence", "nothing").status == 3
+    (home / "runs" / "good").rename(home / "aside")  # so that it is read from the hub
+    shown = room.wander("runs", "show", data["run_id"])
+    (home / "aside").rename(home / "runs" / "good")
+    assert "as the submitter states them" in shown.out
+    board = room.wander("leaderboard", NAME)
+    assert "as their submitters state them" in board.err
+    assert "stated_by_the_submitter" in room.wander("leaderboard", NAME, "--csv", "-").out.splitlines()[0]
+
+
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [

@@ -55,6 +55,17 @@ class Posted:
         assert answer.status_code == 200, answer.text
         return answer.json()
 
+    def give(self, run_id: str, level: str, own: str | None = None) -> None:
+        """Let the hub have proved so much of a run."""
+        with self.hub.database.write(HUB) as session:
+            run = session.get_one(Run, run_id)
+            run.level, run.own_level = level, own
+            session.flush()
+            refresh_results(session, find(session, run_id).environment)
+
+    def faults(self) -> list:
+        return list(fsck.check(self.hub.database, self.hub.client._transport.app.state.storage))
+
     async def put(self, path: str, body: dict, user: str = "alice"):
         return await self.hub.client.put(path, json=body, headers=self.hub.auth(user))
 
@@ -154,20 +165,17 @@ async def test_filters_leave_rows_out_and_change_no_rank(posted):
     low = await posted.run("org/Llama-8B", 1)
     prices = {"prices": {"prompt": 1.0, "completion": 2.0}}
     await posted.run("other/qwen-small", 10, spending=prices)
-    with posted.hub.database.write(HUB) as session:
-        run = find(session, low)
-        run.level = "replayed"
-        refresh_results(session, run.environment)
-    assert ranks(await posted.board(model="QWEN")) == [("org/Qwen3-4B", 1, 1), ("other/qwen-small", 2, 2)]
+    posted.give(low, "replayed")
+    assert ranks(await posted.board(model="QWEN")) == [("org/Qwen3-4B", 2, 2), ("other/qwen-small", 3, 3)]
     assert ranks(await posted.board(model="%")) == []
-    assert ranks(await posted.board(level="rescored")) == [("org/Llama-8B", 3, 3)]
+    assert ranks(await posted.board(level="rescored")) == [("org/Llama-8B", 1, 1)]
     later = (now() + timedelta(days=1)).date().isoformat()
     assert ranks(await posted.board(since=later)) == []
     assert len((await posted.board(until=later))["rows"]) == 3
     by_cost = (await posted.board(sort="cost"))["rows"]
-    assert by_cost[0]["model"] == "other/qwen-small"
-    assert by_cost[0]["usd_per_rollout"] == pytest.approx((10 * 1.0 + 4 * 2.0) / 1e6)
-    assert by_cost[1]["usd_per_rollout"] is None
+    assert [row["model"] for row in by_cost] == ["org/Llama-8B", "other/qwen-small", "org/Qwen3-4B"]
+    assert by_cost[1]["usd_per_rollout"] == pytest.approx((10 * 1.0 + 4 * 2.0) / 1e6)
+    assert by_cost[0]["usd_per_rollout"] is None, "what was proved comes before any sorting"
     assert (await posted.board(sort="posted"))["rows"][0]["model"] == "other/qwen-small"
     wrong = await posted.hub.get(BOARD, params={"level": "best"})
     assert wrong.status_code == 422
@@ -244,7 +252,7 @@ async def test_owners_arrange_a_board(posted):
     assert first["columns"] == columns
     page = (await posted.hub.get("/alice/reverse-text/leaderboard", headers=HTML)).text
     assert "Few examples." in page
-    assert page.index(">Model<") < page.index(">Rank<")
+    assert page.index(">Model, stated<") < page.index(">Rank<")
     assert ">Tokens, stated<" not in page
     await posted.put(path + busy["board"], {"pinned": True})
     assert (await posted.board())["board"] == busy["board"], "one board of a version is pinned"
@@ -386,6 +394,7 @@ async def test_boards_of_before_owners_refused_rescored_runs_refuse_none(posted)
     with database.engine.execution_options(writes=True).begin() as connection:
         command.downgrade(alembic_config(connection), "0018")
     database.migrate()
+    place_all(database)
     assert (before["refuses_rescored"], before["title"]) == (False, "Texts")
     assert await posted.board() == before
     assert list(fsck.check(database, posted.hub.client._transport.app.state.storage)) == []
@@ -394,33 +403,99 @@ async def test_boards_of_before_owners_refused_rescored_runs_refuse_none(posted)
 async def test_owners_refuse_rescored_runs_on_a_board_and_take_them_back(posted):
     """Also one that is rescored after they did, and replayed after that."""
     played, scored, later = [await posted.run(model, ones) for model, ones in (("a", 5), ("b", 9), ("c", 7))]
-    database = posted.hub.database
-
-    def give(run_id: str, level: str) -> None:
-        with database.write(HUB) as session:
-            run = session.get_one(Run, run_id)
-            run.level = level
-            session.flush()
-            refresh_results(session, find(session, run_id).environment)
-
-    give(played, "replayed")
-    give(scored, "rescored")
+    posted.give(played, "replayed")
+    posted.give(scored, "rescored")
     board = (await posted.board())["board"]
     path = f"/api/v1/environments/alice/reverse-text/versions/0.1.0/boards/{board}"
 
     async def standing() -> list[str]:
         return [row["run_id"] for row in (await posted.board())["rows"]]
 
-    assert await standing() == [scored, later, played]
+    assert await standing() == [played, scored, later]
     answer = await posted.put(path, {"refuses_rescored": True})
     assert answer.status_code == 200, answer.text
     assert (await posted.board())["refuses_rescored"] is True
-    give(later, "rescored")
+    posted.give(later, "rescored")
     assert await standing() == [played]
-    assert list(fsck.check(database, posted.hub.client._transport.app.state.storage)) == []
+    assert posted.faults() == []
     page = (await posted.hub.get("/alice/reverse-text/leaderboard", headers={"Accept": "text/html"})).text
     assert "rescored runs are refused by its owners" in page
-    give(later, "replayed")
+    posted.give(later, "replayed")
     assert await standing() == [later, played]
     await posted.put(path, {"refuses_rescored": False})
-    assert await standing() == [scored, later, played]
+    assert await standing() == [later, played, scored]
+
+
+@pytest.fixture
+async def tiers(posted) -> dict[str, str]:
+    """Runs of every level, of which those that are least proven have the highest rewards."""
+    levels = ["unverifiable", "complete", "rescored", "replayed", "rerun"]
+    runs = {one: await posted.run(one, 20 - 3 * number) for number, one in enumerate(levels)}
+    vouched = await posted.run("vouched", 19)
+    for level, run_id in runs.items():
+        posted.give(run_id, level, "replayed")
+    posted.give(vouched, "rerun", "rescored")
+    return runs | {"vouched": vouched}
+
+
+ORDER = ["replayed", "rerun", "vouched", "rescored", "complete", "unverifiable"]
+
+
+async def test_what_replays_proved_ranks_before_any_reward(posted, tiers):
+    board = await posted.board()
+    assert [row["model"] for row in board["rows"]] == ORDER
+    assert ranks(board) == [
+        ("replayed", 1, 2),
+        ("rerun", 1, 2),
+        ("vouched", 3, 4),
+        ("rescored", 3, 4),
+        ("complete", 5, 5),
+        ("unverifiable", 6, 6),
+    ]
+    assert [row["ranked_with"] for row in board["rows"]][1:4] == ["replayed", "rescored", "rescored"]
+    for sort in ("tokens", "cost"):
+        apart = [row["ranked_with"] for row in (await posted.board(sort=sort))["rows"]]
+        assert apart == ["replayed"] * 2 + ["rescored"] * 2 + ["complete", "unverifiable"]
+    pages = [await posted.board(limit=4)]
+    pages.append(await posted.board(limit=4, cursor=pages[0]["next"]))
+    assert [row["model"] for page in pages for row in page["rows"]] == ORDER
+    detail = (await posted.hub.get("/api/v1/environments/alice/reverse-text")).json()
+    assert detail["best_model"] == "replayed"
+    assert {one["model"] for one in board["history"]} == {"replayed", "rerun"}, (
+        "the line of the best is proven"
+    )
+    page = (await posted.hub.get("/alice/reverse-text/leaderboard", headers=HTML)).text
+    assert page.count("ranks below all rows above; does not prove that") == 3
+    assert (
+        'scope="rowgroup"'
+        not in (await posted.hub.get("/alice/reverse-text/leaderboard?sort=posted", headers=HTML)).text
+    )
+    assert posted.faults() == []
+
+
+async def test_boards_of_before_there_were_tiers_are_brought_up_to_date(posted, tiers):
+    database = posted.hub.database
+    wanted = (await posted.board())["rows"]
+    with database.engine.execution_options(writes=True).begin() as connection:
+        entries = connection.execute(text("SELECT * FROM board_entries")).mappings().all()
+        command.downgrade(alembic_config(connection), "0020")
+        assert connection.execute(text("SELECT count(*) FROM board_entries")).scalar_one() == 0
+        for one in entries:
+            row = {name: value for name, value in one.items() if name != "tier"}
+            row["below"] = row["level"] == "unverifiable"
+            names = ", ".join(row)
+            values = ", ".join(f":{name}" for name in row)
+            connection.execute(text(f"INSERT INTO board_entries ({names}) VALUES ({values})"), row)
+        connection.execute(text("UPDATE runs SET board_level = level"))
+        connection.execute(text("UPDATE boards SET runs = 6, models = 6"))
+        connection.execute(text("UPDATE environments SET best_model = 'complete', best_reward = 0.85"))
+    database.migrate()
+    posted.give(tiers["rerun"], "rerun", "replayed")  # whose replays this test did not make
+    posted.give(tiers["vouched"], "rerun", "rescored")
+    with database.write(HUB) as session:
+        session.execute(text("UPDATE runs SET board_level = '' WHERE level = 'rerun'"))
+    place_all(database)
+    assert (await posted.board())["rows"] == wanted
+    detail = (await posted.hub.get("/api/v1/environments/alice/reverse-text")).json()
+    assert detail["best_model"] == "replayed"
+    assert posted.faults() == []

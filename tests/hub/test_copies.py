@@ -275,9 +275,12 @@ SIZE = {"examples": 40, "per_example": 1, "reward": REWARDS}
         ("one word in fifteen changed", (), "replayed", "a copy of"),
         (rewrite(lambda text, at: text if at < 8 else essay(f"mine {at}")), (), "replayed", "8 of 40"),
         (rewrite(lambda text, at: "yes"), (), "replayed", "too short"),
+        (rewrite(lambda text, at: "yes"), ("carol",), "replayed", "carol alone"),
         (rewrite(lambda text, at: essay("a form") + str(at)), (), "replayed", "too alike"),
         (None, ("carol",), "replayed", "counts repetitions by carol alone"),
         (None, ("bob",), "rerun", ""),
+        (rewrite(lambda text, at: "yes"), ("bob",), "rerun", ""),
+        ("as it is", ("bob",), "replayed", "a copy of"),
         (None, ("alice", "bob"), "rerun", ""),
     ],
 )

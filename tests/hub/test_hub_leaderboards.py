@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wander_hub.leaderboards.bounds import Bounds
+from wander_hub.leaderboards.bounds import Bounds, Place
 
 BOARD = "/api/v1/environments/alice/reverse-text/leaderboard"
 
@@ -93,41 +93,49 @@ async def test_unknown_names(hub):
     assert (await hub.get(BOARD, params={"version": "7"})).json()["code"] == "version_not_found"
 
 
-intervals = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted).map(tuple), max_size=12)
+ends = st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted)
+places = st.builds(lambda tier, ends: Place(tier, *ends), st.integers(0, 3), ends)
 
 
-@given(intervals)
-def test_ranks_hold_every_possible_order(intervals):
+@given(st.lists(places, max_size=12))
+def test_ranks_hold_every_possible_order(places):
     bounds = Bounds()
-    for one in [*intervals, *intervals]:
+    for one in [*places, *places]:
         bounds.add(one)
-    for one in intervals:
+    for one in places:
         bounds.remove(one)
     bounds = Bounds(*bounds.dump())
-    for low, high in intervals:
-        first, last = bounds.ranks((low, high), (low, high))
-        assert 1 <= first <= last <= len(intervals)
-        assert first == 1 + sum(other > high for other, _ in intervals)
-        assert last == len(intervals) - sum(other < low for _, other in intervals)
+    for one in places:
+        first, last = bounds.ranks(one, one)
+        assert 1 <= first <= last <= len(places)
+        above = [
+            each for each in places if each.tier < one.tier or (each.tier == one.tier and each.low > one.high)
+        ]
+        below = [
+            each for each in places if each.tier > one.tier or (each.tier == one.tier and each.high < one.low)
+        ]
+        assert (first, last) == (1 + len(above), len(places) - len(below))
 
 
-@given(intervals, st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted).map(tuple))
-def test_the_best_run_of_a_model_costs_its_other_runs_no_rank(others, run):
+@given(st.lists(places, max_size=12), places, places)
+def test_the_run_that_counts_costs_the_other_runs_of_its_model_no_rank(others, run, counted):
     bounds = Bounds()
     for one in others:
         bounds.add(one)
     alone = Bounds(*bounds.dump())
     alone.add(run)
-    bounds.add((2.0, 3.0))
-    assert bounds.ranks(run, (2.0, 3.0)) == alone.ranks(run, run)
+    bounds.add(counted)
+    assert bounds.ranks(run, counted) == alone.ranks(run, run)
 
 
 def test_one_small_run_has_rank_one():
+    small = Place(2, None, None)
     bounds = Bounds()
-    bounds.add((None, None))
-    assert bounds.ranks((None, None), (None, None)) == (1, 1)
-    with pytest.raises(ValueError, match="no interval"):
-        bounds.remove((0.0, 1.0))
+    bounds.add(small)
+    assert bounds.ranks(small, small) == (1, 1)
+    for absent in (Place(2, 0.0, 1.0), Place(0, None, None), Place(3, None, None)):
+        with pytest.raises(ValueError, match="no interval"):
+            bounds.remove(absent)
 
 
 @pytest.mark.parametrize("limit", [1, 2, 50])

@@ -99,19 +99,37 @@ async def test_it_stands_below_verified_runs_whatever_its_reward(room: Room):
     assert room.faults() == []
 
 
+async def test_runs_that_fail_on_purpose_move_no_row(room: Room):
+    """However many fail, before and after: the row is the first that could be verified."""
+    for number, reward in enumerate([0.9, 1.0, 0.6, 0.95, 0.99]):
+        await room.post(number, reward, "a")
+    for end in (JobRefused(TOO_LONG), JobRefused(TOO_LONG), None, None, JobRefused(TOO_LONG)):
+        room.play(end)
+    kept = f"01RUN{2:021d}"
+    rows = (await room.hub.get(BOARD)).json()["rows"]
+    assert [(row["run_id"], row["rank_low"], row["rank_high"]) for row in rows] == [(kept, 1, 1)]
+    path = f"/api/v1/runs/{kept}?reason=not+good+enough"
+    assert (await room.hub.client.delete(path, headers=room.hub.auth("alice"))).status_code == 200
+    assert await room.rows() == [], "a verified run keeps its turn also when it is withdrawn"
+    assert room.faults() == []
+
+
 async def test_a_later_replay_gives_it_its_place(room: Room):
     first, second = await room.post(1, 0.9, "a"), await room.post(2, 0.5, "a")
     await room.post(3, 0.7, "b")
     for end in (JobRefused(TOO_LONG), None, None):
         room.play(end)
-    assert await room.rows() == [("b", 1, 1), ("a", 2, 2)]
-    assert await room.rows("runs=all") == [("b", 1, 1), ("a", 1, 2), ("a", 2, 2)]
+
+    async def counting() -> list[str]:
+        return [row["run_id"] for row in (await room.hub.get(BOARD)).json()["rows"]]
+
+    assert await counting() == [f"01RUN{3:021d}", second], "the first that could be verified counts"
+    assert await room.rows("runs=all") == [("b", 1, 2), ("a", 1, 2), ("a", 2, 2)]
+    assert room.faults() == []
     await room.ask(first)
     room.play(None)
     assert (await room.run(first))[0] == "replayed"
-    rows = (await room.hub.get(BOARD)).json()["rows"]
-    assert [row["run_id"] for row in rows] == [first, f"01RUN{3:021d}"]
-    assert second not in [row["run_id"] for row in rows]
+    assert await counting() == [first, f"01RUN{3:021d}"], "it takes the turn that it had"
     assert room.faults() == []
 
 

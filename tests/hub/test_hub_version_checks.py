@@ -32,7 +32,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Answer every command as `wander check` would, and keep what was asked."""
     asked: list[list[str]] = []
 
-    def answer(self: ClientProgram, context: Any, words: list[str], secret: str) -> dict[str, Any]:
+    def answer(self: ClientProgram, context: Any, words: list[str], *_: str) -> dict[str, Any]:
         asked.append(words)
         return dict(ANSWER)
 

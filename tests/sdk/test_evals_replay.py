@@ -14,6 +14,7 @@ from wander.errors import ModelError, RunError
 from wander.evals.replay import first_difference, replay_run
 from wander.evals.run.runner import EvaluationPlan, EvaluationResult, evaluate
 from wander.evals.store.folder import RunFolder
+from wander.rubrics.judge import JudgeRubric, judge_score
 from wander.types import Failure, Turn
 from wander.wire import EnvironmentPin
 from wander.wire.verification import ReplayReport
@@ -215,6 +216,21 @@ async def test_a_sample_is_drawn_by_its_seed_and_raises_no_level() -> None:
     ]
     assert found[0] == found[1] != found[2]
     assert (await replayed(result, sample=12)).level == "replayed"
+
+
+async def test_what_a_judge_said_is_taken_from_the_record_and_not_replayed() -> None:
+    """A judge in an environment that calls itself deterministic: its answers are the submitter's word."""
+    judge = JudgeRubric([judge_score], client=ScriptedClient(lambda request: '{"verdict": "no"}'))
+    env = environment(judge)
+    result = await played(env)
+    assert {each.reward for each in result.rollouts} == {0.0}
+    honest = await replayed(result, env=env)
+    assert (honest.same, honest.answered, honest.level) == (12, 12, "rescored")
+    for each in result.rollouts:
+        each.info["judge_answers"][0]["answer"] = '{"verdict": "yes"}'
+        each.reward, each.metrics = 1.0, {"judge_score": 1.0}
+    forged = await replayed(result, env=env)
+    assert (forged.same, forged.answered, forged.level) == (12, 12, "rescored")
 
 
 async def test_rewards_that_compare_a_group_are_compared_by_whole_groups() -> None:

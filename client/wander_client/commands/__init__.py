@@ -88,6 +88,7 @@ COMMANDS: dict[str, Command] = {
     "runs replay": Command("run.replay:replay", "play a run again from its record, and compare"),
     "runs rerun": Command("run.rerun:rerun", "repeat a run from its manifest, and test whether both agree"),
     "runs verify": Command("run.replay:verify", "have the hub replay a posted run"),
+    "runs evidence": Command("run.runs:evidence", "tell what the hub proved of a posted run"),
     "runs publish": Command("run.runs:publish", "show a private run of yours to everybody"),
     "runs withdraw": Command("run.runs:withdraw", "remove the rollouts of a posted run for good"),
     "runs schema": Command("run.runs:schema", "print the JSON Schema of a file of the run folder"),

@@ -33,7 +33,12 @@ from wander.wire import (
     VersionDetail,
 )
 from wander.wire.changes import Whoami
-from wander.wire.verification import VerificationInfo, VerificationList, VerificationRequest
+from wander.wire.verification import (
+    RunEvidence,
+    VerificationInfo,
+    VerificationList,
+    VerificationRequest,
+)
 
 from wander_client.credentials import Credential
 from wander_client.errors import ClientError, LoginRequired, NotFound, Unavailable, UsageError
@@ -277,6 +282,10 @@ class HubApi:
     def verifications(self, run_id: str) -> list[VerificationInfo]:
         """Return every verification of a run, the newest first."""
         return self.read(f"/api/v1/runs/{quote_part(run_id)}/verifications", VerificationList).data
+
+    def evidence(self, run_id: str) -> RunEvidence:
+        """Return what a run's level rests on."""
+        return self.read(f"/api/v1/runs/{quote_part(run_id)}/evidence", RunEvidence)
 
     def cancel_verification(self, number: int) -> VerificationInfo:
         """Cancel a verification."""

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wander.wire.levels import STATED
+
 from wander_client.runs.found import PostedRun
 from wander_client.terminal.output import counted
 
@@ -117,6 +119,7 @@ def describe_standing(found: FoundRun) -> dict[str, Any]:
         "level_reason": detail.level_reason,
         "posted_by": detail.posted_by,
         "posted_at": detail.posted_at,
+        "not_proved": f"{STATED}: these are as the submitter states them",
     }
 
 

@@ -47,8 +47,8 @@ from wander_hub.verification.levels import level_of
 GRACE = timedelta(hours=1)
 """An object that nothing points to may belong to an upload that is under way, until it is this old."""
 _ENTRY = ("run_id", "model", "level", "shortfall", "low", "high", "tokens", "usd", "posted_at")
-_PLACE = ("posted_by_id", "below", "withdrawn", "counts")
-_BOARD = ("runs", "models", "last_posted_at", "lows", "highs")
+_PLACE = ("posted_by_id", "tier", "withdrawn", "counts")
+_BOARD = ("runs", "models", "last_posted_at", "lows", "highs", "tiers")
 _TOTALS = ("version_count", "latest_version", "summary", "tags", "search_text", "run_count", "best_model")
 _PAGE = tuple(column.key for column in IndexPage.__table__.columns)
 
@@ -250,7 +250,7 @@ def _derive(session: Session, storage: Storage, run: Run, broken: Set[str]) -> D
         return None
     manifest = RunManifest.model_validate_json(run.manifest)
     digest, order = RolloutsDigest(), OrderWriter()
-    summary = RunningSummary(manifest.environment.info)
+    summary = RunningSummary(verification.declared_info(session, run))
     for chunk in chunks:
         for row in rows_of(storage, chunk):
             digest.add(row.line_sha256())

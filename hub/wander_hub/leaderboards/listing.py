@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
+from wander.wire.boards import TIERS
 
 from wander_hub.database import Database
 from wander_hub.environments import repository as environments
@@ -64,5 +65,6 @@ def _best(session: Session, environment: Environment) -> tuple[str | None, float
     version = service.find_version(session, environment, "latest")
     for board in repository.boards_of(session, version.id, 1):
         for leader in repository.leaders(session, board, 1):
-            return (None, None) if leader.below else (leader.model, 0.0 - leader.shortfall)
+            unverifiable = TIERS[leader.tier] == "unverifiable"
+            return (None, None) if unverifiable else (leader.model, 0.0 - leader.shortfall)
     return None, None

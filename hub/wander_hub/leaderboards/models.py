@@ -8,10 +8,12 @@ from typing import Any
 from sqlalchemy import JSON, ForeignKey, Index, LargeBinary, String, Text, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 from wander.wire import VerificationLevel
+from wander.wire.boards import TIERS
 
 from wander_hub.accounts.models import User
 from wander_hub.database import Base
 from wander_hub.environments.models import Version
+from wander_hub.leaderboards.bounds import Place
 
 
 class Board(Base):
@@ -37,8 +39,10 @@ class Board(Base):
     """Its rows: runs that count. A model that two accounts posted has two."""
     last_posted_at: Mapped[datetime]
     lows: Mapped[bytes] = mapped_column(LargeBinary, default=b"", deferred=True)
-    """Lower ends of the intervals of the runs that count, ascending doubles (`bounds.py`)."""
+    """Lower ends of the intervals of the runs that count, of each tier ascending doubles (`bounds.py`)."""
     highs: Mapped[bytes] = mapped_column(LargeBinary, default=b"", deferred=True)
+    tiers: Mapped[list[int]] = mapped_column(JSON, default=list, deferred=True)
+    """How many runs that count each tier has."""
     title: Mapped[str] = mapped_column(Text, default="")
     description: Mapped[str] = mapped_column(Text, default="")
     columns: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
@@ -53,14 +57,15 @@ class Board(Base):
 class BoardEntry(Base):
     """A run that stands on a board, in a row narrow enough to sort and filter a hundred thousand of them.
 
-    Of all runs of one model by one account only the first counts, so posting again moves no row. A withdrawn
-    one keeps its turn, so no later one counts in its place until an owner of the environment hides it.
+    Of all runs of one model by one account only the first counts that could be verified, so posting again
+    moves no row. A withdrawn one keeps its turn, so no later one counts in its place until an owner of the
+    environment hides it.
     """
 
     __tablename__ = "board_entries"
     __table_args__ = (
-        Index("ix_board_entries_all", "board_id", "below", "shortfall", "posted_at", "run_id"),
-        Index("ix_board_entries_counts", "board_id", "counts", "below", "shortfall", "posted_at", "run_id"),
+        Index("ix_board_entries_all", "board_id", "tier", "shortfall", "posted_at", "run_id"),
+        Index("ix_board_entries_counts", "board_id", "counts", "tier", "shortfall", "posted_at", "run_id"),
         Index("ix_board_entries_posted", "board_id", "posted_at", "run_id"),
         Index("ix_board_entries_model", "board_id", "model", "posted_by_id", "posted_at", "run_id"),
     )
@@ -70,8 +75,8 @@ class BoardEntry(Base):
     model: Mapped[str] = mapped_column(Text)
     posted_by_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
     level: Mapped[VerificationLevel] = mapped_column(String(16))
-    below: Mapped[bool]
-    """The hub could not verify it: it stands below every run that it could, and shares one rank there."""
+    tier: Mapped[int]
+    """Place in `TIERS` of what the hub proved of it: it stands below all runs of a lower number."""
     shortfall: Mapped[float]
     """The mean reward, negated: ascending order has the best first, and of equals the one posted first."""
     low: Mapped[float | None]
@@ -87,6 +92,13 @@ class BoardEntry(Base):
     """Shown nowhere; it only keeps its turn."""
     counts: Mapped[bool]
     """The first of its model and account, and not withdrawn."""
+
+    @property
+    def place(self) -> Place:
+        """Where it ranks; what could not be verified shares its ranks, whatever it scored."""
+        if TIERS[self.tier] == "unverifiable":
+            return Place(self.tier, None, None)
+        return Place(self.tier, self.low, self.high)
 
 
 class HiddenRun(Base):

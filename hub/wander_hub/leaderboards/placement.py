@@ -9,6 +9,7 @@ from __future__ import annotations
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session, undefer
 from wander.wire import RunManifest, RunSummary
+from wander.wire.boards import TIERS
 
 from wander_hub.environments import repository as environments
 from wander_hub.environments.models import Environment, Version
@@ -18,6 +19,7 @@ from wander_hub.leaderboards.schemas import board_name
 from wander_hub.runs.manifest import protocol_digest
 from wander_hub.runs.models import MISPLACED, Run
 
+_PLACES = (undefer(Board.lows), undefer(Board.highs), undefer(Board.tiers))
 _BATCH = 200
 """Runs that are placed at a time; a manifest may be megabytes."""
 
@@ -40,8 +42,12 @@ def start_over(session: Session, environment: Environment) -> None:
     versions = select(Version.id).where(Version.environment_id == environment.id)
     boards = select(Board.id).where(Board.version_id.in_(versions))
     session.execute(delete(BoardEntry).where(BoardEntry.board_id.in_(boards)))
-    empty = {"runs": 0, "models": 0, "lows": b"", "highs": b"", "last_posted_at": environment.created_at}
-    session.execute(update(Board).where(Board.version_id.in_(versions)).values(empty))
+    empty = {"runs": 0, "models": 0, "lows": b"", "highs": b"", "tiers": []}
+    session.execute(
+        update(Board)
+        .where(Board.version_id.in_(versions))
+        .values(empty | {"last_posted_at": environment.created_at})
+    )
     session.execute(update(Run).where(Run.environment_id == environment.id).values(board_level=""))
     session.expire_all()
 
@@ -59,11 +65,11 @@ def _place_one(session: Session, run: Run) -> None:
     if stands is not None and rescored and session.get_one(Board, stands.board_id).refuses_rescored:
         _take_down(session, stands)
         return
-    below = run.level == "unverifiable"
-    if stands is not None and (stands.withdrawn, stands.below) == (withdrawn, below):
-        stands.level = run.level
-        return
     if stands is not None:
+        ends = run.summary.get("reward_low"), run.summary.get("reward_high")
+        if (stands.withdrawn, stands.tier, stands.low, stands.high) == (withdrawn, tier_of(run), *ends):
+            stands.level = run.level
+            return
         _take_down(session, stands)
     manifest = RunManifest.model_validate_json(run.manifest)
     run.protocol_sha256 = protocol_digest(manifest)
@@ -72,13 +78,18 @@ def _place_one(session: Session, run: Run) -> None:
         _put_up(session, board, _entry(run, manifest))
 
 
+def tier_of(run: Run) -> int:
+    """Return where a run stands among the tiers of its board: a repetition of it adds a name, no rank."""
+    return TIERS.index(run.own_level or "complete" if run.level == "rerun" else run.level)
+
+
 def _board(session: Session, run: Run, manifest: RunManifest) -> Board:
     query = select(Board).where(
         Board.version_id == run.version_id,
         Board.task_set_sha256 == run.task_set_sha256,
         Board.protocol_sha256 == run.protocol_sha256,
     )
-    found = session.scalar(query.options(undefer(Board.lows), undefer(Board.highs)))
+    found = session.scalar(query.options(*_PLACES))
     if found is None:
         found = Board(
             version_id=run.version_id,
@@ -95,6 +106,7 @@ def _board(session: Session, run: Run, manifest: RunManifest) -> Board:
             last_posted_at=run.public_at,
             lows=b"",
             highs=b"",
+            tiers=[],
         )
         session.add(found)
         session.flush()
@@ -112,7 +124,7 @@ def _entry(run: Run, manifest: RunManifest) -> BoardEntry:
         model=run.model,
         posted_by_id=run.posted_by_id,
         level=run.level,
-        below=run.level == "unverifiable",
+        tier=tier_of(run),
         shortfall=0.0 - mean,  # never a negative zero
         low=summary.reward_low,
         high=summary.reward_high,
@@ -135,7 +147,7 @@ def _put_up(session: Session, board: Board, entry: BoardEntry) -> None:
 
 def _take_down(session: Session, entry: BoardEntry) -> None:
     found = select(Board).where(Board.id == entry.board_id)
-    board = session.scalars(found.options(undefer(Board.lows), undefer(Board.highs))).one()
+    board = session.scalars(found.options(*_PLACES)).one()
     if entry.counts:
         _lead(board, entry, None)
     session.delete(entry)
@@ -147,9 +159,14 @@ def _take_down(session: Session, entry: BoardEntry) -> None:
 
 
 def _choose(session: Session, board: Board, model: str, account: int) -> None:
-    """Let the first run of a model by an account count, and no other; none where that one was withdrawn."""
+    """Let the first run of a model by an account count, and no other; none where that one was withdrawn.
+
+    One that could not be verified has its turn after all others, as if it had not been posted: who lets runs
+    fail on purpose gains no more than who keeps them back.
+    """
     of_row = BoardEntry.board_id == board.id, BoardEntry.model == model, BoardEntry.posted_by_id == account
-    query = select(BoardEntry).where(*of_row).order_by(BoardEntry.posted_at, BoardEntry.run_id).limit(1)
+    last = BoardEntry.tier == TIERS.index("unverifiable")
+    query = select(BoardEntry).where(*of_row).order_by(last, BoardEntry.posted_at, BoardEntry.run_id).limit(1)
     old = session.scalar(query.where(BoardEntry.counts))
     first = session.scalar(query)
     new = None if first is None or first.withdrawn else first
@@ -159,14 +176,12 @@ def _choose(session: Session, board: Board, model: str, account: int) -> None:
 
 def _lead(board: Board, old: BoardEntry | None, new: BoardEntry | None) -> None:
     """Let another run count, in the intervals too that ranks are counted from."""
-    bounds = Bounds(board.lows, board.highs)
+    bounds = Bounds(board.lows, board.highs, board.tiers)
     if old is not None:
         old.counts = False
-        if not old.below:
-            bounds.remove((old.low, old.high))
+        bounds.remove(old.place)
     if new is not None:
         new.counts = True
-        if not new.below:
-            bounds.add((new.low, new.high))
-    board.lows, board.highs = bounds.dump()
+        bounds.add(new.place)
+    board.lows, board.highs, board.tiers = bounds.dump()
     board.models += (new is not None) - (old is not None)

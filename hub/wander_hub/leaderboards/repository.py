@@ -53,11 +53,11 @@ def page(session: Session, board: Board, wanted: BoardFilter) -> Sequence[tuple[
     key: list[Any] = [BoardEntry.posted_at, BoardEntry.run_id]
     types: list[Any] = [UtcDateTime(), BoardEntry.run_id.type]
     if not descending:
-        key = [BoardEntry.below, _VALUES[wanted.sort], *key]
-        types = [BoardEntry.below.type, BoardEntry.shortfall.type, *types]
+        key = [BoardEntry.tier, _VALUES[wanted.sort], *key]
+        types = [BoardEntry.tier.type, BoardEntry.shortfall.type, *types]
     if wanted.cursor:
         at = BoardPosition.from_cursor(wanted.cursor, wanted.sort)
-        values = [at.posted_at, at.run_id] if descending else [at.below, at.value, at.posted_at, at.run_id]
+        values = [at.posted_at, at.run_id] if descending else [at.tier, at.value, at.posted_at, at.run_id]
         place = tuple_(*(literal(one, kind) for one, kind in zip(values, types, strict=True)))
         query = query.where(tuple_(*key) < place if descending else tuple_(*key) > place)
     query = query.order_by(*(one.desc() if descending else one for one in key)).limit(wanted.limit + 1)
@@ -68,13 +68,13 @@ def position(entry: BoardEntry, wanted: BoardFilter) -> BoardPosition:
     """Return where a page ends whose last row this is."""
     value = {"reward": entry.shortfall, "posted": 0.0, "tokens": entry.tokens, "cost": entry.usd}[wanted.sort]
     known = value if value is not None else _UNKNOWN
-    return BoardPosition(wanted.sort, entry.below, known, entry.posted_at, entry.run_id)
+    return BoardPosition(wanted.sort, entry.tier, known, entry.posted_at, entry.run_id)
 
 
 def leaders(session: Session, board: Board, limit: int) -> Sequence[BoardEntry]:
     """Return the leading rows."""
     query = select(BoardEntry).where(BoardEntry.board_id == board.id, BoardEntry.counts.is_(True))
-    key = BoardEntry.below, BoardEntry.shortfall, BoardEntry.posted_at, BoardEntry.run_id
+    key = BoardEntry.tier, BoardEntry.shortfall, BoardEntry.posted_at, BoardEntry.run_id
     return session.scalars(query.order_by(*key).limit(limit)).all()
 
 

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Literal
 
 from wander.wire import VerificationLevel
+from wander.wire.boards import TIERS
 
 from wander_hub.http.problems import HubProblem
 
@@ -42,7 +43,7 @@ class BoardPosition:
     """Where a page ended: the sort key of its last row."""
 
     sort: BoardSort
-    below: bool
+    tier: int
     value: float
     """Zero when sorted by time."""
     posted_at: datetime
@@ -50,23 +51,23 @@ class BoardPosition:
 
     def cursor(self) -> str:
         """Return the opaque form."""
-        parts = [self.sort, self.below, self.value, self.posted_at.isoformat(), self.run_id]
+        parts = [self.sort, self.tier, self.value, self.posted_at.isoformat(), self.run_id]
         return base64.urlsafe_b64encode(json.dumps(parts).encode()).decode()
 
     @classmethod
     def from_cursor(cls, cursor: str, sort: BoardSort) -> BoardPosition:
         """Read the opaque form; raise a 422 for anything else, and for a cursor of another order."""
         try:
-            found, below, value, posted_at, run_id = json.loads(base64.urlsafe_b64decode(cursor.encode()))
+            found, tier, value, posted_at, run_id = json.loads(base64.urlsafe_b64decode(cursor.encode()))
             moment = datetime.fromisoformat(posted_at)
             right = found == sort and isinstance(run_id, str) and type(value) in (int, float)
-            right = right and isinstance(below, bool)
+            right = right and type(tier) is int and 0 <= tier < len(TIERS)
             if not right or not math.isfinite(value) or moment.tzinfo is None:
                 raise ValueError("not of this order")
         except (binascii.Error, ValueError, TypeError) as error:
             hint = "pass `next` of the previous page unchanged, with the same `sort`"
             raise HubProblem(422, "bad_cursor", "the cursor is not one of this board's", hint=hint) from error
-        return cls(sort, below, float(value), moment, run_id)
+        return cls(sort, tier, float(value), moment, run_id)
 
 
 def board_name(task_set_sha256: str, protocol_sha256: str) -> str:

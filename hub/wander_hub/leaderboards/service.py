@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 from wander.wire import BoardInfo, Leaderboard, LeaderboardRow, RunSummary
-from wander.wire.boards import BOARD_COLUMNS, HiddenRunInfo, HistoryPoint, VersionBoard
+from wander.wire.boards import BOARD_COLUMNS, TIERS, HiddenRunInfo, HistoryPoint, VersionBoard
 
 from wander_hub.database import fill
 from wander_hub.environments import repository as environment_repository
@@ -76,9 +76,11 @@ def leaderboard(
     if not brief and is_first_page:
         hidden = repository.hidden_of(session, shown, MOST_HIDDEN)
         update["hidden"] = [hidden_info(run, one, base_url) for run, one in hidden]
+        leaders = repository.leaders(session, shown, HISTORY_ROWS)
+        proven = [one for one in leaders if one.tier == leaders[0].tier]
         update["history"] = [
             fill(HistoryPoint, one, reward_mean=0.0 - one.shortfall)
-            for one in sorted(repository.leaders(session, shown, HISTORY_ROWS), key=lambda one: one.posted_at)
+            for one in sorted(proven, key=lambda one: one.posted_at)
         ]
         update["versions"] = _other_versions(session, chosen, versions, shown)
     return filled.model_copy(update=update)
@@ -212,16 +214,12 @@ def _rows(
             BoardEntry.counts,
         )
         own |= {(one.model, one.posted_by_id): one for one in session.scalars(query)}
-    session.refresh(board, ["lows", "highs"])  # which no other reader of a board needs
-    bounds = Bounds(board.lows, board.highs)
+    session.refresh(board, ["lows", "highs", "tiers"])  # which no other reader of a board needs
+    bounds = Bounds(board.lows, board.highs, board.tiers)
     rows = []
     for run, entry in found:
         counted = own.get((entry.model, entry.posted_by_id))
-        ranked = (counted.low, counted.high) if counted is not None and not counted.below else None
-        if entry.below:
-            ranks = len(bounds) + (ranked is None), board.models + (counted is None)
-        else:
-            ranks = bounds.ranks((entry.low, entry.high), ranked)
+        ranks = bounds.ranks(entry.place, counted.place if counted is not None else None)
         summary = RunSummary.model_validate(run.summary)
         mean = 0.0 - entry.shortfall
         row = fill(
@@ -247,6 +245,7 @@ def _rows(
             pass_rates=summary.pass_rates,
             version=version.version,
             level=entry.level,
+            ranked_with=TIERS[entry.tier],
             posted_by=run.posted_by.name,
             posted_at=entry.posted_at,
             url=f"{base_url}/runs/{run.run_id}",

@@ -63,6 +63,8 @@ class Run(Base):
     level_reason: Mapped[str] = mapped_column(Text)
     vouched_by: Mapped[str | None] = mapped_column(String(39))
     """Name of the user who posted the repetition that gave it the level `rerun`."""
+    own_level: Mapped[VerificationLevel | None] = mapped_column(String(16))
+    """What the hub's own replays give a run of the level `rerun`; of no meaning for others."""
     reward_mean: Mapped[float | None]
     manifest: Mapped[str] = mapped_column(Text)
     """`run.json` as posted."""

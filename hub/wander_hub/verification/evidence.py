@@ -16,6 +16,7 @@ from wander.evals.stats.agreement import agreement
 from wander.evals.store.jsonl import split_lines
 from wander.types import Rollout
 from wander.wire import RunManifest
+from wander.wire.levels import STATED
 from wander.wire.verification import Agreement, Rerun, RunEvidence
 
 from wander_hub.accounts.models import Membership, Owner
@@ -30,7 +31,9 @@ from wander_hub.runs import service as runs
 from wander_hub.runs.models import Run
 from wander_hub.storage import Storage
 from wander_hub.verification import duplicates, likeness
+from wander_hub.verification.likeness import Likeness
 from wander_hub.verification.models import RunExamination
+from wander_hub.verification.proofs import prove
 
 logger = logging.getLogger("wander_hub")
 
@@ -58,8 +61,8 @@ class Findings(NamedTuple):
     """Runs that it repeats, or that repeat it."""
     agreement: Agreement | None = None
     """With the run that it repeats by its manifest."""
-    dependent: str = ""
-    """Why it is no independent repetition of that run."""
+    likeness: Likeness | None = None
+    """How much of that run it repeats."""
 
 
 class Examiner:
@@ -112,10 +115,8 @@ class Examiner:
             original = original_of(session, run, runs.manifest_of(run))
             if original is None:
                 return Findings(read.hexdigest(), repeats)
-            dependent = self._compare(session, original, run, draw, context).dependent
-            return Findings(
-                read.hexdigest(), repeats, self._agreement(session, original, run, context), dependent
-            )
+            like = self._compare(session, original, run, draw, context)
+            return Findings(read.hexdigest(), repeats, self._agreement(session, original, run, context), like)
 
     def _compare(
         self, session: Session, earlier: Run, later: Run, draw: bytes, context: JobContext
@@ -183,7 +184,7 @@ def keep_examination(
     marked = duplicates.mark_copies(session, run, found.digest, found.repeats)
     original = original_of(session, run, manifest)
     if found.agreement is not None and original is not None:
-        one.note = _objection(session, run, original, one, found.dependent, trusted)
+        one.note = _objection(session, run, original, one, found.likeness, trusted)
         one.independent = not one.note
     session.flush()
     refresh_results(session, run.environment)
@@ -228,10 +229,13 @@ def _objection(
     run: Run,
     original: Run,
     one: RunExamination,
-    dependent: str,
+    like: Likeness | None,
     trusted: frozenset[str],
 ) -> str:
-    """Return why a repetition is no independent evidence, or nothing."""
+    """Return why a repetition is no independent evidence, or nothing.
+
+    Of short answers no text tells a repetition from a copy. Then it takes somebody whom the operator trusts.
+    """
     if run.posted_by_id == original.posted_by_id:
         return "posted by who posted the run that it repeats"
     if one.duplicate_of is not None:
@@ -241,7 +245,12 @@ def _objection(
         known = session.scalars(owners.where(Membership.user_id == run.posted_by_id)).all()
         if trusted.isdisjoint([run.posted_by.name, *known]):
             return f"this hub counts repetitions by {', '.join(sorted(trusted))} alone"
-    return dependent
+    if like is not None and like.terse and not trusted and not like.dependent:
+        return (
+            "its completions are too short, or too alike, to tell a repetition from a copy; "
+            "those of somebody whom this hub's operator trusts would count"
+        )
+    return like.dependent if like is not None else ""
 
 
 def count_rerun(session: Session, run: Run) -> None:
@@ -258,6 +267,7 @@ def count_rerun(session: Session, run: Run) -> None:
         found = Agreement.model_validate(one.agreement)
         counts = found.verdict == "agrees" and not found.differing
     if counts and original.level in ("complete", "rescored", "replayed"):
+        original.own_level = original.level
         original.level, original.vouched_by = "rerun", run.posted_by.name
         original.level_reason = f"`{run.run_id}` by {run.posted_by.name} repeated it and agrees: {found.told}"
     elif not counts and original.level == "rerun" and f"`{run.run_id}`" in original.level_reason:
@@ -289,6 +299,7 @@ def evidence_of(session: Session, run_id: str) -> RunEvidence:
         .order_by(Run.posted_at.desc())
         .limit(100)
     ).all()
+    repeated = [_rerun(session, each) for each in reruns]
     return RunEvidence(
         run_id=run_id,
         level=run.level,
@@ -297,7 +308,9 @@ def evidence_of(session: Session, run_id: str) -> RunEvidence:
         duplicate_of=one.duplicate_of if one else None,
         cleared=duplicates.clearance_of(session, run_id),
         rerun_of=one.rerun_of if one else None,
-        reruns=[_rerun(session, each) for each in reruns],
+        reruns=repeated,
+        proofs=prove(session, run, repeated) if run.kind == "evaluation" else [],
+        stated=STATED,
     )
 
 

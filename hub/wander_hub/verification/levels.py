@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from wander.types import EnvironmentInfo
 from wander.wire import RunManifest, RunSummary, VerificationLevel
 from wander.wire.verification import ReplayReport
 
@@ -41,24 +40,6 @@ def level_of_unread(fault: str) -> tuple[VerificationLevel, str]:
     return "claimed", f"the hub could not examine it for copies ({fault}), so it ranks nowhere"
 
 
-def find_omission(stated: EnvironmentInfo, actual: EnvironmentInfo) -> str | None:
-    """Return what a manifest leaves out of what its environment declares, though an interval hangs on it.
-
-    Runs of before bounds were recorded lack them too; where the weights give the same ones, nothing is lost.
-    """
-    declared = [
-        one.reward_bounds or any(each.bounds for each in one.reward_functions) for one in (stated, actual)
-    ]
-    if declared[0] or not declared[1]:
-        return None
-    ranges = [(one.reward_range, [each.range for each in one.reward_functions]) for one in (stated, actual)]
-    if ranges[0] == ranges[1]:
-        return None
-    return (
-        "the run does not state the bounds that the environment declares for its rewards: evaluate it again"
-    )
-
-
 def level_by(one: Verification, level: VerificationLevel, reason: str) -> tuple[VerificationLevel, str]:
     """Return a run's level after a verification of it that has ended, and why.
 
@@ -91,11 +72,19 @@ def level_after(
     if report.differing:
         found = f"{report.differing} of {report.replayed} rollouts came out otherwise"
         return "claimed", f"{found} when the hub {again} again"
+    if report.judged is not None and report.judged.doubtful and level != "claimed":
+        return "unverifiable", f"could not be verified: {report.judged.told}"
     if report.level in ("rescored", "replayed") and level in _BELOW[report.level]:
         count = f"{report.replayed:,} rollouts" if report.replayed > 1 else "rollout"
-        if report.level == "rescored":
+        if report.method == "rescore":
             scored = f"the hub scored the transcripts of all {count} again: the same rewards"
-            return "rescored", f"{scored}; what tools and judges answered is as its submitter states it"
+            others = "what tools and judges answered"
+            told = f"; {report.judged.told}" if report.judged is not None and report.judged.asked else ""
+            return "rescored", f"{scored}; {others} is as its submitter states it{told}"
+        if report.level == "rescored":
+            played = f"the hub played all {count} again: the same messages, metrics and rewards"
+            others = f"what judges or other models answered in {report.answered:,} of them"
+            return "rescored", f"{played}; {others} is as its submitter states it"
         return "replayed", f"the hub played all {count} again: the same messages, metrics and rewards"
     if whole and not report.sampled:
         left = f"{report.expected - report.same} of {report.expected} rollouts could not be compared"

@@ -114,9 +114,12 @@ class Likeness:
             return (
                 f"{self.repeated:,} of {self.compared:,} completions repeat those of the run that it repeats"
             )
-        if self.telling < COPIED * self.compared or not self.telling:
-            return "its completions are too short, or too alike, to tell a repetition from a copy"
         return ""
+
+    @property
+    def terse(self) -> bool:
+        """Whether no text can tell a repetition from a copy: only who posted it can."""
+        return self.telling < COPIED * self.compared or not self.telling
 
 
 def read_spoken(rollout: Rollout) -> Spoken:

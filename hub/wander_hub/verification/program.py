@@ -56,16 +56,17 @@ class ClientProgram:
         self._sandbox = sandbox
         self._seconds = seconds
 
-    def run(self, context: JobContext, words: list[str]) -> dict[str, Any]:
+    def run(self, context: JobContext, words: list[str], given: str = "") -> dict[str, Any]:
         """Run a command that takes `--sandbox`; return the data of its answer.
 
+        `given` is its standard input: what it may know and no environment, whose secrets come from variables.
         Raises `JobRefused` for an error that no repetition helps.
         """
         confinement = "--sandbox" if self._sandbox else "--no-sandbox"
         with self._lend_token(f"job {context.lease.job_id}") as secret:
-            return self._answer(context, [*words, "--json", confinement], secret)
+            return self._answer(context, [*words, "--json", confinement], secret, given)
 
-    def _answer(self, context: JobContext, words: list[str], secret: str) -> dict[str, Any]:
+    def _answer(self, context: JobContext, words: list[str], secret: str, given: str) -> dict[str, Any]:
         """Run the command; return the data of its answer."""
         self._folder.mkdir(parents=True, exist_ok=True)
         passed = {
@@ -78,7 +79,7 @@ class ClientProgram:
         with own_log.open("wb") as log:
             process = subprocess.Popen(  # noqa: S603 - this interpreter, our own words
                 [sys.executable, "-P", "-m", "wander_client", *words],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env={**passed, **folders, "WANDER_HUB": self._hub_url, "WANDER_TOKEN": secret},
@@ -86,6 +87,9 @@ class ClientProgram:
                 start_new_session=True,
             )
         try:
+            assert process.stdin is not None
+            with suppress(BrokenPipeError), process.stdin:
+                process.stdin.write(given.encode())
             answer = self._follow(context, process)
         finally:
             with suppress(ProcessLookupError):  # it has ended, with all that it started

@@ -77,7 +77,7 @@ def request_verification(
 
 @router.get("/runs/{run_id}/evidence", response_model=RunEvidence, responses=refusals(404, 422))
 def get_evidence(session: ReadSession, run_id: RunId) -> RunEvidence:
-    """Show what a run's level rests on beside replays: whether it is a copy, and who repeated it."""
+    """Show what a run's level rests on: what each level proved, whether it is a copy, who repeated it."""
     return evidence.evidence_of(session, run_id)
 
 

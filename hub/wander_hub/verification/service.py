@@ -8,6 +8,7 @@ from functools import partial
 from sqlalchemy import Select, func, insert, literal, select
 from sqlalchemy.orm import Session, contains_eager, joinedload
 from wander.types import EnvironmentInfo
+from wander.wire import RunSummary
 from wander.wire.verification import (
     Divergence,
     DivergencePage,
@@ -27,11 +28,12 @@ from wander_hub.jobs import Job, TableQueue
 from wander_hub.leaderboards.listing import refresh_results
 from wander_hub.rights import rights
 from wander_hub.runs import service as runs
+from wander_hub.runs.aggregates import add_bounds
 from wander_hub.runs.models import Run
 from wander_hub.runs.repository import readable_run
 from wander_hub.settings import Settings
-from wander_hub.verification import evidence
-from wander_hub.verification.levels import find_omission, level_by
+from wander_hub.verification import duplicates, evidence
+from wander_hub.verification.levels import level_by
 from wander_hub.verification.models import Verification, VerificationDivergence
 
 KIND = "replay"
@@ -256,8 +258,17 @@ def cancel(session: Session, queue: TableQueue, number: int, caller: Identity) -
     return info_of(found)
 
 
-def keep(session: Session, job_id: int, report: ReplayReport, made_with: VerifiedWith | None) -> None:
-    """Keep what a replay came to, and give the run the level that it supports."""
+def keep(
+    session: Session,
+    job_id: int,
+    report: ReplayReport,
+    made_with: VerifiedWith | None,
+    summary: RunSummary | None = None,
+) -> None:
+    """Keep what a replay came to, and give the run the level that it supports.
+
+    `summary`: the run's aggregates, where they are others than the run's own words gave.
+    """
     found = session.query(Verification).filter_by(job_id=job_id).one()
     rows = [
         {"verification_id": found.id, "number": number, **one.model_dump()}
@@ -265,15 +276,33 @@ def keep(session: Session, job_id: int, report: ReplayReport, made_with: Verifie
     ]
     if rows:
         session.execute(insert(VerificationDivergence), rows)
-    if made_with is not None and report.refused is None and not report.differing:
-        stated = runs.manifest_of(runs.find(session, found.run_id)).environment.info
-        report = report.model_copy(update={"refused": find_omission(stated, made_with.environment.info)})
     shown = report.model_copy(update={"divergences": report.divergences[:SHOWN_DIVERGENCES]})
     found.report = shown.model_dump(mode="json")
     if made_with is not None:
         by_this_hub = made_with.model_copy(update={"hub": __version__})
         found.made_with = by_this_hub.model_dump(mode="json")
+    if summary is not None:
+        run = runs.find(session, found.run_id)
+        run.summary, run.reward_mean = summary.model_dump(mode="json"), summary.reward_mean
+        run.board_level = ""  # so that it is placed anew
     _give_level(session, found)
+
+
+def judges_asked(session: Session, run_id: str) -> bool:
+    """Tell whether the judges were asked again about a run."""
+    reports = session.scalars(select(Verification.report).where(Verification.run_id == run_id))
+    return any(one and one.get("judged") for one in reports)
+
+
+def declared_info(session: Session, run: Run) -> EnvironmentInfo:
+    """Return what a run states of its environment, with the bounds that the newest replay met."""
+    stated = runs.manifest_of(run).environment.info
+    met = select(Verification.made_with).where(Verification.run_id == run.run_id)
+    met = met.where(Verification.report.is_not(None)).order_by(Verification.id.desc())
+    found = next((one for one in session.scalars(met) if one), None)
+    if found is None:
+        return stated
+    return add_bounds(stated, VerifiedWith.model_validate(found).environment.info)
 
 
 def keep_failures(session: Session, job_ids: Sequence[int]) -> None:
@@ -290,6 +319,10 @@ def _give_level(session: Session, ended: Verification) -> None:
     run.level, run.level_reason = level_by(ended, run.level, run.level_reason)
     ended.gave = run.level
     session.flush()
+    if run.level == "rerun":
+        own, _ = duplicates.supported_level(session, run)
+        run.own_level = own if own in ("rescored", "replayed") else "complete"
+        run.board_level = ""  # so that it is placed by that
     refresh_results(session, run.environment)
     evidence.count_rerun(session, run)
 

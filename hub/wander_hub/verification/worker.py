@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 import os
 import secrets
@@ -11,11 +12,15 @@ from collections.abc import Callable
 
 from pydantic import ValidationError
 from sqlalchemy.orm import Session
+from wander.wire import RunSummary
 from wander.wire.verification import ReplayReport, VerifiedWith
 
 from wander_hub.database import Database
+from wander_hub.identity import HUB
 from wander_hub.jobs import Handler, JobContext, JobRefused, TableQueue, Worker, hide_paths
 from wander_hub.jobs.choice import worker_of
+from wander_hub.runs import service as runs
+from wander_hub.runs.aggregates import add_bounds, summarise
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 from wander_hub.verification import evidence, service, version_checks
@@ -29,8 +34,13 @@ logger = logging.getLogger("wander_hub")
 class Replayer:
     """The handler of replay jobs: `wander runs replay`, as any stranger would run it."""
 
-    def __init__(self, program: ClientProgram) -> None:
+    def __init__(
+        self, program: ClientProgram, database: Database, storage: Storage, settings: Settings
+    ) -> None:
         self._program = program
+        self._settings = settings
+        self._database = database
+        self._storage = storage
 
     def __call__(self, context: JobContext) -> Callable[[Session], None]:
         """Play a run again; return what keeps the report."""
@@ -40,7 +50,11 @@ class Replayer:
         if payload.get("sample") is not None:
             # Drawn now and stored with the report alone: nobody can know before which rollouts are looked at.
             words += ["--sample", str(payload["sample"]), "--seed", str(secrets.randbits(62))]
-        data = self._program.run(context, words)
+        judges = ""
+        if payload.get("sample") is None and not self._judged(str(payload["run_id"])):
+            judges = json.dumps({name: one.endpoint() for name, one in self._settings.judges.items()})
+            words += ["--judges", "-", "--judge-sample", str(self._settings.judge_sample)]
+        data = self._program.run(context, words, judges)
         try:
             found = data.pop("made_with")
             made_with = VerifiedWith.model_validate(found) if found is not None else None
@@ -50,7 +64,28 @@ class Replayer:
             report = ReplayReport.model_validate(data)
         except (ValidationError, KeyError) as error:
             raise JobRefused(f"`wander runs replay` answered with no report: {error}") from error
-        return lambda session: service.keep(session, context.lease.job_id, report, made_with)
+        summary = self._within_bounds(str(payload["run_id"]), made_with)
+        return lambda session: service.keep(session, context.lease.job_id, report, made_with, summary)
+
+    def _judged(self, run_id: str) -> bool:
+        """Tell whether there is no judge to ask about a run: calls cost money, so each is asked once."""
+        if not self._settings.judges:
+            return True
+        with self._database.read(HUB) as session:
+            return service.judges_asked(session, run_id)
+
+    def _within_bounds(self, run_id: str, made_with: VerifiedWith | None) -> RunSummary | None:
+        """Return the aggregates of a run that does not state the bounds which its environment declares."""
+        if made_with is None:
+            return None
+        with self._database.read(HUB) as session:
+            run = runs.find(session, run_id)
+            manifest = runs.manifest_of(run)
+            stated = manifest.environment.info
+            info = add_bounds(stated, made_with.environment.info)
+            if info == stated:
+                return None
+            return summarise(session, self._storage, run, info, manifest.expected_rollouts)
 
 
 def confine(settings: Settings) -> Settings:
@@ -94,7 +129,7 @@ def job_worker(
             sandbox=settings.verification == "sandbox",
             seconds=settings.verification_seconds,
         )
-        handlers[service.KIND] = Replayer(program)
+        handlers[service.KIND] = Replayer(program, database, storage, settings)
         if settings.check_versions:
             handlers[version_checks.KIND] = Checker(database, program)
             sweeps.append(VersionSweep(database, queue))

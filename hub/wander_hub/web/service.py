@@ -24,7 +24,7 @@ from wander.wire import (
 )
 from wander.wire.boards import BOARD_COLUMNS
 from wander.wire.postings import RunLinks
-from wander.wire.verification import Clearance, HubCheck, VerificationInfo
+from wander.wire.verification import HubCheck, RunEvidence, VerificationInfo
 
 from wander_hub.environments import repository as environment_repository
 from wander_hub.environments import service as environments
@@ -36,9 +36,8 @@ from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
 from wander_hub.runs.models import Run
 from wander_hub.storage import Storage
+from wander_hub.verification import evidence, version_checks
 from wander_hub.verification import service as verification
-from wander_hub.verification import version_checks
-from wander_hub.verification.duplicates import clearance_of
 from wander_hub.web import charts
 from wander_hub.web.training_run import TrainingView, describe_training
 
@@ -130,7 +129,7 @@ class RunView:
     command: str
     training: TrainingView | None
     verifications: list[VerificationInfo]
-    cleared: Clearance | None
+    evidence: RunEvidence
     links: RunLinks
 
 
@@ -267,7 +266,7 @@ def run(
         command=reproduce_command(detail.manifest),
         training=describe_training(storage, detail, step) if detail.manifest.kind == "training" else None,
         verifications=verification.list_page(session, run_id).data,
-        cleared=clearance_of(session, run_id),
+        evidence=evidence.evidence_of(session, run_id),
         links=runs.links(session, found),
     )
 

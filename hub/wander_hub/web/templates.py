@@ -10,6 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from wander.types import canonical_json
+from wander.wire.levels import LEVEL_FACTS
 
 from wander_hub import __version__
 from wander_hub.http.answers import REVALIDATE, not_modified
@@ -41,6 +42,7 @@ _templates.filters |= {
 _templates.globals |= {
     "histogram": charts.histogram,
     "hub_version": __version__,
+    "level_facts": LEVEL_FACTS,
     "interval_bar": charts.interval_bar,
     "outcome_bar": charts.outcome_bar,
     "score_digits": text.score_digits,

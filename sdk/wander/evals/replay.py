@@ -26,8 +26,11 @@ from typing import Any
 from wander.clients.base import Client
 from wander.clients.replay import ReplayClient, TranscriptClient
 from wander.errors import NotRecorded, RunError
+from wander.evals.judges import JudgePanel
 from wander.handle import EnvironmentHandle, RolloutRequest
 from wander.rollout.garbage import fewer_collections
+from wander.rollout.outside_calls import JUDGE_ANSWERS
+from wander.rollout.outside_calls import PUBLIC_KEY as OUTSIDE_CALLS
 from wander.seeding import derived_rng
 from wander.types import Example, Rollout, task_set_digest
 from wander.wire import RunManifest
@@ -50,6 +53,8 @@ RESCORED = ("seed", "answer", "failure", "reward", "metrics", "info")
 """What must be the same when a transcript is scored again."""
 _STATED = ("deterministic", "group_rewards", "max_turns", "reward_functions", "reward_bounds")
 """What a manifest says of its environment that decides how a run reads, and whether it can be replayed."""
+_OUTSIDE = {JUDGE_ANSWERS, OUTSIDE_CALLS}
+"""Where a rollout's record has what others than its own model answered: no replay proves that."""
 WITH_LINES = ("exhaustive", "play")
 """Kinds of runs in which the environment's choices were made for it, and are made so again."""
 TWICE = 64
@@ -75,6 +80,7 @@ async def replay_run(
     sample_seed: int = 0,
     concurrency: int = 64,
     on_replayed: OnReplayed | None = None,
+    panel: JudgePanel | None = None,
 ) -> ReplayReport:
     """Play the rollouts of a run again, or score them again, and compare them with their record.
 
@@ -85,6 +91,7 @@ async def replay_run(
       otherwise is played once more, so that the report tells whose fault it is, and some `TWICE` of the
       others, drawn at random: they too must be the same.
     - `sample`: play only so many rollouts again (of whole groups), drawn with `sample_seed`.
+    - `panel`: judges to be asked again about some rollouts.
 
     The report's `refused` says why a run cannot be compared: the environment declares that it is not
     deterministic, or its examples are not those of the manifest. Raises `RunError` for a rollout that the
@@ -104,7 +111,7 @@ async def replay_run(
         differing=0,
         failed=0,
     )
-    replay = _Replay(environment, manifest, report, concurrency, on_replayed, elsewhere)
+    replay = _Replay(environment, manifest, report, concurrency, on_replayed, elsewhere, panel)
     examples = await replay.examples()
     report.refused = replay.contradiction(examples)
     report.contradicted = report.refused is not None
@@ -121,6 +128,7 @@ async def replay_run(
             await replay.add(chunk, examples, chosen)
     report.same = report.replayed - report.differing - report.unscored
     report.divergences.sort(key=lambda each: (each.example_id, each.index))
+    report.judged = panel.check if panel is not None and (panel.check.asked or panel.check.unasked) else None
     report.seconds = time.monotonic() - started
     return report
 
@@ -177,6 +185,7 @@ class _Replay:
     concurrency: int
     on_replayed: OnReplayed | None
     elsewhere: EnvironmentHandle | None = None
+    panel: JudgePanel | None = None
     seen: set[tuple[str, int]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -272,6 +281,8 @@ class _Replay:
             pairs = zip(recorded, other, strict=True)
             found = [_attribute(here, self._judge(*pair)) for here, pair in zip(found, pairs, strict=True)]
         report.replayed += len(recorded)
+        if report.method == "replay":
+            report.answered += sum(not _OUTSIDE.isdisjoint(each.info) for each in recorded)
         for one in found:
             if isinstance(one, str):
                 report.unscored += 1
@@ -280,6 +291,8 @@ class _Replay:
                 report.differing += 1
                 if len(report.divergences) < SHOWN:
                     report.divergences.append(one)
+        if self.panel is not None:
+            await self.panel.look(self.environment, self.manifest, example, recorded)
         if self.on_replayed is not None:
             self.on_replayed(report.replayed, report.differing)
 

@@ -17,6 +17,8 @@ HEADER = "x-wander-rollout"
 PUBLIC_KEY = "outside_calls"
 """Where in a rollout's `info` its calls stand: a list of objects with `digest` (of the request), `path`,
 `request`, `status` and `response`."""
+JUDGE_ANSWERS = "judge_answers"
+"""Where the answers of the judge stand that a rubric asked (`wander.rubrics.judge`)."""
 
 ROLLOUT: ContextVar[str] = ContextVar("wander_rollout", default="")
 """The id of the rollout whose code runs."""

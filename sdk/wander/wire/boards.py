@@ -34,6 +34,9 @@ REQUIRED_COLUMNS = ("rank", "model", "reward", "interval", "level")
 _METRIC = re.compile(r"metric:[^\x00-\x1f\x7f-\x9f]{1,100}")
 LEVELS_UP: tuple[VerificationLevel, ...] = ("unverifiable", "complete", "rescored", "replayed", "rerun")
 """The levels of runs that stand on boards, the lowest first."""
+TIERS: tuple[VerificationLevel, ...] = ("replayed", "rescored", "complete", "unverifiable")
+"""What the hub's own replays proved, by which a board keeps its rows apart: a row ranks below all rows of the
+levels before its own. A repetition (`rerun`) adds somebody who vouches, and moves no rank."""
 
 
 class LeaderboardRow(Record):
@@ -42,8 +45,9 @@ class LeaderboardRow(Record):
     rank_low: int
     rank_high: int
     """The rank is a range: 1 + the number of other rows that are surely better, to the number of rows less
-    those that are surely worse. Surely means that the 95 % intervals do not overlap. A row is the first run
-    of a model by an account. Runs that the hub could not verify share the ranks below all others."""
+    those that are surely worse. Surely means that the hub proved more of them (`ranked_with`), or as much and
+    that the 95 % intervals do not overlap. A row is the first run of a model by an account. Runs that the hub
+    could not verify share the ranks below all others."""
     run_id: str
     model: str
     model_kind: str
@@ -66,6 +70,8 @@ class LeaderboardRow(Record):
     """Empty with one rollout an example."""
     version: str
     level: VerificationLevel
+    ranked_with: VerificationLevel = "complete"
+    """With which of `TIERS` it ranks: its own level, and for `rerun` what the hub's replays gave it."""
     vouched_by: str | None = None
     """Who posted the repetition that gave it the level `rerun`."""
     posted_by: str
@@ -73,6 +79,9 @@ class LeaderboardRow(Record):
     url: str
     best: bool = True
     """Whether it is the run that counts of its model and account on this board: the first, not the best."""
+
+    stated: str = "model tokens_per_rollout usd_per_rollout seconds_per_rollout"
+    """Which of its fields nothing proves: they are as the submitter stated them."""
 
     def interval(self, metric: str) -> tuple[float, float] | tuple[None, None]:
         """Return the 95 % interval of a metric's mean."""
@@ -238,6 +247,7 @@ CSV_COLUMNS = {
     "environment_version": "version",
     "run_id": "run_id",
     "url": "url",
+    "stated_by_the_submitter": "stated",
 }
 """Of every board, with the fields of a row; `pass@K`, `pass^K` and `metric:NAME_mean`, `_low_95`, `_high_95`
 follow for what its rows have."""

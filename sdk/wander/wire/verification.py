@@ -20,6 +20,8 @@ LEVELS_SOUGHT: tuple[LevelSought, ...] = ("highest", "rescored", "replayed")
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 Verdict = Literal["agrees", "differs", "inconclusive"]
 """Whether a run that repeats another one agrees with it (`wander.evals.stats.agreement`)."""
+Proof = Literal["proved", "contradicted", "open"]
+"""Whether a level was proved of a run; `open`: neither that nor the opposite."""
 
 
 class Divergence(Record):
@@ -33,6 +35,38 @@ class Divergence(Record):
     """Which part of the rollout that is: `completion`, `reward`..."""
     message: int | None = None
     """Number of the first message that differs, where the part holds messages."""
+
+
+class JudgeCheck(Record):
+    """What asking judges again came to, about rollouts drawn at random."""
+
+    models: list[str]
+    """Judges that could be asked."""
+    asked: int = 0
+    """Rollouts about which they were asked again, and gave a reward."""
+    agreed: int = 0
+    """Of those: whose reward is the recorded one, within `tolerance`."""
+    unasked: int = 0
+    """Drawn rollouts of another judge, or about which it could not be asked or gave no verdict."""
+    tolerance: float = 0.0
+    """In units of the reward."""
+    before: float | None = None
+    after: float | None = None
+    """Mean reward of those rollouts on record, and as the judges answer now."""
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the judges give most of the rewards otherwise; a few rollouts do not tell."""
+        return self.asked >= 5 and 2 * self.agreed < self.asked
+
+    @property
+    def told(self) -> str:
+        """The numbers in words."""
+        means = "" if self.before is None else f" (mean {self.before:.4f} on record, {self.after:.4f} now)"
+        return (
+            f"its judge, asked again about {self.asked:,} rollouts, gave the same reward, within "
+            f"{self.tolerance:g}, to {self.agreed:,}{means}"
+        )
 
 
 class ReplayReport(Record):
@@ -52,6 +86,10 @@ class ReplayReport(Record):
     """Recorded as failed, so not compared."""
     twice: int = 0
     """Of those that were replayed: how many were so a second time, in other surroundings."""
+    answered: int = 0
+    """Rollouts that were played again and in which a judge, or another model, answered from the record."""
+    judged: JudgeCheck | None = None
+    """What the judges said when they were asked again; None where nobody asked them."""
     unscored: int = 0
     """Rollouts whose rubric cannot run on the transcript alone, so neither the same nor differing."""
     unscored_reason: str | None = None
@@ -76,7 +114,7 @@ class ReplayReport(Record):
         whole = not self.sampled and self.refused is None
         if not whole or self.same != self.expected:
             return "complete"
-        return "rescored" if self.method == "rescore" else "replayed"
+        return "rescored" if self.method == "rescore" or self.answered else "replayed"
 
 
 class Surroundings(Record):
@@ -198,8 +236,21 @@ class ClearanceReason(Body):
     reason: str = Field(min_length=3, max_length=500, pattern=r"\S")
 
 
+class LevelProof(Record):
+    """Whether one level was proved of a run."""
+
+    level: VerificationLevel
+    proof: Proof
+    told: str
+    """What came out, or why nothing did."""
+    did: str
+    """What the hub does for this level."""
+    unproven: str
+    """What is not proved by it."""
+
+
 class RunEvidence(Record):
-    """What a run's level rests on, beside the hub's replays of it."""
+    """What a run's level rests on."""
 
     run_id: str
     level: VerificationLevel
@@ -213,6 +264,10 @@ class RunEvidence(Record):
     rerun_of: str | None = None
     reruns: list[Rerun] = Field(default_factory=list)
     """Who repeated it, the newest first."""
+    proofs: list[LevelProof] = Field(default_factory=list)
+    """What was proved and what was not, from `complete` to `rerun`; empty for a training run."""
+    stated: str = ""
+    """What no level proves: the submitter's word."""
 
 
 class CheckedWith(Record):

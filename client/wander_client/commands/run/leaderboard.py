@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -16,9 +17,9 @@ from wander_client.runs.lookup import short_ids
 from wander_client.runs.ranking import board_cells, number_text
 
 if TYPE_CHECKING:
-    from wander.wire import BoardInfo, Leaderboard
+    from wander.wire import BoardInfo, Leaderboard, LeaderboardRow
 
-    from wander_client.terminal.output import Cell
+    from wander_client.terminal.output import Cell, Output
 
 _NUMBERS = ["examples", "rollouts", "failed", "tokens", "usd"]
 COLUMNS = ["rank", "model", "reward", "low", "high", *_NUMBERS, "level", "by", "posted", "run"]
@@ -120,6 +121,7 @@ def _show(board: Leaderboard, *, metrics: bool) -> None:
         _show_to_people(board, metrics=metrics)
     else:
         _show_to_programs(board, metrics=metrics)
+    _tell_what_was_proved(board.rows, output)
     if board.next:
         which = "runs" if board.showing == "all" else "rows"
         of = board.runs if board.showing == "all" else board.models
@@ -142,6 +144,13 @@ def _show(board: Leaderboard, *, metrics: bool) -> None:
         best = f"best {older.best_reward:.4f} by {older.best_model}"
         runs = f"{older.runs} run{'' if older.runs == 1 else 's'}"
         output.note(f"version {older.version}, not comparable: board {older.board}, {runs}, {best}")
+
+
+def _tell_what_was_proved(rows: Sequence[LeaderboardRow], output: Output) -> None:
+    if rows:
+        output.note("models, tokens and cost are as their submitters state them: nothing proves these")
+    if len({row.ranked_with for row in rows}) > 1:
+        output.note("what the hub's replays proved ranks first: replayed, then rescored, then all others")
 
 
 def _show_to_programs(board: Leaderboard, *, metrics: bool) -> None:
@@ -175,16 +184,20 @@ _USUAL = ("rank", "model", "reward", "interval", "tokens", "cost", "level", "by"
 """Columns of a board whose owners chose none: without what all its rows have in common."""
 
 
+_TITLES = {"interval": "95 % interval", "tokens": "tokens, stated", "usd": "usd, stated"}
+
+
 def _show_to_people(board: Leaderboard, *, metrics: bool) -> None:
     """Print the columns that the board's owners chose, and the beginnings of the runs' ids."""
     columns = _people_columns(board, metrics=metrics)
-    titles = ["95 % interval" if one == "interval" else one.removeprefix("metric:") for one in columns]
+    titles = [_TITLES.get(one, one.removeprefix("metric:")) for one in columns]
     shorts = short_ids([row.run_id for row in board.rows])
     rows: list[list[Cell]] = []
     for row, short in zip(board.rows, shorts, strict=True):
         cells = board_cells(row)
         rows.append([*(cells.get(one, "") for one in columns), short])
-    drop: list[str] = [one for one in ("usd", "examples", "tokens", "posted", "by") if one in titles]
+    spare = ("usd, stated", "examples", "tokens, stated", "posted", "by")
+    drop: list[str] = [one for one in spare if one in titles]
     drop += [
         title for title, one in zip(titles, columns, strict=True) if one.startswith(("metric:", "pass@"))
     ][::-1]

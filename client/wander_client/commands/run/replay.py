@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from wander.wire.verification import ReplayReport, VerificationInfo
 
     from wander_client.hub.api import HubApi
-    from wander_client.terminal.output import Output
+    from wander_client.terminal.output import Output, Progress
 
 Level = Annotated[str, typer.Option(help="replayed, rescored or highest (what the environment allows)")]
 Sample = Annotated[
@@ -40,6 +41,12 @@ def replay(
     ] = False,
     concurrency: Annotated[int, typer.Option("-c", "--concurrency", min=1, help="rollouts at once")] = 64,
     in_process: Annotated[bool, typer.Option("--in-process", help="run a folder in this process")] = False,
+    judges: Annotated[
+        Path | None, typer.Option(help="JSON with judges' endpoints; they are asked again (`-`: stdin)")
+    ] = None,
+    judge_sample: Annotated[
+        int, typer.Option(min=1, help="with --judges: about so many rollouts, drawn at random")
+    ] = 50,
     stream: Annotated[
         bool, typer.Option("--stream", help="with --json: a line of progress a second before the answer")
     ] = False,
@@ -53,32 +60,26 @@ def replay(
     wander runs replay RUN_ID --sample 100
     wander runs replay runs/RUN --env ./my-env       # what does my change do to recorded games?
     wander runs replay RUN_ID --level rescored       # the rubric alone, on the stored transcripts
+    wander runs replay RUN_ID --level rescored --judges judges.json
 
     Messages, metrics and rewards must come out the same, bit for bit. Exit status 1 means that they do
     not, or that the environment cannot be replayed; 6 that rollouts are missing or failed.
     """
     from wander.wire.verification import LEVELS_SOUGHT
 
+    from wander_client.environments.judges import read_judges
     from wander_client.environments.replay import locate_pinned, replay_in
     from wander_client.runs.lookup import find_run
 
     output = current().output
     sought = choose("--level", level, LEVELS_SOUGHT[::-1])
+    panel = read_judges(judges, judge_sample) if judges is not None else None
     found = find_run(current(), run)
     policy = choose_policy(sandbox, sandbox_limit, default=current().settings.sandbox)
     location = locate_pinned(current(), found.manifest.environment, folder=env, no_lock=no_lock)
     require_confined(current(), policy, location, "replay", in_process=in_process)
     total = found.manifest.expected_rollouts
     with output.progress("replaying", total, unit="rollouts") as bar:
-        told_at = 0.0
-
-        def tell(done: int, differing: int) -> None:
-            nonlocal told_at
-            bar.update(done, f"{differing} differ" if differing else "")
-            if stream and time.monotonic() - told_at >= 1:
-                told_at = time.monotonic()
-                output.stream("progress", done=done, differing=differing, total=total)
-
         report, made_with = asyncio.run(
             replay_in(
                 current(),
@@ -91,7 +92,8 @@ def replay(
                 concurrency=concurrency,
                 in_process=in_process,
                 sandbox=policy,
-                on_replayed=tell,
+                on_replayed=_tell_progress(bar, output, total if stream else None),
+                judges=panel,
             )
         )
     data = {
@@ -108,6 +110,20 @@ def replay(
     return PARTIAL if report.level == "claimed" else OK
 
 
+def _tell_progress(bar: Progress, output: Output, total: int | None) -> Callable[[int, int], None]:
+    """Return what tells how far a replay is: the bar and, for a `total`, a line a second."""
+    told_at = 0.0
+
+    def tell(done: int, differing: int) -> None:
+        nonlocal told_at
+        bar.update(done, f"{differing} differ" if differing else "")
+        if total is not None and time.monotonic() - told_at >= 1:
+            told_at = time.monotonic()
+            output.stream("progress", done=done, differing=differing, total=total)
+
+    return tell
+
+
 def show_replay(report: ReplayReport, output: Output) -> None:
     """Print what a replay came to: the counts, then the first rollouts that differ."""
     if report.refused is not None:
@@ -121,6 +137,8 @@ def show_replay(report: ReplayReport, output: Output) -> None:
     if report.unscored:
         output.line(f"unscored  {report.unscored}: the rubric needs more than the transcript")
         output.line(f"          {report.unscored_reason}")
+    if report.judged is not None:
+        output.line(f"judges    {report.judged.told}; {report.judged.unasked:,} could not be asked")
     if report.failed:
         output.line(f"failed    {report.failed}, not compared")
     if report.recorded < report.expected:

@@ -388,6 +388,36 @@ def plot(
     )
 
 
+def evidence(
+    run: Annotated[str, typer.Argument(help="a run on the hub: its id, or the folder here")],
+) -> None:
+    """Tell what the hub proved of a posted run, level by level, and what nobody can.
+
+    
+    wander runs evidence RUN
+    wander runs evidence RUN --json
+    """
+    here = current()
+    with here.hub() as hub:
+        found = hub.evidence(resolve_posted_id(hub, run))
+
+    def lines() -> None:
+        here.output.line(f"{found.level}: {found.level_reason}")
+        for one in found.proofs:
+            here.output.line()
+            here.output.line(f"{one.level:<10} {one.proof}: {one.told}")
+            here.output.line(f"{'':<10} the hub {one.did}")
+            if one.proof == "proved":
+                here.output.line(f"{'':<10} not proved: {one.unproven}")
+        for each in found.reruns:
+            counted = "counts" if each.independent else f"does not count: {each.note}"
+            here.output.line(f"repeated by {each.posted_by} in {each.run_id} ({each.level}), {counted}")
+        here.output.line()
+        here.output.line(f"as its submitter states it: {found.stated}")
+
+    here.output.answer(found, lines)
+
+
 def publish(
     run: Annotated[str, typer.Argument(help="a private run on the hub: its id, or the folder here")],
 ) -> None:

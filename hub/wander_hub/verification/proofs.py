@@ -1,0 +1,110 @@
+"""What was proved of a run, level by level, from the hub's replays of it and from who repeated it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session, joinedload
+from wander.wire import RunSummary, VerificationLevel
+from wander.wire.levels import LEVEL_FACTS
+from wander.wire.verification import LevelProof, Proof, ReplayReport, Rerun
+
+from wander_hub.runs import service as runs
+from wander_hub.runs.models import Run
+from wander_hub.verification.levels import level_of
+from wander_hub.verification.models import Verification
+
+Found = tuple[Proof, str]
+_METHODS: dict[str, VerificationLevel] = {"rescore": "rescored", "replay": "replayed"}
+
+
+def prove(session: Session, run: Run, reruns: Sequence[Rerun]) -> list[LevelProof]:
+    """Return for each level that says something whether it was proved, and what came out."""
+    asked = select(Verification).where(Verification.run_id == run.run_id)
+    asked = asked.options(joinedload(Verification.job)).order_by(Verification.id)
+    every = session.scalars(asked).all()
+    reports = [ReplayReport.model_validate(one.report) for one in every if one.report]
+    found: dict[VerificationLevel, Found] = {"complete": _count(run)}
+    for method, level in _METHODS.items():
+        found[level] = _play(every, [one for one in reports if one.method == method], level)
+    played = any(one.method == "replay" and one.level in ("rescored", "replayed") for one in reports)
+    if found["rescored"][0] == "open" and played:
+        found["rescored"] = "proved", "playing it again ran the rubric too"
+    if found["replayed"][0] == "open" and not runs.manifest_of(run).environment.info.deterministic:
+        found["replayed"] = (
+            "open",
+            "its environment declares that it is not deterministic: nobody can play a rollout twice",
+        )
+    found["rerun"] = _repeat(run, reruns)
+    return [
+        LevelProof(
+            level=level,
+            proof=proof,
+            told=told,
+            did=LEVEL_FACTS[level].did,
+            unproven=LEVEL_FACTS[level].unproven,
+        )
+        for level, (proof, told) in found.items()
+    ]
+
+
+def _count(run: Run) -> Found:
+    """Tell whether all of it is there, and its own."""
+    summary = RunSummary.model_validate(run.summary)
+    level, reason = level_of(runs.manifest_of(run), summary)
+    if level == "complete":
+        return "proved", f"{summary.rollouts:,} of {summary.expected:,} rollouts, and none failed"
+    return "contradicted", reason
+
+
+def _play(every: Sequence[Verification], reports: Sequence[ReplayReport], level: VerificationLevel) -> Found:
+    """Tell what the newest replay, or rescoring, of the whole run came to; else that of a sample."""
+    if reports:
+        whole = [one for one in reports if not one.sampled]
+        return _tell((whole or reports)[-1], level)
+    sought = ("highest", level)
+    if any(one.level in sought and one.job.state in ("queued", "running") for one in every):
+        return "open", "waits for the hub"
+    failed = [one for one in every if one.level in sought and one.job.state == "failed"]
+    if failed:
+        return "open", f"could not be done: {failed[-1].job.error or 'the verification failed'}"
+    return "open", "nobody has asked for it"
+
+
+def _tell(report: ReplayReport, level: VerificationLevel) -> Found:
+    done = "scored" if report.method == "rescore" else "played"
+    if report.contradicted:
+        return "contradicted", str(report.refused)
+    if report.refused is not None:
+        return "open", f"could not be compared: {report.refused}"
+    if report.differing:
+        return (
+            "contradicted",
+            f"{report.differing:,} of {report.replayed:,} rollouts came out otherwise when {done} again",
+        )
+    told = f"{report.same:,} of {report.expected:,} rollouts {done} again, and all of them the same"
+    if report.twice:
+        told += f"; {report.twice:,} of them twice, in other surroundings"
+    if report.unscored:
+        told += f"; {report.unscored:,} need more than the transcript: {report.unscored_reason}"
+    if report.judged is not None:
+        told += f"; {report.judged.told}; {report.judged.unasked:,} could not be asked"
+    if report.answered:
+        told += f"; in {report.answered:,} of them judges or other models answered from the record"
+    if report.level == level and not (report.judged is not None and report.judged.doubtful):
+        return "proved", told
+    return "open", f"a sample: {told}" if report.sampled else told
+
+
+def _repeat(run: Run, reruns: Sequence[Rerun]) -> Found:
+    """Tell who repeated it."""
+    if run.level == "rerun":
+        return "proved", run.level_reason
+    if not reruns:
+        return "open", "nobody has repeated it"
+    newest = reruns[0]
+    why = newest.note or (newest.agreement.verdict if newest.agreement else "it cannot be compared")
+    if newest.independent and newest.agreement is not None:
+        why = f"it {newest.agreement.verdict}, at level {newest.level}: {newest.agreement.told}"
+    return "open", f"`{newest.run_id}` by {newest.posted_by} repeats it, and does not count: {why}"

@@ -1,0 +1,222 @@
+"""What a run's page, its API and the docs say was proved, level by level, and what was not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from wander.types import EnvironmentInfo, RewardFunctionInfo
+from wander.wire import EnvironmentPin, Platform
+from wander.wire.levels import LEVEL_FACTS, STATED
+from wander.wire.verification import JudgeCheck, ReplayReport, VerifiedWith
+from wander_hub.fsck import check as fsck
+from wander_hub.jobs import JobRefused, JobWorker, TableQueue
+from wander_hub.settings import Settings
+from wander_hub.verification import service
+from wander_hub.verification.program import ClientProgram
+from wander_hub.verification.worker import Replayer
+
+RUN = "01JRUN0000000000000000000A"
+BOARD = "/api/v1/environments/alice/reverse-text/leaderboard"
+DOCS = Path(__file__).parents[2] / "docs" / "verification.md"
+REWARDS = [0.9, 0.2, 0.7, 0.4, 0.1, 0.8]
+
+
+def report(**fields: Any) -> dict[str, Any]:
+    counts = {"expected": 6, "recorded": 6, "replayed": 6, "same": 6, "differing": 0, "failed": 0}
+    found = ReplayReport(**{"run_id": RUN, **counts, **fields})
+    return {"level": found.level, **found.model_dump(mode="json"), "made_with": None}
+
+
+class Room:
+    """A run, and a hub whose replays end as the test says."""
+
+    def __init__(self, hub: Any) -> None:
+        self.hub = hub
+        self.ends: list[dict[str, Any] | Exception] = []
+        self.settings = hub.settings
+        self.given: list[tuple[list[str], str]] = []
+        self.queue = TableQueue(hub.database, retry_seconds=0)
+        self.queue.on_failure[service.KIND] = service.keep_failures
+        self.storage = hub.client._transport.app.state.storage
+
+    def answer(self, _: Any, words: list[str], secret: str, given: str) -> dict[str, Any]:
+        self.given.append((words, given))
+        end = self.ends.pop(0)
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+    def play(self, end: dict[str, Any] | Exception) -> None:
+        self.ends.append(end)
+        program = ClientProgram(
+            self.hub.database, "http://hub", self.hub.settings.data, sandbox=False, seconds=60
+        )
+        replayer = Replayer(program, self.hub.database, self.storage, self.settings)
+        assert JobWorker(self.queue, {service.KIND: replayer}, "player").run_one()
+
+    async def ask(self, **wanted: Any) -> None:
+        path = f"/api/v1/runs/{RUN}/verifications"
+        answer = await self.hub.client.post(path, json=wanted, headers=self.hub.auth("bob"))
+        assert answer.status_code == 201, answer.text
+
+    async def proofs(self) -> dict[str, tuple[str, str]]:
+        found = (await self.hub.get(f"/api/v1/runs/{RUN}/evidence")).json()
+        assert found["stated"] == STATED
+        assert [one["did"] for one in found["proofs"]] == [
+            LEVEL_FACTS[one["level"]].did for one in found["proofs"]
+        ]
+        return {one["level"]: (one["proof"], one["told"]) for one in found["proofs"]}
+
+    async def page(self) -> str:
+        return str((await self.hub.get(f"/runs/{RUN}", headers={"Accept": "text/html"})).text)
+
+    async def row(self) -> dict[str, Any]:
+        (row,) = (await self.hub.get(BOARD)).json()["rows"]
+        return dict(row)
+
+
+@pytest.fixture
+async def room(hub: Any, run_of: Any, monkeypatch: pytest.MonkeyPatch) -> Room:
+    manifest, rollouts = run_of(await hub.publish(), reward=REWARDS)
+    assert (await hub.post_run(manifest, rollouts)).status_code == 201
+    room = Room(hub)
+    monkeypatch.setattr(ClientProgram, "_answer", lambda _, *words: room.answer(*words))
+    return room
+
+
+def test_the_docs_tell_the_facts_of_every_level() -> None:
+    text = DOCS.read_text()
+    for level, facts in LEVEL_FACTS.items():
+        assert f"| `{level}` | {facts.did} | {facts.unproven} |\n" in text
+    assert STATED in " ".join(text.split())
+
+
+async def test_a_run_that_waits_is_complete_and_nothing_more(room: Room) -> None:
+    assert await room.proofs() == {
+        "complete": ("proved", "6 of 6 rollouts, and none failed"),
+        "rescored": ("open", "waits for the hub"),
+        "replayed": ("open", "waits for the hub"),
+        "rerun": ("open", "nobody has repeated it"),
+    }
+    page = await room.page()
+    assert f"No level proves {STATED}" in page
+    assert LEVEL_FACTS["complete"].unproven in page
+    assert LEVEL_FACTS["replayed"].unproven not in page, "of what is not proved, nothing is left open either"
+
+
+async def test_a_replay_proves_the_rubric_too(room: Room) -> None:
+    room.play(report(twice=4))
+    found = await room.proofs()
+    assert found["rescored"] == ("proved", "playing it again ran the rubric too")
+    told = "6 of 6 rollouts played again, and all of them the same; 4 of them twice, in other surroundings"
+    assert found["replayed"] == ("proved", told)
+    assert LEVEL_FACTS["replayed"].unproven in await room.page()
+
+
+@pytest.mark.parametrize(
+    ("end", "proof", "told"),
+    [
+        (JobRefused("it took longer than 9 s"), "open", "could not be done: it took longer than 9 s"),
+        (report(refused="no example `7`", contradicted=True), "contradicted", "no example `7`"),
+        (report(refused="other packages"), "open", "could not be compared: other packages"),
+        (report(same=5, differing=1), "contradicted", "1 of 6 rollouts came out otherwise when played again"),
+    ],
+)
+async def test_what_a_replay_did_not_prove_is_told_with_its_reason(
+    room: Room, end: Any, proof: str, told: str
+) -> None:
+    room.play(end)
+    found = await room.proofs()
+    assert found["replayed"] == (proof, told)
+    assert found["complete"][0] == "proved"
+    assert "not replayed</span>" in await room.page()
+
+
+async def test_a_sample_proves_no_level(room: Room) -> None:
+    room.play(JobRefused("no space"))
+    await room.ask(sample=2)
+    room.play(report(sampled=True, replayed=2, same=2, sample_seed=5))
+    proof, told = (await room.proofs())["replayed"]
+    assert (proof, told.partition(":")[0]) == ("open", "a sample")
+
+
+async def test_answers_of_judges_from_the_record_are_no_replay(room: Room) -> None:
+    """Also where the environment says that it is deterministic."""
+    room.play(report(answered=3))
+    found = await room.proofs()
+    assert found["rescored"][0] == "proved"
+    assert found["replayed"][0] == "open"
+    assert "in 3 of them judges or other models answered from the record" in found["replayed"][1]
+    run = (await room.hub.get(f"/api/v1/runs/{RUN}")).json()
+    assert run["level"] == "rescored"
+    assert run["level_reason"].endswith("answered in 3 of them is as its submitter states it")
+
+
+async def test_bounds_come_from_the_environment_where_a_run_leaves_them_out(room: Room) -> None:
+    """Else whoever takes them out of the manifest has the narrower interval."""
+    before = await room.row()
+    functions = [
+        RewardFunctionInfo(name="lcs", weight=1.0, bounds=(0.0, 5.0)),
+        RewardFunctionInfo(name="length", weight=0.0, bounds=(0.0, 9.0)),
+    ]
+    info = EnvironmentInfo(
+        name="reverse-text", kind="single_turn", reward_bounds=(-5.0, 5.0), reward_functions=functions
+    )
+    pin = EnvironmentPin(owner="alice", name="reverse-text", version="0.1.0", info=info)
+    platform = Platform(wander="0.1.0", python="3.11", system="Linux", machine="x86_64")
+    made_with = VerifiedWith(environment=pin, platform=platform).model_dump(mode="json")
+    room.play(report() | {"made_with": made_with})
+    after = await room.row()
+    assert (before["level"], after["level"]) == ("complete", "replayed")
+    assert after["reward_mean"] == before["reward_mean"]
+    assert after["reward_low"] < 0.0 < before["reward_low"]
+    assert after["reward_high"] > 1.0 > before["reward_high"]
+    low, high = after["metric_intervals"]["length"]
+    assert 0.0 <= low < 5.0 < high <= 9.0
+    assert "length" not in before["metric_intervals"]
+    assert list(fsck.check(room.hub.database, room.storage)) == []
+
+
+async def test_a_hub_that_has_the_judge_asks_it_again_once(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STRICT_KEY", "secret-key")
+    judge = {"base_url": "http://judge.test/v1", "key_variable": "STRICT_KEY"}
+    room.settings = Settings(judges={"strict": judge}, judge_sample=20)
+    check = JudgeCheck(models=["strict"], asked=20, agreed=19, tolerance=0.1, before=0.5, after=0.45)
+    room.play(report(method="rescore", judged=check))
+    words, given = room.given[-1]
+    assert words[words.index("--judges") :][:4] == ["--judges", "-", "--judge-sample", "20"]
+    assert json.loads(given) == {"strict": {"base_url": "http://judge.test/v1", "api_key": "secret-key"}}
+    assert "secret-key" not in " ".join(words)
+    told = (
+        "its judge, asked again about 20 rollouts, gave the same reward, within 0.1, to 19 "
+        "(mean 0.5000 on record, 0.4500 now)"
+    )
+    run = (await room.hub.get(f"/api/v1/runs/{RUN}")).json()
+    assert (run["level"], run["level_reason"].endswith(told)) == ("rescored", True)
+    assert told in (await room.proofs())["rescored"][1]
+    assert told in await room.page()
+    await room.ask()
+    room.play(report(method="rescore"))
+    assert "--judges" not in room.given[-1][0], (
+        "whoever asks for verifications spends nothing of the operator's"
+    )
+
+
+async def test_a_run_that_its_judge_does_not_confirm_is_not_verified(room: Room) -> None:
+    check = JudgeCheck(models=["strict"], asked=20, agreed=3, tolerance=0.1, before=0.9, after=0.1)
+    room.play(report(method="rescore", judged=check))
+    run = (await room.hub.get(f"/api/v1/runs/{RUN}")).json()
+    assert run["level"] == "unverifiable"
+    assert run["level_reason"].startswith("could not be verified: its judge, asked again about 20 rollouts")
+    assert (await room.proofs())["rescored"][0] == "open"
+
+
+@pytest.mark.parametrize("url", ["judge.test", "file:///etc/passwd"])
+def test_a_judge_answers_at_an_address(url: str) -> None:
+    with pytest.raises(ValueError, match="must be an http or https address"):
+        Settings(judges={"strict": {"base_url": url}})
