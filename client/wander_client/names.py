@@ -40,6 +40,11 @@ def looks_like_path(spec: str) -> bool:
     return spec in (".", "..", "~") or spec.startswith(("./", "../", "/", "~/"))
 
 
+def as_folder(path: Path) -> str:
+    """Return a folder's path as every command takes it for one: `./wordle`."""
+    return str(path) if looks_like_path(str(path)) else f"./{path}"
+
+
 def parse_name(spec: str) -> EnvironmentName:
     """Parse `owner/name[@version]`; anything else is a usage error that says what was meant.
 

@@ -126,6 +126,7 @@ def test_a_dependency_of_the_publisher_alone_is_found_before_it_is_published(
     error = publisher.wander("publish", str(package), *lock, "--json").json["error"]
     assert error["code"] == "check_failed"
     assert "`hatchling`" in error["detail"]
+    assert "what `dependencies` in `pyproject.toml` declares" in error["hint"]
     settings = package / "pyproject.toml"
     settings.write_text(settings.read_text().replace('["wander-sdk"]', '["wander-sdk", "hatchling"]'))
     sent = publisher.wander("publish", str(package), *lock, "--json")

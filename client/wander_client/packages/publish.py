@@ -29,6 +29,7 @@ from wander.wire.uploads import NewUpload, UploadFile
 from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.hub.api import HubApi
 from wander_client.hub.transfer import Publication, Told, publish_files
+from wander_client.names import as_folder
 from wander_client.packages.needs import metadata_of, requirements_in
 from wander_client.packages.uv import index_arguments, run_uv
 
@@ -224,9 +225,15 @@ def require_sound(report: CheckReport, package: BuiltPackage, given: Path) -> No
     lines = [line_of(each) for each in report.failed]
     if left_out := files_left_out(package):
         lines.append(f"the folder has and the wheel lacks: {', '.join(left_out)}")
+    hint = f"`wander check {as_folder(given)}` says how to pass them"
+    if any(each.id == "load.works" for each in report.failed):  # where the folder itself may load
+        hint = (
+            "the installed wheel has its own files and what `dependencies` in `pyproject.toml` declares, "
+            "nothing else: add what it lacks"
+        )
     raise ClientError(
         f"{len(report.failed)} of {looked} checks failed, so `{package.name}` was not published",
-        hint=f"`wander check {given}` says how to pass them; `--no-check` publishes anyway",
+        hint=f"{hint}; `--no-check` publishes anyway",
         code="check_failed",
         detail="\n".join(lines),
     )

@@ -332,7 +332,7 @@ def _within(scored: list[PlayRecord], low: float, high: float) -> CheckResult:
 def _high(gold: list[PlayRecord], low: float, high: float) -> CheckResult:
     """A right player earns at least the middle of the bounds, on average over the examples."""
     if not gold:
-        return result("rewards.gold", "skip", "the environment gives no right completion")
+        return result("rewards.gold", "skip", "no right completion is known: override `gold(example)`")
     mean = fmean(_rewards(gold))
     if mean < (low + high) / 2 - TOLERANCE:
         worst = min(gold, key=lambda play: play.rollout.reward or 0.0)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from wander_client.context import current
-from wander_client.names import parse_name
+from wander_client.names import as_folder, parse_name
 from wander_client.packages.scaffold import KINDS, kinds_help, package_name, require_free, write_package
 from wander_client.terminal.command import command_app
 from wander_client.terminal.suggestions import choose
@@ -41,8 +41,7 @@ def new(
         folder = folder.resolve()
     files = write_package(folder, kind)
     name = package_name(folder.name)
-    plain = folder.is_absolute() or folder.parts[0] == ".."
-    place = str(folder) if plain else f"./{folder}"
+    place = as_folder(folder)
     listing = "\n".join(f"  {folder / file}" for file in files)
     here.output.answer(
         {"name": name, "kind": kind, "path": str(folder.resolve()), "files": [str(file) for file in files]},
@@ -95,7 +94,7 @@ def fork(
         source = bring_version(hub, here.settings.cache_dir, version, Path(work))  # before the hub changes
         detail = administration.fork(hub, name, NewPlace(owner=target.lower(), version=version.version))
         source.replace(place)
-    label, shown = f"{detail.owner}/{detail.name}", place if place.is_absolute() else f"./{place}"
+    label, shown = f"{detail.owner}/{detail.name}", as_folder(place)
     here.output.answer(
         {**detail.model_dump(mode="json"), "path": str(place.resolve())},
         f"forked {detail.parent or name} to {label}, its source to {place}",
