@@ -1,4 +1,4 @@
-"""`wander_client.Hub` and `AsyncHub` against the real hub application: answers, errors, surroundings."""
+"""`wander.Hub` and `AsyncHub` against the real hub application: answers, errors, surroundings."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import wander
 from command_line import HubRoom, make_wheel
 from package_mirror import build_mirror
 from saved_runs import write_run
@@ -297,7 +298,8 @@ def test_the_same_under_asyncio_run(room: HubRoom, home: Path) -> None:
     assert asyncio.run(loop()) == ("admin", ["say-env"], 1)
 
 
-async def test_plain_calls_work_while_a_loop_runs(mine: Hub) -> None:
+async def test_plain_calls_and_awaited_ones_work_while_a_loop_runs(mine: Hub) -> None:
+    assert (await mine.aio.whoami()).user == "admin"
     assert mine.info("admin/say-env").latest.version == "0.3.0"
     assert [one.name for one in mine.search()] == ["say-env"]
 
@@ -313,6 +315,7 @@ def test_both_have_the_same_calls_with_the_same_words() -> None:
     plain = {name for name in vars(Hub) | vars(Hub.__mro__[1]) if not name.startswith("_")}
     assert plain == {
         *("search", "info", "versions", "publish", "install", "post", "leaderboard", "runs", "verify"),
-        *("whoami", "close"),
+        *("whoami", "aio", "close"),
     }
     assert (Hub.info.__doc__ or "").startswith("Return what there is to know")
+    assert wander.Hub is Hub

@@ -17,6 +17,7 @@ from wander_client.hub.transfer import Publication
 from wander_client.hub.verification import require_played, require_posted, watch_verification
 from wander_client.names import parse_name
 from wander_client.packages.store import EnvironmentStore, Installed
+from wander_client.python.background import explained
 from wander_client.python.board import Board
 from wander_client.python.calls import Listing, Request
 from wander_client.python.session import Session
@@ -49,8 +50,9 @@ class HubCalls:
         Raises `UsageError` for what is no hub. Every call raises `ClientError`s (`NotFound`, `LoginRequired`,
         `Unavailable`, `UsageError`) with a `code`, a `hint` and, where the hub answered, its `request_id`.
         """
-        self._session = Session(url, token, transport)
-        self.url = self._session.settings.hub
+        with explained():
+            self._session = Session(url, token, transport)
+            self.url = self._session.settings.hub
         """The hub's URL."""
 
     def __repr__(self) -> str:
@@ -198,6 +200,13 @@ class Hub(HubCalls):
     """
 
     _waits: Literal[True] = True
+
+    @property
+    def aio(self) -> AsyncHub:
+        """The same calls for coroutines, over the same connections."""
+        other = AsyncHub.__new__(AsyncHub)
+        other._session, other.url = self._session, self.url
+        return other
 
     def close(self) -> None:
         """Close the connections; the next call opens new ones."""
