@@ -5,11 +5,15 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from command_line import ENVIRONMENT, HubRoom, HubTransport, Result, Wander
 from starlette.testclient import TestClient
 from wander_client.main import main
+
+if TYPE_CHECKING:
+    from wander_client.python.environment import LoadedEnvironment
 
 HUB_URL = "http://testserver"
 
@@ -48,7 +52,24 @@ def wander(home: Path, capsys: pytest.CaptureFixture[str]) -> Wander:
 @pytest.fixture
 def folder(home: Path) -> Path:
     """An environment's folder."""
-    place = home / "say-env"
+    return write_folder(home / "say-env")
+
+
+@pytest.fixture(scope="session")
+def say_env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedEnvironment]:
+    """The same environment, loaded from Python once for all tests that change nothing of it."""
+    import wander
+
+    home = tmp_path_factory.mktemp("python")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("CONFIG", "DATA", "CACHE", "RUNS"):
+            patch.setenv(f"WANDER_{name}_DIR", str(home / name.lower()))
+        env = wander.load(write_folder(home / "say-env"), progress=False)
+    with env:
+        yield env
+
+
+def write_folder(place: Path) -> Path:
     place.mkdir()
     (place / "say_env.py").write_text(ENVIRONMENT)
     (place / "README.md").write_text("# say-env\n")

@@ -33,9 +33,8 @@ class Solver(wander.Client):
 
 
 @pytest.fixture
-def env(folder):
-    with wander.load(folder, progress=False) as loaded:
-        yield loaded
+def env(say_env):
+    return say_env
 
 
 def worker_processes() -> list[str]:
@@ -44,10 +43,9 @@ def worker_processes() -> list[str]:
     return [line for line in listed.splitlines() if "wander.worker" in line]
 
 
-def test_a_handle_has_the_methods_of_a_local_environment(folder, env):
-    local = wander.load_environment(str(folder))
+def test_a_handle_has_the_methods_of_a_local_environment(env):
+    local = wander.load_environment(env.name)
     assert env.info.name == local.info.name == "say-env"
-    assert env.name == str(folder)
     dataset = env.dataset("eval")
     assert (len(dataset), dataset.length) == (8, 8)
     assert [one.answer for one in dataset] == [one.answer for one in local.dataset("eval")]

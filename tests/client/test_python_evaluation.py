@@ -41,14 +41,14 @@ class Told(Client):
 
 
 @pytest.fixture
-def env(folder):
-    with wander.load(folder, progress=False) as loaded:
-        yield loaded
+def env(say_env, home):
+    """The environment of all tests, in a folder of the test's own."""
+    return say_env
 
 
-def test_a_run_is_a_value_and_a_folder(env, home, wander):
+def test_a_run_is_a_value_and_a_folder(env, wander):
     run = env.evaluate_sync(SOLVER, n=4, rollouts=2, sampling={"temperature": 0.5}, seed=7)
-    assert run.path.parent == home / "runs"
+    assert run.path.parent.name == "runs"
     assert (run.reward, run.failed, run.model) == (1.0, 0, SOLVER)
     low, high = run.interval
     assert 0 < low < high <= 1
@@ -71,13 +71,24 @@ def test_the_command_goes_on_with_a_run_of_python_and_the_other_way(env, wander)
         env.evaluate_sync(SOLVER, n=3, resume=run)
 
 
-def test_tables_files_and_comparisons(env, home):
-    good, bad = env.evaluate_sync(SOLVER, n=4), env.evaluate_sync(WRONG, n=4)
-    frame = good.to_pandas()
+@pytest.mark.full  # pandas and pyarrow take seconds to load
+def test_tables(env):
+    run = env.evaluate_sync(SOLVER, n=4)
+    frame = run.to_pandas()
     assert frame["metrics.right"].mean() == frame["reward"].mean() == 1.0
     assert frame["completion"][0][-1]["content"] == "0"
-    assert good.to_arrow().num_rows == 4
-    assert good.to_arrow(tokens=True).column("logprobs").to_pylist() == [[]] * 4
+    assert run.to_arrow().num_rows == 4
+    assert run.to_arrow(tokens=True).column("logprobs").to_pylist() == [[]] * 4
+
+
+@pytest.mark.full  # so does altair
+def test_charts(env):
+    chart = env.evaluate_sync(WRONG, n=3).plot().to_dict()
+    assert len(chart["vconcat"]) == 2
+
+
+def test_files_and_comparisons(env, home):
+    good, bad = env.evaluate_sync(SOLVER, n=4), env.evaluate_sync(WRONG, n=4)
     assert len(good.save(home / "rows.jsonl").read_text().splitlines()) == 4
     kept = wander.Run(good.save(home / "kept"))
     assert (kept.id, kept.reward) == (good.id, good.reward)
@@ -96,8 +107,6 @@ def test_a_run_shows_itself(env):
     assert "0.000" in shown
     assert "3 of 3" in shown
     assert "reward 0.000" in repr(run)
-    chart = run.plot().to_dict()
-    assert len(chart["vconcat"]) == 2
 
 
 def test_markup_in_a_name_stays_text(env):
@@ -139,6 +148,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.full  # a cancelled evaluation ends the same way
 def test_ctrl_c_keeps_what_was_played(folder, home):
     command = [sys.executable, "-c", INTERRUPTED, str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -177,19 +187,21 @@ def test_an_empty_split_is_refused(folder):
         env.evaluate_sync(SOLVER)
 
 
-def test_code_that_changed_since_it_was_loaded_is_not_recorded(env, folder):
+def test_code_that_changed_since_it_was_loaded_is_not_recorded(folder):
+    env = wander.load(folder, progress=False)
     module = folder / "say_env.py"
     module.write_text(module.read_text() + "\n# another line\n")
-    with pytest.raises(ClientError, match=r"has changed since it was loaded: say_env\.py"):
+    with env, pytest.raises(ClientError, match=r"has changed since it was loaded: say_env\.py"):
         env.evaluate_sync(SOLVER, n=1)
 
 
-def test_rollouts_are_kept_in_memory_alone(env, home):
+def test_rollouts_are_kept_in_memory_alone(env):
+    saved = set(env.evaluate_sync(SOLVER, n=1).path.parent.iterdir())
     found = env.rollouts_sync(SOLVER, n=2, rollouts=2)
     assert [(one.example_id, one.index, one.reward) for one in found] == [
         (str(n), index, 1.0) for n in range(2) for index in range(2)
     ]
-    assert not (home / "runs").exists()
+    assert set(next(iter(saved)).parent.iterdir()) == saved
 
 
 def test_progress_is_told_on_stderr(folder, capsys):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 import wander
 from wander.errors import ConfigError
 from wander_client.errors import ClientError, UsageError
@@ -18,8 +17,10 @@ SECTIONS = {
 }
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def one_thread() -> None:
+    import torch
+
     torch.set_num_threads(1)
 
 
@@ -42,6 +43,8 @@ def tiny(teacher, home):
     return create_tiny([[*one.prompt, *one.completion] for one in teacher.rollouts], home / "tiny", size=size)
 
 
+@pytest.mark.full
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.filterwarnings("ignore:step .*cut short by a limit")
 def test_a_teacher_a_student_and_grpo(env, teacher, tiny, home):
     tuned = wander.sft(teacher, model=tiny, out="sft", steps=2, min_reward=0.0, progress=False)
@@ -60,6 +63,8 @@ def test_a_teacher_a_student_and_grpo(env, teacher, tiny, home):
         wander.train(env, resume=trained, steps=3)
 
 
+@pytest.mark.full
+@pytest.mark.usefixtures("one_thread")
 def test_a_model_in_memory_is_evaluated_as_it_is(env, tiny):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -72,6 +77,8 @@ def test_a_model_in_memory_is_evaluated_as_it_is(env, tiny):
         env.evaluate_sync(model, n=2)
 
 
+@pytest.mark.full
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:You are using .rollout_func.")
 def test_a_trainer_of_ones_own_plays_the_environment(env, tiny, home):
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -118,6 +125,9 @@ def test_wrong_settings_are_told(env, home):
         wander.train(env, model="smollm2", schedule={"stps": 3}, progress=False)
     with pytest.raises(ConfigError, match="`batch` is no section"):
         wander.train(env, model="smollm2", batch=64)
+    (home / "phases.toml").write_text('[[phases]]\nkind = "grpo"\n[phases.model]\npath = "smollm2"\n')
+    with pytest.raises(UsageError, match="has phases"):
+        wander.train(env, "phases.toml", progress=False)
     with pytest.raises(UsageError, match="folder of the model"):
         wander.sft("rows.jsonl", model="smollm2")
     run = env.evaluate_sync("scripted:tictactoe.players:random", n=2)

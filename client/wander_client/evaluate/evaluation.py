@@ -90,6 +90,17 @@ def with_exact_names(settings: EvaluationSettings, location: Location) -> Evalua
     return settings.model_copy(update={"environment": exact, "model": model})
 
 
+def warn_of_endpoints(context: Invocation, stored: EvaluationSettings, settings: EvaluationSettings) -> None:
+    """Say so when a run goes on at another endpoint, which may serve other weights under the same name."""
+    before, now = (
+        (one.base_url or os.environ.get("OPENAI_BASE_URL") or "").rstrip("/") for one in (stored, settings)
+    )
+    if before != now:
+        context.output.warn(
+            f"the run began at `{before or 'no endpoint'}` and goes on at `{now}`: it has rollouts of both"
+        )
+
+
 def new_run_dir(runs_dir: Path, location: Location, model: str) -> Path:
     """Return a fresh folder name: `<env>--<model>--<id>`, sortable by time within one model."""
     if looks_like_path(model):

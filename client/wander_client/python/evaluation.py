@@ -24,6 +24,7 @@ from wander_client.evaluate.evaluation import (
     load_settings_of,
     new_run_dir,
     source_digests,
+    warn_of_endpoints,
     with_exact_names,
 )
 from wander_client.evaluate.progress import play, require_scored
@@ -98,6 +99,7 @@ async def evaluate(
         run_dir = resumable_folder(context, Path(resume))
         stored = load_settings_of(run_dir)
         settings = resume_settings(stored, said, run_dir, f'env.evaluate(model, resume="{run_dir}")')
+        warn_of_endpoints(context, stored, settings)
     if resume is None and (run_dir / "run.json").exists():
         raise UsageError(f"`{run_dir}` holds a run already", hint=f'go on with it by `resume="{run_dir}"`')
     evaluation = Evaluation(

@@ -152,6 +152,8 @@ def _new_command(
     *,
     sandbox: SandboxPolicy | None,
 ) -> TrainingCommand:
+    from wander.train.phases import read_phases
+
     from wander_client.training.run import new_command, require_alone
 
     require_alone("`wander.train`")
@@ -166,6 +168,10 @@ def _new_command(
         spec = environment
     else:
         spec = str(Path(environment).resolve())
+    if file is not None and read_phases(file, ()) is not None:
+        raise UsageError(
+            f"`{file}` has phases, which the command plays", hint=f"run `wander train {spec} {file}`"
+        )
     return new_command(context, spec, file, _path_of(given), [], [], sandbox, sections=given)
 
 

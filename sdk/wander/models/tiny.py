@@ -45,7 +45,11 @@ class TinySize:
 
 
 def create_tiny(
-    transcripts: Sequence[Sequence[Message]], folder: Path, *, seed: int = 0, size: TinySize | None = None
+    transcripts: Sequence[Sequence[Message]],
+    folder: str | Path,
+    *,
+    seed: int = 0,
+    size: TinySize | None = None,
 ) -> Path:
     """Write an untrained tiny policy in Hugging Face form and return its folder.
 
@@ -57,6 +61,7 @@ def create_tiny(
         from transformers import LlamaConfig, LlamaForCausalLM
     except ImportError as error:
         raise MissingExtra("transformers", needed_for="making a tiny policy") from error
+    folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"`{folder}` exists already", hint="choose another folder with `--out`")
     size = size or TinySize()

@@ -102,19 +102,8 @@ def _resume(run_dir: Path, said: dict[str, Any], flags: CommandFlags) -> int:
     stored = evaluations.load_settings_of(run_dir)
     settings = resume_settings(stored, said, run_dir, evaluations.resume_command(run_dir))
     require_needed(settings, said)
-    _warn_of_endpoints(stored, settings)
+    evaluations.warn_of_endpoints(current(), stored, settings)
     return _play(settings, run_dir, flags, resuming=True)
-
-
-def _warn_of_endpoints(stored: EvaluationSettings, settings: EvaluationSettings) -> None:
-    """Say so when a run goes on at another endpoint, which may serve other weights under the same name."""
-    before, now = (
-        (one.base_url or os.environ.get("OPENAI_BASE_URL") or "").rstrip("/") for one in (stored, settings)
-    )
-    if before != now:
-        current().output.warn(
-            f"the run began at `{before or 'no endpoint'}` and goes on at `{now}`: it has rollouts of both"
-        )
 
 
 def _play(
