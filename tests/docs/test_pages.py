@@ -95,8 +95,8 @@ def test_every_block_of_the_page_runs(page_run, request):
 SMALLER = {
     "-n 500": "-n 60",
     "--steps 25": "--steps 2",
-    "batch.rollouts=64": "batch.rollouts=8",
-    "-n 50": "-n 4",
+    "batch.rollouts=32": "batch.rollouts=8",
+    "-n 30": "-n 4",
 }
 
 
