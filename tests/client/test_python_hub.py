@@ -27,6 +27,7 @@ from wander_client import (
     errors,
 )
 from wander_client.credentials import CredentialStore
+from wander_hub.accounts import service as accounts
 
 TEMPLATE = """
 [project]
@@ -121,12 +122,24 @@ def test_lists_are_read_page_by_page_and_only_as_far_as_they_are_wanted(
 
 
 def test_a_folder_becomes_a_row_of_a_leaderboard(
-    mine: Hub, folder: Path, home: Path, recwarn: pytest.WarningsRecorder
+    mine: Hub,
+    room: HubRoom,
+    folder: Path,
+    home: Path,
+    recwarn: pytest.WarningsRecorder,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (folder / "pyproject.toml").write_text(TEMPLATE.format(version="0.4.0"))
     published = mine.publish(folder, check=False, lock=False)
     assert (published.version.version, len(published.sent)) == ("0.4.0", 2)
     assert mine.publish(folder, check=False, lock=False).sent == frozenset()
+    with room.http.app.state.database.write() as session:
+        accounts.add_user(session, "ada")
+    monkeypatch.setenv("WANDER_TOKEN", room.token)
+    forked = room.wander("fork", "admin/say-env@0.4.0", "./mine", "--owner", "ada", "--json")
+    assert forked.status == 0, forked.out
+    source = {path.name: path.read_bytes() for path in (home / "mine").iterdir()}
+    assert source == {path.name: path.read_bytes() for path in folder.iterdir()}, "as it was published"
     run = write_run(home / "runs" / "one", rewards=[1.0, 0.0, 1.0], version="0.1.0")
     posted = mine.post(run)
     assert (posted.level, posted.summary.reward_mean) == ("complete", pytest.approx(2 / 3))

@@ -110,7 +110,8 @@ def choose_owner(wanted: str | None, who: Whoami) -> str:
     if who.user in who.owners or len(who.owners) == 1:
         return who.user if who.user in who.owners else who.owners[0]
     raise UsageError(
-        f"`{who.user}` may publish under {len(who.owners)} owners", hint="choose one with `--owner NAME`"
+        f"`{who.user}` may publish under {len(who.owners)} owners",
+        hint="choose one with `--owner NAME`, in Python with `owner=`",
     )
 
 

@@ -192,11 +192,13 @@ class HubCalls:
 
 
 class Hub(HubCalls):
-    """A hub whose calls return when they are done; also in a notebook, and from several threads at once.
+    """A hub whose calls return when they are done.
 
-    hub = wander.Hub()
-    for environment in hub.search("game"):
-        print(environment.owner, environment.name, environment.best_reward)
+    A script, a notebook whose event loop runs, and several threads at once may use one:
+
+        hub = wander.Hub()
+        for environment in hub.search("game"):
+            print(environment.owner, environment.name, environment.best_reward)
     """
 
     _waits: Literal[True] = True
@@ -220,12 +222,14 @@ class Hub(HubCalls):
 
 
 class AsyncHub(HubCalls):
-    """The same for coroutines: every call is awaited, and a worker thread does it.
+    """The same for coroutines; `wander.Hub().aio` is one too.
 
-    async with wander.AsyncHub() as hub:
-        board = await hub.leaderboard("acme/wordle")
-        async for run in hub.runs(environment="acme/wordle"):
-            print(run.model, run.level)
+    Every call is awaited, and a worker thread does it:
+
+        async with wander_client.AsyncHub() as hub:
+            board = await hub.leaderboard("acme/wordle")
+            async for run in hub.runs(environment="acme/wordle"):
+                print(run.manifest.model.name, run.level)
     """
 
     _waits: Literal[False] = False
