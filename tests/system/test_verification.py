@@ -12,6 +12,7 @@ import pytest
 from judging_hub import Record, confined, judging_hub, post, settled
 from live_hub import LiveHub
 from machine import Machine
+from wander import Hub
 from wander.evals.store.folder import RunFolder
 from wander.evals.store.manifest import new_run_id
 
@@ -215,6 +216,10 @@ def test_an_honest_run_is_replayed_and_a_stranger_asks_again(judge, home, honest
     assert (again["level"], again["report"]["replayed"], again["report"]["sampled"]) == ("replayed", 4, True)
     with_sandbox = again["made_with"]["environment"]["sandbox"] is not None
     assert with_sandbox == (confined() == "sandbox")
+    with Hub(judge.url, judge.token) as hub:
+        found = hub.verify(manifest["run_id"], sample=3)
+        assert found.report is not None
+        assert (found.state, found.report.replayed, found.report.differing) == ("done", 3, 0)
     tokens = home.run("wander", "token", "list").stdout
     assert "verification" not in tokens, "the token of a job ends with it"
 
