@@ -13,6 +13,7 @@ from alembic import command
 from sqlalchemy import select
 from wander_hub.accounts.models import Owner
 from wander_hub.database import Database, alembic_config
+from wander_hub.index import upstream
 from wander_hub.index.models import PrivateName
 from wander_hub.index.negotiation import JSON_V1
 from wander_hub.index.upstream import Upstream
@@ -212,6 +213,35 @@ async def test_a_name_that_was_private_stays_401(hub, behind, make_wheel):
         assert statuses == {"first": 401, "second": 200, "other": 404}
     with hub.database.read() as session:
         assert len(session.scalars(select(PrivateName)).all()) == 2
+
+
+async def test_neither_clock_nor_outage_tells_a_private_name(hub, behind, make_wheel, monkeypatch):
+    """A name that nobody has takes as long as the index behind the hub; so does one that the hub hides."""
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    await hub.publish(make_wheel(name="secret"))
+    path = "/api/v1/environments/alice/secret/visibility"
+    assert (await hub.client.put(path, json={"private": True}, headers=hub.auth())).is_success
+    answers = [await hub.get(f"/alice/index/{name}/") for name in ("nothing", "nothing-else")]
+    with monkeypatch.context() as patch:
+        patch.setattr(upstream.asyncio, "sleep", sleep)
+        answers += [await hub.get("/alice/index/secret/") for _ in range(2)]
+    told = [{**one.json(), "request_id": ""} for one in answers]
+    assert [one.status_code for one in answers] == [401] * 4
+    assert all(one == told[0] for one in told)
+    assert len(slept) == 1, "the second time both are known"
+    assert slept[0] > 0
+    assert behind.asked == ["nothing", "nothing-else"], "nor is the name told to the index behind"
+    behind.silent = True
+    missing = await hub.get("/alice/index/nothing-new/")
+    app: Any = hub.client._transport.app
+    app.state.upstream._pretended.clear()
+    hidden = await hub.get("/alice/index/secret/")
+    assert (missing.status_code, hidden.status_code) == (503, 503)
+    assert missing.json()["code"] == hidden.json()["code"] == "upstream_silent"
 
 
 async def test_a_database_of_before_knows_what_is_private_now(sqlite_alone, hub, behind, make_wheel):

@@ -155,9 +155,11 @@ async def list_sole_files(
     try:
         found = await run_in_threadpool(look, service.find_sole, media_type, encoding)
     except HubProblem as refusal:
-        if refusal.status == 401 and not held:
+        if refusal.status != 401:
+            raise
+        if not held:
             await upstream.pretend(project)
-        raise
+        raise await run_in_threadpool(look, service.refuse_unheld) from refusal  # as of any other name
     if isinstance(found, Page):
         return _answer(request, page_answer(found))
     if found is not None and found.owner is not None:

@@ -125,11 +125,14 @@ def find_sole(
     namespace. None says that only the index behind the hub may have it.
     """
     environment_service.require_owner(session, owner)
-    if repository.holds(session, owner, project):
-        return find_page(session, Place(owner, project), media_type, encoding)
-    if namespaces.covers(BUNDLED_OWNER, project) or repository.holds(session, BUNDLED_OWNER, project):
-        return Place(BUNDLED_OWNER, project)
+    # All of it is asked for in any case: the time that it takes tells nobody what the owner hides.
+    mine = repository.holds(session, owner, project)
+    bundled = repository.holds(session, BUNDLED_OWNER, project)
     space = repository.owner_of_namespaces(session, namespaces.namespaces_of(project))
+    if mine:
+        return find_page(session, Place(owner, project), media_type, encoding)
+    if bundled or namespaces.covers(BUNDLED_OWNER, project):
+        return Place(BUNDLED_OWNER, project)
     if space is None or not repository.holds(session, space, project):
         return None
     find_page(session, Place(None, project), media_type, encoding)
