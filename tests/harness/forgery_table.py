@@ -48,6 +48,10 @@ DONE: dict[str, Callable[[Any], Any]] = {
     "a long id": lambda v: "0" * 100,
     "a list of numbers": lambda v: [1, 2],
     "a hundred thousand": lambda v: 100_000,
+    "before all time": lambda v: "0001-01-01T00:00:00+14:00",
+    "after all time": lambda v: "9999-12-31T23:59:59-14:00",
+    "upside down": lambda v: [1.0, 0.0],
+    "without end": lambda v: [-1e308, 1e308],
     "in the future": lambda v: "2036-01-01T00:00:00Z",
     "a turn's ids": lambda v: {"prompt_ids": [1], "completion_ids": [1, 2], "logprobs": []},
     "length": lambda v: "length",
@@ -143,7 +147,7 @@ FIELDS: dict[str, dict[str, str]] = {
     "manifest.rollouts_per_example": {"claimed": "one more", "refused": "below zero; huge; null; gone"},
     "manifest.task_set_sha256": {"claimed": "zeros", "refused": "null; gone"},
     "manifest.seed": {"claimed": "one more; below zero", "refused": "huge; null"},
-    "manifest.started_at": {"refused": "longer; null; gone"},
+    "manifest.started_at": {"refused": "longer; null; gone; before all time; after all time"},
     "manifest.environment.owner": {"refused": f"longer; null; gone; {_ADDED}"},
     "manifest.environment.name": {"refused": f"longer; emptied; null; gone; {_ADDED}"},
     "manifest.environment.version": {"refused": f"longer; emptied; null; gone; {_ADDED}"},
@@ -156,7 +160,10 @@ FIELDS: dict[str, dict[str, str]] = {
     "manifest.environment.info.kind": {"replayed": "longer"},
     "manifest.environment.info.summary": {"replayed": "longer"},
     "manifest.environment.info.eval_examples": {"replayed": "one more"},
-    "manifest.environment.info.reward_functions.0.bounds": {"claimed": "a list of numbers"},
+    "manifest.environment.info.reward_functions.0.bounds": {
+        "claimed": "a list of numbers",
+        "refused": "upside down; without end",
+    },
     "manifest.environment.arguments": {"claimed": "a key more", "refused": "null; a key not a number"},
     "manifest.environment.info.arguments": {"refused": "a key not a number"},
     "manifest.environment.info.reference_scores": {"refused": "a key not a number"},
@@ -166,10 +173,13 @@ FIELDS: dict[str, dict[str, str]] = {
     "manifest.environment.info.reward_functions": {"claimed": "last dropped; emptied; backwards"},
     "manifest.environment.info.reward_functions.0.weight": {
         "claimed": "one more; below zero",
-        "refused": "not a number; infinite",
+        "refused": "not a number; infinite; huge",
     },
     "manifest.environment.info.reward_functions.0.name": {"claimed": "longer"},
-    "manifest.environment.info.reward_bounds": {"refused": "last dropped", "replayed": "null; gone"},
+    "manifest.environment.info.reward_bounds": {
+        "refused": "last dropped; upside down; without end",
+        "replayed": "null; gone",
+    },
     "manifest.model.name": {
         "refused": "emptied; null; gone; a null byte; a letter like another; two spaces; like an option; "
         f"{_ADDED}",
@@ -186,7 +196,7 @@ FIELDS: dict[str, dict[str, str]] = {
     "manifest.lines": {"refused": "a hundred thousand; a single one"},
     "manifest.choice": {"refused": "longer"},
     "manifest.notes": {"replayed": "longer; a line separator; a null byte"},
-    "manifest.ended_at": {"refused": "in a list", "replayed": "in the future"},
+    "manifest.ended_at": {"refused": "in a list; before all time", "replayed": "in the future"},
     "manifest.platform.python": {"replayed": "longer"},
     "manifest.spending": {
         "refused": "with infinite prices; with prices below zero; with prices beyond all money"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -94,10 +96,16 @@ def test_numbers(value, shown):
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "digits"), [(None, 1, 3), (0.5, 0.5, 3), (0.4, 0.6, 2), (0.49, 0.51, 3), (0, 10, 1)]
+    ("low", "high", "digits"),
+    [(None, 1, 3), (0.5, 0.5, 3), (0.4, 0.6, 2), (0.49, 0.51, 3), (0, 10, 1), (-1e308, 1e308, 3)],
 )
 def test_a_score_has_the_decimals_its_interval_supports(low, high, digits):
     assert text.score_digits(low, high) == digits
+
+
+@pytest.mark.parametrize("moment", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
+def test_no_date_breaks_a_page(moment):
+    assert moment[:10] in text.moment(datetime.fromisoformat(moment))
 
 
 def test_spans_and_sizes():

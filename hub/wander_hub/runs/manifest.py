@@ -39,6 +39,8 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _LONGEST_NAME = 300
 _MOST_ROLLOUTS = 1_000_000
 _MOST_USD = 1_000_000
+_LARGEST = 1e15
+_FIRST_YEAR, _LAST_YEAR = 2000, 2200
 _MOST_TOKENS = 2**31 - 1
 
 
@@ -135,6 +137,14 @@ def _check_plan(manifest: RunManifest) -> None:
     prices = manifest.spending.prices if manifest.spending is not None else None
     if prices is not None and max(prices.prompt, prices.completion) > _MOST_USD:
         raise bad_manifest(f"spending.prices are over {_MOST_USD:,} USD for a million tokens")
+    for label, moment in (("started_at", manifest.started_at), ("ended_at", manifest.ended_at)):
+        if moment is not None and not _FIRST_YEAR <= moment.year <= _LAST_YEAR:
+            raise bad_manifest(f"{label} is not between the years {_FIRST_YEAR} and {_LAST_YEAR}")
+    info = manifest.environment.info
+    bounds = [one for one in (info.reward_bounds, *(each.bounds for each in info.reward_functions)) if one]
+    numbers = [*(end for one in bounds for end in one), *(one.weight for one in info.reward_functions)]
+    if any(low > high for low, high in bounds) or any(abs(one) > _LARGEST for one in numbers):
+        raise bad_manifest(f"bounds are upside down, or they or weights are beyond {_LARGEST:g}")
     if manifest.rollouts_per_example > _MOST_ROLLOUTS:
         raise bad_manifest(f"rollouts_per_example is over {_MOST_ROLLOUTS:,}")
     if (manifest.sampling.max_tokens or 0) > _MOST_TOKENS:

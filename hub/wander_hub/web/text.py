@@ -14,6 +14,7 @@ _HIDDEN = re.compile(
 )
 """What has no picture or reorders its neighbours; tab, line feed and the joiners of emoji stay."""
 
+_LAST_YEAR = 9999
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
@@ -43,7 +44,7 @@ def compact(value: float) -> str:
 
 def score_digits(low: float | None, high: float | None) -> int:
     """Return how many decimals a mean deserves: one more than its half-width can tell."""
-    if low is None or high is None or high <= low:
+    if low is None or high is None or high <= low or not math.isfinite(high - low):
         return 3
     return min(max(1 - math.floor(math.log10((high - low) / 2)), 1), 4)
 
@@ -65,7 +66,8 @@ def size(value: int) -> str:
 
 def moment(value: datetime) -> Markup:
     """Return a `<time>` with the full stamp behind a date."""
-    stamp = value.astimezone(UTC)
+    # At the ends of what dates hold there is no other zone; older hubs took such in.
+    stamp = value.astimezone(UTC) if 1 < value.year < _LAST_YEAR else value.replace(tzinfo=UTC)
     return Markup('<time datetime="{}" title="{}">{}</time>').format(
         stamp.isoformat(timespec="seconds"), f"{stamp:%Y-%m-%d %H:%M:%S} UTC", f"{stamp:%Y-%m-%d}"
     )
