@@ -355,7 +355,7 @@ def train_grpo(
         own = stack.enter_context(own_folder(folder, world))
         engine = stack.enter_context(open_engine(settings, model, loaded, folder, world, serve))
         client = PolicyClient(model, loaded.tokenizer, name=loaded.name, engine=engine)
-        source = world.together(lambda: open_source(open_environment, client, settings, played))
+        source = world.together(lambda: open_source(open_environment, client, settings))
         stack.callback(source.close)
         mixture = mixture_of(source, settings)
         record = world.together(
@@ -384,7 +384,7 @@ def train_grpo(
             # Whatever else happens between steps (trackers, panels) is one more of these.
             mine = [*record.callbacks_of(world), *watching, *(observers if world.is_main else ())]
             sampling = SamplerCheckpoint(mixture, settings.batch.groups, begun)
-            player = StepPlayer(source, mixture, settings, rank=world.rank, exchange=world.exchange)
+            player = StepPlayer(source, mixture, settings, world.rank, world.exchange, played)
             trainer = RolloutTrainer(
                 *(player, model, loaded.tokenizer, settings, folder, log, record, world),
                 callbacks=[*schedule.callbacks, sampling, *mine],
@@ -406,7 +406,6 @@ def open_source(
     open_environment: EnvironmentOpener,
     client: PolicyClient,
     settings: GRPOSettings,
-    played: Played | None = None,
 ) -> RolloutSource:
     """Return what plays the run's rollouts, its environments open."""
     sampling, seed = settings.sampling, settings.environment.run_seed
@@ -418,5 +417,4 @@ def open_source(
         run_seed=settings.schedule.seed if seed is None else seed,
         choices=choices_of(settings),
         retries=settings.batch.retries,
-        played=played,
     )

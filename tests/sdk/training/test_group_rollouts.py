@@ -76,11 +76,10 @@ def test_a_step_scores_each_group_together(tiny: Path, tmp_path: Path, where: st
         client,
         sampling=SamplingArgs(max_tokens=4),
         run_seed=0,
-        played=lambda done, total: told.append((done, total)),
     )
     try:
         assert source.info.group_rewards
-        played = source.play(list(reversed(ASSIGNMENTS)))
+        played = source.play(list(reversed(ASSIGNMENTS)), lambda *counts: told.append(counts))
     finally:
         source.close()
     assert [(r.example_id, r.index) for r in played.rollouts] == [

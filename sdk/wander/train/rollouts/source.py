@@ -185,10 +185,7 @@ class RolloutSource:
         run_seed: int,
         choices: Sequence[EnvironmentChoice] = (EnvironmentChoice(),),
         retries: int = 1,
-        played: Played | None = None,
     ) -> None:
-        """`played` hears, in another thread, how many of the rollouts that play at once have ended."""
-        self._played = played
         self.client = client
         self.sampling = sampling
         self.run_seed = run_seed
@@ -247,13 +244,16 @@ class RolloutSource:
             self._examples.update(((environment, row), one) for row, one in zip(asked, fetched, strict=False))
         return [self._examples[environment, row] for row in rows]
 
-    def play(self, assignments: Sequence[Assignment]) -> StepRollouts:
-        """Play rollouts and return them in order; those that failed to the end among them."""
+    def play(self, assignments: Sequence[Assignment], played: Played | None = None) -> StepRollouts:
+        """Play rollouts and return them in order; those that failed to the end among them.
+
+        `played` hears of their ends, in another thread.
+        """
         started = perf_counter()
         retried = 0
         with fewer_collections(len(assignments)):
             examples = self._examples_of(assignments)
-            rollouts = self._play(assignments, examples)
+            rollouts = self._play(assignments, examples, played=played)
             for attempt in range(1, self.retries + 1):
                 failed = {number for number, rollout in enumerate(rollouts) if rollout.failure is not None}
                 # A reward function that compares the rollouts of a group wants all of them again.
@@ -287,7 +287,11 @@ class RolloutSource:
         return self.environments[assignment.environment].info.group_rewards
 
     def _play(
-        self, assignments: Sequence[Assignment], examples: Sequence[Example], attempt: int = 0
+        self,
+        assignments: Sequence[Assignment],
+        examples: Sequence[Example],
+        attempt: int = 0,
+        played: Played | None = None,
     ) -> list[Rollout]:
         # Rollouts that a reward function compares are one piece of work, every other is its own.
         pieces: dict[Any, list[int]] = {}
@@ -314,15 +318,15 @@ class RolloutSource:
         def tell(ended: int) -> None:
             nonlocal over
             over += ended
-            if self._played is not None:
-                self._played(over, len(assignments))
+            if played is not None:
+                played(over, len(assignments))
 
-        played: dict[int, Rollout] = {}
+        found: dict[int, Rollout] = {}
         for numbers, rollouts in zip(
             pieces.values(), self._thread.run(play_together(self.client, asked, tell)), strict=True
         ):
-            played.update(zip(numbers, rollouts, strict=True))
-        return [played[number] for number in range(len(assignments))]
+            found.update(zip(numbers, rollouts, strict=True))
+        return [found[number] for number in range(len(assignments))]
 
     def close(self) -> None:
         """Close the environments, the client's thread and the loop."""

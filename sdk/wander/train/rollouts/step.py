@@ -17,7 +17,7 @@ from typing import Any
 from wander.errors import RunError
 from wander.train.config import GRPOSettings
 from wander.train.rollouts.sampler import ExampleSampler, Mixture, Pick, has_signal
-from wander.train.rollouts.source import Assignment, RolloutSource, StepRollouts, Trajectory
+from wander.train.rollouts.source import Assignment, Played, RolloutSource, StepRollouts, Trajectory
 from wander.types import Example, Rollout
 
 Exchange = Callable[[list[Any]], list[Any]]
@@ -86,10 +86,12 @@ class StepPlayer:
         source: RolloutSource,
         mixture: Mixture,
         settings: GRPOSettings,
-        *,
         rank: int,
         exchange: Exchange,
+        played: Played | None = None,
     ) -> None:
+        """`played` hears of the rollouts of a step that ended."""
+        self.played = played
         self.source = source
         self.mixture = mixture
         self.settings = settings
@@ -161,7 +163,8 @@ class StepPlayer:
     def _play(self, picks: Sequence[Pick]) -> tuple[list[Group], StepRollouts]:
         size = self.settings.batch.group_size
         call = self.source.play(
-            [Assignment(pick.position, index, pick.environment) for pick in picks for index in range(size)]
+            [Assignment(pick.position, index, pick.environment) for pick in picks for index in range(size)],
+            self.played,
         )
         groups = []
         for number, pick in enumerate(picks):
