@@ -247,8 +247,11 @@ class LoadedEnvironment:
             )
 
     rollout_sync = blocking(rollout)
+    """`rollout`, which waits; works where an event loop runs, too."""
     rollouts_sync = blocking(rollouts)
+    """`rollouts`, which waits; works where an event loop runs, too."""
     evaluate_sync = blocking(evaluate)
+    """`evaluate`, which waits; works where an event loop runs, too."""
 
     def train_dataset(self, n: int | None = None) -> Any:
         """Return the first `n` training examples, all for None, as a dataset for a `GRPOTrainer`."""
