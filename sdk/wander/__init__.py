@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from wander.errors import WanderError
-from wander.lazy import lazy_names
+from wander.lazy import bring_name, lazy_names
 from wander.moved import serve_moved_modules
 from wander.types import Example, Message, Messages, Rollout, SamplingArgs, State, Turn
 from wander.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    # The one place that names wander-client, for type checkers: `wander.client_names` finds it at run time.
+    # The one place that names wander-client, for type checkers: `wander.lazy` finds it at run time.
     from wander_client import Hub, Run, load, sft, train
 
     from wander.clients.base import Client
@@ -89,13 +89,11 @@ serve_moved_modules()
 
 
 def _bring(name: str) -> Any:
-    from wander.client_names import bring
-
     if name == "train":
         from importlib import import_module
 
         return import_module("wander.train")  # a package of that name, which can be called
-    return bring(name)
+    return bring_name(name)
 
 
 __getattr__, __dir__ = lazy_names(__name__, _bring)

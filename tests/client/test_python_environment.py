@@ -12,8 +12,8 @@ import time
 
 import pytest
 import wander
-from wander.client_names import bring
 from wander.errors import ArgumentsUnfit, LoadError, MissingClient
+from wander.lazy import bring_name
 from wander_client.errors import ClientError, NotFound, Unavailable, UsageError
 from wander_client.python.background import background
 
@@ -153,8 +153,8 @@ def test_loading_by_name_and_in_process_point_to_each_other(monkeypatch):
 
 
 def test_without_the_client_a_name_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("wander.client_names.entry_points", lambda **_: [])
-    load = bring("load")
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [])
+    load = bring_name("load")
     with pytest.raises(MissingClient, match=r"`wander\.load` comes with wander-client") as caught:
         load("alice/wordle")
     assert caught.value.hint == "run `pip install wander-client`"

@@ -15,7 +15,7 @@ ALLOWED = {
     "migrations": {"wander_hub"},
 }
 NAMED_FOR_TYPE_CHECKERS = ("sdk/wander/__init__.py", "wander_client")
-"""What wander-client brings the SDK finds at run time (`wander.client_names`); type checkers know it here."""
+"""What wander-client brings the SDK finds at run time (`wander.lazy`); type checkers know it here."""
 HUB_READS = {"wander.wire", "wander.types", "wander.errors", "wander.evals", "wander.sandbox"}
 """What the hub may take from the SDK: wire models, values, errors, the aggregates it recomputes, the reports
 of replays, and whether a sandbox can be had."""

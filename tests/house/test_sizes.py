@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ MODULE_LINES = 600
 TEST_MODULE_LINES = 800
 MAX_COMPLEXITY = 12
 EXPORTED_NAMES = 40
+FOLDER_MODULES = 15
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +49,14 @@ def test_no_module_is_too_long(sources, allowed):
         if source.lines > (TEST_MODULE_LINES if source.is_test else MODULE_LINES)
     }
     assert judge(found, {(row["path"],): row["lines"] for row in allowed["module"]}) == []
+
+
+def test_no_folder_holds_too_many_modules(sources):
+    paths = [Path(source.path) for source in sources if not source.is_test]
+    packages = [path for path in paths if "wander" in path.parts[1] and path.name != "__init__.py"]
+    held = Counter(path.parent for path in packages)
+    assert {folder: count for folder, count in held.items() if count > FOLDER_MODULES} == {}
+    assert len(held) > 40
 
 
 def test_no_function_is_too_long(sources, allowed):

@@ -10,8 +10,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from wander.client_names import bring
-from wander.lazy import lazy_names
+from wander.lazy import bring_name, lazy_names
 
 if TYPE_CHECKING:
     from wander.train.config import GRPOSettings, SFTSettings, read_settings
@@ -37,11 +36,11 @@ class _Callable(ModuleType):
     """A package of the same name as a function, which is both."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        return bring("train")(*arguments, **options)
+        return bring_name("train")(*arguments, **options)
 
     @property
     def __signature__(self) -> inspect.Signature:
-        return inspect.signature(bring("train"))
+        return inspect.signature(bring_name("train"))
 
 
 sys.modules[__name__].__class__ = _Callable
