@@ -9,7 +9,7 @@ from chat_endpoint import chat_endpoint
 from command_line import Wander
 from wander.evals.run.runner import Progress
 from wander.types import Usage
-from wander_client.commands.run.eval import _rate_limit
+from wander_client.evaluate.progress import _rate_limit
 
 
 def test_calls_are_counted_and_told(wander: Wander, folder: Path) -> None:

@@ -258,7 +258,7 @@ def wait_for_rollouts(process: subprocess.Popen[str], run: Path, count: int) -> 
     raise AssertionError(f"{run} did not get {count} rollouts")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
 def test_an_interrupted_evaluation_keeps_its_rollouts_and_resumes(
     number: signal.Signals, wander: Wander, folder: Path, home: Path
 ) -> None:

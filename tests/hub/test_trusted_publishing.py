@@ -234,7 +234,9 @@ async def test_several_environments_that_trust_one_workflow_are_told_apart_or_re
     assert "alice" not in answer.text
     said = answer.json()["errors"][0]["description"]
     assert "several environments trust this workflow" in said
-    assert all(f"`wander {what}" in said for what in ("publish --owner OWNER", "publisher token OWNER/NAME"))
+    assert all(
+        f"`wander {what}" in said for what in ("publish --owner OWNER", "env publisher token OWNER/NAME")
+    )
     for name in ("one", "two"):
         named = bearer(await mint(target={"owner": "alice", "name": name}))
         whoami = (await hub.get("/api/v1/whoami", headers=named)).json()

@@ -145,7 +145,7 @@ async def test_a_full_log_stays_full(tmp_path):
         log = CappedLog(reading, tmp_path / "log", 100)
         os.write(writing, text)
         os.close(writing)
-        await log.ended(30.0)
+        await log.finish(30.0)
 
     await write(b"a" * 60)
     await write(b"b" * 60)
@@ -160,7 +160,7 @@ async def test_a_log_that_nobody_closes_is_let_go(tmp_path):
     reading, writing = os.pipe()
     log = CappedLog(reading, tmp_path / "log", 100)
     os.write(writing, b"kept")
-    await log.ended(0.2)
+    await log.finish(0.2)
     os.close(writing)
     log.close()
     assert (tmp_path / "log").read_bytes() == b"kept"
