@@ -5,6 +5,7 @@ NAME := tictactoe
 # One process more than cores: the tests wait for a third of their time, mostly for processes they start.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, (os.cpu_count() or 1) + 1))')
 TESTS := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20
+LINT := $(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/lint-imports --no-logo && $(BIN)/typos
 # Set, it makes each of the thousands of processes that tests start compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
@@ -23,11 +24,14 @@ fmt: setup  ## Format the code and fix what ruff can fix
 	@$(BIN)/ruff format
 
 check: setup  ## Lint, formatting, strict types, walls between folders, spelling
-	@$(BIN)/mypy & types=$$!; $(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/lint-imports --no-logo \
-		&& $(BIN)/typos || { kill $$types 2>/dev/null; exit 1; }; wait $$types
+	@$(BIN)/mypy & types=$$!; $(LINT) || { kill $$types 2>/dev/null; exit 1; }; wait $$types
 
-test: setup check  ## Everything above and tests of every kind, in minutes (no GPU, no key, no internet)
-	@$(TESTS) -m "not full and not slow and not gpu" $(PYTEST)
+# The types are checked beside the tests, and what is wrong with them is said at the end.
+test: setup  ## Everything above and tests of every kind, in minutes (no GPU, no key, no internet)
+	@$(LINT)
+	@said=$$(mktemp); trap 'rm -f $$said' EXIT; $(BIN)/mypy > $$said 2>&1 & types=$$!; \
+		$(TESTS) -m "not full and not slow and not gpu" $(PYTEST); tests=$$?; \
+		wait $$types || { cat $$said; exit 1; }; exit $$tests
 
 test-rest: setup  ## The tests that `make test` leaves out
 	@$(TESTS) -m "full and not slow and not gpu" $(PYTEST)
