@@ -143,6 +143,9 @@ class Settings(BaseSettings):
     their models."""
     judge_sample: int = Field(default=50, ge=1, le=10_000)
     """About how many rollouts of a run that is."""
+    tokenizers: Path | None = None
+    """Folder of `ORG/NAME/tokenizer.json` files, named as runs name their models: the completion tokens of
+    their runs are counted."""
     verification_folder: Path | None = None
     """Where runs and environments are kept that jobs fetch; unset means `verification` in the data folder."""
     jobs: Literal["table", "procrastinate"] = "table"
@@ -181,6 +184,16 @@ class Settings(BaseSettings):
             if find_spec("procrastinate") is None:
                 raise ValueError("`procrastinate` needs `pip install 'wander-hub[procrastinate]'`")
         return jobs
+
+    @field_validator("tokenizers")
+    @classmethod
+    def _can_be_read(cls, folder: Path | None) -> Path | None:
+        if folder is not None:
+            if find_spec("tokenizers") is None:
+                raise ValueError("it needs `pip install 'wander-hub[tokenizers]'`")
+            if not folder.is_dir():
+                raise ValueError(f"`{folder}` is no folder")
+        return folder
 
     @field_validator("oidc_issuers")
     @classmethod

@@ -23,7 +23,13 @@ from wander_hub.leaderboards.listing import refresh_results
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
 from wander_hub.runs.models import Run
-from wander_hub.verification.levels import level_by, level_of, level_of_copy, level_of_unread
+from wander_hub.verification.levels import (
+    level_by,
+    level_of,
+    level_of_copy,
+    level_of_understated,
+    level_of_unread,
+)
 from wander_hub.verification.models import ClearedCopy, RunExamination, RunSketch, SketchKey, Verification
 
 _FEWEST_SHARED = 2
@@ -106,8 +112,8 @@ def keep_fault(session: Session, run_id: str, fault: str) -> None:
     refresh_results(session, run.environment)
 
 
-def level_without_fault(session: Session, run: Run, one: RunExamination) -> tuple[VerificationLevel, str]:
-    """Return the level of a run that could be examined again: it may have been found to be a copy before."""
+def level_of_examined(session: Session, run: Run, one: RunExamination) -> tuple[VerificationLevel, str]:
+    """Return the level of a run after another examination: it may have been found to be a copy before."""
     first = run_repository.run_named(session, one.duplicate_of) if one.duplicate_of is not None else None
     if first is not None and clearance_of(session, run.run_id) is None:
         return level_of_copy(first)
@@ -116,6 +122,9 @@ def level_without_fault(session: Session, run: Run, one: RunExamination) -> tupl
 
 def supported_level(session: Session, run: Run) -> tuple[VerificationLevel, str]:
     """Return the level that a run's rollouts and the hub's replays of it support, and why."""
+    examined = session.get(RunExamination, run.run_id)
+    if examined is not None and (check := examined.token_check) is not None and check.understated:
+        return level_of_understated(check)
     level, reason = level_of(runs.manifest_of(run), RunSummary.model_validate(run.summary))
     verified = select(Verification).where(Verification.run_id == run.run_id)
     verified = verified.options(joinedload(Verification.job)).order_by(Verification.id)

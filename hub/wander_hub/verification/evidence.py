@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
 from hashlib import blake2b
 from heapq import nsmallest
+from pathlib import Path
 from typing import NamedTuple
 
 from sqlalchemy import select
@@ -16,8 +17,8 @@ from wander.evals.stats.agreement import agreement
 from wander.evals.store.jsonl import split_lines
 from wander.types import Rollout
 from wander.wire import RunManifest
-from wander.wire.levels import STATED
-from wander.wire.verification import Agreement, Rerun, RunEvidence
+from wander.wire.levels import STATED, STATED_BUT_COUNTED
+from wander.wire.verification import Agreement, Rerun, RunEvidence, TokenCheck
 
 from wander_hub.accounts.models import Membership, Owner
 from wander_hub.database import Database, now
@@ -34,6 +35,7 @@ from wander_hub.verification import duplicates, likeness
 from wander_hub.verification.likeness import Likeness
 from wander_hub.verification.models import RunExamination
 from wander_hub.verification.proofs import prove
+from wander_hub.verification.tokens import count_tokens, find_tokenizer, written
 
 logger = logging.getLogger("wander_hub")
 
@@ -59,6 +61,7 @@ class Findings(NamedTuple):
     digest: str | None
     repeats: Sequence[str]
     """Runs that it repeats, or that repeat it."""
+    tokens: TokenCheck | None
     agreement: Agreement | None = None
     """With the run that it repeats by its manifest."""
     likeness: Likeness | None = None
@@ -71,10 +74,17 @@ class Examiner:
     No code of an environment runs here, so this needs no sandbox.
     """
 
-    def __init__(self, database: Database, storage: Storage, trusted: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        database: Database,
+        storage: Storage,
+        trusted: Collection[str] = (),
+        tokenizers: Path | None = None,
+    ) -> None:
         self._database = database
         self._storage = storage
         self._trusted = frozenset(trusted)
+        self._tokenizers = tokenizers
 
     def __call__(self, context: JobContext) -> Callable[[Session], None]:
         """Read a run; return what keeps what was found."""
@@ -94,8 +104,10 @@ class Examiner:
         sketch_key = self._database.commit(lambda session: duplicates.sketch_key(session, run_id), HUB)
         read = likeness.Digest(sketch_key)
         with self._database.read(HUB) as session:
-            for rollout in self._rollouts(session, runs.find(session, run_id), context):
+            run = runs.find(session, run_id)
+            for rollout in self._rollouts(session, run, context):
                 read.add(rollout)
+            tokens = self._count(session, run, context)
         # Before others are looked for: of two that are examined at the same time, one sees the other.
         self._database.commit(lambda session: duplicates.keep_sketch(session, run_id, read.sketch()), HUB)
         with self._database.read(HUB) as session:
@@ -114,9 +126,20 @@ class Examiner:
                 repeats += sources
             original = original_of(session, run, runs.manifest_of(run))
             if original is None:
-                return Findings(read.hexdigest(), repeats)
+                return Findings(read.hexdigest(), repeats, tokens)
             like = self._compare(session, original, run, draw, context)
-            return Findings(read.hexdigest(), repeats, self._agreement(session, original, run, context), like)
+            agreed = self._agreement(session, original, run, context)
+            return Findings(read.hexdigest(), repeats, tokens, agreed, like)
+
+    def _count(self, session: Session, run: Run, context: JobContext) -> TokenCheck | None:
+        """Count the tokens of a run that states some, where its model's tokenizer is here."""
+        path = find_tokenizer(self._tokenizers, run.model)
+        if path is None or not run.summary["usage"]["completion_tokens"]:
+            return None
+        texts = (text for one in self._rollouts(session, run, context) for text in written(one))
+        letters = sum(map(len, texts))
+        rollouts = self._rollouts(session, run, context)
+        return count_tokens(path, run.model, rollouts, letters, context.check)
 
     def _compare(
         self, session: Session, earlier: Run, later: Run, draw: bytes, context: JobContext
@@ -172,15 +195,17 @@ def keep_examination(
     environments.lock_environment(session, run.environment)
     manifest = runs.manifest_of(run)
     one = session.get(RunExamination, run_id) or RunExamination(run_id=run_id)
-    if one.fault is not None:
-        run.level, run.level_reason = duplicates.level_without_fault(session, run, one)
+    anew = one.fault is not None or one.understated
     one.completions_sha256, one.fault = found.digest, None
+    one.tokens = found.tokens.model_dump(mode="json") if found.tokens is not None else None
     one.rerun_of = manifest.rerun_of
     one.agreement = found.agreement.model_dump(mode="json") if found.agreement is not None else None
     one.examined_at = now()
     one.independent, one.note = False, ""
     session.add(one)
     session.flush()
+    if anew or one.understated:
+        run.level, run.level_reason = duplicates.level_of_examined(session, run, one)
     marked = duplicates.mark_copies(session, run, found.digest, found.repeats)
     original = original_of(session, run, manifest)
     if found.agreement is not None and original is not None:
@@ -300,6 +325,7 @@ def evidence_of(session: Session, run_id: str) -> RunEvidence:
         .limit(100)
     ).all()
     repeated = [_rerun(session, each) for each in reruns]
+    tokens = one.token_check if one else None
     return RunEvidence(
         run_id=run_id,
         level=run.level,
@@ -310,7 +336,8 @@ def evidence_of(session: Session, run_id: str) -> RunEvidence:
         rerun_of=one.rerun_of if one else None,
         reruns=repeated,
         proofs=prove(session, run, repeated) if run.kind == "evaluation" else [],
-        stated=STATED,
+        tokens=tokens,
+        stated=STATED if tokens is None or tokens.understated else STATED_BUT_COUNTED,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wander.wire import RunManifest, RunSummary, VerificationLevel
-from wander.wire.verification import ReplayReport
+from wander.wire.verification import ReplayReport, TokenCheck
 
 from wander_hub.runs.models import Run
 from wander_hub.verification.models import Verification
@@ -38,6 +38,11 @@ def level_of_copy(first: Run) -> tuple[VerificationLevel, str]:
 def level_of_unread(fault: str) -> tuple[VerificationLevel, str]:
     """Return the level of a run that the hub could not examine, and why."""
     return "claimed", f"the hub could not examine it for copies ({fault}), so it ranks nowhere"
+
+
+def level_of_understated(check: TokenCheck) -> tuple[VerificationLevel, str]:
+    """Return the level of a run that states fewer completion tokens than its texts have, and why."""
+    return "claimed", f"it understates its tokens, so it ranks nowhere: {check.told}"
 
 
 def level_by(one: Verification, level: VerificationLevel, reason: str) -> tuple[VerificationLevel, str]:

@@ -134,18 +134,19 @@ def read_spoken(rollout: Rollout) -> Spoken:
 
 
 def _letters(value: Any) -> str:
-    text = unicodedata.normalize("NFKC", " ".join(_texts(value))).casefold()
+    text = unicodedata.normalize("NFKC", " ".join(texts_in(value))).casefold()
     return _OTHER.sub("", text if text.isascii() else text.translate(_SAME))
 
 
-def _texts(value: Any) -> Iterator[str]:
+def texts_in(value: Any) -> Iterator[str]:
+    """Yield what a message, or a part of one, says: its values, without ids and roles."""
     if isinstance(value, dict):
         for name, each in value.items():
             if name not in ("id", "type", "role"):  # of a call or a part: no words of anybody's
-                yield from _texts(each)
+                yield from texts_in(each)
     elif isinstance(value, list):
         for each in value:
-            yield from _texts(each)
+            yield from texts_in(each)
     elif value is not None:
         yield str(value)
 

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import JSON, BigInteger, ForeignKey, String, Text
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 from wander.wire import VerificationLevel
-from wander.wire.verification import LevelSought
+from wander.wire.verification import LevelSought, TokenCheck
 
 from wander_hub.accounts.models import User
 from wander_hub.database import Base
@@ -78,8 +78,21 @@ class RunExamination(Base):
     """In words: what it is a copy of, why it is no evidence."""
     fault: Mapped[str | None] = mapped_column(String(80))
     """What kept the hub from examining it; it ranks nowhere then."""
+    tokens: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    """`wander.wire.verification.TokenCheck`; None where the hub has no tokenizer of the model."""
     examined_at: Mapped[datetime]
     run: Mapped[Run] = relationship(lazy="raise")
+
+    @property
+    def token_check(self) -> TokenCheck | None:
+        """What its completion tokens are against its texts."""
+        return TokenCheck.model_validate(self.tokens) if self.tokens else None
+
+    @property
+    def understated(self) -> bool:
+        """Whether it states fewer completion tokens than its texts have."""
+        check = self.token_check
+        return check is not None and check.understated
 
 
 class SketchKey(Base):

@@ -116,7 +116,8 @@ def job_worker(
 
     Without verification it only reads runs; nothing of an environment runs then.
     """
-    handlers: dict[str, Handler] = {evidence.KIND: Examiner(database, storage, settings.trusted_reruns)}
+    examiner = Examiner(database, storage, settings.trusted_reruns, settings.tokenizers)
+    handlers: dict[str, Handler] = {evidence.KIND: examiner}
     sweeps: list[Callable[[], None]] = [service.RunSweep(database, queue, settings)]
     # Whatever this worker can do itself: it may be the one that finds another worker's job dead.
     queue.on_failure[evidence.KIND] = evidence.keep_failures

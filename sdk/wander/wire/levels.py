@@ -51,3 +51,6 @@ STATED = (
     "and cost that they took"
 )
 """What no level proves: the submitter's word."""
+
+STATED_BUT_COUNTED = STATED.replace("the tokens", "the prompt tokens")
+"""The same of a run whose completion tokens agree with its texts (`TokenCheck`)."""

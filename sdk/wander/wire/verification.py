@@ -236,6 +236,40 @@ class ClearanceReason(Body):
     reason: str = Field(min_length=3, max_length=500, pattern=r"\S")
 
 
+class TokenCheck(Record):
+    """What the stated completion tokens of a run are against its texts, by its model's tokenizer.
+
+    Only too few can be proved: sampled text may take more tokens than it needs, and templates and hidden
+    reasoning take some that no text shows.
+    """
+
+    model: str
+    tokenizer_sha256: str
+    """Of the `tokenizer.json`, which the hub's operator gave."""
+    rollouts: int
+    """How many were counted: all that did not fail, or of a long run some that were drawn at random."""
+    stated: int
+    """Completion tokens that these state."""
+    counted: int
+    """Tokens of what they say: content, reasoning, and the values in tool calls."""
+    least: int
+    """What had to be stated: four fifths of `counted`, less four for each message."""
+
+    @property
+    def understated(self) -> bool:
+        """Whether that many tokens cannot have written these texts."""
+        return self.stated < self.least
+
+    @property
+    def told(self) -> str:
+        """The numbers in words."""
+        judged = f"fewer than the {self.least:,} that are certain" if self.understated else "which agrees"
+        return (
+            f"{self.rollouts:,} rollouts state {self.stated:,} completion tokens, and by the tokenizer of "
+            f"`{self.model}` their texts have {self.counted:,}: {judged}"
+        )
+
+
 class LevelProof(Record):
     """Whether one level was proved of a run."""
 
@@ -266,8 +300,10 @@ class RunEvidence(Record):
     """Who repeated it, the newest first."""
     proofs: list[LevelProof] = Field(default_factory=list)
     """What was proved and what was not, from `complete` to `rerun`; empty for a training run."""
+    tokens: TokenCheck | None = None
+    """The completion tokens as the hub counted them; None where it has no tokenizer of the model."""
     stated: str = ""
-    """What no level proves: the submitter's word."""
+    """What nothing proves: the submitter's word."""
 
 
 class CheckedWith(Record):

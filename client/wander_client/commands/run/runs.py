@@ -413,6 +413,8 @@ def evidence(
             counted = "counts" if each.independent else f"does not count: {each.note}"
             here.output.line(f"repeated by {each.posted_by} in {each.run_id} ({each.level}), {counted}")
         here.output.line()
+        if found.tokens is not None:
+            here.output.line(f"tokens: {found.tokens.told}")
         here.output.line(f"as its submitter states it: {found.stated}")
 
     here.output.answer(found, lines)
