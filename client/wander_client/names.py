@@ -70,6 +70,8 @@ def parse_name(spec: str) -> EnvironmentName:
     # Lower case makes a `k` of a Kelvin sign.
     if not whole.isascii() or not _OWNER.fullmatch(owner.lower()) or not _NAME.fullmatch(name):
         folder = f"; for a folder write `./{whole}`" if os.path.isdir(whole) else ""
+        if looks_like_path(whole):
+            folder = ": this asks for what a hub has, not for a folder"
         raise UsageError(
             f"`{spec}` is no environment name", hint=f"write `owner/name` or `owner/name@version`{folder}"
         )

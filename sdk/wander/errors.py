@@ -61,9 +61,22 @@ __all__ = [
 class WanderError(Exception):
     """Base of all Wander errors; `hint` says what to do next."""
 
+    _hint: str | None = None
+
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.hint = hint
+
+    @property
+    def hint(self) -> str | None:
+        """What to do next; a traceback shows it under the message."""
+        return self._hint
+
+    @hint.setter
+    def hint(self, hint: str | None) -> None:
+        notes = [note for note in getattr(self, "__notes__", ()) if note != f"hint: {self._hint}"]
+        self.__notes__ = [*notes, f"hint: {hint}"] if hint else notes
+        self._hint = hint
 
 
 class LoadError(WanderError):

@@ -142,21 +142,27 @@ def _module_name(name: str) -> str:
 
 def _import(module: str, name: str, spec: str) -> ModuleType:
     """Import the module of an installed environment; `spec` is its name as it was asked for."""
+    whole = spec if "/" in spec else f"OWNER/{name}"
     try:
-        return import_module(module)
+        found = import_module(module)
     except NoModule as error:
         known = installed_environments()
         near = difflib.get_close_matches(name, known, n=3)
         if near and "/" not in spec:
             hint = f"did you mean {', '.join(f'`{each}`' for each in near)}?"
         else:
-            whole = spec if "/" in spec else f"OWNER/{name}"
             installed = ", ".join(f"`{each}`" for each in known) or "none"
             hint = (
                 f'`wander.load("{whole}")` takes it from a hub, or where `wander install` put it; '
                 f"this Python has {installed}"
             )
         raise LoadError(f"there is no environment `{name}` here", hint=hint) from error
+    if hasattr(found, "__path__") and getattr(found, "__file__", None) is None:
+        raise LoadError(
+            f"`{module}` is a folder here, not an installed environment",
+            hint=f'write `./{module}` for that folder, or take one from a hub: `wander.load("{whole}")`',
+        )
+    return found
 
 
 def _project_target(folder: Path) -> tuple[str, str]:

@@ -46,7 +46,8 @@ def import_module(module: str) -> ModuleType:
             raise NoModule(f"there is no module `{module}` here") from error
         raise LoadError(
             f"`{module}` needs the module `{error.name}`, which is not installed",
-            hint="add its package to the environment's dependencies and install it again",
+            hint="add its package to `dependencies` in the environment's `pyproject.toml`; "
+            "what is installed already, install again",
         ) from error
     except (Exception, SystemExit) as error:
         raise LoadError(f"importing `{module}` raised `{type(error).__name__}: {error}`") from error

@@ -232,6 +232,10 @@ def test_a_typo_is_answered_with_what_was_meant(words: list[str], part: str, wan
     assert part in result.err
 
 
+def test_the_beginning_of_an_option_is_answered_with_the_whole(wander: Wander) -> None:
+    assert "no such option: --num (Possible options: --num-examples)" in wander("eval", "x", "--num", "5").err
+
+
 def test_an_unknown_option_is_a_usage_error_in_our_shape(wander: Wander) -> None:
     result = wander("search", "--ownr", "me")
     assert result.status == 2

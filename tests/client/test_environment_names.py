@@ -52,6 +52,18 @@ def test_what_is_no_name_is_refused(spec: str) -> None:
         parse_name(spec)
 
 
+def test_a_path_for_a_name_is_told_that_no_folder_will_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "vault").mkdir()
+    with pytest.raises(UsageError) as caught:
+        parse_name("./vault")
+    assert caught.value.hint == (
+        "write `owner/name` or `owner/name@version`: this asks for what a hub has, not for a folder"
+    )
+
+
 def test_dash_underscore_dot_and_case_name_one_environment() -> None:
     assert {parse_name(f"Acme/{name}") for name in ("Reverse_Text", "reverse-text", "reverse.text")} == {
         EnvironmentName("acme", "reverse-text")

@@ -106,6 +106,17 @@ def test_an_unknown_name_is_told_with_near_ones(place):
     assert "there is no environment" in str(failure("no.such.module"))
 
 
+def test_a_folder_of_that_name_is_no_environment_and_the_traceback_shows_the_hint(place):
+    (place / "plain_folder").mkdir()
+    error = failure("alice/plain-folder")
+    assert str(error) == "`plain_folder` is a folder here, not an installed environment"
+    assert error.__notes__ == [f"hint: {error.hint}"]
+    assert "`./plain_folder`" in error.hint
+    assert '`wander.load("alice/plain-folder")`' in error.hint
+    error.hint = "another one"
+    assert error.__notes__ == ["hint: another one"]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -94,7 +94,8 @@ def open_hub(
 def require_token(url: str, credential: Credential | None) -> None:
     """Raise `LoginRequired` where there is no token for a hub."""
     if credential is None:
-        raise LoginRequired(f"no token for `{url}`", hint="run `wander login` or set `WANDER_TOKEN`")
+        hint = f"run `wander login --hub {url}` or set `WANDER_TOKEN`"
+        raise LoginRequired(f"no token for `{url}`", hint=hint)
 
 
 class HubApi:

@@ -63,7 +63,10 @@ def python_of(folder: Path, data_dir: Path, note: Callable[[str], None]) -> Path
         with VirtualEnvironments(data_dir).hold(key_of(digest), build) as virtualenv:
             return virtualenv / "bin" / "python"
     except ClientError as error:
-        error.hint = f"put them into this Python: `{install_line(lacking)}`"
+        error.hint = (
+            f"correct `dependencies` in `{folder / 'pyproject.toml'}`, or put them into this Python: "
+            f"`{install_line(lacking)}`"
+        )
         raise
 
 

@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args, overload
 
 from wander.errors import DatasetError
 from wander.handle import Split
@@ -32,6 +32,7 @@ from wander_client.python.evaluation import (
 from wander_client.python.models import Model
 from wander_client.python.output import open_invocation
 from wander_client.python.run import Run
+from wander_client.terminal.suggestions import choose
 
 if TYPE_CHECKING:
     from wander.train.rollouts.own_trainer import EnvironmentRollouts
@@ -129,7 +130,8 @@ class LoadedEnvironment:
 
     def dataset(self, split: Split = "train") -> Examples:
         """Return the examples of a split, or those of the other one when the environment lacks it."""
-        return Examples(self, split)
+        with explained():
+            return Examples(self, choose("split", split, get_args(Split)))
 
     async def examples(self, split: Split, start: int = 0, count: int | None = None) -> list[Example]:
         """Return `count` examples from position `start` of the stored order; None means to the end.

@@ -115,7 +115,8 @@ def _splits(first: ProbeResult) -> CheckResult:
     if 10 * len(known) < 9 * len(train) and [row.content for row in train] != [
         row.content for row in measured
     ]:
-        share = 0.0  # there are so few different rows that some meet by chance
+        share = 0.0
+        said += "; there are so few different ones that some meet by chance"
     status: Status = "warn" if share >= SHARE else "pass"
     example_id = again[0].example_id if again and status != "pass" else None
     return result("dataset.splits", status, said if again else "", example_id=example_id)

@@ -208,7 +208,7 @@ class RunDetail(Record):
     """A posted run as the hub knows it."""
 
     run_id: str
-    manifest: RunManifest
+    manifest: RunManifest = Field(repr=False)
     summary: RunSummary
     level: VerificationLevel
     level_reason: str = ""

@@ -61,7 +61,11 @@ def check(
     bad = {"fail", "warn"} if strict else {"fail"}
     faults = [each for each in report.checks if each.status in bad]
     looked = [each for each in report.checks if each.status != "skip"]
-    said = f"{len(faults)} of {len(looked)} checks failed" if faults else f"{len(looked)} checks passed"
+    warned = sum(each.status == "warn" for each in looked)
+    warnings = f", {warned} warning{'s'[: warned != 1]}" if warned else ""
+    said = f"{len(looked) - warned} checks passed{warnings}"
+    if faults:
+        said = f"{len(faults)} of {len(looked)} checks failed"
     data = {**report.model_dump(mode="json", by_alias=True), "passed": not faults}
     made_with = _construct(location, policy)
     output.answer({**data, "made_with": made_with.model_dump(mode="json")}, said)

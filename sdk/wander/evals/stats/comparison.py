@@ -68,7 +68,7 @@ class Comparison(Record):
     ties: int
     differing: list[str] = Field(default_factory=list)
     """What the runs do not share beside the model, by dotted names of the manifest."""
-    by_example: list[ExampleDifference] = Field(default_factory=list)
+    by_example: list[ExampleDifference] = Field(default_factory=list, repr=False)
     """Sorted: the largest loss first."""
 
     @property
