@@ -220,11 +220,12 @@ def keep_examination(
 def keep_failures(session: Session, job_ids: Sequence[int]) -> None:
     """Keep from ranking the runs whose examination ended without a result, such as with its worker."""
     jobs = session.scalars(select(Job).where(Job.id.in_(job_ids)).execution_options(populate_existing=True))
-    found = [(runs.find(session, str(job.payload["run_id"])), job) for job in jobs]
-    # Environments are locked in one order, lest two workers wait for each other.
-    for run, job in sorted(found, key=lambda pair: (pair[0].environment_id, pair[1].id)):
-        fault = (job.error or "it was called off").partition(":")[0]
-        duplicates.keep_fault(session, run.run_id, fault[:_LONGEST_FAULT])
+    ended = {str(job.payload["run_id"]): job for job in jobs}
+    # Environments are locked in one order, lest two workers wait for each other. A run may be gone by now.
+    query = select(Run.run_id).where(Run.run_id.in_(ended)).order_by(Run.environment_id, Run.run_id)
+    for run_id in session.scalars(query).all():
+        fault = (ended[run_id].error or "it was called off").partition(":")[0]
+        duplicates.keep_fault(session, run_id, fault[:_LONGEST_FAULT])
 
 
 def list_unread(session: Session) -> Sequence[tuple[str, str | None]]:
