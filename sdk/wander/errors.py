@@ -133,7 +133,7 @@ class MissingClient(MissingExtra):
         WanderError.__init__(
             self,
             f"`{name}` comes with wander-client, which is not installed",
-            hint="run `pip install wander-client`",
+            hint="run `pip install --index-url HUB/wander/index/ wander-client`, with the URL of your hub",
         )
         self.extra = "wander-client"
 

@@ -159,4 +159,4 @@ def test_without_the_client_a_name_says_what_to_install(monkeypatch):
     load = bring_name("load")
     with pytest.raises(MissingClient, match=r"`wander\.load` comes with wander-client") as caught:
         load("alice/wordle")
-    assert caught.value.hint == "run `pip install wander-client`"
+    assert "`pip install --index-url HUB/wander/index/ wander-client`" in caught.value.hint
