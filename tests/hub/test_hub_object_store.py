@@ -49,6 +49,7 @@ def is_good_for(address: str) -> int:
     return int(parse_qs(urlsplit(address).query)["X-Amz-Expires"][0])
 
 
+@pytest.mark.full
 def test_pip_and_uv_install_what_the_bucket_sends(remote, make_wheel, tmp_path):
     spec = make_wheel(name="from-a-bucket", requires_dist=())
     body = publish(remote, spec)

@@ -186,6 +186,7 @@ def test_links_need_a_folder_to_lead_to():
         Settings(public_files=True, storage_url="s3://bucket")
 
 
+@pytest.mark.full
 @pytest.mark.skipif(NGINX is None, reason="nginx is not installed: nobody shows that its configuration works")
 def test_nginx_sends_public_files_alone_and_others_once_the_hub_agrees(tmp_path, make_wheel):
     public, secret = make_wheel(requires_dist=()), make_wheel(name="kept-secret", requires_dist=())

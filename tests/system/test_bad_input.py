@@ -53,6 +53,7 @@ def test_bad_names_and_arguments_are_refused(bundled, what):
     assert not list((bundled.home / "data").rglob("*.part"))
 
 
+@pytest.mark.full
 def test_a_wrong_token_is_refused(machine, bundled, tmp_path):
     machine.wander("new", machine.home / "rhyme")
     wrong = {**machine.environment, "WANDER_TOKEN": "wnd_" + "x" * 46}
