@@ -102,12 +102,21 @@ def read_json(name: str) -> Any:
     return json.loads((OUTPUT / name).read_text())
 
 
+def verify_runs(demo: Workplace) -> None:
+    """Wait until the hub has played both evaluations again, for a board ranks what was replayed first.
+
+    A hub without a sandbox replays nothing; then both stay at the level they were posted with.
+    """
+    for name in ("before", "after"):
+        run_id = read_json(f"runs/{name}/run.json")["run_id"]
+        if demo.ask(f"runs/{run_id}/verifications")["data"]:
+            demo.type(f"wander runs verify runs/{name}")
+
+
 def check_leaderboard(demo: Workplace) -> dict[str, float]:
     """Return the mean rewards before and after; fail unless the board ranks them, with a clear margin."""
     demo.type("wander leaderboard admin/tictactoe")
-    posted = {
-        name: json.loads((OUTPUT / f"runs/{name}/run.json").read_text()) for name in ("before", "after")
-    }
+    posted = {name: read_json(f"runs/{name}/run.json") for name in ("before", "after")}
     task_set = posted["after"]["task_set_sha256"]
     board = demo.ask(f"environments/admin/tictactoe/leaderboard?task_set={task_set}&runs=all")
     rows = {row["run_id"]: (place, row) for place, row in enumerate(board["rows"])}
@@ -117,12 +126,14 @@ def check_leaderboard(demo: Workplace) -> dict[str, float]:
         )
     except KeyError as missing:
         raise StepFailed(f"the leaderboard lacks run {missing}") from None
-    if after_place > before_place or after["reward_low"] <= before["reward_high"]:
-        raise StepFailed(
-            f"the reward did not clearly rise: {before['reward_mean']:.3f} "
-            f"[{before['reward_low']:.3f}, {before['reward_high']:.3f}] before, {after['reward_mean']:.3f} "
-            f"[{after['reward_low']:.3f}, {after['reward_high']:.3f}] after"
-        )
+    rewards = ", ".join(
+        f"{row['reward_mean']:.3f} [{row['reward_low']:.3f}, {row['reward_high']:.3f}] {name}, {row['level']}"
+        for name, row in (("before", before), ("after", after))
+    )
+    if after["reward_low"] <= before["reward_high"]:
+        raise StepFailed(f"the reward did not clearly rise: {rewards}")
+    if after_place > before_place:
+        raise StepFailed(f"the board places the better policy below the other: {rewards}")
     return {"before": before["reward_mean"], "after": after["reward_mean"]}
 
 
@@ -154,6 +165,8 @@ def main() -> int:
         evaluate_smollm2(demo)
         warm_up(demo)
         improve(demo)
+        with demo.step("Have the hub play both evaluations again"):
+            verify_runs(demo)
         with demo.step("Check the leaderboard"):
             rewards = check_leaderboard(demo)
         summarize(demo, rewards, began)
