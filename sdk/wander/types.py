@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 __all__ = [
     "Boundary",
+    "CallAttempt",
     "EnvironmentInfo",
     "Example",
     "Failure",
@@ -31,7 +32,8 @@ __all__ = [
 
 Message = dict[str, Any]
 """One chat message: `role` (system, user, assistant or tool), `content` (text, or a list of content
-parts), and where they apply `tool_calls`, `tool_call_id`, `name`, `reasoning_content`."""
+parts), and where they apply `tool_calls`, `tool_call_id`, `name`, `reasoning_content`. A local model's has a
+`CallAttempt`, as a dictionary, for each of its `tool_calls` in `attempts`."""
 
 Messages = list[Message]
 
@@ -104,6 +106,21 @@ class TurnTokens(Record):
     """The sampled ids, end-of-turn token included, never re-tokenised."""
     logprobs: list[float]
     """Natural-log probability of each completion id under the sampling distribution; same length."""
+
+
+class CallAttempt(Record):
+    """A call of a tool as a local model wrote it, readable or not."""
+
+    raw: str
+    """Its text, markers included."""
+    name: str | None = None
+    """The tool it names, as far as that can be read."""
+    arguments: dict[str, Any] | None = None
+    span: tuple[int, int] | None = None
+    """First token of the completion that belongs to it, and the first after it; None where the engine gave
+    text alone."""
+    problem: str | None = None
+    """What is wrong with it; None of a call that could be made."""
 
 
 class Turn(Record):

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from jinja2 import TemplateError
 
 from wander.errors import InvalidResponse
+from wander.models.calls.turns import TurnReader, calls_in, recognise, token_span
 from wander.types import Message
 
 TEMPLATE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
@@ -74,15 +75,69 @@ class ChatFormat:
         self, messages: list[Message], *, prompt: bool = True, tools: list[dict[str, Any]] | None = None
     ) -> str:
         """Return the text of the messages, by default up to where the assistant's next turn starts."""
-        plain = [{key: m[key] for key in TEMPLATE_KEYS if m.get(key) is not None} for m in messages]
-        for message in plain:
-            message["content"] = content_text(message.get("content", ""))
+        try:
+            return self._apply(self._plain(messages, as_text=False), tools, prompt)
+        except InvalidResponse:
+            # Some templates take a single call a turn, or none: then their text is what they take.
+            if not any(message.get("tool_calls") for message in messages):
+                raise
+            return self._apply(self._plain(messages, as_text=True), tools, prompt)
+
+    def _plain(self, messages: list[Message], *, as_text: bool) -> list[Message]:
+        """Return messages as templates take them, calls with their arguments as objects."""
+        plain = []
+        for message in messages:
+            kept = {key: message[key] for key in TEMPLATE_KEYS if message.get(key) is not None}
+            kept["content"] = content_text(kept.get("content", ""))
+            calls, reasoning = kept.get("tool_calls"), kept.get("reasoning_content")
+            if reasoning and not self.turns.separates:
+                kept["content"] = self.turns.write({**kept, "tool_calls": None})
+            if calls and (as_text or not self.turns.shows_calls):
+                kept["content"] = self.turns.write({**kept, "reasoning_content": None})
+                del kept["tool_calls"]
+            elif calls:
+                kept["tool_calls"] = [
+                    {**call, "function": {**call["function"], "arguments": arguments}}
+                    for call, (_, arguments) in zip(calls, calls_in(kept), strict=True)
+                ]
+            plain.append(kept)
+        return plain
+
+    def _apply(self, messages: list[Message], tools: Any, prompt: bool) -> str:
+        more = {"xml_tools": tools} if tools and "xml_tools" in self.template else {}  # SmolLM3's name
         try:
             text: str = self.tokenizer.apply_chat_template(
-                plain, tools=tools, tokenize=False, add_generation_prompt=prompt, chat_template=self.template
+                messages,
+                tools=tools,
+                tokenize=False,
+                add_generation_prompt=prompt,
+                chat_template=self.template,
+                **more,
             )
-        except TemplateError as error:
+        except (TemplateError, TypeError) as error:
             raise InvalidResponse(f"the model's chat template refuses these messages: {error}") from error
+        return text
+
+    @cached_property
+    def turns(self) -> TurnReader:
+        """How the model writes its turns: calls of tools, reasoning."""
+        added = self.tokenizer.added_tokens_decoder.values()
+        special = {*self.tokenizer.all_special_tokens, *(each.content for each in added if each.special)}
+        return recognise(self._apply, self.template, special)
+
+    def read(
+        self, prompt_ids: list[int], ids: list[int], stop: tuple[str, ...], tools: Any, turn: int
+    ) -> Message:
+        """Return the assistant's message that sampled ids are, as turn number `turn` of its rollout."""
+        if not tools and self.turns.thinking is None:
+            return {"role": "assistant", "content": _cut(self.decode(ids), stop)}
+        said = ids[:-1] if ids and ids[-1] in self.end_ids else ids
+        opened = self.turns.opens_reasoning(self._decode_all(prompt_ids[-8:]))
+        parts = self.turns.read(_cut(self._decode_all(said), stop), opened=opened, tools=tools)
+        return parts.message(turn, token_span(self._decode_all, said))
+
+    def _decode_all(self, ids: Any) -> str:
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
     def encode(self, text: str) -> list[int]:
@@ -115,6 +170,12 @@ class ChatFormat:
         conversation.ids += ids
         conversation.mask += [1] * len(ids)
 
+    def _append_learnt(self, conversation: Conversation, ids: list[int], message: Message) -> None:
+        """Add ids of a finished turn; a call that nobody could read is context, and not learnt."""
+        self.append_completion(conversation, ids)
+        if unreadable(message) and ids:
+            conversation.mask[-len(ids) :] = [0] * len(ids)
+
     def append_messages(
         self, conversation: Conversation, messages: list[Message], tools: list[dict[str, Any]] | None = None
     ) -> None:
@@ -123,7 +184,7 @@ class ChatFormat:
         Raises `RewrittenHistory`, and then leaves the conversation as it was.
         """
         whole = self.render(messages, tools=tools)
-        after = self._after_completion(conversation, messages[conversation.messages], whole)
+        after = self._after_completion(conversation, messages[conversation.messages], whole, tools)
         ids = self.encode(after)
         ended = bool(conversation.mask and conversation.mask[-1] and conversation.ids[-1] in self.end_ids)
         if ended and ids and ids[0] in self.end_ids:
@@ -141,7 +202,6 @@ class ChatFormat:
         That is one, as `transcript` returns it; where the template rewrites history, one for every
         assistant turn, each after the history as the model sees it then.
         """
-        messages = self.spoken(messages, tools)
         try:
             return [self.transcript(messages, tools)]
         except RewrittenHistory:
@@ -151,28 +211,22 @@ class ChatFormat:
                 if message["role"] == "assistant" and place > 0
             ]
 
-    def spoken(self, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> list[Message]:
-        """Return the messages with calls of tools and separate reasoning put into the text of their turn.
+    def spoken(self, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> str:
+        """Return the text of the last message, an assistant's, with its calls of tools and its reasoning.
 
-        That is the text which the template gives them, and so what the model samples.
+        That is the text which the template gives it, and so what the model samples.
         """
-        plain: list[Message] = []
-        for message in messages:
-            if message["role"] == "assistant" and (
-                message.get("tool_calls") or message.get("reasoning_content")
-            ):
-                start = self.render(plain, tools=tools)
-                whole = self.render([*plain, message], prompt=False, tools=tools)
-                rest = whole.removeprefix(start)
-                ends = [self.tokenizer.convert_ids_to_tokens(token) for token in self.end_ids]
-                places = [rest.find(end) for end in ends if end in rest]
-                if rest == whole or not places:
-                    raise InvalidResponse(
-                        "the model's chat template does not append an assistant turn with calls of tools"
-                    )
-                message = {"role": "assistant", "content": rest[: min(places)]}
-            plain.append(message)
-        return plain
+        message = messages[-1]
+        if not message.get("tool_calls") and not message.get("reasoning_content"):
+            return content_text(message.get("content", ""))
+        start = self.render(messages[:-1], tools=tools)
+        whole = self.render(messages, prompt=False, tools=tools)
+        turn = self._turn_of(whole.removeprefix(start))
+        if turn is None or not whole.startswith(start):
+            raise InvalidResponse(
+                "the model's chat template does not append an assistant turn with calls of tools"
+            )
+        return turn
 
     def _last_turn(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> Conversation:
         """Return the sample in which only the last message, the assistant's, is learnt."""
@@ -184,8 +238,8 @@ class ChatFormat:
         ending = self.encode(shown.rpartition(probe)[2])
         if not ending or ending[0] not in self.end_ids:
             raise InvalidResponse(_UNCLOSED)
-        content = self.encode(content_text(messages[-1].get("content", "")))
-        self.append_completion(conversation, [*content, ending[0]])
+        content = self.encode(self.spoken(messages, tools))
+        self._append_learnt(conversation, [*content, ending[0]], messages[-1])
         return conversation
 
     def transcript(self, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> Conversation:
@@ -200,34 +254,73 @@ class ChatFormat:
             raise InvalidResponse("a transcript without an assistant message has nothing to learn from")
         conversation = self.start(messages[: places[0]], tools)
         for place, following in zip(places, [*places[1:], None], strict=True):
-            self.append_completion(
-                conversation, self.encode(content_text(messages[place].get("content", "")))
-            )
+            said = self.encode(self.spoken(messages[: place + 1], tools))
+            self._append_learnt(conversation, said, messages[place])
             if following is None:
                 whole = self.render(messages[: place + 1], prompt=False, tools=tools)
-                ending = self.encode(self._after_completion(conversation, messages[place], whole))
+                ending = self.encode(self._after_completion(conversation, messages[place], whole, tools))
                 if not ending or ending[0] not in self.end_ids:
                     raise InvalidResponse(_UNCLOSED)
-                self.append_completion(conversation, ending[:1])
+                self._append_learnt(conversation, ending[:1], messages[place])
             else:
                 before = len(conversation.ids)
                 self.append_messages(conversation, messages[:following], tools)
                 if conversation.ids[before : before + 1] and conversation.ids[before] in self.end_ids:
-                    conversation.mask[before] = 1
+                    conversation.mask[before] = int(not unreadable(messages[place]))
         return conversation
 
-    def _after_completion(self, conversation: Conversation, assistant: Message, whole: str) -> str:
-        """Return what `whole` has after the assistant's content."""
-        content = content_text(assistant.get("content", ""))
+    def _after_completion(
+        self, conversation: Conversation, assistant: Message, whole: str, tools: list[dict[str, Any]] | None
+    ) -> str:
+        """Return what `whole` has after the assistant's turn, which it must show as the message has it."""
         if whole.startswith(conversation.text):
             rest = whole[len(conversation.text) :]
-            for form in (content, content.strip()):
-                if rest.startswith(form):
-                    return rest[len(form) :]
+            if assistant.get("tool_calls") or assistant.get("reasoning_content"):
+                turn = self._turn_of(rest)
+                if turn is not None and self._shows(turn, conversation.text, assistant, tools):
+                    return rest[len(turn) :]
+            else:
+                content = content_text(assistant.get("content", ""))
+                for form in (content, content.strip()):
+                    if rest.startswith(form):
+                        return rest[len(form) :]
         raise RewrittenHistory(
             "the model's chat template rewrites earlier messages: a conversation cannot grow token by token",
             hint="use a model whose template keeps the history as it was",
         )
+
+    def _turn_of(self, rest: str) -> str | None:
+        """Return the assistant's turn that a rendered text begins with; None where nothing ends it."""
+        ends = [self.tokenizer.convert_ids_to_tokens(token) for token in self.end_ids]
+        places = [place for end in ends if (place := rest.find(end)) >= 0]
+        return rest[: min(places)] if places else None
+
+    def _shows(self, turn: str, before: str, assistant: Message, tools: list[dict[str, Any]] | None) -> bool:
+        """Tell whether a rendered turn has the words, the reasoning and the calls of a message.
+
+        Spaces may differ, and how JSON is laid out: what was sampled stands in the conversation already.
+        """
+        known = (tools or [{"function": {}}]) if assistant.get("tool_calls") else None
+        opened = self.turns.opens_reasoning(before)
+        shown = self.turns.read(turn, opened=opened, tools=known).message(0)
+        meant = {**assistant, "content": content_text(assistant.get("content", ""))}
+        if not self.turns.separates and meant.get("reasoning_content"):
+            meant["content"] = self.turns.write({**meant, "tool_calls": None})
+            del meant["reasoning_content"]
+        return calls_in(shown) == calls_in(meant) and all(
+            str(shown.get(key) or "").split() == str(meant.get(key) or "").split()
+            for key in ("content", "reasoning_content")
+        )
+
+
+def unreadable(message: Message) -> bool:
+    """Tell whether a message has a call that could not be read."""
+    return any(attempt.get("problem") for attempt in message.get("attempts") or ())
+
+
+def _cut(text: str, stop: tuple[str, ...]) -> str:
+    """Return the text before the first of the stop texts."""
+    return text[: min((text.index(each) for each in stop if each in text), default=len(text))]
 
 
 def content_text(content: Any) -> str:

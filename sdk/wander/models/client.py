@@ -65,7 +65,7 @@ class TransformersClient(Client):
         sample_request = sample_request_of(request, ids, self.sampler.context_length)
         job = Job(request.rollout_id, 0, sample_request)
         sample = await self._batcher.submit(request.rollout_id, job)
-        return response_of(self.format, sample_request, sample)
+        return response_of(self.format, request, sample_request, sample)
 
     def _sample(self, jobs: Sequence[Job]) -> list[Sample]:
         try:
@@ -127,12 +127,12 @@ def sample_request_of(request: ModelRequest, ids: list[int], context_length: int
     )
 
 
-def response_of(form: ChatFormat, request: SampleRequest, sample: Sample) -> ModelResponse:
+def response_of(
+    form: ChatFormat, asked: ModelRequest, request: SampleRequest, sample: Sample
+) -> ModelResponse:
     """Build the answer from what was sampled."""
-    text = form.decode(sample.ids)
-    cuts = [text.index(stop) for stop in request.stop if stop in text]
     return ModelResponse(
-        message={"role": "assistant", "content": text[: min(cuts)] if cuts else text},
+        message=form.read(request.ids, sample.ids, request.stop, asked.tools, asked.turn),
         finish_reason=sample.finish_reason,
         usage=Usage(prompt_tokens=len(request.ids), completion_tokens=len(sample.ids)),
         tokens=TurnTokens(prompt_ids=request.ids, completion_ids=sample.ids, logprobs=sample.logprobs),

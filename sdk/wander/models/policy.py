@@ -89,7 +89,7 @@ class PolicyClient(Client):
         sample_request = sample_request_of(request, list(conversation.ids), self.context_length)
         sample = await self.engine.sample(Job(request.rollout_id, episode.order, sample_request))
         self.format.append_completion(conversation, sample.ids)
-        return response_of(self.format, sample_request, sample)
+        return response_of(self.format, request, sample_request, sample)
 
     def _continue(self, episode: _Episode, request: ModelRequest) -> Conversation:
         """Bring the rollout's conversation up to the request's messages."""

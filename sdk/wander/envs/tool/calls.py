@@ -38,6 +38,8 @@ def read_calls(message: Message, turn: int) -> list[ToolCall]:
     """Read the calls of a message; each gets an id that no other call of the message has."""
     calls: list[ToolCall] = []
     taken: set[str] = set()
+    attempts = message.get("attempts")
+    attempts = attempts if isinstance(attempts, list) else []
     for position, raw in enumerate(tool_calls(message)):
         function = raw.get("function") if isinstance(raw, dict) else None
         function = function if isinstance(function, dict) else {}
@@ -50,11 +52,21 @@ def read_calls(message: Message, turn: int) -> list[ToolCall]:
         taken.add(call_id)
         arguments, problem = {}, None
         try:
+            _refuse_unreadable(attempts, position)
             arguments = parse_arguments(function.get("arguments"))
         except InvalidArguments as error:
             problem = error
         calls.append(ToolCall(call_id, name if isinstance(name, str) else "", arguments, problem))
     return calls
+
+
+def _refuse_unreadable(attempts: Sequence[Any], position: int) -> None:
+    """Raise what made a local model's call unreadable (`wander.types.CallAttempt`)."""
+    attempt = attempts[position] if position < len(attempts) else None
+    if isinstance(attempt, dict) and attempt.get("problem"):
+        raise InvalidArguments(
+            f"the call cannot be read ({attempt['problem']}): {str(attempt.get('raw'))[:500]}"
+        )
 
 
 def with_calls(message: Message, calls: Sequence[ToolCall]) -> Message:

@@ -128,11 +128,12 @@ class ToolEnv(MultiTurnEnv):
         """Return the tool message of one call; raises `ToolError` for `stop_errors` only."""
         try:
             offered = self.offered(state)
+            read = call.checked_arguments()
             if call.name not in offered:
                 known = ", ".join(offered) or "none"
                 raise UnknownTool(f"there is no tool `{call.name}`; the tools are {known}")
             tool = offered[call.name]
-            checked = tool.checked(call.checked_arguments())
+            checked = tool.checked(read)
             arguments = await call_hook(self.update_tool_args, tool.name, checked, messages, state)
             if not isinstance(arguments, dict):
                 kind = type(arguments).__name__

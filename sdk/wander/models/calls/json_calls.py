@@ -1,0 +1,188 @@
+"""Calls that are JSON objects, between markers or by themselves.
+
+An object is read to its own end, so a closing marker within a string ends nothing, and after an object that
+cannot be read the next one is looked for: it hides none of the others.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from wander.models.calls.written import Scan, Tools, Unreadable, Written, call_of, with_arguments
+
+_BETWEEN = " \t\r\n,;[]"
+"""What may stand between the objects of a block: a list of them, or several in a row."""
+_LOOKS_LIKE_A_CALL = re.compile(r'\{\s*"(?:name|type|id|function|arguments|parameters)"\s*:')
+_FENCE_BEFORE = re.compile(r"(?:<\|python_tag\|>|```(?:json|tool_call)?|\[|\s)+\Z")
+_FENCE_AFTER = re.compile(r"(?:```|\]|;|\s)+")
+
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"`{text}` is not a JSON value")
+
+
+_DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse_constant)
+"""Takes line breaks within strings, which small models write into longer arguments."""
+
+
+def read_value(text: str, at: int) -> tuple[Any, int]:
+    """Return the JSON value that begins at a place and where it ends; raises `Unreadable`."""
+    try:
+        return _DECODER.raw_decode(text, at)
+    except json.JSONDecodeError as error:
+        raise Unreadable(f"not valid JSON: {error.msg} at character {error.pos - at}") from error
+    except (ValueError, RecursionError) as error:
+        raise Unreadable(f"not valid JSON: {error or 'nested too deeply'}") from error
+
+
+def in_blocks(opening: str, closing: str) -> Scan:
+    """Return what reads blocks of objects between two markers; the last block may lack its end."""
+
+    def scan(text: str, tools: Tools) -> list[Written]:
+        found: list[Written] = []
+        at = text.find(opening)
+        while at >= 0:
+            calls, end = read_block(text, at, at + len(opening), opening, closing)
+            found += calls
+            at = text.find(opening, max(end, at + len(opening)))
+        return found
+
+    return scan
+
+
+def read_block(text: str, begin: int, at: int, opening: str, closing: str) -> tuple[list[Written], int]:
+    """Return the calls of the block that begins at `begin`, its objects at `at`, and where it ends."""
+    found: list[Written] = []
+    while True:
+        at = _skip(text, at)
+        if closing and text.startswith(closing, at):
+            at += len(closing)
+            break
+        if at == len(text) or text.startswith(opening, at):
+            break
+        if found and text[at] != "{":  # words after the calls: those of the block's end, or of the answer
+            end = _nearest(text, at, closing, opening)
+            if closing and text.startswith(closing, end):
+                at = end + len(closing)
+            break
+        start = found[-1].end if found else begin
+        try:
+            value, end = read_value(text, at)
+            found.append(call_of(value, start, end))
+        except Unreadable as error:
+            end = _next_call(text, at + 1, _nearest(text, at + 1, closing, opening))
+            found.append(Written(start, end, _named(text[at:end]), problem=str(error)))
+        at = end
+    if not found:
+        return [Written(begin, at, problem="it is empty")], at
+    found[-1] = found[-1].reaching(at)
+    return found, at
+
+
+def read_named(text: str, begin: int, at: int, opening: str) -> tuple[list[Written], int]:
+    """Return the call `f[ARGS]{...}` whose name begins at `at`, as Mistral writes it since its version 11."""
+    match = re.compile(r"\s*([^\[\]{}\s]+)\s*(?:\[CALL_ID\][^\[\]{}\s]*)?\s*(?:\[ARGS\])?\s*").match(text, at)
+    end = _nearest(text, at, "", opening)
+    if match is None:
+        return [Written(begin, end, problem="it names no function")], end
+    try:
+        value, end = read_value(text, match.end())
+    except Unreadable as error:
+        return [Written(begin, end, match[1], problem=str(error))], end
+    return [with_arguments(match[1], value, begin, end)], end
+
+
+def scan_mistral(text: str, tools: Tools) -> list[Written]:
+    """Return the calls after `[TOOL_CALLS]`: a list of objects, or names each with its arguments."""
+    opening = "[TOOL_CALLS]"
+    found: list[Written] = []
+    at = text.find(opening)
+    while at >= 0:
+        inside = _skip(text, at + len(opening), " \t\r\n")
+        objects = text[inside : inside + 1] in ("[", "{", "")
+        reader: Callable[..., tuple[list[Written], int]] = read_block if objects else read_named
+        calls, end = reader(text, at, inside, opening, *([""] if objects else []))
+        found += calls
+        at = text.find(opening, max(end, at + len(opening)))
+    return found
+
+
+def scan_bare(text: str, tools: Tools) -> list[Written]:
+    """Return the objects of a text that are calls: no marker says so, only what they hold.
+
+    An object is one when it has a name and arguments, or the name of a tool that is offered. Something that
+    begins like a call and cannot be read is an attempt, too; braces in prose are not.
+    """
+    offered = {str(tool.get("function", tool).get("name")) for tool in tools}
+    found: list[Written] = []
+    at = 0
+    while (match := _LOOKS_LIKE_A_CALL.search(text, at)) is not None:
+        begin = match.start()
+        try:
+            value, at = read_value(text, begin)
+        except Unreadable as error:
+            at = _next_call(text, begin + 1, len(text))
+            found.append(Written(begin, at, _named(text[begin:at]), problem=str(error)))
+            continue
+        if _is_call(value, offered):
+            found.append(call_of(value, begin, at))
+    return _with_fences(text, found)
+
+
+def _with_fences(text: str, found: list[Written]) -> list[Written]:
+    """Let each call have the code fence, the list's brackets and the marker around it."""
+    whole: list[Written] = []
+    for number, each in enumerate(found):
+        before = whole[-1].end if whole else 0
+        fence = _FENCE_BEFORE.search(text, before, each.start)
+        limit = found[number + 1].start if number + 1 < len(found) else len(text)
+        after = _FENCE_AFTER.match(text, each.end, limit)
+        start = fence.start() if fence else each.start
+        whole.append(
+            Written(start, after.end() if after else each.end, each.name, each.arguments, each.problem)
+        )
+    return whole
+
+
+def _is_call(value: Any, offered: set[str]) -> bool:
+    if not isinstance(value, dict):
+        return False
+    inner = value["function"] if isinstance(value.get("function"), dict) else value
+    if not isinstance(inner.get("name"), str):
+        return False
+    return inner["name"] in offered or "arguments" in inner or "parameters" in inner
+
+
+def _next_call(text: str, at: int, end: int) -> int:
+    """Return where, before `end`, the next object begins that reads as a call; else `end`."""
+    for match in _LOOKS_LIKE_A_CALL.finditer(text, at, end):
+        if text[: match.start()].rstrip().endswith(":"):  # the value of an argument
+            continue
+        try:
+            value, _ = read_value(text, match.start())
+        except Unreadable:
+            continue
+        if _is_call(value, set()):
+            return match.start()
+    return end
+
+
+def _named(text: str) -> str | None:
+    """Return the name that a piece gives before it becomes unreadable."""
+    match = re.search(r'"name"\s*:\s*"([^"\\\n]+)"', text)
+    return match[1] if match else None
+
+
+def _nearest(text: str, at: int, *marks: str) -> int:
+    """Return where the nearest of the markers begins, or the end of the text."""
+    places = [text.find(mark, at) for mark in marks if mark]
+    return min((place for place in places if place >= 0), default=len(text))
+
+
+def _skip(text: str, at: int, skipped: str = _BETWEEN) -> int:
+    while at < len(text) and text[at] in skipped:
+        at += 1
+    return at

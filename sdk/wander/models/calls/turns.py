@@ -1,0 +1,240 @@
+"""How one model speaks, and its turns read by that: words, reasoning and every attempted call."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from wander.errors import ConfigError, InvalidResponse
+from wander.models.calls.formats import FORMATS, CallFormat
+from wander.models.calls.written import Tools, Written
+from wander.types import CallAttempt, Message
+
+THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+"""What stands around reasoning."""
+
+_PROBE = {
+    "type": "function",
+    "function": {
+        "name": "probe_tool",
+        "description": "Look somewhere.",
+        "parameters": {"type": "object", "properties": {"at": {"type": "integer", "description": "where"}}},
+    },
+}
+_ARGUMENTS = {"at": 7}
+
+Render = Callable[[list[Message], "Tools | None", bool], str]
+"""Renders messages with tools as they are, up to an answer or not; raises `InvalidResponse`."""
+Span = Callable[[int, int], "tuple[int, int] | None"]
+"""Tells the tokens of a piece of a turn's text."""
+
+
+@dataclass(frozen=True)
+class ReadTurn:
+    """One turn in its parts."""
+
+    text: str
+    content: str
+    reasoning: str = ""
+    calls: tuple[Written, ...] = ()
+
+    def message(self, turn: int, span: Span = lambda start, end: None) -> Message:
+        """Return the assistant's message.
+
+        Every attempted call is among its `tool_calls`, since the environment answers each; one that cannot be
+        read has its raw text for arguments. Ids have nine letters and digits, which Mistral's templates want.
+        """
+        message: Message = {"role": "assistant", "content": self.content}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if not self.calls:
+            return message
+        message["tool_calls"], message["attempts"] = [], []
+        for number, call in enumerate(self.calls):
+            raw = self.text[call.start : call.end]
+            said = json.dumps(call.arguments, ensure_ascii=False) if call.good else raw
+            message["tool_calls"].append(
+                {
+                    "id": f"c{1000 * turn + number:08d}",
+                    "type": "function",
+                    "function": {"name": call.name or "", "arguments": said},
+                }
+            )
+            message["attempts"].append(
+                CallAttempt(
+                    raw=raw,
+                    name=call.name,
+                    arguments=call.arguments,
+                    span=span(call.start, call.end),
+                    problem=call.problem,
+                ).model_dump(mode="json")
+            )
+        return message
+
+
+@dataclass(frozen=True)
+class TurnReader:
+    """Reads the turns of one model; the same one whatever samples."""
+
+    calls: CallFormat | None
+    takes_tools: bool
+    """True when the chat template shows the model which tools there are."""
+    shows_calls: bool
+    """True when the template writes calls; else they stand in the content, as `write` puts them there."""
+    thinking: tuple[str, str] | None
+    """What stands around reasoning, where the template knows of it."""
+    separates: bool
+    """True when reasoning is a field of the message; else it stays in the content, as the template has it."""
+    special: tuple[str, ...] = ()
+    """Special tokens, which are no content."""
+
+    def require_tools(self, model: str) -> None:
+        """Raise `ConfigError` for a model that is not told of tools, or whose calls cannot be read."""
+        if self.takes_tools and self.calls is not None:
+            return
+        wrong = "writes calls in no form that can be read" if self.takes_tools else "has no place for tools"
+        raise ConfigError(
+            f"the environment offers tools, and the chat template of `{model}` {wrong}",
+            hint=f"give it one: `wander model tools {model} --out models/with-tools`",
+        )
+
+    def opens_reasoning(self, prompt: str) -> bool:
+        """Tell whether a prompt ends where the model's reasoning begins."""
+        return self.thinking is not None and prompt.rstrip().endswith(self.thinking[0])
+
+    def read(self, text: str, *, opened: bool = False, tools: Tools | None = None) -> ReadTurn:
+        """Return the parts of a turn; `opened` says that the prompt had already opened its reasoning.
+
+        Calls are looked for only where tools are offered, and not within reasoning.
+        """
+        thought, after = self._reasoning(text, opened)
+        found: list[Written] = []
+        if tools and self.calls is not None:
+            found = [
+                replace(call, start=call.start + after, end=call.end + after)
+                for call in self.calls.scan(text[after:], tools)
+            ]
+        kept = after if self.separates else 0
+        ends = [kept, *(call.end for call in found)]
+        starts = [*(call.start for call in found), len(text)]
+        pieces = [text[a:b] for a, b in zip(ends, starts, strict=True)]
+        thoughts = [thought] if self.separates and thought.strip() else []
+        if self.separates and self.thinking:
+            opening, closing = map(re.escape, self.thinking)
+            again = re.compile(f"{opening}(.*?){closing}", re.DOTALL)
+            thoughts += [inner for piece in pieces for inner in again.findall(piece) if inner.strip()]
+            pieces = [again.sub("", piece) for piece in pieces]
+        for token in self.special:
+            pieces = [piece.replace(token, "") for piece in pieces]
+        content = pieces[0]
+        if found or kept:
+            content = "\n".join(piece.strip() for piece in pieces if piece.strip())
+        return ReadTurn(text, content, "\n".join(thought.strip() for thought in thoughts), tuple(found))
+
+    def _reasoning(self, text: str, opened: bool) -> tuple[str, int]:
+        """Return the reasoning that a turn begins with, and where what follows it begins."""
+        if self.thinking is None:
+            return "", 0
+        opening, closing = self.thinking
+        start = len(text) - len(text.lstrip())
+        if text.startswith(opening, start):
+            start += len(opening)
+        elif not opened:
+            return "", 0
+        end = text.find(closing, start)
+        if end >= 0:
+            return text[start:end], end + len(closing)
+        # Never closed: a call ends it all the same.
+        marks = self.calls.opens if self.calls else ()
+        end = min((at for mark in marks if (at := text.find(mark, start)) >= 0), default=len(text))
+        return text[start:end], end
+
+    def write(self, message: Message) -> str:
+        """Return an assistant's content with the reasoning and the calls that its template would not show."""
+        text = str(message.get("content") or "")
+        if message.get("reasoning_content") and self.thinking and not self.separates:
+            opening, closing = self.thinking
+            text = f"{opening}\n{message['reasoning_content']}\n{closing}\n\n{text}"
+        if self.calls is not None:
+            written = [self.calls.write(*call) for call in calls_in(message)]
+            text = "\n".join([*([text] if text else []), *written])
+        return text
+
+
+def calls_in(message: Message) -> list[tuple[str, dict[str, Any]]]:
+    """Return name and arguments of a message's calls; no arguments where they are not a JSON object."""
+    found = []
+    for call in message.get("tool_calls") or ():
+        function = call["function"]
+        arguments = function.get("arguments") or {}
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments)
+            except (ValueError, RecursionError):
+                arguments = {}
+        found.append((str(function.get("name")), arguments if isinstance(arguments, dict) else {}))
+    return found
+
+
+def recognise(render: Render, template: str, special: Collection[str]) -> TurnReader:
+    """Find out how a model speaks from what its chat template makes of a tool, of a call and of reasoning."""
+    asked: list[Message] = [{"role": "user", "content": "Hello"}]
+    function = {"name": "probe_tool", "arguments": _ARGUMENTS}
+    call: Message = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "c00000000", "type": "function", "function": function}],
+    }
+    prompt = _tried(render, asked, [_PROBE], True)
+    shown = _tried(render, [*asked, call], [_PROBE], False)
+    plain = template.replace("\\", "")
+    written = [each for each in FORMATS if _reads_back(each, shown)]
+    marked = [each for each in FORMATS if any(mark in plain or mark in special for mark in each.marks)]
+    thinking = next((pair for pair in THINKING if pair[1] in plain), None)
+    reader = TurnReader(
+        calls=next(iter([*written, *marked]), None),
+        takes_tools="probe_tool" in prompt,
+        shows_calls=bool(written),
+        thinking=thinking,
+        separates=thinking is not None and "reasoning_content" in plain,
+        special=tuple(sorted(special, key=len, reverse=True)),
+    )
+    opened = reader.opens_reasoning(_tried(render, asked, None, True))
+    return replace(reader, separates=reader.separates or opened)
+
+
+def _tried(render: Render, messages: list[Message], tools: Tools | None, prompt: bool) -> str:
+    """Return what the template makes of messages; nothing where it refuses them."""
+    try:
+        return render(messages, tools, prompt)
+    except InvalidResponse:
+        return ""
+
+
+def _reads_back(form: CallFormat, text: str) -> bool:
+    return any(
+        call.name == "probe_tool" and call.arguments == _ARGUMENTS for call in form.scan(text, [_PROBE])
+    )
+
+
+def token_span(decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -> Span:
+    """Return what finds the tokens of a piece of the text of `ids`, by decoding its beginnings."""
+
+    def covering(length: int) -> int:
+        """Return the token with which the text gets so long."""
+        low, high = 0, len(ids) - 1
+        while low < high:
+            middle = (low + high) // 2
+            if len(decode(ids[: middle + 1])) < length:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def span(start: int, end: int) -> tuple[int, int]:
+        return covering(start + 1), covering(end) + 1
+
+    return span
