@@ -1,16 +1,18 @@
 """The database: engine, sessions, base of all models, migrations.
 
-Only the request boundary (the session dependencies, and the command line) commits. On SQLite a writing
+Only the boundaries (requests, jobs and the command line) commit. On SQLite a writing
 session takes the write lock with its first statement, so that two requests queue instead of failing
 half-way.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from secrets import SystemRandom
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from alembic import command
@@ -19,7 +21,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from pydantic import BaseModel
 from sqlalchemy import Connection, DateTime, Dialect, MetaData, TypeDecorator, create_engine, event, text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 
 if TYPE_CHECKING:
@@ -35,6 +37,9 @@ PUBLIC_FILES = "public_files"
 _ABSENT = object()
 _OBJECTS_LOCK = 7_403_926_551
 """Any number that nothing else locks."""
+_CALLED_OFF = ("40P01", "40001")
+"""What PostgreSQL says to one of two transactions that wait for each other, or whose order shows."""
+_MOST_TRIES = 6
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -122,16 +127,25 @@ class Database:
             yield session
 
     def commit(self, work: Callable[[Session], Result], reader: Identity | None = None) -> Result:
-        """Do `work` in a writing session; when another request got in between, once more from the start.
+        """Do `work` in a writing session; when another transaction got in between, again from the start.
 
         A constraint that breaks twice is raised: then it is not a race.
         """
-        try:
-            with self.write(reader) as session:
-                return work(session)
-        except IntegrityError:
-            with self.write(reader) as session:
-                return work(session)
+        broken = False
+        for _ in range(_MOST_TRIES - 1):
+            try:
+                with self.write(reader) as session:
+                    return work(session)
+            except IntegrityError:
+                if broken:
+                    raise
+                broken = True
+            except OperationalError as error:
+                if getattr(error.orig, "sqlstate", None) not in _CALLED_OFF:
+                    raise
+                time.sleep(SystemRandom().uniform(0, 0.2))  # lest the same ones meet again
+        with self.write(reader) as session:
+            return work(session)
 
     def lock_objects(self, session: Session, *, exclusive: bool) -> None:
         """Keep objects that a transaction counts on from being deleted until it ends.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from alembic import command
@@ -10,6 +12,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import inspect, text
 from sqlalchemy.exc import InvalidRequestError
+from sqlalchemy.orm import Session
 from wander_hub.database import Base, Database, UtcDateTime, alembic_config, migrations_folder
 from wander_hub.environments import repository as environments
 
@@ -106,3 +109,26 @@ async def test_a_page_takes_few_statements(hub, run_of):
         queries = [one for one in counted if one.startswith("SELECT")]
         assert len(queries) <= 20, (path, len(queries))
     event.remove(hub.database.engine, "before_cursor_execute", count)
+
+
+@pytest.mark.parametrize("database_kind", ["postgresql"], indirect=True)
+def test_transactions_that_wait_for_each_other_are_done_again(hub):
+    both_hold_one, tries = threading.Barrier(2), []
+
+    def rename(first: str, second: str) -> None:
+        def work(session: Session) -> None:
+            tries.append(first)
+            for name in (first, second):
+                session.execute(text("UPDATE users SET admin = NOT admin WHERE name = :name"), {"name": name})
+                if len(tries) <= 2 and name == first:
+                    both_hold_one.wait(30)
+
+        hub.database.commit(work)
+
+    with ThreadPoolExecutor(2) as threads:
+        for ended in [threads.submit(rename, "alice", "bob"), threads.submit(rename, "bob", "alice")]:
+            ended.result()
+    assert len(tries) == 3
+    with hub.database.read() as session:
+        changed = session.execute(text("SELECT admin FROM users WHERE name IN ('alice', 'bob')"))
+        assert changed.scalars().all() == [False, False]

@@ -8,8 +8,8 @@ import random
 from typing import Any
 
 import pytest
+from hub_jobs import same_again
 from wander.types import Rollout
-from wander.wire.verification import ReplayReport
 from wander_hub.jobs import JobWorker, TableQueue
 from wander_hub.verification import evidence, service
 from wander_hub.verification.evidence import Examiner
@@ -63,14 +63,7 @@ class Board:
 
     def replay(self, run_id: str, expected: int) -> None:
         """Have the waiting replays end with everything the same."""
-
-        def handler(context: Any) -> Any:
-            own = context.lease.payload["run_id"]
-            counts = {"expected": expected, "recorded": expected, "replayed": expected, "same": expected}
-            report = ReplayReport(run_id=own, **counts, differing=0, failed=0)
-            return lambda session: service.keep(session, context.lease.job_id, report, None)
-
-        worker = JobWorker(self.queue, {service.KIND: handler}, "player")
+        worker = JobWorker(self.queue, {service.KIND: same_again(expected)}, "player")
         while worker.run_one():
             pass
 

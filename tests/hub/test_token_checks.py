@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 from alembic import command
+from hub_jobs import work_off
 from pydantic import ValidationError
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from wander.types import Rollout
 from wander.wire.levels import STATED, STATED_BUT_COUNTED
-from wander.wire.verification import ReplayReport
 from wander_hub.database import alembic_config
-from wander_hub.jobs import JobWorker, TableQueue
+from wander_hub.jobs import TableQueue
 from wander_hub.settings import Settings
-from wander_hub.verification import evidence, service, tokens
-from wander_hub.verification.evidence import Examiner
+from wander_hub.verification import evidence, tokens
 from wander_hub.verification.tokens import count_tokens, find_tokenizer
 
 MODEL = "org/small"
@@ -75,17 +74,7 @@ class Room:
         return ids
 
     def examine(self) -> None:
-        storage = self.hub.client._transport.app.state.storage
-        examiner = Examiner(self.hub.database, storage, tokenizers=self.folder)
-        worker = JobWorker(self.queue, {evidence.KIND: examiner, service.KIND: self.replay}, "reader")
-        while worker.run_one():
-            pass
-
-    @staticmethod
-    def replay(context: Any) -> Any:
-        counts = {"expected": 6, "recorded": 6, "replayed": 6, "same": 6}
-        report = ReplayReport(run_id=context.lease.payload["run_id"], **counts, differing=0, failed=0)
-        return lambda session: service.keep(session, context.lease.job_id, report, None)
+        work_off(self.hub, self.queue, 6, tokenizers=self.folder)
 
     def examine_again(self, why: str) -> None:
         with self.hub.database.write() as session:

@@ -29,7 +29,7 @@ def owner_named(session: Session, name: str) -> Owner | None:
 def lock_owner(session: Session, owner: Owner) -> None:
     """Make other changes under this owner wait (PostgreSQL; a write locks all of SQLite anyhow)."""
     if session.get_bind().dialect.name != "sqlite":
-        session.execute(select(Owner.id).where(Owner.id == owner.id).with_for_update())
+        session.execute(select(Owner.id).where(Owner.id == owner.id).with_for_update(key_share=True))
 
 
 def owner_names(session: Session) -> Sequence[str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Select, and_, exists, func, or_, select, true
+from sqlalchemy import ColumnElement, Select, and_, exists, func, inspect, or_, select, true
 from sqlalchemy.orm import Session, contains_eager, joinedload, selectinload
 from sqlalchemy.sql.base import ExecutableOption
 
@@ -99,8 +99,12 @@ def environment_numbered(session: Session, environment_id: int) -> Environment |
 
 
 def lock_environment(session: Session, environment: Environment) -> None:
-    """Make other changes of this environment's totals wait (PostgreSQL)."""
-    session.execute(select(Environment.id).where(Environment.id == environment.id).with_for_update())
+    """Make other changes of an environment, its runs and boards wait (PostgreSQL); read it once more.
+
+    Rows that point to it may still be added. Else two who have added one would wait for each other.
+    """
+    columns = inspect(Environment).column_attrs.keys()
+    session.refresh(environment, columns, with_for_update={"key_share": True})
 
 
 def names_of_all(session: Session) -> Sequence[tuple[str, str]]:

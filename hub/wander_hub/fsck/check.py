@@ -24,6 +24,7 @@ from wander.wire.postings import RolloutsDigest, run_digest
 from wander_hub.accounts.models import Owner
 from wander_hub.database import Database, now
 from wander_hub.environments.models import Environment, File
+from wander_hub.environments.repository import lock_environment
 from wander_hub.identity import HUB
 from wander_hub.index import repository as pages
 from wander_hub.index import service as index
@@ -337,7 +338,9 @@ def _compare_boards(shown: dict[str, Any] | None, right: dict[str, Any] | None) 
 
 def _load(session: Session, environment_id: int) -> Environment:
     query = select(Environment).options(joinedload(Environment.owner))
-    return session.scalars(query.where(Environment.id == environment_id)).one()
+    found = session.scalars(query.where(Environment.id == environment_id)).one()
+    lock_environment(session, found)
+    return found
 
 
 def _environment(database: Database, environment_id: int, *, repair: bool) -> list[Finding]:

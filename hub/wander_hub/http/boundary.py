@@ -1,7 +1,7 @@
 """The request boundary: what routes depend on. Nothing else commits.
 
-Sessions end before the answer is sent (`scope="function"`), so a failed commit is an error answer and never
-a success that was not kept. What only looks something up is `async`, since FastAPI sends every other
+Routes that change something do it by `Context.commit`; sessions that read end before the answer is sent
+(`scope="function"`). What only looks something up is `async`, since FastAPI sends every other
 dependency through a thread.
 """
 
@@ -43,7 +43,7 @@ class Context:
         return self.database.read(self.caller)
 
     def commit(self, work: Callable[[Session], Result]) -> Result:
-        """Do `work` in the caller's writing session, once more when another request got in between."""
+        """Do `work` in the caller's writing session, again when another transaction got in between."""
         return self.database.commit(work, self.caller)
 
 
@@ -75,12 +75,6 @@ def context_of(request: Request, caller: Identity) -> Context:
 def read_session(request: Request) -> Iterator[Session]:
     """Give a session that cannot change anything for good."""
     with database_of(request).read(optional_identity(request)) as session:
-        yield session
-
-
-def write_session(request: Request) -> Iterator[Session]:
-    """Give a session that commits when the route returns."""
-    with database_of(request).write(optional_identity(request)) as session:
         yield session
 
 
@@ -192,7 +186,6 @@ async def _base_url(request: Request) -> str:
 
 
 ReadSession = Annotated[Session, Depends(read_session, scope="function")]
-WriteSession = Annotated[Session, Depends(write_session, scope="function")]
 Caller = Annotated[Identity, Depends(require_identity)]
 Poster = Annotated[Identity, Depends(Needs("results"))]
 Publisher = Annotated[Identity, Depends(Needs("publish"))]

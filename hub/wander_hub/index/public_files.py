@@ -73,8 +73,8 @@ class PublicFiles:
     def show(self, environment_id: int) -> None:
         """Make the links of an environment that are missing, should everybody still see it."""
         with self._database.write(HUB) as session:
-            lock = select(Environment.id).where(Environment.id == environment_id).with_for_update()
-            session.execute(lock)  # nobody hides it until all are made
+            lock = select(Environment.id).where(Environment.id == environment_id)
+            session.execute(lock.with_for_update(key_share=True))  # nobody hides it until all are made
             for path, sha256, _ in self._list_wanted(session, environment_id):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with contextlib.suppress(FileExistsError):  # another process made it meanwhile

@@ -96,7 +96,8 @@ class TableQueue:
         with self.database.read() as session:  # look without taking the write lock, which uploads want too
             if session.scalar(select(Job.id).where(or_(wanted, _dead())).limit(1)) is None:
                 return None
-        with self.database.write(HUB) as session:
+
+        def take(session: Session) -> Lease | None:
             self._requeue_dead(session)
             job = session.scalar(
                 select(Job)
@@ -112,6 +113,8 @@ class TableQueue:
             job.progress, job.error = {}, None
             return Lease(job.id, job.kind, dict(job.payload), owner, job.attempt)
 
+        return self.database.commit(take, HUB)
+
     def beat(self, lease: Lease, progress: Mapping[str, Any]) -> bool:
         """Renew a lease, tell how far the work is; True when the job was called off. Raises `LeaseLost`."""
         with self.database.write() as session:
@@ -120,14 +123,17 @@ class TableQueue:
 
     def finish(self, lease: Lease, keep: Callable[[Session], None]) -> None:
         """End a job and keep its result, in one transaction; raises `LeaseLost` and keeps nothing."""
-        # As the hub itself, who may see what is private.
-        with self.database.write(HUB) as session:
+
+        def end(session: Session) -> None:
             _write(session, lease, state="done", lease_until=None, finished_at=now())
             keep(session)
 
+        self.database.commit(end, HUB)  # who may see what is private
+
     def fail(self, lease: Lease, error: str, *, retry: bool) -> JobState:
         """Say that an attempt failed; returns what the job is now. Raises `LeaseLost`."""
-        with self.database.write(HUB) as session:
+
+        def end(session: Session) -> JobState:
             job = session.get(Job, lease.job_id)
             again = retry and job is not None and lease.attempt < job.max_attempts
             called_off = job is not None and job.cancel_requested
@@ -146,7 +152,9 @@ class TableQueue:
                 self._announce(session, lease.job_id)
             elif lease.kind in self.on_failure:
                 self.on_failure[lease.kind](session, [lease.job_id])
-        return state
+            return state
+
+        return self.database.commit(end, HUB)
 
     def give_back(self, lease: Lease) -> None:
         """Put a job back that its worker cannot end for reasons of its own; the attempt does not count."""

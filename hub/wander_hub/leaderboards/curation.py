@@ -29,9 +29,7 @@ def arrange(
     wanted: BoardSettings,
 ) -> BoardInfo:
     """Give a board title, description, columns and a pin; of its version it is then the only pinned one."""
-    environment = environments.find(session, owner, name)
-    if not rights.may(caller, "manage", environment):
-        raise rights.refusal(caller, "manage", environment)
+    environment = rights.environment_for(session, caller, "manage", owner, name)
     of_version = environments.find_version(session, environment, version)
     found = service.find_board(session, environment, of_version, "", board)
     if wanted.pinned:

@@ -11,7 +11,6 @@ from sqlalchemy.orm import Session, undefer
 from wander.wire import RunManifest, RunSummary
 from wander.wire.boards import TIERS
 
-from wander_hub.environments import repository as environments
 from wander_hub.environments.models import Environment, Version
 from wander_hub.leaderboards.bounds import Bounds
 from wander_hub.leaderboards.models import Board, BoardEntry
@@ -37,8 +36,10 @@ def place(session: Session, environment: Environment) -> None:
 
 
 def start_over(session: Session, environment: Environment) -> None:
-    """Take all runs of an environment off their boards, which keep what their owners made of them."""
-    environments.lock_environment(session, environment)
+    """Take all runs of an environment off their boards, which keep what their owners made of them.
+
+    It is locked.
+    """
     versions = select(Version.id).where(Version.environment_id == environment.id)
     boards = select(Board.id).where(Board.version_id.in_(versions))
     session.execute(delete(BoardEntry).where(BoardEntry.board_id.in_(boards)))

@@ -9,12 +9,13 @@ from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
+from sqlalchemy.orm import Session
 from starlette.responses import Response
 from wander.wire import BoardInfo, BoardSettings, Leaderboard, VerificationLevel
 from wander.wire.boards import HiddenRunInfo, HidingReason, csv_table
 
 from wander_hub.environments import service as environments
-from wander_hub.http.boundary import BaseUrl, Manager, ReadSession, WriteSession
+from wander_hub.http.boundary import BaseUrl, ForManager, ReadSession
 from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.leaderboards import curation, repository, service
 from wander_hub.leaderboards.schemas import BoardFilter, BoardSort, Showing
@@ -105,16 +106,11 @@ def get_leaderboard_csv(asked: Asked) -> Response:
     responses=refusals(308, 400, 401, 403, 404, 410, 422),
 )
 def arrange_board(
-    session: WriteSession,
-    caller: Manager,
-    owner: str,
-    name: str,
-    version: str,
-    board: str,
-    body: BoardSettings,
+    context: ForManager, owner: str, name: str, version: str, board: str, body: BoardSettings
 ) -> BoardInfo:
     """Give a board its title, description and columns, and show it first of its version's boards or not."""
-    return curation.arrange(session, caller, owner, name, version, board, body)
+    what = (context.caller, owner, name, version, board, body)
+    return context.commit(lambda session: curation.arrange(session, *what))
 
 
 @router.get("/runs/{run_id}/hiding", response_model=HiddenRunInfo, responses=refusals(404, 422))
@@ -132,12 +128,14 @@ def get_hiding(session: ReadSession, base_url: BaseUrl, run_id: str) -> HiddenRu
     response_model=HiddenRunInfo,
     responses=refusals(400, 401, 403, 404, 422),
 )
-def hide_run(
-    session: WriteSession, caller: Manager, base_url: BaseUrl, run_id: str, body: HidingReason
-) -> HiddenRunInfo:
+def hide_run(context: ForManager, run_id: str, body: HidingReason) -> HiddenRunInfo:
     """Keep a run off its board, with a reason that everybody can read."""
-    run, hidden = curation.hide(session, caller, run_id, body.reason)
-    return service.hidden_info(run, hidden, base_url)
+
+    def record(session: Session) -> HiddenRunInfo:
+        run, hidden = curation.hide(session, context.caller, run_id, body.reason)
+        return service.hidden_info(run, hidden, context.base_url)
+
+    return context.commit(record)
 
 
 @router.delete(
@@ -146,9 +144,9 @@ def hide_run(
     response_class=Response,
     responses=refusals(401, 403, 404, 422),
 )
-def show_run(session: WriteSession, caller: Manager, run_id: str) -> Response:
+def show_run(context: ForManager, run_id: str) -> Response:
     """Let a hidden run rank again."""
-    curation.show(session, caller, run_id)
+    context.commit(lambda session: curation.show(session, context.caller, run_id))
     return Response(status_code=204)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -16,15 +17,12 @@ from wander_hub.environments.models import Environment
 from wander_hub.http.answers import REVALIDATE, stored_object
 from wander_hub.http.bodies import whole
 from wander_hub.http.boundary import (
-    BaseUrl,
+    Context,
     ForMaintainer,
     ForManager,
     ForPublisher,
     HubStorage,
-    Maintainer,
-    Manager,
     ReadSession,
-    WriteSession,
 )
 from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.lifecycle import locks
@@ -40,27 +38,21 @@ Why = Annotated[str | None, Query(max_length=500, description="shown to everybod
 
 
 @router.put("/versions/{version}/yank", response_model=VersionDetail, responses=_REFUSALS)
-def yank_version(
-    session: WriteSession,
-    caller: Maintainer,
-    base_url: BaseUrl,
-    owner: str,
-    name: str,
-    version: str,
-    body: Reason,
-) -> VersionDetail:
+def yank_version(context: ForMaintainer, owner: str, name: str, version: str, body: Reason) -> VersionDetail:
     """Have installers skip a version unless its exact number is asked for (PEP 592)."""
-    environment, found = life.yank(session, caller, owner, name, version, body.reason)
-    return service.version_detail(environment, found, base_url)
+    what = (context.caller, owner, name, version, body.reason)
+    return context.commit(
+        lambda session: service.version_detail(*life.yank(session, *what), context.base_url)
+    )
 
 
 @router.delete("/versions/{version}/yank", response_model=VersionDetail, responses=_REFUSALS)
-def unyank_version(
-    session: WriteSession, caller: Maintainer, base_url: BaseUrl, owner: str, name: str, version: str
-) -> VersionDetail:
+def unyank_version(context: ForMaintainer, owner: str, name: str, version: str) -> VersionDetail:
     """Offer a yanked version again."""
-    environment, found = life.yank(session, caller, owner, name, version, undo=True)
-    return service.version_detail(environment, found, base_url)
+    what = (context.caller, owner, name, version)
+    return context.commit(
+        lambda session: service.version_detail(*life.yank(session, *what, undo=True), context.base_url)
+    )
 
 
 @router.delete("/versions/{version}", response_model=VersionDetail, responses=_REFUSALS)
@@ -90,42 +82,43 @@ def delete_environment(context: ForManager, owner: str, name: str, reason: Why =
 
 
 @router.put("/status", response_model=EnvironmentDetail, responses=_REFUSALS)
-def set_status(
-    session: WriteSession, caller: Maintainer, base_url: BaseUrl, owner: str, name: str, body: NewStatus
-) -> EnvironmentDetail:
+def set_status(context: ForMaintainer, owner: str, name: str, body: NewStatus) -> EnvironmentDetail:
     """Deprecate, archive or (administrators) quarantine an environment (PEP 792), or undo that."""
-    return _detail(session, life.set_status(session, caller, owner, name, body), base_url)
+    return _change(context, lambda session: life.set_status(session, context.caller, owner, name, body))
 
 
 @router.put("/visibility", response_model=EnvironmentDetail, responses=_REFUSALS)
-def set_visibility(
-    session: WriteSession, caller: Manager, base_url: BaseUrl, owner: str, name: str, body: NewVisibility
-) -> EnvironmentDetail:
+def set_visibility(context: ForManager, owner: str, name: str, body: NewVisibility) -> EnvironmentDetail:
     """Make an environment private or public."""
-    return _detail(session, life.set_visibility(session, caller, owner, name, private=body.private), base_url)
+    what = (context.caller, owner, name)
+    return _change(context, lambda session: life.set_visibility(session, *what, private=body.private))
 
 
 @router.post("/transfer", response_model=EnvironmentDetail, responses=_REFUSALS)
-def transfer_environment(
-    session: WriteSession, caller: Manager, base_url: BaseUrl, owner: str, name: str, body: NewPlace
-) -> EnvironmentDetail:
+def transfer_environment(context: ForManager, owner: str, name: str, body: NewPlace) -> EnvironmentDetail:
     """Give an environment another owner or name; the old ones redirect to it."""
-    return _detail(session, life.move(session, caller, owner, name, body), base_url)
+    return _change(context, lambda session: life.move(session, context.caller, owner, name, body))
 
 
 @router.post("/fork", status_code=201, response_model=EnvironmentDetail, responses=_REFUSALS)
 def fork_environment(context: ForMaintainer, owner: str, name: str, body: NewPlace) -> EnvironmentDetail:
     """Start an environment under another owner from one version of this one."""
 
-    def record(session: Session) -> EnvironmentDetail:
+    def fork(session: Session) -> Environment:
         context.database.lock_objects(session, exclusive=False)
-        return _detail(session, life.fork(session, context.caller, owner, name, body), context.base_url)
+        return life.fork(session, context.caller, owner, name, body)
+
+    return _change(context, fork)
+
+
+def _change(context: Context, work: Callable[[Session], Environment]) -> EnvironmentDetail:
+    """Change an environment, and return it as it is then."""
+
+    def record(session: Session) -> EnvironmentDetail:
+        environment = work(session)
+        return service.detail(session, environment.owner.name, environment.name, context.base_url)
 
     return context.commit(record)
-
-
-def _detail(session: Session, environment: Environment, base_url: str) -> EnvironmentDetail:
-    return service.detail(session, environment.owner.name, environment.name, base_url)
 
 
 @router.get(

@@ -16,10 +16,12 @@ from pydantic import ValidationError
 from sqlalchemy.orm import Session
 from wander.evals.stats.summary import RunningSummary
 from wander.evals.store.jsonl import split_lines
-from wander.wire import RunSummary
+from wander.wire import RunManifest, RunSummary
 from wander.wire.postings import Checkpoint, FinishPosting, RolloutsDigest, run_digest
 
 from wander_hub.database import now
+from wander_hub.environments import repository as environments
+from wander_hub.environments.models import Environment, Version
 from wander_hub.http.boundary import Context
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
@@ -91,8 +93,10 @@ def finish(context: Context, queue: TableQueue, sha256: str, wanted: FinishPosti
     order_sha256 = storage.put(order) if finished.order else None
 
     def record(session: Session) -> bool:
+        waited = posting_repository.find_posting(session, caller.user_id, sha256, lock=True)
+        if waited is None and own_run(session, caller.user_id, sha256) is not None:
+            return False  # another request finished it meanwhile
         row, _ = posting.find(session, sha256, caller)
-        posting_repository.lock_posting(session, row)
         if posting.is_known(session, row.run_id, sha256):
             posting_repository.remove(session, row)
             return False
@@ -101,12 +105,14 @@ def finish(context: Context, queue: TableQueue, sha256: str, wanted: FinishPosti
             raise HubProblem(409, "concurrent_change", "another request changed a chunk", hint=hint)
         context.database.lock_objects(session, exclusive=False)
         storage.ensure(order_sha256, order)
-        run = _run(session, row, pinned, finished, caller, order_sha256)
+        place = posting.require_permission(session, pinned.manifest, caller)
+        environments.lock_environment(session, place[0])
+        run = _run(row, place, pinned.manifest, finished, caller, order_sha256)
         run.signing_key_id = key.id if key is not None else None
         run.signature = wanted.signature.signature if wanted.signature is not None else None
         _add(session, run, chunks, artifacts, finished.checkpoints)
         posting_repository.remove(session, row)
-        refresh_results(session, posting.require_permission(session, pinned.manifest, caller)[0])
+        refresh_results(session, place[0])
         verification.request_after_post(session, queue, context.settings, run.run_id)
         return True
 
@@ -196,15 +202,14 @@ def _checkpoints(storage: Storage, artifacts: Sequence[PostingArtifact]) -> list
 
 
 def _run(
-    session: Session,
     row: PostingRow,
-    pinned: PinnedRun,
+    place: tuple[Environment, Version],
+    manifest: RunManifest,
     finished: FinishedRun,
     caller: Identity,
     order_sha256: str | None,
 ) -> Run:
-    manifest, summary = pinned.manifest, finished.summary
-    environment, version = posting.require_permission(session, manifest, caller)
+    summary, (environment, version) = finished.summary, place
     level, reason = level_of(manifest, summary)
     weights = manifest.model.weights_sha256
     posted_at = now()

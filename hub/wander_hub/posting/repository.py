@@ -13,16 +13,10 @@ from wander_hub.runs.models import PostingArtifact, PostingChunk, PostingRow
 _SWEPT_AT_ONCE = 20
 
 
-def find_posting(session: Session, user_id: int, sha256: str) -> PostingRow | None:
-    """Return a user's posting of the run with that digest."""
-    return session.scalar(
-        select(PostingRow).where(PostingRow.user_id == user_id, PostingRow.sha256 == sha256)
-    )
-
-
-def lock_posting(session: Session, posting: PostingRow) -> None:
-    """Make other requests for this posting wait (PostgreSQL)."""
-    session.execute(select(PostingRow.id).where(PostingRow.id == posting.id).with_for_update())
+def find_posting(session: Session, user_id: int, sha256: str, *, lock: bool = False) -> PostingRow | None:
+    """Return a user's posting of the run with that digest; `lock` makes other requests for it wait."""
+    query = select(PostingRow).where(PostingRow.user_id == user_id, PostingRow.sha256 == sha256)
+    return session.scalar(query.with_for_update() if lock else query)
 
 
 def count_of(session: Session, user_id: int) -> int:

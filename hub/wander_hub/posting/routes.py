@@ -25,10 +25,9 @@ from wander_hub.http.bodies import open_body, plain_body
 from wander_hub.http.boundary import (
     Caller,
     Context,
+    ForManager,
     ForPoster,
-    Manager,
     ReadSession,
-    WriteSession,
     wake_jobs,
 )
 from wander_hub.http.problems import HubProblem, refusals
@@ -149,18 +148,18 @@ def list_keys(session: ReadSession, caller: Caller) -> KeyList:
         **refusals(401, 403, 409, 422),
     },
 )
-def add_key(session: WriteSession, caller: Manager, body: NewKey) -> Response:
+def add_key(context: ForManager, body: NewKey) -> Response:
     """Register a public key that you sign runs with."""
-    key, created = signing.add_key(session, body, caller)
+    key, created = context.commit(lambda session: signing.add_key(session, body, context.caller))
     return Response(key.model_dump_json(), 201 if created else 200, media_type="application/json")
 
 
 @router.delete("/keys/{fingerprint}", response_model=KeyInfo, responses=refusals(401, 403, 404, 422))
 def revoke_key(
-    session: WriteSession, caller: Manager, fingerprint: Annotated[str, Path(min_length=6, max_length=64)]
+    context: ForManager, fingerprint: Annotated[str, Path(min_length=6, max_length=64)]
 ) -> KeyInfo:
     """Revoke a key: it signs nothing any more, and runs that it signed say so."""
-    return signing.revoke_key(session, fingerprint, caller)
+    return context.commit(lambda session: signing.revoke_key(session, fingerprint, context.caller))
 
 
 def answer_run(request: Request, context: Context, run_id: str, created: bool) -> Response:

@@ -105,9 +105,11 @@ def open_posting(context: Context, text: bytes, sha256: str, *, private: bool) -
     return context.commit(record)
 
 
-def find(session: Session, sha256: str, caller: Identity) -> tuple[PostingRow, PinnedRun]:
+def find(
+    session: Session, sha256: str, caller: Identity, *, lock: bool = False
+) -> tuple[PostingRow, PinnedRun]:
     """Return a posting of the caller, who may still post there; raise a 404 otherwise."""
-    posting = repository.find_posting(session, caller.user_id, sha256)
+    posting = repository.find_posting(session, caller.user_id, sha256, lock=lock)
     if posting is None:
         raise HubProblem(
             404,
@@ -209,8 +211,7 @@ def _keep(
     """Write the row of a part whose object is stored, then drop the object of the part that it replaces."""
 
     def record(session: Session) -> list[str]:
-        posting, _ = find(session, sha256, context.caller)
-        repository.lock_posting(session, posting)
+        posting, _ = find(session, sha256, context.caller, lock=True)
         part, replaced = row(session, posting)
         context.database.lock_objects(session, exclusive=False)
         context.storage.ensure(*stored)
@@ -225,8 +226,7 @@ def drop(context: Context, sha256: str) -> None:
     """Forget a posting and all that came for it."""
 
     def record(session: Session) -> list[str]:
-        posting, _ = find(session, sha256, context.caller)
-        repository.lock_posting(session, posting)
+        posting, _ = find(session, sha256, context.caller, lock=True)
         return repository.remove(session, posting)
 
     objects.discard(context.database, context.storage, context.commit(record))

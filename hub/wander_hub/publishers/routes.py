@@ -17,11 +17,10 @@ from wander.wire.trusted_publishing import (
 from wander_hub.http.boundary import (
     ByIdentityToken,
     Caller,
+    ForManager,
     HubDatabase,
     HubSettings,
-    Manager,
     ReadSession,
-    WriteSession,
 )
 from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.publishers import service
@@ -40,19 +39,18 @@ def list_publishers(session: ReadSession, caller: Caller, owner: str) -> Publish
 
 
 @router.post(_PUBLISHERS, status_code=201, response_model=PublisherInfo, responses=_REFUSALS)
-def add_publisher(
-    session: WriteSession, caller: Manager, settings: HubSettings, owner: str, body: NewPublisher
-) -> PublisherInfo:
+def add_publisher(context: ForManager, owner: str, body: NewPublisher) -> PublisherInfo:
     """Trust a workflow to publish one environment, which need not exist yet, or all of an owner's."""
-    return service.add(session, caller, owner, body, settings.oidc_issuers)
+    what = (context.caller, owner, body, context.settings.oidc_issuers)
+    return context.commit(lambda session: service.add(session, *what))
 
 
 @router.delete(_PUBLISHERS + "/{publisher}", response_model=PublisherInfo, responses=_REFUSALS)
 def remove_publisher(
-    session: WriteSession, caller: Manager, owner: str, publisher: Annotated[int, Path(ge=1, le=2**31 - 1)]
+    context: ForManager, owner: str, publisher: Annotated[int, Path(ge=1, le=2**31 - 1)]
 ) -> PublisherInfo:
     """Stop trusting a workflow."""
-    return service.remove(session, caller, owner, publisher)
+    return context.commit(lambda session: service.remove(session, context.caller, owner, publisher))
 
 
 @router.get("/_/oidc/audience", response_model=Audience, responses=refusals(404))
@@ -90,8 +88,8 @@ def mint_token(
     trusts the workflow.
     """
     claims = tokens.claims(body.token)  # may ask the issuer, so outside of any transaction
-    with database.write() as session:
-        return service.mint(session, settings.oidc_issuers[claims["iss"]], claims, owner, name)
+    kind = settings.oidc_issuers[claims["iss"]]
+    return database.commit(lambda session: service.mint(session, kind, claims, owner, name))
 
 
 def _audience(known: str | None) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sqlalchemy import inspect as sqlalchemy_inspect
 from sqlalchemy.orm import Session
 
 from wander_hub import names
@@ -40,7 +39,6 @@ def environment_for(
     owner_id = found.owner_id
     repository.lock_owner(session, found.owner)
     environments.lock_environment(session, found)
-    session.refresh(found, sqlalchemy_inspect(Environment).column_attrs.keys())
     if found.owner_id != owner_id or found.deleted_at is not None:
         hint = "send the same request again"
         raise HubProblem(409, "concurrent_change", "another request changed the same thing", hint=hint)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Path
+from sqlalchemy.orm import Session
 from wander.wire import TokenInfo
 from wander.wire.changes import CreatedToken, MemberList, NewRole, NewToken, OwnerSettings, TokenList, Whoami
 
-from wander_hub.http.boundary import Caller, Manager, ReadSession, WriteSession
+from wander_hub.http.boundary import Caller, ForManager, ReadSession
 from wander_hub.http.problems import refusals
 from wander_hub.rights import members, rights
 
@@ -27,9 +28,9 @@ def whoami(caller: Caller) -> Whoami:
 
 
 @router.post("/tokens", status_code=201, response_model=CreatedToken, responses=_REFUSALS)
-def create_token(session: WriteSession, caller: Manager, body: NewToken) -> CreatedToken:
+def create_token(context: ForManager, body: NewToken) -> CreatedToken:
     """Make a token for yourself; its secret is shown in this answer and never again."""
-    return members.new_token(session, caller, body)
+    return context.commit(lambda session: members.new_token(session, context.caller, body))
 
 
 @router.get("/tokens", response_model=TokenList, responses=refusals(401, 403))
@@ -39,11 +40,9 @@ def list_tokens(session: ReadSession, caller: Caller) -> TokenList:
 
 
 @router.delete("/tokens/{prefix}", response_model=TokenInfo, responses=_REFUSALS)
-def revoke_token(
-    session: WriteSession, caller: Manager, prefix: Annotated[str, Path(max_length=40)]
-) -> TokenInfo:
+def revoke_token(context: ForManager, prefix: Annotated[str, Path(max_length=40)]) -> TokenInfo:
     """Revoke one of your tokens at once."""
-    return members.revoke(session, caller, prefix)
+    return context.commit(lambda session: members.revoke(session, context.caller, prefix))
 
 
 @router.get(_OWNER + "/members", response_model=MemberList, responses=refusals(401, 403, 404, 422))
@@ -53,27 +52,29 @@ def list_owner_members(session: ReadSession, caller: Caller, owner: str) -> Memb
 
 
 @router.put(_OWNER + "/members/{user}", response_model=MemberList, responses=_REFUSALS)
-def set_owner_role(
-    session: WriteSession, caller: Manager, owner: str, user: User, body: NewRole
-) -> MemberList:
+def set_owner_role(context: ForManager, owner: str, user: User, body: NewRole) -> MemberList:
     """Give somebody a role on all environments of an owner."""
-    return MemberList(data=members.change_owner_role(session, caller, owner, user, body.role))
+    what = (context.caller, owner, user, body.role)
+    return MemberList(data=context.commit(lambda session: members.change_owner_role(session, *what)))
 
 
 @router.delete(_OWNER + "/members/{user}", response_model=MemberList, responses=_REFUSALS)
-def remove_owner_role(session: WriteSession, caller: Manager, owner: str, user: User) -> MemberList:
+def remove_owner_role(context: ForManager, owner: str, user: User) -> MemberList:
     """Remove somebody's role on an owner."""
-    return MemberList(data=members.change_owner_role(session, caller, owner, user, None))
+    what = (context.caller, owner, user, None)
+    return MemberList(data=context.commit(lambda session: members.change_owner_role(session, *what)))
 
 
 @router.put(_OWNER + "/settings", response_model=OwnerSettings, responses=_REFUSALS)
-def change_owner_settings(
-    session: WriteSession, caller: Manager, owner: str, body: OwnerSettings
-) -> OwnerSettings:
+def change_owner_settings(context: ForManager, owner: str, body: OwnerSettings) -> OwnerSettings:
     """Choose whether new environments of an owner are private."""
-    found = rights.owner_for(session, caller, "manage", owner)
-    found.private_by_default = body.private_by_default
-    return body
+
+    def record(session: Session) -> OwnerSettings:
+        found = rights.owner_for(session, context.caller, "manage", owner)
+        found.private_by_default = body.private_by_default
+        return body
+
+    return context.commit(record)
 
 
 @router.get(_ENVIRONMENT + "/members", response_model=MemberList, responses=refusals(401, 403, 404, 422))
@@ -83,16 +84,14 @@ def list_environment_members(session: ReadSession, caller: Caller, owner: str, n
 
 
 @router.put(_ENVIRONMENT + "/members/{user}", response_model=MemberList, responses=_REFUSALS)
-def set_environment_role(
-    session: WriteSession, caller: Manager, owner: str, name: str, user: User, body: NewRole
-) -> MemberList:
+def set_environment_role(context: ForManager, owner: str, name: str, user: User, body: NewRole) -> MemberList:
     """Give somebody a role on one environment."""
-    return MemberList(data=members.change_environment_role(session, caller, owner, name, user, body.role))
+    what = (context.caller, owner, name, user, body.role)
+    return MemberList(data=context.commit(lambda session: members.change_environment_role(session, *what)))
 
 
 @router.delete(_ENVIRONMENT + "/members/{user}", response_model=MemberList, responses=_REFUSALS)
-def remove_environment_role(
-    session: WriteSession, caller: Manager, owner: str, name: str, user: User
-) -> MemberList:
+def remove_environment_role(context: ForManager, owner: str, name: str, user: User) -> MemberList:
     """Remove somebody's role on one environment."""
-    return MemberList(data=members.change_environment_role(session, caller, owner, name, user, None))
+    what = (context.caller, owner, name, user, None)
+    return MemberList(data=context.commit(lambda session: members.change_environment_role(session, *what)))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import ColumnElement, Select, and_, delete, func, or_, select
+from sqlalchemy import ColumnElement, Select, and_, delete, func, inspect, or_, select
 from sqlalchemy.orm import Session, contains_eager, joinedload, selectinload
 
 from wander_hub.database import READER
 from wander_hub.environments.models import Environment
-from wander_hub.environments.repository import readable
+from wander_hub.environments.repository import lock_environment, readable
 from wander_hub.environments.schemas import Position
 from wander_hub.identity import Identity
 from wander_hub.runs.models import TRAINING, Run, RunArtifact, RunCheckpoint, RunChunk, SigningKey
@@ -63,9 +63,12 @@ def own_run(session: Session, user_id: int, sha256: str) -> str | None:
 
 
 def lock_run(session: Session, run: Run) -> None:
-    """Make other changes of a run wait (PostgreSQL), and read it once more."""
-    session.execute(select(Run.run_id).where(Run.run_id == run.run_id).with_for_update())
-    session.refresh(run, ["private", "withdrawn_at"])
+    """Make other changes of a run wait (PostgreSQL), and read it once more.
+
+    They wait for the environment, whose boards they change too: with one lock nobody takes two in two orders.
+    """
+    lock_environment(session, session.get_one(Environment, run.environment_id))
+    session.refresh(run, set(inspect(Run).column_attrs.keys()) - {"manifest"})  # which never changes
 
 
 def run_named(session: Session, run_id: str) -> Run | None:

@@ -93,6 +93,8 @@ def publish(
         open_days=open_days,
         replace=replace,
     )
+    if place.environment is not None:
+        environments.lock_environment(session, place.environment)
     environment = place.environment or environments.add_environment(
         *(session, owner, first.name),
         latest_version=first.version,

@@ -104,6 +104,7 @@ def mark_copies(session: Session, run: Run, digest: str | None, repeats: Sequenc
 def keep_fault(session: Session, run_id: str, fault: str) -> None:
     """Keep that a run could not be examined: whether it is a copy nobody knows, so it does not rank."""
     run = runs.find(session, run_id)
+    run_repository.lock_run(session, run)
     one = session.get(RunExamination, run_id) or RunExamination(run_id=run_id)
     one.fault, one.examined_at, one.independent = fault, now(), False
     session.add(one)

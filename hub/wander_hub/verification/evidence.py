@@ -22,7 +22,6 @@ from wander.wire.verification import Agreement, Rerun, RunEvidence, TokenCheck
 
 from wander_hub.accounts.models import Membership, Owner
 from wander_hub.database import Database, now
-from wander_hub.environments import repository as environments
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import HUB
 from wander_hub.jobs import Job, JobContext, JobRefused, TableQueue
@@ -192,7 +191,7 @@ def keep_examination(
 ) -> None:
     """Keep what reading a run told, mark copies, and give the run that it repeats its level."""
     run = runs.find(session, run_id)
-    environments.lock_environment(session, run.environment)
+    run_repository.lock_run(session, run)
     manifest = runs.manifest_of(run)
     one = session.get(RunExamination, run_id) or RunExamination(run_id=run_id)
     anew = one.fault is not None or one.understated

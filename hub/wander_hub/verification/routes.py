@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.encoders import jsonable_encoder
+from sqlalchemy.orm import Session
 from starlette.responses import JSONResponse, Response
 from wander.wire.verification import (
     ClearanceReason,
@@ -18,12 +19,9 @@ from wander.wire.verification import (
 )
 
 from wander_hub.http.boundary import (
-    HubDatabase,
-    HubSettings,
-    Manager,
-    Poster,
+    ForManager,
+    ForPoster,
     ReadSession,
-    WriteSession,
     wake_jobs,
 )
 from wander_hub.http.problems import refusals
@@ -55,12 +53,7 @@ def list_verifications(session: ReadSession, run_id: RunId) -> VerificationList:
     },
 )
 def request_verification(
-    request: Request,
-    database: HubDatabase,
-    settings: HubSettings,
-    caller: Poster,
-    run_id: RunId,
-    body: VerificationRequest,
+    request: Request, context: ForPoster, run_id: RunId, body: VerificationRequest
 ) -> Response:
     """Ask the hub to replay a run from its record, in a sandbox, and compare every rollout.
 
@@ -68,8 +61,8 @@ def request_verification(
     report then tells the seed.
     """
     queue: TableQueue = request.app.state.jobs
-    found, created = database.commit(
-        lambda session: service.request(session, queue, settings, run_id, caller, body), caller
+    found, created = context.commit(
+        lambda session: service.request(session, queue, context.settings, run_id, context.caller, body)
     )
     wake_jobs(request)
     return JSONResponse(jsonable_encoder(found), 201 if created else 200)
@@ -86,10 +79,14 @@ def get_evidence(session: ReadSession, run_id: RunId) -> RunEvidence:
     response_model=RunEvidence,
     responses=refusals(400, 401, 403, 404, 422),
 )
-def clear_run(session: WriteSession, caller: Manager, run_id: RunId, body: ClearanceReason) -> RunEvidence:
+def clear_run(context: ForManager, run_id: RunId, body: ClearanceReason) -> RunEvidence:
     """Clear the duplicate mark of a run, with a reason that everybody can read; it ranks again."""
-    duplicates.clear(session, caller, run_id, body.reason)
-    return evidence.settle(session, run_id)
+
+    def record(session: Session) -> RunEvidence:
+        duplicates.clear(session, context.caller, run_id, body.reason)
+        return evidence.settle(session, run_id)
+
+    return context.commit(record)
 
 
 @router.delete(
@@ -97,10 +94,14 @@ def clear_run(session: WriteSession, caller: Manager, run_id: RunId, body: Clear
     response_model=RunEvidence,
     responses=refusals(401, 403, 404, 422),
 )
-def mark_run_again(session: WriteSession, caller: Manager, run_id: RunId) -> RunEvidence:
+def mark_run_again(context: ForManager, run_id: RunId) -> RunEvidence:
     """Mark a cleared run as a duplicate again."""
-    duplicates.take_back(session, caller, run_id)
-    return evidence.settle(session, run_id)
+
+    def record(session: Session) -> RunEvidence:
+        duplicates.take_back(session, context.caller, run_id)
+        return evidence.settle(session, run_id)
+
+    return context.commit(record)
 
 
 @router.get(
@@ -139,8 +140,7 @@ def list_divergences(
     response_model=VerificationInfo,
     responses=refusals(401, 403, 404, 422),
 )
-def cancel_verification(
-    request: Request, session: WriteSession, caller: Poster, number: Number
-) -> VerificationInfo:
+def cancel_verification(request: Request, context: ForPoster, number: Number) -> VerificationInfo:
     """Cancel a verification. What it found so far is not kept."""
-    return service.cancel(session, request.app.state.jobs, number, caller)
+    queue: TableQueue = request.app.state.jobs
+    return context.commit(lambda session: service.cancel(session, queue, number, context.caller))

@@ -30,7 +30,7 @@ from wander_hub.rights import rights
 from wander_hub.runs import service as runs
 from wander_hub.runs.aggregates import add_bounds
 from wander_hub.runs.models import Run
-from wander_hub.runs.repository import readable_run
+from wander_hub.runs.repository import lock_run, readable_run
 from wander_hub.settings import Settings
 from wander_hub.verification import duplicates, evidence
 from wander_hub.verification.levels import level_by
@@ -281,11 +281,7 @@ def keep(
     if made_with is not None:
         by_this_hub = made_with.model_copy(update={"hub": __version__})
         found.made_with = by_this_hub.model_dump(mode="json")
-    if summary is not None:
-        run = runs.find(session, found.run_id)
-        run.summary, run.reward_mean = summary.model_dump(mode="json"), summary.reward_mean
-        run.board_level = ""  # so that it is placed anew
-    _give_level(session, found)
+    _give_level(session, found, summary)
 
 
 def judges_asked(session: Session, run_id: str) -> bool:
@@ -314,8 +310,12 @@ def keep_failures(session: Session, job_ids: Sequence[int]) -> None:
         _give_level(session, one)
 
 
-def _give_level(session: Session, ended: Verification) -> None:
+def _give_level(session: Session, ended: Verification, summary: RunSummary | None = None) -> None:
     run = runs.find(session, ended.run_id)
+    lock_run(session, run)
+    if summary is not None:
+        run.summary, run.reward_mean = summary.model_dump(mode="json"), summary.reward_mean
+        run.board_level = ""  # so that it is placed anew
     run.level, run.level_reason = level_by(ended, run.level, run.level_reason)
     ended.gave = run.level
     session.flush()
