@@ -184,8 +184,7 @@ def _routes() -> tuple[BaseRoute, ...]:
 
 
 def _start(settings: Settings, database: Database, storage: Storage) -> None:
-    with database.write() as session:
-        bundled.ensure_owner(session)
+    database.commit(bundled.ensure_owner)
     place_all(database)
     keep_links(database, storage, settings.data / FOLDER, wanted=settings.public_files)
     if settings.bundled_packages:

@@ -7,6 +7,7 @@ half-way.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 if TYPE_CHECKING:
     from wander_hub.identity import Identity
 
+logger = logging.getLogger("wander_hub")
+
 Result = TypeVar("Result")
 Answer = TypeVar("Answer", bound=BaseModel)
 
@@ -35,8 +38,8 @@ READER = "reader"
 PUBLIC_FILES = "public_files"
 """The key under which a session holds the links that nginx follows, where the hub keeps any."""
 _ABSENT = object()
-_OBJECTS_LOCK = 7_403_926_551
-"""Any number that nothing else locks."""
+_OBJECTS_LOCK, _MIGRATIONS_LOCK = 7_403_926_551, 7_403_926_553
+"""Any numbers that nothing else locks."""
 _CALLED_OFF = ("40P01", "40001")
 """What PostgreSQL says to one of two transactions that wait for each other, or whose order shows."""
 _MOST_TRIES = 6
@@ -168,9 +171,31 @@ class Database:
         return True
 
     def migrate(self) -> None:
-        """Bring the schema to the newest migration."""
-        with self.engine.execution_options(writes=True).begin() as connection:
+        """Bring the schema to the newest migration; hubs that start together take turns."""
+        with self._turn(), self.engine.execution_options(writes=True).begin() as connection:
             command.upgrade(alembic_config(connection), "head")
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Hold the lock of migrations (PostgreSQL; of SQLite a writing transaction has all).
+
+        It belongs to a connection of its own, and is asked for again and again: who waited for it within a
+        transaction would hold up an index that is built concurrently.
+        """
+        if self.engine.dialect.name != "postgresql":
+            yield
+            return
+        with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as holder:
+            key, told = {"key": _MIGRATIONS_LOCK}, False
+            while not holder.scalar(text("SELECT pg_try_advisory_lock(:key)"), key):
+                if not told:
+                    logger.warning("another hub migrates this database; waiting for it")
+                told = True
+                time.sleep(0.1)
+            try:
+                yield
+            finally:
+                holder.execute(text("SELECT pg_advisory_unlock(:key)"), key)
 
     def is_current(self) -> bool:
         """Tell whether the schema is that of the newest migration."""

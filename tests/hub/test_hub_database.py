@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,11 +11,21 @@ import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from live_hub import hub_command
 from sqlalchemy import inspect, text
 from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.orm import Session
-from wander_hub.database import Base, Database, UtcDateTime, alembic_config, migrations_folder
+from wander_hub.database import (
+    _MIGRATIONS_LOCK,
+    Base,
+    Database,
+    UtcDateTime,
+    alembic_config,
+    migrations_folder,
+)
 from wander_hub.environments import repository as environments
+from wander_hub.rights.tokens import first_administrator
+from wander_hub.upload.bundled import ensure_owner
 
 
 def test_models_equal_migrations(hub):
@@ -132,3 +143,37 @@ def test_transactions_that_wait_for_each_other_are_done_again(hub):
     with hub.database.read() as session:
         changed = session.execute(text("SELECT admin FROM users WHERE name IN ('alice', 'bob')"))
         assert changed.scalars().all() == [False, False]
+
+
+@pytest.mark.full
+def test_hubs_that_begin_on_one_empty_database(postgres, tmp_path):
+    command, environment = hub_command(tmp_path, "user", "list")
+    with postgres.database(migrated=False) as url:
+        environment["WANDER_HUB_DATABASE_URL"] = url
+        begun = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) for _ in range(3)]
+        ended = [(one.communicate()[1].decode(), one.returncode) for one in begun]
+        assert [one for one in ended if one[1]] == []
+
+
+def test_a_hub_waits_for_another_one_that_migrates(postgres, caplog):
+    key = {"key": _MIGRATIONS_LOCK}
+    with postgres.database() as url, ThreadPoolExecutor(1) as threads:
+        database = Database(url)
+        with database.engine.connect() as other:
+            other.execute(text("SELECT pg_advisory_lock(:key)"), key)
+            waiting = threads.submit(database.migrate)
+            while "waiting for it" not in caplog.text:
+                assert not waiting.done()
+            other.execute(text("SELECT pg_advisory_unlock(:key)"), key)
+        waiting.result()
+        database.migrate()  # which let go of it
+        database.close()
+
+
+@pytest.mark.parametrize("database_kind", ["sqlite", "postgresql"], indirect=True)
+def test_hubs_that_begin_together_make_one_administrator(database):
+    with ThreadPoolExecutor(8) as threads:
+        made = [threads.submit(database.commit, first_administrator) for _ in range(4)]
+        owned = [threads.submit(database.commit, ensure_owner) for _ in range(4)]
+        assert [one.result() is not None for one in made].count(True) == 1
+        assert [one.result() for one in owned] == [None] * 4

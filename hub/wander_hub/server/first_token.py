@@ -6,6 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+from sqlalchemy.orm import Session
+
 from wander_hub.accounts.repository import user_named
 from wander_hub.database import Database
 from wander_hub.http.problems import HubProblem
@@ -22,7 +24,8 @@ def hand_out(database: Database, token_file: Path | None, *, new: bool) -> None:
     It goes into the file (mode 0600), or to standard output, and is kept by nobody else. What happened is
     told on standard error, also when nothing did and a file was asked for.
     """
-    with database.write() as session:
+
+    def make(session: Session) -> tuple[str | None, bool]:
         secret = first_administrator(session)
         first = secret is not None
         if secret is None and new:
@@ -33,6 +36,9 @@ def hand_out(database: Database, token_file: Path | None, *, new: bool) -> None:
             secret = add_token(session, user, "start of the hub")
         if secret is not None and token_file is not None:
             _write_secret(token_file, secret)
+        return secret, first
+
+    secret, first = database.commit(make)
     if secret is None:
         if token_file is not None:
             sys.stderr.write(_explain_no_token(database, token_file))

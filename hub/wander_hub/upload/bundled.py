@@ -111,8 +111,10 @@ def _publish(wheel: Path, database: Database, storage: Storage, settings: Settin
         upload = Upload(BUNDLED_OWNER, wheel.name, body, size, sha256)
         package = checks.check(upload, settings, environment=False)
         storage.put(body)
-    with database.write(HUB) as session:
+
+    def record(session: Session) -> bool:
         owner = accounts.owner_named(session, BUNDLED_OWNER)
         assert owner is not None
-        published = service.publish(session, owner, [package], HUB, listed=False, replace=True)
-    return [wheel.name] if published.created else []
+        return service.publish(session, owner, [package], HUB, listed=False, replace=True).created
+
+    return [wheel.name] if database.commit(record, HUB) else []
