@@ -26,8 +26,10 @@ HUB = Path(__file__).parents[2] / "hub"
 
 
 @contextmanager
-def served(data: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Start a hub on a free port and give its process and address once it answers."""
+def served(
+    data: Path, *words: str, log: list[str] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Start a hub on a free port and give its process and address once it answers; `log` gets its log."""
     process = subprocess.Popen(
         [*COMMAND, "serve", "--port", "0", "--data", str(data), *words],
         stdout=subprocess.PIPE,
@@ -45,7 +47,8 @@ def served(data: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], str
                 address = match[1]
                 break
         assert address, "the hub ended before it listened"
-        drain = threading.Thread(target=process.stderr.read, daemon=True)
+        kept = log if log is not None else []
+        drain = threading.Thread(target=lambda: kept.extend(process.stderr), daemon=True)
         drain.start()
         yield process, address
         process.send_signal(signal.SIGTERM)
@@ -63,13 +66,20 @@ def served(data: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], str
 
 
 def test_first_start_prints_a_token_once_and_ends_well(tmp_path):
-    with served(tmp_path / "data") as (process, address):
+    log: list[str] = []
+    with served(tmp_path / "data", log=log) as (process, address):
         token = process.stdout.readline().strip()
         assert security.well_formed(token)
         answer = httpx.get(f"{address}/api/v1/whoami", headers={"Authorization": f"Bearer {token}"})
         assert answer.json()["user"] == "admin"
         assert httpx.get(f"{address}/health").json()["status"] == "ok"
+        asked = [httpx.get(f"{address}{path}").headers["x-request-id"] for path in ("/nobody", "/simple/")]
+        asked.append(httpx.get(f"{address}/", headers={"Host": "other"}).headers["x-request-id"])
     assert process.returncode == 0
+    line = re.compile(r"[\dT:.+-]{29} [A-Z]+ (\S+) .+\n")
+    told = [line.fullmatch(one) for one in log]
+    assert all(told), log
+    assert [one[1] for one in told if "GET" in one[0]][-3:] == asked
     with served(tmp_path / "data") as (process, address):
         answer = httpx.get(f"{address}/api/v1/whoami", headers={"Authorization": f"Bearer {token}"})
         assert answer.json()["admin"] is True

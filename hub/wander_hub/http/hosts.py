@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Scope
 from wander.wire import Problem
 
-from wander_hub.http.middleware import BROWSER_HEADERS, REQUEST_ID_HEADER, fresh_id
+from wander_hub.http.middleware import BROWSER_HEADERS, REQUEST_ID_HEADER, name_request
 from wander_hub.settings import Settings
 
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]{1,5})?")
@@ -65,7 +65,7 @@ def _is_address(name: str) -> bool:
 
 def misdirected() -> JSONResponse:
     """Return the answer to a request that names another host."""
-    request_id = fresh_id()
+    request_id = name_request()
     problem = Problem(
         title="Misdirected Request",
         status=421,

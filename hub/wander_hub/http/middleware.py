@@ -43,9 +43,8 @@ class AnswerHeaders:
             await self._app(scope, receive, send)
             return
         given = (value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id")
-        request_id = next(filter(usable_id, given), None) or fresh_id()
+        request_id = name_request(next(given, None))
         scope.setdefault("state", {})["request_id"] = request_id
-        CURRENT_REQUEST.set(request_id)  # every request is answered in a context of its own
         authenticated = any(name == b"authorization" for name, _ in scope["headers"])
 
         async def send_completed(message: Message) -> None:
@@ -61,11 +60,13 @@ class AnswerHeaders:
         await self._app(scope, receive, send_completed)
 
 
-def fresh_id() -> str:
-    """Return a name for a request that no other request has; random per process, counted within."""
-    return f"{_PROCESS[0]}{next(_NUMBERS):08x}"
+def name_request(given: str | None = None) -> str:
+    """Return, and have the log tell, the name of the request that is answered now.
 
-
-def usable_id(given: str | None) -> str | None:
-    """Return the name that a proxy in front gave the request; None where it gave none, or an odd one."""
-    return given if given is not None and _USABLE_ID.fullmatch(given) else None
+    It is what a proxy in front gave it, or where that is none, or odd, one that no other request has: random
+    per process, counted within.
+    """
+    usable = given is not None and _USABLE_ID.fullmatch(given)
+    name = given if given is not None and usable else f"{_PROCESS[0]}{next(_NUMBERS):08x}"
+    CURRENT_REQUEST.set(name)  # every request is answered in a context of its own
+    return name

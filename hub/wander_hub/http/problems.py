@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from wander.wire import Problem
 
-from wander_hub.http.middleware import BROWSER_HEADERS, CURRENT_REQUEST, REQUEST_ID_HEADER
+from wander_hub.http.middleware import BROWSER_HEADERS, REQUEST_ID_HEADER
 
 logger = logging.getLogger("wander_hub")
 
@@ -144,13 +144,13 @@ def problem_of(error: Exception) -> HubProblem:
     full = ("No space left on device", "database or disk is full")
     no_space = isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}
     if no_space or any(words in str(error) for words in full):
-        logger.error("request %s: the disk is full: %s", CURRENT_REQUEST.get(), error)
+        logger.error("the disk is full: %s", error)
         return HubProblem(507, "storage_full", "the hub's disk is full", hint="tell the hub's operator")
     if isinstance(error, BaseError):
-        logger.error("request %s: the object store does not work: %s", CURRENT_REQUEST.get(), error)
+        logger.error("the object store does not work: %s", error)
         hint = "try again; if the error persists, tell the hub's operator"
         return HubProblem(503, "storage_unavailable", "the hub's object store does not answer", hint=hint)
-    logger.error("request %s: unexpected failure", CURRENT_REQUEST.get(), exc_info=error)
+    logger.error("unexpected failure", exc_info=error)
     return HubProblem(500, "internal_error", "the hub failed; the operator's log has the request id")
 
 

@@ -17,7 +17,7 @@ from starlette.types import Message, Scope, Send
 
 from wander_hub.environments.models import File
 from wander_hub.http.answers import IMMUTABLE, REVALIDATE, holds, parse_range, redirect_object, send_object
-from wander_hub.http.middleware import BROWSER_HEADERS, PRIVATE, REQUEST_ID_HEADER, fresh_id, usable_id
+from wander_hub.http.middleware import BROWSER_HEADERS, PRIVATE, REQUEST_ID_HEADER, name_request
 from wander_hub.http.problems import HubProblem
 from wander_hub.index.anonymous import AnonymousReader, PublicFile
 from wander_hub.index.namespaces import covers
@@ -171,7 +171,7 @@ class DirectIndex:
         return body if len(body) == file.size else b""
 
     async def _send(self, scope: Scope, send: Send, answer: Answer, asked: Asked) -> bool:
-        named = (_REQUEST_ID, (usable_id(asked.get(b"x-request-id")) or fresh_id()).encode())
+        named = (_REQUEST_ID, name_request(asked.get(b"x-request-id")).encode())
         held = asked.get(b"if-none-match")
         if held is not None and (held == answer.etag or holds(held, answer.etag)):
             headers = [*answer.unchanged, named]

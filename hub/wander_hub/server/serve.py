@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import errno
-import logging
 import os
-import re
 import signal
 import socket
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import uvicorn
-from uvicorn.config import LOGGING_CONFIG
 
 from wander_hub.app import create_app
 from wander_hub.database import Database
-from wander_hub.http.middleware import CURRENT_REQUEST
 from wander_hub.jobs import Worker
 from wander_hub.jobs.choice import migrate
-from wander_hub.security import PREFIX
 from wander_hub.server import data_folder, first_token
+from wander_hub.server.log import log_to_stderr
 from wander_hub.server.processes import Processes
 from wander_hub.settings import Settings
 from wander_hub.verification.worker import confine, job_worker
@@ -34,12 +28,6 @@ _GRACE_SECONDS = 10
 _BACKLOG = 2048
 INTERRUPTED = 130
 """Exit status after Ctrl-C; SIGTERM ends with 0."""
-_PERCENT = "%(?:25)*"  # an address within an address is encoded once more
-_BEGINNING = "".join(f"(?:{one}|{_PERCENT}(?i:{ord(one):02x}))" for one in PREFIX)
-_CHARACTER = f"(?:[0-9A-Za-z]|{_PERCENT}[0-9A-Fa-f]{{2}})"
-_SECRET = re.compile(f"({_BEGINNING}{_CHARACTER}{{6}}){_CHARACTER}{{8,}}")
-_PASSWORD = re.compile(r"(://[^/\s:@]*:)[^/\s@]+@")
-_FORMATTER = logging.Formatter()
 
 
 def serve(
@@ -105,7 +93,7 @@ def _run(
         app,
         log_level="info" if access_log else "warning",
         access_log=access_log,
-        log_config=_log_config(),
+        log_config=None,  # what it says goes where all the rest does
         proxy_headers=True,
         server_header=False,
         timeout_graceful_shutdown=_GRACE_SECONDS,
@@ -149,68 +137,6 @@ class _AnnouncingServer(uvicorn.Server):
         if self._worker is not None:
             await asyncio.to_thread(self._worker.stop)
         await super().shutdown(sockets)
-
-
-def without_secrets(text: str) -> str:
-    """Return a text with tokens cut to what listings show of them, and without passwords in addresses."""
-    return _PASSWORD.sub(r"\1...@", _SECRET.sub(r"\1...", text))
-
-
-class HidesSecrets(logging.Filter):
-    """Changes every record that passes, its arguments and its traceback.
-
-    Whoever puts a token into an address or a name by mistake must not find it in a log.
-    """
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Let the record through without secrets."""
-        record.msg = _hidden(record.msg)
-        if isinstance(record.args, tuple):
-            record.args = tuple(_hidden(one) for one in record.args)
-        elif record.args:
-            record.args = {key: _hidden(one) for key, one in record.args.items()}
-        if record.exc_info:
-            record.exc_text = without_secrets(_FORMATTER.formatException(record.exc_info))
-        return True
-
-
-def _hidden(value: object) -> object:
-    """Numbers stay numbers, for `%d`; what is not a text shows itself only where a secret is in it."""
-    if isinstance(value, str):
-        return without_secrets(value)
-    if value is None or isinstance(value, int | float):
-        return value
-    shown = str(value)
-    return without_secrets(shown) if without_secrets(shown) != shown else value
-
-
-def log_to_stderr() -> None:
-    """Log there, where everything but data goes, and no secrets."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", stream=sys.stderr)
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(HidesSecrets())
-    for chatty in ("alembic", "procrastinate"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
-
-
-def _log_config() -> dict[str, Any]:
-    """Return uvicorn's logging with requests on standard error, where everything but data goes."""
-    config = copy.deepcopy(LOGGING_CONFIG)
-    config["handlers"]["access"]["stream"] = "ext://sys.stderr"
-    config["formatters"]["access"]["fmt"] += " %(request)s"  # what errors tell the user
-    config["filters"] = {"secrets": {"()": HidesSecrets}, "requests": {"()": NamesRequests}}
-    for handler in config["handlers"].values():
-        handler["filters"] = ["secrets", "requests"]
-    return config
-
-
-class NamesRequests(logging.Filter):
-    """Tells with every record which request was being answered."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Let the record through with the request's id."""
-        record.request = CURRENT_REQUEST.get()
-        return True
 
 
 def open_socket(host: str, port: int) -> socket.socket:

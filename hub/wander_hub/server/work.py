@@ -17,7 +17,8 @@ from wander_hub.database import Database
 from wander_hub.http import health
 from wander_hub.http.problems import HubProblem
 from wander_hub.jobs.choice import is_migrated, queue_of
-from wander_hub.server.serve import INTERRUPTED, address_of, log_to_stderr, open_socket
+from wander_hub.server.log import log_to_stderr
+from wander_hub.server.serve import INTERRUPTED, address_of, open_socket
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 from wander_hub.verification.worker import confine, job_worker

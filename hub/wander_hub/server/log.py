@@ -1,0 +1,45 @@
+"""The hub's log on standard error: every line with its time, its level and the request that it is about."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from datetime import UTC, datetime
+
+from wander_hub.http.middleware import CURRENT_REQUEST
+from wander_hub.security import PREFIX
+
+_PERCENT = "%(?:25)*"  # an address within an address is encoded once more
+_BEGINNING = "".join(f"(?:{one}|{_PERCENT}(?i:{ord(one):02x}))" for one in PREFIX)
+_CHARACTER = f"(?:[0-9A-Za-z]|{_PERCENT}[0-9A-Fa-f]{{2}})"
+_SECRET = re.compile(f"({_BEGINNING}{_CHARACTER}{{6}}){_CHARACTER}{{8,}}")
+_PASSWORD = re.compile(r"(://[^/\s:@]*:)[^/\s@]+@")
+
+
+def log_to_stderr() -> None:
+    """Log there, where everything but data goes."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LogFormatter())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    for chatty in ("alembic", "procrastinate"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
+class LogFormatter(logging.Formatter):
+    """Writes lines that each can be searched for: those of a traceback, too, begin with time and request.
+
+    Whoever puts a token into an address or a name by mistake must not find it there.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a record's lines; `-` stands for what is about no request."""
+        stamp = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        head = f"{stamp} {record.levelname} {CURRENT_REQUEST.get()} "
+        text = without_secrets(super().format(record))
+        return "\n".join(head + line for line in text.splitlines() or [""])
+
+
+def without_secrets(text: str) -> str:
+    """Return a text with tokens cut to what listings show of them, and without passwords in addresses."""
+    return _PASSWORD.sub(r"\1...@", _SECRET.sub(r"\1...", text))
