@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
 import pytest
 import torch
 from command_line import Wander
+from listening_worker import worker
 
 TICTACTOE = str(Path(__file__).parents[2] / "environments" / "tictactoe")
 SETTINGS = """
@@ -175,6 +177,54 @@ def test_sft_then_train_then_resume(wander: Wander, games: Path, tiny: Path, hom
     played = wander("eval", TICTACTOE, "-m", "run/model", "-n", "4", "--max-tokens", "8", "--json")
     assert played.data["model"]["name"] == "run"
     assert played.data["summary"]["failed"] == 0
+
+
+@pytest.mark.full
+def test_a_run_plays_elsewhere_and_is_verified_there(
+    wander: Wander, tiny: Path, home: Path, tmp_path: Path
+) -> None:
+    (home / "token").write_text("a-token-of-the-tests\n")
+    (home / "other").write_text("another-token-entirely\n")
+    (home / "grpo.toml").write_text(SETTINGS.replace("workers = 2", ""))
+    words = ("train", TICTACTOE, "grpo.toml", "--model", "tiny", "--steps", "1")
+    folder = tmp_path / "tictactoe"
+    shutil.copytree(TICTACTOE, folder)
+    with worker(folder, "--token-file", str(home / "token")) as address:
+        refused = wander(*words, "--worker", address, "--worker-token-file", "other")
+        confined = wander(*words, "--worker", address, "--worker-token-file", "token", "--sandbox")
+        done = wander(*words, "--worker", address, "--worker-token-file", "token", "-o", "run", "--json")
+    assert (refused.status, confined.status) == (4, 2)
+    assert "`--sandbox` is for workers of this machine" in confined.err
+    assert done.status == 0, done.err
+    asked = json.loads((home / "run" / "command.json").read_text())["settings"]["environment"]
+    assert (asked["workers"], asked["worker_token_file"]) == ([address], str(home / "token"))
+    kept = json.loads((home / "run" / "run.json").read_text())["training"]["environment"]
+    assert (kept["workers"], kept["worker_token_file"]) == (1, None), "an address is not for the record"
+    gone = wander("train", "--verify", "run", "--steps", "1")
+    assert (gone.status, f"no worker answers at `{address}`" in gone.err) == (5, True)
+    with worker(folder) as moved:
+        same = wander("train", "--verify", "run", "--steps", "1", "--worker", moved, "--json")
+    assert same.data["same"] is True
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--worker", "far:7100"), "`far:7100` is no worker's address"),
+        (("--worker", "unix://sock"), "names no socket by its whole path"),
+        (("--worker-token-file", "grpo.toml"), "needs a worker elsewhere: `--worker tcp://HOST:PORT`"),
+        (("--worker", "tcp://far:1", "--worker-token-file", "none"), "cannot read the token file"),
+        (("--set", "environment.workers=0"), "`: value error, write how many, from 1 on"),
+        (("--set", "environment.workers=[]"), 'or addresses such as `["tcp://HOST:7100"]`'),
+    ],
+)
+def test_workers_that_cannot_be_are_wrong_usage(
+    wander: Wander, home: Path, words: tuple[str, ...], says: str
+) -> None:
+    (home / "grpo.toml").write_text(SETTINGS)
+    refused = wander("train", TICTACTOE, "grpo.toml", "--model", "smollm2", *words)
+    assert refused.status == 2
+    assert says in refused.err
 
 
 @pytest.mark.full

@@ -7,37 +7,13 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from command_line import Wander
+from listening_worker import worker
 
 SOLVER = ("-m", "scripted:say_env:solver")
-
-
-@contextmanager
-def worker(folder: Path, *words: str) -> Iterator[str]:
-    """Run `wander worker` on a free port; gives its address."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "wander_client", "worker", str(folder), "--listen", "127.0.0.1:0", *words],
-        stderr=subprocess.PIPE, text=True, env={**os.environ, "WANDER_CACHE_DIR": str(folder / "cache")},
-    )  # fmt: skip
-    assert process.stderr is not None
-    try:
-        said = ""
-        for line in process.stderr:
-            said += line
-            if line.startswith("listening on "):
-                yield line.split()[-1]
-                break
-        else:
-            raise AssertionError(said)
-    finally:
-        process.terminate()
-        process.communicate(timeout=60)
-    assert process.returncode == 0
 
 
 @pytest.mark.full

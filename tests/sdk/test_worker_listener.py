@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -17,7 +18,7 @@ import pytest
 from talking_environment import BODY
 from wander import LocalEnvironment, Rollout, ScriptedClient
 from wander.clients.base import Client, ModelRequest, ModelResponse
-from wander.errors import ConfigError, LoadError
+from wander.errors import ConfigError, LoadError, WorkerUnreachable
 from wander.loading import load_path
 from wander.worker.host import session as worker_session
 from wander.worker.host.environment import WorkerEnvironment
@@ -47,21 +48,22 @@ class Listening:
 
 @asynccontextmanager
 async def listener(
-    folder: Path, *more: str, body: str = BODY, serve: bool = True
+    folder: Path, *more: str, body: str = BODY, serve: bool = True, at: str | None = None
 ) -> AsyncIterator[Listening]:
     module, token = folder / "far_environment.py", folder / "token"
     module.write_text(body)
     token.write_text(f"{TOKEN}\n")
+    where = ["127.0.0.1:0", "--token-file", str(token)] if at is None else [at]
     served = ["--environment", str(module)] if serve else []
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-P", "-m", "wander.worker", "--listen", "127.0.0.1:0", "--token-file", str(token),
+        sys.executable, "-P", "-m", "wander.worker", "--listen", *where,
         "--log", str(folder / "far.log"), *served, *more,
         stderr=subprocess.PIPE,
     )  # fmt: skip
     assert process.stderr is not None
     said: list[str] = []
     first = (await asyncio.wait_for(process.stderr.readline(), 60)).decode()
-    assert first.startswith("listening on tcp://127.0.0.1:"), first
+    assert first.startswith(f"listening on {at or 'tcp://127.0.0.1:'}"), first
     reading = asyncio.create_task(_read(process.stderr, said))
     try:
         address = WorkerAddress.parse(first.split()[-1], TOKEN)
@@ -120,6 +122,23 @@ def gone(pid: int) -> bool:
         return not alive(pid)
     except FileNotFoundError:
         return True
+
+
+async def test_a_socket_is_its_owners_alone(tmp_path: Path) -> None:
+    place = tmp_path / "far.sock"
+    async with (
+        listener(tmp_path, at=f"unix://{place}") as far,
+        remote(far.address, folder=tmp_path) as environment,
+    ):
+        assert str(far.address) == f"unix://{place}"
+        assert stat.S_IMODE(place.stat().st_mode) == 0o600
+        assert (await play(environment, "roll")).reward == 3.0
+    with pytest.raises(WorkerUnreachable, match=f"no worker answers at `unix://{place}`") as gone:
+        await WorkerEnvironment.start(None, None, log_path=tmp_path / "near.log", addresses=[far.address])
+    assert gone.value.hint == f"start one there: `wander worker ENVIRONMENT --listen unix://{place}`"
+    for text in ("unix:far.sock", "unix://far.sock", "unix:"):
+        with pytest.raises(ConfigError, match="names no socket by its whole path"):
+            WorkerAddress.parse(text)
 
 
 async def test_a_worker_elsewhere_plays_the_same_rollouts(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +35,18 @@ def absolute_path(word: str) -> str:
     return str(Path(word).expanduser().resolve())
 
 
+def read_addresses(words: Sequence[str], token_file: str | None) -> tuple[WorkerAddress, ...]:
+    """Return where workers listen, with the token of a file; raises `ConfigError` for what is none."""
+    from wander.worker.remote.address import WorkerAddress, read_token
+
+    token = None if token_file is None else read_token(Path(token_file))
+    if token is not None and not words:
+        raise UsageError(
+            "`--worker-token-file` needs a worker elsewhere", hint="add `--worker tcp://HOST:PORT`"
+        )
+    return tuple(WorkerAddress.parse(each, token) for each in words)
+
+
 @dataclass(frozen=True)
 class WorkerChoice:
     """The processes that play an environment."""
@@ -43,6 +55,14 @@ class WorkerChoice:
     addresses: tuple[WorkerAddress, ...] = ()
     """Where they listen; empty starts them here."""
     rollout_timeout: float | None = None
+
+    @classmethod
+    def of(cls, workers: int | Sequence[str], token_file: str | None) -> WorkerChoice:
+        """Return so many processes here, or those at the addresses; raises `ConfigError`."""
+        if isinstance(workers, int):
+            return cls(workers)
+        addresses = read_addresses(workers, token_file)
+        return cls(len(addresses), addresses)
 
     def require_together(
         self, *, in_process: bool, pass_environ: Iterable[str], sandbox: SandboxPolicy | None

@@ -24,6 +24,7 @@ from wander_client.environments.workers import (
     AUTOMATIC,
     WorkerChoice,
     absolute_path,
+    read_addresses,
     read_worker_count,
 )
 from wander_client.errors import UsageError
@@ -414,15 +415,8 @@ class EvaluationSettings(Record):
     def choose_workers(self) -> WorkerChoice:
         """Return the processes that play the environment; raises `ConfigError` for a wrong address."""
         from wander.worker.host.environment import automatic_workers
-        from wander.worker.remote.address import WorkerAddress, read_token
 
-        file, count = self.worker_token_file, self.workers
-        token = None if file is None else read_token(Path(file))
-        found = tuple(WorkerAddress.parse(each, token) for each in self.worker_addresses)
-        if token is not None and not found:
-            raise UsageError(
-                "`--worker-token-file` needs a worker elsewhere", hint="add `--worker tcp://HOST:PORT`"
-            )
+        count, found = self.workers, read_addresses(self.worker_addresses, self.worker_token_file)
         if count == AUTOMATIC:
             count = len(found) or automatic_workers(self.max_rollouts or 2 * self.concurrency)
         if count < len(found):

@@ -41,6 +41,7 @@ from wander_client.training.run import (
     run_training,
     step_lines,
     with_model,
+    with_workers,
 )
 
 ROWS = "rows.jsonl"
@@ -51,6 +52,12 @@ class PhasedCommand(RunCommand):
     """A run of a file of settings with phases."""
 
     phases: list[Phase]
+
+    def played_at(self, addresses: Sequence[str], token_file: str | None) -> PhasedCommand:
+        """Return the same run with its environment at these addresses."""
+        return self.model_copy(
+            update={"phases": [_play_at(phase, addresses, token_file) for phase in self.phases]}
+        )
 
     def folders(self, folder: Path) -> list[Path]:
         """Return the folders of the phases in the run's."""
@@ -92,7 +99,7 @@ def new_command(
     return PhasedCommand(
         environment=exact_name(location),
         label=location.label,
-        phases=[_anywhere(context, phase) for phase in phases],
+        phases=[_play_at(_anywhere(context, phase), [], None) for phase in phases],
         sandbox=sandbox,
     )
 
@@ -106,6 +113,14 @@ def _anywhere(context: Invocation, phase: Phase) -> Phase:
     if isinstance(phase, GRPOPhase):
         trained = with_model(name_exactly(context, phase.settings), _full_path(phase.settings.model.path))
         return phase.model_copy(update={"settings": trained})
+    return phase
+
+
+def _play_at(phase: Phase, addresses: Sequence[str], token_file: str | None) -> Phase:
+    if isinstance(phase, RolloutsPhase):
+        return phase.model_copy(update={"settings": with_workers(phase.settings, addresses, token_file)})
+    if isinstance(phase, GRPOPhase):
+        return phase.model_copy(update={"settings": with_workers(phase.settings, addresses, token_file)})
     return phase
 
 
@@ -186,13 +201,17 @@ class PhasedRun:
 
         players = phase.settings.rollouts
         sampling = SamplingArgs(temperature=players.temperature, max_tokens=players.max_tokens)
+        section = phase.settings.environment
         settings, location = evaluations.settle(
             self._context,
             EvaluationSettings(
                 environment=self.command.environment,
                 model=self._model(players.model or ""),
                 base_url=players.base_url,
-                arguments=phase.settings.environment.arguments,
+                arguments=section.arguments,
+                worker_addresses=[] if isinstance(section.workers, int) else section.workers,
+                worker_token_file=section.worker_token_file,
+                max_rollouts=section.rollouts_at_once,
                 num_examples=players.examples,
                 rollouts_per_example=players.per_example,
                 split=players.split,

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from wander.sandbox import SandboxPolicy
 from wander.train.config import GRPOSettings, SFTSettings, read_settings
 from wander.train.distributed import current_world, is_beside_main, is_launched
+from wander.train.phases import RolloutsSettings
 from wander.types import Record
 from wander.wire.source_tree import TreeEntry, tree_digest
 
@@ -26,7 +27,7 @@ from wander_client.environments.location import (
     parse_arguments,
 )
 from wander_client.environments.replay import locate_begun
-from wander_client.environments.workers import WorkerChoice
+from wander_client.environments.workers import WorkerChoice, absolute_path
 from wander_client.errors import FAILED, OK, PARTIAL, ClientError, NotFound, UsageError
 from wander_client.models.reference import require_no_slip
 from wander_client.models.server import ServeChoice, serve
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from wander_client.terminal.output import Output
 
 Settings = TypeVar("Settings", GRPOSettings, SFTSettings)
+PlayedSettings = TypeVar("PlayedSettings", GRPOSettings, RolloutsSettings)
 
 COMMAND_FILE = "command.json"
 """The settings of the command, in the run's folder, so that `--resume` needs nothing else."""
@@ -96,6 +98,10 @@ class TrainingCommand(RunCommand):
 
     settings: GRPOSettings
 
+    def played_at(self, addresses: Sequence[str], token_file: str | None) -> TrainingCommand:
+        """Return the same run with its environment at these addresses."""
+        return self.model_copy(update={"settings": with_workers(self.settings, addresses, token_file)})
+
 
 def new_command(
     context: Invocation,
@@ -121,6 +127,7 @@ def new_command(
         )
     settings = settings.model_copy(update={"environment": section})
     settings = with_model(name_exactly(context, settings), model_path(settings.model.path))
+    settings = with_workers(settings, [], None)
     location = locate(context, environment)
     return TrainingCommand(
         environment=exact_name(location), label=location.label, settings=settings, sandbox=sandbox
@@ -145,6 +152,20 @@ def with_model(settings: Settings, path: str) -> Settings:
     """Return settings of training that begins with the model at `path`."""
     model = settings.model.model_copy(update={"path": path})
     return settings.model_copy(update={"model": model})
+
+
+def with_workers(
+    settings: PlayedSettings, addresses: Sequence[str], token_file: str | None
+) -> PlayedSettings:
+    """Return settings whose environment plays at these addresses, with this token; what is not given stays.
+
+    The file of the token can then be found from any folder.
+    """
+    update: dict[str, Any] = {"workers": list(addresses)} if addresses else {}
+    if token_file := token_file or settings.environment.worker_token_file:
+        update["worker_token_file"] = absolute_path(token_file)
+    section = settings.environment.model_copy(update=update)
+    return settings.model_copy(update={"environment": section})
 
 
 def exact_name(location: Location) -> str:
@@ -258,7 +279,9 @@ class TrainingEnvironments:
         self._context = context
         self._command = command
         self._run = run
-        self._workers = WorkerChoice(command.settings.environment.workers)
+        section = command.settings.environment
+        self._token_file = section.worker_token_file
+        self._workers = WorkerChoice.of(section.workers, self._token_file)
         self._opened: list[tuple[EnvironmentChoice, OpenedEnvironment]] = []
 
     @contextlib.asynccontextmanager
@@ -270,10 +293,20 @@ class TrainingEnvironments:
             else locate(self._context, choice.name)
         )
         async with open_environment(
-            self._context, location, choice.arguments, sandbox=self._command.sandbox, workers=self._workers
+            self._context,
+            location,
+            choice.arguments,
+            sandbox=self._command.sandbox,
+            workers=self._workers_of(choice),
         ) as environment:
             self._opened.append((choice, environment))
             yield environment.handle
+
+    def _workers_of(self, choice: EnvironmentChoice) -> WorkerChoice:
+        """Return who plays an environment: those at the addresses of the command's play no other one."""
+        if choice.workers is not None:
+            return WorkerChoice.of(choice.workers, self._token_file)
+        return self._workers if choice.name is None or not self._workers.addresses else WorkerChoice()
 
     def pin(self, choice: EnvironmentChoice) -> EnvironmentPin:
         """Return how a manifest names an environment that is open; a folder with the digest of its code."""
@@ -383,15 +416,23 @@ VERIFIED_STEPS = 3
 """Steps that are repeated where nothing else is said."""
 
 
-def verify_run(context: Invocation, run: Path, steps: int | None) -> int:
+def verify_run(
+    context: Invocation,
+    run: Path,
+    steps: int | None,
+    workers: Sequence[str] = (),
+    token_file: str | None = None,
+) -> int:
     """Repeat the first steps of a run, tell what came of it, and return the exit status of that.
+
+    Its environment plays where it did, or at the addresses of `workers`.
 
     0: all came out the same; 1: one did not, or the run cannot be repeated; 6: the run has fewer steps.
     """
     from wander.train.verify import verify_training
 
     require_alone("`--verify`")
-    command = read_command(run)
+    command = read_command(run).played_at(workers, token_file)
     environments = TrainingEnvironments(context, command, run)
     wanted = steps or VERIFIED_STEPS
     with step_lines(context.output, "repeating", "reward") as show:

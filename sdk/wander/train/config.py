@@ -10,9 +10,9 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from wander.errors import ConfigError
 
@@ -46,6 +46,16 @@ class ModelSection(Section):
     """Compute layers a second time in the backward pass: less memory, about a third more time."""
 
 
+def _check_workers(value: Any) -> Any:
+    number = isinstance(value, int) and value >= 1
+    if number or (isinstance(value, list) and value and all(isinstance(each, str) for each in value)):
+        return value
+    raise ValueError('write how many, from 1 on, or addresses such as `["tcp://HOST:7100"]`')
+
+
+Workers = Annotated[int | list[str], BeforeValidator(_check_workers)]
+
+
 class EnvironmentSection(Section):
     """On which examples."""
 
@@ -53,8 +63,14 @@ class EnvironmentSection(Section):
     """Passed to `load_environment`."""
     run_seed: int | None = None
     """Seeds the environment; None means `schedule.seed`."""
-    workers: int = Field(default=1, ge=1)
-    """Processes that play it; more help where its code computes for long. The weights are the same."""
+    workers: Workers = 1
+    """Processes that play it: how many here, or the addresses of `wander worker` elsewhere, each a process
+    (`["tcp://HOST:7100", "tcp://HOST:7100"]`). The weights are the same with any of them."""
+    worker_token_file: str | None = None
+    """Holds the token of those addresses."""
+    rollouts_at_once: int | None = Field(default=None, gt=0)
+    """Most rollouts that play at the same time, for environments that bear no more; those of a step that
+    remain wait in their order. None means all of a step."""
 
 
 class MixedEnvironmentSection(Section):
@@ -68,6 +84,8 @@ class MixedEnvironmentSection(Section):
     """Passed to its `load_environment`."""
     weight: float = Field(default=1.0, gt=0)
     """Its share of the groups of every step, beside the weights of the others."""
+    workers: Workers | None = None
+    """As in `environment`; None means the same number, or addresses, where it has no other `name`."""
 
 
 class AlgorithmSection(Section):
@@ -356,6 +374,11 @@ class GRPOSettings(Section):
             raise ValueError("with `[[environments]]` each of them has its own `arguments`")
         if self.environments and self.environments[0].name is not None:
             raise ValueError("the first of `[[environments]]` is the command's: it has no `name`")
+        workers = [self.environment.workers, *(each.workers for each in self.environments)]
+        if self.environment.worker_token_file is not None and not any(isinstance(n, list) for n in workers):
+            raise ValueError(
+                "`environment.worker_token_file` needs a worker elsewhere: `--worker tcp://HOST:PORT`"
+            )
         return self
 
     @model_validator(mode="after")
@@ -370,6 +393,15 @@ class GRPOSettings(Section):
                 known = ", ".join(f"`{cell}/METRIC`" for cell in sorted(cells))
                 raise ValueError(f"`{name}` is no metric of the evaluations: write {known}")
         return self
+
+    def on_record(self) -> dict[str, Any]:
+        """Return the settings as a run's record has them: how many workers, and not where they listen."""
+        data = self.model_dump(mode="json")
+        data["environment"]["worker_token_file"] = None
+        for section in (data["environment"], *data["environments"]):
+            if isinstance(section["workers"], list):
+                section["workers"] = len(section["workers"])
+        return data
 
     @property
     def evaluation_cells(self) -> list[EvaluationCell]:

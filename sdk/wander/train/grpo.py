@@ -42,6 +42,7 @@ from datasets import Dataset
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from wander.errors import RunError
 from wander.models.loading import load_model, weights_digest
 from wander.models.policy import PolicyClient
 from wander.models.quiet import quiet_libraries
@@ -144,7 +145,12 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
         """
         self.weights.refresh()
         slots = dict.fromkeys(int(prompt[-1][PLACE]) % self.settings.batch.groups for prompt in prompts)
-        own = self.world.together(lambda: self.player.play(self.player.draw(list(slots))))
+        sampler = self.player.mixture.state()
+        try:
+            own = self.world.together(lambda: self.player.play(self.player.draw(list(slots))))
+        except RunError as error:
+            self._keep_finished_steps(sampler, error)
+            raise
         step = merge_shares(self.world.exchange([own]))
         self.weights.engine.rest()
         refills = self.settings.data.refill_rounds > 0
@@ -154,6 +160,17 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
         if self.settings.algorithm.mask_truncated_completions:
             trajectories = mask_truncated(trajectories, own.rollouts)
         return trl_columns(trajectories, own.rewards, self.processing_class.eos_token_id)
+
+    def _keep_finished_steps(self, sampler: dict[str, Any], error: RunError) -> None:
+        """Save a checkpoint when the rollouts of a step cannot be played, with the `sampler` before them."""
+        step, folder = self.state.global_step, Path(self.args.output_dir)
+        if step == 0 or self.world.size > 1:  # several processes go on from the last one they saved
+            return
+        if not (folder / f"checkpoint-{step}").is_dir():
+            self.player.mixture.restore(sampler)
+            self._save_checkpoint(self.model, trial=None)
+            self.callback_handler.on_save(self.args, self.state, self.control)
+        error.hint = f"{error.hint}; go on after step {step} with `wander train --resume {folder.parent}`"
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -417,4 +434,5 @@ def open_source(
         run_seed=settings.schedule.seed if seed is None else seed,
         choices=choices_of(settings),
         retries=settings.batch.retries,
+        at_once=settings.environment.rollouts_at_once,
     )

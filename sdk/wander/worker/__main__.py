@@ -141,10 +141,11 @@ def _end_group() -> None:
 def _listen(given: argparse.Namespace) -> int:
     """Serve hosts until a signal; return the exit status."""
     from wander.worker.listener import ListenerOptions, listen  # costs what a single worker does not need
-    from wander.worker.remote.address import parse_listen, read_token
+    from wander.worker.remote.address import parse_listen, parse_socket, read_token
 
     try:
-        host, port = parse_listen(given.listen)
+        socket_path = parse_socket(given.listen)
+        host, port = parse_listen(given.listen) if socket_path is None else ("", 0)
         options = ListenerOptions(
             host,
             port,
@@ -153,6 +154,7 @@ def _listen(given: argparse.Namespace) -> int:
             serves=given.environment,
             most=given.workers,
             environ=tuple(given.pass_env),
+            socket=socket_path,
         )
         asyncio.run(listen(options, _say))
     except ConfigError as error:

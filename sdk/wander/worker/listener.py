@@ -1,4 +1,4 @@
-"""`python -m wander.worker --listen HOST:PORT`: workers for hosts on other machines.
+"""`python -m wander.worker --listen HOST:PORT`, or `unix:///PATH`: workers for hosts on other machines.
 
 One connection is one worker: a process of its own, which this one starts, hands every message to and from,
 and ends with all that it started when the host closes the connection or vanishes. So several hosts, and
@@ -6,7 +6,8 @@ several workers of one host, are served at once, up to a number. No code of an e
 process: its event loop always turns and answers the hosts' heartbeats, whatever their workers compute.
 
 Who connects must know the token, which is compared before anything else is read. What passes is not
-encrypted: between machines that do not trust their network, tunnel it (`ssh -L`).
+encrypted: between machines that do not trust their network, tunnel it (`ssh -L`), to a Unix socket at best,
+which no other user of the machine can open.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.asyncio.server import Server, ServerConnection, serve, unix_serve
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
 from websockets.http11 import Request, Response
@@ -61,9 +63,11 @@ class ListenerOptions:
     """Workers at a time."""
     environ: tuple[str, ...] = ()
     """Names of the variables of this process that the environment may see."""
+    socket: str | None = None
+    """Path of a Unix socket, which its owner alone may open, to listen on in place of host and port."""
 
     def __post_init__(self) -> None:
-        if self.token is None and not is_loopback(self.host):
+        if self.token is None and self.socket is None and not is_loopback(self.host):
             raise ConfigError(
                 f"`{self.host}` can be reached from other machines: that needs a token",
                 hint="make one with `openssl rand -hex 32 > token` and add `--token-file token`",
@@ -86,11 +90,14 @@ class Listener:
         # A refused connection is told in one line of ours.
         quiet = logging.getLogger("wander.worker.listener")
         quiet.setLevel(logging.CRITICAL)
+        listen = partial(serve, host=options.host, port=options.port)
+        place = f"{options.host}:{options.port}"
+        if options.socket is not None:
+            listen, place = partial(unix_serve, path=options.socket), options.socket
+        before = os.umask(0o177)  # a socket is its owner's alone from the moment that it is there
         try:
-            server = await serve(
+            server = await listen(
                 self._serve,
-                options.host,
-                options.port,
                 process_request=self._admit,
                 # A page in somebody's browser may not connect to this machine.
                 origins=[None],
@@ -100,10 +107,11 @@ class Listener:
                 **OPTIONS,
             )
         except OSError as error:
-            place = f"{options.host}:{options.port}"
             raise ConfigError(f"cannot listen on `{place}`: {error.strerror or error}") from error
+        finally:
+            os.umask(before)
         async with server:
-            self._say(f"listening on tcp://{_place(server)}")
+            self._say(f"listening on {_place(server)}")
             await stop.wait()
 
     def _admit(self, connection: ServerConnection, request: Request) -> Response | None:
@@ -272,10 +280,12 @@ def _plain(name: str) -> str:
 
 
 def _peer(connection: ServerConnection) -> str:
-    host, port, *_ = connection.remote_address or ("nobody", 0)
-    return f"{host}:{port}"
+    host, port, *_ = connection.remote_address or ("a process here", 0)
+    return f"{host}:{port}" if port else host
 
 
 def _place(server: Server) -> str:
-    host, port, *_ = next(iter(server.sockets)).getsockname()
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    name = next(iter(server.sockets)).getsockname()
+    if isinstance(name, str):
+        return f"unix://{name}"
+    return f"tcp://[{name[0]}]:{name[1]}" if ":" in name[0] else f"tcp://{name[0]}:{name[1]}"

@@ -15,7 +15,7 @@ from wander_client.context import current
 def worker(
     environment: Annotated[str, typer.Argument(help="owner/name[@version], or ./folder")],
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="address that hosts connect to")
+        str, typer.Option(metavar="HOST:PORT|unix:///PATH", help="address that hosts connect to")
     ] = "127.0.0.1:7100",
     token_file: Annotated[Path | None, typer.Option(help="file with the token that hosts must send")] = None,
     workers: Annotated[
@@ -27,7 +27,7 @@ def worker(
     ] = None,
     log: Annotated[Path | None, typer.Option(help="file for what the environment prints")] = None,
 ) -> None:
-    """Play an environment on this machine for `wander eval --worker` on another one.
+    """Play an environment on this machine for `--worker` of `wander eval` and `train` on another one.
 
     \b
     openssl rand -hex 32 > token
@@ -38,7 +38,8 @@ def worker(
     wander eval wander/tictactoe -m NAME --worker tcp://HOST:7100 --worker-token-file token
 
     Each connection is a process of its own; Ctrl-C ends all of them. What passes is not encrypted: over a
-    network that others use, tunnel it (`ssh -L 7100:127.0.0.1:7100 HOST`).
+    network that others use, tunnel it (`ssh -L 7100:127.0.0.1:7100 HOST`), or listen on a socket that only
+    you can open (`--listen unix:///PATH`) and tunnel that.
     """
     from wander_client.environments.location import default_log, locate
 

@@ -16,7 +16,7 @@ from wander_client.terminal.command import find_typed_options
 from wander_client.terminal.suggestions import choose
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from wander.sandbox import SandboxPolicy
     from wander.train.grpo import GRPOResult
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
     from wander_client.training.phases import PhasedCommand
     from wander_client.training.run import TrainingCommand
+
+
+_ANYWHERE = ("worker", "worker_token_file")
+"""Options that say where the environment plays, which changes no weight."""
 
 
 def train(
@@ -56,6 +60,13 @@ def train(
     verify: Annotated[
         Path | None, typer.Option(help="repeat the first --steps of this run and compare")
     ] = None,
+    worker: Annotated[
+        list[str] | None,
+        typer.Option(metavar="tcp://HOST:PORT", help="a `wander worker` that plays it elsewhere; repeatable"),
+    ] = None,
+    worker_token_file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="holds the token of --worker")
+    ] = None,
     sandbox: SandboxFlag = None,
     sandbox_limit: SandboxLimits = None,
 ) -> int:
@@ -64,38 +75,32 @@ def train(
     \b
     wander train wander/tictactoe grpo.toml
     wander train wander/tictactoe grpo.toml --model models/ttt-sft/model --steps 50
-    wander train ./my-env --model smollm2 --set algorithm.loss=cispo --log tensorboard
-    wander train wander/tictactoe phases.toml --dry-run
+    wander train ./my-env --model smollm2 --set algorithm.loss=cispo --log tensorboard --dry-run
     wander train wander/tictactoe harder.toml --from runs/RUN@50
+    wander train wander/tictactoe grpo.toml --worker tcp://HOST:7100 --worker-token-file token
     wander train --resume runs/RUN
     wander train --verify runs/RUN --steps 5    # do its first steps come out the same, bit for bit?
 
     The run's folder holds the manifest, metrics.jsonl, learning curves, sample rollouts and the model.
     The first Ctrl-C finishes the step and keeps a checkpoint to resume from.
     """
-    from wander.train.config import Tracker
     from wander.train.phases import only_phase
 
-    from wander_client.runs.lookup import resumable_folder
     from wander_client.training import phases as training_phases
     from wander_client.training import run as training
 
-    here = current()
+    here, elsewhere = current(), (worker or [], worker_token_file)
     if verify is not None:
-        if others := sorted(find_typed_options(context).keys() - {"verify", "steps"}):
-            raise UsageError(f"`--verify` takes the run's settings: leave {', '.join(others)} out")
-        return training.verify_run(here, resumable_folder(here, verify), steps)
+        return _verify(context, verify, steps, *elsewhere)
     if resume is not None:
         _same_settings(context, resume)
-        return _go_on(resumable_folder(here, resume), checkpoint, allow_changes=allow_changes)
+        return _go_on(resume, checkpoint, *elsewhere, allow_changes=allow_changes)
     if checkpoint is not None or allow_changes:
         raise UsageError("`--checkpoint` and `--allow-changes` go with `--resume RUN`")
     if environment is None:
         raise UsageError("the environment is missing", hint="run `wander train --help` for examples")
     _require_startable(environment, config, None if dry_run else out)
-    overrides = [*(setting or []), *([f"schedule.steps={steps}"] if steps else [])]
-    trackers = [choose("--log", word, get_args(Tracker)) for word in log or []]
-    overrides += [f"logging.trackers={json.dumps(trackers)}"] if trackers else []
+    overrides = [*(setting or []), *_overrides(steps, log or [], *elsewhere)]
     model = training.choose_model(here, model, started_from)
     policy = choose_policy(sandbox, sandbox_limit, default=here.settings.sandbox)
     asked = (here, environment, config, model, overrides, argument or [], policy)
@@ -105,6 +110,23 @@ def train(
     if dry_run:
         return _dry_run(command.environment, [only_phase(command.settings)], policy)
     return _run(command, out or training.new_run_dir(here, command), resuming=False)
+
+
+def _overrides(
+    steps: int | None, log: list[str], workers: list[str], token_file: str | None
+) -> Iterator[str]:
+    """Yield the settings that have an option of their own."""
+    from wander.train.config import Tracker
+
+    trackers = [choose("--log", word, get_args(Tracker)) for word in log]
+    for name, value in (
+        ("schedule.steps", steps),
+        ("logging.trackers", trackers),
+        ("environment.workers", workers),
+        ("environment.worker_token_file", token_file),
+    ):
+        if value:
+            yield f"{name}={json.dumps(value)}"
 
 
 def _dry_run(environment: str, phases: Sequence[Phase], policy: SandboxPolicy | None) -> int:
@@ -125,29 +147,46 @@ def _begin_phases(command: PhasedCommand, out: Path | None, steps: int | None, *
     return _run_phases(command, out or fresh_run_dir(current(), command.environment, "phases"))
 
 
-def _go_on(folder: Path, checkpoint: int | None, *, allow_changes: bool) -> int:
+def _verify(
+    context: typer.Context, run: Path, steps: int | None, workers: list[str], token_file: str | None
+) -> int:
+    from wander_client.runs.lookup import resumable_folder
+    from wander_client.training.run import verify_run
+
+    if others := sorted(find_typed_options(context).keys() - {"verify", "steps", *_ANYWHERE}):
+        raise UsageError(f"`--verify` takes the run's settings: leave {', '.join(others)} out")
+    return verify_run(current(), resumable_folder(current(), run), steps, workers, token_file)
+
+
+def _go_on(
+    run: Path, checkpoint: int | None, workers: list[str], token_file: str | None, *, allow_changes: bool
+) -> int:
+    from wander_client.runs.lookup import resumable_folder
     from wander_client.training import phases as training_phases
     from wander_client.training import run as training
 
+    folder = resumable_folder(current(), run)
     phased = training_phases.read_command(folder)
     if phased is None:
         if checkpoint is None:
             training.require_unfinished(folder)
-        command = training.read_command(folder)
+        command = training.read_command(folder).played_at(workers, token_file)
         return _run(command, folder, resuming=True, checkpoint=checkpoint, allow_changes=allow_changes)
     if checkpoint is not None or allow_changes:
         raise UsageError(
             f"`{folder}` has phases: `--checkpoint` and `--allow-changes` are for one of them",
             hint=f"give its folder, such as `{phased.folders(folder)[-1]}`",
         )
-    return _run_phases(phased, folder, resuming=True)
+    return _run_phases(phased.played_at(workers, token_file), folder, resuming=True)
 
 
 def _run_phases(command: PhasedCommand, folder: Path, *, resuming: bool = False) -> int:
     from wander_client.training.phases import PhasedRun, summary_rows
 
     run = PhasedRun(current(), command, folder)
-    if not resuming:
+    if resuming:
+        command.write(folder)
+    else:
         run.begin()
     results = run.run()
     output = current().output
@@ -160,7 +199,8 @@ def _run_phases(command: PhasedCommand, folder: Path, *, resuming: bool = False)
 
 
 def _same_settings(context: typer.Context, resume: Path) -> None:
-    others = sorted(find_typed_options(context).keys() - {"resume", "checkpoint", "allow_changes"})
+    free = {"resume", "checkpoint", "allow_changes", *_ANYWHERE}
+    others = sorted(find_typed_options(context).keys() - free)
     if others:
         raise UsageError(
             f"a run resumes with the settings it was started with: {', '.join(others)} cannot change",

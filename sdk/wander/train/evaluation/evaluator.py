@@ -22,7 +22,7 @@ from wander.loop_thread import LoopThread
 from wander.train.config import EvaluationCell, GRPOSettings
 from wander.train.distributed import World
 from wander.train.rollouts.environments import EnvironmentChoice, EnvironmentOpener
-from wander.train.rollouts.source import play_together
+from wander.train.rollouts.together import play_together
 from wander.types import (
     EnvironmentInfo,
     Example,
@@ -205,5 +205,7 @@ class Evaluator:
             )
             for number, example in enumerate(examples)
         ]
-        played = self._thread.run(play_together(self.client, [(handle, request) for request in requests]))
+        asked = [(handle, request) for request in requests]
+        most = self.settings.environment.rollouts_at_once
+        played = self._thread.run(play_together(self.client, asked, at_once=most))
         return [rollout for (rollout,) in played]

@@ -196,7 +196,7 @@ def make_manifest(
         split="train",
         seed=source.run_seed,
         kind="training",
-        training=settings.model_dump(mode="json"),
+        training=settings.on_record(),
     )
     mixture = [
         MixedEnvironment(

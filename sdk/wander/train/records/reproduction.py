@@ -117,11 +117,7 @@ def training_differences(recorded: RunManifest, now: RunManifest) -> list[Differ
     What the manifest pins counts, and what computes: libraries, the SDK's own code, the device, in exact mode
     also the processor. Threads do not: a run that goes on sets them.
     """
-    with_defaults = recorded
-    with contextlib.suppress(ValidationError):  # settings that were added since have their default
-        settings = GRPOSettings.model_validate(recorded.training).model_dump(mode="json")
-        with_defaults = recorded.model_copy(update={"training": settings})
-    found = pin_differences(with_defaults, now)
+    found = pin_differences(_with_deciding_settings(recorded), _with_deciding_settings(now))
     if recorded.reproduction:
         found += find_differences(_pick_computation(recorded), _pick_computation(now))
     # The task set's digest says the same of the examples, in fewer words.
@@ -136,6 +132,16 @@ def training_differences(recorded: RunManifest, now: RunManifest) -> list[Differ
         if current != value:
             differences[name] = Difference(name, value, current)
     return [differences[name] for name in sorted(differences)]
+
+
+def _with_deciding_settings(manifest: RunManifest) -> RunManifest:
+    """Return a manifest with those settings that decide the weights; added ones have their default."""
+    workers: Any = {"environment": {"workers"}, "environments": {"__all__": {"workers"}}}
+    with contextlib.suppress(ValidationError):
+        settings = GRPOSettings.model_validate(manifest.training)
+        update = {"training": settings.model_dump(mode="json", exclude=workers)}
+        return manifest.model_copy(update=update)
+    return manifest
 
 
 def _pick_computation(manifest: RunManifest) -> dict[str, Any]:

@@ -22,6 +22,8 @@ class EnvironmentChoice:
     arguments: dict[str, Any] = field(default_factory=dict)
     label: str | None = None
     """What it is called in the metrics; None means the name that it gives itself."""
+    workers: int | list[str] | None = None
+    """Processes that play it here, or addresses of those elsewhere; None leaves that to who opens it."""
 
 
 EnvironmentOpener = Callable[[EnvironmentChoice], AbstractAsyncContextManager[EnvironmentHandle]]
@@ -35,7 +37,10 @@ def choices_of(settings: GRPOSettings) -> list[EnvironmentChoice]:
     """Return the environments that a run trains on: one, or those of `[[environments]]`."""
     if not settings.environments:
         return [EnvironmentChoice(arguments=settings.environment.arguments)]
-    return [EnvironmentChoice(each.name, each.arguments, each.label) for each in settings.environments]
+    return [
+        EnvironmentChoice(each.name, each.arguments, each.label, each.workers)
+        for each in settings.environments
+    ]
 
 
 def require_distinct(labels: Sequence[str]) -> None:

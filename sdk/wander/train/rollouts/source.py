@@ -7,18 +7,19 @@ it is played once more, and if that fails too it counts as unscored.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from wander.errors import RunError
 from wander.handle import EnvironmentHandle, RolloutRequest
 from wander.loop_thread import LoopThread
 from wander.rollout.garbage import fewer_collections
 from wander.seeding import derived_rng, derived_seed
 from wander.train.rollouts.environments import EnvironmentChoice, EnvironmentOpener, require_distinct
+from wander.train.rollouts.together import is_lost, play_together
 from wander.types import EnvironmentInfo, Example, Rollout, SamplingArgs, TurnTokens
 
 if TYPE_CHECKING:
@@ -137,35 +138,6 @@ class StepRollouts:
     """Mean over sampled tokens, nats."""
 
 
-async def play_together(
-    client: PolicyClient,
-    asked: Sequence[tuple[EnvironmentHandle, RolloutRequest]],
-    ended: Callable[[int], None] = lambda rollouts: None,
-) -> list[list[Rollout]]:
-    """Play requests at the same time; return the rollouts of each. `ended` hears how many a request had.
-
-    All begin before any asks the policy, so that every batch holds every rollout that still plays: the same
-    requests are always sampled in the same batches.
-    """
-    names = [name for _, request in asked for name in request.rollout_ids]
-    for name in names:
-        client.begin(name)
-
-    async def play(environment: EnvironmentHandle, request: RolloutRequest) -> list[Rollout]:
-        try:
-            return await request.send(environment)
-        finally:
-            for name in request.rollout_ids:
-                client.end(name)
-            ended(len(request.rollout_ids))
-
-    try:
-        return await asyncio.gather(*(play(*each) for each in asked))
-    finally:
-        for name in names:  # those too that never came to play
-            client.end(name)
-
-
 Played = Callable[[int, int], None]
 """Hears how many rollouts have ended, of how many that are played at once."""
 
@@ -185,12 +157,15 @@ class RolloutSource:
         run_seed: int,
         choices: Sequence[EnvironmentChoice] = (EnvironmentChoice(),),
         retries: int = 1,
+        at_once: int | None = None,
     ) -> None:
+        """`at_once` bounds the rollouts that play at the same time; None plays all that are asked for."""
         self.client = client
         self.sampling = sampling
         self.run_seed = run_seed
         self.choices = list(choices)
         self.retries = retries
+        self.at_once = at_once
         self.environments: list[EnvironmentHandle] = []
         self._thread = LoopThread("wander-rollouts")
         self._thread.open.push_async_callback(client.close)
@@ -247,7 +222,8 @@ class RolloutSource:
     def play(self, assignments: Sequence[Assignment], played: Played | None = None) -> StepRollouts:
         """Play rollouts and return them in order; those that failed to the end among them.
 
-        `played` hears of their ends, in another thread.
+        `played` hears of their ends, in another thread. Raises `RunError` when a worker of an environment is
+        lost and no other can be had.
         """
         started = perf_counter()
         retried = 0
@@ -265,6 +241,7 @@ class RolloutSource:
                 replayed = self._play([assignments[n] for n in again], [examples[n] for n in again], attempt)
                 for number, rollout in zip(again, replayed, strict=True):
                     rollouts[number] = rollout
+            self._require_workers(assignments, rollouts)
             totals = self.client.take_totals()
             return StepRollouts(
                 rollouts=rollouts,
@@ -282,6 +259,13 @@ class RolloutSource:
             part = [each for each in assignments if each.environment == environment]
             found |= zip(part, self.examples([each.position for each in part], environment), strict=True)
         return [found[assignment] for assignment in assignments]
+
+    def _require_workers(self, assignments: Sequence[Assignment], rollouts: Sequence[Rollout]) -> None:
+        """Raise `RunError` rather than have a step learn from what was played before the last worker went."""
+        for assignment, rollout in zip(assignments, rollouts, strict=True):
+            if rollout.failure is not None and is_lost(rollout, for_good=True):
+                reason = self.environments[assignment.environment].lost_reason or rollout.failure.message
+                raise RunError(f"no worker is left to play the environment: {reason}", hint="see its log")
 
     def _scores_groups(self, assignment: Assignment) -> bool:
         return self.environments[assignment.environment].info.group_rewards
@@ -323,7 +307,9 @@ class RolloutSource:
 
         found: dict[int, Rollout] = {}
         for numbers, rollouts in zip(
-            pieces.values(), self._thread.run(play_together(self.client, asked, tell)), strict=True
+            pieces.values(),
+            self._thread.run(play_together(self.client, asked, tell, self.at_once)),
+            strict=True,
         ):
             found.update(zip(numbers, rollouts, strict=True))
         return [found[number] for number in range(len(assignments))]

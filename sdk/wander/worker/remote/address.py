@@ -15,15 +15,19 @@ _EXAMPLE = "openssl rand -hex 32"
 
 @dataclass(frozen=True)
 class WorkerAddress:
-    """A listening worker, as `tcp://host:port`."""
+    """A listening worker, as `tcp://host:port`, or `unix:///path` of a socket."""
 
     host: str
     port: int
     token: str | None = field(default=None, repr=False)
+    path: str | None = None
+    """The Unix socket; host and port then say nothing."""
 
     @classmethod
     def parse(cls, text: str, token: str | None = None) -> WorkerAddress:
-        """Read `tcp://host:port`; raises `ConfigError`."""
+        """Read `tcp://host:port` or `unix:///path`; raises `ConfigError`."""
+        if (path := parse_socket(text)) is not None:
+            return cls("", 0, token, path)
         try:
             found = urlsplit(text)
             host, port = found.hostname, found.port
@@ -31,17 +35,18 @@ class WorkerAddress:
             host = port = None
         if host is None or not port or found.scheme != "tcp" or found.path not in ("", "/") or found.username:
             raise ConfigError(
-                f"`{text}` is no worker's address", hint="write `tcp://HOST:PORT`, e.g. `tcp://10.0.0.5:7100`"
+                f"`{text}` is no worker's address",
+                hint="write `tcp://HOST:PORT`, e.g. `tcp://10.0.0.5:7100`, or `unix:///PATH` of a socket",
             )
         return cls(host, port, token)
 
     def __str__(self) -> str:
-        return f"tcp://{_bracket(self.host)}:{self.port}"
+        return f"unix://{self.path}" if self.path else f"tcp://{_bracket(self.host)}:{self.port}"
 
     @property
     def url(self) -> str:
         """The same for a websocket."""
-        return f"ws://{_bracket(self.host)}:{self.port}/"
+        return "ws://localhost/" if self.path else f"ws://{_bracket(self.host)}:{self.port}/"
 
 
 def read_token(path: Path) -> str:
@@ -61,6 +66,19 @@ def read_token(path: Path) -> str:
     return token
 
 
+def parse_socket(text: str) -> str | None:
+    """Return the path in `unix:///path`; None for text that begins otherwise. Raises `ConfigError`."""
+    if not text.startswith("unix:"):
+        return None
+    path = text.removeprefix("unix://")
+    if not path.startswith("/"):
+        raise ConfigError(
+            f"`{text}` names no socket by its whole path",
+            hint="write it as `unix:///run/user/1000/wander.sock`",
+        )
+    return path
+
+
 def parse_listen(text: str) -> tuple[str, int]:
     """Read `HOST:PORT`, where port 0 means any free one; raises `ConfigError`."""
     try:
@@ -69,7 +87,7 @@ def parse_listen(text: str) -> tuple[str, int]:
     except ValueError:
         host = port = None
     if host is None or port is None or found.path:
-        hint = "write HOST:PORT, e.g. `127.0.0.1:7100`"
+        hint = "write HOST:PORT, e.g. `127.0.0.1:7100`, or `unix:///PATH` of a socket"
         raise ConfigError(f"`{text}` is no address to listen on", hint=hint)
     return host, port
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from pydantic import ValidationError
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import ClientConnection, connect, unix_connect
 from websockets.asyncio.connection import Connection
 from websockets.exceptions import InvalidHandshake, InvalidStatus
 
@@ -86,8 +87,9 @@ class RemoteLink:
         headers = {} if address.token is None else {"Authorization": f"Bearer {address.token}"}
         most = {"max_size": message_limit + FRAME}
         try:
-            connection = await connect(
-                address.url,
+            reach = partial(unix_connect, address.path) if address.path else connect
+            connection = await reach(
+                uri=address.url,
                 additional_headers=headers,
                 proxy=None,
                 open_timeout=min(_CONNECT_SECONDS, seconds),
@@ -136,11 +138,12 @@ def _refusal(address: WorkerAddress, error: InvalidStatus) -> LoadError:
         hint = "give the file that it was started with: `--worker-token-file FILE`"
         return WorkerRefusedToken(f"the worker at `{address}` refused the token: {said}", hint=hint)
     if status == 503:
-        hint = "ask for fewer with `--workers`, or start it with more"
+        hint = "ask for fewer, or start it with more: `wander worker ENVIRONMENT --workers N`"
         return WorkerUnreachable(f"the worker at `{address}` is busy: {said}", hint=hint)
     return LoadError(f"what answers at `{address}` is no worker: HTTP {status}", hint=_start(address))
 
 
 def _start(address: WorkerAddress) -> str:
-    port = address.port
-    return f"start one there: `wander worker ENVIRONMENT --listen 0.0.0.0:{port} --token-file FILE`"
+    if address.path:
+        return f"start one there: `wander worker ENVIRONMENT --listen {address}`"
+    return f"start one there: `wander worker ENVIRONMENT --listen 0.0.0.0:{address.port} --token-file FILE`"
