@@ -9,12 +9,12 @@ import pytest
 from wander import JudgeRubric, Parser, ScriptedClient, SingleTurnEnv, XMLParser
 from wander.checks import check_environment
 from wander.checks.code import find_code_uses
-from wander.checks.findings import findings_of_first
+from wander.checks.findings import findings_of_first, findings_of_second
 from wander.checks.judged import try_judges
 from wander.checks.leaks import SHARE, find_telling_tool, find_told
-from wander.checks.records import ProbeResult, RowRead
+from wander.checks.records import PlayRecord, ProbeResult, RowRead
 from wander.rubrics.judge import DEFAULT_PROMPT, judge_score
-from wander.types import Example, Rollout
+from wander.types import EnvironmentInfo, Example, Failure, Rollout
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -169,7 +169,9 @@ def test_a_tool_that_tells_the_answer_in_time_is_named(
         ("abcd", "efab", "warn"),
         ("abcd", "aefg", "pass"),
         ("abcd", "efgh", "pass"),
-        ("aabc", "abca", "pass"),  # few different rows, which meet by chance
+        ("aabc", "abca", "warn"),
+        ("aabcdefg", "abxyzuvw", "warn"),
+        ("abcdefgh", "aijklmno", "pass"),  # one may meet by chance
         ("aabc", "aabc", "warn"),
         ("aaaa", "aaaa", "pass"),  # the seed tells them apart
     ],
@@ -182,6 +184,21 @@ def test_rows_of_both_splits_are_compared(train: str, measured: str, status: str
     ]
     (found,) = [each for each in findings_of_first(ProbeResult(rows=rows)) if each.id == "dataset.splits"]
     assert found.status == status
+    if status == "warn":
+        assert found.message.partition(";")[0].endswith("%)")
+
+
+def test_siblings_may_fail_in_other_words_and_not_otherwise() -> None:
+    def play(message: str, kind: str = "EnvironmentFault") -> PlayRecord:
+        failure = Failure(boundary="environment", type=kind, message=message)
+        rollout = Rollout(example_id="0", index=0, seed=0, prompt=[], completion=[], failure=failure)
+        return PlayRecord(player="noop", split="eval", position=0, rollout=rollout)
+
+    first = ProbeResult(info=EnvironmentInfo(name="x", kind="tool"), plays=[play("no order 17")])
+    for sibling, status in ((play("no order 1017"), "pass"), (play("no order 17", "ToolError"), "fail")):
+        second = ProbeResult(plays=first.plays, siblings=[sibling])
+        found = {each.id: each.status for each in findings_of_second(first, second)}
+        assert (found["determinism.group"], found["determinism.replay"]) == (status, "pass")
 
 
 BARE = 'Question: {question}\nRight answer: {answer}\nGiven: {response}\nReply {"verdict": "yes" or "no"}.'
@@ -273,7 +290,7 @@ def test_one_environment_with_many_faults_is_told_all_of_them(tmp_path: Path) ->
         "fail", "after the same rollouts once more, `bad.COUNT` was 7 and is 14",
     )  # fmt: skip
     assert found["dataset.splits"] == (
-        "warn", "2 of 2 rows of `eval` that were read are rows of `train`",
+        "warn", "2 of 2 rows of `eval` that were read are rows of `train` (100%)",
     )  # fmt: skip
     assert found["sources.eval"] == ("warn", "`eval` at bad.py:10 right (in the source)")
     assert {check.id for check in report.failed} == {"determinism.shared", "prompt.answer"}

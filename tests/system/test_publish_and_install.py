@@ -19,6 +19,8 @@ def package(machine) -> Path:
     """A new environment, named for its test's machine alone."""
     name = f"rhyme-{machine.home.parent.name.strip('_').replace('_', '-')[-12:].strip('-')}".lower()
     machine.wander("new", machine.home / name)
+    readme = machine.home / name / "README.md"
+    readme.write_text(readme.read_text().replace("This text came with `wander new`", ""))
     return machine.home / name
 
 

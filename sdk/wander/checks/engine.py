@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from wander.checks.findings import findings_of_first, findings_of_second
 from wander.checks.package import check_package
 from wander.checks.records import ProbeRequest, ProbeResult, Trouble
-from wander.checks.report import CHECKS, CheckReport, result
+from wander.checks.report import CHECKS, NOT_LOOKED_AT, CheckReport, result
 from wander.errors import ArgumentsUnfit
 from wander.sandbox import SandboxPolicy
 from wander.worker.child.clock import CLOCK
@@ -92,8 +92,7 @@ def check_environment(
         found.update({each.id: each for each in findings_of_second(first, second)})
         if "dataset.stable" in found:
             found["dataset.stable"].seconds = time.monotonic() - began - took
-    skipped = "not looked at, since an earlier check failed"
-    report.checks = [found.get(check) or result(check, "skip", skipped) for check in CHECKS]
+    report.checks = [found.get(check) or result(check, "skip", NOT_LOOKED_AT) for check in CHECKS]
     report.seconds = time.monotonic() - started
     return report
 

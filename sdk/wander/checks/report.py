@@ -108,7 +108,7 @@ CHECKS: dict[str, Check] = {
     ),
     "sources.entropy": Check(
         "nothing comes from the system's randomness",
-        "Replace `uuid4`, `secrets`, `os.urandom` and unseeded generators by `self.rng(state, ...)`.",
+        "Draw with `self.rng(state, ...)`, or seed from it: `reset(seed=...)`, `action_space.seed(...)`.",
     ),
     "sources.network": Check(
         "nothing comes over the network",
@@ -167,6 +167,10 @@ CHECKS: dict[str, Check] = {
         "Put `{response}` between tags in the judge's prompt, and read the verdict with `read_verdict`.",
     ),
 }
+
+
+NOT_LOOKED_AT = "not looked at, since an earlier check failed"
+"""What a check says that could not begin."""
 
 
 class CheckResult(Record):

@@ -10,6 +10,7 @@ from wander_client.context import current
 from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy
 from wander_client.errors import FAILED, OK, UsageError
 from wander_client.names import source_spec
+from wander_client.terminal.output import counted
 
 if TYPE_CHECKING:
     from wander.checks import CheckResult
@@ -41,6 +42,7 @@ def check(
     status 1 means that a fault was found.
     """
     from wander.checks import check_environment
+    from wander.checks.report import NOT_LOOKED_AT
 
     from wander_client.environments.location import locate, parse_arguments
 
@@ -56,8 +58,12 @@ def check(
     )
     if arguments and (refused := report.unfit_arguments):  # which is no fault of the environment
         raise UsageError(refused.message, hint=refused.hint, code="bad_arguments")
+    left_out = [each for each in report.checks if each.message == NOT_LOOKED_AT]
     for each in report.checks:
-        _show(each)
+        if each not in left_out:
+            _show(each)
+    if left_out:
+        output.line(f"{'-':<6} {counted(len(left_out), 'check')} {NOT_LOOKED_AT}")
     bad = {"fail", "warn"} if strict else {"fail"}
     faults = [each for each in report.checks if each.status in bad]
     looked = [each for each in report.checks if each.status != "skip"]
