@@ -95,7 +95,9 @@ def test_every_block_of_the_page_runs(page_run, request):
 SMALLER = {
     "-n 500": "-n 60",
     "--steps 25": "--steps 2",
+    '"rollouts": 32': '"rollouts": 8',
     "batch.rollouts=32": "batch.rollouts=8",
+    "n=30": "n=4",
     "-n 30": "-n 4",
 }
 
