@@ -86,6 +86,14 @@ def test_roles_transfer_and_fork(room: HubRoom) -> None:
     assert (again.status, again.json["error"]["code"]) == (1, "folder_not_empty")
     assert room.wander("fork", "admin/say-env", "./other", "--owner", "ada").status == 1, "it has one"
     assert sorted(path.name for path in Path.cwd().iterdir() if path.name.startswith((".", "other"))) == []
+    mine = room.wander("fork", "admin/say-env", "./mine")
+    assert (mine.status, "`--name NEW-NAME`" in mine.err) == (2, True)
+    named = room.wander("fork", "admin/say-env", "--name", "told-env", "--json")
+    assert named.data["parent"] == "admin/say-env@0.1.0"
+    project = tomllib.loads(Path("told-env/pyproject.toml").read_text())["project"]
+    assert project["name"] == "told-env"
+    assert project["entry-points"]["wander.environments"] == {"told-env": "say_env:load_environment"}
+    assert room.wander("fork", "admin/say-env", "--name", "x", "--owner", "ada").status == 2
     taken = room.wander("owner", "transfer", "admin/say-env", "ada", "--yes")
     assert taken.status == 1
     assert "taken" in taken.err

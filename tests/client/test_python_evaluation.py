@@ -83,8 +83,11 @@ def test_tables(env):
 
 @pytest.mark.full  # so does altair
 def test_charts(env):
-    chart = env.evaluate_sync(WRONG, n=3).plot().to_dict()
-    assert len(chart["vconcat"]) == 2
+    chart = env.evaluate_sync(WRONG, n=3).plot()
+    assert len(chart.to_dict()["vconcat"]) == 2
+    shown = chart.properties(title="mine")._repr_mimebundle_(include=None, exclude=None)
+    assert list(shown) == ["image/svg+xml"], "a notebook asks no server for scripts"
+    assert "mine" in shown["image/svg+xml"]
 
 
 def test_files_and_comparisons(env, home):

@@ -28,6 +28,7 @@ from wander_client import (
 )
 from wander_client.credentials import CredentialStore
 from wander_hub.accounts import service as accounts
+from wander_hub.rights.tokens import add_token
 
 TEMPLATE = """
 [project]
@@ -128,10 +129,13 @@ def test_a_folder_becomes_a_row_of_a_leaderboard(
     home: Path,
     recwarn: pytest.WarningsRecorder,
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (folder / "pyproject.toml").write_text(TEMPLATE.format(version="0.4.0"))
     published = mine.publish(folder, check=False, lock=False)
     assert (published.version.version, len(published.sent)) == ("0.4.0", 2)
+    told = capsys.readouterr()
+    assert (told.out, "building say-env" in told.err, "uploading: 100%" in told.err) == ("", True, True)
     assert mine.publish(folder, check=False, lock=False).sent == frozenset()
     with room.http.app.state.database.write() as session:
         accounts.add_user(session, "ada")
@@ -142,6 +146,10 @@ def test_a_folder_becomes_a_row_of_a_leaderboard(
     assert source == {path.name: path.read_bytes() for path in folder.iterdir()}, "as it was published"
     run = write_run(home / "runs" / "one", rewards=[1.0, 0.0, 1.0], version="0.1.0")
     posted = mine.post(run)
+    assert "posting: 100%" in capsys.readouterr().err
+    quiet = Hub(token=room.token, transport=room.transport, progress=False)
+    assert quiet.post(run).run_id == posted.run_id
+    assert capsys.readouterr().err == ""
     assert (posted.level, posted.summary.reward_mean) == ("complete", pytest.approx(2 / 3))
     assert mine.post(posted.run_id[:8]).sha256 == posted.sha256
     board = mine.leaderboard("admin/say-env@0.1.0")
@@ -198,6 +206,11 @@ PROMISES: dict[str, tuple[type[ClientError], str, Call]] = {
     "a version that is none": (UsageError, "usage", lambda hub, home: hub.install("admin/say-env@new")),
     "a level that is none": (UsageError, "usage", lambda hub, home: hub.verify("x" * 8, level="best")),  # type: ignore[arg-type]
     "a folder that is not there": (NotFound, "not_found", lambda hub, home: hub.publish(home / "gone")),
+    "an owner that there is not": (
+        NotFound,
+        "owner_not_found",
+        lambda hub, home: hub.publish(home / "say-env", owner="bob"),
+    ),
     "a folder without a package": (UsageError, "not_a_package", lambda hub, home: hub.publish(nothing(home))),
     "other bytes for a version": (
         ClientError,
@@ -221,6 +234,23 @@ PROMISES: dict[str, tuple[type[ClientError], str, Call]] = {
         lambda hub, home: hub.leaderboard("admin/say-env", level="best"),
     ),
 }
+
+
+def test_an_owner_is_asked_for_before_anything_is_built(
+    mine: Hub, room: HubRoom, folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(folder: Path) -> None:
+        raise AssertionError("it was built")
+
+    monkeypatch.setattr("wander_client.packages.publish.build_package", build)
+    (folder / "pyproject.toml").write_text(TEMPLATE.format(version="0.4.0"))
+    with pytest.raises(NotFound, match="there is no owner `bob`"):
+        mine.publish(folder, owner="bob")
+    with room.http.app.state.database.write() as session:
+        token = add_token(session, accounts.add_user(session, "ada"), "hers")
+    with pytest.raises(ClientError, match="`ada` may not publish under `admin`") as caught:
+        Hub(token=token, transport=room.transport).publish(folder, owner="admin")
+    assert caught.value.hint == "you may publish under `ada`"
 
 
 @pytest.mark.parametrize("promise", PROMISES)
@@ -327,8 +357,8 @@ def test_threads_may_share_one(mine: Hub) -> None:
 def test_both_have_the_same_calls_with_the_same_words() -> None:
     plain = {name for name in vars(Hub) | vars(Hub.__mro__[1]) if not name.startswith("_")}
     assert plain == {
-        *("search", "info", "versions", "publish", "install", "post", "leaderboard", "runs", "verify"),
-        *("whoami", "aio", "close"),
+        *("search", "info", "versions", "publish", "fork", "install", "post", "leaderboard", "runs"),
+        *("verify", "whoami", "aio", "close"),
     }
     assert (Hub.info.__doc__ or "").startswith("Return what there is to know")
     assert wander.Hub is Hub

@@ -31,6 +31,11 @@ def env(home):
 
 
 @pytest.fixture
+def wander_command(request):
+    return request.getfixturevalue("wander")
+
+
+@pytest.fixture
 def teacher(env):
     return env.evaluate_sync("scripted:tictactoe.players:optimal", split="train", n=16)
 
@@ -61,6 +66,37 @@ def test_a_teacher_a_student_and_grpo(env, teacher, tiny, home):
         wander.train(env, resume=trained, progress=False)
     with pytest.raises(UsageError, match="`steps` cannot change"):
         wander.train(env, resume=trained, steps=3)
+
+
+PHASES = """
+[[phases]]
+name = "games"
+kind = "rollouts"
+[phases.rollouts]
+model = "scripted:tictactoe.players:optimal"
+examples = 4
+[[phases]]
+name = "last"
+kind = "grpo"
+[phases.schedule]
+steps = 4
+"""
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.filterwarnings("ignore:step .*cut short by a limit")
+async def test_a_file_with_phases_is_run_as_the_command_runs_it(env, tiny, home, wander_command):
+    (home / "phases.toml").write_text(PHASES)
+    fewer = {"last": {"schedule": {"steps": 1}}}  # while a loop runs, as in a notebook
+    trained = wander.train(env, "phases.toml", model=tiny, out="run", phases=fewer, **SECTIONS)
+    assert trained.phases == {"games": Path("run/1-games"), "last": Path("run/2-last")}
+    assert (trained.path, trained.checkpoint) == (Path("run/2-last"), Path("run/model"))
+    assert ([entry["step"] for entry in trained.history], trained.result.steps) == ([1], 1)
+    assert trained.manifest.environment.arguments == env.arguments
+    assert wander.Run(trained.phases["games"]).summary.rollouts == 4
+    assert wander.train(env, resume="run").checkpoint == trained.checkpoint, "all is done already"
+    assert wander_command("train", "--resume", "run").status == 0
 
 
 @pytest.mark.full
@@ -123,11 +159,17 @@ def test_a_trainer_of_ones_own_plays_the_environment(env, tiny, home):
 def test_wrong_settings_are_told(env, home):
     with pytest.raises(ConfigError, match="stps"):
         wander.train(env, model="smollm2", schedule={"stps": 3}, progress=False)
+    with pytest.raises(UsageError, match="`sandbox` is that of the loaded environment"):
+        wander.train(env, model="smollm2", sandbox=True)
     with pytest.raises(ConfigError, match="`batch` is no section"):
         wander.train(env, model="smollm2", batch=64)
     (home / "phases.toml").write_text('[[phases]]\nkind = "grpo"\n[phases.model]\npath = "smollm2"\n')
-    with pytest.raises(UsageError, match="has phases"):
-        wander.train(env, "phases.toml", progress=False)
+    with pytest.raises(UsageError, match="does not say which phase") as steps:
+        wander.train(env, "phases.toml", steps=3)
+    assert 'phases={"grpo": {"schedule": {"steps": 3}}}' in steps.value.hint
+    (home / "games.toml").write_text('[[phases]]\nkind = "rollouts"\n[phases.rollouts]\nmodel = "smollm2"\n')
+    with pytest.raises(UsageError, match=r"no phase of `games\.toml` is GRPO"):
+        wander.train(env, "games.toml")
     with pytest.raises(UsageError, match="folder of the model"):
         wander.sft("rows.jsonl", model="smollm2")
     run = env.evaluate_sync("scripted:tictactoe.players:random", n=2)

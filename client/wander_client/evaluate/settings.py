@@ -44,6 +44,7 @@ from wander_client.models.pool import ModelChoice
 from wander_client.models.reference import KEY_VARIABLE
 from wander_client.models.server import START_SECONDS, ServeChoice
 from wander_client.names import parse_environment
+from wander_client.terminal.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from wander.evals.run.budget import Share
@@ -59,6 +60,13 @@ BUDGET = "Budget"
 ENVIRONMENT = "Environment"
 PROCESSES = "Processes and the sandbox"
 THE_RUN = "The run"
+
+USUAL_SAMPLING = frozenset(SamplingArgs.model_fields) | {
+    *("top_k", "top_a", "min_p", "typical_p", "n", "best_of", "logprobs", "top_logprobs", "logit_bias"),
+    *("frequency_penalty", "presence_penalty", "repetition_penalty", "length_penalty", "min_tokens"),
+    *("max_completion_tokens", "stop_token_ids", "ignore_eos", "reasoning_effort", "response_format"),
+}
+"""Sampling arguments that endpoints know, beside what they call their own."""
 
 NEWEST = "@newest"
 """Stands for the value of `--resume` where none is given."""
@@ -82,11 +90,23 @@ def _read_sampling(given: dict[str, Any]) -> SamplingArgs:
         except ValueError as error:
             raise UsageError(f"`--sampling` is no JSON: {error}") from error
     if isinstance(more, SamplingArgs):
-        return more
+        more = more.given()
     if not isinstance(more, dict):
         raise UsageError("`--sampling` is no JSON object", hint="write `--sampling '{\"min_p\": 0.1}'`")
+    return read_sampling({**more, **given})
+
+
+def read_sampling(given: Mapping[str, Any]) -> SamplingArgs:
+    """Return sampling arguments; raises `UsageError` for a wrong value, or a name that nearly is a known one.
+
+    Any other name goes to the endpoint as it is: they differ in what they take.
+    """
+    for name in given.keys() - USUAL_SAMPLING:
+        plain = name.lower().replace("-", "_")
+        if meant := did_you_mean(plain, USUAL_SAMPLING, cutoff=0.82):
+            raise UsageError(f"there is no sampling argument `{name}`", hint=meant)
     try:
-        return SamplingArgs(**{**more, **given})
+        return SamplingArgs(**given)
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])

@@ -151,8 +151,7 @@ def _require_name_of_openai(name: str, key_variable: str) -> None:
         )
     raise LoginRequired(
         f"`{name}` is no model of this machine, and `{key_variable}` is not set for `{OPENAI_URL}`",
-        hint="pass `-b URL` (in Python `base_url=`) for another endpoint, or `hf:NAME` or a folder for a "
-        "local model",
+        hint="pass `-b URL` for another endpoint, or `hf:NAME` or a folder for a local model",
         code="no_api_key",
         detail=KINDS,
     )

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.utils import canonicalize_name
 from wander.wire import CheckSummary
-from wander.wire.changes import Whoami
 
-from wander_client.errors import NotFound, Unavailable, UsageError
+from wander_client.errors import ClientError, NotFound, Unavailable, UsageError
+from wander_client.hub.administration import members
+from wander_client.hub.api import HubApi
 from wander_client.packages import publish as publishing
 from wander_client.packages.folder import python_of
 from wander_client.packages.needs import HUB_OWNER
@@ -77,7 +78,7 @@ def publish_folder(context: Invocation, given: Path, wishes: Wishes) -> Outcome:
     under = wishes.owner
     if not wishes.dry_run:  # the token is checked before anything is built
         with context.hub(login=True, publishes=(wishes.owner, name)) as hub:
-            under = choose_owner(wishes.owner, hub.whoami())
+            under = choose_owner(hub, wishes.owner)
     output.note(f"building {folder.name}")
     with publishing.build_package(folder) as package:
         for warning in package.warnings:
@@ -103,15 +104,32 @@ def publish_folder(context: Invocation, given: Path, wishes: Wishes) -> Outcome:
     return Outcome(package, under, published, check, lock)
 
 
-def choose_owner(wanted: str | None, who: Whoami) -> str:
-    """Return the owner to publish under: the one that is named, or the only one that it can be."""
+def choose_owner(hub: HubApi, wanted: str | None) -> str:
+    """Return the owner to publish under: the one that is named, or the only one that it can be.
+
+    Raises `NotFound` for an owner that there is not, `ClientError` for one under whom the caller may not.
+    """
+    who = hub.whoami()
     if wanted is not None:
-        return wanted.lower()
+        owner = wanted.lower()
+        if owner not in who.owners:  # which lists not all under whom an administrator may
+            try:
+                members(hub, owner)
+            except ClientError as error:
+                if error.code != "not_permitted":
+                    raise
+            if not who.admin:
+                raise ClientError(
+                    f"`{who.user}` may not publish under `{owner}`",
+                    hint=f"you may publish under {', '.join(f'`{one}`' for one in who.owners) or 'nobody'}",
+                    code="not_permitted",
+                )
+        return owner
     if who.user in who.owners or len(who.owners) == 1:
         return who.user if who.user in who.owners else who.owners[0]
     raise UsageError(
         f"`{who.user}` may publish under {len(who.owners)} owners",
-        hint="choose one with `--owner NAME`, in Python with `owner=`",
+        hint="choose one with `--owner NAME`",
     )
 
 

@@ -13,15 +13,17 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any, ParamSpec, TypeVar
+from inspect import iscoroutinefunction
+from typing import Any, ParamSpec, TypeVar, cast
 
 from wander.errors import ArgumentsRefused, WanderError
 from wander.loop_thread import LoopThread
 
 from wander_client.errors import ClientError
 from wander_client.failures import explain_system
+from wander_client.python.words import register, require_keywords, speak_python
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -90,9 +92,28 @@ def close_later(stack: contextlib.AsyncExitStack) -> None:
         future.add_done_callback(_closing.discard)
 
 
+def called_from_python(call: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Make a function a call of Python: its errors are `explained`, and a keyword it lacks is told."""
+    register(call)
+
+    @functools.wraps(call)
+    def plain(*arguments: Any, **options: Any) -> Any:
+        with explained(call):
+            require_keywords(call, options)
+            return call(*arguments, **options)
+
+    @functools.wraps(call)
+    async def awaited(*arguments: Any, **options: Any) -> Any:
+        with explained(call):
+            require_keywords(call, options)
+            return await cast("Any", call)(*arguments, **options)
+
+    return cast("Callable[Parameters, Result]", awaited if iscoroutinefunction(call) else plain)
+
+
 @contextlib.contextmanager
-def explained() -> Iterator[None]:
-    """Show an error's hint and details in its traceback, as the command prints them.
+def explained(*calls: Callable[..., Any]) -> Iterator[None]:
+    """Show an error's hint and details in its traceback, in the words of the `calls` that it comes from.
 
     What the system or the connection refused becomes a `ClientError`, as for the command.
     """
@@ -101,6 +122,7 @@ def explained() -> Iterator[None]:
     except (ClientError, WanderError) as error:
         # The command blames its line; here the environment's own error says it better.
         shown = error.__cause__ if isinstance(error.__cause__, ArgumentsRefused) else error
+        _translate(shown, calls)
         _add_notes(shown)
         if shown is not error:
             raise shown from None
@@ -111,6 +133,15 @@ def explained() -> Iterator[None]:
             raise
         _add_notes(found)
         raise found from error
+
+
+def _translate(error: Any, calls: Sequence[Callable[..., Any]]) -> None:
+    """Name keywords of Python where an error names options of the command."""
+    if error.args and isinstance(error.args[0], str):
+        error.args = (speak_python(error.args[0], *calls), *error.args[1:])
+    for name in ("hint", "detail"):
+        if text := getattr(error, name, None):
+            setattr(error, name, speak_python(text, *calls))
 
 
 def _add_notes(error: BaseException) -> None:

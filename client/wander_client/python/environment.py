@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args, overload
 
-from wander.errors import DatasetError
+from wander.errors import ArgumentsUnfit, DatasetError
 from wander.handle import Split
-from wander.types import EnvironmentInfo, Example, Rollout
+from wander.types import EnvironmentInfo, Example, Rollout, SamplingArgs
 from wander.wire import TokenPrices
 
 from wander_client.environments.location import locate, open_environment
@@ -19,7 +19,8 @@ from wander_client.environments.sandbox import choose_policy
 from wander_client.environments.workers import WorkerChoice
 from wander_client.errors import UsageError
 from wander_client.evaluate.evaluation import source_digests
-from wander_client.python.background import blocking, close_later, explained, hand_over, wait_for
+from wander_client.evaluate.settings import read_sampling
+from wander_client.python.background import blocking, called_from_python, close_later, hand_over, wait_for
 from wander_client.python.evaluation import (
     Loaded,
     Sampling,
@@ -27,11 +28,11 @@ from wander_client.python.evaluation import (
     open_again,
     play_rollout,
     play_rollouts,
-    read_sampling,
 )
 from wander_client.python.models import Model
 from wander_client.python.output import open_invocation
 from wander_client.python.run import Run
+from wander_client.python.words import find_near
 from wander_client.terminal.suggestions import choose
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ _PAGE = 500
 """Examples that are fetched at once while a dataset is walked."""
 
 
+@called_from_python
 def load(
     environment: str | Path,
     /,
@@ -74,17 +76,22 @@ def load(
     context = open_invocation(hub, token, progress=progress)
     given = {**(arguments or {}), **more}
     spec = os.fspath(environment) if isinstance(environment, str) else str(Path(environment).resolve())
-    with explained():
-        _require_owner(spec)
-        limits = [f"{key}={value}" for key, value in sandbox.items()] if isinstance(sandbox, Mapping) else []
-        asked = sandbox if isinstance(sandbox, bool) else None
-        policy = choose_policy(asked, limits, default=context.settings.sandbox)
-        location = locate(context, spec, no_lock=no_lock)
-        choice = WorkerChoice(workers)
-        files = source_digests(location.folder) if location.folder else None
-        stack = contextlib.AsyncExitStack()
-        opening = open_environment(context, location, given, sandbox=policy, workers=choice)
+    _require_owner(spec)
+    limits = [f"{key}={value}" for key, value in sandbox.items()] if isinstance(sandbox, Mapping) else []
+    asked = sandbox if isinstance(sandbox, bool) else None
+    policy = choose_policy(asked, limits, default=context.settings.sandbox)
+    location = locate(context, spec, no_lock=no_lock)
+    choice = WorkerChoice(workers)
+    files = source_digests(location.folder) if location.folder else None
+    stack = contextlib.AsyncExitStack()
+    opening = open_environment(context, location, given, sandbox=policy, workers=choice)
+    try:
         opened = wait_for(stack.enter_async_context(opening))
+    except ArgumentsUnfit as error:
+        unknown = (name for name in more if f"no argument `{name}`" in str(error))
+        meant = [find_near(load, name) for name in unknown]
+        error.hint = "; ".join(each for each in (*meant, error.hint) if each)
+        raise
     return LoadedEnvironment(Loaded(context, opened, policy, choice, files), stack)
 
 
@@ -128,10 +135,10 @@ class LoadedEnvironment:
         """What was passed to its `load_environment`."""
         return dict(self._loaded.opened.pin.arguments)
 
+    @called_from_python
     def dataset(self, split: Split = "train") -> Examples:
         """Return the examples of a split, or those of the other one when the environment lacks it."""
-        with explained():
-            return Examples(self, choose("split", split, get_args(Split)))
+        return Examples(self, choose("split", split, get_args(Split)))
 
     async def examples(self, split: Split, start: int = 0, count: int | None = None) -> list[Example]:
         """Return `count` examples from position `start` of the stored order; None means to the end.
@@ -140,6 +147,7 @@ class LoadedEnvironment:
         """
         return await hand_over(self._handle.examples(split, start, count))
 
+    @called_from_python
     async def rollout(
         self,
         model: Model,
@@ -168,10 +176,11 @@ class LoadedEnvironment:
                 *(self._loaded, model, tokenizer, base_url, asked),
                 index=index,
                 run_seed=run_seed,
-                sampling=read_sampling(sampling),
+                sampling=sampling if isinstance(sampling, SamplingArgs) else read_sampling(sampling or {}),
             )
         )
 
+    @called_from_python
     async def rollouts(
         self,
         model: Model,
@@ -194,6 +203,7 @@ class LoadedEnvironment:
         options = {key: value for key, value in locals().items() if key not in _NO_OPTIONS}
         return await hand_over(play_rollouts(self._loaded, model, tokenizer, options))
 
+    @called_from_python
     async def evaluate(
         self,
         model: Model,
@@ -240,13 +250,12 @@ class LoadedEnvironment:
         some that fail are a warning.
         """
         options = {key: value for key, value in locals().items() if key not in _NO_OPTIONS}
-        with explained():
-            return await evaluate(
-                *(self._loaded, model, tokenizer, options),
-                out=out,
-                resume=resume,
-                only_failed=only_failed,
-            )
+        return await evaluate(
+            *(self._loaded, model, tokenizer, options),
+            out=out,
+            resume=resume,
+            only_failed=only_failed,
+        )
 
     rollout_sync = blocking(rollout)
     """`rollout`, which waits; works where an event loop runs, too."""
@@ -255,13 +264,14 @@ class LoadedEnvironment:
     evaluate_sync = blocking(evaluate)
     """`evaluate`, which waits; works where an event loop runs, too."""
 
+    @called_from_python
     def train_dataset(self, n: int | None = None) -> Any:
         """Return the first `n` training examples, all for None, as a dataset for a `GRPOTrainer`."""
         from wander.train.rollouts.own_trainer import training_prompts
 
-        with explained():
-            return training_prompts(self.dataset("train").examples(0, n))
+        return training_prompts(self.dataset("train").examples(0, n))
 
+    @called_from_python
     def rollout_func(
         self,
         *,

@@ -33,6 +33,7 @@ from wander_client.models.pool import ModelPool
 from wander_client.python.background import background
 from wander_client.python.models import Model, open_model_pool
 from wander_client.python.run import Run
+from wander_client.python.words import KEYS
 from wander_client.runs.lookup import resumable_folder
 
 if TYPE_CHECKING:
@@ -45,9 +46,6 @@ if TYPE_CHECKING:
 Checked = TypeVar("Checked")
 Sampling = SamplingArgs | Mapping[str, Any] | None
 """`temperature`, `top_p`, `max_tokens` and what else an endpoint takes; unset ones are left to it."""
-
-KEYS = {"n": "num_examples", "prices": "price"}
-"""What options of Python are called among the command's, where it is something else."""
 
 
 @dataclass(frozen=True)
@@ -66,13 +64,6 @@ class Loaded:
         """`owner/name@version` of an installed environment, the path of a folder."""
         location = self.opened.location
         return str(location.installed.name) if location.installed else str(location.folder)
-
-
-def read_sampling(sampling: Sampling) -> SamplingArgs:
-    """Return sampling arguments; raises `UsageError` for what cannot be one."""
-    if isinstance(sampling, SamplingArgs):
-        return sampling
-    return _validated(lambda: SamplingArgs(**(sampling or {})), "sampling argument ")
 
 
 async def evaluate(
@@ -189,8 +180,8 @@ def _said(loaded: Loaded, model: str, options: Mapping[str, Any]) -> dict[str, A
     if said.get("num_examples") == "all":
         del said["num_examples"]
         said["all"] = True
-    if "sampling" in said:
-        said["sampling"] = read_sampling(said["sampling"])
+    if isinstance(said.get("sampling"), Mapping):
+        said["sampling"] = dict(said["sampling"])
     own = {"environment": loaded.name, "model": model, "arguments": dict(loaded.opened.pin.arguments)}
     return {**said, **own}
 
@@ -228,10 +219,10 @@ def _require_same_files(loaded: Loaded) -> None:
         )
 
 
-def _validated(read: Callable[[], Checked], what: str = "") -> Checked:
+def _validated(read: Callable[[], Checked]) -> Checked:
     try:
         return read()
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         name = ".".join(str(part) for part in first["loc"])
-        raise UsageError(f"{what}`{name}`: {first['msg'][:1].lower()}{first['msg'][1:]}") from error
+        raise UsageError(f"`{name}`: {first['msg'][:1].lower()}{first['msg'][1:]}") from error

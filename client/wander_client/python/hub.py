@@ -17,7 +17,7 @@ from wander_client.hub.transfer import Publication
 from wander_client.hub.verification import require_played, require_posted, watch_verification
 from wander_client.names import parse_name
 from wander_client.packages.store import EnvironmentStore, Installed
-from wander_client.python.background import explained
+from wander_client.python.background import called_from_python
 from wander_client.python.board import Board
 from wander_client.python.calls import Listing, Request
 from wander_client.python.session import Session
@@ -33,11 +33,13 @@ RunLike = str | os.PathLike[str]
 class HubCalls:
     """What can be asked of a hub; `Hub` and `AsyncHub` have all of it."""
 
+    @called_from_python
     def __init__(
         self,
         url: str | None = None,
         token: str | None = None,
         *,
+        progress: bool = True,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         """Name a hub; nothing is sent yet.
@@ -45,14 +47,14 @@ class HubCalls:
         - `url`: its URL, or its name in `settings.toml`. None: `WANDER_HUB`, else what the file says, else
           the only hub that is logged in to, else `http://127.0.0.1:8600`.
         - `token`: None: `WANDER_TOKEN`, else the one that `wander login` stored for this hub, else none.
+        - `progress`: False says nothing while it publishes, installs and posts.
         - `transport`: carries the requests, in place of a connection.
 
         Raises `UsageError` for what is no hub. Every call raises `ClientError`s (`NotFound`, `LoginRequired`,
         `Unavailable`, `UsageError`) with a `code`, a `hint` and, where the hub answered, its `request_id`.
         """
-        with explained():
-            self._session = Session(url, token, transport)
-            self.url = self._session.settings.hub
+        self._session = Session(url, token, transport, progress=progress)
+        self.url = self._session.settings.hub
         """The hub's URL."""
 
     def __repr__(self) -> str:
@@ -106,6 +108,25 @@ class HubCalls:
         published = publish_folder(self._session, Path(folder), wishes).published
         assert published is not None  # only a dry run has none
         return published
+
+    @Request
+    def fork(
+        self,
+        environment: str,
+        folder: str | os.PathLike[str] | None = None,
+        *,
+        owner: str | None = None,
+        name: str | None = None,
+    ) -> Path:
+        """Begin an environment with a version of another, and return the folder of its source.
+
+        The hub has it too, under your name or another `owner`. With a new `name`, which a fork of your own
+        needs, it is in the folder alone until you publish it.
+        """
+        from wander_client.packages.fork import fork
+
+        place = None if folder is None else Path(folder)
+        return fork(self._session, parse_name(environment), place, owner=owner, name=name).folder
 
     @Request
     def install(self, environment: str, *, force: bool = False, lock: bool | None = None) -> Installed:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from wander_client.context import CommonOptions, Invocation
 from wander_client.credentials import Credential
+from wander_client.python.words import speak_python
 from wander_client.terminal.output import Output, Progress
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class PythonOutput(Output):
 
     def note(self, text: str) -> None:
         """Tell what happens, above a bar; in the log `wander` where nothing is to be shown."""
+        text = speak_python(text)
         if self._tells:
             # Notebooks paint stderr red.
             stream = sys.stdout if "ipykernel" in sys.modules else sys.stderr
@@ -43,6 +45,7 @@ class PythonOutput(Output):
 
     def warn(self, text: str) -> None:
         """Warn as Python does."""
+        text = speak_python(text)
         self.warnings.append(text)
         warnings.warn(text, UserWarning, stacklevel=2)
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, overload
 from wander.types import Rollout
 
 from wander_client.errors import UsageError
-from wander_client.python.background import explained
+from wander_client.python.background import called_from_python
 from wander_client.runs.found import LocalRun
+from wander_client.terminal.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from wander.evals.stats.comparison import Comparison
@@ -27,12 +28,12 @@ class Run(os.PathLike[str]):
     `path` is its folder, as `env.evaluate` and `wander eval` make it. Raises `RunError` for another folder.
     """
 
+    @called_from_python
     def __init__(self, path: str | os.PathLike[str]) -> None:
         from wander.evals.store.folder import RunFolder
 
-        with explained():
-            self.path = Path(path)
-            self._found = LocalRun(RunFolder.open(self.path))
+        self.path = Path(path)
+        self._found = LocalRun(RunFolder.open(self.path))
 
     @property
     def id(self) -> str:
@@ -72,9 +73,9 @@ class Run(os.PathLike[str]):
         return None if low is None or high is None else (low, high)
 
     @property
-    def metrics(self) -> dict[str, MetricSummary]:
+    def metrics(self) -> Metrics:
         """Mean, deviation and interval of every reward function, by name."""
-        return self.summary.metrics
+        return Metrics(self.summary.metrics)
 
     @property
     def failed(self) -> int:
@@ -86,6 +87,7 @@ class Run(os.PathLike[str]):
         """Every rollout, read from the disk as it is asked for."""
         return Rollouts(self._found)
 
+    @called_from_python
     def to_arrow(self, *, tokens: bool = False) -> Any:
         """Return a `pyarrow.Table`, a row a rollout; `tokens` adds ids and log-probabilities, a list a turn.
 
@@ -93,9 +95,9 @@ class Run(os.PathLike[str]):
         """
         from wander.evals.export import arrow_table
 
-        with explained():
-            return arrow_table([self._found], tokens=tokens)
+        return arrow_table([self._found], tokens=tokens)
 
+    @called_from_python
     def to_pandas(self, *, tokens: bool = False) -> Any:
         """Return a `pandas.DataFrame`, a row a rollout, a column `metrics.NAME` for each reward function.
 
@@ -103,24 +105,24 @@ class Run(os.PathLike[str]):
         """
         from wander.evals.export import data_frame
 
-        with explained():
-            return data_frame([self._found], tokens=tokens)
+        return data_frame([self._found], tokens=tokens)
 
+    @called_from_python
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Copy the run to another folder, or write its rollouts to a `.jsonl` or `.parquet` file."""
         from wander.evals.export import export
 
         place = Path(path)
-        with explained():
-            if place.suffix in (".jsonl", ".parquet"):
-                for _ in export([self._found], place):
-                    pass
-            elif place.exists():
-                raise UsageError(f"`{place}` is there already", hint="name a new folder")
-            else:
-                shutil.copytree(self.path, place)
+        if place.suffix in (".jsonl", ".parquet"):
+            for _ in export([self._found], place):
+                pass
+        elif place.exists():
+            raise UsageError(f"`{place}` is there already", hint="name a new folder")
+        else:
+            shutil.copytree(self.path, place)
         return place
 
+    @called_from_python
     def compare(self, other: Run) -> Comparison:
         """Return how another run differs from this one, example by example: above 0 it does better.
 
@@ -128,26 +130,31 @@ class Run(os.PathLike[str]):
         """
         from wander.evals.stats.comparison import compare_runs
 
-        with explained():
-            return compare_runs(self.manifest, self.rollouts, other.manifest, other.rollouts)
+        return compare_runs(self.manifest, self.rollouts, other.manifest, other.rollouts)
 
+    @called_from_python
     def plot(self) -> Any:
         """Return a chart of the rewards and of every reward function's mean; needs `wander-sdk[plots]`."""
-        from wander.evals.report.charts import chart_histogram, chart_intervals, require_charts
+        from wander.evals.report.charts import (
+            chart_histogram,
+            chart_intervals,
+            drawn_in_notebooks,
+            require_charts,
+        )
 
-        with explained():
-            altair = require_charts("drawing a run")
-            panels = []
-            if self.summary.histogram is not None:
-                panels.append(chart_histogram(self.summary.histogram, axis="reward", mean=self.reward))
-            rows = [
-                {"run": self.model, "name": name, "mean": one.mean, "low": one.low, "high": one.high}
-                for name, one in self.metrics.items()
-            ]
-            if rows:
-                panels.append(chart_intervals(rows, "reward function"))
-            title = f"{self.model} on {self.environment}"
-            return altair.vconcat(*(each.properties(width=420) for each in panels)).properties(title=title)
+        altair = require_charts("drawing a run")
+        panels = []
+        if self.summary.histogram is not None:
+            panels.append(chart_histogram(self.summary.histogram, axis="reward", mean=self.reward))
+        rows = [
+            {"run": self.model, "name": name, "mean": one.mean, "low": one.low, "high": one.high}
+            for name, one in self.metrics.items()
+        ]
+        if rows:
+            panels.append(chart_intervals(rows, "reward function"))
+        title = f"{self.model} on {self.environment}"
+        whole = altair.vconcat(*(each.properties(width=420) for each in panels)).properties(title=title)
+        return drawn_in_notebooks(whole)
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -180,6 +187,16 @@ class Run(os.PathLike[str]):
         if self.reward is None:
             return "nothing scored"
         return f"reward {_mean_text(self.reward, self.summary.reward_low, self.summary.reward_high)}"
+
+
+class Metrics(dict[str, "MetricSummary"]):
+    """What a run says of every reward function, by name."""
+
+    def __missing__(self, name: str) -> MetricSummary:
+        missing = KeyError(name)
+        hint = did_you_mean(name, self) or f"the run has {', '.join(self) or 'none'}"
+        missing.add_note(f"there is no metric `{name}`: {hint}")
+        raise missing
 
 
 def _mean_text(mean: float, low: float | None, high: float | None) -> str:

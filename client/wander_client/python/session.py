@@ -20,12 +20,16 @@ class Session(Invocation):
     """One hub for a program: connections are kept, and a login elsewhere counts from the next call on."""
 
     def __init__(
-        self, url: str | None, token: str | None, transport: httpx.BaseTransport | None = None
+        self,
+        url: str | None,
+        token: str | None,
+        transport: httpx.BaseTransport | None = None,
+        *,
+        progress: bool = True,
     ) -> None:
         given = None if token is None else Credential(token, "given")
-        super().__init__(
-            CommonOptions(mode="quiet", hub=url), PythonOutput(progress=False), transport, given=given
-        )
+        output = PythonOutput(progress=progress)
+        super().__init__(CommonOptions(mode="quiet", hub=url), output, transport, given=given)
         self._connections: dict[str | None, HubApi] = {}
         self._lock = Lock()
 

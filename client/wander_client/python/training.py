@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from copy import copy
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,16 +15,18 @@ from wander.errors import ConfigError
 from wander_client.context import Invocation
 from wander_client.environments.sandbox import choose_policy
 from wander_client.errors import ClientError, Interrupted, UsageError
-from wander_client.python.background import explained
+from wander_client.python.background import called_from_python
 from wander_client.python.environment import LoadedEnvironment
-from wander_client.python.output import open_invocation
+from wander_client.python.output import PythonOutput, open_invocation
 from wander_client.python.run import Run
+from wander_client.python.words import find_near
 
 if TYPE_CHECKING:
     from wander.sandbox import SandboxPolicy
     from wander.train.grpo import GRPOResult
     from wander.train.sft import SFTResult
 
+    from wander_client.training.phases import PhasedCommand, PhasedRun
     from wander_client.training.run import TrainingCommand
 
 Model = str | os.PathLike[str] | Mapping[str, Any] | None
@@ -34,8 +38,12 @@ Config = str | os.PathLike[str] | Mapping[str, Mapping[str, Any]] | None
 class TrainingRun(Run):
     """A finished training run: its folder, its model, and how it learnt."""
 
-    def __init__(self, path: str | os.PathLike[str], result: GRPOResult) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], result: GRPOResult, phases: Mapping[str, Path] | None = None
+    ) -> None:
         super().__init__(path)
+        self.phases = dict(phases or {})
+        """The folder of each phase, by name; empty of a run without phases."""
         self.result = result
         """Steps, seconds, the reward of the first and the last tenth of the steps, the best checkpoint."""
 
@@ -51,6 +59,7 @@ class TrainingRun(Run):
 
         return read_metrics(self.path)
 
+    @called_from_python
     def plot(self) -> Any:
         """Return the learning curves as one chart, None of a run of fewer than two steps.
 
@@ -58,8 +67,7 @@ class TrainingRun(Run):
         """
         from wander.train.watch.plots import chart_runs, read_plotted
 
-        with explained():
-            return chart_runs([read_plotted(self.path)], title=f"{self.model} on {self.environment}")
+        return chart_runs([read_plotted(self.path)], title=f"{self.model} on {self.environment}")
 
     def _facts(self) -> list[tuple[str, str]]:
         done = self.result
@@ -79,6 +87,7 @@ class TrainingRun(Run):
         )
 
 
+@called_from_python
 def train(
     environment: LoadedEnvironment | str | os.PathLike[str],
     config: Config = None,
@@ -98,47 +107,89 @@ def train(
     """Improve a policy by GRPO on an environment, as `wander train` does; needs `wander-sdk[train]`.
 
     - `environment`: a loaded one, whose name, arguments and sandbox count, or a name as `load` takes it.
-    - `config`: a TOML file, or its sections as mappings; further keywords are sections over those:
-      `train(env, model="smollm2", batch={"rollouts": 64}, schedule={"learning_rate": 1e-6})`.
+    - `config`: a TOML file, which may have phases, or its sections as mappings; further keywords are
+      sections over those: `train(env, model="smollm2", batch={"rollouts": 64})`.
     - `model`: a checkpoint's folder, `smollm2`, or a Hugging Face name; `steps`: of the policy.
     - `out`: the run's folder, by default a new one below `runs`; `resume`: the folder of a run to go on with.
 
-    The call returns when the run ends; interrupted, it finishes its step and keeps a checkpoint. Raises
+    The call returns when the run ends, of phases the last run of GRPO with the model that all of them made;
+    interrupted, it finishes its step and keeps a checkpoint. Raises
     `ConfigError` for a setting that there is not, `ClientError` where learning collapsed.
     """
-    with explained():
-        from wander_client.training.progress import train_and_tell
-        from wander_client.training.run import new_run_dir, read_command, require_unfinished
+    from wander_client.training import phases as training_phases
+    from wander_client.training.progress import train_and_tell
+    from wander_client.training.run import fresh_run_dir, new_run_dir, read_command, require_unfinished
 
-        if isinstance(environment, LoadedEnvironment):
-            context, policy = environment._loaded.context, environment._loaded.sandbox
-        else:
-            context = open_invocation(hub, token, progress=progress)
-            policy = choose_policy(sandbox, [], default=context.settings.sandbox)
-        if resume is not None:
-            folder = Path(resume)
-            asked = {"config": config, "model": model, "steps": steps, "out": out, **sections}
-            if given := [name for name, value in asked.items() if value is not None]:
-                raise UsageError(
-                    f"a run resumes with the settings it was started with: `{given[0]}` cannot change",
-                    hint="give `resume` alone",
-                )
+    command: TrainingCommand | PhasedCommand | None
+    context, policy = _context_of(environment, hub, token, sandbox, progress=progress)
+    if resume is not None:
+        folder = Path(resume)
+        asked = {"config": config, "model": model, "steps": steps, "out": out, **sections}
+        if given := [name for name, value in asked.items() if value is not None]:
+            raise UsageError(
+                f"a run resumes with the settings it was started with: `{given[0]}` cannot change",
+                hint="give `resume` alone",
+            )
+        command = training_phases.read_command(folder)
+        if command is None:
             require_unfinished(folder)
             command = read_command(folder)
+    else:
+        command = _new_command(
+            *(context, environment, config, model, steps, arguments, sections),
+            sandbox=policy,
+        )
+        if out is not None:
+            folder = Path(out)
+        elif isinstance(command, training_phases.PhasedCommand):
+            folder = fresh_run_dir(context, command.environment, "phases")
         else:
-            command = _new_command(
-                *(context, environment, config, model, steps, arguments, sections),
-                sandbox=policy,
+            folder = new_run_dir(context, command)
+        if (folder / "run.json").exists():
+            raise ClientError(f"`{folder}` holds a run already", hint=f'go on with `resume="{folder}"`')
+    try:
+        if isinstance(command, training_phases.PhasedCommand):
+            return _train_phases(
+                training_phases.PhasedRun(context, command, folder), resume=resume is not None
             )
-            folder = new_run_dir(context, command) if out is None else Path(out)
-            if (folder / "run.json").exists():
-                raise ClientError(f"`{folder}` holds a run already", hint=f'go on with `resume="{folder}"`')
-        try:
-            done = train_and_tell(context, command, folder, resume=resume is not None)
-        except Interrupted as stopped:
-            raise KeyboardInterrupt(f"{stopped}; go on with `resume`") from stopped
+        done = train_and_tell(context, command, folder, resume=resume is not None)
+    except Interrupted as stopped:
+        raise KeyboardInterrupt(f"{stopped}; go on with `resume`") from stopped
     assert done is not None, "one process alone calls this"
     return TrainingRun(done.folder, done.result)
+
+
+def _context_of(
+    environment: object, hub: str | None, token: str | None, sandbox: bool | None, *, progress: bool
+) -> tuple[Invocation, SandboxPolicy | None]:
+    """Return settings, output and sandbox: those of an environment that is loaded, or what is asked for."""
+    if not isinstance(environment, LoadedEnvironment):
+        context = open_invocation(hub, token, progress=progress)
+        return context, choose_policy(sandbox, [], default=context.settings.sandbox)
+    if given := [name for name, one in (("hub", hub), ("token", token), ("sandbox", sandbox)) if one]:
+        raise UsageError(f"`{given[0]}` is that of the loaded environment", hint="give it to `wander.load`")
+    context = environment._loaded.context
+    if not progress:
+        context = copy(context)
+        context.output = PythonOutput(progress=False)
+    return context, environment._loaded.sandbox
+
+
+def _train_phases(run: PhasedRun, *, resume: bool) -> TrainingRun:
+    """Run the phases that are not finished; return the last of GRPO, with the model of the last of all."""
+    from wander.train.grpo import result_of
+    from wander.train.records.outcome import read_outcome
+    from wander.train.records.record import read_metrics
+
+    if not resume:
+        run.begin()
+    run.run()
+    place = run.folders[next(one.name for one in reversed(run.command.phases) if one.kind == "grpo")]
+    outcome, entries = read_outcome(place), read_metrics(place)
+    assert outcome is not None, "it is finished"
+    seconds = sum(entry.get("seconds/step") or 0.0 for entry in entries)
+    result = result_of(place, entries, outcome, seconds)
+    return TrainingRun(place, replace(result, model=run.model or result.model), phases=run.folders)
 
 
 def _new_command(
@@ -151,9 +202,8 @@ def _new_command(
     sections: Mapping[str, Mapping[str, Any]],
     *,
     sandbox: SandboxPolicy | None,
-) -> TrainingCommand:
-    from wander.train.phases import read_phases
-
+) -> TrainingCommand | PhasedCommand:
+    from wander_client.training import phases as training_phases
     from wander_client.training.run import new_command, require_alone
 
     require_alone("`wander.train`")
@@ -168,11 +218,19 @@ def _new_command(
         spec = environment
     else:
         spec = str(Path(environment).resolve())
-    if file is not None and read_phases(file, ()) is not None:
+    asked = (context, spec, file, _path_of(given), (), (), sandbox, given)
+    phased = training_phases.new_command(*asked)
+    if phased is None:
+        return new_command(*asked)
+    if steps is not None:
+        only = f'phases={{"{phased.phases[-1].name}": {{"schedule": {{"steps": {steps}}}}}}}'
+        raise UsageError("`steps` does not say which phase it is for", hint=f"write `{only}`")
+    if not any(phase.kind == "grpo" for phase in phased.phases):
         raise UsageError(
-            f"`{file}` has phases, which the command plays", hint=f"run `wander train {spec} {file}`"
+            f"no phase of `{file}` is GRPO, whose run `wander.train` returns",
+            hint=f"run `wander train {spec} {file}`, or fine-tune with `wander.sft`",
         )
-    return new_command(context, spec, file, _path_of(given), [], [], sandbox, sections=given)
+    return phased
 
 
 def _read_config(
@@ -181,9 +239,10 @@ def _read_config(
     """Return the file of settings, and the sections that are given over it."""
     for name, section in sections.items():
         if not isinstance(section, Mapping):
+            hint = _section_of(name, section) or find_near(train, name)
             raise ConfigError(
                 f"`{name}` is no section of settings: it is `{section!r}`",
-                hint='write sections as mappings, such as `batch={"rollouts": 64}`',
+                hint=hint or 'write sections as mappings, such as `batch={"rollouts": 64}`',
             )
     file = None if config is None or isinstance(config, Mapping) else Path(config)
     given: dict[str, Mapping[str, Any]] = dict(config) if isinstance(config, Mapping) else {}
@@ -197,12 +256,23 @@ def _read_config(
     return file, given
 
 
+def _section_of(name: str, value: object) -> str | None:
+    """Return the hint for a field that was given without its section."""
+    from wander.train.config import GRPOSettings
+
+    for section, field in GRPOSettings.model_fields.items():
+        if name in getattr(field.annotation, "model_fields", ()):
+            return f'write `{section}={{"{name}": {value!r}}}`'
+    return None
+
+
 def _path_of(sections: Mapping[str, Mapping[str, Any]]) -> str | None:
     """Return the model that sections name, which is then looked for from here."""
     path = sections.get("model", {}).get("path")
     return None if path is None else str(path)
 
 
+@called_from_python
 def sft(
     rows: Run | Iterable[Run] | str | os.PathLike[str],
     config: Config = None,
@@ -227,20 +297,19 @@ def sft(
     from wander_client.training.run import require_alone
     from wander_client.training.tuning import go_on, tune
 
-    with explained():
-        require_alone("fine-tuning")
-        context = open_invocation(progress=progress)
-        if out is None:
-            raise UsageError("the folder of the model is missing", hint='pass `out="models/tuned"`')
-        folder = Path(out)
-        try:
-            if resume:
-                return go_on(context, folder)
-            file, given = _read_config(config, sections, model, steps)
-            place = _find_rows(rows, folder, min_reward, context)
-            return tune(context, place, folder, file, _path_of(given), [], given)
-        except Interrupted as stopped:
-            raise KeyboardInterrupt(f"{stopped}; go on with `resume=True`") from stopped
+    require_alone("fine-tuning")
+    context = open_invocation(progress=progress)
+    if out is None:
+        raise UsageError("the folder of the model is missing", hint='pass `out="models/tuned"`')
+    folder = Path(out)
+    try:
+        if resume:
+            return go_on(context, folder)
+        file, given = _read_config(config, sections, model, steps)
+        place = _find_rows(rows, folder, min_reward, context)
+        return tune(context, place, folder, file, _path_of(given), [], given)
+    except Interrupted as stopped:
+        raise KeyboardInterrupt(f"{stopped}; go on with `resume=True`") from stopped
 
 
 def _find_rows(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from wander_client.errors import UsageError
 from wander_client.runs.lookup import local_runs
 from wander_client.runs.text import sort_by
+from wander_client.terminal.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from wander.wire import RunManifest, RunSummary
@@ -84,7 +85,8 @@ def sort_runs(rows: list[dict[str, Any]], word: str) -> list[dict[str, Any]]:
     """Return rows by a field of `SORTED_BY`; `-reward` means the highest first, and nothing comes last."""
     name = word.removeprefix("-")
     if name not in SORTED_BY:
-        raise UsageError(f"runs have no `{name}`", hint=f"sort by one of {', '.join(SORTED_BY)}")
+        hint = did_you_mean(name, SORTED_BY) or f"sort by one of {', '.join(SORTED_BY)}"
+        raise UsageError(f"runs have no `{name}`", hint=hint)
     return sort_by(rows, lambda row: row[SORTED_BY[name]], falling=word.startswith("-"))
 
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from wander_client.errors import NotFound, UsageError
+from wander_client.errors import NotFound, Unavailable, UsageError
 from wander_client.runs.found import FoundRun, LocalRun, PostedRun
+from wander_client.terminal.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from wander.evals.store.folder import RunFolder
@@ -69,8 +70,13 @@ def run_folder(context: Invocation, word: str | None) -> RunFolder:
         or (len(word) >= SHORTEST_ID and one.manifest.run_id.startswith(word.lower()))
     ]
     if not matching:
+        shown = {one.path.name: str(one.path) if "/" in word else one.path.name for one in folders}
+        shown |= {one.manifest.run_id: one.manifest.run_id for one in folders}
+        near = did_you_mean(Path(word).name, shown, shown=shown)
         raise NotFound(
-            f"no run is called `{word}`", hint="`wander runs` lists the runs here", code="run_not_found"
+            f"no run is called `{word}`",
+            hint=near or "`wander runs` lists the runs here",
+            code="run_not_found",
         )
     if len(matching) > 1:
         names = "\n".join(f"{one.manifest.run_id}  {one.path}" for one in matching[:10])
@@ -111,8 +117,10 @@ def find_run(context: Invocation, word: str | None) -> FoundRun:
         with context.hub() as hub:
             try:
                 return PostedRun(context, hub.run(word))
-            except NotFound:
-                raise missing from None
+            except (NotFound, Unavailable) as error:
+                if isinstance(error, NotFound) or "did you mean" in (missing.hint or ""):
+                    raise missing from None
+                raise
     if folder.torn:
         context.output.warn(folder.torn)
     return LocalRun(folder)

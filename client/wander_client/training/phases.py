@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
+from wander.loop_thread import LoopThread
 from wander.sandbox import SandboxPolicy
 from wander.train.phases import (
     PHASE,
@@ -41,8 +44,11 @@ from wander_client.training.run import (
     run_training,
     step_lines,
     with_model,
+    with_path,
     with_workers,
 )
+
+Result = TypeVar("Result")
 
 ROWS = "rows.jsonl"
 """What a phase of rollouts keeps of them."""
@@ -72,11 +78,12 @@ def new_command(
     overrides: Sequence[str],
     arguments: Sequence[str],
     sandbox: SandboxPolicy | None = None,
+    sections: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> PhasedCommand | None:
-    """Resolve what was typed; None when the file has no phases."""
+    """Resolve what was typed; None when the file has no phases. `sections` are as for a run without."""
     if config is None:
         return None
-    given: dict[str, Any] = {"model": {"path": model_path(model)}} if model else {}
+    given = with_path(sections, model_path(model) if model else None)
     phases = read_phases(config, overrides, **given)
     if phases is None:
         return None
@@ -232,7 +239,7 @@ class PhasedRun:
                 self._context, settings, location, folder, resume=(folder / "run.json").exists()
             )
             listeners = evaluations.Listeners(on_progress=on_progress)
-            result = asyncio.run(evaluations.run_alone(evaluation, listeners))
+            result = _run_here(evaluations.run_alone(evaluation, listeners))
         if result.interrupted:
             raise self._interruption(f"{result.summary.rollouts} of {result.summary.expected} rollouts")
         if result.summary.failed == result.summary.rollouts:
@@ -346,6 +353,16 @@ class PhasedRun:
         """The model that the run ends with, once it is there."""
         made = self.folder / "model"
         return made if made.is_dir() else None
+
+
+def _run_here(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine to its end, in a thread of its own where a loop runs in this one: in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with contextlib.closing(LoopThread("wander-phase")) as thread:
+        return thread.run(work)
 
 
 def _link(source: str, target: str) -> None:

@@ -29,7 +29,7 @@ from wander_client.environments.location import (
 from wander_client.environments.replay import locate_begun
 from wander_client.environments.workers import WorkerChoice, absolute_path
 from wander_client.errors import FAILED, OK, PARTIAL, ClientError, NotFound, UsageError
-from wander_client.models.reference import require_no_slip
+from wander_client.models.reference import NAMED, require_no_slip
 from wander_client.models.server import ServeChoice, serve
 from wander_client.runs.lookup import require_kind, resumable_folder
 
@@ -210,6 +210,12 @@ def model_path(name: str) -> str:
     if folder.is_dir():
         return str(folder.resolve())
     require_no_slip(name)
+    if "/" not in name and not name.startswith("hf:") and name.lower() not in NAMED:
+        raise NotFound(
+            f"there is no folder `{name}`, and no model of that name on this machine",
+            hint=f"`wander model list` shows the models here; `hf:{name}` is one of Hugging Face",
+            code="model_not_found",
+        )
     return name.removeprefix("hf:")
 
 

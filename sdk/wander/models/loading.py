@@ -20,7 +20,7 @@ from wander.models.smollm2 import SMOLLM2, pull_smollm2
 if TYPE_CHECKING:
     import torch
 
-_SECONDS = 10.0
+_SECONDS = 5.0
 
 
 @dataclass(frozen=True)

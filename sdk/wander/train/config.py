@@ -499,9 +499,17 @@ def settings_data(
             target[last] = tomllib.loads(f"value = {value.strip()}")["value"]
         except tomllib.TOMLDecodeError:
             target[last] = value.strip()
-    for section, fields in given.items():
-        data.setdefault(section, {}).update(fields)
-    return data
+    return lay_over(data, given)
+
+
+def lay_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return two tables as one, tables within them too; anything else of `above` replaces what is below."""
+    whole = dict(below)
+    for name, value in above.items():
+        known = whole.get(name)
+        both = isinstance(known, Mapping) and isinstance(value, Mapping)
+        whole[name] = lay_over(known, value) if both and known is not None else value
+    return whole
 
 
 def _phases_by_name(phases: list[Any], file: Path | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import operator
 import re
@@ -53,9 +54,9 @@ class Condition:
         """Tell whether a rollout meets it; raises `ConfigError` for a metric that the rollout lacks."""
         known = {**measures(rollout), **rollout.metrics, "reward": rollout.reward}
         if self.metric not in known:
-            raise ConfigError(
-                f"the rollouts have no metric `{self.metric}`", hint=f"they have {', '.join(sorted(known))}"
-            )
+            near = difflib.get_close_matches(self.metric, known, n=1)
+            hint = f"did you mean `{near[0]}`?" if near else f"they have {', '.join(sorted(known))}"
+            raise ConfigError(f"the rollouts have no metric `{self.metric}`", hint=hint)
         value = known[self.metric]
         return value is not None and OPERATORS[self.sign](value, self.value)
 

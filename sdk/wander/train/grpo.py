@@ -320,17 +320,19 @@ class GRPOResult:
     """Which weights lie in `best`, where it keeps them."""
 
 
-def result_of(folder: Path, log: StepLog, outcome: Outcome, seconds: float) -> GRPOResult:
+def result_of(
+    folder: Path, entries: Sequence[dict[str, Any]], outcome: Outcome, seconds: float
+) -> GRPOResult:
     """Return what the run in a folder made, as its metrics tell."""
-    rewards = [entry["reward"] for entry in log.entries if entry["reward"] is not None]
+    rewards = [entry["reward"] for entry in entries if entry["reward"] is not None]
     tenth = max(1, len(rewards) // 10)
     return GRPOResult(
         model=folder / "model",
-        steps=len(log.entries),
+        steps=len(entries),
         interrupted=not outcome.finished,
         first_reward=mean(rewards[:tenth]),
         final_reward=mean(rewards[-tenth:]),
-        rollouts=sum(int(entry.get("rollouts", 0)) for entry in log.entries),
+        rollouts=sum(int(entry.get("rollouts", 0)) for entry in entries),
         seconds=seconds,
         stopped=outcome.stopped,
         best=outcome.best,
@@ -416,7 +418,7 @@ def train_grpo(
         write_outcome(own, outcome)
     if world.is_main and outcome.finished and not settings.output.checkpoint_every:
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    return result_of(folder, log, outcome, perf_counter() - started)
+    return result_of(folder, log.entries, outcome, perf_counter() - started)
 
 
 def open_source(

@@ -30,6 +30,7 @@ from wander.train.config import (
     Section,
     SFTSettings,
     check_settings,
+    lay_over,
     settings_data,
 )
 from wander.train.records.outcome import read_best
@@ -201,16 +202,6 @@ def _phase(
         rows=[rows] if isinstance(rows, str) else rows,
         settings=check_settings(SFTSettings, lay_over(common, own), where),
     )
-
-
-def lay_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return two tables as one, tables within them too; anything else of `above` replaces what is below."""
-    whole = dict(below)
-    for name, value in above.items():
-        known = whole.get(name)
-        both = isinstance(known, Mapping) and isinstance(value, Mapping)
-        whole[name] = lay_over(known, value) if both and known is not None else value
-    return whole
 
 
 def _only(data: Mapping[str, Any], *names: str) -> dict[str, Any]:

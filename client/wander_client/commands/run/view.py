@@ -11,6 +11,7 @@ import typer
 
 from wander_client.context import current
 from wander_client.errors import NotFound, UsageError
+from wander_client.terminal.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from wander.wire import RolloutRow
@@ -132,7 +133,8 @@ def _show_one(found: FoundRun, word: str) -> None:
 def _sort(rows: list[RolloutRow], word: str) -> list[RolloutRow]:
     name = word.removeprefix("-")
     if name not in SORTED_BY:
-        raise UsageError(f"rows have no `{name}`", hint=f"sort by one of {', '.join(SORTED_BY)}")
+        hint = did_you_mean(name, SORTED_BY) or f"sort by one of {', '.join(SORTED_BY)}"
+        raise UsageError(f"rows have no `{name}`", hint=hint)
     values = [(getattr(row, SORTED_BY[name]), row) for row in rows]
     present = sorted(
         ((value, row) for value, row in values if value is not None),

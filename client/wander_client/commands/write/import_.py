@@ -171,8 +171,7 @@ def _import(bring: Callable[[Path], tuple[Path, Origin]], wishes: _Wishes) -> No
     owner, importer = wishes.owner, None
     if not wishes.dry_run:  # the token is checked before anything is fetched
         with here.hub(login=True) as hub:
-            who = hub.whoami()
-        owner, importer = choose_owner(wishes.owner, who), who.user
+            owner, importer = choose_owner(hub, wishes.owner), hub.whoami().user
     if wishes.out is not None and wishes.out.exists() and any(wishes.out.iterdir()):
         raise ClientError(f"`{wishes.out}` is not empty", hint="choose another folder")
     with tempfile.TemporaryDirectory(prefix="wander-import-") as work:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import typer
 
 from wander_client.context import current
 from wander_client.names import as_folder, parse_name
-from wander_client.packages.scaffold import KINDS, kinds_help, package_name, require_free, write_package
+from wander_client.packages.scaffold import KINDS, kinds_help, package_name, write_package
 from wander_client.terminal.command import command_app
 from wander_client.terminal.suggestions import choose
 
@@ -61,42 +60,27 @@ def fork(
         Path | None, typer.Argument(help="folder for its source  [default: the environment's name]")
     ] = None,
     owner: Annotated[str | None, typer.Option(help="owner of the copy  [default: you]")] = None,
+    name: Annotated[str | None, typer.Option(help="a new name, also for one of your own")] = None,
 ) -> None:
     """Begin an environment of your own with a version of another's, on the hub and on the disk.
 
     \b
     wander env fork acme/wordle
     wander env fork acme/wordle@0.2.0 ./my-wordle --owner lab
+    wander env fork acme/wordle --name harder-wordle
 
     Its page names where it came from. The source goes to a new folder: change it there, raise `version` in
-    pyproject.toml, and publish it.
+    pyproject.toml, and publish it. Under a new name it is on the disk alone until it is published.
     """
-    from wander.wire.changes import NewPlace
-
-    from wander_client.hub import administration
-    from wander_client.packages.origins.published import bring_version
+    from wander_client.packages.fork import fork
 
     here = current()
-    name = parse_name(environment)
-    place = (folder or Path(name.name)).expanduser()
-    require_free(place, f"name another folder: `wander env fork {name} FOLDER`")
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        here.hub(login=True) as hub,
-        tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as work,
-    ):
-        target = owner or hub.whoami().user
-        version = (
-            hub.version(name.owner, name.name, name.version)
-            if name.version
-            else hub.environment(name.owner, name.name).latest
-        )
-        source = bring_version(hub, here.settings.cache_dir, version, Path(work))  # before the hub changes
-        detail = administration.fork(hub, name, NewPlace(owner=target.lower(), version=version.version))
-        source.replace(place)
-    label, shown = f"{detail.owner}/{detail.name}", as_folder(place)
+    made = fork(here, parse_name(environment), folder, owner=owner, name=name)
+    detail, shown = made.detail, as_folder(made.folder)
+    data = {} if detail is None else detail.model_dump(mode="json")
+    label = f"`{name}`" if detail is None else f"{detail.owner}/{detail.name}"
     here.output.answer(
-        {**detail.model_dump(mode="json"), "path": str(place.resolve())},
-        f"forked {detail.parent or name} to {label}, its source to {place}",
+        {**data, "parent": made.source, "path": str(made.folder.resolve())},
+        f"forked {made.source} to {label}, its source to {made.folder}",
     )
     here.output.next(f"wander check {shown}", f"wander publish {shown}")

@@ -14,6 +14,7 @@ counts (`wander.evals.store.lines` has the rule), and `RunFolder.rollouts` yield
 
 from __future__ import annotations
 
+import difflib
 import errno
 import fcntl
 import json
@@ -100,9 +101,13 @@ class RunFolder:
         try:
             text = (path / MANIFEST).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
+            beside = sorted(each.parent.name for each in path.parent.glob(f"*/{MANIFEST}"))
+            near = difflib.get_close_matches(path.name, beside, n=1)
             raise RunError(
                 f"`{path}` is not a run folder: it has no `{MANIFEST}`",
-                hint="give the folder that `wander eval` printed",
+                hint=f"did you mean `{path.parent / near[0]}`?"
+                if near
+                else "give the folder that `wander eval` printed",
             ) from None
         except OSError as error:
             raise RunError(f"cannot read `{path / MANIFEST}`: {error.strerror}") from error

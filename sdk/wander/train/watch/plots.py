@@ -8,6 +8,7 @@ drawn, so that no spike is lost, and the title says so.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,7 +130,9 @@ def chart_runs(
     names = list(metrics) or _panel_names(runs)
     if missing := [name for name in metrics if not any(run.known(name) for run in runs)]:
         known = sorted({name for run in runs for entry in run.entries for name in entry})
-        raise ConfigError(f"no run has a metric `{missing[0]}`", hint=f"they have {', '.join(known)}")
+        near = difflib.get_close_matches(missing[0], known, n=1)
+        hint = f"did you mean `{near[0]}`?" if near else f"they have {', '.join(known)}"
+        raise ConfigError(f"no run has a metric `{missing[0]}`", hint=hint)
     panels = [
         charts.chart_curve(
             [row for run in runs for row in _points(run, name, across)],

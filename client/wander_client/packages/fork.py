@@ -1,0 +1,99 @@
+"""Begin an environment with a version of another: on the hub too, or under a new name on the disk alone."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tomlkit
+
+from wander_client.errors import ClientError, UsageError
+from wander_client.packages.publish import ENTRY_POINT_GROUP
+from wander_client.packages.scaffold import package_name, require_free
+
+if TYPE_CHECKING:
+    from wander.wire import EnvironmentDetail
+
+    from wander_client.context import Invocation
+    from wander_client.names import EnvironmentName
+
+
+@dataclass(frozen=True)
+class Forked:
+    """What a fork made."""
+
+    folder: Path
+    """Its source."""
+    source: str
+    """`owner/name@version` that it began with."""
+    detail: EnvironmentDetail | None
+    """The copy on the hub; None under a new name, which begins to be there when it is published."""
+
+
+def fork(
+    context: Invocation,
+    environment: EnvironmentName,
+    folder: Path | None,
+    *,
+    owner: str | None = None,
+    name: str | None = None,
+) -> Forked:
+    """Copy a version to a folder, and on the hub to another owner, or give it a new `name` in the folder.
+
+    Published files carry their name, so the hub copies none under another.
+    """
+    from wander.wire.changes import NewPlace
+
+    from wander_client.hub import administration
+    from wander_client.packages.origins.published import bring_version
+
+    if name is not None and owner is not None:
+        raise UsageError(
+            "under a new name nothing is copied on the hub", hint="give `--owner` when you publish it"
+        )
+    new = None if name is None else package_name(name)
+    place = (folder or Path(new or environment.name)).expanduser()
+    require_free(place, f"name another folder: `wander env fork {environment} FOLDER`")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        context.hub(login=new is None) as hub,
+        tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as work,
+    ):
+        version = (
+            hub.version(environment.owner, environment.name, environment.version)
+            if environment.version
+            else hub.environment(environment.owner, environment.name).latest
+        )
+        source = bring_version(hub, context.settings.cache_dir, version, Path(work))
+        detail = None
+        if new is not None:
+            _rename(source / "pyproject.toml", new)
+        else:  # once the source is here
+            target = (owner or hub.whoami().user).lower()
+            if (target, environment.name) == (environment.owner, environment.name):
+                raise UsageError(
+                    f"`{target}` has `{environment.name}` already", hint="name the fork: `--name NEW-NAME`"
+                )
+            detail = administration.fork(hub, environment, NewPlace(owner=target, version=version.version))
+        source.replace(place)
+    return Forked(place, f"{version.owner}/{version.name}@{version.version}", detail)
+
+
+def _rename(pyproject: Path, name: str) -> None:
+    """Call a project, and the environment that it declares, by another name."""
+    try:
+        described = tomlkit.parse(pyproject.read_text(encoding="utf-8"))
+        project = described["project"]
+        points = project["entry-points"][ENTRY_POINT_GROUP]
+        (old,) = points
+    except (OSError, KeyError, ValueError) as error:
+        raise ClientError(
+            "its source has no `pyproject.toml` that says which environment it is",
+            hint="leave the name out, and change it in the fork",
+            code="bad_pyproject",
+        ) from error
+    project["name"] = name
+    points[name] = points.pop(old)
+    pyproject.write_text(tomlkit.dumps(described), encoding="utf-8")

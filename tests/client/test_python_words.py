@@ -1,0 +1,134 @@
+"""What errors say to a program: keywords of the call, near names, and no options of the command line."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import wander
+from wander.errors import ArgumentsUnfit, ConfigError, RunError
+from wander_client.errors import NotFound, UsageError
+from wander_client.python.environment import LoadedEnvironment
+from wander_client.python.words import UnknownKeyword, speak_python
+
+SOLVER = "scripted:say_env:solver"
+
+
+@pytest.fixture
+def env(say_env, home):
+    return say_env
+
+
+@pytest.mark.parametrize(
+    ("said", "heard"),
+    [
+        ("`-n 30`: the run has `--all`", '`n=30`: the run has `n="all"`'),
+        ("leave out `--only-failed`", "leave out `only_failed=True`"),
+        ("without `--resume`", "without `resume`"),
+        ("pass `-b URL`", 'pass `base_url="URL"`'),
+        ("`-t 0.7` `--sampling min_p=0.1`", '`sampling={"temperature": 0.7}` `sampling={"min_p": 0.1}`'),
+        ("`wander eval --resume 'a b' --cache`", '`env.evaluate(model, resume="a b", cache=True)`'),
+        ("leave `--sandbox` out", "leave `sandbox=True` out"),
+        ("`wander login --hub URL`, `--serve vllm`", "`wander login --hub URL`, `--serve vllm`"),
+    ],
+)  # fmt: skip
+def test_options_read_as_keywords(said, heard):
+    assert speak_python(said, LoadedEnvironment.evaluate) == heard
+
+
+def test_an_option_is_called_as_the_call_has_it(hub, folder):
+    calls = wander.Hub(transport=None)
+    assert (
+        speak_python("`--no-check`, `--owner NAME`", type(calls).publish) == '`check=False`, `owner="NAME"`'
+    )
+    assert speak_python("`--no-lock`", type(calls).install) == "`lock=False`"
+    assert speak_python("`--no-lock`", wander.load) == "`no_lock=True`"
+
+
+async def test_a_keyword_that_there_is_not_is_told_with_the_near_one(env, folder):
+    for wrong, right in {
+        "num_examples": "n",
+        "limit": "n",
+        "temperature": "sampling={",
+        "seeds": "seed",
+    }.items():
+        with pytest.raises(UnknownKeyword, match=f"there is no argument `{wrong}` of `evaluate`") as caught:
+            await env.evaluate(SOLVER, **{wrong: 3})
+        assert isinstance(caught.value, TypeError)
+        assert f"`{right}" in caught.value.hint
+        assert f"hint: {caught.value.hint}" in caught.value.__notes__
+    with pytest.raises(UsageError, match="no argument `progress` of `evaluate`"):
+        env.evaluate_sync(SOLVER, progress=False)
+    with pytest.raises(UsageError, match="no argument `num_examples` of `rollouts`"):
+        env.rollouts_sync(SOLVER, num_examples=2)
+    with pytest.raises(ArgumentsUnfit, match="no argument `num_workers`") as unfit:
+        wander.load(folder, num_workers=2, progress=False)
+    assert "did you mean `workers`?" in unfit.value.hint
+    with pytest.raises(ConfigError, match="`num_steps` is no section") as section:
+        wander.train(env, model="smollm2", num_steps=3)
+    assert section.value.hint == "did you mean `steps`?"
+    with pytest.raises(ConfigError) as field:
+        wander.sft("rows.jsonl", model="smollm2", out="sft", learning_rate=1e-4)
+    assert field.value.hint == 'write `schedule={"learning_rate": 0.0001}`'
+    with pytest.raises(UsageError, match="there is no argument `tokens`") as hub:
+        wander.Hub(tokens="x")
+    assert hub.value.hint == "did you mean `token`?"
+
+
+def test_calls_keep_their_signatures(env):
+    assert "n" in inspect.signature(env.evaluate).parameters
+    assert inspect.iscoroutinefunction(env.evaluate)
+    assert not inspect.iscoroutinefunction(env.evaluate_sync)
+
+
+def test_a_mistyped_sampling_argument_is_told(env):
+    for given in ({"temperatures": 0}, {"max-tokens": 3}):
+        with pytest.raises(UsageError, match="no sampling argument") as caught:
+            env.evaluate_sync(SOLVER, sampling=given)
+        assert "did you mean `" in caught.value.hint
+    with pytest.raises(UsageError, match="no sampling argument `top_pp`"):
+        env.rollout_sync(SOLVER, sampling={"top_pp": 0.5})
+    run = env.evaluate_sync(SOLVER, n=1, sampling={"top_k": 3, "of_its_own": True})
+    assert run.manifest.sampling.given() == {"top_k": 3, "of_its_own": True}
+
+
+def test_errors_of_an_evaluation_name_keywords(env, home):
+    run = env.evaluate_sync(SOLVER, n=2)
+    with pytest.raises(UsageError) as caught:
+        env.evaluate_sync(SOLVER, n=3, resume=run)
+    notes = "\n".join(caught.value.__notes__)
+    assert "`n=3`: the run has `n=2`" in notes
+    assert "--" not in notes.replace(str(run.path), "")
+
+
+def test_a_run_or_a_metric_that_there_is_not_is_told_with_the_near_one(env, home):
+    run = env.evaluate_sync(SOLVER, n=1, out="runs/before")
+    name = next(iter(run.metrics))
+    with pytest.raises(KeyError) as caught:
+        run.metrics[f"{name}s"]
+    assert caught.value.__notes__ == [f"there is no metric `{name}s`: did you mean `{name}`?"]
+    with pytest.raises(RunError) as other:
+        wander.Run("runs/before2")
+    assert other.value.hint == "did you mean `runs/before`?"
+    assert isinstance(run.metrics, dict)
+
+
+def test_a_model_that_is_nowhere_is_told_at_once(env, monkeypatch):
+    def ask(*_, **__):
+        raise AssertionError("Hugging Face was asked")
+
+    monkeypatch.setattr("wander.models.loading.only_cached", ask)
+    with pytest.raises(NotFound, match="there is no folder `nomodel`") as caught:
+        wander.train(env, model="nomodel", steps=1)
+    assert "`hf:nomodel`" in caught.value.hint
+
+
+def test_commands_offer_near_names_too(env, wander, home):
+    env.evaluate_sync(SOLVER, n=1, out=home / "runs" / "before")
+    assert "did you mean `before`?" in wander("runs", "show", "before2").err
+    assert f"did you mean `{home / 'runs' / 'before'}`?" in wander("view", str(home / "runs" / "before2")).err
+    assert "did you mean `reward`?" in wander("runs", "--sort", "rewards").err
+    assert "did you mean `reward`?" in wander("view", "runs/before", "--sort", "rewards").err
+    assert "did you mean `reward`?" in wander("view", "runs/before", "--where", "rewards>0").err
+    wrong = wander("eval", "./say-env", "-m", SOLVER, "--sampling", '{"temperatures": 0}')
+    assert (wrong.status, "did you mean `temperature`?" in wrong.err) == (2, True)
