@@ -7,6 +7,10 @@ import re
 from html.parser import HTMLParser
 
 import pytest
+from sqlalchemy import insert, select
+from wander_hub import names
+from wander_hub.accounts.repository import NEIGHBOURS
+from wander_hub.environments.models import Environment
 
 HTML = {"Accept": "text/html,application/xhtml+xml"}
 HOSTILE = '<script>alert(1)</script><img src=x onerror="alert(2)">\u202e\x1b[31m\x00'
@@ -237,6 +241,30 @@ async def test_missing_page_suggests_near_names(posted):
     assert '<a href="/alice/reverse-text">' in other.text
     script = await posted.get("/bob/reverse-text")
     assert script.headers["content-type"] == "application/problem+json"
+
+
+async def test_a_large_hub_looks_at_a_page_of_names(hub, monkeypatch):
+    await hub.publish()
+    with hub.database.write() as session:
+        (one,) = session.execute(select(Environment.__table__)).mappings()
+        same = {key: value for key, value in one.items() if key != "id"}
+        rows = [same | {"name": f"task-{each:04d}", "private": each % 2 == 0} for each in range(1000)]
+        session.execute(insert(Environment), rows)
+    looked_at: list[int] = []
+    near = names.near
+
+    def count(name, known):
+        looked_at.append(len(known))
+        return near(name, known)
+
+    monkeypatch.setattr(names, "near", count)
+    hint = (await hub.get("/api/v1/environments/alice/task-0501x")).json()["hint"]
+    assert "`alice/task-0501`" in hint
+    assert "task-0500" not in hint  # which is private
+    assert 0 < max(looked_at) <= 2 * NEIGHBOURS
+    page = (await hub.get("/alice", headers=HTML)).text
+    assert page.count('href="/alice/simple/task-') == 49
+    assert '<a href="/alice/simple/">more</a>' in page
 
 
 async def test_names_are_redirected_to_their_right_spelling(posted):

@@ -9,6 +9,9 @@ from sqlalchemy.orm import Session, selectinload
 
 from wander_hub.accounts.models import Membership, Owner, User
 
+NEIGHBOURS = 100
+"""Names to either side of one that is missing, among which those that look like it are sought."""
+
 
 def user_named(session: Session, name: str) -> User | None:
     """Return the user of that name."""
@@ -32,6 +35,8 @@ def lock_owner(session: Session, owner: Owner) -> None:
         session.execute(select(Owner.id).where(Owner.id == owner.id).with_for_update(key_share=True))
 
 
-def owner_names(session: Session) -> Sequence[str]:
-    """Return the name of every owner."""
-    return session.scalars(select(Owner.name).order_by(Owner.name)).all()
+def owners_around(session: Session, name: str) -> Sequence[str]:
+    """Return the names of owners that stand around this one in their order."""
+    after = select(Owner.name).where(Owner.name >= name).order_by(Owner.name).limit(NEIGHBOURS)
+    before = select(Owner.name).where(Owner.name < name).order_by(Owner.name.desc()).limit(NEIGHBOURS)
+    return [*session.scalars(after), *session.scalars(before)]

@@ -19,6 +19,8 @@ class Environment(Base):
     __table_args__ = (
         UniqueConstraint("owner_id", "name"),
         Index("ix_environments_listing", "listed", "updated_at", "id"),
+        Index("ix_environments_listing_of_owner", "owner_id", "listed", "updated_at", "id"),
+        Index("ix_environments_name", "name"),
         Index("ix_environments_owner_id_private", "owner_id", "private"),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from itertools import chain
 from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, Select, and_, exists, func, inspect, or_, select, true
@@ -11,6 +12,7 @@ from sqlalchemy.orm import Session, contains_eager, joinedload, selectinload
 from sqlalchemy.sql.base import ExecutableOption
 
 from wander_hub.accounts.models import Owner
+from wander_hub.accounts.repository import NEIGHBOURS
 from wander_hub.database import READER, now
 from wander_hub.environments.models import Environment, File, FileProvenance, FormerName, Version
 from wander_hub.environments.schemas import EnvironmentFilter, Position
@@ -107,14 +109,27 @@ def lock_environment(session: Session, environment: Environment) -> None:
     session.refresh(environment, columns, with_for_update={"key_share": True})
 
 
-def names_of_all(session: Session) -> Sequence[tuple[str, str]]:
-    """Return (owner, name) of every listed environment."""
-    rows = session.execute(
-        select(Owner.name, Environment.name)
-        .join(Environment.owner)
-        .where(Environment.listed, readable(session))
+def owners_of(session: Session, name: str) -> Sequence[str]:
+    """Return the owners of listed environments of this name, or of some of them."""
+    some = select(Environment.id).where(Environment.name == name).limit(NEIGHBOURS)
+    query = select(Owner.name).join(Environment, Environment.owner_id == Owner.id)
+    query = query.where(Environment.id.in_(some), Environment.listed, readable(session))
+    return session.scalars(query.order_by(Owner.name)).all()
+
+
+def names_around(session: Session, owner: str, name: str) -> Sequence[str]:
+    """Return the names of an owner's listed environments that stand around this one in their order.
+
+    However many are hidden, no more rows are looked at.
+    """
+    owned = select(Environment.id).where(
+        Environment.owner_id == select(Owner.id).where(Owner.name == owner).scalar_subquery()
     )
-    return [(owner, name) for owner, name in rows]
+    after = owned.where(Environment.name >= name).order_by(Environment.name).limit(NEIGHBOURS)
+    before = owned.where(Environment.name < name).order_by(Environment.name.desc()).limit(NEIGHBOURS)
+    shown = select(Environment.name).where(Environment.listed, readable(session))
+    by_order = (session.scalars(shown.where(Environment.id.in_(some))) for some in (after, before))
+    return [*chain.from_iterable(by_order)]
 
 
 def page(session: Session, wanted: EnvironmentFilter) -> Sequence[Environment]:
@@ -142,12 +157,12 @@ def count_listed(session: Session) -> int:
     return session.scalar(query) or 0
 
 
-def packages_of(session: Session, owner_id: int) -> Sequence[str]:
-    """Return the normalised name of everything an owner's index offers."""
+def packages_of(session: Session, owner_id: int, limit: int) -> Sequence[str]:
+    """Return the first normalised names of what an owner's index offers."""
     query = select(Environment.name).where(
         Environment.owner_id == owner_id, Environment.deleted_at.is_(None), readable(session)
     )
-    return session.scalars(query.order_by(Environment.name)).all()
+    return session.scalars(query.order_by(Environment.name).limit(limit)).all()
 
 
 def version_of(session: Session, environment: Environment, version: str) -> Version | None:

@@ -123,12 +123,14 @@ def resolve(session: Session, owner: str, name: str) -> Environment:
 
 def suggestions(session: Session, owner: str, name: str) -> list[str]:
     """Return up to three environments whose names look like the given one."""
-    known = repository.names_of_all(session)
-    same_name = [f"{one}/{other}" for one, other in known if other == name]
+    same_name = [f"{one}/{name}" for one in repository.owners_of(session, name)]
     # Each part by itself: an owner that is right makes no other name of theirs a near one.
-    owners = {owner, *names.near(owner, {one for one, _ in known})}
-    near = names.near(name, {other for _, other in known})
-    close = [f"{one}/{other}" for other in near for one, held in known if held == other and one in owners]
+    held = {
+        one: repository.names_around(session, one, name)
+        for one in dict.fromkeys((owner, *names.near(owner, accounts.owners_around(session, owner))))
+    }
+    near = names.near(name, {each for some in held.values() for each in some})
+    close = [f"{one}/{each}" for each in near for one, some in held.items() if each in some]
     return list(dict.fromkeys(same_name + close))[:3]
 
 
@@ -151,7 +153,7 @@ def require_owner(session: Session, owner: str) -> Owner:
     """Return the owner of that name; raise a 404 when there is none."""
     found = accounts.owner_named(session, owner)
     if found is None:
-        hint = _hint(names.near(owner, accounts.owner_names(session)))
+        hint = _hint(names.near(owner, accounts.owners_around(session, owner)))
         raise HubProblem(404, "owner_not_found", f"there is no owner `{owner}`", hint=hint)
     return found
 

@@ -11,7 +11,7 @@ from wander.wire import Problem
 
 from wander_hub import names
 from wander_hub.environments import service as environments
-from wander_hub.environments.repository import names_of_all, packages_of
+from wander_hub.environments.repository import owners_of, packages_of
 from wander_hub.environments.schemas import EnvironmentFilter
 from wander_hub.http.answers import IMMUTABLE, REVALIDATE
 from wander_hub.http.boundary import BaseUrl, HubStorage, ReadSession, database_of
@@ -126,7 +126,7 @@ def show_owner(request: Request, session: ReadSession, owner: str, cursor: Curso
         return RedirectResponse(f"/{name}", 301)
     wanted = EnvironmentFilter(owner=name, limit=_PER_PAGE, cursor=cursor)
     found = environments.list_page(session, wanted)
-    packages = packages_of(session, owner_id)
+    packages = packages_of(session, owner_id, _PER_PAGE + 1)
     following = service.query_string(cursor=found.next) if found.next else None
     return page(request, "owner.html", owner=name, found=found, packages=packages, following=following)
 
@@ -175,7 +175,7 @@ def problem_page(request: Request, problem: Problem, headers: dict[str, str]) ->
             if rest:
                 suggestions = environments.suggestions(session, owner, rest[0])
             else:  # one word: who wrote it may have left the owner out
-                suggestions = [f"{one}/{name}" for one, name in names_of_all(session) if name == owner][:3]
+                suggestions = [f"{one}/{owner}" for one in owners_of(session, owner)[:3]]
     answer = page(request, "problem.html", status=problem.status, problem=problem, suggestions=suggestions)
     answer.headers.update(headers)
     return answer
