@@ -233,6 +233,20 @@ async def test_a_plain_package_is_not_shown_as_an_environment(hub, make_wheel):
     assert "wander-sdk==0.1.0" in page
 
 
+async def test_arguments_of_calls_break_no_page(hub, run_of):
+    deep, wide = "[" * 100_000, "[" * 900 + "1," * 100_000 + "1" + "]" * 900
+    manifest, rollouts = run_of(await hub.publish())
+    calls = [{"function": {"name": "find", "arguments": text}} for text in (deep, wide, '{"a":1}')]
+    rollouts[0]["completion"][0]["tool_calls"] = calls
+    rollouts[0]["turns"][0]["usage"]["completion_tokens"] = 200_000
+    rollouts[0]["usage"]["completion_tokens"] = 200_000
+    assert (await hub.post_run(manifest, rollouts)).status_code == 201
+    page = await hub.get(f"/runs/{manifest['run_id']}/rollouts/0", headers=HTML)
+    assert page.status_code == 200
+    assert len(page.content) < 200_000
+    assert "{\n  &#34;a&#34;: 1\n}" in page.text
+
+
 async def test_missing_page_suggests_near_names(posted):
     answer = await posted.get("/alice/revers-text", headers=HTML)
     assert answer.status_code == 404

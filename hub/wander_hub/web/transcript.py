@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,8 @@ _MOST_MESSAGES = 400
 """Messages of one rollout on a page."""
 _LONGEST_TEXT = 60_000
 """Characters of one message on a page; the JSON has the rest."""
+_LONGEST_LAID_OUT = 10_000
+"""Characters of a call's arguments that are shown line by line: deep ones grow a hundredfold."""
 _FOLD_LINES = 20
 _FOLD_CHARACTERS = 2500
 
@@ -102,12 +105,12 @@ def _describe_message(message: Message, number: int, turn: Turn | None, user_rol
 def _tool_call(call: dict[str, Any]) -> ToolCall:
     function = call.get("function")
     function = function if isinstance(function, dict) else call
-    text = arguments = function.get("arguments", "")
-    try:
-        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-        text = json.dumps(arguments, indent=2, ensure_ascii=False)
-    except ValueError:
-        pass  # what is no JSON is shown as it was written
+    given = function.get("arguments", "")
+    text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    # What is no JSON is shown as it was written, and so is what would be far longer in lines of its own.
+    with suppress(ValueError, RecursionError):
+        if len(text) <= _LONGEST_LAID_OUT:
+            text = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
     return ToolCall(str(function.get("name", "?")), text[:_LONGEST_TEXT])
 
 
