@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from wander_client.context import Invocation
     from wander_client.hub.posting import Parcel
 
+_SECRET = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")
+"""How the names of variables end that hold what nobody else may know."""
+
 
 @contextmanager
 def pack(context: Invocation, folder: RunFolder, *, incomplete: bool = False) -> Iterator[Parcel]:
@@ -71,15 +74,15 @@ def send(context: Invocation, parcel: Parcel, *, private: bool, sign: bool) -> t
 
 
 def _refuse_secrets(context: Invocation, folder: RunFolder) -> None:
-    """Refuse to publish this machine's own tokens, should a tool have printed one."""
+    """Refuse to publish keys and tokens of this machine, should a tool have printed one."""
     from wander.evals.store.jsonl import blocks
 
     credential = context.credential()
-    secrets = {name: os.environ.get(name, "") for name in ("OPENAI_API_KEY", "HF_TOKEN", "WANDER_TOKEN")}
+    secrets = {name: value for name, value in os.environ.items() if name.endswith(_SECRET)}
     secrets["the hub's token"] = credential.token if credential else ""
     wanted = {name: value.encode() for name, value in secrets.items() if len(value) >= 12}
     rest = b""
-    for path in (folder.path / "run.json", *folder.path.glob("rollouts.jsonl*")):
+    for path in posting.files_of(folder.path):
         for block in blocks(path):
             for name, value in wanted.items():
                 if value in rest + block:
