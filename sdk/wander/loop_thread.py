@@ -26,7 +26,13 @@ class LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine there and wait for its result; an interrupt of the caller cancels it."""
+        """Run a coroutine there and wait for its result; an interrupt of the caller cancels it.
+
+        Raises `RuntimeError` on the loop itself, which would wait for itself for ever.
+        """
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RuntimeError("this would wait for its own event loop: await the coroutine in its place")
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
             return future.result()
