@@ -79,3 +79,5 @@ def test_an_import_by_name_is_seen_beside_a_loader(tmp_path):
     loader = "def load_environment():\n    vf = require('verifiers')\n"
     assert library_of(sources_of_wheel(wheel(tmp_path, a=loader))) == "verifiers"
     assert library_of(sources_of_wheel(wheel(tmp_path, a="x = 'verifiers'\n"))) is None
+    assigned = "vf = require('verifiers')\nload_environment = vf.environment\n"
+    assert library_of(sources_of_wheel(wheel(tmp_path, a=assigned))) == "verifiers"

@@ -76,18 +76,21 @@ def imports_of(tree: ast.Module) -> set[str]:
 
 
 def bound_names(tree: ast.Module) -> set[str]:
-    """Return the functions, classes and imported names at the top of a source."""
+    """Return the functions, classes, imported and assigned names at the top of a source."""
     names: set[str] = set()
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.ImportFrom):
             names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {target.id for target in targets if isinstance(target, ast.Name)}
     return names
 
 
 def defines_loader(tree: ast.Module) -> bool:
-    """Tell whether a source has a function `load_environment`, its own or an imported one."""
+    """Tell whether a source has a `load_environment`: its own, an imported or an assigned one."""
     return LOADER in bound_names(tree)
 
 
