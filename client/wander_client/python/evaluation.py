@@ -132,9 +132,8 @@ async def play_rollouts(
     async with open_client(loaded, pool, settings) as client:
         plan, opened = settings.plan(), loaded.opened
         result = await play_plan(opened.handle, client, plan, None, opened.pin, checked=True)
-    return sorted(
-        result.rollouts, key=lambda one: (result.manifest.example_ids.index(one.example_id), one.index)
-    )
+    places = {example: place for place, example in enumerate(result.manifest.example_ids)}
+    return sorted(result.rollouts, key=lambda one: (places[one.example_id], one.index))
 
 
 @contextlib.asynccontextmanager
