@@ -106,6 +106,18 @@ async def test_no_page_of_a_third_party_documents_the_interface(hub):
         assert (await hub.get(path)).status_code == 404
 
 
+async def test_a_body_that_cannot_be_read_is_documented_everywhere(hub):
+    document = (await hub.get("/openapi.json")).json()
+    read = [
+        operation
+        for operations in document["paths"].values()
+        for operation in operations.values()
+        if "application/json" in operation.get("requestBody", {}).get("content", {})
+    ]
+    assert read
+    assert [one["operationId"] for one in read if "400" not in one["responses"]] == []
+
+
 async def test_errors_are_problems_with_the_request_id(hub):
     answer = await hub.get("/api/v1/environments", params={"limit": 0}, headers={"X-Request-ID": "mine-1"})
     assert answer.headers["content-type"] == "application/problem+json"

@@ -117,7 +117,7 @@ async def put_artifact(request: Request, context: ForPoster, sha256: Digest, fil
     status_code=201,
     responses={
         200: {"model": RunDetail, "description": "It was finished before"},
-        **refusals(401, 403, 404, 409, 422, 507),
+        **refusals(400, 401, 403, 404, 409, 422, 507),
     },
 )
 def finish_posting(request: Request, context: ForPoster, sha256: Digest, body: FinishPosting) -> Response:
@@ -145,7 +145,7 @@ def list_keys(session: ReadSession, caller: Caller) -> KeyList:
     status_code=201,
     responses={
         200: {"model": KeyInfo, "description": "It was registered before"},
-        **refusals(401, 403, 409, 422),
+        **refusals(400, 401, 403, 409, 422),
     },
 )
 def add_key(context: ForManager, body: NewKey) -> Response:
