@@ -293,6 +293,11 @@ class EnvironmentInfo(Record):
     """The arguments `load_environment` was called with."""
 
     @property
+    def calls_tools(self) -> bool:
+        """True of the kinds that always offer tools."""
+        return self.kind in ("tool", "stateful_tool", "mcp")
+
+    @property
     def reward_range(self) -> tuple[float, float] | None:
         """Lowest and highest reward, declared or by the weights; None where there is no function."""
         return reward_range(self.reward_bounds, self.reward_functions)

@@ -108,6 +108,7 @@ COMMANDS: dict[str, Command] = {
     "env board": Command("run.board:app", "arrange an environment's boards and hide runs"),
     "model new": Command("train.model:new_model", "make an untrained model for an environment"),
     "model pull": Command("train.model:pull", "fetch a model into the cache"),
+    "model tools": Command("train.model:tools", "give a model's chat template tools"),
     "model list": Command("train.model:list_models", "list the models of this machine"),
     "model sft": Command("train.sft:sft", "fine-tune a model on filtered rollouts"),
     "auth whoami": Command("account.login:whoami", "show whose token is in use"),

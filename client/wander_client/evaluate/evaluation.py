@@ -212,6 +212,8 @@ async def begin(
             pool.client(settings.choose_model(), location, name=run_dir.name, log_path=server_log)
         )
         await client.check()  # before a folder is made for its run
+        if environment.handle.info.calls_tools:
+            client.check_tools()
         if evaluation.resume:
             await _require_same_environment(evaluation, environment)
         on_start(environment)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,6 +22,7 @@ from wander_client.models.server import ServeChoice, serve
 if TYPE_CHECKING:
     from wander.clients.base import Client
     from wander.clients.rate_limit import CallLimiter
+    from wander.models.chat import ChatFormat
 
     from wander_client.context import Invocation
     from wander_client.environments.location import Location
@@ -144,9 +146,12 @@ class ModelPool:
             server = await self._stack.enter_async_context(
                 serve(self._context, model, key[1], log_path=log_path)
             )
-            self._held = (key, (server, await asyncio.to_thread(_digest_weights, Path(model))))
-        server, digest = self._held[1]
-        return ServedClient(server.model, server.base_url, server.described, digest, call_timeout)
+            digest = await asyncio.to_thread(_digest_weights, Path(model))
+            self._held = (key, (server, digest, cache(lambda: _chat_format(model))))
+        server, digest, turns = self._held[1]
+        # Who has the server read calls wants them as it reads them.
+        own = None if "--enable-auto-tool-choice" in key[1].arguments else turns
+        return ServedClient(server.model, server.base_url, server.described, digest, call_timeout, own)
 
     async def _let_go(self) -> None:
         await self.__aexit__()
@@ -204,6 +209,13 @@ class _Machine:
         if self._waiting:
             place = next((place for place, (key, _) in enumerate(self._waiting) if key == loaded), 0)
             self._waiting.pop(place)[1].set_result(None)
+
+
+def _chat_format(model: str) -> ChatFormat:
+    """Return how a model writes its turns."""
+    from wander.models.loading import load_chat_format
+
+    return load_chat_format(model)
 
 
 def _digest_weights(model: Path) -> str | None:

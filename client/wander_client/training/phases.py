@@ -275,10 +275,10 @@ class PhasedRun:
 
         from wander.evals.store.folder import RunFolder
         from wander.models.tiny import TinySize, create_tiny
-        from wander.models.transcripts import ENOUGH_TRANSCRIPTS
+        from wander.models.transcripts import ENOUGH_TRANSCRIPTS, transcript_of
 
         played = RunFolder.open(self.folders[phase.transcripts.removeprefix(PHASE)]).rollouts()
-        texts = [[*each.prompt, *each.completion] for each in islice(played, ENOUGH_TRANSCRIPTS)]
+        texts = [transcript_of(each) for each in islice(played, ENOUGH_TRANSCRIPTS)]
         tiny = phase.settings.tiny
         size = TinySize.of_width(tiny.hidden, tiny.layers, tiny.vocabulary, characters=tiny.characters)
         shutil.rmtree(folder / "model", ignore_errors=True)  # of a phase that was killed before it ended

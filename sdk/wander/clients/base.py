@@ -79,6 +79,12 @@ class Client(ABC):
         Raises the `ModelError` or `ConfigError` that every call would meet. It may cost a call.
         """
 
+    def check_tools(self) -> None:  # noqa: B027 - an optional hook
+        """Find out whether the model can be offered tools, before anything is played.
+
+        Raises the `ModelError` that every call with tools would meet.
+        """
+
     def describe(self) -> dict[str, Any]:
         """Return what a manifest records about the endpoint; never a secret."""
         return {"kind": type(self).__name__, "model": self.model}
@@ -118,6 +124,10 @@ class WrappedClient(Client):
     async def check(self) -> None:
         """Find out whether the client can be used."""
         await self._client.check()
+
+    def check_tools(self) -> None:
+        """Find out whether the client can be offered tools."""
+        self._client.check_tools()
 
     def describe(self) -> dict[str, Any]:
         """Return what the client says about its endpoint."""

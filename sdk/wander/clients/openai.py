@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from wander.clients.base import Client, ModelRequest, ModelResponse
@@ -27,6 +27,7 @@ from wander.clients.transport import (
 )
 from wander.errors import ConfigError, EndpointUnreachable, InvalidResponse, ModelError
 from wander.seeding import derived_seed
+from wander.types import Message, SamplingArgs
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _DEFAULT_URL = "https://api.openai.com/v1"
 _COMPLETIONS = "/chat/completions"
+_REASONING = ("</think>", "[/THINK]")
 _LONGEST_CHECK = 5.0
 """Longest `Retry-After` that a check waits for, in seconds."""
 
@@ -110,14 +112,13 @@ class OpenAIClient(Client):
 
     async def complete(self, request: ModelRequest) -> ModelResponse:
         """Return the endpoint's completion."""
-        messages = request.messages
-        if not self.send_reasoning:
-            messages = [
-                {name: value for name, value in message.items() if name != "reasoning_content"}
-                if "reasoning_content" in message
-                else message
-                for message in messages
-            ]
+        unsent = {"attempts"} if self.send_reasoning else {"attempts", "reasoning_content"}
+        messages = [
+            {name: value for name, value in message.items() if name not in unsent}
+            if not unsent.isdisjoint(message)
+            else message
+            for message in request.messages
+        ]
         payload: dict[str, Any] = {"model": self.model, "messages": messages, **request.sampling.given()}
         if request.tools:
             payload["tools"] = request.tools
@@ -216,10 +217,26 @@ class OpenAIClient(Client):
         )
 
 
+class TurnText(Protocol):
+    """What reads a model's turns where its server gives them as text (`wander.models.chat.ChatFormat`)."""
+
+    def read_text(
+        self, text: str, messages: list[Message], tools: list[dict[str, Any]] | None, turn: int
+    ) -> Message:
+        """Return the assistant's message that a text is, after these messages."""
+        ...
+
+    def check_tools(self) -> None:
+        """Raise `InvalidResponse` where the model is not told of tools, or its calls cannot be read."""
+        ...
+
+
 class ServedClient(OpenAIClient):
     """Asks a server whose address means nothing once it has ended; what it is made of stands in its place.
 
-    `server` says engine, version and arguments; `weights_sha256` is the digest of a local checkpoint.
+    `server` says engine, version and arguments; `weights_sha256` is the digest of a local checkpoint. What
+    `turns` returns, which is asked where it is needed, reads calls of tools and reasoning as it does those of
+    a model in this process; None leaves them to the server.
     """
 
     def __init__(
@@ -229,10 +246,33 @@ class ServedClient(OpenAIClient):
         server: dict[str, Any],
         weights_sha256: str | None = None,
         timeout: float | None = None,
+        turns: Callable[[], TurnText] | None = None,
     ) -> None:
-        super().__init__(model, base_url, "", timeout=timeout or 600.0)
+        super().__init__(model, base_url, "", timeout=timeout or 600.0, send_reasoning=turns is not None)
         self._server = server
         self._weights_sha256 = weights_sha256
+        self._turns = turns
+
+    async def complete(self, request: ModelRequest) -> ModelResponse:
+        """Return the server's completion, its calls of tools and its reasoning read."""
+        if self._turns is None:
+            return await super().complete(request)
+        if request.tools:
+            # With this choice vLLM shows the tools and leaves the text alone.
+            plain = {**request.sampling.given(), "tool_choice": "none", "skip_special_tokens": False}
+            request = request.model_copy(update={"sampling": SamplingArgs(**plain)})
+        response = await super().complete(request)
+        text = response.message["content"]
+        if not isinstance(text, str) or not (request.tools or any(mark in text for mark in _REASONING)):
+            return response
+        turns = await asyncio.to_thread(self._turns)
+        read = turns.read_text(text, request.messages, request.tools, request.turn)
+        return response.model_copy(update={"message": {**response.message, **read}})
+
+    def check_tools(self) -> None:
+        """Find out whether the model can be offered tools."""
+        if self._turns is not None:
+            self._turns().check_tools()
 
     def describe(self) -> dict[str, Any]:
         """Return model, weights and server; the kind is that of any endpoint."""

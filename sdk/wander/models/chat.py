@@ -8,6 +8,7 @@ detected: the conversation then starts anew from what the template shows, and is
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -34,7 +35,7 @@ _UNCLOSED = "the model's chat template does not close an assistant turn"
 
 
 class RewrittenHistory(InvalidResponse):
-    """The chat template shows earlier messages differently than when they were sampled."""
+    """The chat template or the environment shows earlier messages differently than when they were sampled."""
 
 
 @dataclass(slots=True)
@@ -50,6 +51,8 @@ class Conversation:
     """How many messages the text covers."""
     open_at: int = 0
     """How many ids the text covers: where the next completion starts."""
+    said: Message | None = None
+    """The message that the environment was given for what was sampled last."""
 
 
 class ChatFormat:
@@ -136,6 +139,17 @@ class ChatFormat:
         parts = self.turns.read(_cut(self._decode_all(said), stop), opened=opened, tools=tools)
         return parts.message(turn, token_span(self._decode_all, said))
 
+    def read_text(self, text: str, messages: list[Message], tools: Any, turn: int) -> Message:
+        """Return the assistant's message that a text is, which a server sampled after these messages."""
+        opened = self.turns.thinking is not None and self.turns.opens_reasoning(
+            self.render(messages, tools=tools)
+        )
+        return self.turns.read(text, opened=opened, tools=tools).message(turn)
+
+    def check_tools(self) -> None:
+        """Raise `InvalidResponse` where the model is not told of tools, or its calls cannot be read."""
+        self.turns.require_tools()
+
     def _decode_all(self, ids: Any) -> str:
         text: str = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
@@ -194,6 +208,23 @@ class ChatFormat:
         conversation.text, conversation.messages = whole, len(messages)
         conversation.open_at = len(conversation.ids)
 
+    def go_on(
+        self,
+        conversation: Conversation | None,
+        messages: list[Message],
+        tools: list[dict[str, Any]] | None,
+    ) -> tuple[Conversation, bool]:
+        """Return a rollout's conversation brought up to its messages, and whether it is another than before.
+
+        One whose history was rewritten, or whose messages the environment took back, starts anew from what
+        the template shows; so does one that is asked again from the same place.
+        """
+        if conversation is not None and len(messages) > conversation.messages:
+            with contextlib.suppress(RewrittenHistory):
+                self.append_messages(conversation, messages, tools)
+                return conversation, False
+        return self.start(messages, tools), conversation is not None
+
     def transcripts(
         self, messages: list[Message], tools: list[dict[str, Any]] | None = None
     ) -> list[Conversation]:
@@ -202,6 +233,8 @@ class ChatFormat:
         That is one, as `transcript` returns it; where the template rewrites history, one for every
         assistant turn, each after the history as the model sees it then.
         """
+        if tools:
+            self.turns.require_tools(read=False)
         try:
             return [self.transcript(messages, tools)]
         except RewrittenHistory:
@@ -273,7 +306,11 @@ class ChatFormat:
         self, conversation: Conversation, assistant: Message, whole: str, tools: list[dict[str, Any]] | None
     ) -> str:
         """Return what `whole` has after the assistant's turn, which it must show as the message has it."""
-        if whole.startswith(conversation.text):
+        said = conversation.said
+        kept = said is None or all(
+            (said.get(key) or "") == (assistant.get(key) or "") for key in ("content", "reasoning_content")
+        )
+        if kept and whole.startswith(conversation.text):
             rest = whole[len(conversation.text) :]
             if assistant.get("tool_calls") or assistant.get("reasoning_content"):
                 turn = self._turn_of(rest)
@@ -285,7 +322,8 @@ class ChatFormat:
                     if rest.startswith(form):
                         return rest[len(form) :]
         raise RewrittenHistory(
-            "the model's chat template rewrites earlier messages: a conversation cannot grow token by token",
+            "the environment or the model's chat template rewrites earlier messages: "
+            "a conversation cannot grow token by token",
             hint="use a model whose template keeps the history as it was",
         )
 

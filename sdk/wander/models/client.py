@@ -14,7 +14,7 @@ from typing import Any
 from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.errors import ContextOverflow, ModelError
 from wander.models.batching import Batcher
-from wander.models.chat import ChatFormat
+from wander.models.chat import ChatFormat, Conversation
 from wander.models.engines.base import Job
 from wander.models.loading import LoadedModel, load_model, weights_digest
 from wander.models.sampling import Sample, Sampler, SampleRequest
@@ -51,6 +51,8 @@ class TransformersClient(Client):
         self.dtype = str(loaded.model.dtype).removeprefix("torch.")
         self.sampler = Sampler(loaded.model, loaded.tokenizer)
         self.format = ChatFormat(loaded.tokenizer, self.sampler.end_ids)
+        self._begun: dict[str, Conversation | None] = {}
+        """The conversations of the rollouts in flight, as far as they have come."""
         self._batcher: Batcher[Job, Sample] = Batcher(
             self._sample,
             # Alike lengths share a batch: padding is computed too.
@@ -60,12 +62,28 @@ class TransformersClient(Client):
         )
 
     async def complete(self, request: ModelRequest) -> ModelResponse:
-        """Return the sampled completion of one request."""
-        ids = self.format.encode(self.format.render(request.messages, tools=request.tools))
-        sample_request = sample_request_of(request, ids, self.sampler.context_length)
+        """Return the sampled completion of one request.
+
+        The turns of a rollout that has begun go on from the ids that were sampled, as in training
+        (`wander.models.policy`).
+        """
+        if request.tools:
+            self.format.check_tools()
+        begun = self._begun.get(request.rollout_id)
+        conversation, _ = self.format.go_on(begun, request.messages, request.tools)
+        sample_request = sample_request_of(request, list(conversation.ids), self.sampler.context_length)
         job = Job(request.rollout_id, 0, sample_request)
         sample = await self._batcher.submit(request.rollout_id, job)
-        return response_of(self.format, request, sample_request, sample)
+        response = response_of(self.format, request, sample_request, sample)
+        if request.rollout_id in self._begun:
+            self.format.append_completion(conversation, sample.ids)
+            conversation.said = response.message
+            self._begun[request.rollout_id] = conversation
+        return response
+
+    def check_tools(self) -> None:
+        """Raise `InvalidResponse` where the model is not told of tools, or its calls cannot be read."""
+        self.format.check_tools()
 
     def _sample(self, jobs: Sequence[Job]) -> list[Sample]:
         try:
@@ -78,10 +96,12 @@ class TransformersClient(Client):
 
     def begin(self, rollout_id: str) -> None:
         """Count a rollout whose requests batches wait for."""
+        self._begun.setdefault(rollout_id, None)
         self._batcher.begin(rollout_id)
 
     def end(self, rollout_id: str) -> None:
         """Stop waiting for a rollout."""
+        self._begun.pop(rollout_id, None)
         self._batcher.end(rollout_id)
 
     def describe(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wander.errors import EndpointUnreachable, MissingExtra, ModelNotFound
+from wander.models.chat import ChatFormat
 from wander.models.quiet import quiet_libraries
 from wander.models.smollm2 import SMOLLM2, pull_smollm2
 
@@ -71,6 +72,20 @@ def load_model(
         tokenizer.pad_token = tokenizer.eos_token
     model = model.to(torch_device(device)).eval()
     return LoadedModel(model=model, tokenizer=tokenizer, name=shown, path=local)
+
+
+def load_chat_format(name: str | Path) -> ChatFormat:
+    """Return how a model writes conversations, without loading its weights; raises `ModelNotFound`."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingExtra("transformers", needed_for="reading the calls of a local model") from error
+    try:
+        with quiet_libraries():
+            tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ModelNotFound(f"`{name}` has no tokenizer: {str(error).splitlines()[0]}") from error
+    return ChatFormat(tokenizer, frozenset([tokenizer.eos_token_id]))
 
 
 def find_adapted_model(folder: Path | None) -> str | None:

@@ -2,8 +2,9 @@
 
 Each rollout keeps the exact ids of its conversation. A turn appends the sampled ids and then only the ids of
 the new environment messages, so what is trained on is what was sampled, never a re-tokenised text. Where the
-chat template rewrites history, the turn starts from what the template shows, as any client's would, and its
-record begins a new sample (`wander.train.rollouts.source.trajectories_of`).
+chat template rewrites history, or the environment takes messages back, the turn starts from what the
+template shows, as any client's would, and its record begins a new sample
+(`wander.train.rollouts.source.trajectories_of`).
 
 What samples is an engine (`wander.models.engines`): transformers in this process, where on a CPU the same
 seed gives the same bits, or vLLM.
@@ -17,8 +18,7 @@ from typing import Any
 
 from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.clients.sub_calls import main_rollout_id
-from wander.errors import ModelError
-from wander.models.chat import ChatFormat, Conversation, RewrittenHistory
+from wander.models.chat import ChatFormat, Conversation
 from wander.models.client import response_of, sample_request_of
 from wander.models.engines.base import Engine, Job, SamplingTotals
 from wander.models.engines.transformers import TransformersEngine
@@ -85,32 +85,22 @@ class PolicyClient(Client):
         if request.rollout_id not in self._episodes:
             self.begin(request.rollout_id)
         episode = self._episodes[request.rollout_id]
-        conversation = self._continue(episode, request)
+        if request.tools:
+            self.format.check_tools()
+        conversation, anew = self.format.go_on(episode.conversation, request.messages, request.tools)
+        episode.conversation = conversation
+        if anew:
+            self.engine.forget(request.rollout_id)  # what it cached is of the history that was
         sample_request = sample_request_of(request, list(conversation.ids), self.context_length)
         sample = await self.engine.sample(Job(request.rollout_id, episode.order, sample_request))
         self.format.append_completion(conversation, sample.ids)
-        return response_of(self.format, request, sample_request, sample)
+        response = response_of(self.format, request, sample_request, sample)
+        conversation.said = response.message
+        return response
 
-    def _continue(self, episode: _Episode, request: ModelRequest) -> Conversation:
-        """Bring the rollout's conversation up to the request's messages."""
-        conversation = episode.conversation
-        if conversation is not None and len(request.messages) > conversation.messages:
-            try:
-                self.format.append_messages(conversation, request.messages, request.tools)
-            except RewrittenHistory:
-                episode.conversation = self.format.start(request.messages, request.tools)
-                self.engine.forget(request.rollout_id)  # what it cached is of the history that was
-            return episode.conversation or conversation
-        # The first question; or one asked again, which starts anew from the same place.
-        fresh = self.format.start(request.messages, request.tools)
-        if conversation is not None and fresh.text != conversation.text:
-            raise ModelError("the environment took messages back: a conversation under training only grows")
-        if conversation is None:
-            episode.conversation = conversation = fresh
-        else:
-            del conversation.ids[conversation.open_at :], conversation.mask[conversation.open_at :]
-            self.engine.forget(request.rollout_id)
-        return conversation
+    def check_tools(self) -> None:
+        """Raise `InvalidResponse` where the policy is not told of tools, or its calls cannot be read."""
+        self.format.check_tools()
 
     def take_totals(self) -> SamplingTotals:
         """Return the totals and start new ones."""

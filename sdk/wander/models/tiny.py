@@ -1,13 +1,18 @@
-"""The tiny policy: a Llama of about a million parameters that learns an environment on two CPU cores."""
+"""Models that are made here.
+
+The tiny policy is a Llama of about a million parameters that learns an environment on two CPU cores. Another
+model can be given a chat template with tools.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from wander.errors import ConfigError, MissingExtra
+from wander.errors import ConfigError, InvalidResponse, MissingExtra
 from wander.models.quiet import quiet_libraries
 from wander.models.tokenizer import train_tokenizer
 from wander.types import Message
@@ -62,8 +67,7 @@ def create_tiny(
     except ImportError as error:
         raise MissingExtra("transformers", needed_for="making a tiny policy") from error
     folder = Path(folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"`{folder}` exists already", hint="choose another folder with `--out`")
+    require_new(folder)
     size = size or TinySize()
     tokenizer = train_tokenizer(transcripts, size.vocabulary, characters=size.characters)
     tokenizer.model_max_length = size.context
@@ -84,13 +88,53 @@ def create_tiny(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
+    with new_folder(folder) as made, quiet_libraries():
+        model.save_pretrained(made)
+        tokenizer.save_pretrained(made)
+    return folder
+
+
+def give_tools(name: str | Path, folder: str | Path) -> Path:
+    """Write a model with a chat template that has tools in it and return its folder.
+
+    The template is the model's own, which is then told of the tools in the system message, writes calls as
+    Hermes models do and reads their results as a user's messages. Raises `ConfigError` for a model that has
+    tools, and for one whose template cannot take them so.
+    """
+    from wander.models.calls.turns import PREAMBLE
+    from wander.models.chat import ChatFormat
+    from wander.models.loading import load_model
+
+    folder = Path(folder)
+    require_new(folder)
+    loaded = load_model(name, device="cpu", dtype="auto")
+    form = ChatFormat(loaded.tokenizer, frozenset([loaded.tokenizer.eos_token_id]))
+    if form.turns.takes_tools and form.turns.calls is not None:
+        raise ConfigError(f"`{name}` has tools in its chat template already", hint="use it as it is")
+    loaded.tokenizer.chat_template = PREAMBLE + form.template
+    try:
+        ChatFormat(loaded.tokenizer, form.end_ids).turns.require_tools()
+    except InvalidResponse as error:
+        raise ConfigError(f"the chat template of `{name}` cannot be given tools: {error}") from error
+    with new_folder(folder) as made, quiet_libraries():
+        loaded.model.save_pretrained(made)
+        loaded.tokenizer.save_pretrained(made)
+    return folder
+
+
+def require_new(folder: Path) -> None:
+    """Raise `ConfigError` for a folder that exists and is not empty."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"`{folder}` exists already", hint="choose another folder with `--out`")
+
+
+@contextlib.contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yield a place to write; the folder appears, whole, when the block ends."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as work:
         made = Path(work) / "model"
-        with quiet_libraries():
-            model.save_pretrained(made)
-            tokenizer.save_pretrained(made)
+        yield made
         if folder.exists():
             folder.rmdir()
         made.rename(folder)
-    return folder

@@ -8,12 +8,15 @@ after it (`4 | `). All other text is byte-level BPE, so any text can be written.
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from wander.errors import ConfigError
+from wander.models.calls.turns import calls_in
+from wander.models.chat import content_text
 from wander.types import Message
 
 PAD, END = "<|pad|>", "<|end|>"
@@ -21,14 +24,43 @@ ROLES = ("system", "user", "assistant", "tool")
 SPECIAL = [PAD, END, *(f"<|{role}|>" for role in ROLES)]
 
 TEMPLATE = (
+    "{%- if tools %}{{- '<|system|>' }}"
+    "{%- for tool in tools %}{%- set f = tool.function %}"
+    "{{- f.name + '(' + (f.parameters.properties | default({}) | join(', ')) + '): '"
+    " + (f.description | default('')) + '\n' }}{%- endfor %}"
+    "{%- endif %}"
     "{%- for message in messages %}"
     "{%- if message['role'] == 'assistant' %}"
-    "{{- '<|assistant|>' }}{% generation %}{{- message['content'] + '<|end|>' }}{% endgeneration %}"
+    "{{- '<|assistant|>' }}{% generation %}{{- message['content'] }}"
+    "{%- for call in message['tool_calls'] or [] %}{%- set f = call.function %}"
+    '{{- \'<tool_call>{"name": "\' + f.name + \'", "arguments": \' + (f.arguments | tojson)'
+    " + '}</tool_call>' }}{%- endfor %}"
+    "{{- '<|end|>' }}{% endgeneration %}"
     "{%- else %}{{- '<|' + message['role'] + '|>' + message['content'] }}{%- endif %}"
     "{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"
 )
-"""Nothing is ever rewritten: each message only appends. Generation markers let TRL mask by itself."""
+"""Nothing is ever rewritten: each message only appends. Generation markers let TRL mask by itself. A tool is
+a line, of a token or two where the transcripts have it (`tools_message`)."""
+
+
+def said(message: Message) -> str:
+    """Return what the template makes of a message beyond its role: the content, and its calls of tools."""
+    text = content_text(message.get("content"))
+    for name, arguments in calls_in(message):
+        written = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+        text += f"<tool_call>{written}</tool_call>"
+    return text
+
+
+def tools_message(tools: Sequence[dict[str, Any]] | None) -> list[Message]:
+    """Return what the template says of tools, as the message that it begins with; none without tools."""
+    lines = []
+    for function in (tool["function"] for tool in tools or ()):
+        names = ", ".join((function.get("parameters") or {}).get("properties") or {})
+        lines.append(f"{function['name']}({names}): {function.get('description') or ''}\n")
+    return [{"role": "system", "content": "".join(lines)}] if lines else []
+
 
 _PARTS = re.compile(
     r"(?P<tag></?[A-Za-z_]\w*>)"
@@ -84,7 +116,7 @@ def train_tokenizer(
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    texts = [str(message.get("content") or "") for transcript in transcripts for message in transcript]
+    texts = [said(message) for transcript in transcripts for message in transcript]
     if not texts:
         raise ConfigError("a tokenizer needs at least one transcript")
     room = vocabulary - BYTES - len(SPECIAL)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Callable
+from typing import Any
 
 from wander.clients.base import Client, ModelRequest
 from wander.clients.scripted import ScriptedClient
 from wander.errors import RunError
 from wander.handle import EnvironmentHandle
 from wander.models.chat import content_text
+from wander.models.tokenizer import tools_message
 from wander.seeding import derived_rng
-from wander.types import Message
+from wander.types import Message, Rollout
 
 CONCURRENCY = 64
 ENOUGH_TRANSCRIPTS = 1000
@@ -23,10 +26,11 @@ _PAIR = re.compile(r"<([A-Za-z_]\w*)>[^<]*</\1>")
 def make_babbling_client(seed: int = 0) -> Client:
     """Return a client that fills the tags which the conversation shows with random digits and words of it.
 
-    It knows no environment, yet most games go on for a few turns with it, so their texts are seen.
+    Tools it calls half of the time, with such arguments. It knows no environment, yet
+    most games go on for a few turns with it, so their texts are seen.
     """
 
-    def babble(request: ModelRequest) -> str:
+    def babble(request: ModelRequest) -> str | Message:
         rng = derived_rng("babble", seed, request.seed)
         text = "\n".join(content_text(message.get("content")) for message in request.messages)
         words = re.findall(r"\w+", text) or ["0"]
@@ -35,9 +39,24 @@ def make_babbling_client(seed: int = 0) -> Client:
         def say() -> str:
             return str(rng.randrange(10)) if rng.random() < 0.5 else rng.choice(words)
 
+        def say_as(schema: dict[str, Any]) -> str | int:
+            return rng.randrange(100) if schema.get("type") in ("integer", "number") else say()
+
+        if request.tools and rng.random() < 0.5:
+            function = rng.choice(request.tools)["function"]
+            parameters = function["parameters"].get("properties", {})
+            arguments = json.dumps({name: say_as(schema) for name, schema in parameters.items()})
+            call = {"name": function["name"], "arguments": arguments}
+            calls = [{"id": f"call_{request.turn}", "type": "function", "function": call}]
+            return {"role": "assistant", "content": "", "tool_calls": calls}
         return "".join(f"<{tag}>{say()}</{tag}>" for tag in tags) if tags else say()
 
     return ScriptedClient(babble, model="babble")
+
+
+def transcript_of(rollout: Rollout) -> list[Message]:
+    """Return the conversation of a rollout, with a message about the tools that it was offered."""
+    return [*tools_message(rollout.tools), *rollout.prompt, *rollout.completion]
 
 
 async def play_transcripts(
@@ -68,7 +87,7 @@ async def play_transcripts(
         over += 1
         if played is not None:
             played(over, len(examples))
-        return [*rollout.prompt, *rollout.completion]
+        return transcript_of(rollout)
 
     transcripts = await asyncio.gather(*(play(position) for position in range(len(examples))))
     if not any(message.get("role") == "assistant" for messages in transcripts for message in messages):

@@ -8,14 +8,23 @@ What a template writes reads back, what is malformed hides nothing, and a conver
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wander.errors import ConfigError
+from wander import LocalEnvironment, Messages, MultiTurnEnv, Rubric, State, ToolEnv
+from wander.clients.openai import ServedClient
+from wander.errors import InvalidResponse
 from wander.models.calls.formats import FORMATS
 from wander.models.chat import ChatFormat, RewrittenHistory
+from wander.models.client import TransformersClient
+from wander.models.loading import load_model
+from wander.models.policy import PolicyClient
+from wander.models.sampling import Sample
+from wander.train.rollouts.source import trajectories_of
+from wander.types import Rollout
 
 from .tool_templates import FAMILIES, WITHOUT, Family, tokenizer_of
 
@@ -113,7 +122,7 @@ def test_a_family_is_known_by_its_template(name: str) -> None:
     family, turns = FAMILIES[name], form_of(name).turns
     assert (turns.calls and turns.calls.name, turns.shows_calls) == (family.form, family.shows_calls)
     assert (turns.takes_tools, turns.separates) == (True, family.reasons)
-    turns.require_tools(name)
+    turns.require_tools()
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -364,13 +373,15 @@ def test_where_no_tools_are_offered_nothing_is_a_call() -> None:
 def test_a_template_without_tools_is_refused_with_a_command() -> None:
     tokenizer = tokenizer_of(Family(WITHOUT, "hermes"))
     form = ChatFormat(tokenizer, frozenset([tokenizer.eos_token_id]))
-    with pytest.raises(ConfigError, match="`small` has no place for tools") as refused:
-        form.turns.require_tools("small")
-    assert "wander model tools small" in str(refused.value.hint)
+    with pytest.raises(InvalidResponse, match="has no place for tools") as refused:
+        form.turns.require_tools()
+    assert "wander model tools" in str(refused.value.hint)
+    with pytest.raises(InvalidResponse, match="has no place for tools"):
+        form.transcripts([{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "3"}], TOOLS)
     tokenizer.chat_template = WITHOUT + "{{ tools | tojson if tools }}"
     form = ChatFormat(tokenizer, frozenset([tokenizer.eos_token_id]))
-    with pytest.raises(ConfigError, match="no form that can be read"):
-        form.turns.require_tools("small")
+    with pytest.raises(InvalidResponse, match="no form that can be read"):
+        form.turns.require_tools()
 
 
 def test_calls_that_nobody_could_read_are_not_learnt() -> None:
@@ -385,6 +396,117 @@ def test_calls_that_nobody_could_read_are_not_learnt() -> None:
     (whole,) = form.transcripts(messages, TOOLS)
     learnt = [token for token, own in zip(whole.ids, whole.mask, strict=True) if own]
     assert form.tokenizer.decode(learnt) == "Sorry.<|im_end|>"
+
+
+def add(a: int, b: int) -> int:
+    """Add."""
+    return a + b
+
+
+async def play(
+    tiny: Path, kind: str, environment: Any, texts: list[str], template: str | None = None
+) -> Rollout:
+    """Play one rollout whose turns are these texts, sampled token by token."""
+    loaded = load_model(tiny, device="cpu")
+    loaded.tokenizer.chat_template = template or loaded.tokenizer.chat_template
+    client: Any = (
+        TransformersClient(loaded) if kind == "evaluation" else PolicyClient(loaded.model, loaded.tokenizer)
+    )
+    left = iter(texts)
+
+    def sample(requests: Any, cache: Any = None) -> list[Sample]:
+        ids = [*client.format.encode(next(left)), loaded.tokenizer.eos_token_id]
+        return [Sample(ids=ids, logprobs=[-1.0] * len(ids), finish_reason="stop")]
+
+    sampler = getattr(client, "engine", client).sampler
+    sampler.sample, sampler.keeps_cache = sample, False
+    sampler.context_length = client.context_length = 4096
+    handle = LocalEnvironment(environment)
+    (example,) = await handle.examples("train")
+    rollout = await handle.rollout(client, example)
+    await client.close()
+    return rollout
+
+
+@pytest.mark.parametrize("kind", ["evaluation", "training"])
+async def test_a_tool_environment_answers_every_attempt_and_the_tokens_go_on(tiny: Path, kind: str) -> None:
+    environment = ToolEnv([{"question": "1 and 2?"}], tools=[add], rubric=Rubric([lambda completion: 1.0]))
+    first = (
+        '<tool_call>{"name":"add",  "arguments": {"a": 1, "b": 2}}</tool_call>'
+        '<tool_call>{"name": "add", "arguments": {"a": 1}</tool_call>'
+        '<tool_call>{"name": "sub", "arguments": {}}</tool_call>'
+    )
+    rollout = await play(tiny, kind, environment, [first, "3"])
+    assert (rollout.failure, rollout.stop_reason) == (None, "no_tools_called")
+    answers = [message["content"] for message in rollout.completion if message["role"] == "tool"]
+    assert answers[0] == "3"
+    assert answers[1].startswith("error: the call cannot be read (not valid JSON")
+    assert answers[2] == "error: there is no tool `sub`; the tools are add"
+    assert rollout.metrics["tool_errors"] == 2
+    (whole,) = trajectories_of(rollout)
+    tokenizer = load_model(tiny, device="cpu").tokenizer
+    learnt = [token for token, own in zip(whole.completion_ids, whole.mask, strict=True) if own]
+    assert tokenizer.decode(learnt) == f"{first}<|end|>3<|end|>"
+    assert Rollout.model_validate_json(rollout.model_dump_json()) == rollout
+
+
+class Shortening(MultiTurnEnv):
+    """Keeps of each answer its first word, and at the end the last exchange alone."""
+
+    def env_response(self, messages: Messages, state: State) -> Messages:
+        state.completion[-1]["content"] = messages[-1]["content"].split()[0]
+        if len(state.turns) == 2:
+            del state.completion[:-1]
+        return [{"role": "user", "content": "Go on."}]
+
+
+@pytest.mark.parametrize("kind", ["evaluation", "training"])
+async def test_messages_that_the_environment_changes_or_takes_back_begin_another_sample(
+    tiny: Path, kind: str
+) -> None:
+    environment = Shortening([{"question": "Count."}], max_turns=3, rubric=Rubric([lambda completion: 1.0]))
+    rollout = await play(tiny, kind, environment, ["one long answer", "two", "three"])
+    assert rollout.failure is None
+    tokenizer = load_model(tiny, device="cpu").tokenizer
+    seen = [tokenizer.decode(part.prompt_ids) for part in trajectories_of(rollout)]
+    assert seen == [
+        "<|user|>Count.<|assistant|>",
+        "<|user|>Count.<|assistant|>one<|end|><|user|>Go on.<|assistant|>",
+        "<|user|>Count.<|assistant|>two<|end|><|user|>Go on.<|assistant|>",
+    ]
+
+
+@pytest.mark.parametrize("kind", ["evaluation", "training"])
+async def test_a_model_without_tools_is_refused_at_its_first_call(tiny: Path, kind: str) -> None:
+    environment = ToolEnv([{"question": "1 and 2?"}], tools=[add], rubric=Rubric([lambda completion: 1.0]))
+    rollout = await play(tiny, kind, environment, ["3"], WITHOUT)
+    assert rollout.failure is not None
+    assert (rollout.failure.boundary, rollout.failure.retryable) == ("model", False)
+    assert "no place for tools" in rollout.failure.message
+
+
+async def test_what_a_served_model_says_is_read_by_the_same_reader(chat_server: Any) -> None:
+    client = ServedClient("m", chat_server.url, {}, turns=lambda: form_of("qwen3"))
+    client.check_tools()
+    said = [
+        "<think>\nAdd.\n</think>\n\n"
+        '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call><tool_call>{</tool_call>',
+        "<think>\nDone.\n</think>\n\n3",
+    ]
+    chat_server.script = lambda body, number: said[number - 1]
+    environment = ToolEnv([{"question": "1 and 2?"}], tools=[add], rubric=Rubric([lambda completion: 1.0]))
+    (example,) = environment.dataset()
+    rollout = await environment.rollout(client, example)
+    await client.close()
+    first, *results, last = rollout.completion
+    assert (first["reasoning_content"], first["content"], made(first)) == ("Add.", "", [("add", GOOD)])
+    assert results[0]["content"] == "3"
+    assert "the call cannot be read" in results[1]["content"]
+    assert (last["reasoning_content"], last["content"]) == ("Done.", "3")
+    asked = chat_server.requests[1]
+    assert (asked["tool_choice"], asked["skip_special_tokens"]) == ("none", False)
+    assert asked["messages"][1]["reasoning_content"] == "Add."
+    assert "attempts" not in asked["messages"][1]
 
 
 @given(text=st.text(st.sampled_from('{}[]()",:=<>/ntool_calfpr\\ \n1'), max_size=60))

@@ -8,11 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from wander.errors import ConfigError
-from wander.models.chat import ChatFormat
+from wander.models.chat import PLAIN_TEMPLATE, ChatFormat
 from wander.models.loading import load_model, model_name, resolve_model, weights_digest
 from wander.models.sampling import end_of_turn_ids
-from wander.models.tiny import TinySize, create_tiny
-from wander.models.tokenizer import parts, train_tokenizer
+from wander.models.tiny import TinySize, create_tiny, give_tools
+from wander.models.tokenizer import parts, tools_message, train_tokenizer
+from wander.models.transcripts import transcript_of
+from wander.types import Rollout
 
 SMALL = TinySize(hidden=32, layers=1, heads=2, key_value_heads=1, intermediate=32, vocabulary=300)
 
@@ -130,6 +132,73 @@ def test_generation_markers_agree_with_our_own_mask(tmp_path: Path) -> None:
     )
     assert theirs["input_ids"] == whole.ids
     assert theirs["assistant_masks"] == whole.mask
+
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "Return the sum of two numbers, exactly.",
+            "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {}}},
+        },
+    }
+]
+
+
+def adding(first: int, second: int) -> Rollout:
+    call = {"name": "add", "arguments": f'{{"a": {first}, "b": {second}}}'}
+    return Rollout(
+        example_id="0",
+        index=0,
+        seed=0,
+        prompt=[{"role": "user", "content": f"How much is {first} and {second}?"}],
+        completion=[
+            {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]},
+            {"role": "tool", "content": str(first + second)},
+            {"role": "assistant", "content": f"It is {first + second}."},
+        ],
+        tools=TOOLS,
+    )
+
+
+def test_tools_and_their_calls_are_a_few_tokens(tmp_path: Path) -> None:
+    rollouts = [adding(number, 99 - number) for number in range(60)]
+    folder = create_tiny([transcript_of(one) for one in rollouts], tmp_path / "model", size=SMALL)
+    loaded = load_model(folder, device="cpu")
+    form = ChatFormat(loaded.tokenizer, end_of_turn_ids(loaded.model, loaded.tokenizer))
+    form.turns.require_tools()
+    one = rollouts[3]
+    messages = [*one.prompt, *one.completion]
+    asked = form.start(messages[:1], TOOLS)
+    assert asked.text == "<|system|>" + tools_message(TOOLS)[0]["content"] + form.render(messages[:1])
+    assert len(asked.ids) < 15
+    (whole,) = form.transcripts(messages, TOOLS)
+    assert len(whole.ids) < 45
+    learnt = [token for token, own in zip(whole.ids, whole.mask, strict=True) if own]
+    call = '<tool_call>{"name": "add", "arguments": {"a": 3, "b": 96}}</tool_call>'
+    assert loaded.tokenizer.decode(learnt) == f"{call}<|end|>It is 99.<|end|>"
+    assert form.read(asked.ids, form.encode(call), (), TOOLS, 0)["attempts"][0]["arguments"] == {
+        "a": 3,
+        "b": 96,
+    }
+
+
+def test_a_template_without_tools_is_given_them_with_the_same_weights(tmp_path: Path) -> None:
+    base = create_tiny(board_transcripts(), tmp_path / "base", size=SMALL)
+    with pytest.raises(ConfigError, match="has tools in its chat template already"):
+        give_tools(base, tmp_path / "again")
+    loaded = load_model(base, device="cpu")
+    loaded.tokenizer.chat_template = PLAIN_TEMPLATE
+    loaded.tokenizer.save_pretrained(base)
+    made = give_tools(base, tmp_path / "made")
+    assert weights_digest(made) == weights_digest(base)
+    form = ChatFormat(load_model(made, device="cpu").tokenizer, frozenset())
+    messages = [{"role": "system", "content": "Play."}, {"role": "user", "content": "1"}]
+    assert form.render(messages) == ChatFormat(loaded.tokenizer, frozenset()).render(messages)
+    told = form.render(messages, tools=TOOLS)
+    assert told.startswith("<|system|>\nPlay.\n\nYou can call these functions:")
+    assert '"name": "add"' in told
 
 
 def test_names_resolve_to_folders_with_a_telling_name(

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+from wander.models.calls.turns import PREAMBLE
+from wander.models.tokenizer import TEMPLATE
 
 START, END = "<|im_start|>", "<|im_end|>"
 _OPEN = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -154,6 +156,8 @@ FAMILIES = {
     "mistral-7": Family(MISTRAL_7, "mistral", _MISTRALS, "</s>"),
     "mistral-11": Family(MISTRAL_11, "mistral", _MISTRALS, "</s>"),
     "plain": Family(PLAIN_JSON, "json", shows_calls=False),
+    "given tools": Family(PREAMBLE + WITHOUT, "hermes"),
+    "tiny": Family(TEMPLATE, "hermes", ("<|end|>", "<|user|>", "<|assistant|>", "<|system|>"), "<|end|>"),
 }
 
 

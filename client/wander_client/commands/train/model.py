@@ -95,6 +95,27 @@ def pull(
     output.next("wander eval wander/reverse-text -m smollm2")
 
 
+def tools(
+    name: Annotated[str, typer.Argument(help="smollm2, hf:NAME or a folder")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="the new model's folder")],
+) -> None:
+    """Write a model whose chat template has no tools with one that has.
+
+    \b
+    wander model tools smollm2 --out models/with-tools
+
+    The weights are the same. The model is told of tools in the system message, and calls them as Hermes
+    models do.
+    """
+    from wander.models.tiny import give_tools
+
+    from wander_client.models.reference import servable
+
+    give_tools(servable(name).removeprefix("hf:"), out)
+    current().output.answer(_facts(out), f"{out}: {name} with tools in its chat template")
+    current().output.next(f"wander eval ENVIRONMENT -m {out}")
+
+
 def list_models() -> None:
     """List the models of this machine: those in the cache and the results of training runs.
 
@@ -138,12 +159,12 @@ def _facts(folder: Path) -> dict[str, Any]:
 def _read_transcripts(runs: list[str]) -> list[list[Message]]:
     from itertools import islice
 
-    from wander.models.transcripts import ENOUGH_TRANSCRIPTS
+    from wander.models.transcripts import ENOUGH_TRANSCRIPTS, transcript_of
 
     from wander_client.runs.lookup import run_folder
 
     rollouts = (rollout for run in runs for rollout in run_folder(current(), run).rollouts())
-    return [[*rollout.prompt, *rollout.completion] for rollout in islice(rollouts, ENOUGH_TRANSCRIPTS)]
+    return [transcript_of(rollout) for rollout in islice(rollouts, ENOUGH_TRANSCRIPTS)]
 
 
 async def _play_transcripts(

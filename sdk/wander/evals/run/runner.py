@@ -122,6 +122,8 @@ async def evaluate(
     """
     if not checked:
         await client.check()
+    if environment.info.calls_tools:
+        client.check_tools()
     examples = await planned_examples(environment, plan)
     manifest = new_manifest(
         environment=pin,

@@ -8,13 +8,45 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from wander.errors import ConfigError, InvalidResponse
+from wander.errors import InvalidResponse
 from wander.models.calls.formats import FORMATS, CallFormat
 from wander.models.calls.written import Tools, Written
 from wander.types import CallAttempt, Message
 
 THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 """What stands around reasoning."""
+
+PREAMBLE = (
+    "{%- set turns = namespace(said=[]) %}"
+    "{%- if tools %}"
+    "{%- set turns.told = messages[0].content + '\n\n' if messages[0].role == 'system' else '' %}"
+    "{%- set turns.told = turns.told + 'You can call these functions:\n<tools>\n' %}"
+    "{%- for tool in tools %}{%- set turns.told = turns.told + (tool | tojson) + '\n' %}{%- endfor %}"
+    "{%- set turns.told = turns.told + '</tools>\nTo call one, write\n<tool_call>\n"
+    '{"name": NAME, "arguments": {...}}\n</tool_call>\' %}'
+    "{%- set turns.said = [{'role': 'system', 'content': turns.told}] %}"
+    "{%- endif %}"
+    "{%- for message in messages %}"
+    "{%- if tools and loop.first and message.role == 'system' %}"
+    "{%- elif message.role == 'tool' %}"
+    "{%- set text = '<tool_response>\n' + message.content + '\n</tool_response>' %}"
+    "{%- if turns.said and turns.said[-1].results %}"
+    "{%- set text = turns.said[-1].content + '\n' + text %}"
+    "{%- set turns.said = turns.said[:-1] %}{%- endif %}"
+    "{%- set turns.said = turns.said + [{'role': 'user', 'content': text, 'results': true}] %}"
+    "{%- elif message.tool_calls %}"
+    "{%- set turns.text = message.content or '' %}"
+    "{%- for call in message.tool_calls %}"
+    "{%- set turns.text = turns.text + ('\n' if turns.text else '') + '<tool_call>\n{\"name\": \"'"
+    ' + call.function.name + \'", "arguments": \' + (call.function.arguments | tojson)'
+    " + '}\n</tool_call>' %}"
+    "{%- endfor %}"
+    "{%- set turns.said = turns.said + [{'role': 'assistant', 'content': turns.text}] %}"
+    "{%- else %}{%- set turns.said = turns.said + [message] %}{%- endif %}"
+    "{%- endfor %}"
+    "{%- set messages = turns.said %}"
+)
+"""What gives a chat template tools when it is put before it: it turns them into messages of other roles."""
 
 _PROBE = {
     "type": "function",
@@ -91,14 +123,17 @@ class TurnReader:
     special: tuple[str, ...] = ()
     """Special tokens, which are no content."""
 
-    def require_tools(self, model: str) -> None:
-        """Raise `ConfigError` for a model that is not told of tools, or whose calls cannot be read."""
-        if self.takes_tools and self.calls is not None:
+    def require_tools(self, *, read: bool = True) -> None:
+        """Raise `InvalidResponse` for a model that is not told of tools, or whose calls cannot be read.
+
+        `read` False asks for the first alone, which is enough to learn from calls that somebody else made.
+        """
+        if self.takes_tools and (self.calls is not None or not read):
             return
         wrong = "writes calls in no form that can be read" if self.takes_tools else "has no place for tools"
-        raise ConfigError(
-            f"the environment offers tools, and the chat template of `{model}` {wrong}",
-            hint=f"give it one: `wander model tools {model} --out models/with-tools`",
+        raise InvalidResponse(
+            f"the environment offers tools, and the model's chat template {wrong}",
+            hint="give it one that has: `wander model tools MODEL --out models/with-tools`",
         )
 
     def opens_reasoning(self, prompt: str) -> bool:

@@ -175,6 +175,8 @@ class RolloutSource:
             for choice in self.choices:
                 self.environments.append(self._thread.enter(open_environment(choice)))
             require_distinct(self.labels)
+            if any(opened.info.calls_tools for opened in self.environments):
+                client.check_tools()
         except BaseException:
             self._thread.close()
             raise
