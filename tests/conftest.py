@@ -8,14 +8,20 @@ import gc
 import importlib
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
 
 # No deadlines: how long an example takes says more about the machine than about the code.
 for name, examples in {"dev": 20, "ci": 100}.items():
@@ -24,19 +30,38 @@ for name, examples in {"dev": 20, "ci": 100}.items():
     )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
 
-LONGEST_FIRST = ("tests/docs", "tests/sdk/training", "tests/system", "tests/client", "tests/hub")
-
 # Where it is set, every process of a test compiles all that it imports: 3 s for PyTorch, 4 s for the hub.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-TOGETHER = ("tests/sdk/training", "tests/system", "tests/house")
+PYTORCH = ("tests/sdk/training", "tests/client/training")
+"""The folders that the first worker alone collects: to import PyTorch takes another 6 s and 500 MB."""
+
+LONGEST_FIRST = (*PYTORCH, "tests/docs", "tests/system", "tests/client", "tests/hub")
+
+TOGETHER = (*PYTORCH, "tests/system", "tests/house")
 """Folders whose short tests share a worker: each needs what is dear (PyTorch, a hub, all sources parsed)."""
 
 gc.disable()  # until all is imported: a fifth of the collection's time went into looking for garbage
 
 
-def pytest_collection_finish() -> None:
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave the first worker's folders to it."""
+    ours = not _waits(config) or not _is_short(config)
+    return None if ours or collection_path not in [config.rootpath / one for one in PYTORCH] else True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Wait for the first worker, whose byte code the others read: to compile all takes each 20 s."""
+    limit = time.monotonic() + 120
+    while _waits(session.config) and not _compiled(session.config).exists() and time.monotonic() < limit:
+        time.sleep(0.1)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Leave what was imported out of the search for garbage: a million objects, a sixth of tests' time."""
+    if hasattr(session.config, "workerinput"):
+        _compiled(session.config).touch()
     gc.freeze()
     gc.enable()
 
@@ -52,14 +77,49 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
     """Give each worker whole files, in the short run whole folders where their tests share what is dear."""
     if config.getoption("dist") != "loadfile":
         return None
-    folders = TOGETHER if "not full" in config.getoption("markexpr") else ()
+    folders = TOGETHER if _is_short(config) else ()
 
     class Files(LoadScopeScheduling):
+        def schedule(self) -> None:
+            # The first is taken for what there is to run, and it has to be the one that lacks nothing.
+            every = self.registered_collections
+            self.registered_collections = dict(sorted(every.items(), key=lambda one: -len(one[1])))
+            super().schedule()
+
+        def _check_nodes_have_same_collection(self) -> bool:
+            every = self.registered_collections.values()
+            common = [[test for test in tests if not test.startswith(PYTORCH)] for tests in every]
+            return common.count(common[0]) == len(common) or super()._check_nodes_have_same_collection()
+
+        def _assign_work_unit(self, node: WorkerController) -> None:
+            collected = self.registered_collections[node]
+            for scope, tests in self.workqueue.items():
+                if next(iter(tests)) in collected:
+                    self.workqueue.move_to_end(scope, last=False)
+                    return super()._assign_work_unit(node)
+            return node.shutdown()  # what is left waits for the worker that collected it
+
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
             return next((folder for folder in folders if file.startswith(folder)), file)
 
     return Files(config, log)
+
+
+def _is_short(config: pytest.Config) -> bool:
+    """Tell whether this is `make test`, whose tests are too short to share out what is dear to start."""
+    return "not full" in config.getoption("markexpr")
+
+
+def _waits(config: pytest.Config) -> bool:
+    """Tell whether this is one of several workers, but neither the first nor one in place of a lost one."""
+    given = getattr(config, "workerinput", {"workerid": "gw0", "workercount": 1})
+    return 0 < int(given["workerid"].removeprefix("gw")) < given["workercount"]
+
+
+def _compiled(config: pytest.Config) -> Path:
+    """Return the file that says that a worker has collected its tests."""
+    return Path(config.getoption("basetemp")).parent / "compiled"
 
 
 def _turn(item: pytest.Item) -> int:
@@ -88,7 +148,27 @@ def _own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def migrated_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared_statements() -> Iterator[None]:
+    """Compile each SQL statement once for the databases of all tests: a quarter of a hub test's time."""
+    from wander_hub import database
+
+    create = database.create_engine
+    shared: dict[str, Any] = {}
+
+    def create_engine(url: str, **options: Any) -> Engine:
+        engine = create(url, **options)
+        if engine.dialect.name == "sqlite":  # others learn from the server that they connect to
+            for name in ("dialect", "_compiled_cache"):  # what one dialect compiled is found under it alone
+                setattr(engine, name, shared.setdefault(name, getattr(engine, name)))
+        return engine
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(database, "create_engine", create_engine)
+        yield
+
+
+@pytest.fixture(scope="session")
+def migrated_database(tmp_path_factory: pytest.TempPathFactory, shared_statements: None) -> Path:
     """A database file that the migrations built, copied for each test."""
     from wander_hub.database import Database
 

@@ -55,6 +55,17 @@ def folder(home: Path) -> Path:
     return write_folder(home / "say-env")
 
 
+@pytest.fixture(scope="module")
+def settled_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The same, in a home of its own, for what the tests of a module make once and only read."""
+    home = tmp_path_factory.mktemp("settled")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("CONFIG", "DATA", "CACHE", "RUNS"):
+            patch.setenv(f"WANDER_{name}_DIR", str(home / name.lower()))
+        patch.chdir(home)
+        yield write_folder(home / "say-env")
+
+
 @pytest.fixture(scope="session")
 def say_env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedEnvironment]:
     """The same environment, loaded from Python once for all tests that change nothing of it."""

@@ -14,19 +14,29 @@ from wander_client.commands.run.eval import app
 from wander_client.errors import UsageError
 from wander_client.evaluate.evaluation import find_changed_files, load_settings_of, source_digests
 from wander_client.evaluate.settings import EvaluationSettings, resume_settings
+from wander_client.main import main
 from wander_client.terminal.command import find_typed_options
 
 Resume = Callable[..., Result]
 SOLVER = "scripted:say_env:solver"
+RUN = (
+    *("eval", "./say-env", "-m", "scripted:say_env:breaks_on_three", "-n", "4", "-t", "0.5", "-a", "size=6"),
+    *("--sampling", '{"min_p": 0.1}', "--out", "mine"),
+)
 
 
 @pytest.fixture
 def run_dir(wander: Wander, folder: Path, home: Path) -> Path:
     """A run of three examples, temperature 0.5, of which the third failed."""
-    place = home / "mine"
-    words = ("-n", "4", "-t", "0.5", "-a", "size=6", "--sampling", '{"min_p": 0.1}', "--out", str(place))
-    assert wander("eval", "./say-env", "-m", "scripted:say_env:breaks_on_three", *words).status == 6
-    return place
+    assert wander(*RUN).status == 6
+    return home / "mine"
+
+
+@pytest.fixture(scope="module")
+def settled_run(settled_folder: Path) -> Path:
+    """The same run, for tests that only read it."""
+    assert main(RUN) == 6
+    return settled_folder.parent / "mine"
 
 
 @pytest.fixture
@@ -57,13 +67,13 @@ def resume(wander: Wander, run_dir: Path) -> Resume:
     ],
 )
 def test_an_option_that_contradicts_the_run_is_refused_by_its_name(
-    words: list[str], said: str, run_dir: Path
+    words: list[str], said: str, settled_run: Path
 ) -> None:
     command = typer.main.get_command(app)
-    with command.make_context("wander eval", [*words, "--resume", str(run_dir)]) as context:
+    with command.make_context("wander eval", [*words, "--resume", str(settled_run)]) as context:
         typed = find_typed_options(context)
     with pytest.raises(UsageError) as refused:
-        resume_settings(load_settings_of(run_dir), typed, run_dir, "wander eval --resume mine")
+        resume_settings(load_settings_of(settled_run), typed, settled_run, "wander eval --resume mine")
     assert said in (refused.value.detail or "")
     assert "wander eval --resume mine" in (refused.value.hint or "")
 

@@ -10,8 +10,8 @@ import torch
 from command_line import Wander
 from wander.models.tiny import TinySize, create_tiny
 
-TICTACTOE = str(Path(__file__).parents[2] / "environments" / "tictactoe")
-REVERSE = str(Path(__file__).parents[2] / "environments" / "reverse_text")
+TICTACTOE = str(Path(__file__).parents[3] / "environments" / "tictactoe")
+REVERSE = str(Path(__file__).parents[3] / "environments" / "reverse_text")
 SETTINGS = f"""
 [[environments]]
 weight = 3.0

@@ -13,7 +13,7 @@ import torch
 from command_line import Wander
 from listening_worker import worker
 
-TICTACTOE = str(Path(__file__).parents[2] / "environments" / "tictactoe")
+TICTACTOE = str(Path(__file__).parents[3] / "environments" / "tictactoe")
 SETTINGS = """
 [environment]
 workers = 2

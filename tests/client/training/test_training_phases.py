@@ -13,7 +13,7 @@ from command_line import Wander
 from wander.models.loading import weights_digest
 from wander.train.evaluation.evaluator import read_evaluations
 
-TICTACTOE = str(Path(__file__).parents[2] / "environments" / "tictactoe")
+TICTACTOE = str(Path(__file__).parents[3] / "environments" / "tictactoe")
 SHARED = """
 [environment.arguments]
 num_examples = 16

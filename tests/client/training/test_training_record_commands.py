@@ -14,7 +14,7 @@ import torch
 from command_line import Wander
 from wander_client.training.panel import PlainSteps
 
-TICTACTOE = Path(__file__).parents[2] / "environments" / "tictactoe"
+TICTACTOE = Path(__file__).parents[3] / "environments" / "tictactoe"
 SETTINGS = """
 [environment.arguments]
 num_examples = 16
