@@ -31,6 +31,7 @@ _OS_HINTS = {
     errno.EPERM: ("permission_denied", "check the owner and mode of that path"),
     errno.EROFS: ("read_only", "choose a place that can be written"),
     errno.EADDRINUSE: ("port_taken", "choose another port, or stop what listens there"),
+    errno.EEXIST: ("exists", "choose another place"),
     errno.EISDIR: ("is_a_folder", "pass a file"),
     errno.ENOTDIR: ("not_a_folder", "pass a folder"),
 }

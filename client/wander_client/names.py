@@ -50,6 +50,8 @@ def parse_name(spec: str) -> EnvironmentName:
 
     `owner/name==version`, as pip writes it, means the same.
     """
+    if not spec.strip():
+        raise UsageError("the environment's name is empty", hint="write `owner/name`, or `./folder`")
     pinned = _PINNED.fullmatch(spec.strip())
     if pinned:
         if pinned["how"] not in ("==", "==="):

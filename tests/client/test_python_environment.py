@@ -160,3 +160,49 @@ def test_without_the_client_a_name_says_what_to_install(monkeypatch):
     with pytest.raises(MissingClient, match=r"`wander\.load` comes with wander-client") as caught:
         load("alice/wordle")
     assert "`pip install --index-url HUB/wander/index/ wander-client`" in caught.value.hint
+
+
+class Asks(wander.Client):
+    """Waits, while it is asked, for what is played on the loop that asks it."""
+
+    model = "asks"
+
+    def __init__(self, env):
+        self.env = env
+
+    async def complete(self, request):
+        self.env.rollout_sync("scripted:say_env:solver", 0)
+
+
+def test_a_client_that_waits_for_its_own_loop_is_told(env):
+    failure = env.rollout_sync(Asks(env), 0).failure
+    assert "Asks.complete" in failure.message, "its own name"
+    assert "this waits for the loop that it was called on" in failure.message
+
+
+def test_a_handle_of_another_process_or_a_closed_one_says_so(folder):
+    env = wander.load(folder, progress=False)
+    child = os.fork()
+    if child == 0:
+        try:
+            env.dataset("eval")[0]
+        except UsageError as error:
+            os._exit(7 if "was loaded by another process" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    env.close()
+    for use in (lambda: env.dataset("eval")[0], lambda: env.evaluate_sync("scripted:say_env:solver")):
+        with pytest.raises(UsageError, match="is closed"):
+            use()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"sandbox": "yes"}, "`sandbox='yes'` is no choice"),
+        ({"workers": "4"}, "`workers='4'` is no number"),
+    ],
+)
+def test_options_of_another_kind_are_refused(folder, options, said):
+    assert said in str(failure(UsageError, folder, **options))
+    assert "the environment's name is empty" in str(failure(UsageError, ""))

@@ -92,6 +92,31 @@ def test_a_mistyped_sampling_argument_is_told(env):
     assert run.manifest.sampling.given() == {"top_k": 3, "of_its_own": True}
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"n": 0}, "`n=0` is less than 1"),
+        ({"n": "5"}, "`n`: input should be a valid integer"),
+        ({"rollouts": 0}, "`rollouts=0` is less than 1"),
+        ({"call_timeout": -1}, "`call_timeout=-1` is less than 0.001"),
+        ({"prices": {"promt": 1}}, "is no price"),
+        ({"sampling": "hot"}, "`sampling` is no JSON"),
+    ],
+)
+def test_values_that_cannot_be_are_told(env, options, said):
+    with pytest.raises(UsageError) as caught:
+        env.evaluate_sync(SOLVER, **options)
+    assert said in str(caught.value)
+
+
+def test_a_rollout_takes_an_example_or_its_position(env):
+    for wrong in ("x", -1):
+        with pytest.raises(UsageError, match="is no example"):
+            env.rollout_sync(SOLVER, wrong)
+    with pytest.raises(UsageError, match="`sampling` is no JSON"):
+        env.rollout_sync(SOLVER, 0, sampling="hot")
+
+
 def test_errors_of_an_evaluation_name_keywords(env, home):
     run = env.evaluate_sync(SOLVER, n=2)
     with pytest.raises(UsageError) as caught:

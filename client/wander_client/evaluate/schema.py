@@ -22,6 +22,7 @@ import typer
 from pydantic import Field
 from wander.types import Record, SamplingArgs
 
+from wander_client.errors import UsageError
 from wander_client.terminal.command import find_typed_options
 from wander_client.terminal.suggestions import choose
 
@@ -104,6 +105,10 @@ class Setting:
     def read(self, said: Mapping[str, Any]) -> Any:
         """Return the value that options say; raises `UsageError` for a word that it cannot be."""
         given = {option.key: said[option.key] for option in self.options if option.key in said}
+        for option in self.options:
+            value = given.get(option.key)
+            if option.least is not None and isinstance(value, int | float) and value < option.least:
+                raise UsageError(f"`{option.word} {value}` is less than {option.least}")
         if self.rule.read is not None:
             return self.rule.read(given)
         (value,) = given.values()

@@ -128,9 +128,11 @@ def _read_prices(given: dict[str, Any]) -> TokenPrices:
     if isinstance(word, TokenPrices):
         return word
     try:
+        if isinstance(word, Mapping):
+            return TokenPrices(**word)
         prompt, completion = (float(part) for part in word.split("/"))
         return TokenPrices(prompt=prompt, completion=completion)
-    except ValueError:
+    except (ValueError, AttributeError):
         raise UsageError(
             f"`--price {word}` is no price", hint="write it as `--price 0.15/0.60`, USD per million tokens"
         ) from None

@@ -21,9 +21,9 @@ from typing import Any, ParamSpec, TypeVar, cast
 from wander.errors import ArgumentsRefused, WanderError
 from wander.loop_thread import LoopThread
 
-from wander_client.errors import ClientError
+from wander_client.errors import ClientError, UsageError
 from wander_client.failures import explain_system
-from wander_client.python.words import register, require_keywords, speak_python
+from wander_client.python.words import UnknownKeyword, register, require_keywords, speak_python
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -62,6 +62,13 @@ def wait_for(work: Coroutine[Any, Any, Result]) -> Result:
         finally:
             ended.set()
 
+    with contextlib.suppress(RuntimeError):
+        if asyncio.get_running_loop() is background().loop:
+            work.close()
+            raise UsageError(
+                "this waits for the loop that it was called on",
+                hint="a client awaits what has a twin without `_sync`: `await env.rollout(...)`",
+            )
     with explained():
         try:
             return background().run(whole())
@@ -84,9 +91,12 @@ def blocking(
     return wait
 
 
-def close_later(stack: contextlib.AsyncExitStack) -> None:
-    """Close what nobody holds any more, without waiting: the garbage collector calls this anywhere."""
-    if _held is not None:
+def close_later(stack: contextlib.AsyncExitStack, process: int) -> None:
+    """Close what nobody holds any more, without waiting: the garbage collector calls this anywhere.
+
+    In a child that the `process` which opened it forked there is nothing to close.
+    """
+    if _held is not None and process == os.getpid():
         future = asyncio.run_coroutine_threadsafe(stack.aclose(), _held.loop)
         _closing.add(future)
         future.add_done_callback(_closing.discard)
@@ -122,7 +132,8 @@ def explained(*calls: Callable[..., Any]) -> Iterator[None]:
     except (ClientError, WanderError) as error:
         # The command blames its line; here the environment's own error says it better.
         shown = error.__cause__ if isinstance(error.__cause__, ArgumentsRefused) else error
-        _translate(shown, calls)
+        if not isinstance(shown, UnknownKeyword):
+            _translate(shown, calls)
         _add_notes(shown)
         if shown is not error:
             raise shown from None

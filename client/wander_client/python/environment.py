@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args, overload
 
 from wander.errors import ArgumentsUnfit, DatasetError
 from wander.handle import Split
-from wander.types import EnvironmentInfo, Example, Rollout, SamplingArgs
+from wander.types import EnvironmentInfo, Example, Rollout
 from wander.wire import TokenPrices
 
 from wander_client.environments.location import locate, open_environment
@@ -19,7 +19,6 @@ from wander_client.environments.sandbox import choose_policy
 from wander_client.environments.workers import WorkerChoice
 from wander_client.errors import UsageError
 from wander_client.evaluate.evaluation import source_digests
-from wander_client.evaluate.settings import read_sampling
 from wander_client.python.background import blocking, called_from_python, close_later, hand_over, wait_for
 from wander_client.python.evaluation import (
     Loaded,
@@ -77,6 +76,12 @@ def load(
     given = {**(arguments or {}), **more}
     spec = os.fspath(environment) if isinstance(environment, str) else str(Path(environment).resolve())
     _require_owner(spec)
+    if not isinstance(sandbox, bool | Mapping | None):  # anything else would run it without one
+        raise UsageError(
+            f"`sandbox={sandbox!r}` is no choice", hint='pass True, False, or `{"memory": "2G"}`'
+        )
+    if not isinstance(workers, int):
+        raise UsageError(f"`workers={workers!r}` is no number", hint="pass `workers=2`")
     limits = [f"{key}={value}" for key, value in sandbox.items()] if isinstance(sandbox, Mapping) else []
     asked = sandbox if isinstance(sandbox, bool) else None
     policy = choose_policy(asked, limits, default=context.settings.sandbox)
@@ -116,19 +121,27 @@ class LoadedEnvironment:
 
     def __init__(self, loaded: Loaded, stack: contextlib.AsyncExitStack) -> None:
         self._loaded = loaded
-        self._handle = loaded.opened.handle
         self._stack = stack
-        self._closer = weakref.finalize(self, close_later, stack)
+        self._process = os.getpid()
+        self._closer = weakref.finalize(self, close_later, stack, os.getpid())
 
     @property
     def info(self) -> EnvironmentInfo:
         """What the environment says about itself."""
-        return self._handle.info
+        return self._loaded.opened.handle.info
 
     @property
     def name(self) -> str:
         """`owner/name@version` of an installed environment, the path of a folder."""
         return self._loaded.name
+
+    @property
+    def _playing(self) -> Loaded:
+        """What plays; raises `UsageError` once it is closed, and in a forked process."""
+        fault = "was loaded by another process" if os.getpid() != self._process else "is closed"
+        if not self._closer.alive or os.getpid() != self._process:
+            raise UsageError(f"`{self.name}` {fault}", hint=f'load it here: `wander.load("{self.name}")`')
+        return self._loaded
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -145,7 +158,7 @@ class LoadedEnvironment:
 
         Raises `DatasetError` for all of an endless dataset.
         """
-        return await hand_over(self._handle.examples(split, start, count))
+        return await hand_over(self._playing.opened.handle.examples(split, start, count))
 
     @called_from_python
     async def rollout(
@@ -167,16 +180,21 @@ class LoadedEnvironment:
         """
         if isinstance(example, Example):
             asked = example
+        elif not isinstance(example, int) or example < 0:
+            raise UsageError(
+                f"`{example!r}` is no example",
+                hint='pass one of `env.dataset("eval")`, or its position from 0',
+            )
         elif found := await self.examples(split, example, 1):
             asked = found[0]
         else:
             raise IndexError(f"the {split} split has no example at position {example}")
         return await hand_over(
             play_rollout(
-                *(self._loaded, model, tokenizer, base_url, asked),
+                *(self._playing, model, tokenizer, base_url, asked),
                 index=index,
                 run_seed=run_seed,
-                sampling=sampling if isinstance(sampling, SamplingArgs) else read_sampling(sampling or {}),
+                sampling=sampling,
             )
         )
 
@@ -201,7 +219,7 @@ class LoadedEnvironment:
     ) -> list[Rollout]:
         """Play what `evaluate` plays, and return the rollouts in order without saving them."""
         options = {key: value for key, value in locals().items() if key not in _NO_OPTIONS}
-        return await hand_over(play_rollouts(self._loaded, model, tokenizer, options))
+        return await hand_over(play_rollouts(self._playing, model, tokenizer, options))
 
     @called_from_python
     async def evaluate(
@@ -251,7 +269,7 @@ class LoadedEnvironment:
         """
         options = {key: value for key, value in locals().items() if key not in _NO_OPTIONS}
         return await evaluate(
-            *(self._loaded, model, tokenizer, options),
+            *(self._playing, model, tokenizer, options),
             out=out,
             resume=resume,
             only_failed=only_failed,
@@ -286,7 +304,7 @@ class LoadedEnvironment:
         """
         from wander.train.rollouts.own_trainer import EnvironmentRollouts
 
-        loaded = self._loaded  # not the handle, which would be held by what closes it
+        loaded = self._playing  # not the handle, which would be held by what closes it
         func = EnvironmentRollouts(
             lambda choice: open_again(loaded),
             max_tokens=max_tokens,
@@ -305,7 +323,7 @@ class LoadedEnvironment:
 
     def close(self) -> None:
         """Tear the environment down and end its process; safe to call twice."""
-        if self._closer.detach() is not None:
+        if self._closer.detach() is not None and os.getpid() == self._process:
             wait_for(self._stack.aclose())
 
     def __enter__(self) -> Self:
@@ -318,7 +336,7 @@ class LoadedEnvironment:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        if self._closer.detach() is not None:
+        if self._closer.detach() is not None and os.getpid() == self._process:
             await hand_over(self._stack.aclose())
 
     def __repr__(self) -> str:

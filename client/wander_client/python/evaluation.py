@@ -110,14 +110,14 @@ async def play_rollout(
     *,
     index: int,
     run_seed: int,
-    sampling: SamplingArgs,
+    sampling: Sampling,
 ) -> Rollout:
     """Play one rollout of an example."""
     name, pool = open_model_pool(loaded.context, model, tokenizer)
-    settings = new_settings(loaded, _said(loaded, name, {"base_url": base_url}))
+    settings = new_settings(loaded, _said(loaded, name, {"base_url": base_url, "sampling": sampling}))
     async with open_client(loaded, pool, settings) as client:
         return await loaded.opened.handle.rollout(
-            client, example, index=index, run_seed=run_seed, sampling=sampling
+            client, example, index=index, run_seed=run_seed, sampling=settings.sampling
         )
 
 

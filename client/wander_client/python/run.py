@@ -123,13 +123,14 @@ class Run(os.PathLike[str]):
         return place
 
     @called_from_python
-    def compare(self, other: Run) -> Comparison:
+    def compare(self, other: Run | str | os.PathLike[str]) -> Comparison:
         """Return how another run differs from this one, example by example: above 0 it does better.
 
         Raises `RunError` for runs of two environments, or without a shared example.
         """
         from wander.evals.stats.comparison import compare_runs
 
+        other = other if isinstance(other, Run) else Run(other)
         return compare_runs(self.manifest, self.rollouts, other.manifest, other.rollouts)
 
     @called_from_python

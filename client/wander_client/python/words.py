@@ -25,6 +25,7 @@ KEYS = {"n": "num_examples", "prices": "price", "url": "hub"}
 _NAMES = {key: name for name, key in KEYS.items()}
 _COMMANDS = {"wander eval": "env.evaluate(model, {})", "wander train": "wander.train(env, {})"}
 """What goes on with a run; any other command is what a user types in a terminal."""
+_OPTION = re.compile(r"--?[a-z]")
 _QUOTED = re.compile(r"`([^`\n]+)`")
 
 _calls: list[Call] = []
@@ -62,8 +63,6 @@ def find_near(call: Call, name: str) -> str | None:
 
 def speak_python(text: str, *calls: Call) -> str:
     """Return a text with the options in it as keywords of some calls, or else of one that Python has."""
-    if "`-" not in text and "`wander " not in text:
-        return text
     return _QUOTED.sub(lambda found: f"`{_rewrite(found[1], (*calls, *_calls))}`", text)
 
 
@@ -78,7 +77,8 @@ def _rewrite(quoted: str, calls: Sequence[Call]) -> str:
     if command is not None:
         words = words[len(command.split()) :]
     elif not quoted.startswith("-"):
-        return quoted
+        name = _name_of(_field_keys().get(quoted, ""), _keywords(calls[0]) if calls else ())
+        return name or quoted
     keywords = _as_keywords(words, calls)
     if keywords is None:
         return quoted
@@ -92,7 +92,7 @@ def _as_keywords(words: list[str], calls: Sequence[Call]) -> list[str] | None:
         word, *words = words
         word, equals, value = word.partition("=")
         values = [value] if equals else []
-        while words and not words[0].startswith("-"):
+        while words and not _OPTION.match(words[0]):
             values.append(words.pop(0))
         keyword = _as_keyword(word, " ".join(values), calls)
         if keyword is None:
@@ -148,6 +148,16 @@ def _split(quoted: str) -> list[str]:
         return shlex.split(quoted)
     except ValueError:  # an apostrophe that closes nothing
         return quoted.split()
+
+
+@functools.cache
+def _field_keys() -> dict[str, str]:
+    """Return the settings of an evaluation that are called otherwise than the key of their option."""
+    from wander_client.evaluate.schema import settings_in
+    from wander_client.evaluate.settings import EvaluationSettings
+
+    fields = settings_in(EvaluationSettings).values()
+    return {field.name: field.options[0].key for field in fields if field.options}
 
 
 @functools.cache

@@ -93,6 +93,13 @@ class Client(ABC):
         """Release connections and memory."""
 
 
+def name_of(client: Client) -> str:
+    """Return what an error calls a client: its class, or that of the one it stands before."""
+    while isinstance(client, WrappedClient):
+        client = client._client
+    return type(client).__name__
+
+
 class WrappedClient(Client):
     """Stands before a client and passes everything on; who made that client closes it."""
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from wander.clients.base import Client, ModelRequest, ModelResponse
+from wander.clients.base import Client, ModelRequest, ModelResponse, name_of
 from wander.errors import BoundaryError, ModelError
 from wander.rollout.faults import describe_fault
 from wander.seeding import derived_seed
@@ -84,4 +84,4 @@ class ModelCalls:
         except BoundaryError:
             raise
         except Exception as error:
-            raise ModelError(describe_fault(error, f"{type(self.client).__name__}.complete")) from error
+            raise ModelError(describe_fault(error, f"{name_of(self.client)}.complete")) from error

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from wander.clients.base import Client, ModelRequest
+from wander.clients.base import Client, ModelRequest, name_of
 from wander.errors import LoadError, ModelError
 from wander.handle import RolloutRequest, Split
 from wander.types import Boundary, EnvironmentInfo, Example, Failure, Rollout
@@ -353,7 +353,7 @@ class WorkerSession:
         except ModelError as error:
             text = Completed(id=number, fault=Fault.of(error)).model_dump_json()
         except Exception as error:  # noqa: BLE001 - a client that breaks its promise fails one rollout
-            message = f"`{type(client).__name__}.complete` raised `{type(error).__name__}: {error}`"
+            message = f"`{name_of(client)}.complete` raised `{type(error).__name__}: {error}`"
             text = Completed(id=number, fault=Fault(type="ModelError", message=message)).model_dump_json()
         self._channel.send(text)
 
