@@ -28,7 +28,6 @@ class CommonOptions:
     color: str = "auto"
     progress: bool = True
     hub: str | None = None
-    debug: bool = False
 
 
 class Invocation:

@@ -85,7 +85,7 @@ def take_common_options(arguments: Sequence[str]) -> tuple[CommonOptions, list[s
     """Split the options that every command takes from the rest of the line; `--` ends the search."""
     mode: Mode | None = None
     values: dict[str, str] = {}
-    progress, debug = True, False
+    progress = True
     rest: list[str] = []
     words = iter(arguments)
     for word in words:
@@ -98,7 +98,7 @@ def take_common_options(arguments: Sequence[str]) -> tuple[CommonOptions, list[s
         elif word == "--no-progress":
             progress = False
         elif word == "--debug":
-            debug = True
+            continue  # `main` looks for it itself, since this may fail
         elif name in ("--color", "--hub"):
             given = value if equals else next(words, None)
             if given is None or (given.startswith("--") and not equals):
@@ -107,7 +107,7 @@ def take_common_options(arguments: Sequence[str]) -> tuple[CommonOptions, list[s
         else:
             rest.append(word)
     color = choose("--color", values.get("--color", "auto"), ("auto", "always", "never"))
-    return CommonOptions(mode, color, progress, values.get("--hub"), debug), rest
+    return CommonOptions(mode, color, progress, values.get("--hub")), rest
 
 
 def _dispatch(invocation: Invocation, arguments: list[str]) -> int:
