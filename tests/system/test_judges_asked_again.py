@@ -10,28 +10,12 @@ import pytest
 from chat_endpoint import chat_endpoint
 from judging_hub import judging_hub, post, settled
 from machine import Machine
+from small_project import pyproject
 from wander.evals.store.folder import RunFolder
 from wander.evals.store.manifest import new_run_id
 
 pytestmark = pytest.mark.full
 
-PROJECT = """
-[project]
-name = "graded"
-version = "0.1.0"
-description = "An environment of a test."
-readme = "README.md"
-license = "MIT"
-requires-python = ">=3.11"
-dependencies = ["wander-sdk"]
-
-[project.entry-points."wander.environments"]
-graded = "graded:load_environment"
-
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-"""
 BODY = """
 from wander import ScriptedClient, SingleTurnEnv
 from wander.rubrics.judge import JudgeRubric, judge_score
@@ -69,7 +53,7 @@ def test_forged_verdicts_are_found_and_honest_ones_confirmed(tmp_path: Path, mir
         home = Machine(tmp_path / "home", hub, mirror, {"UV_CACHE_DIR": str(cache)})
         folder = home.home / "graded"
         folder.mkdir()
-        (folder / "pyproject.toml").write_text(PROJECT)
+        (folder / "pyproject.toml").write_text(pyproject("graded"))
         (folder / "README.md").write_text("# graded\n")
         (folder / "graded.py").write_text(BODY)
         home.wander("publish", folder, "--no-check")

@@ -16,26 +16,10 @@ from judging_hub import PATIENCE, settled
 from live_hub import LiveHub, hub_command, live_hub
 from machine import Machine
 from postgres_server import postgres_server
+from small_project import pyproject
 
 pytestmark = pytest.mark.full
 
-PROJECT = """
-[project]
-name = "gated-env"
-version = "0.1.0"
-description = "An environment that waits for a file."
-readme = "README.md"
-license = "MIT"
-requires-python = ">=3.11"
-dependencies = ["wander-sdk"]
-
-[project.entry-points."wander.environments"]
-gated-env = "gated_env:load_environment"
-
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-"""
 MODULE = """
 import subprocess
 import time
@@ -103,7 +87,7 @@ def settings(request: pytest.FixtureRequest, mirror: str, tmp_path_factory: Any)
 def published(machine: Machine) -> None:
     folder = machine.home / "gated-env"
     folder.mkdir()
-    (folder / "pyproject.toml").write_text(PROJECT)
+    (folder / "pyproject.toml").write_text(pyproject("gated-env"))
     (folder / "README.md").write_text("# gated-env\n")
     (folder / "gated_env.py").write_text(MODULE)
     machine.wander("publish", folder, "--no-check", "--no-lock")

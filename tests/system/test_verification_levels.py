@@ -16,6 +16,7 @@ from chat_endpoint import ChatEndpoint, chat_endpoint
 from judging_hub import Record, awaited, confined, examined, judging_hub, post, settled
 from live_hub import LiveHub, hub_command, make_token
 from machine import Machine
+from small_project import pyproject
 from wander.evals.store.folder import RunFolder
 from wander.evals.store.manifest import new_run_id
 
@@ -24,23 +25,6 @@ pytestmark = pytest.mark.full
 ROOT = Path(__file__).resolve().parents[2]
 BUNDLED = sorted(path.parent.name for path in (ROOT / "environments").glob("*/pyproject.toml"))
 
-PROJECT = """
-[project]
-name = "{name}"
-version = "0.1.0"
-description = "An environment of a test."
-readme = "README.md"
-license = "MIT"
-requires-python = ">=3.11"
-dependencies = ["wander-sdk"]
-
-[project.entry-points."wander.environments"]
-{name} = "{module}:load_environment"
-
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-"""
 CHANCE = """
 import random, time
 from wander import MultiTurnEnv, Rubric
@@ -116,7 +100,7 @@ def project(home: Machine, name: str, body: str) -> Path:
     folder = home.home / name
     folder.mkdir()
     module = name.replace("-", "_")
-    (folder / "pyproject.toml").write_text(PROJECT.format(name=name, module=module))
+    (folder / "pyproject.toml").write_text(pyproject(name))
     (folder / "README.md").write_text(f"# {name}\n")
     (folder / f"{module}.py").write_text(body)
     home.wander("publish", folder, "--no-check")

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from wander.train.trainer import StepLog, replace_folder
 
 
@@ -39,11 +40,13 @@ def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     for text in ("one", "two"):
         with replace_folder(tmp_path / "model") as made:
             (made / "weights").write_text(text)
-    try:
+
+    def fail() -> None:
         with replace_folder(tmp_path / "model") as made:
             (made / "weights").write_text("three")
             raise OSError("disk full")
-    except OSError:
-        pass
+
+    with pytest.raises(OSError, match="disk full"):
+        fail()
     assert (tmp_path / "model" / "weights").read_text() == "two"
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
