@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from wander.evals.replay import replay_run
 from wander.evals.run.runner import EvaluationPlan, EvaluationResult, evaluate
 from wander.handle import EnvironmentHandle
 from wander.loading import load_path
+from wander.types import canonical_json
 from wander.wire import EnvironmentPin
 from wander.worker.host.environment import WorkerEnvironment
 
@@ -229,6 +231,25 @@ async def test_judges_that_can_be_asked_again_are(
     if model == "strict" and judge is strict:
         assert {one["temperature"] for one in endpoint.requests} == {0.0}
         assert len(endpoint.requests) == 10
+
+
+@pytest.mark.parametrize("added", [{"count": 65, "text": "x"}, {"count": 1, "text": "x" * 200_000}])
+async def test_nobody_has_judges_asked_without_measure(added: dict[str, Any], tmp_path: Path) -> None:
+    module = tmp_path / "graded_environment.py"
+    module.write_text(GRADED)
+    env = LocalEnvironment(load_path(module))
+    result = await played(env)
+    rollouts = stored(result)
+    for number in range(added["count"]):
+        messages = [{"role": "user", "content": f"{number} {added['text']}"}]
+        key = {"model": "strict", "messages": messages, "sampling": {"temperature": 0.0}}
+        digest = hashlib.sha256(canonical_json(key).encode()).hexdigest()
+        rollouts[0].info["judge_answers"].append({**key, "digest": digest, "answer": "of no use"})
+    judge = ScriptedClient(['{"verdict": "no"}'] * 100)
+    panel = JudgePanel({"strict": judge}, 1000)
+    report = await replay_run(env, result.manifest, rollouts, level="highest", panel=panel)
+    assert report.judged is not None
+    assert (report.judged.asked, report.judged.unasked) == (9, 1)
 
 
 async def test_answers_of_before_sampling_was_kept_are_asked_about_and_come_out_the_same(

@@ -25,6 +25,9 @@ from wander.wire.verification import JudgeCheck
 
 TOLERANCE = 0.1
 """Share of the range of rewards by which a reward may differ: judges waver even at temperature 0."""
+MOST_QUESTIONS, MOST_CHARACTERS = 64, 200_000
+"""What judges are asked at most about one rollout: a record may hold any number of questions of any length,
+and who has the judge pays for its answers."""
 _USUAL: dict[str, Any] = {"temperature": 0.0}
 """Sampling of judges in records of before it was kept."""
 
@@ -80,8 +83,14 @@ class JudgePanel:
             check.before, check.after = self._before / check.asked, self._after / check.asked
 
     async def _renew(self, rollout: Rollout) -> Rollout:
-        """Return a rollout with what its judges answer now; raises `LookupError` where it has another one."""
-        answers = [{**each, "answer": await self._ask(each)} for each in rollout.info.get(JUDGE_ANSWERS, [])]
+        """Return a rollout with what its judges answer now.
+
+        Raises `LookupError` where it has another one, and `ValueError` where it has too many questions.
+        """
+        kept = rollout.info.get(JUDGE_ANSWERS, [])
+        if len(kept) > MOST_QUESTIONS or len(canonical_json(kept)) > MOST_CHARACTERS:
+            raise ValueError("the record has more questions for judges than are asked")
+        answers = [{**each, "answer": await self._ask(each)} for each in kept]
         return rollout.model_copy(update={"info": {**rollout.info, JUDGE_ANSWERS: answers}})
 
     async def _ask(self, kept: Mapping[str, Any]) -> str:

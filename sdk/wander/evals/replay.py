@@ -291,7 +291,7 @@ class _Replay:
                 report.differing += 1
                 if len(report.divergences) < SHOWN:
                     report.divergences.append(one)
-        if self.panel is not None:
+        if self.panel is not None and not any(found):
             await self.panel.look(self.environment, self.manifest, example, recorded)
         if self.on_replayed is not None:
             self.on_replayed(report.replayed, report.differing)
