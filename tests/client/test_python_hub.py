@@ -114,6 +114,9 @@ def test_lists_are_read_page_by_page_and_only_as_far_as_they_are_wanted(
     assert sorted(row.model for row in board) == ["m0", "m1", "m2"]
     assert len(asked) == 3
     assert len(mine.leaderboard("admin/say-env@0.1.0", limit=2)) == 2
+    with pytest.raises(ClientError) as none_wanted:
+        mine.leaderboard("admin/say-env@0.1.0", limit=0)
+    assert none_wanted.value.code == "invalid_request"
     assert [run.manifest.model.name for run in mine.runs(environment="admin/say-env")] == ["m2", "m1", "m0"]
     assert [run.level for run in mine.runs(environment="admin/say-env", model="m1")] == ["complete"]
     rows = mine.search()

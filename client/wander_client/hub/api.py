@@ -327,7 +327,8 @@ class HubApi:
     ) -> Leaderboard:
         """Return a leaderboard as `leaderboard` does, with up to `most` rows, for None with all."""
         which = {"version": version, "task_set": task_set, "board": board}
-        shown = self.leaderboard(owner, name, limit=min(most or PAGE, PAGE), **which, **wanted)
+        size = PAGE if most is None else min(most, PAGE)
+        shown = self.leaderboard(owner, name, limit=size, **which, **wanted)
         rows, following = list(shown.rows), shown.next
         which = {"version": shown.version, "board": shown.board}
         while following is not None and (most is None or len(rows) < most):
