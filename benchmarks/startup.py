@@ -39,7 +39,7 @@ BASE = ("--help",)
 def measure(command: list[str], environ: dict[str, str]) -> tuple[float, float]:
     """Run a command once; return its processor seconds and its wall seconds."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    subprocess.run(command, env=environ, capture_output=True, check=True)
+    subprocess.run(command, env=environ, cwd=environ["HOME"], capture_output=True, check=True)
     wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall
 
@@ -53,10 +53,9 @@ def main() -> int:
     commands = {"python -c pass": [sys.executable, "-c", "pass"]}
     commands |= {" ".join(("wander", *line)): [wander, *line] for line in (BASE, *LINES)}
     with tempfile.TemporaryDirectory() as home:
-        folders = {
-            f"WANDER_{name}_DIR": f"{home}/{name.lower()}" for name in ("CONFIG", "DATA", "CACHE", "RUNS")
-        }
-        environ = {**os.environ, **folders}
+        # As a user has it: folders found from the home, and modules kept compiled.
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("WANDER_", "XDG_"))}
+        environ = {**kept, "HOME": home, "PYTHONDONTWRITEBYTECODE": ""}
         taken: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
         for turn in range(rounds + 1):
             for name, command in commands.items():

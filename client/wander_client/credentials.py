@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,6 +82,8 @@ class CredentialStore:
     def _write(self, tokens: dict[str, str]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         # mkstemp makes the file 0600 before the first byte is in it.
+        import tempfile
+
         handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=".credentials-")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -6,9 +6,7 @@ import errno
 import os
 import re
 import sys
-import tempfile
 import time
-import traceback
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, TypeVar
@@ -43,22 +41,9 @@ def explain(error: BaseException, command: str = "wander") -> ClientError:
         return error
     if isinstance(error, KeyboardInterrupt):
         return Interrupted("interrupted")
-    if hasattr(error, "format_message"):  # click's and typer's usage errors share only this method
-        _offer_longer_options(error)
-        text = error.format_message().strip().rstrip(".").replace("'", "`").replace("Value error, ", "")
-        path = getattr(getattr(error, "ctx", None), "command_path", None)  # a sub-command's included
-        return UsageError(text[:1].lower() + text[1:], hint=f"run `{path or f'wander {command}'} --help`")
     if (explained := _from_sdk(error)) is not None:
         return explained
     return explain_system(error) or _explain_unexpected(error)
-
-
-def _offer_longer_options(error: Any) -> None:
-    """Offer `--num-examples` for `--num`, rather than what is spelled alike."""
-    typed = getattr(error, "option_name", None)
-    if typed and getattr(error, "possibilities", None) is not None and getattr(error, "ctx", None):
-        options = [option for parameter in error.ctx.command.params for option in parameter.opts]
-        error.possibilities = [one for one in options if one.startswith(typed)] or error.possibilities
 
 
 def explain_system(error: BaseException) -> ClientError | None:
@@ -105,6 +90,9 @@ def _from_sdk(error: BaseException) -> ClientError | None:
 
 def _explain_unexpected(error: BaseException) -> ClientError:
     """Save the traceback: it is a fault of ours, and the report needs it."""
+    import tempfile
+    import traceback
+
     text = "".join(traceback.format_exception(error))
     path = Path(tempfile.gettempdir()) / f"wander-{os.getpid()}-{int(time.time())}.log"
     try:

@@ -20,7 +20,6 @@ from wander_client.commands import (
     GROUPS,
     OTHER_NAMES,
     load,
-    load_function,
     members,
     resolve,
     schema_of,
@@ -128,25 +127,11 @@ def _dispatch(invocation: Invocation, arguments: list[str]) -> int:
         _unknown(name, _typed_names() | {"help": "help"}, "command")
     set_current(invocation)
     output.command = schema_of(found.name)
-    return _run_command(found.name, found.rest)
+    return _run_command(output, found.name, found.rest)
 
 
-def _run_command(name: str, arguments: list[str]) -> int:
-    if not arguments and (function := load_function(name)) is not None:
-        return function() or 0  # without parsing nothing, for which typer loads pydantic
-    import typer
-
-    command = typer.main.get_command(load(name))
-    if command.epilog is None:
-        from wander_client.terminal.command import COMMON_HELP
-
-        command.epilog = COMMON_HELP
-    try:
-        with command.make_context(f"wander {name}", list(arguments)) as context:
-            status = command.invoke(context)
-    except typer.Exit as stop:
-        return int(stop.exit_code)
-    return status if isinstance(status, int) else 0
+def _run_command(output: Output, name: str, arguments: list[str]) -> int:
+    return load(name).run(f"wander {name}", arguments, lambda text: output.answer({"help": text}, text))
 
 
 def _help(output: Output, topics: list[str]) -> int:
@@ -168,7 +153,7 @@ def _help(output: Output, topics: list[str]) -> int:
         return _help_of_group(output, found.name)
     if not found.name:
         _unknown(topic, _typed_names() | {name: name for name in TOPICS}, "topic")
-    return _run_command(found.name, ["--help"])
+    return _run_command(output, found.name, ["--help"])
 
 
 def _overview(output: Output) -> None:

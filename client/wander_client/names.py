@@ -15,10 +15,10 @@ from pathlib import Path
 
 from wander_client.errors import NotFound, UsageError
 
-_OWNER = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,37}[a-z0-9])?")
-_PINNED = re.compile(r"(?P<name>[^=<>~!@\s]+)\s*(?P<how>===?|[<>~!]=|[<>])(?P<version>.*)")
+_OWNER = r"[a-z0-9](?:[a-z0-9-]{0,37}[a-z0-9])?"
+_PINNED = r"(?P<name>[^=<>~!@\s]+)\s*(?P<how>===?|[<>~!]=|[<>])(?P<version>.*)"
 """A requirement in pip's form."""
-_NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?", re.IGNORECASE)
+_NAME = r"(?i:[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?)"
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def parse_name(spec: str) -> EnvironmentName:
     """
     if not spec.strip():
         raise UsageError("the environment's name is empty", hint="write `owner/name`, or `./folder`")
-    pinned = _PINNED.fullmatch(spec.strip())
+    pinned = re.fullmatch(_PINNED, spec.strip())
     if pinned:
         if pinned["how"] not in ("==", "==="):
             raise UsageError(
@@ -70,7 +70,7 @@ def parse_name(spec: str) -> EnvironmentName:
             hint = f"write {published}, or `./{whole}` for a folder"
         raise UsageError(f"`{spec}` names no owner", hint=hint)
     # Lower case makes a `k` of a Kelvin sign.
-    if not whole.isascii() or not _OWNER.fullmatch(owner.lower()) or not _NAME.fullmatch(name):
+    if not whole.isascii() or not re.fullmatch(_OWNER, owner.lower()) or not re.fullmatch(_NAME, name):
         folder = f"; for a folder write `./{whole}`" if os.path.isdir(whole) else ""
         if looks_like_path(whole):
             folder = ": this asks for what a hub has, not for a folder"

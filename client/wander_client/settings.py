@@ -17,17 +17,16 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
-import platformdirs
-
 from wander_client.credentials import CredentialStore
 from wander_client.errors import ClientError, UsageError
 
+_HOMES = {"config": "~/.config", "data": "~/.local/share", "cache": "~/.cache"}
 DEFAULT_HUB = "http://127.0.0.1:8600"
 """Where `wander-hub serve` listens unless told otherwise."""
 
@@ -60,7 +59,7 @@ class Settings:
 def load_settings(hub: str | None = None, environ: Mapping[str, str] | None = None) -> Settings:
     """Resolve the settings; `hub` is the value of `--hub`, a URL or a name of the user's file."""
     environ = os.environ if environ is None else environ
-    config_dir = _folder(environ, "WANDER_CONFIG_DIR", platformdirs.user_config_path("wander"))
+    config_dir = _folder(environ, "config")
     path = config_dir / "settings.toml"
     stored = _read(path)
     hubs = stored.get("hubs", {})
@@ -91,9 +90,9 @@ def load_settings(hub: str | None = None, environ: Mapping[str, str] | None = No
         hub=hub_url(hubs.get(value, value)),
         hub_origin=origin,
         config_dir=config_dir,
-        data_dir=_folder(environ, "WANDER_DATA_DIR", platformdirs.user_data_path("wander")),
-        cache_dir=_folder(environ, "WANDER_CACHE_DIR", platformdirs.user_cache_path("wander")),
-        runs_dir=_folder(environ, "WANDER_RUNS_DIR", Path("runs")),
+        data_dir=_folder(environ, "data"),
+        cache_dir=_folder(environ, "cache"),
+        runs_dir=Path(environ.get("WANDER_RUNS_DIR") or "runs").expanduser(),
         hubs={name: hub_url(url) for name, url in hubs.items()},
         sandbox=_switch(environ.get("WANDER_SANDBOX"), stored.get("sandbox", False), path),
         serve_python=serve_python or None,
@@ -130,8 +129,17 @@ def _only_login(config_dir: Path) -> str | None:
     return hubs[0] if len(hubs) == 1 else None
 
 
-def _folder(environ: Mapping[str, str], variable: str, default: Path) -> Path:
-    return Path(environ[variable]).expanduser() if environ.get(variable) else default
+def _folder(environ: Mapping[str, str], kind: str) -> Path:
+    """Return the folder that `WANDER_<KIND>_DIR` names, or the platform's."""
+    if named := environ.get(f"WANDER_{kind.upper()}_DIR"):
+        return Path(named).expanduser()
+    if sys.platform == "linux":  # as platformdirs, whose import takes long beside `wander runs`
+        given = environ.get(f"XDG_{kind.upper()}_HOME", "").strip()
+        home = given if given.startswith("/") else _HOMES[kind]
+        return Path(home).expanduser() / "wander"
+    import platformdirs
+
+    return Path(getattr(platformdirs, f"user_{kind}_path")("wander"))
 
 
 def _switch(variable: str | None, stored: object, path: Path) -> bool:
@@ -148,9 +156,13 @@ def _switch(variable: str | None, stored: object, path: Path) -> bool:
 
 def _read(path: Path) -> dict[str, object]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_bytes()
     except FileNotFoundError:
         return {}
+    import tomllib  # here, as most users have no such file
+
+    try:
+        return tomllib.loads(text.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(
             f"`{path}` is not valid TOML: {error}", hint="correct the file or remove it"

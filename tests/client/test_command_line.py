@@ -137,15 +137,15 @@ def test_the_sub_commands_of_runs_stand_in_the_order_of_their_use(wander: Wander
 
 def test_a_wrong_line_of_a_sub_command_leads_to_the_help_of_that(wander: Wander) -> None:
     result = wander("board", "hide", "RUN")
-    assert (result.status, "missing option" in result.err) == (2, True)
+    assert (result.status, "`--reason` is missing" in result.err) == (2, True)
     assert "hint: run `wander env board hide --help`" in result.err
 
 
 def test_a_value_that_is_none_of_a_list_is_told_in_plain_words(wander: Wander) -> None:
     result = wander("leaderboard", "acme/wordle", "--level", "best")
     assert result.status == 2
-    assert "`best` is not one of" in result.err
-    assert "Value error" not in result.err
+    assert "error: `--level best` is unknown" in result.err
+    assert "hint: use `complete`, " in result.err
 
 
 def test_help_of_a_command_can_be_asked_both_ways(wander: Wander) -> None:
@@ -233,14 +233,14 @@ def test_a_typo_is_answered_with_what_was_meant(words: list[str], part: str, wan
 
 
 def test_the_beginning_of_an_option_is_answered_with_the_whole(wander: Wander) -> None:
-    assert "no such option: --num (Possible options: --num-examples)" in wander("eval", "x", "--num", "5").err
+    assert "did you mean `--num-examples`?" in wander("eval", "x", "--num", "5").err
 
 
 def test_an_unknown_option_is_a_usage_error_in_our_shape(wander: Wander) -> None:
     result = wander("search", "--ownr", "me")
     assert result.status == 2
-    assert result.err.startswith("error: no such option: --ownr")
-    assert "hint: run `wander search --help`" in result.err
+    assert result.err.startswith("error: there is no option `--ownr`")
+    assert "hint: did you mean `--owner`?" in result.err
     assert wander("search", "--ownr", "me", "--json").json["error"]["code"] == "usage"
 
 

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-import typer
 import wander_client
 from pydantic import ValidationError, create_model
-from typer.testing import CliRunner
 from wander.types import Record
 from wander_client.errors import UsageError
+from wander_client.evaluate.options import CommandFlags
 from wander_client.evaluate.schema import (
     EVAL,
     FREE,
@@ -21,11 +20,12 @@ from wander_client.evaluate.schema import (
     Option,
     find_mentioned,
     options_in,
+    parameters_in,
     settings_in,
     suite_keys,
-    takes_options,
 )
-from wander_client.evaluate.settings import CommandFlags, EvaluationSettings, resume_settings
+from wander_client.evaluate.settings import EvaluationSettings, resume_settings
+from wander_client.terminal.command import CommandLine
 
 SOURCE = Path(wander_client.__file__).parent
 DOCS = SOURCE.parent.parent / "docs"
@@ -39,21 +39,21 @@ class More(EvaluationSettings):
 
 
 def test_a_new_field_is_an_option() -> None:
-    app, seen = typer.Typer(), dict[str, Any]()
+    seen: dict[str, Any] = {}
 
-    @app.command()
-    @takes_options(More)
     def play(said: dict[str, Any]) -> int:
         seen.update({field.name: field.read(said) for field in find_mentioned(More, said)})
         return 0
 
-    run = CliRunner().invoke
-    assert run(app, ["acme/one", "--top-k", "3", "--patience", "2"]).exit_code == 0
+    line, shown = CommandLine(play, parameters_in(More)), list[str]()
+    assert line.run("play", ["acme/one", "--top-k", "3", "--patience", "2"], shown.append) == 0
     assert seen == {"environment": "acme/one", "top_k": 3, "patience": 2.0}
-    assert run(app, ["acme/one", "--top-k", "0"]).exit_code == 2
-    shown = " ".join(run(app, ["--help"], env={"COLUMNS": "300", "TERM": "dumb"}).output.split())
-    assert "likeliest tokens" in shown
-    assert "SECONDS" in shown
+    with pytest.raises(UsageError, match="`--top-k 0`: a number of 1 or more"):
+        line.run("play", ["acme/one", "--top-k", "0"], shown.append)
+    assert line.run("play", ["--help"], shown.append) == 0
+    assert "--top-k N  " in shown[0]
+    assert "likeliest tokens" in shown[0]
+    assert "--patience SECONDS" in shown[0]
 
 
 def test_a_new_field_is_a_key_of_the_tables_that_it_names() -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from chat_endpoint import chat_endpoint
 from command_line import Result, Wander
 from wander_client.commands.run.eval import app
@@ -15,7 +14,6 @@ from wander_client.errors import UsageError
 from wander_client.evaluate.evaluation import find_changed_files, load_settings_of, source_digests
 from wander_client.evaluate.settings import EvaluationSettings, resume_settings
 from wander_client.main import main
-from wander_client.terminal.command import find_typed_options
 
 Resume = Callable[..., Result]
 SOLVER = "scripted:say_env:solver"
@@ -69,9 +67,7 @@ def resume(wander: Wander, run_dir: Path) -> Resume:
 def test_an_option_that_contradicts_the_run_is_refused_by_its_name(
     words: list[str], said: str, settled_run: Path
 ) -> None:
-    command = typer.main.get_command(app)
-    with command.make_context("wander eval", [*words, "--resume", str(settled_run)]) as context:
-        typed = find_typed_options(context)
+    typed = app.parse([*words, "--resume", str(settled_run)])
     with pytest.raises(UsageError) as refused:
         resume_settings(load_settings_of(settled_run), typed, settled_run, "wander eval --resume mine")
     assert said in (refused.value.detail or "")

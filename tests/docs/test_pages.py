@@ -148,14 +148,18 @@ def unknown_parts(words: list[str]) -> list[str]:
         if not found.name or found.is_group:
             known = rest in ([], ["--help"], ["--version"]) or rest[0] == "help"
             return [] if known or (found.is_group and found.rest in ([], ["--help"])) else words
-        command, rest = typer.main.get_command(load(found.name)), found.rest
+        command, rest = load(found.name), found.rest
     else:
         command = typer.main.get_command(hub_app)
     while rest and hasattr(command, "commands"):
         if rest[0] not in command.commands:
             return words
         command = command.commands[rest.pop(0)]
-    known = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
+    if program == "wander":
+        pairs = [(each.flags, each.opposites) for each in getattr(command, "parameters", ())]
+    else:
+        pairs = [(each.opts, each.secondary_opts) for each in command.params]
+    known = {flag for pair in pairs for flags in pair for flag in flags}
     given = itertools.takewhile(lambda word: word != "--", rest)
     return [
         word

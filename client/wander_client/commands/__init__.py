@@ -6,7 +6,7 @@ To add a command:
 
        from wander_client.context import current
 
-       def search(query: Annotated[str, typer.Argument(help="words to look for")] = "") -> int | None:
+       def search(query: Annotated[str, Argument(help="words to look for")] = "") -> int | None:
            """Find environments on the hub.
 
            \b
@@ -19,8 +19,8 @@ To add a command:
            here.output.answer(page.data, lambda: here.output.table([...], [...]))
            return None                               # or an exit status of wander_client.errors
 
-   A command with sub-commands is a typer application instead: `app = command_app(help="...", group=True)` of
-   `wander_client.terminal.command`, and `@app.command()` before each of its functions.
+   `Argument` and `Option` are of `wander_client.terminal.command`. A command with sub-commands is a
+   `app = CommandGroup("...")` of the same module instead, with `@app.command()` before each function.
 2. Add one line to `COMMANDS` below: what is typed -> (folder.module:object, one-line help). Two words make it
    a command of a group (`GROUPS`). A command that is renamed keeps its old name in `OTHER_NAMES`.
 
@@ -37,12 +37,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import typer
+    from wander_client.terminal.command import CommandGroup, CommandLine
 
 
 @dataclass(frozen=True)
@@ -195,26 +195,10 @@ def schema_of(name: str) -> str:
     return _SCHEMAS.get(name, name.partition(" ")[0])
 
 
-def load_function(name: str) -> Callable[[], int | None] | None:
-    """Return the function of a command that takes no words at all; None for every other command."""
-    found = _load(name)
-    return found if inspect.isfunction(found) and not inspect.signature(found).parameters else None
+def load(name: str) -> CommandLine | CommandGroup:
+    """Import a command's module and return what runs its lines."""
+    from wander_client.terminal.command import CommandLine
 
-
-def load(name: str) -> typer.Typer:
-    """Import a command's module and return its application."""
-    import typer
-
-    from wander_client.terminal.command import SectionedCommand, command_app
-
-    found = _load(name)
-    if isinstance(found, typer.Typer):
-        return found
-    app = command_app()
-    app.command(cls=SectionedCommand)(found)
-    return app
-
-
-def _load(name: str) -> Any:
     module, _, thing = COMMANDS[name].place.partition(":")
-    return getattr(importlib.import_module(f"wander_client.commands.{module}"), thing)
+    found = getattr(importlib.import_module(f"wander_client.commands.{module}"), thing)
+    return CommandLine(found) if inspect.isfunction(found) else found

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from wander_client.context import forbid_builds
-from wander_client.environments.location import Location
 from wander_client.errors import UsageError
+from wander_client.terminal.command import Option
 
 if TYPE_CHECKING:
     from wander.sandbox import SandboxPolicy
 
     from wander_client.context import Invocation
+    from wander_client.environments.location import Location
 
 SANDBOX = ("--sandbox/--no-sandbox", "confine the environment (Linux)")
 SANDBOX_LIMIT = ("--sandbox-limit", "KEY=VALUE: memory=2G, rollout=60, read=/data...")
-SandboxFlag = Annotated[bool | None, typer.Option(SANDBOX[0], help=SANDBOX[1])]
-SandboxLimits = Annotated[list[str] | None, typer.Option(SANDBOX_LIMIT[0], help=SANDBOX_LIMIT[1])]
+SandboxFlag = Annotated[bool | None, Option(SANDBOX[0], help=SANDBOX[1])]
+SandboxLimits = Annotated[list[str] | None, Option(SANDBOX_LIMIT[0], help=SANDBOX_LIMIT[1])]
 
 
 def choose_policy(

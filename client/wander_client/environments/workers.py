@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from wander_client.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,7 +24,7 @@ def read_worker_count(word: str) -> int:
     if word == "auto":
         return AUTOMATIC
     if not word.isdigit() or not 1 <= int(word) <= MOST_WORKERS:
-        raise typer.BadParameter(f"a number from 1 to {MOST_WORKERS}, or `auto`")
+        raise ValueError(f"a number from 1 to {MOST_WORKERS}, or `auto`")
     return int(word)
 
 

@@ -18,12 +18,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-import typer
-from pydantic import Field
-from wander.types import Record, SamplingArgs
-
 from wander_client.errors import UsageError
-from wander_client.terminal.command import find_typed_options
+from wander_client.terminal.command import Option as Described
+from wander_client.terminal.command import Parameter
 from wander_client.terminal.suggestions import choose
 
 
@@ -43,39 +40,38 @@ TABLES = {"file": {FILE}, "defaults": {EVAL, MODEL}, "eval": {EVAL, MODEL}, "mod
 """Which marks make a key of which table of a suite's file; `file` is its top."""
 
 
-class Option:
+class Option(Described):
     """An option of the command line, and a key of suites, that says a setting or a part of it.
 
     `key` names its value, by default as the first long flag does. `kind` is the value's type on the command
-    line and `suite` that in a suite, by default that of the field; `shown` is the default in the help, by
-    default that of the field. `needs` names the setting without which it means nothing. The rest is typer's.
+    line and `suite` that in a suite, by default that of the field, or with `several` that or a list of it;
+    `shown` is the default in the help, by default that of the field. `needs` names the setting without which
+    it means nothing, and `pattern` is what a suite's word must look like. The rest is as for every option.
     Without flags it is an argument.
     """
 
     def __init__(
         self,
         flags: str,
-        help: str | None = None,
+        help: str = "",
         *marks: Mark,
         key: str = "",
         kind: Any = None,
         suite: Any = None,
+        several: bool = False,
         shown: Any = None,
         needs: str = "",
-        group: str | None = None,
+        pattern: str | None = None,
         **more: Any,
     ) -> None:
         words = flags.split()
+        super().__init__(*words, help=help, **more)
+        self.is_argument = not words
         long = next((word[2:] for word in words if word.startswith("--")), "")
         self.key = key or long.partition("/")[0].replace("-", "_")
         self.word = words[0].partition("/")[0] if words else ""
         self.marks, self.kind, self.suite, self.shown, self.needs = marks, kind, suite, shown, needs
-        self.least: float | None = more.get("min")
-        self.info: Any = (
-            typer.Option(*words, help=help, rich_help_panel=group, **more)
-            if words
-            else typer.Argument(help=help, **more)
-        )
+        self.several, self.pattern = several, pattern
 
 
 @dataclass(frozen=True)
@@ -107,8 +103,9 @@ class Setting:
         given = {option.key: said[option.key] for option in self.options if option.key in said}
         for option in self.options:
             value = given.get(option.key)
-            if option.least is not None and isinstance(value, int | float) and value < option.least:
-                raise UsageError(f"`{option.word} {value}` is less than {option.least}")
+            least = None if option.parser else option.min
+            if least is not None and isinstance(value, int | float) and value < least:
+                raise UsageError(f"`{option.word} {value}` is less than {least}")
         if self.rule.read is not None:
             return self.rule.read(given)
         (value,) = given.values()
@@ -119,6 +116,8 @@ class Setting:
 
     def differences(self, said: Mapping[str, Any], held: Any) -> list[str]:
         """Return a line for each value that is asked for and that a run does not have."""
+        from wander.types import SamplingArgs
+
         asked = self.read(said)
         if isinstance(asked, dict | SamplingArgs):
             asked, held = (each if isinstance(each, dict) else each.given() for each in (asked, held))
@@ -151,79 +150,80 @@ def _difference(asked: str, held: str | None) -> str:
 
 
 @functools.cache
-def settings_in(schema: type[Record]) -> dict[str, Setting]:
+def settings_in(schema: type) -> dict[str, Setting]:
     """Return the fields of a schema with what their annotations say, by name."""
     found = {}
-    for name, field in schema.model_fields.items():
-        options = [each for each in field.metadata if isinstance(each, Option)]
+    for name, (kind, said) in _fields_of(schema).items():
+        options = [each for each in said if isinstance(each, Option)]
         for option in options:
-            option.key, option.kind = option.key or name, option.kind or _command_kind(field.annotation)
-        rule = next((each for each in field.metadata if isinstance(each, Rule)), Rule())
-        free = FREE in field.metadata or any(FREE in option.marks for option in options)
-        found[name] = Setting(name, field.annotation, field.default, options, rule, free)
+            option.key, option.kind = option.key or name, option.kind or kind
+        rule = next((each for each in said if isinstance(each, Rule)), Rule())
+        free = FREE in said or any(FREE in option.marks for option in options)
+        own = getattr(schema, "model_fields", {}).get(name)
+        default = own.default if own else getattr(schema, name, None)
+        found[name] = Setting(name, kind, default, options, rule, free)
     return found
 
 
-def options_in(*schemas: type[Record]) -> dict[str, Option]:
+def _fields_of(schema: type) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """Return the types of a class's annotated fields, and what is said beside them."""
+    records = getattr(schema, "model_fields", {})
+    fields: dict[str, tuple[Any, tuple[Any, ...]]] = {}
+    for owner in (each for each in reversed(schema.__mro__) if not each.__module__.startswith("pydantic")):
+        for name, kind in inspect.get_annotations(owner, eval_str=True).items():
+            described = hasattr(kind, "__metadata__")
+            whole, *said = get_args(kind) if described else (kind,)
+            fields[name] = records[name].annotation if name in records else whole, tuple(said)
+    return fields
+
+
+def options_in(*schemas: type) -> dict[str, Option]:
     """Return the options of schemas by key, in the order of their fields."""
     fields = [field for schema in schemas for field in settings_in(schema).values()]
     return {option.key: option for field in fields for option in field.options}
 
 
-def find_mentioned(schema: type[Record], said: Mapping[str, Any]) -> list[Setting]:
+def find_mentioned(schema: type, said: Mapping[str, Any]) -> list[Setting]:
     """Return the fields of which options, or keys of a suite, say something."""
     fields = settings_in(schema).values()
     return [field for field in fields if any(option.key in said for option in field.options)]
 
 
-def suite_keys(schema: type[Record], table: str) -> dict[str, Any]:
+def suite_keys(schema: type, table: str) -> dict[str, Any]:
     """Return the fields of a suite's table, all optional, as `pydantic.create_model` takes them."""
+    from pydantic import Field
+
     keys: dict[str, Any] = {}
     for field in settings_in(schema).values():
         for option in field.options:
             if TABLES[table].intersection(option.marks):
-                kind = field.kind if len(field.options) == 1 else option.kind
+                kind: Any = field.kind if len(field.options) == 1 else option.kind
                 # The command line allows a millisecond at least; a suite any time at all.
                 real = float in (kind, *get_args(kind))
-                bound = Field(gt=0) if real else Field(ge=option.least)
-                keys[option.key] = (option.suite or Annotated[kind, bound]) | None, None
+                bound = Field(gt=0) if real else Field(ge=option.min)
+                suite: Any = Annotated[kind, bound]
+                if option.suite is not None:
+                    suite = Annotated[option.suite, Field(pattern=option.pattern)]
+                elif option.several:
+                    suite = field.kind | list[field.kind]  # type: ignore[name-defined]  # a value
+                keys[option.key] = suite | None, None
     return keys
 
 
-def takes_options(*schemas: type[Record]) -> Callable[[Callable[[dict[str, Any]], int]], Callable[..., int]]:
-    """Make a function a command whose options are those of schemas; it gets what was typed, by key."""
-
-    def decorate(function: Callable[[dict[str, Any]], int]) -> Callable[..., int]:
-        @functools.wraps(function)
-        def command(context: typer.Context, **_shown: Any) -> int:
-            return function(find_typed_options(context))
-
-        parameters = [inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
-        for field in (field for schema in schemas for field in settings_in(schema).values()):
-            for option in field.options:
-                said: dict[str, Any] = {"annotation": Annotated[option.kind, option.info]}
-                # The help shows the default; what was not typed is taken from the schema, not from here.
-                said["default"] = False if option.kind is bool else None
-                if option.shown is not None:
-                    said["default"] = option.shown
-                elif option is field.options[0] and isinstance(field.default, str | int | float):
-                    said["default"] = field.default
-                parameters.append(inspect.Parameter(option.key, inspect.Parameter.KEYWORD_ONLY, **said))
-        shown: Any = command
-        shown.__signature__ = inspect.Signature(parameters, return_annotation=int)
-        shown.__annotations__ = {each.name: each.annotation for each in parameters}
-        return command
-
-    return decorate
-
-
-def _command_kind(kind: Any) -> Any:
-    """Return the type of a field's value on the command line, where a list may be left out."""
-    if get_origin(kind) is list:
-        return kind | None
-    if _literals(kind):
-        return str | None if type(None) in get_args(kind) else str
-    return kind
+def parameters_in(*schemas: type) -> list[Parameter]:
+    """Return the parameters of a command that says what schemas hold."""
+    found = []
+    for field in (field for schema in schemas for field in settings_in(schema).values()):
+        for option in field.options:
+            # The help shows the default; what was not typed is taken from the schema, not from here.
+            own = field.default if option is field.options[0] else None
+            shown = own if option.shown is None else option.shown
+            found.append(
+                Parameter(
+                    option.key, option.kind, option, shown if isinstance(shown, str | int | float) else None
+                )
+            )
+    return found
 
 
 def _literals(kind: Any) -> list[Any]:

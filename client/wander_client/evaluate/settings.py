@@ -1,50 +1,28 @@
-"""The settings of an evaluation, each of them described in one place: beside its field.
+"""The settings of an evaluation: what a run's folder keeps (`command.json`).
 
-`EvaluationSettings` is what a run's folder keeps (`command.json`), and what `wander eval` and suites ask for;
-`CommandFlags` are the options that hold for one command line. `wander_client.evaluate.schema` derives the
-command's options, the keys of suites and what may change when a run goes on.
+`wander_client.evaluate.options` describes each of them; `wander_client.evaluate.schema` derives the command's
+options, the keys of suites and what may change when a run goes on.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, ValidationError
 from wander.sandbox import SandboxPolicy
 from wander.types import Record, SamplingArgs
 from wander.wire import TokenPrices
 
-from wander_client.environments.location import parse_arguments
-from wander_client.environments.sandbox import SANDBOX, SANDBOX_LIMIT, choose_policy
-from wander_client.environments.workers import (
-    AUTOMATIC,
-    WorkerChoice,
-    absolute_path,
-    read_addresses,
-    read_worker_count,
-)
+from wander_client.environments.workers import AUTOMATIC, WorkerChoice, read_addresses
 from wander_client.errors import UsageError
-from wander_client.evaluate.schema import (
-    BESIDE,
-    EVAL,
-    FILE,
-    FREE,
-    MODEL,
-    SAMPLED,
-    Option,
-    Rule,
-    find_mentioned,
-    options_in,
-)
+from wander_client.evaluate import options
+from wander_client.evaluate.options import CommandFlags, EvaluationOptions
+from wander_client.evaluate.schema import SAMPLED, find_mentioned, options_in
 from wander_client.models.pool import ModelChoice
-from wander_client.models.reference import KEY_VARIABLE
-from wander_client.models.server import START_SECONDS, ServeChoice
-from wander_client.names import parse_environment
-from wander_client.terminal.suggestions import did_you_mean
+from wander_client.models.server import ServeChoice
 
 if TYPE_CHECKING:
     from wander.evals.run.budget import Share
@@ -52,387 +30,15 @@ if TYPE_CHECKING:
 
     from wander_client.settings import Settings
 
-# Sections of `--help-all`.
-EXAMPLES = "Which examples"
-SAMPLING = "Sampling"
-ENDPOINT = "Endpoint and model"
-BUDGET = "Budget"
-ENVIRONMENT = "Environment"
-PROCESSES = "Processes and the sandbox"
-THE_RUN = "The run"
 
-USUAL_SAMPLING = frozenset(SamplingArgs.model_fields) | {
-    *("top_k", "top_a", "min_p", "typical_p", "n", "best_of", "logprobs", "top_logprobs", "logit_bias"),
-    *("frequency_penalty", "presence_penalty", "repetition_penalty", "length_penalty", "min_tokens"),
-    *("max_completion_tokens", "stop_token_ids", "ignore_eos", "reasoning_effort", "response_format"),
-}
-"""Sampling arguments that endpoints know, beside what they call their own."""
-
-NEWEST = "@newest"
-"""Stands for the value of `--resume` where none is given."""
+# What `options` names in quotes, found there from here on.
+vars(options).update(SamplingArgs=SamplingArgs, SandboxPolicy=SandboxPolicy, TokenPrices=TokenPrices)
 
 
-def _read_number(given: dict[str, Any]) -> int | None:
-    if given.get("all"):
-        if "num_examples" in given:
-            raise UsageError("`-n` and `--all` contradict each other", hint="pass one of the two")
-        return None
-    number = given.get("num_examples")
-    return None if number == "all" else number
-
-
-def _read_sampling(given: dict[str, Any]) -> SamplingArgs:
-    """Return sampling arguments from options and a table, or a JSON object, of further ones."""
-    more: Any = given.pop("sampling", None) or {}
-    if isinstance(more, str):
-        try:
-            more = json.loads(more)
-        except ValueError as error:
-            raise UsageError(f"`--sampling` is no JSON: {error}") from error
-    if isinstance(more, SamplingArgs):
-        more = more.given()
-    if not isinstance(more, dict):
-        raise UsageError("`--sampling` is no JSON object", hint="write `--sampling '{\"min_p\": 0.1}'`")
-    return read_sampling({**more, **given})
-
-
-def read_sampling(given: Mapping[str, Any]) -> SamplingArgs:
-    """Return sampling arguments; raises `UsageError` for a wrong value, or a name that nearly is a known one.
-
-    Any other name goes to the endpoint as it is: they differ in what they take.
-    """
-    for name in given.keys() - USUAL_SAMPLING:
-        plain = name.lower().replace("-", "_")
-        if meant := did_you_mean(plain, USUAL_SAMPLING, cutoff=0.82):
-            raise UsageError(f"there is no sampling argument `{name}`", hint=meant)
-    try:
-        return SamplingArgs(**given)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        raise UsageError(
-            f"sampling argument `{name}`: {first['msg'].lower()}",
-            hint="`wander eval --help` lists the usual ones; others go to the endpoint as they are",
-        ) from error
-
-
-def _read_arguments(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the environment's arguments, those of a judge included."""
-    table = given.pop("arguments", None) or []
-    arguments = parse_arguments(table, given.pop("args", None)) if isinstance(table, list) else table
-    return {**arguments, **given}
-
-
-def _read_prices(given: dict[str, Any]) -> TokenPrices:
-    word = given["price"]
-    if isinstance(word, TokenPrices):
-        return word
-    try:
-        if isinstance(word, Mapping):
-            return TokenPrices(**word)
-        prompt, completion = (float(part) for part in word.split("/"))
-        return TokenPrices(prompt=prompt, completion=completion)
-    except (ValueError, AttributeError):
-        raise UsageError(
-            f"`--price {word}` is no price", hint="write it as `--price 0.15/0.60`, USD per million tokens"
-        ) from None
-
-
-def _write_sandbox(policy: SandboxPolicy | None) -> str:
-    if policy is None:
-        return "`--no-sandbox`"
-    limits = policy.model_dump(exclude_defaults=True).items()
-    return f"`{' '.join(['--sandbox', *(f'--sandbox-limit {key}={value}' for key, value in limits)])}`"
-
-
-def _same_environment(word: str, held: str) -> bool:
-    """Tell whether a word means the environment of a run; without a version it means any."""
-    wanted = parse_environment(word)
-    had = Path(held) if Path(held).is_absolute() else parse_environment(held)
-    if isinstance(wanted, Path) or isinstance(had, Path):
-        return wanted == had
-    return (wanted.owner, wanted.name) == (had.owner, had.name) and wanted.version in (None, had.version)
-
-
-def _same_model(word: str, held: str) -> bool:
-    if word.removeprefix("hf:") == held.removeprefix("hf:"):
-        return True
-    folder = Path(word.removeprefix("hf:")).expanduser()
-    return folder.is_dir() and str(folder.resolve()) == held
-
-
-class EvaluationSettings(Record):
+class EvaluationSettings(EvaluationOptions, Record):
     """What an evaluation is asked for."""
 
     model_config = ConfigDict(strict=True, frozen=True)
-
-    environment: Annotated[
-        str,
-        Option(
-            *("", "owner/name[@version], ./folder, FILE.toml", EVAL, BESIDE),
-            kind=str | None,
-            suite=str | list[str],
-        ),
-        Rule(same=_same_environment, write=lambda word: f"environment `{word}`"),
-    ]
-    """`owner/name@version`, exact, or the absolute path of a folder."""
-    model: Annotated[
-        str,
-        Option(
-            "-m --model",
-            "see above; several make a suite",
-            EVAL,
-            kind=list[str] | None,
-            suite=str | list[str],
-        ),
-        Rule(same=_same_model),
-    ]
-    base_url: Annotated[str | None, Option("-b --base-url", "OpenAI-compatible endpoint", FREE, MODEL)] = None
-    key_variable: Annotated[
-        str,
-        Option(
-            "--key-variable",
-            "environment variable that holds the endpoint's key",
-            FREE,
-            MODEL,
-            group=ENDPOINT,
-        ),
-    ] = KEY_VARIABLE
-    num_examples: Annotated[
-        int | None,
-        Option(
-            *("-n --num-examples --limit", "examples to play", EVAL, SAMPLED),
-            kind=int,
-            suite=int | Literal["all"],
-            min=1,
-        ),
-        Option("--all", "play every example of the split", SAMPLED, kind=bool, group=EXAMPLES),
-        Rule(read=_read_number, write=lambda number: "`--all`" if number is None else f"`-n {number}`"),
-    ] = 20
-    """None means all of the split."""
-    rollouts_per_example: Annotated[
-        int, Option("-r --rollouts", "rollouts of each example", EVAL, SAMPLED, min=1)
-    ] = 1
-    strata: Annotated[
-        bool, Option("--strata", "take the examples evenly from the strata", EVAL, SAMPLED, group=EXAMPLES)
-    ] = False
-    shuffle: Annotated[
-        bool, Option("--shuffle", "draw the examples by the seed", EVAL, SAMPLED, group=EXAMPLES)
-    ] = False
-    concurrency: Annotated[int, Option("-c --concurrency", "model calls at once", FREE, FILE, min=1)] = 32
-    max_rollouts: Annotated[
-        int | None,
-        Option(
-            "--max-rollouts",
-            "rollouts at once (default: twice the concurrency)",
-            FREE,
-            EVAL,
-            min=1,
-            group=PROCESSES,
-        ),
-    ] = None
-    split: Annotated[
-        Literal["train", "eval"], Option("--split", "eval or train", EVAL, SAMPLED, group=EXAMPLES)
-    ] = "eval"
-    seed: Annotated[int, Option("--seed", "the run's seed", EVAL, suite=int | list[int], group=EXAMPLES)] = 0
-    sampling: Annotated[
-        SamplingArgs,
-        Option("-t --temperature", "sampling temperature", SAMPLED, kind=float | None, min=0.0),
-        Option("--top-p", "nucleus sampling", kind=float | None, group=SAMPLING),
-        Option("--max-tokens", "most tokens of one turn", kind=int | None, min=1),
-        Option(
-            *("--sampling", "further sampling arguments, a JSON object", EVAL),
-            kind=str | None,
-            suite=SamplingArgs | list[SamplingArgs],
-            group=SAMPLING,
-        ),
-        Rule(read=_read_sampling),
-    ] = Field(default_factory=SamplingArgs)
-    arguments: Annotated[
-        dict[str, Any],
-        Option(
-            *("-a --arg", "environment: KEY=VALUE", EVAL),
-            key="arguments",
-            kind=list[str] | None,
-            suite=dict[str, Any],
-        ),
-        Option("--args", "environment arguments, a JSON object", kind=str | None, group=ENVIRONMENT),
-        Option(
-            "--judge-model", "environment argument `judge_model`", EVAL, kind=str | None, group=ENVIRONMENT
-        ),
-        Option(
-            "--judge-base-url",
-            "environment argument `judge_base_url`",
-            EVAL,
-            kind=str | None,
-            group=ENVIRONMENT,
-        ),
-        Rule(read=_read_arguments),
-    ] = Field(default_factory=dict)
-    budget_tokens: Annotated[
-        int | None,
-        Option(
-            *(
-                "--budget-tokens --max-tokens-total",
-                "tokens that the whole run may take",
-                FREE,
-                EVAL,
-                FILE,
-                BESIDE,
-                SAMPLED,
-            ),
-            min=1,
-            group=BUDGET,
-        ),
-    ] = None
-    budget_usd: Annotated[
-        float | None,
-        Option(
-            "--budget-usd",
-            "USD that the whole run may cost; needs prices",
-            FREE,
-            EVAL,
-            FILE,
-            BESIDE,
-            SAMPLED,
-            min=0.0,
-            group=BUDGET,
-        ),
-    ] = None
-    prices: Annotated[
-        TokenPrices | None,
-        Option(
-            *("--price", "USD per million tokens", FREE, MODEL),
-            kind=str | None,
-            suite=Annotated[str, Field(pattern=r"^[0-9.]+/[0-9.]+$")],
-            metavar="PROMPT/COMPLETION",
-            group=BUDGET,
-        ),
-        Rule(read=_read_prices),
-    ] = None
-    cache: Annotated[
-        bool, Option("--cache", "keep and reuse answers of endpoints", FREE, EVAL, group=ENDPOINT)
-    ] = False
-    call_timeout: Annotated[
-        float | None,
-        Option(
-            "--call-timeout",
-            "that one model call may take (600)",
-            FREE,
-            EVAL,
-            min=0.001,
-            metavar="SECONDS",
-            group=ENDPOINT,
-        ),
-    ] = None
-    rollout_timeout: Annotated[
-        float | None,
-        Option(
-            *("--rollout-timeout", "that a rollout may take", FREE, EVAL),
-            min=0.001,
-            metavar="SECONDS",
-            group=PROCESSES,
-        ),
-    ] = None
-    serve: Annotated[
-        Literal["vllm"] | None,
-        Option(
-            "--serve", "serve the model (a name or folder) meanwhile", MODEL, metavar="vllm", group=ENDPOINT
-        ),
-    ] = None
-    serve_args: Annotated[
-        list[str],
-        Option(
-            *("--serve-arg", "for the server: --serve-arg=--dtype=half", FREE, MODEL),
-            key="serve_args",
-            needs="serve",
-            group=ENDPOINT,
-        ),
-    ] = Field(default_factory=list)
-    serve_python: Annotated[
-        str | None,
-        Option("--serve-python", "the Python that has vLLM", FREE, MODEL, needs="serve", group=ENDPOINT),
-    ] = None
-    serve_timeout: Annotated[
-        float,
-        Option(
-            "--serve-timeout",
-            "that the server may take to start",
-            FREE,
-            MODEL,
-            min=1.0,
-            metavar="SECONDS",
-            group=ENDPOINT,
-        ),
-    ] = START_SECONDS
-    exhaustive: Annotated[
-        bool, Option("--exhaustive", "play greedily against every reply, from every opening", group=EXAMPLES)
-    ] = False
-    max_lines: Annotated[
-        int,
-        Option(
-            *("--max-lines", "with --exhaustive: stop after this many lines", FREE),
-            needs="exhaustive",
-            min=1,
-            group=EXAMPLES,
-        ),
-    ] = 100_000
-    no_lock: Annotated[
-        bool,
-        Option(
-            "--no-lock",
-            "use the newest packages instead of the locked ones (recorded in the run)",
-            EVAL,
-            group=ENVIRONMENT,
-        ),
-    ] = False
-    in_process: Annotated[
-        bool, Option("--in-process", "run a folder in this process", FREE, EVAL, group=ENVIRONMENT)
-    ] = False
-    pass_environ: Annotated[
-        list[str],
-        Option("--pass-env", "variable that the environment may see", FREE, EVAL, group=ENVIRONMENT),
-    ] = Field(default_factory=list)
-    sandbox: Annotated[
-        SandboxPolicy | None,
-        Option(*SANDBOX, EVAL, kind=bool | None, suite=bool, group=PROCESSES),
-        Option(*SANDBOX_LIMIT, kind=list[str] | None, group=PROCESSES),
-        Rule(lambda given: choose_policy(given.get("sandbox"), given.get("sandbox_limit")), _write_sandbox),
-    ] = None
-    """The limits of the sandbox that the environment runs in; None means in none."""
-    workers: Annotated[
-        int,
-        Option(
-            *("--workers", "processes of the environment", FREE, EVAL),
-            suite=Annotated[int, Field(ge=1)],
-            shown="auto",
-            metavar="N|auto",
-            parser=read_worker_count,
-            group=PROCESSES,
-        ),
-    ] = AUTOMATIC
-    worker_addresses: Annotated[
-        list[str],
-        Option("--worker", "a `wander worker` elsewhere", FREE, metavar="tcp://HOST:PORT", group=PROCESSES),
-    ] = Field(default_factory=list)
-    worker_token_file: Annotated[
-        str | None,
-        Option(
-            "--worker-token-file",
-            "holds the token of `--worker`",
-            FREE,
-            parser=absolute_path,
-            group=PROCESSES,
-        ),
-    ] = None
-    device: Annotated[
-        str | None,
-        Option("--device", "for a model in this process: cpu, cuda, mps", FREE, MODEL, group=ENDPOINT),
-    ] = None
-    rerun_of: str | None = None
-    """The run that is repeated."""
-    environment_files: Annotated[dict[str, str] | None, FREE] = None
-    """Digests of the files of a folder's environment; None in runs of a published one, and in older runs."""
 
     def choose_workers(self) -> WorkerChoice:
         """Return the processes that play the environment; raises `ConfigError` for a wrong address."""
@@ -467,35 +73,6 @@ class EvaluationSettings(Record):
         )
 
 
-class CommandFlags(Record):
-    """What holds for one command line of `wander eval`, and is not kept with the run."""
-
-    out: Annotated[Path | None, Option("--out", "the run's folder, or the suite's", BESIDE)] = None
-    resume: Annotated[
-        Path | None, Option("--resume", "go on with this run (folder or id); needs nothing else", BESIDE)
-    ] = None
-    only_failed: Annotated[
-        bool,
-        Option(
-            "--only-failed", "with --resume: play what failed, nothing else", BESIDE, SAMPLED, group=THE_RUN
-        ),
-    ] = False
-    allow_changed_code: Annotated[
-        bool,
-        Option(
-            "--allow-changed-code",
-            "with --resume: go on although files of ./folder changed",
-            BESIDE,
-            group=THE_RUN,
-        ),
-    ] = False
-    dry_run: Annotated[bool, Option("--dry-run", "show what would be played", BESIDE, group=THE_RUN)] = False
-    fail_under: Annotated[
-        float | None,
-        Option("--fail-under", "exit 1 when the reward is lower", BESIDE, SAMPLED, group=THE_RUN),
-    ] = None
-
-
 def settings_for(said: Mapping[str, Any], user: Settings) -> EvaluationSettings:
     """Return the settings that options, or keys of a suite, ask for; the user's file says what they do not.
 
@@ -523,7 +100,7 @@ def require_needed(settings: EvaluationSettings, said: Mapping[str, Any]) -> Non
         option = options[key]
         if option.needs and not getattr(settings, option.needs):
             needed = options[option.needs]
-            whole = f"{needed.word} {needed.info.metavar or ''}".rstrip()
+            whole = f"{needed.word} {needed.metavar or ''}".rstrip()
             raise UsageError(f"`{option.word}` needs `{needed.word}`", hint=f"add `{whole}`")
         if settings.exhaustive and SAMPLED in option.marks:
             raise UsageError(

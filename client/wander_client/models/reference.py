@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from wander_client.environments.location import Location
 
 KEY_VARIABLE = "OPENAI_API_KEY"
+START_SECONDS = 900.0
+"""How long a server may take to start, unless said."""
 OPENAI_URL = "https://api.openai.com/v1"
 NAMED = ("smollm2", "smollm2-135m-instruct")
 """Names of models that are fetched on first use."""

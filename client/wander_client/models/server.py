@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from wander_client.errors import ClientError, Unavailable
+from wander_client.models.reference import START_SECONDS
 from wander_client.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
     from wander_client.context import Invocation
 
-START_SECONDS = 900.0
-"""How long a server may take to start, unless said."""
 _LOOK_SECONDS = 0.25
 _ENGINE = "vllm.entrypoints.openai.api_server"
 _LOG_LINES = 20

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import keyword
-import shutil
 import sys
-import tempfile
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
-
-from packaging.utils import canonicalize_name, is_normalized_name
+from typing import TYPE_CHECKING
 
 from wander_client.errors import ClientError, UsageError
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
 
 
 @dataclass(frozen=True)
@@ -75,6 +72,11 @@ POPULAR = frozenset(_WELL_KNOWN.split())
 
 def write_package(folder: Path, kind: str) -> list[Path]:
     """Write the project into a new or empty folder named after it; returns the files, relative to it."""
+    import shutil
+    import tempfile
+    import tomllib
+    from importlib.resources import files
+
     name = package_name(folder.name)
     require_free(folder, "choose another name")
     module = name.replace("-", "_")
@@ -135,6 +137,8 @@ def fill_templates(folder: Path, content: Mapping[str, Traversable], words: Mapp
 
 def package_name(word: str) -> str:
     """Return the package name for a folder's name; refuses what cannot be a Python module."""
+    from packaging.utils import canonicalize_name, is_normalized_name
+
     name = canonicalize_name(word)
     module = name.replace("-", "_")
     if not is_normalized_name(name) or not module.isidentifier() or not module.isascii():

@@ -12,14 +12,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
-
-from packaging.version import Version
 
 from wander_client.errors import ClientError
 from wander_client.names import EnvironmentName
@@ -148,6 +145,10 @@ class EnvironmentStore:
                 if path not in self._told:
                     self._told.add(path)
                     self._warn(f"{message}: {hint}")
+        if len(found) < 2:
+            return found
+        from packaging.version import Version
+
         return sorted(
             found,
             key=lambda one: (one.record.owner, one.record.name, Version(one.record.version), one.chosen_at),
@@ -270,6 +271,8 @@ def prune(store: EnvironmentStore, chosen: list[Cached]) -> list[Cached]:
 
     What an installation holds at this moment stays.
     """
+    import shutil
+
     gone = []
     for each in chosen:
         if each.state == "unfinished":

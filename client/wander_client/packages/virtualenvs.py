@@ -12,9 +12,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import platform
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,6 +26,8 @@ _YOUNG_SECONDS = 60.0
 
 def key_of(contents_sha256: str) -> str:
     """Return the name of the virtual environment with these contents under this Python."""
+    import platform
+
     return f"{contents_sha256[:16]}-py{platform.python_version()}"
 
 
@@ -64,6 +63,8 @@ class VirtualEnvironments:
 
         Of two that want the same one builds and the other waits; different ones are built side by side.
         """
+        import shutil
+
         place = self.root / key
         with hold_lock(self.root, key):
             if force or not self.works(key):
@@ -108,6 +109,9 @@ def hold_lock(root: Path, name: str, *, wait: bool = True) -> Iterator[None]:
 @contextlib.contextmanager
 def stage_folder(place: Path) -> Iterator[Path]:
     """Yield a temporary folder beside `place` that becomes `place` when the block succeeds."""
+    import shutil
+    import tempfile
+
     place.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=".making-", dir=place.parent))
     work = temporary / "work"
@@ -125,6 +129,9 @@ def stage_folder(place: Path) -> Iterator[Path]:
 
 def discard(folder: Path) -> None:
     """Remove a folder; it is out of sight before its files go."""
+    import shutil
+    import tempfile
+
     gone = Path(tempfile.mkdtemp(prefix=".gone-", dir=folder.parent))
     try:
         os.rename(folder, gone / folder.name)

@@ -163,12 +163,8 @@ def _field_keys() -> dict[str, str]:
 @functools.cache
 def _option_keys() -> dict[str, str]:
     """Return the options of `wander eval` with the keys of their values."""
+    from wander_client.evaluate.options import CommandFlags, EvaluationOptions
     from wander_client.evaluate.schema import options_in
-    from wander_client.evaluate.settings import CommandFlags, EvaluationSettings
 
-    options = options_in(EvaluationSettings, CommandFlags)
-    return {
-        word: key
-        for key, option in options.items()
-        for word in (option.word, *(option.info.param_decls or ()))
-    }
+    options = options_in(EvaluationOptions, CommandFlags)
+    return {word: key for key, option in options.items() for word in (option.word, *option.flags)}

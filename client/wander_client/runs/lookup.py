@@ -19,12 +19,15 @@ if TYPE_CHECKING:
 
 def local_runs(runs_dir: Path, output: Output) -> Iterator[RunFolder]:
     """Yield the runs of this machine, the newest first; folders that hold no readable run are told of."""
+    # The runs of a suite lie in its folder.
+    paths = [*runs_dir.glob("*/run.json"), *runs_dir.glob("*/*/run.json")]
+    if not paths:
+        return
     from wander.errors import RunError
     from wander.evals.store.folder import RunFolder
 
     found = []
-    # The runs of a suite lie in its folder.
-    for path in (*runs_dir.glob("*/run.json"), *runs_dir.glob("*/*/run.json")):
+    for path in paths:
         try:
             found.append(RunFolder.open(path.parent))
         except RunError as error:

@@ -15,14 +15,9 @@ from wander_client.evaluate.evaluation import (
     require_settings,
     resume_command,
 )
+from wander_client.evaluate.options import NEWEST, CommandFlags
 from wander_client.evaluate.schema import BESIDE, FILE, options_in
-from wander_client.evaluate.settings import (
-    NEWEST,
-    CommandFlags,
-    EvaluationSettings,
-    require_needed,
-    settings_for,
-)
+from wander_client.evaluate.settings import EvaluationSettings, require_needed, settings_for
 from wander_client.suites.file import SUITE_FILE, Suite, find_newest, name_run, read_suite, require_distinct
 from wander_client.suites.play import Outcome, describe_spending, play_suite, prepare, share_budget
 from wander_client.suites.table import SuiteTable

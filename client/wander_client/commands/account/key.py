@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import platform
 from typing import Annotated
 
-import typer
-
 from wander_client.context import current
-from wander_client.terminal.command import command_app
+from wander_client.terminal.command import Argument, CommandGroup, Option
 
-app = command_app(
+app = CommandGroup(
     help="""Make, list and revoke keys that sign runs.
 
     A signature says that a run comes from you, whoever brings it; `wander post --sign` makes one.""",
-    group=True,
 )
 
 
 @app.command()
 def new(
-    name: Annotated[str | None, typer.Option(help="name of the key  [default: this machine's name]")] = None,
+    name: Annotated[str | None, Option(help="name of the key  [default: this machine's name]")] = None,
 ) -> None:
     """Make this machine's key, if it has none, and register it on the hub.
 
@@ -30,6 +26,8 @@ def new(
 
     The private key stays here, in the config folder, readable by you alone.
     """
+    import platform
+
     from wander_client.errors import NotFound
     from wander_client.hub.signing_keys import key_file, make_key, read_key, register
 
@@ -74,9 +72,7 @@ def list_keys() -> None:
 
 @app.command()
 def remove(
-    fingerprint: Annotated[
-        str, typer.Argument(help="first characters, as `wander auth key list` shows them")
-    ],
+    fingerprint: Annotated[str, Argument(help="first characters, as `wander auth key list` shows them")],
 ) -> None:
     """Revoke a key on the hub. It can sign no more runs, and the runs it signed say that it was revoked.
 

@@ -7,10 +7,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from wander_client.context import current
 from wander_client.errors import ClientError, NotFound, UsageError
+from wander_client.terminal.command import Option
 
 if TYPE_CHECKING:
     from wander.wire.changes import Whoami
@@ -20,12 +19,10 @@ _PAUSE = 0.2
 
 
 def login(
-    token_stdin: Annotated[bool, typer.Option("--token-stdin", help="read the token from stdin")] = False,
-    token_file: Annotated[
-        Path | None, typer.Option("--token-file", help="read the token from a file")
-    ] = None,
+    token_stdin: Annotated[bool, Option("--token-stdin", help="read the token from stdin")] = False,
+    token_file: Annotated[Path | None, Option("--token-file", help="read the token from a file")] = None,
     wait: Annotated[
-        float, typer.Option(min=0, help="seconds to wait for the file and for a hub that is starting up")
+        float, Option(min=0, help="seconds to wait for the file and for a hub that is starting up")
     ] = 0,
 ) -> None:
     """Store a hub's token after checking it.

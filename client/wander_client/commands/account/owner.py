@@ -4,29 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, get_args
 
-import typer
-
 from wander_client.context import current
 from wander_client.errors import UsageError
 from wander_client.names import parse_name
-from wander_client.terminal.command import command_app
+from wander_client.terminal.command import Argument, CommandGroup, Option
 from wander_client.terminal.suggestions import choose
 
 if TYPE_CHECKING:
     from wander.wire.changes import Member
 
-app = command_app(
+app = CommandGroup(
     help="""Roles, transfer, renaming and visibility.
 
     \b
     reader       sees private environments and posts results
     maintainer   also publishes, yanks and deprecates
     owner        also does everything else: roles, visibility, transfer, deletion""",
-    group=True,
 )
 
-Target = Annotated[str, typer.Argument(help="owner, or owner/name for one environment")]
-Environment = Annotated[str, typer.Argument(help="owner/name")]
+Target = Annotated[str, Argument(help="owner, or owner/name for one environment")]
+Environment = Annotated[str, Argument(help="owner/name")]
 
 
 @app.command("list")
@@ -46,8 +43,8 @@ def list_members(target: Target) -> None:
 @app.command()
 def add(
     target: Target,
-    user: Annotated[str, typer.Argument(help="user name")],
-    role: Annotated[str, typer.Option(help="reader, maintainer or owner")] = "maintainer",
+    user: Annotated[str, Argument(help="user name")],
+    role: Annotated[str, Option(help="reader, maintainer or owner")] = "maintainer",
 ) -> None:
     """Give somebody a role, or change it.
 
@@ -65,7 +62,7 @@ def add(
 
 
 @app.command()
-def remove(target: Target, user: Annotated[str, typer.Argument(help="user name")]) -> None:
+def remove(target: Target, user: Annotated[str, Argument(help="user name")]) -> None:
     """Remove somebody's role.
 
     \b
@@ -80,8 +77,8 @@ def remove(target: Target, user: Annotated[str, typer.Argument(help="user name")
 @app.command()
 def transfer(
     environment: Environment,
-    owner: Annotated[str, typer.Argument(help="new owner, for whom you may publish")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask for confirmation")] = False,
+    owner: Annotated[str, Argument(help="new owner, for whom you may publish")],
+    yes: Annotated[bool, Option("--yes", "-y", help="do not ask for confirmation")] = False,
 ) -> None:
     """Give an environment to another owner. The old address leads to the new one.
 
@@ -98,8 +95,8 @@ def transfer(
 @app.command()
 def rename(
     environment: Environment,
-    name: Annotated[str, typer.Argument(help="the new name")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask for confirmation")] = False,
+    name: Annotated[str, Argument(help="the new name")],
+    yes: Annotated[bool, Option("--yes", "-y", help="do not ask for confirmation")] = False,
 ) -> None:
     """Give an environment another name. The old address leads to the new one.
 
@@ -116,7 +113,7 @@ def rename(
 @app.command()
 def visibility(
     target: Target,
-    choice: Annotated[str, typer.Argument(help="private or public")],
+    choice: Annotated[str, Argument(help="private or public")],
 ) -> None:
     """Make an environment private or public; for an owner, choose what its new environments are.
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from wander_client.context import current
 from wander_client.failures import validate
-from wander_client.terminal.command import command_app
+from wander_client.terminal.command import Argument, CommandGroup, Option
 from wander_client.terminal.suggestions import choose
 
-app = command_app(
+app = CommandGroup(
     help="""Make, list and revoke your tokens.
 
     \b
@@ -21,7 +19,6 @@ app = command_app(
     manage    everything else: yank, deprecate, fork, roles, tokens
 
     A token makes others of its own scopes alone, which end with it.""",
-    group=True,
 )
 
 DEFAULT_DAYS = 90
@@ -29,15 +26,15 @@ DEFAULT_DAYS = 90
 
 @app.command()
 def new(
-    name: Annotated[str, typer.Argument(help="what the token is for")],
+    name: Annotated[str, Argument(help="what the token is for")],
     scope: Annotated[
-        list[str] | None, typer.Option(help="read, results, publish or manage (repeatable)  [default: read]")
+        list[str] | None, Option(help="read, results, publish or manage (repeatable)  [default: read]")
     ] = None,
     target: Annotated[
-        str | None, typer.Option("--for", help="owner or owner/name it is valid for  [default: all of yours]")
+        str | None, Option("--for", help="owner or owner/name it is valid for  [default: all of yours]")
     ] = None,
-    days: Annotated[int, typer.Option(min=1, max=3650, help="days until it expires")] = DEFAULT_DAYS,
-    never_expires: Annotated[bool, typer.Option("--never-expires", help="until it is revoked")] = False,
+    days: Annotated[int, Option(min=1, max=3650, help="days until it expires")] = DEFAULT_DAYS,
+    never_expires: Annotated[bool, Option("--never-expires", help="until it is revoked")] = False,
 ) -> None:
     """Make a token and print it, once.
 
@@ -97,7 +94,7 @@ def list_tokens() -> None:
 
 @app.command()
 def revoke(
-    prefix: Annotated[str, typer.Argument(help="first characters, as `wander auth token list` shows them")],
+    prefix: Annotated[str, Argument(help="first characters, as `wander auth token list` shows them")],
 ) -> None:
     """End a token at once.
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from wander_client.context import current
-from wander_client.terminal.command import command_app
+from wander_client.terminal.command import CommandGroup, Option
 
 if TYPE_CHECKING:
     from wander_client.packages.store import Cached
 
-app = command_app(help="See and prune the virtual environments of installed environments.", group=True)
+app = CommandGroup("See and prune the virtual environments of installed environments.")
 
 
 @app.command(name="list")
@@ -50,9 +48,9 @@ def list_cached() -> None:
 def prune(
     unused_for: Annotated[
         float | None,
-        typer.Option("--unused-for", min=0, help="also remove what was unused for this many days"),
+        Option("--unused-for", min=0, help="also remove what was unused for this many days"),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would be removed")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="show what would be removed")] = False,
 ) -> None:
     """Remove broken builds and virtual environments that nothing uses.
 

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from wander_client.context import current
 from wander_client.errors import NotFound
 from wander_client.names import parse_name
+from wander_client.terminal.command import Argument, Option
 
 if TYPE_CHECKING:
     from wander_client.packages.store import Installed, InstalledRecord
 
 
 def install(
-    environments: Annotated[
-        list[str], typer.Argument(help="one or more of owner/name or owner/name@version")
-    ],
-    force: Annotated[bool, typer.Option("--force", help="reinstall even if it is installed")] = False,
+    environments: Annotated[list[str], Argument(help="one or more of owner/name or owner/name@version")],
+    force: Annotated[bool, Option("--force", help="reinstall even if it is installed")] = False,
     no_lock: Annotated[
         bool,
-        typer.Option(
-            "--no-lock", help="use the newest packages instead of the locked ones (recorded in the run)"
-        ),
+        Option("--no-lock", help="use the newest packages instead of the locked ones (recorded in the run)"),
     ] = False,
 ) -> None:
     """Install environments, each into a virtual environment of its own.
@@ -110,7 +105,7 @@ def list_installed() -> None:
 
 
 def uninstall(
-    environment: Annotated[str, typer.Argument(help="owner/name (all versions) or owner/name@version")],
+    environment: Annotated[str, Argument(help="owner/name (all versions) or owner/name@version")],
 ) -> None:
     """Remove an installed environment from this machine; runs and the hub keep what they have.
 

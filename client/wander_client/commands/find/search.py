@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from wander_client.context import current
 from wander_client.names import parse_name
+from wander_client.terminal.command import Argument, Option
 
 if TYPE_CHECKING:
     from wander.wire import VersionDetail
@@ -16,13 +15,11 @@ if TYPE_CHECKING:
 
 
 def search(
-    query: Annotated[str, typer.Argument(help="search words; without any, everything is listed")] = "",
-    owner: Annotated[str | None, typer.Option(help="only environments of this owner")] = None,
-    tag: Annotated[str | None, typer.Option(help="only environments with this tag")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=200, help="rows to show")] = 50,
-    cursor: Annotated[
-        str | None, typer.Option(help="cursor of the next page, from `next` of the last one")
-    ] = None,
+    query: Annotated[str, Argument(help="search words; without any, everything is listed")] = "",
+    owner: Annotated[str | None, Option(help="only environments of this owner")] = None,
+    tag: Annotated[str | None, Option(help="only environments with this tag")] = None,
+    limit: Annotated[int, Option(min=1, max=200, help="rows to show")] = 50,
+    cursor: Annotated[str | None, Option(help="cursor of the next page, from `next` of the last one")] = None,
 ) -> None:
     """Find environments on the hub.
 
@@ -67,8 +64,8 @@ def search(
 
 
 def info(
-    environment: Annotated[str, typer.Argument(help="owner/name or owner/name@version")],
-    readme: Annotated[bool, typer.Option("--readme", help="print only the README")] = False,
+    environment: Annotated[str, Argument(help="owner/name or owner/name@version")],
+    readme: Annotated[bool, Option("--readme", help="print only the README")] = False,
 ) -> None:
     """Show one environment or version.
 

@@ -5,35 +5,32 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from wander_client.commands.run.leaderboard import protocol
 from wander_client.commands.run.runs import resolve_posted_id
 from wander_client.context import current
 from wander_client.errors import UsageError
 from wander_client.failures import validate
 from wander_client.names import parse_name
-from wander_client.terminal.command import command_app
+from wander_client.terminal.command import Argument, CommandGroup, Option
 
 if TYPE_CHECKING:
     from wander_client.terminal.output import Cell
 
-app = command_app(
+app = CommandGroup(
     help="""Arrange an environment's boards, and keep runs off them, with a reason that everybody can read.
 
     A board begins with the first run of its task set and protocol, and is there as long as it has one;
     `wander leaderboard` shows it.""",
-    group=True,
 )
 
 _HELP = "`wander env board --help` shows what there is"
 
-Environment = Annotated[str, typer.Argument(help="owner/name or owner/name@version")]
+Environment = Annotated[str, Argument(help="owner/name or owner/name@version")]
 Board = Annotated[
     str,
-    typer.Argument(help="name of the board, as `wander env board list` shows it, or its first characters"),
+    Argument(help="name of the board, as `wander env board list` shows it, or its first characters"),
 ]
-RunId = Annotated[str, typer.Argument(help="a run on the hub: its id, or the folder here")]
+RunId = Annotated[str, Argument(help="a run on the hub: its id, or the folder here")]
 
 
 @app.command("list")
@@ -69,18 +66,18 @@ def list_boards(environment: Environment) -> None:
 def edit(
     environment: Environment,
     board: Board,
-    title: Annotated[str | None, typer.Option(help="up to 100 characters")] = None,
-    description: Annotated[str | None, typer.Option(help="up to 2,000 characters")] = None,
+    title: Annotated[str | None, Option(help="up to 100 characters")] = None,
+    description: Annotated[str | None, Option(help="up to 2,000 characters")] = None,
     columns: Annotated[
         str | None,
-        typer.Option(help="columns in this order, separated by commas; `usual` for the default ones"),
+        Option(help="columns in this order, separated by commas; `usual` for the default ones"),
     ] = None,
     pin: Annotated[
-        bool | None, typer.Option("--pin/--no-pin", help="show it before the version's other boards")
+        bool | None, Option("--pin/--no-pin", help="show it before the version's other boards")
     ] = None,
     refuse_rescored: Annotated[
         bool | None,
-        typer.Option("--refuse-rescored/--accept-rescored", help="keep runs of the level rescored off it"),
+        Option("--refuse-rescored/--accept-rescored", help="keep runs of the level rescored off it"),
     ] = None,
 ) -> None:
     """Change a board's title, description, columns, pin or what it refuses; what is not named stays.
@@ -142,7 +139,7 @@ def reset(environment: Environment, board: Board) -> None:
 
 
 @app.command()
-def hide(run: RunId, reason: Annotated[str, typer.Option(help="reason, shown to everybody")]) -> None:
+def hide(run: RunId, reason: Annotated[str, Option(help="reason, shown to everybody")]) -> None:
     """Hide a run from its board.
 
     \b
@@ -178,8 +175,8 @@ def unhide(run: RunId) -> None:
 @app.command()
 def clear(
     run: RunId,
-    reason: Annotated[str | None, typer.Option(help="why it is not a copy, shown to everybody")] = None,
-    undo: Annotated[bool, typer.Option("--undo", help="restore the mark")] = False,
+    reason: Annotated[str | None, Option(help="why it is not a copy, shown to everybody")] = None,
+    undo: Annotated[bool, Option("--undo", help="restore the mark")] = False,
 ) -> None:
     """Remove a run's duplicate mark; it then has the level that the hub's replays gave it.
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from wander_client.context import current
+from wander_client.terminal.command import Argument, Option
 
 if TYPE_CHECKING:
     from wander.evals.stats.comparison import Comparison
@@ -16,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def compare(
-    before: Annotated[str, typer.Argument(help="folder or run id: the baseline")],
-    after: Annotated[str, typer.Argument(help="folder or run id")],
-    limit: Annotated[int, typer.Option(min=0, help="examples to list for each run")] = 5,
+    before: Annotated[str, Argument(help="folder or run id: the baseline")],
+    after: Annotated[str, Argument(help="folder or run id")],
+    limit: Annotated[int, Option(min=0, help="examples to list for each run")] = 5,
 ) -> None:
     """Tell whether one run does better than another, example by example.
 

@@ -2,48 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wander_client.context import current
 from wander_client.environments.sandbox import require_confined
 from wander_client.errors import FAILED, OK, PARTIAL, UsageError
-from wander_client.evaluate.schema import takes_options
-from wander_client.evaluate.settings import (
-    NEWEST,
-    CommandFlags,
-    EvaluationSettings,
-    require_needed,
-    resume_settings,
-    settings_for,
-)
-from wander_client.terminal.command import SectionedCommand, command_app
+from wander_client.evaluate.options import NEWEST, CommandFlags, EvaluationOptions
+from wander_client.evaluate.schema import parameters_in
+from wander_client.terminal.command import CommandLine
 
 if TYPE_CHECKING:
     from wander.evals.run.runner import EvaluationResult
 
+    from wander_client.evaluate.settings import EvaluationSettings
     from wander_client.terminal.output import Output
 
-app = command_app()
 
-
-class EvalCommand(SectionedCommand):
-    """Lets `--resume` stand without a value, which a suite's file does not need."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the words; a bare `--resume` gets the value that stands for the newest."""
-        words = []
-        for place, word in enumerate(args):
-            following = args[place + 1] if place + 1 < len(args) else "-"
-            bare = word == "--resume" and following.startswith("-")
-            words.append(f"--resume={NEWEST}" if bare else word)
-        return super().parse_args(ctx, words)
-
-
-@app.command(name="eval", cls=EvalCommand)
-@takes_options(EvaluationSettings, CommandFlags)
 def evaluate(said: dict[str, Any]) -> int:
     """Evaluate a model on an environment, or a suite of both.
 
@@ -66,9 +43,10 @@ def evaluate(said: dict[str, Any]) -> int:
     Every rollout is saved as it ends; Ctrl-C keeps them. Exit status 6 means that some rollouts failed, or
     that the budget was spent before all were played.
     """
+    from wander_client.evaluate.settings import require_needed, settings_for
     from wander_client.suites import command as suite_command
 
-    flags = CommandFlags(**{name: said[name] for name in said.keys() & CommandFlags.model_fields.keys()})
+    flags = CommandFlags(**{each.name: said[each.name] for each in fields(CommandFlags) if each.name in said})
     _require_together(said, flags)
     if suite_command.is_suite(said, flags) and not said.get("exhaustive"):
         return suite_command.play(current(), said, flags)
@@ -80,6 +58,9 @@ def evaluate(said: dict[str, Any]) -> int:
     settings = settings_for({**said, "model": said["model"][0]}, current().settings)
     require_needed(settings, said)
     return _play(settings, flags.out, flags, exactly="num_examples" in said)
+
+
+app = CommandLine(evaluate, parameters_in(EvaluationOptions, CommandFlags))
 
 
 def _require_together(said: dict[str, Any], flags: CommandFlags) -> None:
@@ -96,6 +77,7 @@ def _require_together(said: dict[str, Any], flags: CommandFlags) -> None:
 
 def _resume(run_dir: Path, said: dict[str, Any], flags: CommandFlags) -> int:
     from wander_client.evaluate import evaluation as evaluations
+    from wander_client.evaluate.settings import require_needed, resume_settings
     from wander_client.runs.lookup import resumable_folder
 
     run_dir = resumable_folder(current(), run_dir)
@@ -140,6 +122,8 @@ def _play(
         from wander_client.evaluate.exhaustive import walk_and_report
 
         return walk_and_report(evaluation)
+    import asyncio
+
     from wander_client.evaluate.progress import play
 
     result = asyncio.run(play(evaluation, only_failed=flags.only_failed, exactly=exactly))

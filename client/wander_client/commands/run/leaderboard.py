@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
 from wander_client.context import current
 from wander_client.runs.lookup import short_ids
 from wander_client.runs.ranking import board_cells, number_text
+from wander_client.terminal.command import Argument, Option
 
 if TYPE_CHECKING:
     from wander.wire import BoardInfo, Leaderboard, LeaderboardRow
@@ -29,22 +28,20 @@ Sort = Literal["reward", "posted", "tokens", "cost"]
 
 
 def leaderboard(
-    environment: Annotated[str, typer.Argument(help="owner/name or owner/name@version")],
-    task_set: Annotated[str | None, typer.Option(help="digest of another task set")] = None,
-    board: Annotated[str | None, typer.Option(help="another board of the version, by its name")] = None,
+    environment: Annotated[str, Argument(help="owner/name or owner/name@version")],
+    task_set: Annotated[str | None, Option(help="digest of another task set")] = None,
+    board: Annotated[str | None, Option(help="another board of the version, by its name")] = None,
     all_runs: Annotated[
-        bool, typer.Option("--all", help="all runs instead of the first of each model and account")
+        bool, Option("--all", help="all runs instead of the first of each model and account")
     ] = False,
-    level: Annotated[Level | None, typer.Option(help="only runs of at least this level")] = None,
-    model: Annotated[str | None, typer.Option(help="only models whose name contains this")] = None,
-    since: Annotated[str | None, typer.Option(help="only runs posted on or after this day (UTC)")] = None,
-    until: Annotated[str | None, typer.Option(help="only runs posted before this day (UTC)")] = None,
-    sort: Annotated[Sort | None, typer.Option(help="sort order: best, newest or least first")] = None,
-    limit: Annotated[int, typer.Option("-n", min=1, help="rows to show")] = 50,
-    metrics: Annotated[bool, typer.Option("--metrics", help="also show every metric and pass@k")] = False,
-    as_csv: Annotated[
-        str | None, typer.Option("--csv", help="write all rows to this file (`-`: stdout)")
-    ] = None,
+    level: Annotated[Level | None, Option(help="only runs of at least this level")] = None,
+    model: Annotated[str | None, Option(help="only models whose name contains this")] = None,
+    since: Annotated[str | None, Option(help="only runs posted on or after this day (UTC)")] = None,
+    until: Annotated[str | None, Option(help="only runs posted before this day (UTC)")] = None,
+    sort: Annotated[Sort | None, Option(help="sort order: best, newest or least first")] = None,
+    limit: Annotated[int, Option("-n", min=1, help="rows to show")] = 50,
+    metrics: Annotated[bool, Option("--metrics", help="also show every metric and pass@k")] = False,
+    as_csv: Annotated[str | None, Option("--csv", help="write all rows to this file (`-`: stdout)")] = None,
 ) -> None:
     """Show an environment's leaderboard.
 

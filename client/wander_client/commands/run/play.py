@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from wander_client.context import current
 from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy
 from wander_client.errors import FAILED, Interrupted, NotFound, UsageError
-from wander_client.terminal.command import spread_options
+from wander_client.terminal.command import Argument, Option
 from wander_client.terminal.suggestions import choose
 
 if TYPE_CHECKING:
@@ -26,24 +23,22 @@ if TYPE_CHECKING:
 class _Game:
     """What is played, and by whom."""
 
-    environment: Annotated[str, typer.Argument(help="owner/name[@version], or ./folder")]
-    example: Annotated[
-        int | None, typer.Option("-e", "--example", min=0, help="position of the example (0)")
-    ] = None
-    split: Annotated[str, typer.Option(help="eval or train")] = "eval"
-    seed: Annotated[int, typer.Option(help="seed of the run")] = 0
-    against: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="model to play against, from the environment's side")
-    ] = None
-    opening: Annotated[str | None, typer.Option(help="with --against: name of the opening (the first)")] = (
+    environment: Annotated[str, Argument(help="owner/name[@version], or ./folder")]
+    example: Annotated[int | None, Option("-e", "--example", min=0, help="position of the example (0)")] = (
         None
     )
-    hints: Annotated[str | None, typer.Option(metavar="MODEL", help="model that answers `/hint`")] = None
-    base_url: Annotated[str | None, typer.Option("-b", "--base-url", help="of the model")] = None
-    wrap: Annotated[str | None, typer.Option(help="text around what you type, which replaces {}")] = None
-    out: Annotated[Path | None, typer.Option(help="folder for the record of the game")] = None
-    argument: Annotated[list[str] | None, typer.Option("-a", "--arg", help="environment: KEY=VALUE")] = None
-    args: Annotated[str | None, typer.Option("--args", help="environment arguments, a JSON object")] = None
+    split: Annotated[str, Option(help="eval or train")] = "eval"
+    seed: Annotated[int, Option(help="seed of the run")] = 0
+    against: Annotated[
+        str | None, Option(metavar="MODEL", help="model to play against, from the environment's side")
+    ] = None
+    opening: Annotated[str | None, Option(help="with --against: name of the opening (the first)")] = None
+    hints: Annotated[str | None, Option(metavar="MODEL", help="model that answers `/hint`")] = None
+    base_url: Annotated[str | None, Option("-b", "--base-url", help="of the model")] = None
+    wrap: Annotated[str | None, Option(help="text around what you type, which replaces {}")] = None
+    out: Annotated[Path | None, Option(help="folder for the record of the game")] = None
+    argument: Annotated[list[str] | None, Option("-a", "--arg", help="environment: KEY=VALUE")] = None
+    args: Annotated[str | None, Option("--args", help="environment arguments, a JSON object")] = None
     sandbox: SandboxFlag = None
     sandbox_limit: SandboxLimits = None
 
@@ -67,7 +62,6 @@ class _Game:
                 )
 
 
-@spread_options
 def play(game: _Game) -> int | None:
     """Play one example yourself; the terminal shows exactly what a model sees.
 
@@ -89,6 +83,8 @@ def play(game: _Game) -> int | None:
     With `--against` the model plays and you make the environment's choices, where it declares them; `/hint`
     then counts how every line after each choice would end.
     """
+    import asyncio
+
     game.require_sense()
     rollout, folder = asyncio.run(_play(game))
     if rollout is None or folder is None:

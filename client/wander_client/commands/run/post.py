@@ -4,29 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from wander_client.context import current
+from wander_client.terminal.command import Argument, Option
 
 if TYPE_CHECKING:
     from wander.wire import RunDetail
 
 
 def post(
-    run: Annotated[str | None, typer.Argument(help="folder, run id, or nothing for the newest run")] = None,
+    run: Annotated[str | None, Argument(help="folder, run id, or nothing for the newest run")] = None,
     private: Annotated[
         bool,
-        typer.Option(
-            "--private", help="visible only to you and those with a role on the environment; on no board"
-        ),
+        Option("--private", help="visible only to you and those with a role on the environment; on no board"),
     ] = False,
     sign: Annotated[
-        bool, typer.Option("--sign", help="sign with this machine's key (`wander auth key new`)")
+        bool, Option("--sign", help="sign with this machine's key (`wander auth key new`)")
     ] = False,
-    incomplete: Annotated[
-        bool, typer.Option("--incomplete", help="post even though rollouts are missing")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would be sent")] = False,
+    incomplete: Annotated[bool, Option("--incomplete", help="post even though rollouts are missing")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="show what would be sent")] = False,
 ) -> None:
     """Put a run on the hub's leaderboard: its manifest and every rollout, for all to read.
 

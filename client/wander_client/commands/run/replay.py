@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from wander_client.context import current
 from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy, require_confined
 from wander_client.errors import FAILED, OK, PARTIAL, Interrupted, NotFound
+from wander_client.terminal.command import Argument, Option
 from wander_client.terminal.suggestions import choose
 
 if TYPE_CHECKING:
@@ -22,33 +20,31 @@ if TYPE_CHECKING:
     from wander_client.hub.api import HubApi
     from wander_client.terminal.output import Output, Progress
 
-Level = Annotated[str, typer.Option(help="replayed, rescored or highest (what the environment allows)")]
+Level = Annotated[str, Option(help="replayed, rescored or highest (what the environment allows)")]
 Sample = Annotated[
-    int | None, typer.Option("--sample", min=1, help="replay only this many rollouts, drawn at random")
+    int | None, Option("--sample", min=1, help="replay only this many rollouts, drawn at random")
 ]
 
 
 def replay(
-    run: Annotated[str | None, typer.Argument(help="folder, run id, or nothing for the newest run")] = None,
+    run: Annotated[str | None, Argument(help="folder, run id, or nothing for the newest run")] = None,
     level: Level = "replayed",
     sample: Sample = None,
-    seed: Annotated[int, typer.Option(help="draws the sample")] = 0,
-    env: Annotated[
-        Path | None, typer.Option("--env", help="this folder instead of the pinned environment")
-    ] = None,
+    seed: Annotated[int, Option(help="draws the sample")] = 0,
+    env: Annotated[Path | None, Option("--env", help="this folder instead of the pinned environment")] = None,
     no_lock: Annotated[
-        bool, typer.Option("--no-lock", help="use the newest packages instead of those of the run's lock")
+        bool, Option("--no-lock", help="use the newest packages instead of those of the run's lock")
     ] = False,
-    concurrency: Annotated[int, typer.Option("-c", "--concurrency", min=1, help="rollouts at once")] = 64,
-    in_process: Annotated[bool, typer.Option("--in-process", help="run a folder in this process")] = False,
+    concurrency: Annotated[int, Option("-c", "--concurrency", min=1, help="rollouts at once")] = 64,
+    in_process: Annotated[bool, Option("--in-process", help="run a folder in this process")] = False,
     judges: Annotated[
-        Path | None, typer.Option(help="JSON with judges' endpoints; they are asked again (`-`: stdin)")
+        Path | None, Option(help="JSON with judges' endpoints; they are asked again (`-`: stdin)")
     ] = None,
     judge_sample: Annotated[
-        int, typer.Option(min=1, help="with --judges: about so many rollouts, drawn at random")
+        int, Option(min=1, help="with --judges: about so many rollouts, drawn at random")
     ] = 50,
     stream: Annotated[
-        bool, typer.Option("--stream", help="with --json: a line of progress a second before the answer")
+        bool, Option("--stream", help="with --json: a line of progress a second before the answer")
     ] = False,
     sandbox: SandboxFlag = None,
     sandbox_limit: SandboxLimits = None,
@@ -65,6 +61,8 @@ def replay(
     Messages, metrics and rewards must come out the same, bit for bit. Exit status 1 means that they do
     not, or that the environment cannot be replayed; 6 that rollouts are missing or failed.
     """
+    import asyncio
+
     from wander.wire.verification import LEVELS_SOUGHT
 
     from wander_client.environments.judges import read_judges
@@ -150,11 +148,11 @@ def show_replay(report: ReplayReport, output: Output) -> None:
 
 
 def verify(
-    run: Annotated[str | None, typer.Argument(help="folder, run id, or nothing for the newest run")] = None,
+    run: Annotated[str | None, Argument(help="folder, run id, or nothing for the newest run")] = None,
     sample: Sample = None,
     level: Level = "highest",
-    cancel: Annotated[bool, typer.Option("--cancel", help="cancel the verification of this run")] = False,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="wait for the result")] = True,
+    cancel: Annotated[bool, Option("--cancel", help="cancel the verification of this run")] = False,
+    wait: Annotated[bool, Option("--wait/--no-wait", help="wait for the result")] = True,
 ) -> int:
     """Have the hub play a posted run again from its record, in its sandbox.
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from wander_client.context import current
 from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy, require_confined
 from wander_client.errors import FAILED, OK, PARTIAL, ClientError, UsageError
 from wander_client.models.reference import KEY_VARIABLE, OPENAI_URL
+from wander_client.terminal.command import Argument, Option
 
 if TYPE_CHECKING:
     from wander.evals.run.runner import EvaluationResult, Progress
@@ -27,25 +25,23 @@ if TYPE_CHECKING:
 
 
 def rerun(
-    run: Annotated[str | None, typer.Argument(help="folder, run id, or nothing for the newest run")] = None,
+    run: Annotated[str | None, Argument(help="folder, run id, or nothing for the newest run")] = None,
     model: Annotated[
-        str | None, typer.Option("-m", "--model", help="as `wander eval` takes it (default: the run's)")
+        str | None, Option("-m", "--model", help="as `wander eval` takes it (default: the run's)")
     ] = None,
     base_url: Annotated[
-        str | None, typer.Option("-b", "--base-url", help="OpenAI-compatible endpoint (default: your run's)")
+        str | None, Option("-b", "--base-url", help="OpenAI-compatible endpoint (default: your run's)")
     ] = None,
     key_variable: Annotated[
-        str, typer.Option(help="environment variable that holds the endpoint's key")
+        str, Option(help="environment variable that holds the endpoint's key")
     ] = KEY_VARIABLE,
     margin: Annotated[
         float,
-        typer.Option(help="largest difference that counts as the same, as a share of the rewards' range"),
+        Option(help="largest difference that counts as the same, as a share of the rewards' range"),
     ] = 0.1,
-    concurrency: Annotated[int, typer.Option("-c", "--concurrency", min=1, help="model calls at once")] = 32,
-    out: Annotated[Path | None, typer.Option(help="the new run's folder")] = None,
-    env: Annotated[
-        Path | None, typer.Option("--env", help="this folder instead of the pinned environment")
-    ] = None,
+    concurrency: Annotated[int, Option("-c", "--concurrency", min=1, help="model calls at once")] = 32,
+    out: Annotated[Path | None, Option(help="the new run's folder")] = None,
+    env: Annotated[Path | None, Option("--env", help="this folder instead of the pinned environment")] = None,
     sandbox: SandboxFlag = None,
     sandbox_limit: SandboxLimits = None,
 ) -> int:
@@ -137,6 +133,8 @@ def _play_again(
     original: RunManifest, settings: EvaluationSettings, location: Location, out: Path | None
 ) -> EvaluationResult:
     """Play the run again, saved like any other; what is missing of it can be resumed."""
+    import asyncio
+
     from wander.evals.store.folder import RunFolder
 
     from wander_client.evaluate import evaluation as evaluations

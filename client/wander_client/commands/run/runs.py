@@ -6,10 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-import typer
-
 from wander_client.context import current
 from wander_client.errors import NotFound, UsageError
+from wander_client.terminal.command import Argument, Option
 from wander_client.terminal.suggestions import choose
 
 if TYPE_CHECKING:
@@ -20,20 +19,20 @@ if TYPE_CHECKING:
 
 
 def list_runs(
-    folder: Annotated[Path | None, typer.Argument(help="another folder of runs")] = None,
+    folder: Annotated[Path | None, Argument(help="another folder of runs")] = None,
     environment: Annotated[
-        str | None, typer.Option("--environment", "-e", help="owner/name, a name, or a pattern: `acme/*`")
+        str | None, Option("--environment", "-e", help="owner/name, a name, or a pattern: `acme/*`")
     ] = None,
-    model: Annotated[str | None, typer.Option("--model", "-m", help="part of its name, or a pattern")] = None,
-    since: Annotated[str | None, typer.Option(help="7d, 36h, 2w, or a day: 2026-01-31")] = None,
-    posted: Annotated[bool, typer.Option("--posted", help="list the runs on the hub instead")] = False,
+    model: Annotated[str | None, Option("--model", "-m", help="part of its name, or a pattern")] = None,
+    since: Annotated[str | None, Option(help="7d, 36h, 2w, or a day: 2026-01-31")] = None,
+    posted: Annotated[bool, Option("--posted", help="list the runs on the hub instead")] = False,
     level: Annotated[
-        list[str] | None, typer.Option(help="with --posted: only of this verification level; repeatable")
+        list[str] | None, Option(help="with --posted: only of this verification level; repeatable")
     ] = None,
     sort: Annotated[
-        str, typer.Option(help="started, reward, model, environment, rollouts; -reward: highest first")
+        str, Option(help="started, reward, model, environment, rollouts; -reward: highest first")
     ] = "-started",
-    limit: Annotated[int | None, typer.Option(min=1, help="rows of the list")] = None,
+    limit: Annotated[int | None, Option(min=1, help="rows of the list")] = None,
 ) -> None:
     """List runs of this machine, or with `--posted` of the hub, the newest first.
 
@@ -107,10 +106,10 @@ def _show_list(data: list[dict[str, Any]], posted: bool) -> None:
     output.table(columns, rows, shrink=["model"], drop=drop)
 
 
-Run = Annotated[str | None, typer.Argument(help="folder, run id, or nothing for the newest run")]
-Runs = Annotated[list[str], typer.Argument(help="folders or run ids")]
+Run = Annotated[str | None, Argument(help="folder, run id, or nothing for the newest run")]
+Runs = Annotated[list[str], Argument(help="folders or run ids")]
 PassThreshold = Annotated[
-    float | None, typer.Option(help="least reward of a rollout that passes, for pass@k and pass^k")
+    float | None, Option(help="least reward of a rollout that passes, for pass@k and pass^k")
 ]
 
 
@@ -174,12 +173,12 @@ def show(run: Run = None, pass_threshold: PassThreshold = None) -> None:
 
 
 def diff(
-    before: Annotated[str, typer.Argument(help="folder or run id")],
-    after: Annotated[str, typer.Argument(help="folder or run id")],
+    before: Annotated[str, Argument(help="folder or run id")],
+    after: Annotated[str, Argument(help="folder or run id")],
     example: Annotated[
-        str | None, typer.Option(help="EXAMPLE or EXAMPLE/INDEX: where its messages first differ")
+        str | None, Option(help="EXAMPLE or EXAMPLE/INDEX: where its messages first differ")
     ] = None,
-    limit: Annotated[int, typer.Option(min=0, help="changed rollouts to list")] = 20,
+    limit: Annotated[int, Option(min=0, help="changed rollouts to list")] = 20,
 ) -> None:
     """Tell how two runs differ: what they pinned, which rewards changed, what was first said otherwise.
 
@@ -253,12 +252,10 @@ def _show_diff(found: RunDiff, message: MessageDifference | None, example: str |
 def export_runs(
     runs: Runs,
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="a `.jsonl` or `.parquet` file, or a new folder for a dataset")
+        Path, Option("--out", "-o", help="a `.jsonl` or `.parquet` file, or a new folder for a dataset")
     ],
-    format: Annotated[
-        str | None, typer.Option(help="jsonl, parquet or hf  [default: by the file name]")
-    ] = None,
-    tokens: Annotated[bool, typer.Option("--tokens", help="include token ids and log-probabilities")] = False,
+    format: Annotated[str | None, Option(help="jsonl, parquet or hf  [default: by the file name]")] = None,
+    tokens: Annotated[bool, Option("--tokens", help="include token ids and log-probabilities")] = False,
 ) -> None:
     """Write rollouts as rows for other tools: JSON Lines, Parquet, or a Hugging Face dataset folder.
 
@@ -294,9 +291,9 @@ def export_runs(
 
 def report(
     runs: Runs,
-    html: Annotated[Path | None, typer.Option(help="write a page with charts that needs no network")] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="print Markdown")] = False,
-    examples: Annotated[int, typer.Option(min=0, help="best and worst rollouts to show on the page")] = 3,
+    html: Annotated[Path | None, Option(help="write a page with charts that needs no network")] = None,
+    markdown: Annotated[bool, Option("--markdown", help="print Markdown")] = False,
+    examples: Annotated[int, Option(min=0, help="best and worst rollouts to show on the page")] = 3,
     pass_threshold: PassThreshold = None,
 ) -> None:
     """Report on a run, or on several side by side, each compared with the first.
@@ -327,7 +324,7 @@ def report(
 
 
 def schema(
-    part: Annotated[str, typer.Argument(help="run, rollout or summary")] = "run",
+    part: Annotated[str, Argument(help="run, rollout or summary")] = "run",
 ) -> None:
     """Print the JSON Schema of a file of the run folder; a hub publishes the same at `/schemas`.
 
@@ -346,14 +343,14 @@ def schema(
 
 
 def plot(
-    runs: Annotated[list[str], typer.Argument(help="folders or ids of training runs, or NAME=RUN")],
+    runs: Annotated[list[str], Argument(help="folders or ids of training runs, or NAME=RUN")],
     out: Annotated[
-        list[Path] | None, typer.Option("-o", "--out", help="a .svg, .png, .html or .json file; repeatable")
+        list[Path] | None, Option("-o", "--out", help="a .svg, .png, .html or .json file; repeatable")
     ] = None,
     metric: Annotated[
-        list[str] | None, typer.Option(help="draw only this metric, such as `rewards/won`; repeatable")
+        list[str] | None, Option(help="draw only this metric, such as `rewards/won`; repeatable")
     ] = None,
-    across: Annotated[str, typer.Option("-x", help="step, rollouts or hours")] = "step",
+    across: Annotated[str, Option("-x", help="step, rollouts or hours")] = "step",
 ) -> None:
     """Draw the curves of training runs: one in detail, or several on the same axes.
 
@@ -389,7 +386,7 @@ def plot(
 
 
 def evidence(
-    run: Annotated[str, typer.Argument(help="a run on the hub: its id, or the folder here")],
+    run: Annotated[str, Argument(help="a run on the hub: its id, or the folder here")],
 ) -> None:
     """Tell what the hub proved of a posted run, level by level, and what nobody can.
 
@@ -421,7 +418,7 @@ def evidence(
 
 
 def publish(
-    run: Annotated[str, typer.Argument(help="a private run on the hub: its id, or the folder here")],
+    run: Annotated[str, Argument(help="a private run on the hub: its id, or the folder here")],
 ) -> None:
     """Make a private run of yours public, on its leaderboard too. This cannot be undone.
 
@@ -438,9 +435,9 @@ def publish(
 
 
 def withdraw(
-    run: Annotated[str, typer.Argument(help="a run on the hub: its id, or the folder here")],
-    reason: Annotated[str, typer.Option(help="reason, shown to everybody")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask for confirmation")] = False,
+    run: Annotated[str, Argument(help="a run on the hub: its id, or the folder here")],
+    reason: Annotated[str, Option(help="reason, shown to everybody")],
+    yes: Annotated[bool, Option("--yes", "-y", help="do not ask for confirmation")] = False,
 ) -> None:
     """Remove the rollouts of a run you posted for good; its manifest, its digests and the reason stay.
 

@@ -5,23 +5,19 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from wander_client.context import current
 from wander_client.errors import FAILED, OK
-from wander_client.terminal.command import command_app
+from wander_client.terminal.command import CommandGroup, Option
 
 if TYPE_CHECKING:
     from wander.worker.process.sandbox_check import CheckReport
 
-app = command_app("See whether the sandbox holds on this machine.", group=True)
+app = CommandGroup("See whether the sandbox holds on this machine.")
 
 
 @app.command()
 def check(
-    everything: Annotated[
-        bool, typer.Option("--all", help="also list the attempts that were blocked")
-    ] = False,
+    everything: Annotated[bool, Option("--all", help="also list the attempts that were blocked")] = False,
 ) -> int:
     """Make a sandbox and try to get out of it in some 150 ways.
 

@@ -7,10 +7,9 @@ import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from wander_client.context import current
 from wander_client.errors import NotFound, UsageError
+from wander_client.terminal.command import Argument, Option
 from wander_client.terminal.suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -23,22 +22,16 @@ SORTED_BY = {"reward": "reward", "turns": "turns", "seconds": "seconds", "tokens
 
 
 def view(
-    run: Annotated[str | None, typer.Argument(help="folder, run id, or nothing for the newest run")] = None,
-    rollout: Annotated[
-        str | None, typer.Option(help="show one rollout, by its number or EXAMPLE/INDEX")
-    ] = None,
-    failed: Annotated[bool, typer.Option("--failed", help="only failed rollouts")] = False,
+    run: Annotated[str | None, Argument(help="folder, run id, or nothing for the newest run")] = None,
+    rollout: Annotated[str | None, Option(help="show one rollout, by its number or EXAMPLE/INDEX")] = None,
+    failed: Annotated[bool, Option("--failed", help="only failed rollouts")] = False,
     where: Annotated[
-        list[str] | None, typer.Option(help="only rollouts with this metric, such as `lost==1`; repeatable")
+        list[str] | None, Option(help="only rollouts with this metric, such as `lost==1`; repeatable")
     ] = None,
-    step: Annotated[
-        int | None, typer.Option(min=0, help="of a training run: only rollouts of this step")
-    ] = None,
-    sort: Annotated[
-        str | None, typer.Option(help="reward, turns, seconds, tokens; -reward: highest first")
-    ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="rows of the list")] = 30,
-    listed: Annotated[bool, typer.Option("--list", help="print the list even on a terminal")] = False,
+    step: Annotated[int | None, Option(min=0, help="of a training run: only rollouts of this step")] = None,
+    sort: Annotated[str | None, Option(help="reward, turns, seconds, tokens; -reward: highest first")] = None,
+    limit: Annotated[int, Option(min=1, help="rows of the list")] = 30,
+    listed: Annotated[bool, Option("--list", help="print the list even on a terminal")] = False,
 ) -> None:
     """Read the rollouts of a run, here or on the hub; on a terminal by keys (`?` tells which).
 

@@ -7,25 +7,22 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from wander_client.context import current
+from wander_client.terminal.command import Argument, Option
 
 
 def worker(
-    environment: Annotated[str, typer.Argument(help="owner/name[@version], or ./folder")],
+    environment: Annotated[str, Argument(help="owner/name[@version], or ./folder")],
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT|unix:///PATH", help="address that hosts connect to")
+        str, Option(metavar="HOST:PORT|unix:///PATH", help="address that hosts connect to")
     ] = "127.0.0.1:7100",
-    token_file: Annotated[Path | None, typer.Option(help="file with the token that hosts must send")] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="processes at once  [default: one per core]")
-    ] = None,
+    token_file: Annotated[Path | None, Option(help="file with the token that hosts must send")] = None,
+    workers: Annotated[int | None, Option(min=1, help="processes at once  [default: one per core]")] = None,
     pass_env: Annotated[
         list[str] | None,
-        typer.Option("--pass-env", help="variable that the environment may read; repeatable"),
+        Option("--pass-env", help="variable that the environment may read; repeatable"),
     ] = None,
-    log: Annotated[Path | None, typer.Option(help="file for what the environment prints")] = None,
+    log: Annotated[Path | None, Option(help="file for what the environment prints")] = None,
 ) -> None:
     """Play an environment on this machine for `--worker` of `wander eval` and `train` on another one.
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from wander_client.context import current
+from wander_client.terminal.command import Argument, Option
 from wander_client.terminal.suggestions import choose
 
 BASH = r"""_wander() {
@@ -45,8 +44,8 @@ SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 
 
 def completion(
-    shell: Annotated[str, typer.Argument(help="bash, zsh or fish")],
-    line: Annotated[str | None, typer.Option("--line", hidden=True)] = None,
+    shell: Annotated[str, Argument(help="bash, zsh or fish")],
+    line: Annotated[str | None, Option("--line", hidden=True)] = None,
 ) -> None:
     """Print what makes a shell complete commands, options, environments, runs and models.
 

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from wander_client.commands import COMMANDS, FIRST_SCREEN, GROUPS, load, members, resolve
 from wander_client.errors import ClientError
+from wander_client.terminal.command import CommandGroup, Parameter
 
 if TYPE_CHECKING:
     from wander_client.context import Invocation
@@ -62,17 +63,14 @@ def _following(words: list[str], typed: str, here: Invocation) -> list[Suggestio
     found = resolve(words)
     if not found.name or found.is_group:
         return []
-    import typer
-
-    command: Any = typer.main.get_command(load(found.name))
-    rest = found.rest
-    while hasattr(command, "commands"):
+    command, rest = load(found.name), found.rest
+    if isinstance(command, CommandGroup):
         if not rest:
-            return [(name, one.get_short_help_str(80)) for name, one in command.commands.items()]
+            return [(name, one.summary) for name, one in command.commands.items()]
         if rest[0] not in command.commands:
             return []
         command, rest = command.commands[rest[0]], rest[1:]
-    return _of_command(command.params, rest, typed, here)
+    return _of_command(command.parameters, rest, typed, here)
 
 
 def _first_words() -> list[Suggestion]:
@@ -82,10 +80,12 @@ def _first_words() -> list[Suggestion]:
     return list((first | {name: group.summary for name, group in GROUPS.items()} | more).items())
 
 
-def _of_command(params: list[Any], words: list[str], typed: str, here: Invocation) -> list[Suggestion]:
+def _of_command(
+    parameters: list[Parameter], words: list[str], typed: str, here: Invocation
+) -> list[Suggestion]:
     """Return options, or what the option before or the argument at this place may be."""
-    options = {word: one for one in params if one.param_type_name == "option" for word in one.opts}
-    arguments = [one for one in params if one.param_type_name == "argument"]
+    options = {word: one for one in parameters for word in one.flags}
+    arguments = [one for one in parameters if one.is_argument]
     place, rest = 0, iter(words)
     for word in rest:
         option = options.get(word)
@@ -95,18 +95,16 @@ def _of_command(params: list[Any], words: list[str], typed: str, here: Invocatio
             return _named(option.name, here)
     if typed.startswith("-"):
         own = [
-            (word, one.help or "")
+            (one.word, one.said.help)
             for one in options.values()
-            if not one.hidden
-            for word in one.opts[-1:]
-            if word.startswith("--")
+            if not one.said.hidden and one.word.startswith("--")
         ]
         return list(dict(own).items()) + [(word, "") for word in COMMON]
     if not arguments:
         return []
     # The last one may take several words.
     argument = arguments[min(place, len(arguments) - 1)]
-    return [] if place >= len(arguments) and argument.nargs == 1 else _named(argument.name, here)
+    return [] if place >= len(arguments) and not argument.many else _named(argument.name, here)
 
 
 def _named(parameter: str | None, here: Invocation) -> list[Suggestion]:

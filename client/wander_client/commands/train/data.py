@@ -6,10 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from wander_client.context import current
 from wander_client.errors import FAILED
+from wander_client.terminal.command import Argument, Option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,32 +19,26 @@ if TYPE_CHECKING:
 
 
 def data(
-    runs: Annotated[list[str], typer.Argument(help="folders or ids of runs, here or on the hub")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="file to write the rows to")],
-    min_reward: Annotated[float | None, typer.Option(help="drop rollouts with a lower reward")] = None,
+    runs: Annotated[list[str], Argument(help="folders or ids of runs, here or on the hub")],
+    out: Annotated[Path, Option("-o", "--out", help="file to write the rows to")],
+    min_reward: Annotated[float | None, Option(help="drop rollouts with a lower reward")] = None,
     where: Annotated[
         list[str] | None,
-        typer.Option(help="keep rollouts that meet a condition, such as `lost==0`; repeatable"),
+        Option(help="keep rollouts that meet a condition, such as `lost==0`; repeatable"),
     ] = None,
     stop_reason: Annotated[
-        list[str] | None, typer.Option(help="keep rollouts with this stop reason; repeatable")
+        list[str] | None, Option(help="keep rollouts with this stop reason; repeatable")
     ] = None,
-    whole: Annotated[bool, typer.Option("--whole", help="drop truncated rollouts")] = False,
-    near: Annotated[
-        bool, typer.Option("--near", help="drop near duplicates: rollouts of the same words")
-    ] = False,
-    keep_repeats: Annotated[
-        bool, typer.Option("--keep-repeats", help="keep duplicate conversations")
-    ] = False,
+    whole: Annotated[bool, Option("--whole", help="drop truncated rollouts")] = False,
+    near: Annotated[bool, Option("--near", help="drop near duplicates: rollouts of the same words")] = False,
+    keep_repeats: Annotated[bool, Option("--keep-repeats", help="keep duplicate conversations")] = False,
     per_example: Annotated[
-        int | None, typer.Option(min=1, help="keep only this many of each example, the best")
+        int | None, Option(min=1, help="keep only this many of each example, the best")
     ] = None,
     per_stratum: Annotated[
-        int | None, typer.Option(min=1, help="keep only this many of each stratum, the best")
+        int | None, Option(min=1, help="keep only this many of each stratum, the best")
     ] = None,
-    show_dropped: Annotated[
-        int, typer.Option(min=0, help="print this many dropped rollouts for each reason")
-    ] = 0,
+    show_dropped: Annotated[int, Option(min=0, help="print this many dropped rollouts for each reason")] = 0,
 ) -> int | None:
     """Turn the rollouts of runs into training rows, and say what was dropped and why.
 

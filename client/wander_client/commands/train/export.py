@@ -5,18 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from wander_client.context import current
+from wander_client.terminal.command import Argument, Option
 from wander_client.terminal.suggestions import choose
 
 
 def export(
-    environment: Annotated[str, typer.Argument(help="owner/name[@version], or ./folder")],
-    to: Annotated[str, typer.Option("--to", metavar="prime-rl|skyrl|tinker", help="trainer to write for")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="folder for the adapter's package")],
-    argument: Annotated[list[str] | None, typer.Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
-    args: Annotated[str | None, typer.Option("--args", help="environment arguments, a JSON object")] = None,
+    environment: Annotated[str, Argument(help="owner/name[@version], or ./folder")],
+    to: Annotated[str, Option("--to", metavar="prime-rl|skyrl|tinker", help="trainer to write for")],
+    out: Annotated[Path, Option("-o", "--out", help="folder for the adapter's package")],
+    argument: Annotated[list[str] | None, Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
+    args: Annotated[str | None, Option("--args", help="environment arguments, a JSON object")] = None,
 ) -> None:
     """Write a small package by which another trainer plays an environment.
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from wander_client.context import current
 from wander_client.errors import UsageError
+from wander_client.terminal.command import Argument, Option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,26 +17,22 @@ if TYPE_CHECKING:
 
 
 def new_model(
-    kind: Annotated[str, typer.Argument(help="tiny: about a million parameters, for two CPU cores")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="the model's folder")],
+    kind: Annotated[str, Argument(help="tiny: about a million parameters, for two CPU cores")],
+    out: Annotated[Path, Option("-o", "--out", help="the model's folder")],
     environment: Annotated[
-        str | None, typer.Option("-e", "--environment", help="owner/name[@version], or ./folder")
+        str | None, Option("-e", "--environment", help="owner/name[@version], or ./folder")
     ] = None,
     transcripts: Annotated[
-        list[str] | None, typer.Option("--transcripts", help="run to take transcripts from; repeatable")
+        list[str] | None, Option("--transcripts", help="run to take transcripts from; repeatable")
     ] = None,
-    player: Annotated[
-        str | None, typer.Option(help="scripted:MODULE:FUNCTION that plays the transcripts")
-    ] = None,
-    episodes: Annotated[int, typer.Option(min=1, help="games to play for transcripts")] = 200,
-    seed: Annotated[int, typer.Option(help="seeds the weights and the games")] = 0,
-    hidden: Annotated[int, typer.Option(min=8, help="width")] = 128,
-    layers: Annotated[int, typer.Option(min=1)] = 4,
-    vocabulary: Annotated[int, typer.Option(min=300, help="largest number of tokens")] = 512,
-    characters: Annotated[
-        bool, typer.Option("--characters", help="spell words, one token per letter")
-    ] = False,
-    argument: Annotated[list[str] | None, typer.Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
+    player: Annotated[str | None, Option(help="scripted:MODULE:FUNCTION that plays the transcripts")] = None,
+    episodes: Annotated[int, Option(min=1, help="games to play for transcripts")] = 200,
+    seed: Annotated[int, Option(help="seeds the weights and the games")] = 0,
+    hidden: Annotated[int, Option(min=8, help="width")] = 128,
+    layers: Annotated[int, Option(min=1)] = 4,
+    vocabulary: Annotated[int, Option(min=300, help="largest number of tokens")] = 512,
+    characters: Annotated[bool, Option("--characters", help="spell words, one token per letter")] = False,
+    argument: Annotated[list[str] | None, Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
 ) -> None:
     """Make an untrained model for an environment, with a tokenizer made from its transcripts.
 
@@ -48,6 +42,8 @@ def new_model(
 
     Transcripts come from runs, or are played: by a scripted player, else by random answers.
     """
+    import asyncio
+
     from wander.models.tiny import TinySize, create_tiny
 
     if kind != "tiny":
@@ -73,7 +69,7 @@ def new_model(
 
 
 def pull(
-    name: Annotated[str, typer.Argument(help="smollm2: SmolLM2-135M-Instruct, Apache-2.0")],
+    name: Annotated[str, Argument(help="smollm2: SmolLM2-135M-Instruct, Apache-2.0")],
 ) -> None:
     """Fetch a model into the cache, digests checked.
 
@@ -96,8 +92,8 @@ def pull(
 
 
 def tools(
-    name: Annotated[str, typer.Argument(help="smollm2, hf:NAME or a folder")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="the new model's folder")],
+    name: Annotated[str, Argument(help="smollm2, hf:NAME or a folder")],
+    out: Annotated[Path, Option("-o", "--out", help="the new model's folder")],
 ) -> None:
     """Write a model whose chat template has no tools with one that has.
 

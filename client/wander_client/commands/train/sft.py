@@ -5,27 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from wander_client.context import current
 from wander_client.errors import UsageError
+from wander_client.terminal.command import Argument, Option
 
 if TYPE_CHECKING:
     from wander.train.sft import SFTResult
 
 
-Overrides = Annotated[list[str] | None, typer.Option("--set", help="section.field=value; repeatable")]
+Overrides = Annotated[list[str] | None, Option("--set", help="section.field=value; repeatable")]
 
 
 def sft(
-    rows: Annotated[Path | None, typer.Argument(help="rows of `wander runs data`")] = None,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="folder for the model")] = None,
-    config: Annotated[Path | None, typer.Option("-c", "--config", help="settings, TOML")] = None,
-    model: Annotated[str | None, typer.Option("-m", "--model", help="smollm2, or a folder")] = None,
-    steps: Annotated[int | None, typer.Option(min=1)] = None,
+    rows: Annotated[Path | None, Argument(help="rows of `wander runs data`")] = None,
+    out: Annotated[Path | None, Option("-o", "--out", help="folder for the model")] = None,
+    config: Annotated[Path | None, Option("-c", "--config", help="settings, TOML")] = None,
+    model: Annotated[str | None, Option("-m", "--model", help="smollm2, or a folder")] = None,
+    steps: Annotated[int | None, Option(min=1)] = None,
     setting: Overrides = None,
     resume: Annotated[
-        Path | None, typer.Option(help="resume the run in this folder; no other option is needed")
+        Path | None, Option(help="resume the run in this folder; no other option is needed")
     ] = None,
 ) -> None:
     """Fine-tune a model on filtered rollouts; only the model's own tokens are learnt.

@@ -6,13 +6,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-import typer
-
 from wander_client.commands.train.sft import Overrides
 from wander_client.context import current
 from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy
 from wander_client.errors import OK, ClientError, NotFound, UsageError
-from wander_client.terminal.command import find_typed_options
+from wander_client.terminal.command import Argument, Option, Typed
 from wander_client.terminal.suggestions import choose
 
 if TYPE_CHECKING:
@@ -31,41 +29,39 @@ _ANYWHERE = ("worker", "worker_token_file")
 
 
 def train(
-    context: typer.Context,
-    environment: Annotated[str | None, typer.Argument(help="owner/name[@version], or ./folder")] = None,
-    config: Annotated[Path | None, typer.Argument(help="settings, TOML")] = None,
-    model: Annotated[str | None, typer.Option("-m", "--model", help="smollm2, or a folder")] = None,
-    steps: Annotated[int | None, typer.Option(min=1)] = None,
+    typed: Typed,
+    environment: Annotated[str | None, Argument(help="owner/name[@version], or ./folder")] = None,
+    config: Annotated[Path | None, Argument(help="settings, TOML")] = None,
+    model: Annotated[str | None, Option("-m", "--model", help="smollm2, or a folder")] = None,
+    steps: Annotated[int | None, Option(min=1)] = None,
     setting: Overrides = None,
-    argument: Annotated[list[str] | None, typer.Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="the run's folder")] = None,
+    argument: Annotated[list[str] | None, Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
+    out: Annotated[Path | None, Option("-o", "--out", help="the run's folder")] = None,
     log: Annotated[
         list[str] | None,
-        typer.Option(help="tensorboard, trackio or wandb, in addition to metrics.jsonl; repeatable"),
+        Option(help="tensorboard, trackio or wandb, in addition to metrics.jsonl; repeatable"),
     ] = None,
     started_from: Annotated[
         str | None,
-        typer.Option("--from", metavar="RUN[@STEP]", help="start from the weights of a run or checkpoint"),
+        Option("--from", metavar="RUN[@STEP]", help="start from the weights of a run or checkpoint"),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="print what would be done, and at most how much")
+        bool, Option("--dry-run", help="print what would be done, and at most how much")
     ] = False,
-    resume: Annotated[Path | None, typer.Option(help="resume this run; no other option is needed")] = None,
+    resume: Annotated[Path | None, Option(help="resume this run; no other option is needed")] = None,
     checkpoint: Annotated[
-        int | None, typer.Option(min=0, help="with --resume: start at this step's checkpoint; 0 starts over")
+        int | None, Option(min=0, help="with --resume: start at this step's checkpoint; 0 starts over")
     ] = None,
     allow_changes: Annotated[
-        bool, typer.Option("--allow-changes", help="with --resume: accept what changed, and record it")
+        bool, Option("--allow-changes", help="with --resume: accept what changed, and record it")
     ] = False,
-    verify: Annotated[
-        Path | None, typer.Option(help="repeat the first --steps of this run and compare")
-    ] = None,
+    verify: Annotated[Path | None, Option(help="repeat the first --steps of this run and compare")] = None,
     worker: Annotated[
         list[str] | None,
-        typer.Option(metavar="tcp://HOST:PORT", help="a `wander worker` that plays it elsewhere; repeatable"),
+        Option(metavar="tcp://HOST:PORT", help="a `wander worker` that plays it elsewhere; repeatable"),
     ] = None,
     worker_token_file: Annotated[
-        str | None, typer.Option(metavar="FILE", help="holds the token of --worker")
+        str | None, Option(metavar="FILE", help="holds the token of --worker")
     ] = None,
     sandbox: SandboxFlag = None,
     sandbox_limit: SandboxLimits = None,
@@ -91,9 +87,9 @@ def train(
 
     here, elsewhere = current(), (worker or [], worker_token_file)
     if verify is not None:
-        return _verify(context, verify, steps, *elsewhere)
+        return _verify(typed, verify, steps, *elsewhere)
     if resume is not None:
-        _same_settings(context, resume)
+        _same_settings(typed, resume)
         return _go_on(resume, checkpoint, *elsewhere, allow_changes=allow_changes)
     if checkpoint is not None or allow_changes:
         raise UsageError("`--checkpoint` and `--allow-changes` go with `--resume RUN`")
@@ -147,13 +143,11 @@ def _begin_phases(command: PhasedCommand, out: Path | None, steps: int | None, *
     return _run_phases(command, out or fresh_run_dir(current(), command.environment, "phases"))
 
 
-def _verify(
-    context: typer.Context, run: Path, steps: int | None, workers: list[str], token_file: str | None
-) -> int:
+def _verify(typed: Typed, run: Path, steps: int | None, workers: list[str], token_file: str | None) -> int:
     from wander_client.runs.lookup import resumable_folder
     from wander_client.training.run import verify_run
 
-    if others := sorted(find_typed_options(context).keys() - {"verify", "steps", *_ANYWHERE}):
+    if others := sorted(typed.keys() - {"verify", "steps", *_ANYWHERE}):
         raise UsageError(f"`--verify` takes the run's settings: leave {', '.join(others)} out")
     return verify_run(current(), resumable_folder(current(), run), steps, workers, token_file)
 
@@ -198,9 +192,9 @@ def _run_phases(command: PhasedCommand, folder: Path, *, resuming: bool = False)
     return OK
 
 
-def _same_settings(context: typer.Context, resume: Path) -> None:
+def _same_settings(typed: Typed, resume: Path) -> None:
     free = {"resume", "checkpoint", "allow_changes", *_ANYWHERE}
-    others = sorted(find_typed_options(context).keys() - free)
+    others = sorted(typed.keys() - free)
     if others:
         raise UsageError(
             f"a run resumes with the settings it was started with: {', '.join(others)} cannot change",

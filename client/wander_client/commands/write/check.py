@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from wander_client.context import current
 from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy
 from wander_client.errors import FAILED, OK, UsageError
 from wander_client.names import source_spec
+from wander_client.terminal.command import Argument, Option
 from wander_client.terminal.output import counted
 
 if TYPE_CHECKING:
@@ -23,10 +22,10 @@ SIGNS = {"pass": ("ok", None), "warn": ("warn", "warning"), "fail": ("FAULT", "e
 
 
 def check(
-    environment: Annotated[str, typer.Argument(help="folder, or owner/name[@version]")] = ".",
-    argument: Annotated[list[str] | None, typer.Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
-    args: Annotated[str | None, typer.Option("--args", help="environment arguments, a JSON object")] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="treat warnings as faults")] = False,
+    environment: Annotated[str, Argument(help="folder, or owner/name[@version]")] = ".",
+    argument: Annotated[list[str] | None, Option("-a", "--arg", help="environment: KEY=VALUE")] = None,
+    args: Annotated[str | None, Option("--args", help="environment arguments, a JSON object")] = None,
+    strict: Annotated[bool, Option("--strict", help="treat warnings as faults")] = False,
     sandbox: SandboxFlag = None,
     sandbox_limit: SandboxLimits = None,
 ) -> int:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from wander_client.context import current
 from wander_client.errors import ClientError, Unavailable
 from wander_client.names import parse_name
-from wander_client.terminal.command import command_app, spread_options
+from wander_client.terminal.command import Argument, CommandGroup, Option
 
 if TYPE_CHECKING:
     from wander.types import EnvironmentInfo
@@ -25,29 +21,28 @@ if TYPE_CHECKING:
     from wander_client.packages.origins.source import Origin
     from wander_client.packages.publish import BuiltPackage
 
-app = command_app(help="Bring in environments and results of other libraries.", group=True)
+app = CommandGroup("Bring in environments and results of other libraries.")
 
 
 @dataclass(frozen=True)
 class _Wishes:
     """The options of an import."""
 
-    owner: Annotated[str | None, typer.Option(help="publish under this owner")] = None
-    out: Annotated[Path | None, typer.Option(help="keep the completed project in this folder")] = None
+    owner: Annotated[str | None, Option(help="publish under this owner")] = None
+    out: Annotated[Path | None, Option(help="keep the completed project in this folder")] = None
     entry_point: Annotated[
-        str | None, typer.Option("--entry-point", help="MODULE:FUNCTION, if there are several")
+        str | None, Option("--entry-point", help="MODULE:FUNCTION, if there are several")
     ] = None
     argument: Annotated[
-        list[str] | None, typer.Option("-a", "--arg", help="argument to load it with: KEY=VALUE")
+        list[str] | None, Option("-a", "--arg", help="argument to load it with: KEY=VALUE")
     ] = None
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="do everything but publish")] = False
-    no_check: Annotated[bool, typer.Option("--no-check", help="do not install, load or check it")] = False
+    dry_run: Annotated[bool, Option("--dry-run", help="do everything but publish")] = False
+    no_check: Annotated[bool, Option("--no-check", help="do not install, load or check it")] = False
 
 
 @app.command()
-@spread_options
 def path(
-    source: Annotated[str, typer.Argument(help="a folder, an sdist or a wheel")],
+    source: Annotated[str, Argument(help="a folder, an sdist or a wheel")],
     wishes: _Wishes,
 ) -> None:
     """Make a package of this machine an environment of the hub, its code as it is.
@@ -66,9 +61,8 @@ def path(
 
 
 @app.command()
-@spread_options
 def git(
-    url: Annotated[str, typer.Argument(help="URL[@REVISION][#subdirectory=FOLDER]")],
+    url: Annotated[str, Argument(help="URL[@REVISION][#subdirectory=FOLDER]")],
     wishes: _Wishes,
 ) -> None:
     """Make a package of a git repository an environment of the hub; as `wander env import path` does.
@@ -85,9 +79,8 @@ def git(
 
 
 @app.command()
-@spread_options
 def prime(
-    name: Annotated[str, typer.Argument(help="OWNER/NAME[@VERSION], or what `prime env pull` wrote")],
+    name: Annotated[str, Argument(help="OWNER/NAME[@VERSION], or what `prime env pull` wrote")],
     wishes: _Wishes,
 ) -> None:
     """Make an environment of Prime Intellect's hub one of this hub; as `wander env import path` does.
@@ -105,11 +98,11 @@ def prime(
 
 @app.command()
 def results(
-    folder: Annotated[Path, typer.Argument(help="the folder of one evaluation")],
+    folder: Annotated[Path, Argument(help="the folder of one evaluation")],
     environment: Annotated[
-        str | None, typer.Option(help="owner/name[@version] that was evaluated, to post the run")
+        str | None, Option(help="owner/name[@version] that was evaluated, to post the run")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="the run folder to write")] = None,
+    out: Annotated[Path | None, Option(help="the run folder to write")] = None,
 ) -> None:
     """Turn results of verifiers into a run folder.
 
@@ -162,6 +155,9 @@ class _Tried:
 
 def _import(bring: Callable[[Path], tuple[Path, Origin]], wishes: _Wishes) -> None:
     """Bring a package, complete it, build it, try it out, publish it."""
+    import shutil
+    import tempfile
+
     from wander_client.packages.needs import HUB_OWNER
     from wander_client.packages.origins.conversion import convert_project
     from wander_client.packages.publication import choose_owner
@@ -206,6 +202,7 @@ def _import(bring: Callable[[Path], tuple[Path, Origin]], wishes: _Wishes) -> No
 def _try(package: BuiltPackage, wishes: _Wishes, owner: str) -> _Tried:
     """Install a built package into a virtual environment of its own, load it there and check it."""
     import asyncio
+    import tempfile
 
     from wander.checks import check_environment
     from wander.worker.host.environment import WorkerEnvironment

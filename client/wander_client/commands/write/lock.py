@@ -6,34 +6,30 @@ import contextlib
 from pathlib import Path
 from typing import Annotated
 
-import typer
-from packaging.utils import canonicalize_name
-
 from wander_client.context import current
 from wander_client.errors import UsageError
 from wander_client.names import parse_environment, source_spec
+from wander_client.terminal.command import Argument, Option
 
 ExcludeNewer = Annotated[
     str | None,
-    typer.Option("--exclude-newer", metavar="DATE", help="ignore packages uploaded after this time"),
+    Option("--exclude-newer", metavar="DATE", help="ignore packages uploaded after this time"),
 ]
 KeepHosts = Annotated[
     list[str] | None,
-    typer.Option("--keep-host", help="index that everybody can reach; its addresses stay in the lock"),
+    Option("--keep-host", help="index that everybody can reach; its addresses stay in the lock"),
 ]
 
 
 def lock(
-    environment: Annotated[str, typer.Argument(help="folder, or owner/name@version on the hub")] = ".",
-    owner: Annotated[str | None, typer.Option(help="with a folder: owner of the future environment")] = None,
+    environment: Annotated[str, Argument(help="folder, or owner/name@version on the hub")] = ".",
+    owner: Annotated[str | None, Option(help="with a folder: owner of the future environment")] = None,
     exclude_newer: ExcludeNewer = None,
     keep_host: KeepHosts = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="write the lock to this file instead of stdout")
+        Path | None, Option("--out", "-o", help="write the lock to this file instead of stdout")
     ] = None,
-    attach: Annotated[
-        bool, typer.Option("--attach", help="attach the lock to the version on the hub")
-    ] = False,
+    attach: Annotated[bool, Option("--attach", help="attach the lock to the version on the hub")] = False,
 ) -> None:
     """Resolve every package that an environment runs with, each pinned by the digests of its files.
 
@@ -45,6 +41,8 @@ def lock(
     The lock is a `pylock.toml` (PEP 751), which pip and uv install from. A version's lock never changes.
     Files stand in it at PyPI's addresses, whatever mirror they came from, but for those of `--keep-host`.
     """
+    from packaging.utils import canonicalize_name
+
     from wander_client.packages.install import exact_version, wheel_file
     from wander_client.packages.lock import resolve_lock
     from wander_client.packages.needs import fetch_file

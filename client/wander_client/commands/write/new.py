@@ -5,17 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from wander_client.context import current
 from wander_client.names import as_folder, parse_name
 from wander_client.packages.scaffold import KINDS, kinds_help, package_name, write_package
-from wander_client.terminal.command import command_app
+from wander_client.terminal.command import Argument, CommandLine, Option
 from wander_client.terminal.suggestions import choose
 
-app = command_app()
-
-HELP = f"""Start an environment package that runs at once: module, README, test.
+_HELP = f"""Start an environment package that runs at once: module, README, test.
 
 \b
 wander new my-env
@@ -27,10 +23,9 @@ Kinds:
 """
 
 
-@app.command(help=HELP)
 def new(
-    path: Annotated[Path, typer.Argument(help="folder to create; the package is named after it")],
-    kind: Annotated[str, typer.Option(help="one of the kinds above")] = "single-turn",
+    path: Annotated[Path, Argument(help="folder to create; the package is named after it")],
+    kind: Annotated[str, Option(help="one of the kinds above")] = "single-turn",
 ) -> None:
     """Start an environment package that runs at once."""
     here = current()
@@ -54,13 +49,16 @@ def new(
     )
 
 
+app = CommandLine(new, help=_HELP)
+
+
 def fork(
-    environment: Annotated[str, typer.Argument(help="owner/name, or owner/name@version")],
+    environment: Annotated[str, Argument(help="owner/name, or owner/name@version")],
     folder: Annotated[
-        Path | None, typer.Argument(help="folder for its source  [default: the environment's name]")
+        Path | None, Argument(help="folder for its source  [default: the environment's name]")
     ] = None,
-    owner: Annotated[str | None, typer.Option(help="owner of the copy  [default: you]")] = None,
-    name: Annotated[str | None, typer.Option(help="a new name, also for one of your own")] = None,
+    owner: Annotated[str | None, Option(help="owner of the copy  [default: you]")] = None,
+    name: Annotated[str | None, Option(help="a new name, also for one of your own")] = None,
 ) -> None:
     """Begin an environment of your own with a version of another's, on the hub and on the disk.
 

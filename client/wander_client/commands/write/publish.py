@@ -5,32 +5,29 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from wander_client.commands.write.lock import ExcludeNewer, KeepHosts
 from wander_client.context import current
 from wander_client.errors import Interrupted
+from wander_client.terminal.command import Argument, Option
 
 if TYPE_CHECKING:
     from wander_client.packages.publication import Outcome
 
 
 def publish(
-    path: Annotated[Path, typer.Argument(help="the environment's folder")] = Path(),
-    owner: Annotated[str | None, typer.Option(help="publish under this owner")] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="build, check and show, but send nothing")
-    ] = False,
+    path: Annotated[Path, Argument(help="the environment's folder")] = Path(),
+    owner: Annotated[str | None, Option(help="publish under this owner")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="build, check and show, but send nothing")] = False,
     private: Annotated[
-        bool, typer.Option("--private", help="make a new environment visible only to those with a role")
+        bool, Option("--private", help="make a new environment visible only to those with a role")
     ] = False,
-    no_check: Annotated[bool, typer.Option("--no-check", help="publish without `wander check`")] = False,
-    no_lock: Annotated[bool, typer.Option("--no-lock", help="publish without locking its packages")] = False,
+    no_check: Annotated[bool, Option("--no-check", help="publish without `wander check`")] = False,
+    no_lock: Annotated[bool, Option("--no-lock", help="publish without locking its packages")] = False,
     exclude_newer: ExcludeNewer = None,
     keep_host: KeepHosts = None,
     attestations: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="folder with signed attestations of wheel and source (PEP 740)"),
+        Option(metavar="DIR", help="folder with signed attestations of wheel and source (PEP 740)"),
     ] = None,
 ) -> None:
     """Build an environment, check it and upload it.

@@ -4,39 +4,34 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from wander_client.context import current
 from wander_client.errors import UsageError
 from wander_client.failures import validate
-from wander_client.terminal.command import command_app
+from wander_client.terminal.command import Argument, CommandGroup, Option
 
 if TYPE_CHECKING:
     from wander.wire.trusted_publishing import PublisherInfo
 
-app = command_app(
+app = CommandGroup(
     help="""Workflows that may publish without a stored token (trusted publishing).
 
     \b
     A job of GitHub Actions or GitLab CI proves with a signed identity token which repository and workflow
     it runs in; the hub trades that for a token of fifteen minutes. `wander publish` and `uv publish` do it by
     themselves; for others `wander env publisher token` prints it.""",
-    group=True,
 )
 
 
 @app.command()
 def add(
-    target: Annotated[str, typer.Argument(help="owner/name, which need not exist yet, or an owner")],
-    repository: Annotated[str, typer.Argument(help="owner/repository; for `oidc` the whole `sub` claim")],
+    target: Annotated[str, Argument(help="owner/name, which need not exist yet, or an owner")],
+    repository: Annotated[str, Argument(help="owner/repository; for `oidc` the whole `sub` claim")],
     workflow: Annotated[
-        str | None, typer.Option(help="file of the workflow, such as release.yml (GitLab: its path)")
+        str | None, Option(help="file of the workflow, such as release.yml (GitLab: its path)")
     ] = None,
-    kind: Annotated[str, typer.Option(help="github, gitlab or oidc")] = "github",
-    deployment: Annotated[
-        str | None, typer.Option(help="deployment environment that the job must run in")
-    ] = None,
-    issuer: Annotated[str | None, typer.Option(help="issuer, if it is not github.com or gitlab.com")] = None,
+    kind: Annotated[str, Option(help="github, gitlab or oidc")] = "github",
+    deployment: Annotated[str | None, Option(help="deployment environment that the job must run in")] = None,
+    issuer: Annotated[str | None, Option(help="issuer, if it is not github.com or gitlab.com")] = None,
 ) -> None:
     """Trust a workflow to publish one environment, or all of an owner's.
 
@@ -61,7 +56,7 @@ def add(
 
 
 @app.command("list")
-def list_publishers(owner: Annotated[str, typer.Argument(help="owner")]) -> None:
+def list_publishers(owner: Annotated[str, Argument(help="owner")]) -> None:
     """List the workflows that may publish for an owner.
 
     \b
@@ -92,8 +87,8 @@ def list_publishers(owner: Annotated[str, typer.Argument(help="owner")]) -> None
 
 @app.command()
 def remove(
-    owner: Annotated[str, typer.Argument(help="owner")],
-    number: Annotated[int, typer.Argument(min=1, help="as `wander env publisher list` shows it")],
+    owner: Annotated[str, Argument(help="owner")],
+    number: Annotated[int, Argument(min=1, help="as `wander env publisher list` shows it")],
 ) -> None:
     """Trust a workflow no more; tokens that it holds end at once.
 
@@ -111,7 +106,7 @@ def remove(
 @app.command()
 def token(
     target: Annotated[
-        str | None, typer.Argument(help="owner/name or owner to publish  [default: what the workflow may]")
+        str | None, Argument(help="owner/name or owner to publish  [default: what the workflow may]")
     ] = None,
 ) -> None:
     """In a trusted workflow: print a token of fifteen minutes, for tools that cannot ask for it.

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from wander_client.context import current
 from wander_client.errors import UsageError
 from wander_client.failures import validate
 from wander_client.names import parse_name
+from wander_client.terminal.command import Argument, Option
 
 if TYPE_CHECKING:
     from wander.wire import ProjectStatus
 
 
 def yank(
-    environment: Annotated[str, typer.Argument(help="owner/name@version")],
-    reason: Annotated[str | None, typer.Option(help="reason, shown to everybody")] = None,
-    undo: Annotated[bool, typer.Option("--undo", help="undo: offer the version again")] = False,
+    environment: Annotated[str, Argument(help="owner/name@version")],
+    reason: Annotated[str | None, Option(help="reason, shown to everybody")] = None,
+    undo: Annotated[bool, Option("--undo", help="undo: offer the version again")] = False,
 ) -> None:
     """Have installers pass a version over unless its exact number is asked for.
 
@@ -43,14 +42,14 @@ def yank(
 
 
 def deprecate(
-    environment: Annotated[str, typer.Argument(help="owner/name")],
-    reason: Annotated[str | None, typer.Option(help="reason, shown to everybody")] = None,
-    successor: Annotated[str | None, typer.Option(help="owner/name to use instead")] = None,
-    archive: Annotated[bool, typer.Option("--archive", help="archive it: accept no more uploads")] = False,
+    environment: Annotated[str, Argument(help="owner/name")],
+    reason: Annotated[str | None, Option(help="reason, shown to everybody")] = None,
+    successor: Annotated[str | None, Option(help="owner/name to use instead")] = None,
+    archive: Annotated[bool, Option("--archive", help="archive it: accept no more uploads")] = False,
     quarantine: Annotated[
-        bool, typer.Option("--quarantine", help="serve no files either (administrators only)")
+        bool, Option("--quarantine", help="serve no files either (administrators only)")
     ] = False,
-    undo: Annotated[bool, typer.Option("--undo", help="make it active again")] = False,
+    undo: Annotated[bool, Option("--undo", help="make it active again")] = False,
 ) -> None:
     """Mark an environment as deprecated, archived or quarantined; installers and pages tell so.
 
@@ -83,9 +82,9 @@ def deprecate(
 
 
 def delete(
-    environment: Annotated[str, typer.Argument(help="owner/name@version, or owner/name for all of it")],
-    reason: Annotated[str | None, typer.Option(help="reason, shown to everybody")] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask for confirmation")] = False,
+    environment: Annotated[str, Argument(help="owner/name@version, or owner/name for all of it")],
+    reason: Annotated[str | None, Option(help="reason, shown to everybody")] = None,
+    yes: Annotated[bool, Option("--yes", "-y", help="do not ask for confirmation")] = False,
 ) -> None:
     """Delete a version's files from the hub, or a whole environment; neither number nor name comes back.
 
