@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from command_line import Wander
 
-TICTACTOE = str(Path(__file__).parents[2] / "environments" / "tictactoe")
+TICTACTOE = str(Path(__file__).parents[3] / "environments" / "tictactoe")
 
 
 @pytest.fixture
