@@ -137,6 +137,7 @@ def test_a_folder_becomes_a_row_of_a_leaderboard(
     (folder / "pyproject.toml").write_text(TEMPLATE.format(version="0.4.0"))
     published = mine.publish(folder, check=False, lock=False)
     assert (published.version.version, len(published.sent)) == ("0.4.0", 2)
+    assert f"{published!r}".startswith("<Publication admin/say-env@0.4.0: sent say_env-0.4.0-py3")
     told = capsys.readouterr()
     assert (told.out, "building say-env" in told.err, "uploading: 100%" in told.err) == ("", True, True)
     assert mine.publish(folder, check=False, lock=False).sent == frozenset()

@@ -75,7 +75,7 @@ class Sender:
                 wait = min(2 * wait, _LONGEST_WAIT)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Publication:
     """A published version."""
 
@@ -84,6 +84,10 @@ class Publication:
     """Names of the files that the version did not have before."""
     resumed_bytes: int
     """What the hub had of them from an earlier attempt."""
+
+    def __repr__(self) -> str:
+        name = f"{self.version.owner}/{self.version.name}@{self.version.version}"
+        return f"<Publication {name}: sent {', '.join(sorted(self.sent)) or 'nothing, it was there'}>"
 
 
 def publish_files(

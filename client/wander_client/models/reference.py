@@ -4,7 +4,7 @@ scripted:MODULE:FUNCTION   a function of the environment's package, in a process
 hf:NAME, hf:FOLDER         a Hugging Face model in this process
 ./FOLDER                   the same, a checkpoint folder
 smollm2                    SmolLM2-135M-Instruct, fetched on first use
-NAME with `-b URL`         any OpenAI-compatible endpoint; without -b OPENAI_BASE_URL, else api.openai.com
+NAME -b URL                any OpenAI-compatible endpoint; without -b OPENAI_BASE_URL, else api.openai.com
 """
 
 from __future__ import annotations

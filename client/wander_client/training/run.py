@@ -213,7 +213,8 @@ def model_path(name: str) -> str:
     if "/" not in name and not name.startswith("hf:") and name.lower() not in NAMED:
         raise NotFound(
             f"there is no folder `{name}`, and no model of that name on this machine",
-            hint=f"`wander model list` shows the models here; `hf:{name}` is one of Hugging Face",
+            hint=f"`wander model new {name} --transcripts RUN` makes a tiny one, `wander model list` shows "
+            f"those here; `hf:{name}` is one of Hugging Face",
             code="model_not_found",
         )
     return name.removeprefix("hf:")

@@ -67,7 +67,7 @@ def _find_faults(about: dict[str, Any]) -> Iterator[tuple[str, Status, str]]:
     left = re.search(re.escape(SCAFFOLD), told) or _LEFT.search(told)
     if left is not None:
         status: Status = "fail" if left.group() == SCAFFOLD else "warn"  # the others may be meant
-        yield "package.scaffold", status, f"it still says `{left.group()}`"
+        yield "package.scaffold", status, f'it still says "{left.group()}"'
     if not about.get("license"):
         yield "package.license", "warn", "there is no `license`"
     required = [_normal(str(each)) for each in about.get("dependencies") or []]
