@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ class LoopThread:
         self.loop = asyncio.new_event_loop()
         self.open = contextlib.AsyncExitStack()
         """What `close` closes on the loop before it ends."""
+        self._running: set[Future[Any]] = set()
         self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
@@ -34,11 +36,19 @@ class LoopThread:
             work.close()
             raise RuntimeError("this would wait for its own event loop: await the coroutine in its place")
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        self._running.add(future)
         try:
             return future.result()
         except BaseException:
             future.cancel()
             raise
+        finally:
+            self._running.discard(future)
+
+    def interrupt(self) -> None:
+        """Cancel what other threads wait for; they raise `CancelledError`."""
+        for future in list(self._running):
+            future.cancel()
 
     def enter(self, context: AbstractAsyncContextManager[Result]) -> Result:
         """Enter a context on the loop, until `close`, and return what it yields."""

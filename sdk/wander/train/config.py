@@ -111,7 +111,7 @@ class AlgorithmSection(Section):
 
 
 class BatchSection(Section):
-    """How much is played a step."""
+    """How much is played a step, and how far ahead."""
 
     rollouts: int = Field(default=256, gt=1)
     """Rollouts of one step, all groups together. The principal dial."""
@@ -124,6 +124,9 @@ class BatchSection(Section):
     """How often a failed rollout is played again before it is left out of its group."""
     min_group: int = Field(default=2, gt=1)
     """A group with fewer scored rollouts teaches nothing: it is refilled, or left out."""
+    max_staleness: int = Field(default=0, ge=0, le=16)
+    """Play so many steps ahead while the policy learns, each as a whole with the weights of so
+    many updates before its own; every one takes a copy of the weights. 0 plays and learns in turns."""
 
     @model_validator(mode="after")
     def _divisible(self) -> BatchSection:
@@ -334,8 +337,9 @@ class InferenceSection(Section):
     correction: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = (
         "token_truncate"
     )
-    """vLLM: its probabilities are not bit for bit the policy's, so gradients are weighted by the ratio of the
-    two, of tokens or of whole completions; the ratio is bounded, or what exceeds the bound left out."""
+    """Where what samples has not the policy's probabilities bit for bit (vLLM, weights of before), gradients
+    are weighted by the ratio of the two, of tokens or of whole completions; the ratio is bounded, or what
+    exceeds the bound left out."""
     correction_max: float = Field(default=3.0, gt=0)
     """Upper bound of that ratio."""
 
@@ -379,6 +383,25 @@ class GRPOSettings(Section):
             raise ValueError(
                 "`environment.worker_token_file` needs a worker elsewhere: `--worker tcp://HOST:PORT`"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _require_one_version(self) -> GRPOSettings:
+        """Refuse what cannot be had beside steps that are played ahead."""
+        if self.batch.max_staleness == 0:
+            return self
+        if (engine := self.inference.engine) != "transformers":
+            raise ValueError(
+                f"`batch.max_staleness` is for the engine `transformers`: `{engine}` holds the "
+                "weights of one step alone"
+            )
+        if self.data.refill_rounds:
+            raise ValueError(
+                "`data.refill_rounds` and `batch.max_staleness` exclude each other: the steps that "
+                "follow are drawn before it is known what a refill would take"
+            )
+        if self.parallel.policy != "replicated":
+            raise ValueError("`batch.max_staleness` needs a policy that is whole in one process")
         return self
 
     @model_validator(mode="after")

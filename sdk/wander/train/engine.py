@@ -46,17 +46,10 @@ def open_engine(
     section = settings.inference
     rows = 4 * settings.batch.rows_at_once
     if section.engine == "transformers":
-        if not shards_policy(settings):
+        if shards_policy(settings):
+            yield copying_engine(settings, loaded)
+        else:
             yield TransformersEngine(model, loaded.tokenizer, max_batch_size=rows, waves=section.waves)
-            return
-        whole = load_model(
-            settings.model.path, device=settings.model.device, dtype=settings.model.dtype
-        ).model
-        if settings.model.autocast:  # as accelerate does for the policy itself
-            whole.forward = torch.autocast(whole.device.type, dtype=torch.bfloat16)(whole.forward)
-        yield TransformersEngine(
-            whole, loaded.tokenizer, max_batch_size=rows, live=False, waves=section.waves
-        )
         return
     ends = end_of_turn_ids(model, loaded.tokenizer)
     if section.engine == "vllm":
@@ -96,6 +89,16 @@ def open_engine(
         yield engine
 
 
+def copying_engine(settings: GRPOSettings, loaded: LoadedModel) -> TransformersEngine:
+    """Return an engine with a whole model of its own, which `update_weights` keeps current."""
+    section = settings.model
+    whole = load_model(section.path, device=section.device, dtype=section.dtype).model
+    if section.autocast:  # as accelerate does for the policy itself
+        whole.forward = torch.autocast(whole.device.type, dtype=torch.bfloat16)(whole.forward)
+    rows, waves = 4 * settings.batch.rows_at_once, settings.inference.waves
+    return TransformersEngine(whole, loaded.tokenizer, max_batch_size=rows, live=False, waves=waves)
+
+
 class CurrentWeights(TrainerCallback):  # type: ignore[misc]
     """Keeps an engine at the policy's weights: whatever is played between two updates is played with them."""
 
@@ -131,8 +134,8 @@ class CurrentWeights(TrainerCallback):  # type: ignore[misc]
         self.refresh()
 
 
-def attach(current: CurrentWeights, section: InferenceSection) -> None:
-    """Let an engine sample for its trainer, and, where it is vLLM, correct for how it samples.
+def attach(current: CurrentWeights, settings: GRPOSettings) -> None:
+    """Let an engine sample for its trainer, and correct for what samples with other probabilities.
 
     TRL has the correction (`vllm_importance_sampling_*`) and applies it where it believes to run vLLM.
     """
@@ -140,15 +143,17 @@ def attach(current: CurrentWeights, section: InferenceSection) -> None:
     trainer.player.source.client.refresh = current.refresh
     if isinstance(current.engine, VLLMColocatedEngine):
         current.engine.start(trainer.model, trainer.accelerator)
-    if correction_arguments(section):
+    if correction_arguments(settings):
         trainer.use_vllm = True
         trainer.vllm_generation = current
         trainer._last_loaded_step = -1
 
 
-def correction_arguments(section: InferenceSection) -> dict[str, Any]:
+def correction_arguments(settings: GRPOSettings) -> dict[str, Any]:
     """Return TRL's arguments of the correction; none where nothing is corrected."""
-    if section.engine == "transformers" or section.correction == "none":
+    section = settings.inference
+    current = section.engine == "transformers" and settings.batch.max_staleness == 0
+    if current or section.correction == "none":
         return {}
     return {
         "vllm_importance_sampling_correction": True,

@@ -11,7 +11,8 @@ One step, in the order in which it happens and stands below:
     sync          what samples takes the new weights over                 ours   engine.py
 
 The update is the policy's first on these rollouts, so its ratio to the policy that sampled them is 1 and
-clipping acts only where the engine computes other bits (vLLM), which TRL's importance sampling corrects.
+clipping acts only where the engine computes other bits (vLLM), which TRL's importance sampling corrects. So
+it does with `batch.max_staleness`, where steps to come are played meanwhile: rollouts/ahead.py.
 
 Names end in their dimensions. `G`: rollouts of one backward pass, whole groups or a part of them. `T`: tokens
 of a completion (what the policy and its environment said after the first prompt), padded on the right. `S`:
@@ -31,7 +32,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -43,7 +44,8 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from wander.errors import RunError
-from wander.models.loading import load_model, weights_digest
+from wander.models.engines.weights import whole_weights
+from wander.models.loading import LoadedModel, load_model, weights_digest
 from wander.models.policy import PolicyClient
 from wander.models.quiet import quiet_libraries
 from wander.train.config import GRPOSettings
@@ -57,15 +59,23 @@ from wander.train.distributed import (
     shards_policy,
     share_out,
 )
-from wander.train.engine import CurrentWeights, ServerOpener, attach, correction_arguments, open_engine
+from wander.train.engine import (
+    CurrentWeights,
+    ServerOpener,
+    attach,
+    copying_engine,
+    correction_arguments,
+    open_engine,
+)
 from wander.train.evaluation.schedule import BEST_MODEL, Listener, Schedule
 from wander.train.records.outcome import BestCheckpoint, Outcome, Stopped, write_outcome
 from wander.train.records.record import METRICS, TrainingRecord
+from wander.train.rollouts.ahead import StepsAhead
 from wander.train.rollouts.environments import EnvironmentOpener, PinSource, choices_of
 from wander.train.rollouts.own_trainer import PLACE, reward, trl_columns
 from wander.train.rollouts.sampler import SamplerCheckpoint
 from wander.train.rollouts.source import Played, RolloutSource, mask_truncated
-from wander.train.rollouts.step import StepPlayer, mean, merge_shares, mixture_of, rollout_metrics
+from wander.train.rollouts.step import PlayedStep, StepPlayer, mean, merge_shares, mixture_of, rollout_metrics
 from wander.train.trainer import (
     Progress,
     StepLog,
@@ -97,10 +107,13 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
         log: StepLog,
         record: TrainingRecord,
         world: World,
+        ahead: StepsAhead | None = None,
         *,
         callbacks: Sequence[TrainerCallback],
     ) -> None:
+        """`ahead` plays the steps before they are wanted; without it they are played when they are."""
         self.world = world
+        self.ahead = ahead
         self.player = player
         self.settings = settings
         self.record = record
@@ -120,8 +133,14 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
             ),
             reward_funcs=[reward],
             rollout_func=lambda prompts, _: self.play_step(prompts),
-            # The mean of the weights comes before all that looks at the policy.
-            callbacks=[*([WeightMean(averaged)] if averaged else []), self.weights, *callbacks],
+            # The mean of the weights comes before all that looks at the policy; what is played ahead is
+            # written into a checkpoint before the sampler, which may have to go back.
+            callbacks=[
+                *([WeightMean(averaged)] if averaged else []),
+                self.weights,
+                *([ahead] if ahead else []),
+                *callbacks,
+            ],
         )
         if "ref" in getattr(model, "peft_config", {}):
             # TRL's copy of the first adapters, which add nothing: the policy without any is the reference.
@@ -129,7 +148,7 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
             model.delete_adapter("ref")
         # Where the policy is sharded, every process has to compute as often as the others.
         self.skips_idle_rows = idle_rows_add_nothing(settings) and not shards_policy(settings)
-        attach(self.weights, settings.inference)
+        attach(self.weights, settings)
 
     def create_accelerator_and_postprocess(self) -> None:
         """Create the accelerator, which shards the policy on any device."""
@@ -143,31 +162,41 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
         `prompts` has one entry a rollout, groups together. Whatever is returned has one a rollout, too: TRL
         makes `advantages_G` of the rewards and pads the tokens.
         """
-        self.weights.refresh()
+        begun, number = perf_counter(), self.state.global_step
         slots = dict.fromkeys(int(prompt[-1][PLACE]) % self.settings.batch.groups for prompt in prompts)
-        sampler = self.player.mixture.state()
         try:
-            own = self.world.together(lambda: self.player.play(self.player.draw(list(slots))))
+            own, version = self.ahead.take(number) if self.ahead else (self._play(list(slots)), number)
         except RunError as error:
-            self._keep_finished_steps(sampler, error)
+            self._keep_finished_steps(error)
             raise
         step = merge_shares(self.world.exchange([own]))
         self.weights.engine.rest()
         refills = self.settings.data.refill_rounds > 0
         self.step_metrics = rollout_metrics(step, self.player.source.labels, refills=refills)
-        self.record.keep(self.state.global_step + 1, step)
+        if self.ahead:  # what was played while the policy learnt took none of the step's time
+            self.step_metrics |= {"seconds/rollouts": perf_counter() - begun, "staleness": number - version}
+        self.record.keep(number + 1, step, version)
         trajectories = own.trajectories
         if self.settings.algorithm.mask_truncated_completions:
             trajectories = mask_truncated(trajectories, own.rollouts)
         return trl_columns(trajectories, own.rewards, self.processing_class.eos_token_id)
 
-    def _keep_finished_steps(self, sampler: dict[str, Any], error: RunError) -> None:
-        """Save a checkpoint when the rollouts of a step cannot be played, with the `sampler` before them."""
+    def _play(self, slots: list[int]) -> PlayedStep:
+        """Play this process's share of a step; where that fails, it is to be drawn again."""
+        self.weights.refresh()
+        sampler = self.player.mixture.state()
+        try:
+            return self.world.together(lambda: self.player.play(self.player.draw(slots)))
+        except RunError:
+            self.player.mixture.restore(sampler)
+            raise
+
+    def _keep_finished_steps(self, error: RunError) -> None:
+        """Save a checkpoint when the rollouts of a step cannot be played."""
         step, folder = self.state.global_step, Path(self.args.output_dir)
         if step == 0 or self.world.size > 1:  # several processes go on from the last one they saved
             return
         if not (folder / f"checkpoint-{step}").is_dir():
-            self.player.mixture.restore(sampler)
             self._save_checkpoint(self.model, trial=None)
             self.callback_handler.on_save(self.args, self.state, self.control)
         error.hint = f"{error.hint}; go on after step {step} with `wander train --resume {folder.parent}`"
@@ -285,7 +314,7 @@ def grpo_config(settings: GRPOSettings, folder: Path, processes: int = 1) -> GRP
         # A row's forward pass is one of several before the backward pass, and buffers are constants.
         ddp_find_unused_parameters=False,
         ddp_broadcast_buffers=False,
-        **correction_arguments(settings.inference),
+        **correction_arguments(settings),
         save_strategy="steps" if settings.output.checkpoint_every else "no",
         save_steps=settings.output.checkpoint_every or 500,
     )
@@ -358,10 +387,10 @@ def train_grpo(
 
     `folder` becomes a run folder: manifest, metrics of every step, sample rollouts, learning curves. `pin`
     tells how the manifest names an open environment. `resume` goes on from the newest checkpoint, or that of
-    the step `checkpoint`; what differs from the beginning raises `RunError`, or is recorded
-    (`allow_changes`). `observers` are called after all else, `evaluated` hear of every evaluation. `serve`
-    starts a vLLM server where the settings want one and name none. `played` hears, in another thread, of
-    ended rollouts. Of several processes the main one writes the folder and calls `observers`.
+    the step `checkpoint`; what differs from the beginning raises `RunError`, or is recorded with
+    `allow_changes`. `observers` are called after all else, `evaluated` hear of evaluations. `serve` starts a
+    vLLM server where the settings name none. `played` hears, in another thread, of ended rollouts.
+    Of several processes the main one writes the folder and calls `observers`.
     """
     started = perf_counter()
     require_trackers(settings.logging.trackers)
@@ -369,14 +398,12 @@ def train_grpo(
     loaded = world.together(lambda: load_model(section.path, device=section.device, dtype=section.dtype))
     torch.manual_seed(settings.schedule.seed)  # adapters begin with random numbers
     model = wrap_lora(loaded.model, section)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(share_out(settings, world))
+    with share_out(settings, world), contextlib.ExitStack() as stack:
         own = stack.enter_context(own_folder(folder, world))
         engine = stack.enter_context(open_engine(settings, model, loaded, folder, world, serve))
         client = PolicyClient(model, loaded.tokenizer, name=loaded.name, engine=engine)
         source = world.together(lambda: open_source(open_environment, client, settings))
         stack.callback(source.close)
-        mixture = mixture_of(source, settings)
         record = world.together(
             lambda: TrainingRecord.open(
                 *(own, settings, source, client, loaded, pin),
@@ -395,18 +422,20 @@ def train_grpo(
             listeners=evaluated if world.is_main else (),
         )
         stack.callback(schedule.close)
+        mixture = mixture_of(source, settings)
+        player = StepPlayer(source, mixture, settings, world.rank, world.exchange, played)
         with (
             quiet_libraries(),
             record.arithmetic(),
             open_observers(source, settings, own, log, begun, world) as watching,
+            play_ahead(player, model, loaded, settings, begun) as ahead,
         ):
             # Whatever else happens between steps (trackers, panels) is one more of these.
-            mine = [*record.callbacks_of(world), *watching, *(observers if world.is_main else ())]
             sampling = SamplerCheckpoint(mixture, settings.batch.groups, begun)
-            player = StepPlayer(source, mixture, settings, world.rank, world.exchange, played)
+            mine = [*schedule.callbacks, sampling, *record.callbacks_of(world), *watching]
             trainer = RolloutTrainer(
-                *(player, model, loaded.tokenizer, settings, folder, log, record, world),
-                callbacks=[*schedule.callbacks, sampling, *mine],
+                *(player, model, loaded.tokenizer, settings, folder, log, record, world, ahead),
+                callbacks=[*mine, *(observers if world.is_main else ())],
             )
             interrupted = train_until_interrupted(trainer, log, begun)
             outcome = schedule.outcome(trainer.state.global_step, interrupted=interrupted)
@@ -419,6 +448,24 @@ def train_grpo(
     if world.is_main and outcome.finished and not settings.output.checkpoint_every:
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     return result_of(folder, log.entries, outcome, perf_counter() - started)
+
+
+@contextlib.contextmanager
+def play_ahead(
+    player: StepPlayer, model: Any, loaded: LoadedModel, settings: GRPOSettings, begun: Path | None
+) -> Iterator[StepsAhead | None]:
+    """Yield what plays the run's steps before they are wanted; None where each waits for the one before."""
+    if settings.batch.max_staleness == 0:
+        yield None
+        return
+    clients = []
+    for _ in range(settings.batch.max_staleness):
+        engine = copying_engine(settings, loaded)
+        clients.append(PolicyClient(model, loaded.tokenizer, name=loaded.name, engine=engine))
+        clients[-1].limit_context(settings.sampling.max_rollout_tokens)
+    ahead = StepsAhead(player, clients, lambda: whole_weights(model), settings.schedule.steps, begun)
+    with contextlib.closing(ahead):
+        yield ahead
 
 
 def open_source(

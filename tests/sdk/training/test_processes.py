@@ -221,6 +221,13 @@ def test_groups_must_be_shared_out_evenly(puller: Path) -> None:
     ):
         pass
     assert "multiple of 24" in str(caught.value.hint)
+    batch = {"rollouts": 16, "group_size": 8, "rows_at_once": 8, "max_staleness": 1}
+    ahead = GRPOSettings.model_validate(settings_for(puller, batch=batch))
+    with (
+        pytest.raises(ConfigError, match="needs a single process"),
+        _shared(ahead, 2),
+    ):
+        pass
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Evaluation while the policy learns: the same examples and seeds each time, played by the policy itself.
 
 It changes nothing of the training: rollouts draw from seeds of their own, never from a global generator, and
-are played while no rollout of a step is in flight. Several processes deal the examples out among themselves.
+are sampled beside no rollout of a step. Several processes deal the examples out among themselves.
 """
 
 from __future__ import annotations

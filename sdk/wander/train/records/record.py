@@ -134,14 +134,17 @@ class TrainingRecord:
         made = self.folder.manifest.reproduction
         return arithmetic(made.mode, made.threads) if made else contextlib.nullcontext()
 
-    def keep(self, step: int, played: PlayedStep) -> None:
-        """Hash the step's rollouts, and keep the first group of them when it is this step's turn."""
+    def keep(self, step: int, played: PlayedStep, version: int) -> None:
+        """Hash the step's rollouts, and keep the first group of them when it is this step's turn.
+
+        `version` counts the updates before the weights that played them.
+        """
         self.hashes.take(played.rollouts)
         every = self.settings.output.rollouts_every
         if every == 0 or (step != 1 and step % every != 0):
             return
         for rollout in played.groups[0].rollouts:
-            self.folder.append(rollout.model_copy(update={"step": step - 1}))
+            self.folder.append(rollout.model_copy(update={"step": version}))
         self.folder.sync()
 
     def keep_weights(self, step: int, folder: Path) -> None:

@@ -221,17 +221,23 @@ class RolloutSource:
             self._examples.update(((environment, row), one) for row, one in zip(asked, fetched, strict=False))
         return [self._examples[environment, row] for row in rows]
 
-    def play(self, assignments: Sequence[Assignment], played: Played | None = None) -> StepRollouts:
+    def play(
+        self,
+        assignments: Sequence[Assignment],
+        played: Played | None = None,
+        client: PolicyClient | None = None,
+    ) -> StepRollouts:
         """Play rollouts and return them in order; those that failed to the end among them.
 
+        `client` None asks the source's own; several threads may play at once, each with a client of its own.
         `played` hears of their ends, in another thread. Raises `RunError` when a worker of an environment is
         lost and no other can be had.
         """
-        started = perf_counter()
+        started, client = perf_counter(), client or self.client
         retried = 0
         with fewer_collections(len(assignments)):
             examples = self._examples_of(assignments)
-            rollouts = self._play(assignments, examples, played=played)
+            rollouts = self._play(client, assignments, examples, played=played)
             for attempt in range(1, self.retries + 1):
                 failed = {number for number, rollout in enumerate(rollouts) if rollout.failure is not None}
                 # A reward function that compares the rollouts of a group wants all of them again.
@@ -240,11 +246,13 @@ class RolloutSource:
                 if not again:
                     break
                 retried += len(again)
-                replayed = self._play([assignments[n] for n in again], [examples[n] for n in again], attempt)
+                replayed = self._play(
+                    client, [assignments[n] for n in again], [examples[n] for n in again], attempt
+                )
                 for number, rollout in zip(again, replayed, strict=True):
                     rollouts[number] = rollout
             self._require_workers(assignments, rollouts)
-            totals = self.client.take_totals()
+            totals = client.take_totals()
             return StepRollouts(
                 rollouts=rollouts,
                 trajectories=[trajectory_of(rollout) for rollout in rollouts],
@@ -274,6 +282,7 @@ class RolloutSource:
 
     def _play(
         self,
+        client: PolicyClient,
         assignments: Sequence[Assignment],
         examples: Sequence[Example],
         attempt: int = 0,
@@ -290,7 +299,7 @@ class RolloutSource:
             # Rows that come again meet new chances; within a group they are shared.
             epoch = first.position // length if length else 0
             request = RolloutRequest.of(
-                self.client,
+                client,
                 examples[numbers[0]],
                 [assignments[number].index for number in numbers],
                 run_seed=derived_seed(self.run_seed, "epoch", epoch),
@@ -310,11 +319,19 @@ class RolloutSource:
         found: dict[int, Rollout] = {}
         for numbers, rollouts in zip(
             pieces.values(),
-            self._thread.run(play_together(self.client, asked, tell, self.at_once)),
+            self._thread.run(play_together(client, asked, tell, self.at_once)),
             strict=True,
         ):
             found.update(zip(numbers, rollouts, strict=True))
         return [found[number] for number in range(len(assignments))]
+
+    def interrupt(self) -> None:
+        """Cancel what other threads play at this moment."""
+        self._thread.interrupt()
+
+    def release(self, client: PolicyClient) -> None:
+        """Close a client that plays no more."""
+        self._thread.run(client.close())
 
     def close(self) -> None:
         """Close the environments, the client's thread and the loop."""

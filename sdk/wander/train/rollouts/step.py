@@ -12,13 +12,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wander.errors import RunError
 from wander.train.config import GRPOSettings
 from wander.train.rollouts.sampler import ExampleSampler, Mixture, Pick, has_signal
 from wander.train.rollouts.source import Assignment, Played, RolloutSource, StepRollouts, Trajectory
 from wander.types import Example, Rollout
+
+if TYPE_CHECKING:
+    from wander.models.policy import PolicyClient
 
 Exchange = Callable[[list[Any]], list[Any]]
 """Takes this process's items and returns those of all processes, in the order of their ranks."""
@@ -108,20 +111,41 @@ class StepPlayer:
 
         Raises `RunError` when every single rollout failed: then nothing can be learnt, and going on hides it.
         """
-        groups, call = self._play(picks)
-        step = PlayedStep(list(groups), list(groups), [], calls=[call])
-        step.first_idle = len(self._idle(step))
+        step = self._first_round(picks, self._play(picks, self.played))
         for _ in range(self.settings.data.refill_rounds):
             if not self._refill(step):
                 break
+        self._judge(step)
+        self.observe(step)
+        return step
+
+    def play_ahead(self, picks: Sequence[Pick], client: PolicyClient) -> PlayedStep:
+        """Play the groups of a later step with a client of its own; `observe` it when its turn has come."""
+        return self.judge(picks, self._play(picks, client=client))
+
+    def judge(self, picks: Sequence[Pick], call: StepRollouts) -> PlayedStep:
+        """Return the step that learns from what was played."""
+        step = self._first_round(picks, call)
+        self._judge(step)
+        return step
+
+    def observe(self, step: PlayedStep) -> None:
+        """Have what a step earned decide what is drawn from now on."""
+        for pick, rewards in self.exchange([(group.pick, group.scored) for group in step.played]):
+            self.mixture.observe(pick, rewards)
+
+    def _first_round(self, picks: Sequence[Pick], call: StepRollouts) -> PlayedStep:
+        groups = self._groups(picks, call)
+        step = PlayedStep(list(groups), list(groups), [], calls=[call])
+        step.first_idle = len(self._idle(step))
+        return step
+
+    def _judge(self, step: PlayedStep) -> None:
         self._require_one(step)
         for group in step.groups:
             enough = len(group.scored) >= self.settings.batch.min_group
             step.rewards += group.rewards if enough else [None] * len(group.rollouts)
             step.left_out += not enough
-        for pick, rewards in self.exchange([(group.pick, group.scored) for group in step.played]):
-            self.mixture.observe(pick, rewards)
-        return step
 
     def _refill(self, step: PlayedStep) -> bool:
         """Play one round of more groups; False when no process wants any."""
@@ -134,7 +158,9 @@ class StepPlayer:
             return False
         if not wanted:
             return True
-        groups, call = self._play(picks[before : before + len(wanted)])
+        own = picks[before : before + len(wanted)]
+        call = self._play(own, self.played)
+        groups = self._groups(own, call)
         step.played += groups
         step.calls.append(call)
         for group in groups:
@@ -160,17 +186,23 @@ class StepPlayer:
         scored = group.scored
         return len(scored) >= self.settings.batch.min_group and has_signal(scored)
 
-    def _play(self, picks: Sequence[Pick]) -> tuple[list[Group], StepRollouts]:
+    def _play(
+        self, picks: Sequence[Pick], played: Played | None = None, client: PolicyClient | None = None
+    ) -> StepRollouts:
         size = self.settings.batch.group_size
-        call = self.source.play(
+        return self.source.play(
             [Assignment(pick.position, index, pick.environment) for pick in picks for index in range(size)],
-            self.played,
+            played,
+            client,
         )
+
+    def _groups(self, picks: Sequence[Pick], call: StepRollouts) -> list[Group]:
+        size = self.settings.batch.group_size
         groups = []
         for number, pick in enumerate(picks):
             part = slice(number * size, (number + 1) * size)
             groups.append(Group(pick, call.rollouts[part], call.trajectories[part]))
-        return groups, call
+        return groups
 
     def _require_one(self, step: PlayedStep) -> None:
         rollouts = [rollout for group in step.played for rollout in group.rollouts]

@@ -1,0 +1,178 @@
+"""The rollouts of steps to come, played while the policy learns (`batch.max_staleness`).
+
+With a staleness of S, step k (counted from 0) is played, as a whole, with the weights after k - S updates: it
+begins when step k - S has been collected, on the engine that this one leaves, whose copy of the weights is
+then brought up to date. So no generation is ever in flight where weights change, no more than S steps are
+under way, none is thrown away, and which weights sampled what, and which turns were sampled together, is
+decided by the settings and never by the clock: in exact mode the same seed gives the same bits.
+
+A checkpoint waits for the steps under way and keeps them (`AHEAD`), since the weights that played them are
+gone when the run is resumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from wander.errors import RunError
+from wander.evals.store import jsonl
+from wander.models.engines.base import Weights
+from wander.models.policy import PolicyClient
+from wander.train.rollouts.sampler import Pick
+from wander.train.rollouts.source import StepRollouts, trajectory_of
+from wander.train.rollouts.step import PlayedStep, StepPlayer
+from wander.types import Record, Rollout
+
+AHEAD = "ahead.jsonl"
+"""In a checkpoint: the rollouts of the steps that come next."""
+_TICK = 0.1
+
+
+class KeptStep(Record):
+    """A line of `ahead.jsonl`: a step that was played and not learnt from yet."""
+
+    step: int
+    """Updates before the one that learns from it."""
+    version: int
+    """Updates before the weights that played it."""
+    picks: list[tuple[int, int]]
+    """Environment and place of each group."""
+    rollouts: list[Rollout]
+    seconds: float
+    model_seconds: float
+    retried: int
+    sampled_tokens: int
+    entropy: float
+
+
+@dataclass
+class _UnderWay:
+    picks: list[Pick]
+    version: int
+    sampler: dict[str, Any]
+    """The state of what decides the examples, before these were drawn."""
+    playing: Future[PlayedStep]
+
+
+class StepsAhead(TrainerCallback):  # type: ignore[misc]
+    """Plays the steps of a run before they are wanted, one with each of the `clients`.
+
+    `weights` gives those of the policy as they are; `steps` is how many the run has. It goes on from the
+    checkpoint `begun`, and writes into every new one before the sampler's state is written.
+    """
+
+    def __init__(
+        self,
+        player: StepPlayer,
+        clients: Sequence[PolicyClient],
+        weights: Weights,
+        steps: int,
+        begun: Path | None = None,
+    ) -> None:
+        self.player = player
+        self._clients = list(clients)
+        self._weights = weights
+        self._steps = steps
+        self._threads = ThreadPoolExecutor(len(self._clients), thread_name_prefix="wander-ahead")
+        self._under_way: dict[int, _UnderWay] = {}
+        self._begun = begun
+
+    def take(self, step: int) -> tuple[PlayedStep, int]:
+        """Return the rollouts of a step, once they are played, and the version of their weights.
+
+        Steps that may begin now do. Raises `RunError` as `StepPlayer.play` does; the sampler is then where it
+        was before the step.
+        """
+        if self._begun is not None:
+            self._go_on(self._begun)
+            self._begun = None
+        for number in range(step, step + len(self._clients)):
+            if number not in self._under_way:
+                self._begin(number, step)
+        current = self._under_way[step]
+        try:
+            played = current.playing.result()
+        except RunError:
+            self._forget(step)
+            raise
+        del self._under_way[step]
+        self.player.observe(played)
+        self._begin(step + len(self._clients), step)
+        return played, current.version
+
+    def on_save(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
+        """Write the steps that come next into the checkpoint that was just made.
+
+        One that cannot be played is left out with those after it: it is drawn again.
+        """
+        wait([each.playing for each in self._under_way.values()])
+        failed = [step for step, each in self._under_way.items() if each.playing.exception() is not None]
+        if failed:
+            self._forget(min(failed))
+        kept = [_keep(step, each) for step, each in sorted(self._under_way.items())]
+        jsonl.write_records(Path(args.output_dir) / f"checkpoint-{state.global_step}" / AHEAD, kept)
+
+    def close(self) -> None:
+        """Stop what is played for steps that never come."""
+        playing = [each.playing for each in self._under_way.values()]
+        while wait(playing, timeout=_TICK).not_done:
+            self.player.source.interrupt()
+        self._threads.shutdown()
+        for client in self._clients:
+            self.player.source.release(client)
+
+    def _begin(self, step: int, version: int) -> None:
+        if step >= self._steps:
+            return
+        client, sampler = self._clients[step % len(self._clients)], self.player.mixture.state()
+        client.engine.update_weights(self._weights)
+        picks = self.player.draw(range(self.player.settings.batch.groups))
+        playing = self._threads.submit(self.player.play_ahead, picks, client)
+        self._under_way[step] = _UnderWay(picks, version, sampler, playing)
+
+    def _forget(self, first: int) -> None:
+        """Have a step and those after it drawn again."""
+        self.player.mixture.restore(self._under_way[first].sampler)
+        for step in [step for step in self._under_way if step > first]:
+            while wait([self._under_way[step].playing], timeout=_TICK).not_done:
+                self.player.source.interrupt()
+            del self._under_way[step]
+        del self._under_way[first]
+
+    def _go_on(self, checkpoint: Path) -> None:
+        """Take up the steps that a checkpoint kept."""
+        for kept in jsonl.read_records(checkpoint / AHEAD, KeptStep):
+            playing: Future[PlayedStep] = Future()
+            call = StepRollouts(
+                kept.rollouts,
+                [trajectory_of(rollout) for rollout in kept.rollouts],
+                kept.seconds,
+                kept.model_seconds,
+                kept.retried,
+                kept.sampled_tokens,
+                kept.entropy,
+            )
+            picks = [Pick(*each) for each in kept.picks]
+            playing.set_result(self.player.judge(picks, call))
+            self._under_way[kept.step] = _UnderWay(picks, kept.version, self.player.mixture.state(), playing)
+
+
+def _keep(step: int, under_way: _UnderWay) -> KeptStep:
+    (call,) = under_way.playing.result().calls
+    return KeptStep(
+        step=step,
+        version=under_way.version,
+        picks=[(pick.environment, pick.position) for pick in under_way.picks],
+        rollouts=call.rollouts,
+        seconds=call.seconds,
+        model_seconds=call.model_seconds,
+        retried=call.retried,
+        sampled_tokens=call.sampled_tokens,
+        entropy=call.entropy,
+    )

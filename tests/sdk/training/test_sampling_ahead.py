@@ -1,0 +1,188 @@
+"""Steps that are played while the policy learns: by which weights, corrected how, and the same each time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from wander import Messages, State
+from wander.errors import ConfigError, RunError
+from wander.evals.store.folder import RunFolder
+from wander.models.loading import load_model
+from wander.train import grpo
+from wander.train.config import GRPOSettings, check_settings
+from wander.train.grpo import RolloutTrainer, train_grpo
+from wander.train.records.record import read_metrics
+from wander.train.records.step_hash import STEPS, read_steps
+from wander.train.rollouts.ahead import AHEAD
+from wander.train.verify import verify_training
+
+from .conftest import PULL, BanditEnv, bandit, opener_of
+
+STEPS_IN_ALL = 5
+
+
+class SlowBandit(BanditEnv):
+    """Answers after a time that nobody knows before."""
+
+    async def env_response(self, messages: Messages, state: State) -> Messages:  # type: ignore[override]
+        await asyncio.sleep(time.monotonic_ns() % 7 / 200)
+        return super().env_response(messages, state)
+
+
+def slow_bandit() -> SlowBandit:
+    rows = [{"question": f"Machine {i % 7}. Answer <pull>lever</pull>.", "answer": ""} for i in range(64)]
+    return SlowBandit(rows, max_turns=2, parser=PULL, rubric=bandit().rubric)
+
+
+def settings_for(start: Path, staleness: int, **sections: Any) -> GRPOSettings:
+    data: dict[str, Any] = {
+        "model": {"path": str(start), "device": "cpu"},
+        "batch": {"rollouts": 16, "group_size": 4, "rows_at_once": 16, "max_staleness": staleness},
+        "sampling": {"max_tokens": 6, "temperature": 0.8},
+        "schedule": {"steps": STEPS_IN_ALL, "learning_rate": 5e-3},
+        "data": {"curriculum": True, "unseen_share": 0.5},
+        "output": {"rollouts_every": 1, "fixed_prompts": 0},
+    }
+    for name, fields in sections.items():
+        data[name] = {**data.get(name, {}), **fields}
+    return GRPOSettings.model_validate(data)
+
+
+def steps_of(folder: Path) -> list[tuple[Any, ...]]:
+    return [(line.step, line.rollouts, line.rewards, line.update) for line in read_steps(folder / STEPS)]
+
+
+def logprobs_of(model: Any, tokens: Any) -> torch.Tensor:
+    """Log-probabilities of the sampled tokens of a turn, at the temperature of the settings."""
+    ids = torch.tensor([[*tokens.prompt_ids, *tokens.completion_ids]])
+    with torch.no_grad():
+        logits = model(ids).logits[0, len(tokens.prompt_ids) - 1 : -1]
+    told = torch.log_softmax(logits / 0.8, -1)
+    return told.gather(1, torch.tensor(tokens.completion_ids)[:, None])[:, 0]
+
+
+def test_each_step_is_played_by_the_weights_of_its_version(puller: Path, tmp_path: Path) -> None:
+    settings = settings_for(puller, 2, output={"checkpoint_every": 1}, data={"curriculum": False})
+    train_grpo(opener_of(slow_bandit), settings, tmp_path / "run")
+
+    versions = [0, 0, 0, 1, 2]
+    assert [entry["staleness"] for entry in read_metrics(tmp_path / "run")] == [0, 1, 2, 2, 2]
+    rollouts = list(RunFolder.open(tmp_path / "run").rollouts())
+    assert [rollout.step for rollout in rollouts] == [version for version in versions for _ in range(4)]
+    saved = {0: puller} | {n: tmp_path / f"run/checkpoints/checkpoint-{n}" for n in range(1, STEPS_IN_ALL)}
+    models = {version: load_model(str(path), device="cpu").model for version, path in saved.items()}
+    for number in (2 * 4, 3 * 4, 4 * 4):  # the first rollout of the steps 3, 4 and 5
+        rollout, step = rollouts[number], number // 4
+        tokens = rollout.turns[-1].tokens
+        assert tokens is not None
+        recorded = torch.tensor(tokens.logprobs)
+        torch.testing.assert_close(logprobs_of(models[versions[step]], tokens), recorded, atol=1e-4, rtol=0)
+        assert (logprobs_of(models[step], tokens) - recorded).abs().max() > 1e-3, (
+            "the policy has learnt since"
+        )
+
+
+def test_the_clock_decides_nothing_and_a_stop_changes_nothing(puller: Path, tmp_path: Path) -> None:
+    settings = settings_for(puller, 2)
+    train_grpo(opener_of(slow_bandit), settings, tmp_path / "whole")
+
+    def interrupt(entry: dict[str, Any]) -> None:
+        if entry["step"] == 1:  # the step after it is the last
+            os.kill(os.getpid(), signal.SIGINT)
+
+    part = train_grpo(opener_of(slow_bandit), settings, tmp_path / "part", progress=interrupt)
+    assert (part.interrupted, part.steps) == (True, 2)
+    kept = (tmp_path / "part/checkpoints/checkpoint-2" / AHEAD).read_text().splitlines()
+    assert [(json.loads(line)["step"], json.loads(line)["version"]) for line in kept] == [(2, 0), (3, 1)]
+    train_grpo(opener_of(slow_bandit), settings, tmp_path / "part", resume=True)
+    assert steps_of(tmp_path / "part") == steps_of(tmp_path / "whole")
+    report = verify_training(tmp_path / "whole", opener_of(slow_bandit), steps=4)
+    assert (report.same, report.compared) == (True, 4)
+
+
+@pytest.mark.parametrize("correction", ["token_truncate", "sequence_truncate", "none"])
+def test_stale_tokens_are_weighted_by_how_much_likelier_they_are_now(
+    puller: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, correction: str
+) -> None:
+    seen: list[tuple[Any, ...]] = []
+    whole = RolloutTrainer._compute_loss
+
+    def looked_at(self: RolloutTrainer, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+        real = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+        with torch.no_grad():
+            width = inputs["completion_ids"].shape[1]
+            now, *_ = self._get_per_token_logps_and_entropies(model, ids, real, width)
+        mask = inputs["completion_mask"] * inputs["tool_mask"]
+        seen.append((inputs, (now - inputs["sampling_per_token_logps"]) * mask))
+        return whole(self, model, inputs)
+
+    monkeypatch.setattr(grpo.RolloutTrainer, "_compute_loss", looked_at)
+    settings = settings_for(
+        puller, 1, schedule={"steps": 3}, inference={"correction": correction, "correction_max": 1.05}
+    )
+    train_grpo(opener_of(bandit), settings, tmp_path / "run")
+    spread = [float(difference.abs().max()) for _, difference in seen]
+    assert spread[0] < 1e-4, "nothing was learnt before the first step"
+    assert min(spread[1:]) > 1e-2
+    for inputs, difference in seen:
+        if correction == "none":
+            assert "importance_sampling_ratio" not in inputs
+            continue
+        summed = difference.sum(1, keepdim=True) if correction.startswith("sequence") else difference
+        torch.testing.assert_close(inputs["importance_sampling_ratio"], summed.exp().clamp(max=1.05))
+
+
+@pytest.mark.parametrize(
+    ("sections", "says"),
+    [
+        (
+            {"batch": {"max_staleness": -1}},
+            "`batch.max_staleness`: input should be greater than or equal",
+        ),
+        (
+            {"batch": {"max_staleness": 1}, "inference": {"engine": "vllm-server"}},
+            "is for the engine `transformers`",
+        ),
+        ({"batch": {"max_staleness": 1}, "data": {"refill_rounds": 1}}, "exclude each other"),
+        ({"batch": {"max_staleness": 1}, "parallel": {"policy": "fsdp2"}}, "whole in one process"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_plays(sections: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        check_settings(GRPOSettings, {"model": {"path": "m"}, **sections}, "")
+
+
+@pytest.mark.full
+def test_a_step_that_cannot_be_played_ends_the_run_with_what_was_learnt(puller: Path, tmp_path: Path) -> None:
+    class Breaking(SlowBandit):
+        broken = False
+
+        def setup_state(self, state: State) -> None:
+            super().setup_state(state)
+            if self.broken:
+                raise ValueError("out of order")
+
+    def broken() -> Breaking:
+        rows = [{"question": f"Machine {i % 7}. Answer <pull>lever</pull>.", "answer": ""} for i in range(64)]
+        return Breaking(rows, max_turns=2, parser=PULL, rubric=bandit().rubric)
+
+    def end(entry: dict[str, Any]) -> None:
+        Breaking.broken = entry["step"] >= 2
+
+    settings = settings_for(puller, 2)
+    with pytest.raises(RunError, match="all 16 rollouts of a step failed") as caught:
+        train_grpo(opener_of(broken), settings, tmp_path / "run", progress=end)
+    assert "wander train --resume" in str(caught.value.hint)
+    Breaking.broken = False
+    done = train_grpo(opener_of(broken), settings, tmp_path / "run", resume=True)
+    assert done.steps == STEPS_IN_ALL
+    assert max(entry["staleness"] for entry in read_metrics(tmp_path / "run")) == 2
