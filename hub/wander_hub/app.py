@@ -32,7 +32,9 @@ from wander_hub.index.upstream import Upstream
 from wander_hub.jobs.choice import queue_of
 from wander_hub.leaderboards import routes as leaderboards
 from wander_hub.leaderboards.listing import place_all
+from wander_hub.lifecycle import model_routes as model_life
 from wander_hub.lifecycle import routes as environment_life
+from wander_hub.models import routes as models
 from wander_hub.names import BUNDLED_OWNER
 from wander_hub.posting import routes as postings
 from wander_hub.posting import run_routes as run_changes
@@ -172,6 +174,9 @@ def _routes() -> tuple[BaseRoute, ...]:
         postings.router,
         verification.router,
         upload_sessions.router,
+        upload_sessions.model_router,
+        model_life.router,
+        models.router,
         upload.router,
         attestations.router,
         index.router,

@@ -14,7 +14,7 @@ BUNDLED_OWNER = "wander"
 """The owner of the hub's own packages."""
 RESERVED_OWNERS = frozenset(
     "_ about account accounts api assets auth blog boards compare docs environments explore "  # noqa: SIM905
-    "favicon.ico files health help integrity leaderboard leaderboards legacy login logout me "
+    "favicon.ico files health help integrity leaderboard leaderboards legacy login logout me models "
     "new oidc openapi openapi.json orgs owners robots.txt root runs schemas search settings "
     "signup simple static status system tokens user users well-known www".split()
 )
@@ -26,6 +26,7 @@ RESERVED_ENVIRONMENTS = frozenset(
 
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _OWNER = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,37}[a-z0-9])?")
+_ENVIRONMENT = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,198}[a-z0-9])?")
 
 
 def normalise_owner(name: str) -> str:
@@ -48,6 +49,11 @@ def owner_fault(name: str) -> str | None:
 def normalise_environment(name: str) -> str:
     """Return the spelling under which an environment is stored (PEP 503); a name beyond ASCII is nobody's."""
     return canonicalize_name(name) if name.isascii() else name
+
+
+def is_environment_name(name: str) -> bool:
+    """Tell whether a new environment or model may have a name, which is in its normal form."""
+    return _ENVIRONMENT.fullmatch(name) is not None and name not in RESERVED_ENVIRONMENTS
 
 
 def normalise_version(version: str) -> str:

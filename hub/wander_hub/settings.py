@@ -77,6 +77,8 @@ class Settings(BaseSettings):
     """Limit of one distribution file, and of the request that carries it."""
     upload_chunk_bytes: int = Field(default=8 * MIB, ge=MIB, le=256 * MIB)
     """Longest chunk of a staged upload; it is in memory while it is received."""
+    max_model_bytes: int = Field(default=8 * 1024 * MIB, gt=0)
+    """Limit of the files of one revision of a model together."""
     upload_hours: float = Field(default=24, gt=0)
     """How long a staged upload is kept, counted from its last chunk."""
     max_open_uploads: int = Field(default=20, ge=1)

@@ -87,6 +87,15 @@ class Storage:
             file.seek(0)
             obstore.put(self._store, object_key(sha256), file)
 
+    def keep_pieces(self, pieces: Iterator[bytes], sha256: str, size: int) -> None:
+        """Store content, whose digest and size are known, unless it is there; only then are pieces taken."""
+        if self._size(sha256) != size:
+            # `put` would take the pieces within its own runtime, where no other object can be read.
+            writer = obstore.open_writer(self._store, object_key(sha256))
+            for piece in pieces:
+                writer.write(piece)
+            writer.close()  # only this makes the object
+
     def ensure(self, sha256: str | None, file: IO[bytes]) -> None:
         """Store a file once more should its object have been deleted since `put`."""
         if sha256 is not None and self._size(sha256) is None:

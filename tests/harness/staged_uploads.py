@@ -1,4 +1,4 @@
-"""Sends the files of a version as `wander publish` does: a session, chunks, then finalize."""
+"""Sends the files of a version or of a model as the client does: a session, chunks, then finalize."""
 
 from __future__ import annotations
 
@@ -44,6 +44,19 @@ class StagedUpload:
         answer = await client.post(PATH, json=announced(files, **stated), headers=headers)
         return cls(client, headers, files, answer.json().get("id", ""), answer)
 
+    @classmethod
+    async def begin_model(
+        cls, client: httpx.AsyncClient, headers: dict[str, str], files: dict[str, bytes], **stated: Any
+    ) -> StagedUpload:
+        """Open a session for a model, by default alice's ttt."""
+        listed = [
+            {"filename": name, "size": len(body), "sha256": hashlib.sha256(body).hexdigest()}
+            for name, body in files.items()
+        ]
+        body = {"owner": "alice", "name": "ttt", "files": listed} | stated
+        answer = await client.post("/api/v1/models", json=body, headers=headers)
+        return cls(client, headers, files, answer.json().get("id", ""), answer)
+
     async def send(
         self, filename: str, content: bytes, offset: int = 0, headers: dict[str, str] | None = None
     ) -> httpx.Response:
@@ -71,6 +84,17 @@ class StagedUpload:
 
     async def cancel(self) -> httpx.Response:
         return await self.client.delete(f"{PATH}/{self.id}", headers=self.headers)
+
+
+async def pushed(
+    client: httpx.AsyncClient, headers: dict[str, str], files: dict[str, bytes], **stated: Any
+) -> httpx.Response:
+    """Send a model; return the first answer that is a refusal, or the last."""
+    upload = await StagedUpload.begin_model(client, headers, files, **stated)
+    if upload.opened.is_error:
+        return upload.opened
+    await upload.send_all()
+    return await upload.finalize()
 
 
 async def published(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from small_models import checkpoint
+from staged_uploads import pushed
 from wander_hub.settings import Settings
 
 
@@ -18,6 +20,8 @@ def settings(tmp_path):
         max_manifest_bytes=4_000,
         max_artifact_bytes=1_000,
         max_artifacts=2,
+        max_model_bytes=300,
+        max_readme_bytes=1_000,
     )
 
 
@@ -28,6 +32,14 @@ async def test_file_over_the_limit(hub, make_wheel):
     padded = body + b"\0" * 20_001
     answer = await hub.upload(padded, spec.wheel_name)
     assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
+
+
+async def test_models_over_the_limit_are_refused_before_a_byte_is_sent(hub):
+    large = await pushed(hub.client, hub.auth(), checkpoint())
+    assert (large.status_code, large.json()["code"]) == (413, "too_large")
+    assert "this hub takes 300" in large.json()["detail"]
+    card = await pushed(hub.client, hub.auth(), checkpoint(README_md=bytes(1_001)))
+    assert "`README.md` is over" in card.json()["detail"]
 
 
 async def test_request_over_the_limit_stops_early(hub):

@@ -13,7 +13,9 @@ import tomlkit
 from fastapi import APIRouter
 from lock_files import lock_of
 from run_parcels import Parcel
-from staged_uploads import announced
+from small_models import checkpoint, digests
+from staged_uploads import announced, pushed
+from wander.wire.models import revision_of
 from wander.wire.postings import key_fingerprint
 from wander_hub.accounts import repository as accounts
 from wander_hub.accounts import service as account_service
@@ -31,6 +33,7 @@ from wander_hub.runs.service import find as find_run
 from wander_hub.verification.models import RunExamination
 
 ENVIRONMENT = "/api/v1/environments/{owner}/{name}"
+MODEL = "/api/v1/models/{owner}/{name}"
 UPLOADS = "/api/v1/uploads"
 POSTING = "/api/v1/postings/{sha256}"
 CLEARANCE = "/api/v1/runs/{run_id}/clearance"
@@ -50,6 +53,7 @@ VALUES = {
     "file": "notes.txt",
     "fingerprint": key_fingerprint(PUBLIC_KEY),
     "publisher": "1",
+    "revision": revision_of(digests(checkpoint())),
 }
 
 
@@ -103,6 +107,20 @@ ATTEMPTS = {
     ("PUT", UPLOADS + "/{session_id}/files/{filename}"): Attempt(),
     ("POST", UPLOADS + "/{session_id}/finalize"): Attempt(),
     ("DELETE", UPLOADS + "/{session_id}"): Attempt(status=204),
+    ("POST", "/api/v1/models"): Attempt(
+        {
+            "owner": "alice",
+            "name": "other",
+            "files": [{"filename": "config.json", "size": 2, "sha256": "0" * 64}],
+        },
+        lesser=("reader",),
+        status=201,
+    ),
+    ("PUT", MODEL + "/visibility"): Attempt({"private": False}),
+    ("PUT", MODEL + "/revisions/{revision}/yank"): Attempt({"reason": "wrong"}, lesser=("reader",)),
+    ("DELETE", MODEL + "/revisions/{revision}/yank"): Attempt(lesser=("reader",)),
+    ("DELETE", MODEL + "/revisions/{revision}"): Attempt(query={"reason": "leaked"}, status=204),
+    ("DELETE", MODEL): Attempt(status=204),
     ("POST", "/api/v1/runs"): Attempt(lesser=(), status=201),
     ("POST", "/api/v1/runs/{run_id}/publish"): Attempt(),
     ("DELETE", "/api/v1/runs/{run_id}"): Attempt(query={"reason": "wrong"}),
@@ -273,6 +291,9 @@ async def test_only_those_with_the_right_may(private, make_wheel, run_of, method
             chunk = UPLOADS + "/{session_id}/files/{filename}"
             sent = await attempt(hub, "PUT", chunk, "alice", make_wheel, run_of)
             assert sent.status_code == 200, sent.text
+    if path.startswith(MODEL):
+        model = await pushed(hub.client, hub.auth(), checkpoint(), name=VALUES["name"], private=True)
+        assert model.status_code == 200, model.text
     if path.startswith((POSTING + "/", "/api/v1/keys/")) or (method, path) == ("DELETE", POSTING):
         begun = ("POST", "/api/v1/keys") if "keys" in path else ("PUT", POSTING)
         assert (await attempt(hub, *begun, "alice", make_wheel, run_of)).status_code == 201
@@ -299,7 +320,7 @@ async def test_only_those_with_the_right_may(private, make_wheel, run_of, method
     assert rows(hub) == before, "a refused request leaves no trace"
     granted = await attempt(hub, method, path, wanted.user, make_wheel, run_of)
     assert granted.status_code == wanted.status, granted.text
-    if path != ENVIRONMENT + "/versions/{version}/yank" or method == "PUT":
+    if not path.endswith("/yank") or method == "PUT":
         assert rows(hub) != before
 
 

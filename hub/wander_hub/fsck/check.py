@@ -33,6 +33,7 @@ from wander_hub.index.public_files import PublicFiles
 from wander_hub.jobs.choice import queue_of
 from wander_hub.leaderboards import listing, placement
 from wander_hub.leaderboards.models import Board, BoardEntry
+from wander_hub.models.models import RevisionFile
 from wander_hub.runs import objects
 from wander_hub.runs.chunks import rows_of
 from wander_hub.runs.models import Run, RunArtifact, RunChunk
@@ -173,7 +174,7 @@ def _objects(database: Database, storage: Storage, *, repair: bool, quick: bool)
             else:
                 if repair:  # the bytes are right, so the row is not
                     with database.write(HUB) as session:
-                        for table in (File, RunArtifact):
+                        for table in (File, RunArtifact, RevisionFile):
                             session.execute(
                                 update(table).where(table.sha256 == sha256).values(size=found.size)
                             )

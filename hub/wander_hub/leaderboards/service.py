@@ -19,6 +19,7 @@ from wander_hub.leaderboards import repository
 from wander_hub.leaderboards.bounds import Bounds
 from wander_hub.leaderboards.models import Board, BoardEntry, HiddenRun
 from wander_hub.leaderboards.schemas import BoardFilter
+from wander_hub.models.repository import names_of_weights
 from wander_hub.runs.models import Run
 
 MOST_OTHERS = 20
@@ -216,6 +217,7 @@ def _rows(
         own |= {(one.model, one.posted_by_id): one for one in session.scalars(query)}
     session.refresh(board, ["lows", "highs", "tiers"])  # which no other reader of a board needs
     bounds = Bounds(board.lows, board.highs, board.tiers)
+    checkpoints = names_of_weights(session, [run.weights_sha256 for run, _ in found])
     rows = []
     for run, entry in found:
         counted = own.get((entry.model, entry.posted_by_id))
@@ -243,6 +245,7 @@ def _rows(
             usd_per_rollout=entry.usd,
             seconds_per_rollout=summary.seconds_mean,
             pass_rates=summary.pass_rates,
+            checkpoint=checkpoints.get(run.weights_sha256 or ""),
             version=version.version,
             level=entry.level,
             ranked_with=TIERS[entry.tier],

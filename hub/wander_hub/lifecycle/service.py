@@ -6,8 +6,6 @@ it is given, so that one transaction shows all of a change or nothing.
 
 from __future__ import annotations
 
-import re
-
 from sqlalchemy.orm import Session
 from wander.wire.changes import NewPlace, NewStatus
 
@@ -24,8 +22,6 @@ from wander_hub.leaderboards import listing
 from wander_hub.publishers import service as publishers
 from wander_hub.rights import repository as roles
 from wander_hub.rights import rights
-
-_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,198}[a-z0-9])?")
 
 
 def yank(
@@ -46,8 +42,8 @@ def yank(
     found = _present_version(session, environment, version)
     if undo:
         found.yanked, found.yanked_reason = False, None
-    elif not found.yanked or _text(reason):  # yanking again without a reason keeps the first
-        found.yanked, found.yanked_reason = True, _text(reason)
+    elif not found.yanked or plain_reason(reason):  # yanking again without a reason keeps the first
+        found.yanked, found.yanked_reason = True, plain_reason(reason)
     _refresh(session, environment)
     return environment, found
 
@@ -58,7 +54,7 @@ def delete_version(
     """Leave a tombstone of a version; return also the digests of its files, to discard after the commit."""
     environment = rights.environment_for(session, caller, "manage", owner, name)
     found = _present_version(session, environment, version)
-    found.deleted_at, found.deleted_reason = now(), _text(reason)
+    found.deleted_at, found.deleted_reason = now(), plain_reason(reason)
     _refresh(session, environment)
     return environment, found, _digests(session, found)
 
@@ -71,7 +67,7 @@ def delete_environment(
     digests: list[str] = []
     for version in repository.versions_of(session, environment):
         if version.deleted_at is None:
-            version.deleted_at, version.deleted_reason = now(), _text(reason)
+            version.deleted_at, version.deleted_reason = now(), plain_reason(reason)
             digests += _digests(session, version)
     environment.deleted_at = now()
     environment.listed = False
@@ -86,9 +82,9 @@ def set_status(session: Session, caller: Identity, owner: str, name: str, wanted
     environment = rights.environment_for(session, caller, "maintain", owner, name)
     if wanted.status == "quarantined":
         rights.administrator(caller)
-        if not _text(wanted.reason):
+        if not plain_reason(wanted.reason):
             raise HubProblem(422, "reason_needed", "a quarantine needs a reason, which everybody is shown")
-        environment.quarantine_reason = _text(wanted.reason)
+        environment.quarantine_reason = plain_reason(wanted.reason)
     elif wanted.status == "active" and environment.quarantine_reason is not None:
         rights.administrator(caller)
         environment.quarantine_reason = None
@@ -97,7 +93,7 @@ def set_status(session: Session, caller: Identity, owner: str, name: str, wanted
         if archives and not rights.may(caller, "manage", environment):
             raise rights.refusal(caller, "manage", environment)
         environment.status = wanted.status
-        environment.status_reason = _text(wanted.reason) if wanted.status != "active" else None
+        environment.status_reason = plain_reason(wanted.reason) if wanted.status != "active" else None
         environment.successor = _successor(session, wanted) if wanted.status == "deprecated" else None
     _refresh(session, environment)
     return environment
@@ -239,7 +235,7 @@ def _name_taken(owner: Owner, name: str) -> HubProblem:
 
 def _new_name(name: str) -> str:
     normal = names.normalise_environment(name)
-    if not _NAME.fullmatch(normal) or normal in names.RESERVED_ENVIRONMENTS:
+    if not names.is_environment_name(normal):
         raise HubProblem(422, "bad_name", f"`{name[:80]}` cannot be the name of an environment")
     return normal
 
@@ -254,7 +250,7 @@ def _successor(session: Session, wanted: NewStatus) -> str | None:
     return f"{found.owner.name}/{found.name}"
 
 
-def _text(reason: str | None) -> str | None:
+def plain_reason(reason: str | None) -> str | None:
     """Keep a reason on one line: it stands in attributes and terminals."""
     words = " ".join((reason or "").split())
     return "".join(one for one in words if one.isprintable()) or None

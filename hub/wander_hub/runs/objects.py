@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from wander_hub.database import Database
 from wander_hub.environments.models import File, Version, VersionDocument
 from wander_hub.identity import HUB
+from wander_hub.models.models import Revision, RevisionFile
 from wander_hub.runs.models import PostingArtifact, PostingChunk, Run, RunArtifact, RunChunk
 from wander_hub.storage import Storage
 
@@ -25,15 +26,18 @@ _REMOVED_AT_ONCE = 100
 
 
 def in_use(session: Session, digests: Sequence[str]) -> set[str]:
-    """Return those of the digests that a file or a document that may be had, a run or an artifact has."""
+    """Return those of the digests that files, documents and models that may be had, and runs have."""
     files = select(File.sha256).join(File.version).where(Version.deleted_at.is_(None))
     documents = select(VersionDocument.sha256).join(Version, VersionDocument.version_id == Version.id)
     documents = documents.where(Version.deleted_at.is_(None))
+    weights = select(RevisionFile.sha256).join(Revision, RevisionFile.revision_id == Revision.id)
+    weights = weights.where(Revision.deleted_at.is_(None))
     found: set[str] = set()
     for start in range(0, len(digests), _BATCH):
         some = digests[start : start + _BATCH]
         found.update(session.scalars(files.where(File.sha256.in_(some))))
         found.update(session.scalars(documents.where(VersionDocument.sha256.in_(some))))
+        found.update(session.scalars(weights.where(RevisionFile.sha256.in_(some))))
         for column in _OF_RUNS:
             found.update(one for one in session.scalars(select(column).where(column.in_(some))) if one)
     return found
@@ -67,6 +71,10 @@ def list_expected(session: Session) -> Iterator[tuple[str, int | None, str]]:
     documents = documents.join(Version, VersionDocument.version_id == Version.id)
     for sha256, size, kind in session.execute(documents.where(Version.deleted_at.is_(None))):
         yield sha256, size, f"{kind} of a version"
+    weights = select(RevisionFile.sha256, RevisionFile.size, RevisionFile.filename)
+    weights = weights.join(Revision, RevisionFile.revision_id == Revision.id)
+    for sha256, size, filename in session.execute(weights.where(Revision.deleted_at.is_(None))):
+        yield sha256, size, f"file `{filename}` of a model"
     for sha256, run_id in session.execute(select(RunChunk.object_sha256, RunChunk.run_id)):
         yield sha256, None, f"rollouts of the run `{run_id}`"
     orders = select(Run.order_sha256, Run.run_id).where(Run.order_sha256.is_not(None))

@@ -21,6 +21,7 @@ from wander_hub.database import fill
 from wander_hub.environments import service as environments
 from wander_hub.environments.schemas import Position
 from wander_hub.http.problems import HubProblem
+from wander_hub.models.repository import names_of_weights
 from wander_hub.runs import chunks, repository, signing
 from wander_hub.runs.models import Run, RunCheckpoint, RunChunk
 from wander_hub.runs.order import RolloutOrder
@@ -176,8 +177,10 @@ def links(session: Session, run: Run) -> RunLinks:
     if run.kind != "training":
         if run.weights_sha256 is None:
             return RunLinks()
-        makers = repository.find_makers(session, run.weights_sha256, MOST_LINKED)
-        return RunLinks(trained_by=[_link(one, step, run.weights_sha256) for one, step in makers])
+        return RunLinks(
+            trained_by=makers_of(session, run.weights_sha256),
+            pushed=names_of_weights(session, [run.weights_sha256]),
+        )
     of_run = select(RunCheckpoint).where(RunCheckpoint.run_id == run.run_id)
     made = session.scalars(of_run.order_by(RunCheckpoint.step)).all()
     steps = {one.weights_sha256: one.step for one in made}
@@ -188,7 +191,14 @@ def links(session: Session, run: Run) -> RunLinks:
     return RunLinks(
         checkpoints=[fill(Checkpoint, one) for one in made],
         evaluated_by=sorted(linked, key=lambda one: one.step),
+        pushed=names_of_weights(session, list(steps)[-_MOST_WEIGHTS:]),
     )
+
+
+def makers_of(session: Session, weights_sha256: str) -> list[LinkedRun]:
+    """Return the training runs that made these weights."""
+    makers = repository.find_makers(session, weights_sha256, MOST_LINKED)
+    return [_link(one, step, weights_sha256) for one, step in makers]
 
 
 def _link(run: Run, step: int, weights_sha256: str) -> LinkedRun:

@@ -63,13 +63,9 @@ def finalize(context: Context, session_id: str) -> tuple[VersionDetail, bool]:
         for file in found.files:
             body = cast(BinaryIO, stack.enter_context(tempfile.SpooledTemporaryFile(_IN_MEMORY)))
             try:
-                sha256 = _put_together(context.storage, file, body)
+                check_digest(context, file, _put_together(context.storage, file, body))
             except FileNotFoundError:
                 return _without_chunks(context, file), False
-            if sha256 != file.sha256:
-                _start_again(context, file)
-                detail = f"the bytes of `{file.filename}` are not those of its sha256"
-                raise refusal("digest_mismatch", detail)
             uploads.append(Upload(found.owner.name, file.filename, body, file.size, file.sha256))
         checked = _check(found, uploads, context)
         for upload in uploads:
@@ -79,6 +75,13 @@ def finalize(context: Context, session_id: str) -> tuple[VersionDetail, bool]:
     return outcome
 
 
+def check_digest(context: Context, file: StagedFile, sha256: str) -> None:
+    """Refuse a file whose bytes are not those that were announced, and forget them."""
+    if sha256 != file.sha256:
+        _start_again(context, file)
+        raise refusal("digest_mismatch", f"the bytes of `{file.filename}` are not those of its sha256")
+
+
 def drop_staged(storage: Storage, session_id: str) -> None:
     """Remove the chunks of a session that has ended; what stays is left for the next sweep."""
     with suppress(BaseError, OSError):
@@ -86,14 +89,19 @@ def drop_staged(storage: Storage, session_id: str) -> None:
             storage.unstage(one.path)
 
 
-def _require_ready(session: Session, found: UploadSession, context: Context) -> None:
-    """Refuse a session that is not whole, or whose place is no longer free, before any file is read."""
+def require_whole(found: UploadSession) -> None:
+    """Refuse a session that has ended, or of which not everything is there."""
     sessions.require_open(found)
     missing = [one for one in found.files if one.received != one.size]
     if missing:
         parts = ", ".join(f"`{one.filename}` has {one.received:,} of {one.size:,} bytes" for one in missing)
         hint = "send the rest, then finalize again"
         raise HubProblem(409, "upload_incomplete", f"not everything is there: {parts}", hint=hint)
+
+
+def _require_ready(session: Session, found: UploadSession, context: Context) -> None:
+    """Refuse a session that is not whole, or whose place is no longer free, before any file is read."""
+    require_whole(found)
     files = {one.filename: one.sha256 for one in found.files if one.kind != "lock"}
     service.place_for(
         *(session, found.owner, found.name, found.version, files, context.caller),
@@ -105,13 +113,14 @@ def _require_ready(session: Session, found: UploadSession, context: Context) -> 
 def _put_together(storage: Storage, file: StagedFile, body: BinaryIO) -> str:
     """Write a file's bytes and return their SHA-256."""
     digest = hashlib.sha256()
-    for piece in _pieces(storage, file):
+    for piece in pieces(storage, file):
         digest.update(piece)
         body.write(piece)
     return digest.hexdigest()
 
 
-def _pieces(storage: Storage, file: StagedFile) -> Iterator[bytes]:
+def pieces(storage: Storage, file: StagedFile) -> Iterator[bytes]:
+    """Yield the bytes of a file, from its chunks or where it was published before."""
     if file.published:
         for start in range(0, file.size, CHUNK):
             yield storage.read(file.sha256, start, min(CHUNK, file.size - start))
@@ -119,12 +128,32 @@ def _pieces(storage: Storage, file: StagedFile) -> Iterator[bytes]:
         yield storage.read_staged(sessions.chunk_key(file, chunk))
 
 
+def read_part(storage: Storage, file: StagedFile, start: int, length: int) -> bytes:
+    """Return a part of a file, from its chunks or where it was published before."""
+    if file.published:
+        return storage.read(file.sha256, start, length)
+    parts = []
+    for chunk in file.chunks:
+        begin, end = max(start, chunk.offset), min(start + length, chunk.offset + chunk.size)
+        if begin < end:
+            held = storage.read_staged(sessions.chunk_key(file, chunk))
+            parts.append(held[begin - chunk.offset : end - chunk.offset])
+    return b"".join(parts)
+
+
+def count_again(context: Context, file: StagedFile) -> None:
+    """Set a file back to what is there of it: the chunks without a gap, or nothing where it was published."""
+    if file.published:
+        _start_again(context, file)
+    sweep.count_again(context.database, context.storage, file.id)
+
+
 def _without_chunks(context: Context, file: StagedFile) -> VersionDetail:
     """Return the version where the same request, sent twice, has just published it and dropped the chunks.
 
     Otherwise a chunk was lost: the file goes back to what is there, and the session is not whole.
     """
-    sweep.count_again(context.database, context.storage, file.id)
+    count_again(context, file)
     with context.read() as session:
         found = sessions.find(session, context.caller, file.session_id)
         if found.status != "published":

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import JSON, BigInteger, ForeignKey, Index, String, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column, relationship
-from wander.wire.uploads import FileKind, UploadStatus
+from wander.wire.uploads import StagedKind, UploadStatus
 
 from wander_hub.accounts.models import Owner
 from wander_hub.database import Base
@@ -26,7 +26,7 @@ class UploadSession(Base):
     name: Mapped[str] = mapped_column(String(200))
     """Normalised."""
     version: Mapped[str] = mapped_column(String(100))
-    """The version in PEP 440's normal form."""
+    """The version in PEP 440's normal form; of a model the revision."""
     status: Mapped[UploadStatus] = mapped_column(String(12))
     stated: Mapped[dict[str, Any]] = mapped_column(JSON)
     """What else the publisher said: `private`, `check` and `source_sha256` of a `NewUpload`."""
@@ -36,6 +36,11 @@ class UploadSession(Base):
     files: Mapped[list[StagedFile]] = relationship(
         lazy="raise", order_by="StagedFile.id", cascade="all, delete-orphan"
     )
+
+    @property
+    def of_model(self) -> bool:
+        """Whether these are the files of a model, not of an environment."""
+        return any(one.kind == "model" for one in self.files)
 
 
 class StagedFile(Base):
@@ -47,7 +52,7 @@ class StagedFile(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     session_id: Mapped[str] = mapped_column(ForeignKey("upload_sessions.id"))
     filename: Mapped[str] = mapped_column(String(255))
-    kind: Mapped[FileKind] = mapped_column(String(8))
+    kind: Mapped[StagedKind] = mapped_column(String(8))
     size: Mapped[int] = mapped_column(BigInteger)
     sha256: Mapped[str] = mapped_column(String(64))
     received: Mapped[int] = mapped_column(BigInteger, default=0)

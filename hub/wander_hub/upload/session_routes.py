@@ -1,4 +1,7 @@
-"""Staged uploads: open a session, send chunks, finalize. The shapes follow the draft of PEP 694."""
+"""Staged uploads: open a session, send chunks, finalize. The shapes follow the draft of PEP 694.
+
+A model's revision is sent in the same way as an environment's version, and only begun elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,17 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from wander.wire import VersionDetail
+from wander.wire.models import ModelRevision, NewModel
 from wander.wire.uploads import OFFSET_HEADER, NewUpload, UploadedFile, UploadSession
 
 from wander_hub.http.bodies import plain_body, whole
 from wander_hub.http.boundary import Context, ForPublisher
 from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.upload import finalize as finishing
-from wander_hub.upload import sessions
+from wander_hub.upload import revisions, sessions
 
 router = APIRouter(tags=["upload"], prefix="/api/v1/uploads")
+model_router = APIRouter(tags=["models"], prefix="/api/v1/models")
 
 _DIGEST = re.compile(r"(?:^|,)\s*sha-256=:([A-Za-z0-9+/=]{44}):\s*(?:,|$)")
 Offset = Annotated[int, Header(alias=OFFSET_HEADER, ge=0, lt=2**40, description="where the chunk begins")]
@@ -42,6 +47,22 @@ ContentDigest = Annotated[
 def open_upload(wanted: NewUpload, context: ForPublisher) -> Response:
     """Announce all files of a version; what can be said against them is said before a byte is sent."""
     found, created = sessions.begin(context, wanted)
+    headers = {"Location": f"{context.base_url}/api/v1/uploads/{found.id}"}
+    return JSONResponse(found.model_dump(mode="json"), 201 if created else 200, headers=headers)
+
+
+@model_router.post(
+    "",
+    status_code=201,
+    response_model=UploadSession,
+    responses={
+        **refusals(400, 401, 403, 404, 409, 410, 413, 422, 429),
+        200: {"description": "the caller's open upload of this revision", "model": UploadSession},
+    },
+)
+def open_model_upload(wanted: NewModel, context: ForPublisher) -> Response:
+    """Announce all files of a model's revision; they are sent and finalized as an upload."""
+    found, created = revisions.begin(context, wanted)
     headers = {"Location": f"{context.base_url}/api/v1/uploads/{found.id}"}
     return JSONResponse(found.model_dump(mode="json"), 201 if created else 200, headers=headers)
 
@@ -95,12 +116,18 @@ async def send_chunk(
 
 @router.post(
     "/{session_id}/finalize",
-    response_model=VersionDetail,
+    response_model=VersionDetail | ModelRevision,
     responses=refusals(401, 403, 404, 409, 413, 422, 503, 507),
 )
 def finalize_upload(session_id: str, context: ForPublisher) -> Response:
     """Publish all files of an upload at once, or none of them; again is fine."""
-    detail, created = finishing.finalize(context, session_id)
+    with context.read() as session:
+        of_model = sessions.find(session, context.caller, session_id).of_model
+    detail: VersionDetail | ModelRevision
+    if of_model:
+        detail, created = revisions.finalize(context, session_id)
+    else:
+        detail, created = finishing.finalize(context, session_id)
     outcome = "created" if created else "unchanged"
     return JSONResponse(detail.model_dump(mode="json"), headers={"X-Wander-Upload": outcome})
 

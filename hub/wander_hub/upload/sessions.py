@@ -1,5 +1,7 @@
 """Staged uploads: sessions are opened and called off, chunks come in one after another.
 
+A session holds the files of an environment's version, or those of a model's revision (`upload/models.py`).
+
 A chunk's bytes are stored before the row that counts them, under its own digest, so whichever of two requests
 for one place wins, what it counted is what lies there. `finalize` makes a version of a session.
 """
@@ -14,16 +16,19 @@ from datetime import timedelta
 from typing import Any
 
 from sqlalchemy.orm import Session
-from wander.wire.uploads import OFFSET_HEADER, NewUpload, UploadedFile, UploadFile
+from wander.wire.models import ModelFile
+from wander.wire.uploads import OFFSET_HEADER, NewUpload, StagedKind, UploadedFile, UploadFile
 from wander.wire.uploads import UploadSession as SessionInfo
 
 from wander_hub import names
+from wander_hub.accounts.models import Owner
 from wander_hub.attestations import verification
 from wander_hub.database import now
 from wander_hub.environments import documents
 from wander_hub.http.boundary import Context
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
+from wander_hub.models import service as models
 from wander_hub.rights import rights
 from wander_hub.settings import Settings
 from wander_hub.upload import checks, service
@@ -62,38 +67,54 @@ def begin(context: Context, wanted: NewUpload) -> tuple[SessionInfo, bool]:
                 known.stated, known.expires_at = stated, expires_at
                 session.flush()
                 return describe_session(known, context), False
-        if repository.count_open(session, caller.user_id) >= settings.max_open_uploads:
-            detail = f"{settings.max_open_uploads} uploads of yours are open"
-            hint = (
-                f"finish them with `wander publish`, or wait: they end after {settings.upload_hours:g} hours"
-            )
-            raise HubProblem(429, "too_many_uploads", detail, hint=hint)
-        opened = UploadSession(
-            id=secrets.token_hex(16),
-            user_id=caller.user_id,
-            owner=owner,
-            name=name,
-            version=version,
-            status="open",
-            stated=stated,
-            created_at=now(),
-            expires_at=expires_at,
-            files=[_stage(one, published=one.filename in place.known) for one in wanted.files],
-        )
-        session.add(opened)
-        session.flush()
-        return describe_session(opened, context), True
+        staged = [stage(one, one.kind, published=one.filename in place.known) for one in wanted.files]
+        return open_session(session, context, owner, (name, version), stated, staged), True
 
     return context.commit(record)
+
+
+def open_session(
+    session: Session,
+    context: Context,
+    owner: Owner,
+    place: tuple[str, str],
+    stated: dict[str, Any],
+    files: list[StagedFile],
+) -> SessionInfo:
+    """Open a session for files of a place: a name and a version; refuse who has too many open."""
+    settings, user_id = context.settings, context.caller.user_id
+    if repository.count_open(session, user_id) >= settings.max_open_uploads:
+        detail = f"{settings.max_open_uploads} uploads of yours are open"
+        ends = f"they end after {settings.upload_hours:g} hours"
+        hint = f"finish them with `wander publish` or `wander model push`; {ends}"
+        raise HubProblem(429, "too_many_uploads", detail, hint=hint)
+    opened = UploadSession(
+        id=secrets.token_hex(16),
+        user_id=user_id,
+        owner=owner,
+        name=place[0],
+        version=place[1],
+        status="open",
+        stated=stated,
+        created_at=now(),
+        expires_at=now() + timedelta(hours=settings.upload_hours),
+        files=files,
+    )
+    session.add(opened)
+    session.flush()
+    return describe_session(opened, context)
 
 
 def find(session: Session, caller: Identity, session_id: str, *, lock: bool = False) -> UploadSession:
     """Return a session of the caller, who may still publish there; any other does not exist."""
     found = repository.session_of(session, caller.user_id, session_id, lock=lock)
     if found is None:
-        hint = "`wander publish` begins a new one; a hub keeps unfinished uploads for a limited time"
+        hint = "the same command begins a new one; a hub keeps unfinished uploads for a limited time"
         raise HubProblem(404, "upload_not_found", f"there is no upload `{session_id[:40]}`", hint=hint)
-    service.require_publisher(session, found.owner, found.name, caller)
+    if found.of_model:
+        models.require_pusher(session, caller, found.owner, found.name)
+    else:
+        service.require_publisher(session, found.owner, found.name, caller)
     return found
 
 
@@ -113,7 +134,7 @@ def find_file(
 def require_open(found: UploadSession) -> None:
     """Refuse a session that has ended."""
     if found.status != "open":
-        hint = "`wander publish` begins a new one"
+        hint = "the same command begins a new one"
         raise HubProblem(409, "upload_ended", f"the upload is {found.status}", hint=hint)
 
 
@@ -252,13 +273,14 @@ def _take_lock(session: Session, known: UploadSession, wanted: NewUpload) -> Non
     there = {one.sha256 for one in kept if one.kind == "lock"}
     known.files = kept
     session.flush()  # the one before goes first: a session has one file of a name
-    known.files += [_stage(one, published=False) for one in locks if one.sha256 not in there]
+    known.files += [stage(one, one.kind, published=False) for one in locks if one.sha256 not in there]
 
 
-def _stage(file: UploadFile, *, published: bool) -> StagedFile:
+def stage(file: UploadFile | ModelFile, kind: StagedKind, *, published: bool) -> StagedFile:
+    """Return the row of a file that is announced; nothing of one that is `published` is to be sent."""
     return StagedFile(
         filename=file.filename,
-        kind=file.kind,
+        kind=kind,
         size=file.size,
         sha256=file.sha256,
         received=file.size if published else 0,

@@ -18,6 +18,8 @@ from wander_hub.http.boundary import BaseUrl, HubStorage, ReadSession, database_
 from wander_hub.http.problems import HubProblem
 from wander_hub.leaderboards.routes import page_filter
 from wander_hub.leaderboards.schemas import BoardFilter
+from wander_hub.models import repository as models
+from wander_hub.models.service import LATEST
 from wander_hub.runs import service as runs
 from wander_hub.web import service, transcript
 from wander_hub.web.templates import STYLE_DIGEST, STYLE_SHEET, page
@@ -127,8 +129,11 @@ def show_owner(request: Request, session: ReadSession, owner: str, cursor: Curso
     wanted = EnvironmentFilter(owner=name, limit=_PER_PAGE, cursor=cursor)
     found = environments.list_page(session, wanted)
     packages = packages_of(session, owner_id, _PER_PAGE + 1)
+    pushed = [one.name for one in models.models_of(session, owner_id, _PER_PAGE)]
     following = service.query_string(cursor=found.next) if found.next else None
-    return page(request, "owner.html", owner=name, found=found, packages=packages, following=following)
+    return page(
+        request, "owner.html", owner=name, found=found, packages=packages, models=pushed, following=following
+    )
 
 
 @router.get("/{owner}/{name}")
@@ -164,6 +169,19 @@ def show_leaderboard(
         session, base_url, owner, name, version=version, task_set=task_set, board=board, wanted=wanted
     )
     return page(request, "leaderboard.html", view=view)
+
+
+@router.get("/models/{owner}/{name}")
+@router.get("/models/{owner}/{name}/{revision}")
+def show_model(
+    request: Request, session: ReadSession, base_url: BaseUrl, owner: str, name: str, revision: str = LATEST
+) -> Response:
+    """One model: its card, its files, how to run it, and which runs used these weights."""
+    moved = _canonical(owner, name)
+    if moved is not None:
+        return RedirectResponse(f"/models{moved}", 301)
+    view = service.model(session, base_url, owner, name, revision)
+    return page(request, "model.html", view=view)
 
 
 def problem_page(request: Request, problem: Problem, headers: dict[str, str]) -> Response:

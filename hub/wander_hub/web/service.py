@@ -23,7 +23,8 @@ from wander.wire import (
     VersionDetail,
 )
 from wander.wire.boards import BOARD_COLUMNS
-from wander.wire.postings import RunLinks
+from wander.wire.models import ModelRevision
+from wander.wire.postings import LinkedRun, RunLinks
 from wander.wire.verification import HubCheck, RunEvidence, VerificationInfo
 
 from wander_hub.environments import repository as environment_repository
@@ -32,6 +33,7 @@ from wander_hub.environments.models import Version
 from wander_hub.environments.schemas import EnvironmentFilter
 from wander_hub.leaderboards import service as leaderboards
 from wander_hub.leaderboards.schemas import BoardFilter
+from wander_hub.models import service as models
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
 from wander_hub.runs.models import Run
@@ -131,6 +133,19 @@ class RunView:
     verifications: list[VerificationInfo]
     evidence: RunEvidence
     links: RunLinks
+
+
+@dataclass(frozen=True)
+class ModelView:
+    """One model's page, of one revision."""
+
+    revision: ModelRevision
+    revisions: list[ModelRevision]
+    latest: str | None
+    card_html: str
+    trained_by: list[LinkedRun]
+    runs: list[RunDetail]
+    """Evaluations of these very weights, the newest first."""
 
 
 @dataclass(frozen=True)
@@ -253,7 +268,7 @@ def run(
         session, storage, found, sort=query.sort, only=query.only, offset=query.offset, limit=query.limit
     )
     weights = {one.name: one.weight for one in detail.manifest.environment.info.reward_functions}
-    metrics = detail.summary.metrics
+    metrics, links = detail.summary.metrics, runs.links(session, found)
     ordered = [name for name in dict.fromkeys([*weights, *metrics]) if name in metrics]
     return RunView(
         run=detail,
@@ -263,11 +278,27 @@ def run(
         query=query,
         weights=weights,
         metrics={name: metrics[name] for name in ordered},
-        command=reproduce_command(detail.manifest),
+        command=reproduce_command(detail.manifest, links.pushed.get(found.weights_sha256 or "")),
         training=describe_training(storage, detail, step) if detail.manifest.kind == "training" else None,
         verifications=verification.list_page(session, run_id).data,
         evidence=evidence.evidence_of(session, run_id),
-        links=runs.links(session, found),
+        links=links,
+    )
+
+
+def model(session: Session, base_url: str, owner: str, name: str, word: str) -> ModelView:
+    """Return a revision of a model, with the runs whose weights are those of its digest."""
+    found = models.find(session, owner, name)
+    described = models.describe(session, found, base_url)
+    shown = models.find_revision(session, found, word)
+    evaluations = run_repository.evaluations_of(session, [shown.weights_sha256], _RECENT_RUNS)
+    return ModelView(
+        revision=models.describe_revision(shown, base_url),
+        revisions=described.revisions,
+        latest=described.latest,
+        card_html=shown.card_html,
+        trained_by=runs.makers_of(session, shown.weights_sha256),
+        runs=[runs.detail_of(one, base_url) for one in evaluations],
     )
 
 
@@ -288,13 +319,14 @@ def rollout(session: Session, storage: Storage, base_url: str, run_id: str, numb
     )
 
 
-def reproduce_command(manifest: RunManifest) -> str:
-    """Return the command that makes the same run again.
+def reproduce_command(manifest: RunManifest, checkpoint: str | None = None) -> str:
+    """Return the command that makes the same run again, with weights of this hub where it has them.
 
     The endpoint is whose it is who asks: one that a submitter names would get their prompts and key.
     """
     pin, sampling = manifest.environment, manifest.sampling.given()
     model = manifest.model.name if not manifest.model.name.startswith("-") else "MODEL"
+    model = f"hub:{checkpoint}" if checkpoint else model
     words = ["wander", "eval", f"{pin.owner}/{pin.name}@{pin.version}", "-m", model]
     if manifest.model.base_url:
         words += ["-b", "ENDPOINT"]

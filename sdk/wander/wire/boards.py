@@ -68,6 +68,8 @@ class LeaderboardRow(Record):
     seconds_per_rollout: float | None = None
     pass_rates: list[PassRate] = Field(default_factory=list)
     """Empty with one rollout an example."""
+    checkpoint: str | None = None
+    """`owner/name@revision` of its weights on this hub, by their digest; None where they are not here."""
     version: str
     level: VerificationLevel
     ranked_with: VerificationLevel = "complete"
@@ -247,6 +249,7 @@ CSV_COLUMNS = {
     "environment_version": "version",
     "run_id": "run_id",
     "url": "url",
+    "checkpoint": "checkpoint",
     "stated_by_the_submitter": "stated",
 }
 """Of every board, with the fields of a row; `pass@K`, `pass^K` and `metric:NAME_mean`, `_low_95`, `_high_95`

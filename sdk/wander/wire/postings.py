@@ -66,6 +66,11 @@ def run_digest(manifest: bytes, rollouts_sha256: str | None, artifacts: Mapping[
     files |= {f"artifacts/{name}": sha256 for name, sha256 in artifacts.items()}
     if rollouts_sha256 is not None:
         files[ROLLOUTS] = rollouts_sha256
+    return listing_digest(files)
+
+
+def listing_digest(files: Mapping[str, str]) -> str:
+    """Return the SHA-256 of a `sha256sum` listing, sorted by name, of files with these digests."""
     listing = "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(files.items()))
     return hashlib.sha256(listing.encode()).hexdigest()
 
@@ -174,6 +179,8 @@ class RunLinks(Record):
     """Evaluations of the weights that a training run began with (step 0) and made, by step."""
     trained_by: list[LinkedRun] = Field(default_factory=list)
     """Training runs that made the weights of an evaluation."""
+    pushed: dict[str, str] = Field(default_factory=dict)
+    """`owner/name@revision` of those weights among them that lie on this hub, by their digest."""
 
 
 class NewKey(Record, defer_build=False):

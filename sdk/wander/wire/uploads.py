@@ -17,6 +17,7 @@ from wander.wire import CheckSummary
 from wander.wire.changes import Body
 
 FileKind = Literal["wheel", "sdist", "lock"]
+StagedKind = Literal["wheel", "sdist", "lock", "model"]
 UploadStatus = Literal["open", "published", "canceled"]
 """In the words of PEP 694."""
 OFFSET_HEADER = "Upload-Offset"
@@ -57,7 +58,7 @@ class UploadedFile(Record):
     """How far a file has been sent."""
 
     filename: str
-    kind: FileKind
+    kind: StagedKind
     size: int
     sha256: str
     offset: int
@@ -75,6 +76,7 @@ class UploadSession(Record):
     owner: str
     name: str
     version: str
+    """Of a model its revision."""
     status: UploadStatus
     files: list[UploadedFile]
     chunk_bytes: int

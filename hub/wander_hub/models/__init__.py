@@ -1,0 +1,1 @@
+"""Models: trained weights with what it takes to load them, revision by revision."""

@@ -1,0 +1,68 @@
+"""Tables of models, their revisions and files."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import BigInteger, ForeignKey, String, Text, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column, relationship
+
+from wander_hub.accounts.models import Owner, User
+from wander_hub.database import Base
+
+
+class Model(Base):
+    """A named model of an owner."""
+
+    __tablename__ = "models"
+    __table_args__ = (UniqueConstraint("owner_id", "name"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    owner_id: Mapped[int] = mapped_column(ForeignKey("owners.id"))
+    name: Mapped[str] = mapped_column(String(200))
+    """Normalised as an environment's."""
+    private: Mapped[bool]
+    """Only those with a role on its owner see that it exists."""
+    created_at: Mapped[datetime]
+    deleted_at: Mapped[datetime | None]
+    """The row stays for ever, so that nothing else gets the name."""
+    owner: Mapped[Owner] = relationship(lazy="raise")
+
+
+class Revision(Base):
+    """One immutable state of a model; everything in it was read from its files."""
+
+    __tablename__ = "model_revisions"
+    __table_args__ = (UniqueConstraint("model_id", "revision"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    model_id: Mapped[int] = mapped_column(ForeignKey("models.id"))
+    revision: Mapped[str] = mapped_column(String(64))
+    """SHA-256 over its files, as in `wander.wire.models`."""
+    weights_sha256: Mapped[str] = mapped_column(String(64), index=True)
+    """Runs of these weights name them by the same digest."""
+    architecture: Mapped[str] = mapped_column(String(100))
+    parameters: Mapped[int] = mapped_column(BigInteger)
+    card_html: Mapped[str] = mapped_column(Text)
+    """Rendered and sanitised when it was pushed."""
+    yanked: Mapped[bool] = mapped_column(default=False)
+    yanked_reason: Mapped[str | None] = mapped_column(Text)
+    """Of a deleted one, why it was deleted."""
+    deleted_at: Mapped[datetime | None]
+    """Its files are gone; the row stays."""
+    pushed_at: Mapped[datetime]
+    pushed_by_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
+    model: Mapped[Model] = relationship(lazy="raise")
+    pushed_by: Mapped[User] = relationship(lazy="raise")
+    files: Mapped[list[RevisionFile]] = relationship(lazy="raise", order_by="RevisionFile.filename")
+
+
+class RevisionFile(Base):
+    """One file of a revision."""
+
+    __tablename__ = "model_files"
+
+    revision_id: Mapped[int] = mapped_column(ForeignKey("model_revisions.id"), primary_key=True)
+    filename: Mapped[str] = mapped_column(String(100), primary_key=True)
+    size: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str] = mapped_column(String(64), index=True)

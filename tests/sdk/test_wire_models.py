@@ -1,0 +1,58 @@
+"""What a checkpoint is: names, digests and the look into its files that client and hub share."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+from small_models import checkpoint, digests, safetensors_of, tokenizer, weights
+from wander.errors import ConfigError
+from wander.wire.models import CheckpointFacts, read_checkpoint, revision_of, weights_of
+
+
+def facts(files: dict[str, bytes]) -> CheckpointFacts:
+    sizes = {name: len(body) for name, body in files.items()}
+    return read_checkpoint(sizes, lambda name, start, length: files[name][start : start + length])
+
+
+def test_a_checkpoint_says_what_it_is() -> None:
+    assert facts(checkpoint()) == CheckpointFacts("LlamaForCausalLM", 32)
+    empty = safetensors_of({"a": ([0], b""), "b": ([], b"1234")})
+    assert facts(checkpoint(model_safetensors=empty)).parameters == 1
+
+
+def test_the_revision_is_what_sha256sum_says_of_all_files() -> None:
+    files = digests(checkpoint())
+    listing = "".join(f"{files[name]}  {name}\n" for name in sorted(files))
+    assert revision_of(files) == hashlib.sha256(listing.encode()).hexdigest()
+    assert revision_of(files | {"README.md": "0" * 64}) != revision_of(files)
+    assert weights_of(files | {"README.md": "0" * 64}) == weights_of(files)
+    assert weights_of({"config.json": "0" * 64}) is None
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ({"config.json": b"{}", "notes.txt": b"x"}, "there are no weights"),
+        (checkpoint(config_json=None), "there is no `config.json`"),
+        (checkpoint(config_json=b"{"), "`config.json` is not JSON"),
+        (checkpoint(config_json=b"[1]"), "is no JSON object"),
+        (checkpoint(config_json=b'{"auto_map": {}, "model_type": "x"}'), "names code of its own"),
+        (checkpoint(config_json=b"{}"), "names neither"),
+        (checkpoint(model_safetensors=weights()[:-1]), "was cut off"),
+        (checkpoint(model_safetensors=weights() + b"x"), "was cut off"),
+        (checkpoint(model_safetensors=b"PK\x03\x04 pickled, and longer"), "was cut off"),
+        (checkpoint(tokenizer_json=tokenizer(9)), "weights and tokenizer do not fit"),
+        (checkpoint(other_safetensors=weights()), "is in both"),
+        (checkpoint(pytorch__model_bin=b"x"), "no file of a model"),
+        (checkpoint(modeling_py=b"import os"), "no file of a model"),
+        (
+            checkpoint()
+            | {"model.safetensors.index.json": b'{"weight_map": {"lm_head.weight": "b.safetensors"}}'},
+            "which is not so",
+        ),
+    ],
+)
+def test_what_is_no_checkpoint_is_told(files: dict[str, bytes], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        facts(files)
