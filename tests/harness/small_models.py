@@ -29,7 +29,7 @@ def tokenizer(tokens: int = 8) -> bytes:
 
 
 def checkpoint(seed: str = "weights", **others: bytes | None) -> dict[str, bytes]:
-    """Return the files of a checkpoint; `others` replaces or takes out a file, with `_` for `.`."""
+    """Return the files of a checkpoint; `others` replaces or takes out one: `_` is `.`, and `__` is `-`."""
     files: dict[str, bytes | None] = {
         "config.json": json.dumps({"architectures": ["LlamaForCausalLM"], "vocab_size": 8}).encode(),
         "tokenizer.json": tokenizer(),

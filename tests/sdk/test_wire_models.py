@@ -38,6 +38,7 @@ def test_the_revision_is_what_sha256sum_says_of_all_files() -> None:
         (checkpoint(config_json=b"{"), "`config.json` is not JSON"),
         (checkpoint(config_json=b"[1]"), "is no JSON object"),
         (checkpoint(config_json=b'{"auto_map": {}, "model_type": "x"}'), "names code of its own"),
+        (checkpoint() | {"tokenizer_config.json": b'{"auto_map": {}}'}, "names code of its own"),
         (checkpoint(config_json=b"{}"), "names neither"),
         (checkpoint(model_safetensors=weights()[:-1]), "was cut off"),
         (checkpoint(model_safetensors=weights() + b"x"), "was cut off"),

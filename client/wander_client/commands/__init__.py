@@ -107,9 +107,13 @@ COMMANDS: dict[str, Command] = {
     "env publisher": Command("write.publisher:app", "trust a workflow to publish without a token"),
     "env board": Command("run.board:app", "arrange an environment's boards and hide runs"),
     "model new": Command("train.model:new_model", "make an untrained model for an environment"),
-    "model pull": Command("train.model:pull", "fetch a model into the cache"),
+    "model pull": Command("train.model:pull", "fetch a model from the hub, or SmolLM2"),
     "model tools": Command("train.model:tools", "give a model's chat template tools"),
-    "model list": Command("train.model:list_models", "list the models of this machine"),
+    "model push": Command("train.hub_model:push", "put a trained model on the hub"),
+    "model list": Command("train.model:list_models", "list the models here, or the revisions of a hub's"),
+    "model yank": Command("train.hub_model:yank", "have a revision of a model passed over"),
+    "model delete": Command("train.hub_model:delete", "remove a revision or a model from the hub"),
+    "model visibility": Command("train.hub_model:visibility", "make a model private or public"),
     "model sft": Command("train.sft:sft", "fine-tune a model on filtered rollouts"),
     "auth whoami": Command("account.login:whoami", "show whose token is in use"),
     "auth logout": Command("account.login:logout", "forget a hub's token"),
@@ -124,7 +128,7 @@ COMMANDS: dict[str, Command] = {
 GROUPS: dict[str, Group] = {
     "runs": Group("list, show, compare, replay and export runs", default="list"),
     "env": Group("look at environments, look after yours, import and export"),
-    "model": Group("make, fetch and fine-tune models"),
+    "model": Group("make, fine-tune, push and fetch models"),
     "auth": Group("who you are: tokens and signing keys"),
 }
 

@@ -25,9 +25,10 @@ from wander.wire.changes import (
     Reason,
     TokenList,
 )
+from wander.wire.models import HubModel, ModelRevision, ModelRevisions
 from wander.wire.trusted_publishing import NewPublisher, PublisherInfo, PublisherList
 
-from wander_client.hub.api import HubApi, environment_path, quote_part
+from wander_client.hub.api import HubApi, environment_path, model_path, quote_part
 from wander_client.names import EnvironmentName, parse_name
 
 
@@ -145,6 +146,25 @@ def arrange_board(hub: HubApi, shown: Leaderboard, wanted: BoardSettings) -> Boa
     """Show a board so."""
     path = environment_path(shown.owner, shown.name, "versions", shown.version, "boards", shown.board or "")
     return hub.change("PUT", path, BoardInfo, wanted)
+
+
+def yank_model(hub: HubApi, model: HubModel, reason: str | None, *, undo: bool) -> ModelRevision:
+    """Yank a revision of a model or offer it again."""
+    path = model_path(model.owner, model.name, "revisions", model.revision or "", "yank")
+    method, body = ("DELETE", None) if undo else ("PUT", Reason(reason=reason))
+    return hub.change(method, path, ModelRevision, body)
+
+
+def delete_model(hub: HubApi, model: HubModel, reason: str | None) -> None:
+    """Delete the files of a revision, or of a whole model where none is named."""
+    below = ("revisions", model.revision) if model.revision is not None else ()
+    hub.change("DELETE", model_path(model.owner, model.name, *below), None, params={"reason": reason})
+
+
+def set_model_visibility(hub: HubApi, model: HubModel, *, private: bool) -> ModelRevisions:
+    """Make a model private or public."""
+    path = model_path(model.owner, model.name, "visibility")
+    return hub.change("PUT", path, ModelRevisions, NewVisibility(private=private))
 
 
 def _path(name: EnvironmentName, *rest: str) -> str:

@@ -211,27 +211,61 @@ class HubApi:
         headers = {"Content-Type": "application/toml"}
         return self._parse(self._send("PUT", path, content=content, headers=headers), VersionDetail)
 
-    def download(self, url: str, target: Path, sha256: str | None) -> str:
-        """Save a file and return its digest, which is checked before the file gets its name."""
+    def download(
+        self,
+        url: str,
+        target: Path,
+        sha256: str | None,
+        *,
+        partial: Path | None = None,
+        told: Callable[[int], None] = lambda size: None,
+    ) -> str:
+        """Save a file and return its digest, which is checked before the file gets its name.
+
+        `partial` keeps what came of a file that breaks off, and a download goes on from there. `told` hears
+        how many bytes are here.
+        """
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".download-")
-        digest = hashlib.sha256()
+        place = partial
+        if place is None:
+            handle, name = tempfile.mkstemp(dir=target.parent, prefix=".download-")
+            os.close(handle)
+            place = Path(name)
         try:
-            with os.fdopen(handle, "wb") as file, self._stream(url) as response:
-                for chunk in response.iter_bytes(1 << 16):
-                    digest.update(chunk)
-                    file.write(chunk)
-            found = digest.hexdigest()
+            found = self._save(url, place, told)
+        except BaseException:
+            if partial is None:
+                place.unlink()
+            raise
+        try:
             if sha256 is not None and found != sha256:
                 raise ClientError(
                     f"`{target.name}` has digest {found[:12]}, not {sha256[:12]} as the hub lists",
                     hint="the file was changed on its way; try again, then tell whoever runs the hub",
                     code="digest_mismatch",
                 )
-            os.replace(name, target)
+            os.replace(place, target)
         finally:
-            Path(name).unlink(missing_ok=True)
+            place.unlink(missing_ok=True)
         return found
+
+    def _save(self, url: str, place: Path, told: Callable[[int], None]) -> str:
+        """Write a file from where its bytes here end, and return the digest of all of them."""
+        digest = hashlib.sha256()
+        with place.open("a+b") as file:
+            file.seek(0)
+            while piece := file.read(1 << 20):
+                digest.update(piece)
+            size = file.tell()
+            with self._stream(url, {"Range": f"bytes={size}-"} if size else {}) as response:
+                if size and response.status_code != httpx.codes.PARTIAL_CONTENT:
+                    digest, size = hashlib.sha256(), 0
+                    file.truncate(0)
+                for chunk in response.iter_bytes(1 << 16):
+                    digest.update(chunk)
+                    size += file.write(chunk)
+                    told(size)
+        return digest.hexdigest()
 
     def absolute(self, url: str) -> str:
         """Return the full form of a URL in an answer, which may be relative to the hub."""
@@ -402,11 +436,11 @@ class HubApi:
         return response
 
     @contextlib.contextmanager
-    def _stream(self, url: str) -> Iterator[httpx.Response]:
+    def _stream(self, url: str, headers: Mapping[str, str] | None = None) -> Iterator[httpx.Response]:
         # The token goes to the hub alone, never to a storage host that a file URL may name.
         whole = self.absolute(url)
-        headers = {} if _origin(whole) == _origin(self.url) else {"Authorization": ""}
-        with self._reach(), self._http.stream("GET", whole, headers=headers) as response:
+        token = {} if _origin(whole) == _origin(self.url) else {"Authorization": ""}
+        with self._reach(), self._http.stream("GET", whole, headers={**token, **(headers or {})}) as response:
             if not response.is_success:
                 response.read()
                 raise self._error(response)
@@ -506,6 +540,11 @@ def _rows(fetch: Callable[[str | None], _Page[Row]]) -> Iterator[Row]:
 def environment_path(owner: str, name: str, *rest: str) -> str:
     """Return the path of an environment, or of something below it."""
     return "/".join(["/api/v1/environments", *map(quote_part, (owner, name, *rest))])
+
+
+def model_path(owner: str, name: str, *rest: str) -> str:
+    """Return the path of a model, or of something below it."""
+    return "/".join(["/api/v1/models", *map(quote_part, (owner, name, *rest))])
 
 
 def quote_part(value: str) -> str:

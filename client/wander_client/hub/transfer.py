@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, Generic, TypeVar
 from urllib.parse import quote
 
+from pydantic import BaseModel
 from wander.wire import VersionDetail
+from wander.wire.models import NewModel
 from wander.wire.uploads import OFFSET_HEADER, NewUpload, UploadedFile, UploadSession
 
 from wander_client.errors import ClientError, Unavailable
@@ -31,11 +33,12 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.5, 10.0
 
 PATIENCE = 15.0
 """Seconds for which a hub that does not answer is asked again."""
-_GO_ON = "run the same command again: it goes on where this one stopped"
+GO_ON = "run the same command again: it goes on where this one stopped"
 
 Told = Callable[[int, int], None]
 """Is told how many bytes the hub has, and of how many."""
 Answer = TypeVar("Answer")
+Made = TypeVar("Made", bound=BaseModel)
 
 
 class Sender:
@@ -75,6 +78,17 @@ class Sender:
                 wait = min(2 * wait, _LONGEST_WAIT)
 
 
+@dataclass(frozen=True)
+class Sent(Generic[Made]):
+    """What became of files that were sent."""
+
+    made: Made
+    sent: frozenset[str]
+    """Names of the files that the hub did not have there before."""
+    resumed_bytes: int
+    """What the hub had of them from an earlier attempt."""
+
+
 @dataclass(frozen=True, repr=False)
 class Publication:
     """A published version."""
@@ -98,12 +112,27 @@ def publish_files(
     told: Told = lambda done, total: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Publication:
-    """Publish files, whose bytes are `bodies` by name, as one version; all become visible or none.
+    """Publish files, whose bytes are `bodies` by name, as one version; all become visible or none."""
+    done = send_files(hub, "/api/v1/uploads", wanted, bodies, VersionDetail, told=told, sleep=sleep)
+    return Publication(done.made, done.sent, done.resumed_bytes)
+
+
+def send_files(
+    hub: HubApi,
+    path: str,
+    wanted: NewUpload | NewModel,
+    bodies: Mapping[str, BinaryIO],
+    kind: type[Made],
+    *,
+    told: Told = lambda done, total: None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Sent[Made]:
+    """Send files, whose bytes are `bodies` by name, to where they are announced; return what they became.
 
     Raises what the hub refuses them for; `Unavailable` when it cannot be reached for a while.
     """
-    session = hub.change("POST", "/api/v1/uploads", UploadSession, wanted)
-    sender = Sender(hub, PATIENCE, _GO_ON, sleep=sleep)
+    session = hub.change("POST", path, UploadSession, wanted)
+    sender = Sender(hub, PATIENCE, GO_ON, sleep=sleep)
     place = f"/api/v1/uploads/{quote(session.id, safe='')}"
     total, done = sum(file.size for file in session.files), sum(file.offset for file in session.files)
     try:
@@ -111,7 +140,7 @@ def publish_files(
             for offset in _send_file(sender, place, file, bodies, session.chunk_bytes):
                 told(done - file.offset + offset, total)
             done += file.size - file.offset
-        version = sender.persist(lambda: hub.change("POST", f"{place}/finalize", VersionDetail))
+        made = sender.persist(lambda: hub.change("POST", f"{place}/finalize", kind))
     except Unavailable:
         raise
     except ClientError:
@@ -121,7 +150,7 @@ def publish_files(
         raise
     sent = frozenset(file.filename for file in session.files if not file.published)
     resumed = sum(file.offset for file in session.files if not file.published)
-    return Publication(version, sent, resumed)
+    return Sent(made, sent, resumed)
 
 
 def _send_file(

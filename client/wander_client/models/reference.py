@@ -3,6 +3,7 @@
 scripted:MODULE:FUNCTION   a function of the environment's package, in a process of its own
 hf:NAME, hf:FOLDER         a Hugging Face model in this process
 ./FOLDER                   the same, a checkpoint folder
+hub:OWNER/NAME[@REVISION]  the same, a model that `wander model pull OWNER/NAME` fetched from a hub
 smollm2                    SmolLM2-135M-Instruct, fetched on first use
 NAME -b URL                any OpenAI-compatible endpoint; without -b OPENAI_BASE_URL, else api.openai.com
 """
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from wander_client.context import Invocation
     from wander_client.environments.location import Location
 
+HUB_SCHEME = "hub:"
+"""Goes before the name of a model that was pulled from a hub."""
 KEY_VARIABLE = "OPENAI_API_KEY"
 START_SECONDS = 900.0
 """How long a server may take to start, unless said."""
@@ -32,6 +35,7 @@ NAMED = ("smollm2", "smollm2-135m-instruct")
 KINDS = """\
 NAME -b URL                any OpenAI-compatible endpoint (key: OPENAI_API_KEY)
 smollm2, hf:NAME, ./DIR    a model in this process
+hub:OWNER/NAME             a model that `wander model pull` fetched from the hub
 scripted:MODULE:FUNCTION   a function of the environment's package"""
 CALL_SECONDS = 600.0
 """How long one call of an endpoint may take, unless said."""
@@ -64,7 +68,7 @@ def open_model(
         context.output.note(f"loading {spec}")
         from wander.models.client import TransformersClient
 
-        return TransformersClient(_local(spec), device=device)
+        return TransformersClient(local_path(spec), device=device)
     url = _require_endpoint(spec, base_url, key_variable)
     from wander.clients.openai import OpenAIClient
 
@@ -79,18 +83,23 @@ def require_model(spec: str, base_url: str | None, key_variable: str = KEY_VARIA
     if spec.startswith("scripted:"):
         return
     if base_url is None and is_local_model(spec):
-        _local(spec)
+        local_path(spec)
     else:
         _require_endpoint(spec, base_url, key_variable)
 
 
 def is_local_model(spec: str) -> bool:
     """Return whether the name means a model that runs in this process."""
-    named = spec.lower() in NAMED or spec.startswith("hf:")
+    named = spec.lower() in NAMED or spec.startswith(("hf:", HUB_SCHEME))
     return named or looks_like_path(spec) or _is_checkpoint(Path(spec))
 
 
-def _local(spec: str) -> str:
+def local_path(spec: str) -> str:
+    """Return the folder, or the repository, of a model that runs in this process; raises for a wrong name."""
+    if spec.startswith(HUB_SCHEME):
+        from wander.models.pulled import find_pulled
+
+        return str(find_pulled(spec).folder)
     name = spec.removeprefix("hf:")
     if not name.strip():
         raise UsageError("`hf:` names no model", hint="write `hf:ORGANISATION/NAME`")
@@ -132,7 +141,7 @@ def _require_name_of_openai(name: str, key_variable: str) -> None:
     """Raise for a name that was meant for something else than OpenAI's endpoint, or that has no key there."""
     scheme, colon, rest = name.partition(":")
     if colon and scheme != _OPENAI_SCHEME:
-        meant = did_you_mean(scheme, ("hf", "scripted"), cutoff=0.5)
+        meant = did_you_mean(scheme, ("hf", "hub", "scripted"), cutoff=0.5)
         raise UsageError(
             f"`{scheme}:` is no kind of model",
             hint=meant.replace("`?", f":{rest}`?")
@@ -171,7 +180,7 @@ def require_servable(spec: str) -> None:
     if spec.startswith("scripted:"):
         raise UsageError(f"`{spec}` is code, no model that can be served", hint="leave `--serve` out")
     if is_local_model(spec):
-        _local(spec)
+        local_path(spec)
 
 
 def servable(spec: str) -> str:
@@ -179,7 +188,7 @@ def servable(spec: str) -> str:
     require_servable(spec)
     if not is_local_model(spec):
         return spec
-    if (name := _local(spec)) not in NAMED:
+    if (name := local_path(spec)) not in NAMED:
         return name
     from wander.models.smollm2 import pull_smollm2
 

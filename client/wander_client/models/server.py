@@ -240,4 +240,9 @@ def log_tail(log_path: Path) -> str:
 
 
 def _name_of(model: str) -> str:
+    from wander.models.pulled import pulled_at
+
+    pulled = pulled_at(Path(model))
+    if pulled is not None:
+        return pulled.name
     return Path(model).name if Path(model).is_dir() else model

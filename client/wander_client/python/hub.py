@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from wander.wire import EnvironmentSummary, RunDetail, VersionDetail
 from wander.wire.changes import Whoami
+from wander.wire.models import ModelRevision, parse_model
 from wander.wire.verification import LevelSought, VerificationInfo, VerificationRequest
 
 from wander_client.environments.published import PublishedEnvironment, describe
@@ -158,6 +159,29 @@ class HubCalls:
         folder = run_folder(here, os.fspath(run))
         with posting.pack(here, folder, incomplete=incomplete) as parcel:
             return posting.send(here, parcel, private=private, sign=sign)[0]
+
+    @Request
+    def push_model(
+        self, name: str, model: str | os.PathLike[str], *, private: bool | None = None
+    ) -> ModelRevision:
+        """Put a trained model on the hub as `owner/name`: a checkpoint's folder, or a training run.
+
+        The same files again send nothing, and what broke off goes on. `private` is for a new model; None
+        leaves it to the owner's settings. Raises `UsageError` for what is no checkpoint.
+        """
+        from wander_client.training.pushing import push_model
+
+        return push_model(self._session, os.fspath(model), parse_model(name), private=private).made
+
+    @Request
+    def pull_model(self, name: str) -> Path:
+        """Fetch `owner/name[@revision]`, digests checked, and return its folder; again sends nothing.
+
+        `hub:owner/name` means it from then on, wherever a model is named.
+        """
+        from wander_client.models.pulling import pull_model
+
+        return pull_model(self._session, parse_model(name))[0].folder
 
     @Request
     def leaderboard(

@@ -29,7 +29,7 @@ from wander_client.environments.location import (
 from wander_client.environments.replay import locate_begun
 from wander_client.environments.workers import WorkerChoice, absolute_path
 from wander_client.errors import FAILED, OK, PARTIAL, ClientError, NotFound, UsageError
-from wander_client.models.reference import NAMED, require_no_slip
+from wander_client.models.reference import HUB_SCHEME, NAMED, local_path, require_no_slip
 from wander_client.models.server import ServeChoice, serve
 from wander_client.runs.lookup import require_kind, resumable_folder
 
@@ -206,6 +206,8 @@ def fresh_run_dir(context: Invocation, environment: str, what: str) -> Path:
 
 def model_path(name: str) -> str:
     """Return a model's name as it can be used from any folder."""
+    if name.startswith(HUB_SCHEME):
+        return local_path(name)
     folder = Path(name).expanduser()
     if folder.is_dir():
         return str(folder.resolve())

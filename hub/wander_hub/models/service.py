@@ -40,7 +40,9 @@ def find(session: Session, owner: str, name: str) -> Model:
 
 def _near(session: Session, owner: str, name: str) -> str | None:
     held = accounts.owner_named(session, owner)
-    known = [one.name for one in repository.models_of(session, held.id, _MOST_NAMES)] if held is not None else []
+    known = (
+        [one.name for one in repository.models_of(session, held.id, _MOST_NAMES)] if held is not None else []
+    )
     close = " or ".join(f"`{owner}/{one}`" for one in names.near(name, known))
     return f"did you mean {close}?" if close else None
 

@@ -108,6 +108,7 @@ class TransformersClient(Client):
         """Return what pins the model: digests of its weights and of its chat template, device, dtype."""
         return {
             **super().describe(),
+            "revision": self.loaded.revision,
             "weights_sha256": weights_digest(self.loaded.path) if self.loaded.path else None,
             "chat_template_sha256": self.format.digest,
             "device": str(self.loaded.model.device),

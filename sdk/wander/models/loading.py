@@ -1,4 +1,4 @@
-"""Finding and loading a local language model: `smollm2`, a folder, or a Hugging Face repository.
+"""Finding and loading a local language model: `smollm2`, a folder, a hub's, or a Hugging Face repository.
 
 Whether a repository can be loaded is found out by one question before anything is fetched: the libraries ask
 for every file of a model on its own and try each again for up to half a minute, so that a machine without a
@@ -7,7 +7,6 @@ way to Hugging Face would wait for minutes to learn so.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from wander.errors import EndpointUnreachable, MissingExtra, ModelNotFound
 from wander.models.chat import ChatFormat
+from wander.models.pulled import find_pulled, pulled_at, require_sound
 from wander.models.quiet import quiet_libraries
 from wander.models.smollm2 import SMOLLM2, pull_smollm2
+from wander.wire.models import SCHEME, WEIGHTS, weights_of
+from wander.wire.postings import file_digest
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +36,8 @@ class LoadedModel:
     """As it stands on a leaderboard."""
     path: Path | None
     """The folder it was loaded from, when it is a local one."""
+    revision: str | None = None
+    """Of a model that was pulled from a hub."""
 
 
 def load_model(
@@ -41,7 +45,8 @@ def load_model(
 ) -> LoadedModel:
     """Load a model and its tokenizer.
 
-    `name` is `smollm2` (pulled on first use), a folder in Hugging Face form, or a Hugging Face repository.
+    `name` is `smollm2` (pulled on first use), a folder in Hugging Face form, `hub:owner/name` for what
+    `wander model pull` fetched, or a Hugging Face repository.
     `device` None means a GPU where there is one. Raises `ModelNotFound` for a name that leads nowhere,
     `EndpointUnreachable` where Hugging Face does not answer and the model is not in its cache.
     """
@@ -71,7 +76,9 @@ def load_model(
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     model = model.to(torch_device(device)).eval()
-    return LoadedModel(model=model, tokenizer=tokenizer, name=shown, path=local)
+    pulled = pulled_at(local) if local is not None else None
+    revision = pulled.record.revision if pulled is not None else None
+    return LoadedModel(model=model, tokenizer=tokenizer, name=shown, path=local, revision=revision)
 
 
 def load_chat_format(name: str | Path) -> ChatFormat:
@@ -136,6 +143,10 @@ def merge_adapters(model: Any) -> Any:
 def resolve_model(name: str | Path) -> tuple[str, str]:
     """Return where to load a model from and what to call it."""
     text = str(name)
+    pulled = find_pulled(text) if text.startswith(SCHEME) else pulled_at(Path(text).expanduser())
+    if pulled is not None:
+        require_sound(pulled)
+        return str(pulled.folder), pulled.name
     folder = Path(text).expanduser()
     if (folder / "config.json").is_file() or (folder / "adapter_config.json").is_file():
         return str(folder), model_name(folder)
@@ -155,8 +166,13 @@ def resolve_model(name: str | Path) -> tuple[str, str]:
 
 
 def model_name(folder: Path) -> str:
-    """Return what to call the model of a folder: its name, or its parent's when it is called `model`."""
+    """Return what to call the model of a folder: its name, or its parent's when it is called `model`.
+
+    One that was pulled from a hub is called as there.
+    """
     whole = folder.resolve()
+    if (pulled := pulled_at(whole)) is not None:
+        return pulled.name
     return whole.parent.name if whole.name == "model" else whole.name
 
 
@@ -171,15 +187,7 @@ def torch_device(device: str | None) -> torch.device:
 
 def weights_digest(folder: Path) -> str | None:
     """SHA-256 over the names and bytes of the safetensors files of a folder; None when there are none."""
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        return None
-    whole = hashlib.sha256()
-    for file in files:
-        whole.update(file.name.encode() + b"\0")
-        with file.open("rb") as stream:
-            whole.update(hashlib.file_digest(stream, "sha256").digest())
-    return whole.hexdigest()
+    return weights_of({file.name: file_digest(file) for file in folder.glob(f"*{WEIGHTS}")})
 
 
 def only_cached(name: str, revision: str | None = None) -> bool:

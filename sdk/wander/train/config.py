@@ -30,7 +30,7 @@ class ModelSection(Section):
     """Which model learns."""
 
     path: str
-    """`smollm2`, a folder in Hugging Face form, or a Hugging Face repository."""
+    """`smollm2`, a folder in Hugging Face form, `hub:owner/name` (pulled), or a Hugging Face repository."""
     device: str | None = None
     """None means a GPU where there is one."""
     dtype: Precision = "float32"

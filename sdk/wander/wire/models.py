@@ -41,8 +41,42 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,98}")
 _EMBEDDINGS = re.compile(r"(^|\.)(embed_tokens|wte|word_embeddings|embed_in|tok_embeddings)\.weight$")
 _SHA256 = r"^[0-9a-f]{64}$"
 
+SCHEME = "hub:"
+"""Goes before the name of a hub's model where other models may be meant."""
+_OWNER = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,37}[a-z0-9])?")
+_MODEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,198}[a-z0-9])?")
+_REVISION = re.compile(r"[0-9a-f]{6,64}")
+
 Read = Callable[[str, int, int], bytes]
 """Returns so many bytes of a file, given by name, from an offset."""
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """A model on a hub."""
+
+    owner: str
+    name: str
+    """In the normal form of environments' names: lower case, dashes."""
+    revision: str | None = None
+    """The beginning of its digest; None means the newest."""
+
+    def __str__(self) -> str:
+        return f"{self.owner}/{self.name}" + (f"@{self.revision}" if self.revision else "")
+
+
+def parse_model(word: str) -> HubModel:
+    """Parse `owner/name[@revision]`, with or without `hub:`; raises `ConfigError` for anything else."""
+    whole, at, revision = word.strip().removeprefix(SCHEME).partition("@")
+    owner, _, name = whole.lower().partition("/")
+    name = re.sub(r"[-_.]+", "-", name)
+    is_name = whole.isascii() and _OWNER.fullmatch(owner) and _MODEL.fullmatch(name)
+    if not is_name or (at and not _REVISION.fullmatch(revision)):
+        raise ConfigError(
+            f"`{word}` names no model of a hub",
+            hint="write `owner/name`, or `owner/name@REVISION` with 6 characters of the revision or more",
+        )
+    return HubModel(owner, name, revision or None)
 
 
 class ModelFile(Body):
@@ -145,6 +179,9 @@ def read_checkpoint(sizes: Mapping[str, int], read: Read) -> CheckpointFacts:
     Raises `ConfigError` for files that are no model, need code, or do not fit together.
     """
     _check_names(sizes)
+    for name in sizes:
+        if name.endswith(CONFIG):  # `tokenizer_config.json` may name code as well
+            _require_no_code(name, _read_object(name, sizes, read))
     config = _read_object(CONFIG, sizes, read)
     architecture = _architecture(config)
     tensors: dict[str, str] = {}
@@ -180,11 +217,14 @@ def _check_names(sizes: Mapping[str, int]) -> None:
         raise ConfigError("there are no weights: no file ends in `.safetensors`", hint=hint)
 
 
-def _architecture(config: Mapping[str, Any]) -> str:
-    """Return the name of a model's class."""
+def _require_no_code(name: str, config: Mapping[str, Any]) -> None:
     if "auto_map" in config:
         hint = "only models whose code is in the transformers library can be taken"
-        raise ConfigError(f"`{CONFIG}` names code of its own (`auto_map`)", hint=hint)
+        raise ConfigError(f"`{name}` names code of its own (`auto_map`)", hint=hint)
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    """Return the name of a model's class."""
     named = config.get("architectures")
     name = named[0] if isinstance(named, list) and named else config.get("model_type")
     if not isinstance(name, str) or not name.isascii() or not name.isprintable() or not 0 < len(name) <= 100:

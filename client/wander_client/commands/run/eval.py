@@ -38,6 +38,7 @@ def evaluate(said: dict[str, Any]) -> int:
     Models:
       NAME -b URL                any OpenAI-compatible endpoint (key: OPENAI_API_KEY)
       smollm2, hf:NAME, ./DIR    a model in this process; with --serve vllm in a server
+      hub:OWNER/NAME             a model that `wander model pull` fetched from the hub
       scripted:MODULE:FUNCTION   a function of the environment's package
 
     Every rollout is saved as it ends; Ctrl-C keeps them. Exit status 6 means that some rollouts failed, or

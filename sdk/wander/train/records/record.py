@@ -190,6 +190,7 @@ def make_manifest(
     ]
     model = model_pin(client)
     model.weights_sha256 = weights_digest(loaded.path) if loaded.path else None
+    model.revision = loaded.revision
     manifest = new_manifest(
         environment=pins[0],
         model=model,

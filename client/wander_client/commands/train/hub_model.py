@@ -1,0 +1,108 @@
+"""`wander model push`, `yank`, `delete`, `visibility`: models on the hub."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from wander_client.context import current
+from wander_client.errors import UsageError
+from wander_client.terminal.command import Argument, Option
+
+
+def push(
+    name: Annotated[str, Argument(help="owner/name on the hub")],
+    model: Annotated[str, Argument(help="a checkpoint's folder, or a training run")],
+    private: Annotated[
+        bool | None, Option("--private/--public", help="of a new model; default: the owner's setting")
+    ] = None,
+) -> None:
+    """Put a trained model on the hub, so that anybody can play its runs again; goes on after a break.
+
+    \b
+    wander model push acme/ttt runs/RUN
+    wander model push acme/ttt ./sft/model --private
+
+    Weights as safetensors, JSON and text are sent; what only training needs stays here, and pickled weights
+    and code are refused. A folder without a README.md gets one from its runs: settings, evaluations, results
+    of these very weights. Leaderboard rows and runs whose manifest names weights of this digest link here.
+    """
+    from wander.wire.models import parse_model
+
+    from wander_client.training.pushing import push_model
+
+    here = current()
+    sent = push_model(here, model, parse_model(name), private=private)
+    revision, output = sent.made, here.output
+    said = "pushed" if sent.sent else "is there already:"
+    data = {**revision.model_dump(mode="json"), "sent": sorted(sent.sent)}
+    output.answer(data, f"{said} {revision}\n{revision.url}")
+    output.next(f"wander model pull {revision}")
+
+
+def yank(
+    model: Annotated[str, Argument(help="owner/name@revision")],
+    reason: Annotated[str | None, Option(help="reason, shown to everybody")] = None,
+    undo: Annotated[bool, Option("--undo", help="undo: offer the revision again")] = False,
+) -> None:
+    """Have a revision passed over unless it is asked for by its digest.
+
+    \b
+    wander model yank acme/ttt@9c1f03a2b4d5 --reason "trained on the test split"
+    wander model yank acme/ttt@9c1f03a2b4d5 --undo
+    """
+    from wander.wire.models import parse_model
+
+    from wander_client.hub import administration
+
+    here, wanted = current(), parse_model(model)
+    if wanted.revision is None:
+        raise UsageError(f"`{model}` names no revision", hint=f"`wander model list {wanted}` shows them")
+    if undo and reason is not None:
+        raise UsageError("`--undo` takes no `--reason`", hint=f"run `wander model yank {wanted} --undo`")
+    with here.hub(login=True) as hub:
+        revision = administration.yank_model(hub, wanted, reason, undo=undo)
+    here.output.answer(revision, f"{'yanked' if revision.yanked else 'offered again'}: {revision}")
+
+
+def delete(
+    model: Annotated[str, Argument(help="owner/name@revision, or owner/name for all of it")],
+    reason: Annotated[str | None, Option(help="reason, shown to everybody")] = None,
+    yes: Annotated[bool, Option("--yes", "-y", help="do not ask for confirmation")] = False,
+) -> None:
+    """Delete a revision's files from the hub, or a whole model; its name does not come back.
+
+    \b
+    wander model delete acme/ttt@9c1f03a2b4d5 --reason "held private data"
+    wander model delete acme/ttt --yes
+    """
+    from wander.wire.models import parse_model
+
+    from wander_client.hub import administration
+
+    here, wanted = current(), parse_model(model)
+    if not yes:
+        here.output.confirm(str(wanted), "delete it for good")
+    with here.hub(login=True) as hub:
+        administration.delete_model(hub, wanted, reason)
+    here.output.answer({"deleted": str(wanted), "reason": reason}, f"deleted {wanted}")
+
+
+def visibility(
+    model: Annotated[str, Argument(help="owner/name")],
+    choice: Annotated[str, Argument(help="private or public")],
+) -> None:
+    """Make a model private, for those with a role on its owner, or public.
+
+    \b
+    wander model visibility acme/ttt public
+    """
+    from wander.wire.models import parse_model
+
+    from wander_client.hub import administration
+    from wander_client.terminal.suggestions import choose
+
+    here, wanted = current(), parse_model(model)
+    private = choose("visibility", choice, ("private", "public")) == "private"
+    with here.hub(login=True) as hub:
+        found = administration.set_model_visibility(hub, wanted, private=private)
+    here.output.answer(found, f"{found.owner}/{found.name} is {choice}")

@@ -1,0 +1,88 @@
+"""The card of a model that is pushed: what it is, how it was trained, how it did, how to run it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from wander.train.evaluation.evaluator import read_evaluations
+from wander.train.records.checkpoints import read_saved
+from wander.wire import RunManifest, RunSummary
+from wander.wire.models import CheckpointFacts
+from wander.wire.settings_toml import toml_lines
+
+MOST_EVALUATIONS = 40
+
+
+def write_card(
+    title: str,
+    facts: CheckpointFacts,
+    weights_sha256: str,
+    trained: tuple[Path, RunManifest] | None,
+    evaluated: Iterable[tuple[RunManifest, RunSummary]],
+) -> str:
+    """Return the card in Markdown, the same for the same runs.
+
+    `trained` is the folder and the manifest of the run that made the weights; `evaluated` are evaluations of
+    these very weights.
+    """
+    lines = [
+        *("---", "library_name: transformers", "pipeline_tag: text-generation", "tags:", "- wander", "---"),
+        f"# {title}",
+        "",
+        f"A policy of {facts.parameters:,} parameters (`{facts.architecture}`), made with Wander.",
+        "",
+        f"Weights: `{weights_sha256}`",
+    ]
+    if trained is not None:
+        lines += _training(*trained, weights_sha256)
+    lines += _results(evaluated)
+    return "\n".join(lines) + "\n"
+
+
+def _training(folder: Path, manifest: RunManifest, weights_sha256: str) -> list[str]:
+    """Return how a run made the weights, and what it measured of them."""
+    environments = [each.environment for each in manifest.mixture] or [manifest.environment]
+    shown = ", ".join(f"`{one.full_name}{'@' + one.version if one.version else ''}`" for one in environments)
+    begun = manifest.model
+    steps = [one.step for one in read_saved(folder) if one.weights_sha256 == weights_sha256]
+    lines = [
+        *("", "## Training", ""),
+        f"- environment: {shown}",
+        f"- began with: `{begun.name}`"
+        + (f", weights `{begun.weights_sha256}`" * bool(begun.weights_sha256)),
+        f"- run: `{manifest.run_id}`" + (f", step {steps[-1]}" if steps else ""),
+    ]
+    if manifest.reproduction is not None:
+        lines.append(f"- repeatable: {manifest.reproduction.told()}")
+    settings = dict(manifest.training or {})
+    if isinstance(model := settings.get("model"), dict):  # where it lay on this machine helps nobody
+        settings["model"] = {key: value for key, value in model.items() if key != "path"}
+    lines += ["", "```toml", *toml_lines(settings), "```"]
+    measured = [one for one in read_evaluations(folder) if not steps or one.step <= steps[-1]]
+    if measured:
+        lines += ["", "## Evaluations during training", "", "| step | cell | examples | reward | 95 % |"]
+        lines += ["|---:|---|---:|---:|---|"]
+    for one in measured[-MOST_EVALUATIONS:]:
+        reward = "" if one.reward is None else f"{one.reward:.4f}"
+        interval = "" if one.interval is None else f"{one.interval[0]:.4f} to {one.interval[1]:.4f}"
+        lines.append(f"| {one.step} | {one.cell} | {one.examples} | {reward} | {interval} |")
+    return lines
+
+
+def _results(evaluated: Iterable[tuple[RunManifest, RunSummary]]) -> list[str]:
+    """Return the table of evaluations, the oldest first."""
+    rows = []
+    for manifest, summary in sorted(evaluated, key=lambda one: one[0].run_id):
+        pin, mean = manifest.environment, summary.reward_mean
+        version = f"@{pin.version}" if pin.version else ""
+        spread = (
+            "" if summary.reward_low is None else f"{summary.reward_low:.4f} to {summary.reward_high:.4f}"
+        )
+        count = f"{len(manifest.example_ids)} x {manifest.rollouts_per_example}"
+        reward = "" if mean is None else f"{mean:.4f}"
+        rows.append(f"| {pin.full_name}{version} | {count} | {reward} | {spread} | `{manifest.run_id}` |")
+    if not rows:
+        return []
+    head = ["| environment | examples x rollouts | reward | 95 % | run |", "|---|---:|---:|---|---|"]
+    return ["", "## Results", "", *head, *rows]

@@ -1,0 +1,238 @@
+"""Pushes checkpoints: to the hub, where they go on after an attempt that broke off, or to Hugging Face."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from wander.errors import ConfigError
+from wander.wire.models import (
+    CARD,
+    CheckpointFacts,
+    HubModel,
+    ModelFile,
+    ModelRevision,
+    NewModel,
+    may_be_sent,
+    read_checkpoint,
+    revision_of,
+    weights_of,
+)
+from wander.wire.postings import file_digest
+
+from wander_client.errors import ClientError, NotFound, UsageError
+from wander_client.hub.api import HubApi, model_path
+from wander_client.hub.transfer import Sent, Told, send_files
+
+if TYPE_CHECKING:
+    from wander.evals.store.folder import RunFolder
+    from wander.wire import RunManifest, RunSummary
+
+    from wander_client.context import Invocation
+
+_KIB = 1024
+_ADAPTERS = "adapter_config.json"
+_OF_TRAINING = re.compile(
+    r"optimizer\.(pt|bin)|scheduler\.pt|scaler\.pt|rng_state.*\.pth|mean\.pt|trainer_state\.json"
+    r"|training_args\.bin|seal\.json"
+)
+"""Files with which training goes on, and which are no part of the model."""
+
+
+@dataclass(frozen=True)
+class PackedModel:
+    """A checkpoint, looked at and ready to be sent."""
+
+    folder: Path
+    facts: CheckpointFacts
+    digests: Mapping[str, str]
+    """SHA-256 of the files that are sent, by name; the card among them."""
+    sizes: Mapping[str, int]
+    left_out: tuple[str, ...]
+    """What the folder has besides."""
+    card: bytes | None = field(default=None, repr=False)
+    """One that was written for it; None where the folder has its own."""
+
+    @property
+    def revision(self) -> str:
+        """What a hub names it by."""
+        return revision_of(self.digests)
+
+    @property
+    def weights_sha256(self) -> str:
+        """What runs name its weights by."""
+        weights = weights_of(self.digests)
+        assert weights is not None  # `read_checkpoint` refuses a folder without
+        return weights
+
+    def with_card(self, text: str) -> PackedModel:
+        """Return it with a card."""
+        card = text.encode()
+        digest = hashlib.sha256(card).hexdigest()
+        digests, sizes = {**self.digests, CARD: digest}, {**self.sizes, CARD: len(card)}
+        return replace(self, digests=digests, sizes=sizes, card=card)
+
+    def open(self, name: str) -> BinaryIO:
+        """Open a file that is sent."""
+        if name == CARD and self.card is not None:
+            return BytesIO(self.card)
+        return (self.folder / name).open("rb")
+
+
+def find_checkpoint(context: Invocation, word: str) -> tuple[Path, RunFolder | None]:
+    """Return the folder of a checkpoint that a word names, and the training run that made it, if any did.
+
+    The word is the checkpoint's folder, or a training run, whose end is meant. Raises `NotFound`.
+    """
+    from wander.evals.store.folder import RunFolder
+
+    from wander_client.runs.lookup import run_folder
+
+    folder = Path(word).expanduser()
+    if folder.is_dir() and not (folder / "run.json").is_file():
+        for above in (folder.resolve().parent, folder.resolve().parent.parent):
+            if (above / "run.json").is_file():
+                run = RunFolder.open(above)
+                return folder, run if run.manifest.kind == "training" else None
+        return folder, None
+    run = run_folder(context, word)
+    if run.manifest.kind != "training" or not (run.path / "model").is_dir():
+        what = (
+            "has no model yet" if run.manifest.kind == "training" else "made no model: it is no training run"
+        )
+        hint = "name a checkpoint's folder, or a training run that has ended"
+        raise NotFound(f"`{word}` {what}", hint=hint, code="model_not_found")
+    return run.path / "model", run
+
+
+def pack_model(folder: Path) -> PackedModel:
+    """Look at a checkpoint's folder; raises `UsageError` for one that cannot be pushed."""
+    files, left_out = _select(folder)
+    sizes = {name: path.stat().st_size for name, path in files.items()}
+
+    def read(name: str, start: int, length: int) -> bytes:
+        with files[name].open("rb") as file:
+            file.seek(start)
+            return file.read(length)
+
+    try:
+        facts = read_checkpoint(sizes, read)
+    except ConfigError as error:
+        hint = error.hint or "`wander model --help` says how to make one"
+        raise UsageError(f"`{folder}`: {error}", hint=hint, code="not_a_checkpoint") from error
+    digests = {name: file_digest(path) for name, path in files.items()}
+    return PackedModel(folder, facts, digests, sizes, tuple(left_out))
+
+
+def _select(folder: Path) -> tuple[dict[str, Path], list[str]]:
+    """Return the files to send, by name, and what is left out; raises `UsageError` for others."""
+    if (folder / _ADAPTERS).is_file() and not (folder / "config.json").is_file():
+        hint = "push the whole weights: `model` of a run's folder has the adapters merged"
+        raise UsageError(
+            f"`{folder}` holds adapters, and not a whole model", hint=hint, code="not_a_checkpoint"
+        )
+    files, left_out, refused = {}, [], []
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() or path.name.startswith(".") or _OF_TRAINING.fullmatch(path.name):
+            left_out.append(f"{path.name}/" if path.is_dir() else path.name)
+        elif path.is_file() and may_be_sent(path.name):
+            if path.stat().st_size:
+                files[path.name] = path
+        else:
+            refused.append(path.name)
+    if refused:
+        raise UsageError(
+            f"`{folder}` has {len(refused)} files that no model may have: {', '.join(refused[:5])}",
+            hint="weights go as safetensors (`model.save_pretrained(folder)`), beside JSON and text; pickled "
+            "weights and Python code would run on the machine of whoever pulls them",
+            code="not_a_checkpoint",
+        )
+    return files, left_out
+
+
+def evaluations_of(context: Invocation, weights_sha256: str) -> Iterator[tuple[RunManifest, RunSummary]]:
+    """Yield the evaluations here of these very weights on published environments."""
+    from wander_client.runs.lookup import local_runs
+
+    for run in local_runs(context.settings.runs_dir, context.output):
+        manifest = run.manifest
+        mine = manifest.kind == "evaluation" and manifest.model.weights_sha256 == weights_sha256
+        if mine and manifest.environment.owner is not None and (summary := run.summary()) is not None:
+            yield manifest, summary
+
+
+def push_model(
+    context: Invocation, word: str, name: HubModel, *, private: bool | None = None
+) -> Sent[ModelRevision]:
+    """Push a checkpoint, or a training run's model, to the hub as `owner/name`.
+
+    The same files again send nothing. Raises `ClientError` for what is no checkpoint or is refused.
+    """
+    if name.revision is not None:
+        hint = f"write `{name.owner}/{name.name}`: the revision follows from the files"
+        raise UsageError(f"`{name}` names a revision", hint=hint)
+    with context.hub(login=True) as hub:  # the token is checked before anything is read
+        hub.whoami()
+    packed = pack_for(context, word, str(name))
+    output, total = context.output, sum(packed.sizes.values())
+    output.note(f"pushing {packed.folder} to {context.settings.hub} as {name}")
+    with (
+        context.hub(login=True) as hub,
+        output.progress("pushing", -(-total // _KIB), unit="KiB") as progress,
+    ):
+        sent = _send(hub, packed, name, private, lambda done, _: progress.update(-(-done // _KIB)))
+    if sent.resumed_bytes:
+        output.note(f"{sent.resumed_bytes:,} bytes were there from an earlier attempt")
+    return sent
+
+
+def pack_for(context: Invocation, word: str, title: str) -> PackedModel:
+    """Return a checkpoint with its card, the one in the folder or one that is written from its runs."""
+    folder, run = find_checkpoint(context, word)
+    packed = pack_model(folder)
+    if packed.left_out:
+        context.output.note(f"left out: {', '.join(packed.left_out)}")
+    if CARD not in packed.digests:
+        from wander_client.training.card import write_card
+
+        trained = (run.path, run.manifest) if run is not None else None
+        weights = packed.weights_sha256
+        packed = packed.with_card(
+            write_card(title, packed.facts, weights, trained, evaluations_of(context, weights))
+        )
+    return packed
+
+
+def _send(
+    hub: HubApi, packed: PackedModel, name: HubModel, private: bool | None, told: Told
+) -> Sent[ModelRevision]:
+    """Send what the hub lacks of a revision."""
+    try:
+        there = hub.read(model_path(name.owner, name.name, "revisions", packed.revision), ModelRevision)
+    except NotFound:
+        pass
+    else:
+        if private in (None, there.private):
+            return Sent(there, frozenset(), 0)
+    files = [
+        ModelFile(filename=one, size=packed.sizes[one], sha256=packed.digests[one])
+        for one in sorted(packed.digests)
+    ]
+    wanted = NewModel(owner=name.owner, name=name.name, files=files, private=private)
+    with ExitStack() as stack:
+        bodies = {one: stack.enter_context(packed.open(one)) for one in packed.digests}
+        try:
+            sent = send_files(hub, "/api/v1/models", wanted, bodies, ModelRevision, told=told)
+        except ClientError as error:
+            if error.code == "digest_mismatch":
+                error.hint = "push again once nothing writes to the folder any more"
+            raise
+    if sent.made.revision != packed.revision:
+        raise ClientError(f"the hub took other files than were sent: `{sent.made}`", code="digest_mismatch")
+    return sent

@@ -1,0 +1,98 @@
+"""Models that were pulled from a hub: where they lie, and whether they still are what was pulled.
+
+`hub:owner/name` means what was pulled last under that name, `hub:owner/name@REVISION` one revision, which is
+the same on every hub. Without `hub:` a name of this form is Hugging Face's or an endpoint's, never a hub's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from wander.errors import ModelNotFound
+from wander.models.smollm2 import cache_folder
+from wander.wire.models import SCHEME, HubModel, ModelRevision, parse_model
+from wander.wire.postings import file_digest
+
+LATEST = "latest"
+"""File beside the revisions that names the one that was pulled last."""
+
+
+@dataclass(frozen=True)
+class PulledModel:
+    """A revision on this machine."""
+
+    folder: Path
+    record: ModelRevision
+
+    @property
+    def name(self) -> str:
+        """As it stands on a leaderboard."""
+        return f"{self.record.owner}/{self.record.name}"
+
+    def fault(self) -> str | None:
+        """Say what is wrong with its files, each of which is read; None when they are what was pulled."""
+        wanted = {one.filename: one for one in self.record.files}
+        present = {one.name for one in self.folder.iterdir()}
+        for name in sorted(present ^ set(wanted)):
+            return f"`{name}` {'is not there any more' if name in wanted else 'does not belong to it'}"
+        for name, file in wanted.items():
+            path = self.folder / name
+            if path.stat().st_size != file.size or file_digest(path) != file.sha256:
+                return f"`{name}` was changed"
+        return None
+
+
+def model_root(owner: str, name: str) -> Path:
+    """Return where the revisions of a hub's model lie."""
+    return cache_folder() / "hub" / owner / name
+
+
+def find_pulled(word: str | HubModel) -> PulledModel:
+    """Return the model that `hub:owner/name[@revision]` means; raises `ModelNotFound`."""
+    wanted = word if isinstance(word, HubModel) else parse_model(word)
+    root, revision = model_root(wanted.owner, wanted.name), wanted.revision
+    if revision is None:
+        latest = root / LATEST
+        revision = latest.read_text(encoding="utf-8").strip() if latest.is_file() else None
+    found = sorted(root.glob(f"{revision}*.json")) if revision else []
+    if len(found) > 1:
+        names = ", ".join(f"`{SCHEME}{wanted.owner}/{wanted.name}@{one.stem[:12]}`" for one in found)
+        raise ModelNotFound(f"`{SCHEME}{wanted}` means several revisions", hint=f"write one of {names}")
+    if not found or (model := _at(found[0].with_suffix(""))) is None:
+        raise ModelNotFound(
+            f"`{SCHEME}{wanted}` was not pulled to this machine", hint=f"run `wander model pull {wanted}`"
+        )
+    return model
+
+
+def pulled_at(folder: Path) -> PulledModel | None:
+    """Return the model that was pulled into a folder; None for every other folder."""
+    whole = folder.resolve()
+    home = (cache_folder() / "hub").resolve()
+    return _at(whole) if home in whole.parents and len(whole.relative_to(home).parts) == 3 else None
+
+
+def list_pulled() -> list[PulledModel]:
+    """Return every revision on this machine."""
+    places = (one.with_suffix("") for one in sorted((cache_folder() / "hub").glob("*/*/*.json")))
+    return [found for found in map(_at, places) if found is not None]
+
+
+def require_sound(model: PulledModel) -> None:
+    """Raise `ModelNotFound` for a model whose files are no longer what was pulled."""
+    if (fault := model.fault()) is not None:
+        raise ModelNotFound(
+            f"{fault} since `{model.record}` was pulled",
+            hint=f"`wander model pull {model.record}` fetches what is wrong again",
+        )
+
+
+def _at(folder: Path) -> PulledModel | None:
+    try:
+        record = ModelRevision.model_validate_json(folder.with_suffix(".json").read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return None
+    return PulledModel(folder, record) if folder.is_dir() else None

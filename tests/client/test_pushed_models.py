@@ -1,0 +1,314 @@
+"""Models between a machine and the hub: pushed, pulled, gone on after a break, held against digests."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+import wander
+from command_line import HubRoom, Result
+from saved_runs import write_run
+from small_models import checkpoint, digests, tokenizer, weights
+from wander.errors import ModelNotFound
+from wander.models.loading import model_name, resolve_model, weights_digest
+from wander.models.pulled import find_pulled
+from wander.wire.models import parse_model, revision_of, weights_of
+from wander_client.errors import ClientError, Unavailable
+from wander_client.hub import transfer
+from wander_client.models.reference import local_path
+
+KIB = 1024
+LARGE = weights("large", rows=64 * KIB, width=4)
+"""A megabyte, more than the chunks that these tests send."""
+
+
+@pytest.fixture(autouse=True)
+def logged_in(hub: HubRoom, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDER_TOKEN", hub.token)
+
+
+def written(folder: Path, files: dict[str, bytes]) -> Path:
+    folder.mkdir(parents=True)
+    for name, body in files.items():
+        (folder / name).write_bytes(body)
+    return folder
+
+
+def pushed(hub: HubRoom, folder: Path, name: str = "admin/ttt", *words: str) -> Result:
+    done = hub.wander("model", "push", name, str(folder), *words, "--json")
+    assert done.status == 0, done.out
+    return done
+
+
+class Breaking(httpx.BaseTransport):
+    """Breaks connections off as `breaks` says: given a request, after so many bytes of the answer."""
+
+    def __init__(self, transport: httpx.BaseTransport, breaks: Callable[[httpx.Request], int | None]) -> None:
+        self._transport, self._breaks = transport, breaks
+        self.seen: list[str] = []
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        after = self._breaks(request)
+        self.seen.append(f"{request.method} {request.url.path} {request.headers.get('range', '')}".strip())
+        if after == 0:
+            raise httpx.ConnectError("no route", request=request)
+        answer = self._transport.handle_request(request)
+        if after is None:
+            return answer
+        body = answer.read()
+
+        class Torn(httpx.SyncByteStream):
+            def __iter__(self):  # type: ignore[no-untyped-def]
+                yield body[:after]
+                raise httpx.ReadError("the connection ended", request=request)
+
+        headers = [(key, value) for key, value in answer.headers.multi_items() if key != "content-length"]
+        return httpx.Response(answer.status_code, headers=headers, stream=Torn())
+
+
+def test_a_model_travels_and_is_named_by_its_digests(hub: HubRoom, home: Path) -> None:
+    files = checkpoint()
+    folder = written(home / "made" / "model", {**files, "optimizer.pt": b"pickled", ".gitattributes": b"x"})
+    first = pushed(hub, folder)
+    assert (first.data["revision"], sorted(first.data["sent"])) == (
+        revision_of(digests(files)),
+        sorted(files),
+    )
+    assert pushed(hub, folder).data["sent"] == []
+    done = hub.wander("model", "pull", "Admin/ttt", "--json")
+    assert done.status == 0, done.out
+    place = Path(done.data["folder"])
+    assert {one.name: one.read_bytes() for one in place.iterdir()} == files
+    assert weights_digest(place) == weights_of(digests(files)) == weights_digest(folder)
+    short = f"hub:admin/ttt@{first.data['revision'][:12]}"
+    for word in ("hub:admin/ttt", short):
+        assert (local_path(word), resolve_model(word)) == (str(place), (str(place), "admin/ttt"))
+    assert model_name(place) == "admin/ttt"
+    again = hub.wander("model", "pull", "admin/ttt", "--json")
+    assert again.data["fetched_bytes"] == 0
+    listed = hub.wander("model", "list", "--json").data
+    assert {one["name"]: one["parameters"] for one in listed} == {short: 32}
+    (folder / "README.md").write_text("# Another card\n")
+    later = pushed(hub, folder).data
+    assert (later["sent"], later["weights_sha256"]) == (["README.md"], first.data["weights_sha256"])
+    rows = hub.wander("model", "list", "admin/ttt").out
+    assert rows.index(later["revision"][:12]) < rows.index(first.data["revision"][:12])
+    assert wander.Hub(hub.http.base_url, hub.token, transport=hub.transport).pull_model(short) == place
+
+
+def test_a_hub_model_is_never_taken_for_one_of_hugging_face(hub: HubRoom, home: Path) -> None:
+    pushed(hub, written(home / "model", checkpoint()))
+    assert hub.wander("model", "pull", "admin/ttt").status == 0
+    assert resolve_model("admin/ttt") == ("admin/ttt", "admin/ttt"), "Hugging Face's, as everywhere else"
+    with pytest.raises(ModelNotFound, match="was not pulled") as refused:
+        resolve_model("hub:admin/other")
+    assert refused.value.hint == "run `wander model pull admin/other`"
+    for word in ("hub:", "hub:x", "hub:../x", "hub:admin/ttt@xyz", "hub:аdmin/ttt", "admin/ttt@", "a/b/c"):
+        done = hub.wander("model", "pull", word) if "/" in word else None
+        assert done is None or done.status == 2, word
+        with pytest.raises(wander.errors.ConfigError, match="names no model of a hub"):
+            parse_model(word)
+
+
+def test_weights_that_were_changed_after_they_came_are_noticed_and_mended(hub: HubRoom, home: Path) -> None:
+    pushed(hub, written(home / "model", checkpoint()))
+    hub.wander("model", "pull", "admin/ttt")
+    model = find_pulled("hub:admin/ttt")
+    damaged = model.folder / "model.safetensors"
+    body = bytearray(damaged.read_bytes())
+    body[-1] ^= 1
+    damaged.write_bytes(body)
+    (model.folder / "tokenizer.json").unlink()
+    with pytest.raises(ModelNotFound, match=r"`tokenizer\.json` is not there any more") as refused:
+        resolve_model("hub:admin/ttt")
+    assert "wander model pull admin/ttt@" in (refused.value.hint or "")
+    mended = hub.wander("model", "pull", "admin/ttt", "--json").data
+    assert mended["fetched_bytes"] == len(body) + len(tokenizer())
+    assert resolve_model("hub:admin/ttt")[1] == "admin/ttt"
+    (model.folder / "extra.safetensors").write_bytes(b"x")
+    with pytest.raises(ModelNotFound, match=r"`extra\.safetensors` does not belong to it"):
+        resolve_model(model.folder)
+
+
+@pytest.mark.parametrize("kind", ["changed", "cut off"])
+def test_a_hub_that_sends_other_bytes_is_not_believed(hub: HubRoom, home: Path, kind: str) -> None:
+    pushed(hub, written(home / "model", checkpoint()))
+    stored = next((home / "hub" / "objects").glob(f"sha256/{'/'.join(_parts('model.safetensors'))}"))
+    body = weights("other") if kind == "changed" else weights()[:-5]
+    stored.chmod(0o644)
+    stored.write_bytes(body)
+    done = hub.wander("model", "pull", "admin/ttt")
+    assert done.status != 0
+    with pytest.raises(ModelNotFound):
+        find_pulled("hub:admin/ttt")
+
+
+def _parts(name: str) -> tuple[str, str]:
+    sha256 = digests(checkpoint())[name]
+    return sha256[:2], sha256[2:]
+
+
+def test_a_pull_goes_on_where_the_connection_ended(
+    hub: HubRoom, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wander_client.models.pulling.PATIENCE", 0.0)
+    monkeypatch.setattr(transfer, "ATTEMPTS", 1)
+    pushed(hub, written(home / "model", checkpoint(model_safetensors=LARGE)))
+    half = len(LARGE) // 2
+    torn = Breaking(hub.transport, lambda sent: half if sent.url.path.endswith(".safetensors") else None)
+    with pytest.raises(Unavailable, match="broke off") as refused:
+        over(torn).pull_model("admin/ttt")
+    assert refused.value.hint == transfer.GO_ON
+    whole = Breaking(hub.transport, lambda sent: None)
+    over(whole).pull_model("admin/ttt")
+    model = find_pulled("hub:admin/ttt")
+    asked = next(one for one in whole.seen if ".safetensors bytes=" in one)
+    assert 0 <= half - int(asked.rpartition("=")[2].rstrip("-")) < 64 * KIB
+    assert (model.folder / "model.safetensors").read_bytes() == LARGE
+    assert model.fault() is None
+    assert not list(model.folder.parent.glob(".*-*"))
+
+
+def over(transport: httpx.BaseTransport) -> wander.Hub:
+    return wander.Hub("http://testserver", transport=transport)
+
+
+def test_a_push_goes_on_where_the_hub_went_down(
+    hub: HubRoom, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "CHUNK_BYTES", 100 * KIB)
+    monkeypatch.setattr(transfer, "PATIENCE", 0.0)
+    monkeypatch.setattr(transfer, "ATTEMPTS", 1)
+    folder = written(home / "model", checkpoint(model_safetensors=LARGE))
+    chunks = 0
+
+    def down(request: httpx.Request) -> int | None:
+        nonlocal chunks
+        chunks += request.method == "PUT"
+        return 0 if chunks > 6 else None
+
+    with pytest.raises(Unavailable) as refused:
+        over(Breaking(hub.transport, down)).push_model("admin/ttt", folder)
+    assert refused.value.hint == transfer.GO_ON
+    assert hub.wander("model", "list", "admin/ttt").status == 3, "nobody sees a part"
+    again = Breaking(hub.transport, lambda sent: None)
+    assert over(again).push_model("admin/ttt", folder).weights_sha256 == weights_digest(folder)
+    assert 0 < sum(one.startswith("PUT") for one in again.seen) < 10, "what was there is not sent again"
+
+
+def test_weights_that_change_while_they_are_sent_are_refused(
+    hub: HubRoom, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = written(home / "model", checkpoint())
+
+    def trains_on(request: httpx.Request) -> None:
+        if request.method == "POST" and request.url.path == "/api/v1/models":
+            (folder / "model.safetensors").write_bytes(weights("a step later"))
+
+    with pytest.raises(ClientError) as refused:
+        over(Breaking(hub.transport, trains_on)).push_model("admin/ttt", folder)
+    assert refused.value.code == "digest_mismatch"
+    assert refused.value.hint == "push again once nothing writes to the folder any more"
+    pushed(hub, folder)
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ({}, "there is no `config.json`"),
+        (checkpoint(pytorch__model_bin=b"pickled"), "no model may have: pytorch-model.bin"),
+        (checkpoint(modeling__x_py=b"import os"), "no model may have: modeling-x.py"),
+        (checkpoint(config_json=b'{"auto_map": {}, "model_type": "x"}'), "names code of its own"),
+        (checkpoint(tokenizer_json=tokenizer(9)), "weights and tokenizer do not fit"),
+        ({"adapter_config.json": b"{}", "adapter_model.safetensors": weights()}, "holds adapters"),
+    ],
+)
+def test_what_is_no_checkpoint_is_refused_before_anything_is_sent(
+    hub: HubRoom, home: Path, files: dict[str, bytes], told: str
+) -> None:
+    done = hub.wander("model", "push", "admin/ttt", str(written(home / "model", files)))
+    assert done.status == 2
+    assert told in done.err
+    assert "hint: " in done.err
+
+
+def test_a_push_needs_a_place_and_a_model(hub: HubRoom, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = written(home / "model", checkpoint())
+    evaluation = write_run(home / "runs" / "mine", rewards=[1.0])
+    for words, status, told in (
+        (("ttt", str(folder)), 2, "names no model of a hub"),
+        (("admin/ttt@abcdef", str(folder)), 2, "names a revision"),
+        (("admin/settings", str(folder)), 1, "cannot be the name of a model"),
+        (("nobody/ttt", str(folder)), 3, "there is no owner `nobody`"),
+        (("admin/ttt", "runs/none"), 3, "no run is called"),
+        (("admin/ttt", str(evaluation)), 3, "it is no training run"),
+    ):
+        done = hub.wander("model", "push", *words)
+        assert (done.status, told in done.err) == (status, True), done.err
+    monkeypatch.setenv("WANDER_TOKEN", "wnd_wrong")
+    assert hub.wander("model", "push", "admin/ttt", str(folder)).status == 4
+    monkeypatch.delenv("WANDER_TOKEN")
+    assert hub.wander("model", "push", "admin/ttt", str(folder)).status == 4
+
+
+def test_life_of_a_pushed_model(hub: HubRoom, home: Path) -> None:
+    folder = written(home / "model", checkpoint())
+    first = pushed(hub, folder, "admin/ttt", "--private").data
+    assert first["private"]
+    assert hub.wander("model", "visibility", "admin/ttt", "public").status == 0
+    assert hub.wander("model", "visibility", "admin/ttt", "secret").status == 2
+    assert not pushed(hub, folder).data["private"]
+    name = f"admin/ttt@{first['revision'][:12]}"
+    assert hub.wander("model", "yank", "admin/ttt").status == 2
+    assert hub.wander("model", "yank", name, "--reason", "it cheats").status == 0
+    pulled = hub.wander("model", "pull", name)
+    assert pulled.status == 0
+    assert f"`{name}` was yanked: it cheats" in pulled.err
+    assert hub.wander("model", "yank", name, "--undo").status == 0
+    assert hub.wander("model", "delete", name, "--yes").status == 0
+    assert hub.wander("model", "pull", name).status == 3
+    assert "was deleted" in hub.wander("model", "push", "admin/ttt", str(folder)).err
+    assert hub.wander("model", "delete", "admin/ttt", "--yes").status == 0
+    assert "was deleted" in hub.wander("model", "list", "admin/ttt").err
+
+
+def test_the_card_tells_of_training_and_of_results(hub: HubRoom, home: Path) -> None:
+    files = checkpoint(README_md=None)
+    digest = weights_of(digests(files))
+    run = write_run(home / "runs" / "trained", rewards=[1.0])
+    manifest = json.loads((run / "run.json").read_text())
+    manifest |= {"kind": "training", "training": {"model": {"path": "/home/ada/x"}, "schedule": {"steps": 4}}}
+    (run / "run.json").write_text(json.dumps(manifest))
+    (run / "checkpoints.jsonl").write_text(json.dumps({"step": 4, "weights_sha256": digest}) + "\n")
+    evaluations = [
+        {
+            "step": step,
+            "cell": "eval",
+            "split": "eval",
+            "task_set_sha256": "x",
+            "examples": 9,
+            "reward": step / 4,
+        }
+        for step in (0, 4)
+    ]
+    (run / "evaluations.jsonl").write_text("".join(json.dumps(one) + "\n" for one in evaluations))
+    written(run / "model", files)
+    told = write_run(home / "runs" / "told", rewards=[1.0, 0.0], model="ttt")
+    manifest = json.loads((told / "run.json").read_text())
+    manifest["model"]["weights_sha256"] = digest
+    (told / "run.json").write_text(json.dumps(manifest))
+    done = hub.wander("model", "push", "admin/ttt", str(run), "--json")
+    assert done.status == 0, done.out
+    hub.wander("model", "pull", "admin/ttt")
+    card = (find_pulled("hub:admin/ttt").folder / "README.md").read_text()
+    assert "# admin/ttt" in card
+    assert "step 4" in card
+    assert "steps = 4" in card
+    assert "/home/ada" not in card
+    assert "| 4 | eval | 9 | 1.0000 |" in card
+    assert f"`{manifest['run_id']}`" in card
+    assert os.fspath(home) not in card
