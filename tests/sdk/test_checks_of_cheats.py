@@ -178,13 +178,18 @@ def test_a_tool_that_tells_the_answer_in_time_is_named(
 )
 def test_rows_of_both_splits_are_compared(train: str, measured: str, status: str) -> None:
     rows = [
-        RowRead(split=split, index=index, example_id=str(index), content=content)
+        RowRead(split=split, index=index, example_id=str(index), content=content, prompt=content)
         for split, contents in (("train", train), ("eval", measured))
         for index, content in enumerate(contents)
     ]
     (found,) = [each for each in findings_of_first(ProbeResult(rows=rows)) if each.id == "dataset.splits"]
     assert found.status == status
     if status == "warn":
+        alike = [
+            row.model_copy(update={"prompt": "guess"}) for row in rows
+        ]  # nothing there to learn by heart
+        told = {each.id: each.status for each in findings_of_first(ProbeResult(rows=alike))}
+        assert told["dataset.splits"] == ("pass" if len(set(train)) > 2 else "warn")
         assert found.message.partition(";")[0].endswith("%)")
 
 

@@ -14,7 +14,7 @@ from wander.evals.replay import first_difference
 SLOW_IMPORT = 5.0
 """Seconds of importing after which a check warns; generous, since the machine may have other things to do."""
 
-OVERLAP = 0.1
+OVERLAP = 0.2
 """Share of the rows that are measured, and may be trained on, from which a check warns; one may be chance."""
 
 _DECLARED = "not compared: it declares `deterministic=False`"
@@ -114,6 +114,8 @@ def _splits(first: ProbeResult) -> CheckResult:
     again = [row for row in measured if row.content in known]
     if len(known) * 2 < len(train) or not measured:
         return result("dataset.splits", "pass", "the seed tells examples apart" if train else "")
+    if 2 * len({row.prompt for row in train}) < len(known):
+        return result("dataset.splits", "pass", "prompts alone do not tell the examples apart")
     share = len(again) / len(measured)
     said = f"{len(again)} of {len(measured)} rows of `eval` that were read are rows of `train` ({share:.0%})"
     if again and 10 * len(known) < 9 * len(train):

@@ -281,6 +281,7 @@ def _row(dataset: Dataset, split: Split, index: int) -> RowRead:
         example_id=example.example_id,
         digest=example.digest(),
         content=hashlib.sha256(content.encode()).hexdigest(),
+        prompt=hashlib.sha256(canonical_json(example.prompt).encode()).hexdigest(),
     )
 
 

@@ -35,6 +35,8 @@ class RowRead(Record):
     digest: str | None = None
     content: str | None = None
     """Digest of what the example asks and of its answer, whatever its name, split and seed."""
+    prompt: str | None = None
+    """Digest of what the example asks alone."""
     trouble: Trouble | None = None
 
 
