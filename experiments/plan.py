@@ -26,7 +26,8 @@ class Plan:
     """An environment, the settings of its training, and the cells that every stage is measured in."""
 
     environment: str
-    """Its folder in `environments`; the name under which it is published."""
+    """The name under which it is published; its folder in `environments`, unless it is the experiment's own
+    `environment`."""
     teacher: str
     """The scripted player that the first phase learns from, measured too."""
     cells: Mapping[str, Mapping[str, object]]

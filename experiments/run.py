@@ -45,7 +45,8 @@ class Experiment:
         self.plan = plan
         self.place = place
         self.options = options
-        self.source = ROOT / "environments" / plan.environment
+        own = HERE / options.experiment / "environment"
+        self.source = own if own.is_dir() else ROOT / "environments" / plan.environment
         self.name = str(self.source) if options.local else f"admin/{plan.environment}"
         """What the commands call the environment."""
         self.settings = HERE / options.experiment / options.settings

@@ -1,0 +1,95 @@
+"""Calculator: the model answers a sum or a product with the tool that computes it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from wander import Messages, Parser, ProceduralRows, Rubric, State, ToolEnv, XMLParser
+from wander.errors import ConfigError
+from wander.seeding import derived_rng
+
+__all__ = ["load_environment"]
+
+
+def add(a: int, b: int) -> int:
+    """Return a + b."""
+    return a + b
+
+
+def multiply(a: int, b: int) -> int:
+    """Return a times b."""
+    return a * b
+
+
+def right(completion: Messages, answer: str, parser: Parser) -> bool:
+    """Tell whether the answer is the result."""
+    return bool(parser.parse_answer(completion) == answer)
+
+
+def called(completion: Messages, state: State) -> bool:
+    """Tell whether a tool was called with arguments that it takes."""
+    calls = sum(message["role"] == "tool" for message in completion)
+    return bool(calls > state["public"].get("tool_errors", 0))
+
+
+def shown_examples() -> Messages:
+    """Return questions that are answered with the tools."""
+    shown: Messages = []
+    for number, (name, word, a, b) in enumerate(
+        (
+            ("add", "plus", 41, 57),
+            ("multiply", "times", 7, 8),
+            ("add", "plus", 36, 3),
+            ("multiply", "times", 40, 2),
+        )
+    ):
+        function = {"name": name, "arguments": json.dumps({"a": a, "b": b})}
+        result = str(a + b if name == "add" else a * b)
+        call = {"id": f"example0{number}", "type": "function", "function": function}
+        shown += [
+            {"role": "user", "content": f"What is {a} {word} {b}?"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": call["id"], "content": result},
+            {"role": "assistant", "content": f"<answer>{result}</answer>"},
+        ]
+    return shown
+
+
+def load_environment(
+    num_examples: int = 1000, largest: int = 99, *, show_examples: bool = False, seed: int = 0
+) -> ToolEnv:
+    """Return the environment; the train and the eval split have `num_examples` questions each.
+
+    `show_examples` puts four answered questions before each, for models that were never taught the form.
+    """
+    if num_examples < 1 or largest < 2:
+        raise ConfigError(
+            f"`num_examples` is {num_examples}, `largest` is {largest}",
+            hint="give num_examples >= 1 and largest >= 2",
+        )
+
+    def rows(split: str) -> ProceduralRows:
+        def row_at(index: int) -> dict[str, Any]:
+            rng = derived_rng("calculator", seed, split, index)
+            a, b = rng.randint(2, largest), rng.randint(2, largest)
+            word, result = rng.choice((("plus", a + b), ("times", a * b)))
+            return {"question": f"What is {a} {word} {b}?", "answer": str(result)}
+
+        return ProceduralRows(row_at, num_examples)
+
+    rubric = Rubric([right])
+    rubric.add_metric(called)
+    return ToolEnv(
+        dataset=rows("train"),
+        eval_dataset=rows("eval"),
+        few_shot=shown_examples() if show_examples else None,
+        tools=[add, multiply],
+        max_turns=4,
+        parser=XMLParser(["answer"], answer_field="answer"),
+        rubric=rubric,
+        seed=seed,
+        summary="Answer a sum or a product with a tool that computes it.",
+        tags=("tool", "train", "eval"),
+        reference_scores={"the right tool": 1.0},
+    )
