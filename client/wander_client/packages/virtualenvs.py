@@ -116,8 +116,9 @@ def stage_folder(place: Path) -> Iterator[Path]:
     temporary = Path(tempfile.mkdtemp(prefix=".making-", dir=place.parent))
     work = temporary / "work"
     try:
-        with (temporary / _LOCK).open("w") as file:
+        with (temporary / "lock-to-be").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
+            os.rename(file.name, temporary / _LOCK)  # so that nobody ever finds it there and free
             work.mkdir()
             yield work
             with contextlib.suppress(FileNotFoundError):  # there was none

@@ -105,7 +105,7 @@ def _check_files(wanted: NewModel, settings: Settings) -> None:
             raise HubProblem(413, "too_large", detail)
     if (size := sum(one.size for one in wanted.files)) > settings.max_model_bytes:
         detail = f"the model has {size:,} bytes, and this hub takes {settings.max_model_bytes:,}"
-        raise HubProblem(413, "too_large", detail, hint="push it to Hugging Face: `hf:ORGANISATION/NAME`")
+        raise HubProblem(413, "too_large", detail, hint="its operator can raise `WANDER_HUB_MAX_MODEL_BYTES`")
 
 
 def _place_for(
