@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import JSON, ForeignKey, Index, LargeBinary, String, Text, UniqueConstraint
+from sqlalchemy import JSON, ForeignKey, Index, LargeBinary, String, Text, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 from wander.wire import VerificationLevel
 from wander.wire.boards import TIERS
@@ -68,6 +68,13 @@ class BoardEntry(Base):
         Index("ix_board_entries_counts", "board_id", "counts", "tier", "shortfall", "posted_at", "run_id"),
         Index("ix_board_entries_posted", "board_id", "posted_at", "run_id"),
         Index("ix_board_entries_model", "board_id", "model", "posted_by_id", "posted_at", "run_id"),
+        Index(
+            "ix_board_entries_counting",
+            "board_id",
+            "model",
+            sqlite_where=text("counts = 1"),
+            postgresql_where=text("counts"),
+        ),
     )
 
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.run_id"), primary_key=True)
@@ -95,10 +102,13 @@ class BoardEntry(Base):
 
     @property
     def place(self) -> Place:
-        """Where it ranks; what could not be verified shares its ranks, whatever it scored."""
-        if TIERS[self.tier] == "unverifiable":
-            return Place(self.tier, None, None)
-        return Place(self.tier, self.low, self.high)
+        """Where it ranks."""
+        return place_of(self.tier, self.low, self.high)
+
+
+def place_of(tier: int, low: float | None, high: float | None) -> Place:
+    """Return where a run ranks; what could not be verified shares its ranks, whatever it scored."""
+    return Place(tier, None, None) if TIERS[tier] == "unverifiable" else Place(tier, low, high)
 
 
 class HiddenRun(Base):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 from sqlalchemy import Select, func, literal, select, tuple_
@@ -11,7 +11,8 @@ from wander.wire.boards import LEVELS_UP
 
 from wander_hub.database import UtcDateTime
 from wander_hub.environments.models import Environment
-from wander_hub.leaderboards.models import Board, BoardEntry, HiddenRun
+from wander_hub.leaderboards.bounds import Place
+from wander_hub.leaderboards.models import Board, BoardEntry, HiddenRun, place_of
 from wander_hub.leaderboards.schemas import BoardFilter, BoardPosition
 from wander_hub.runs.models import INCOMPLETE, Run
 from wander_hub.runs.repository import readable_run
@@ -69,6 +70,15 @@ def position(entry: BoardEntry, wanted: BoardFilter) -> BoardPosition:
     value = {"reward": entry.shortfall, "posted": 0.0, "tokens": entry.tokens, "cost": entry.usd}[wanted.sort]
     known = value if value is not None else _UNKNOWN
     return BoardPosition(wanted.sort, entry.tier, known, entry.posted_at, entry.run_id)
+
+
+def counting_places(session: Session, board: Board, models: Set[str]) -> dict[tuple[str, int], Place]:
+    """Return by model and account where those runs of these models rank that count."""
+    entry = BoardEntry
+    query = select(entry.model, entry.posted_by_id, entry.tier, entry.low, entry.high)
+    # Not `counts.is_(True)`: SQLite would miss the index of what counts, and read all of it on the board.
+    query = query.where(entry.board_id == board.id, entry.model.in_(models), entry.counts)
+    return {(model, account): place_of(*place) for model, account, *place in session.execute(query)}
 
 
 def leaders(session: Session, board: Board, limit: int) -> Sequence[BoardEntry]:

@@ -207,21 +207,15 @@ def _rows(
     version: Version,
     base_url: str,
 ) -> list[LeaderboardRow]:
-    own = {(entry.model, entry.posted_by_id): entry for _, entry in found if entry.counts}
+    own = {(entry.model, entry.posted_by_id): entry.place for _, entry in found if entry.counts}
     if unknown := {(entry.model, entry.posted_by_id) for _, entry in found} - set(own):
-        query = select(BoardEntry).where(
-            BoardEntry.board_id == board.id,
-            BoardEntry.model.in_({model for model, _ in unknown}),
-            BoardEntry.counts,
-        )
-        own |= {(one.model, one.posted_by_id): one for one in session.scalars(query)}
+        own |= repository.counting_places(session, board, {model for model, _ in unknown})
     session.refresh(board, ["lows", "highs", "tiers"])  # which no other reader of a board needs
     bounds = Bounds(board.lows, board.highs, board.tiers)
     checkpoints = names_of_weights(session, [run.weights_sha256 for run, _ in found])
     rows = []
     for run, entry in found:
-        counted = own.get((entry.model, entry.posted_by_id))
-        ranks = bounds.ranks(entry.place, counted.place if counted is not None else None)
+        ranks = bounds.ranks(entry.place, own.get((entry.model, entry.posted_by_id)))
         summary = RunSummary.model_validate(run.summary)
         mean = 0.0 - entry.shortfall
         row = fill(
