@@ -181,11 +181,7 @@ class RunningSummary:
         if means and self._binary and (self._reward_bounds == (0.0, 1.0) or len(set(self._rewards)) == 2):
             return clustered_wilson_interval(means, self.scored)
         values = self._rewards if len(means) == 1 else means
-        interval = mean_interval(values, self._reward_bounds)
-        if interval == (None, None) and len(values) > 1:
-            # All equal, beyond the bounds: others may lie as far away as 0 does.
-            return mean_interval(values, (min(0.0, 2 * values[0]), max(0.0, 2 * values[0])))
-        return interval
+        return _interval_within(values, self._reward_bounds)
 
 
 class Moments:
@@ -264,7 +260,15 @@ class ClusteredMean:
         # Zeros alone may be a share or a count; only bounds, or a 1 among them, tell.
         if self._seen == {0.0, 1.0} or (bounds == (0.0, 1.0) and self._seen <= {0.0, 1.0}):
             return clustered_wilson_interval(weighed, values)
-        return mean_interval(self._first if len(pairs) == 1 else weighed, bounds)
+        return _interval_within(self._first if len(pairs) == 1 else weighed, bounds)
+
+
+def _interval_within(values: Sequence[float], bounds: Interval | None) -> Interval | tuple[None, None]:
+    """Return `mean_interval`; of equal values beyond the bounds, others may lie as far away as 0 does."""
+    interval = mean_interval(values, bounds)
+    if interval != (None, None) or bounds is None or len(values) < 2:
+        return interval
+    return mean_interval(values, (min(0.0, 2 * values[0]), max(0.0, 2 * values[0])))
 
 
 def histogram(values: Sequence[float]) -> Histogram:
