@@ -362,7 +362,7 @@ def test_both_have_the_same_calls_with_the_same_words() -> None:
     plain = {name for name in vars(Hub) | vars(Hub.__mro__[1]) if not name.startswith("_")}
     assert plain == {
         *("search", "info", "versions", "publish", "fork", "install", "post", "leaderboard", "runs"),
-        *("verify", "whoami", "aio", "close"),
+        *("verify", "whoami", "push_model", "pull_model", "aio", "close"),
     }
     assert (Hub.info.__doc__ or "").startswith("Return what there is to know")
     assert wander.Hub is Hub

@@ -7,6 +7,8 @@ import re
 
 import pytest
 from fastapi.routing import iter_route_contexts
+from small_models import checkpoint
+from staged_uploads import pushed
 from wander_hub.accounts import repository as accounts
 from wander_hub.accounts import service as account_service
 from wander_hub.identity import HUB
@@ -28,6 +30,7 @@ PRIVATE = {
     "session_id": "0" * 32,
     "part": "run",
     "board": "0" * 8,
+    "revision": "latest",
 }
 ABSENT = PRIVATE | {
     "name": "no-such-thing",
@@ -39,7 +42,7 @@ ABSENT = PRIVATE | {
 
 @pytest.fixture
 async def private(hub, make_wheel, run_of):
-    """Alice has a public environment and a private one with a run, which carol may read."""
+    """Alice has a public environment and a private one with a run, which carol may read; and such a model."""
     await hub.publish(make_wheel(name="open", files={"open_.py": b"def load_environment(): ...\n"}))
     spec = make_wheel(name=MARK, readme=f"# {MARK}\n", summary=f"The {MARK}.", keywords=MARK)
     answer = await hub.upload(spec.build(), spec.wheel_name, fields={"wander_visibility": "private"})
@@ -47,6 +50,8 @@ async def private(hub, make_wheel, run_of):
     manifest, rollouts = run_of(None, name=MARK, run_id=RUN)
     posted = await hub.post_run(manifest, rollouts, artifacts={"notes.txt": MARK.encode()})
     assert posted.status_code == 201, posted.text
+    model = await pushed(hub.client, hub.auth(), checkpoint(), name=MARK, private=True)
+    assert model.status_code == 200, model.text
     with hub.database.write(HUB) as session:
         carol = account_service.add_user(session, "carol")
         hub.tokens["carol"] = add_token(session, carol, "test")
@@ -65,6 +70,8 @@ def read_paths(hub) -> list[str]:
 def filled(path: str, values: dict[str, str]) -> str:
     if "artifacts" in path:
         values = values | {"name": "notes.txt"}
+    if "models" in path:
+        values = values | {"filename": "config.json"}
     return re.sub(r"{(\w+)[^}]*}", lambda match: values[match[1]], path)
 
 

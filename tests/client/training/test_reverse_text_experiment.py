@@ -49,4 +49,4 @@ def test_an_experiment_that_there_is_not_is_refused_with_those_there_are(
     script = experiment_runner(monkeypatch)
     with pytest.raises(SystemExit):
         script.arguments(["chess"])
-    assert "no experiment `chess`; there are: reverse_text, tictactoe" in capsys.readouterr().err
+    assert "no experiment `chess`; there are: calculator, reverse_text, tictactoe" in capsys.readouterr().err
