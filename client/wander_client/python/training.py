@@ -65,9 +65,11 @@ class TrainingRun(Run):
 
         Needs `wander-sdk[plots]`.
         """
+        from wander.evals.report.charts import drawn_in_notebooks
         from wander.train.watch.plots import chart_runs, read_plotted
 
-        return chart_runs([read_plotted(self.path)], title=f"{self.model} on {self.environment}")
+        chart = chart_runs([read_plotted(self.path)], title=f"{self.model} on {self.environment}")
+        return drawn_in_notebooks(chart) if chart is not None else None
 
     def _facts(self) -> list[tuple[str, str]]:
         done = self.result
