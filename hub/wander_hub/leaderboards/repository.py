@@ -78,7 +78,8 @@ def counting_places(session: Session, board: Board, models: Set[str]) -> dict[tu
     query = select(entry.model, entry.posted_by_id, entry.tier, entry.low, entry.high)
     # Not `counts.is_(True)`: SQLite would miss the index of what counts, and read all of it on the board.
     query = query.where(entry.board_id == board.id, entry.model.in_(models), entry.counts)
-    return {(model, account): place_of(*place) for model, account, *place in session.execute(query)}
+    found = session.execute(query)
+    return {(model, account): place_of(tier, low, high) for model, account, tier, low, high in found}
 
 
 def leaders(session: Session, board: Board, limit: int) -> Sequence[BoardEntry]:
