@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -100,6 +100,21 @@ def percent(summary: dict[str, Any], metric: str) -> dict[str, float]:
     # A share that is the same everywhere has no interval: it may be anything on other examples.
     known = {key: value for key, value in summary["metrics"][metric].items() if value is not None}
     return {key: 100 * ({"low": 0.0, "high": 1.0} | known)[key] for key in ("mean", "low", "high")}
+
+
+def share_table(seeds: Seeds, *, header: str, cell: str, shares: Sequence[str]) -> str:
+    """Return a table of one cell: a row for each stage of each seed, its shares with their intervals."""
+    rows = [
+        f"| {stage}, {seed} | {found['games']} | {' | '.join(_interval(found[one]) for one in shares)} |\n"
+        for stage, seed_cells in by_stage(seeds).items()
+        for seed, cells in seed_cells.items()
+        if (found := cells[cell])
+    ]
+    return header + "".join(rows)
+
+
+def _interval(share: Mapping[str, float]) -> str:
+    return f"{share['mean']:.1f} ({share['low']:.1f} to {share['high']:.1f})"
 
 
 def by_stage(seeds: Seeds) -> dict[str, dict[str, Any]]:

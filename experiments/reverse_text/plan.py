@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from plan import Plan, Seeds, by_stage, percent
+from plan import Plan, percent, share_table
 
 HEADER = """\
 | policy | texts | reward % | exact % |
@@ -21,22 +22,6 @@ def cell(summary: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def table(seeds: Seeds) -> str:
-    """Return the table: a row for each stage of each seed."""
-    rows = [
-        f"| {stage}, {seed} | {texts['games']} | {interval(texts['reward'])} | {interval(texts['exact'])} |\n"
-        for stage, found in by_stage(seeds).items()
-        for seed, cells in found.items()
-        if (texts := cells["texts"])
-    ]
-    return HEADER + "".join(rows)
-
-
-def interval(share: dict[str, float]) -> str:
-    """Return a share with its interval."""
-    return f"{share['mean']:.1f} ({share['low']:.1f} to {share['high']:.1f})"
-
-
 PLAN = Plan(
     environment="reverse_text",
     teacher="scripted:reverse_text.players:teacher?forwards_prob=0.6",
@@ -44,6 +29,6 @@ PLAN = Plan(
     max_tokens=32,
     concurrency=256,
     cell=cell,
-    table=table,
+    table=partial(share_table, header=HEADER, cell="texts", shares=("reward", "exact")),
     curves=("rewards/similarity", "rewards/exact"),
 )
