@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -31,23 +31,29 @@ def yank_revision(
 ) -> ModelRevision:
     """Have `latest` and leaderboards pass a revision over; whoever names it still gets it."""
 
-    def record(session: Session) -> ModelRevision:
-        model = service.model_for(session, context.caller, "maintain", owner, name)
-        found = service.find_revision(session, model, revision)
+    def yank(found: Revision) -> None:
         found.yanked, found.yanked_reason = True, plain_reason(body.reason) or found.yanked_reason
-        return service.describe_revision(found, context.base_url)
 
-    return context.commit(record)
+    return _change(context, owner, name, revision, yank)
 
 
 @router.delete("/revisions/{revision}/yank", response_model=ModelRevision, responses=_REFUSALS)
 def unyank_revision(context: ForMaintainer, owner: str, name: str, revision: str) -> ModelRevision:
     """Offer a yanked revision again."""
 
+    def offer(found: Revision) -> None:
+        found.yanked, found.yanked_reason = False, None
+
+    return _change(context, owner, name, revision, offer)
+
+
+def _change(
+    context: Context, owner: str, name: str, revision: str, change: Callable[[Revision], None]
+) -> ModelRevision:
     def record(session: Session) -> ModelRevision:
         model = service.model_for(session, context.caller, "maintain", owner, name)
         found = service.find_revision(session, model, revision)
-        found.yanked, found.yanked_reason = False, None
+        change(found)
         return service.describe_revision(found, context.base_url)
 
     return context.commit(record)

@@ -46,9 +46,7 @@ ContentDigest = Annotated[
 )
 def open_upload(wanted: NewUpload, context: ForPublisher) -> Response:
     """Announce all files of a version; what can be said against them is said before a byte is sent."""
-    found, created = sessions.begin(context, wanted)
-    headers = {"Location": f"{context.base_url}/api/v1/uploads/{found.id}"}
-    return JSONResponse(found.model_dump(mode="json"), 201 if created else 200, headers=headers)
+    return _opened(context, *sessions.begin(context, wanted))
 
 
 @model_router.post(
@@ -62,7 +60,10 @@ def open_upload(wanted: NewUpload, context: ForPublisher) -> Response:
 )
 def open_model_upload(wanted: NewModel, context: ForPublisher) -> Response:
     """Announce all files of a model's revision; they are sent and finalized as an upload."""
-    found, created = revisions.begin(context, wanted)
+    return _opened(context, *revisions.begin(context, wanted))
+
+
+def _opened(context: Context, found: UploadSession, created: bool) -> Response:
     headers = {"Location": f"{context.base_url}/api/v1/uploads/{found.id}"}
     return JSONResponse(found.model_dump(mode="json"), 201 if created else 200, headers=headers)
 
