@@ -79,6 +79,13 @@ class StagedUpload:
     async def finalize(self) -> httpx.Response:
         return await self.client.post(f"{PATH}/{self.id}/finalize", headers=self.headers)
 
+    async def complete(self) -> httpx.Response:
+        """Send everything and finalize; return the first answer that is a refusal, or the last."""
+        if self.opened.is_error:
+            return self.opened
+        await self.send_all()
+        return await self.finalize()
+
     async def show(self) -> httpx.Response:
         return await self.client.get(f"{PATH}/{self.id}", headers=self.headers)
 
@@ -90,19 +97,11 @@ async def pushed(
     client: httpx.AsyncClient, headers: dict[str, str], files: dict[str, bytes], **stated: Any
 ) -> httpx.Response:
     """Send a model; return the first answer that is a refusal, or the last."""
-    upload = await StagedUpload.begin_model(client, headers, files, **stated)
-    if upload.opened.is_error:
-        return upload.opened
-    await upload.send_all()
-    return await upload.finalize()
+    return await (await StagedUpload.begin_model(client, headers, files, **stated)).complete()
 
 
 async def published(
     client: httpx.AsyncClient, headers: dict[str, str], files: dict[str, bytes], **stated: Any
 ) -> httpx.Response:
     """Send everything and finalize; return the first answer that is a refusal, or the last."""
-    upload = await StagedUpload.begin(client, headers, files, **stated)
-    if upload.opened.is_error:
-        return upload.opened
-    await upload.send_all()
-    return await upload.finalize()
+    return await (await StagedUpload.begin(client, headers, files, **stated)).complete()
