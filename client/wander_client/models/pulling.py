@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from wander_client.context import Invocation
 
 _KIB = 1024
+_PART = ".part"
+"""How the name of a file ends of which some bytes are here."""
 
 
 def pull_model(context: Invocation, name: HubModel) -> tuple[PulledModel, int]:
@@ -87,9 +89,6 @@ def _fetch(
         told(done)
     work.rename(model.folder)
     return fetched
-
-
-_PART = ".part"
 
 
 def _fetch_file(sender: Sender, file: ModelFileInfo, work: Path, told: Callable[[int], None]) -> int:

@@ -1,4 +1,4 @@
-"""Pushes checkpoints: to the hub, where they go on after an attempt that broke off, or to Hugging Face."""
+"""Pushes checkpoints to the hub, where they go on after an attempt that broke off."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def _send(
     try:
         there = hub.read(model_path(name.owner, name.name, "revisions", packed.revision), ModelRevision)
     except NotFound:
-        pass
+        pass  # so it is sent
     else:
         if private in (None, there.private):
             return Sent(there, frozenset(), 0)
