@@ -1,4 +1,8 @@
-"""Calculator: held-out questions with numbers of the sizes that were trained on."""
+"""Calculator: questions with the numbers that were trained on.
+
+Numbers up to 30 make 1,682 questions, so training meets nearly all that are asked here: what is measured is
+which tool the policy has learnt to call, not what it does with numbers that it never saw.
+"""
 
 from __future__ import annotations
 
