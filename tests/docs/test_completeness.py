@@ -9,7 +9,8 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_page import blocks
 from wander.moved import MOVED
-from wander.train.config import GRPOSettings, SFTSettings, read_settings
+from wander.train.config import GRPOSettings, SFTSettings
+from wander.train.settings_file import read_settings
 from wander.types import Rollout
 from wander.wire import RunManifest, RunSummary
 from wander_client.commands import COMMANDS

@@ -9,7 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from wander.train.config import SFTSettings, read_settings
+from wander.train.config import SFTSettings
+from wander.train.settings_file import read_settings
 
 from wander_client.errors import ClientError, Interrupted, NotFound
 from wander_client.training.run import model_path, step_lines, with_path

@@ -5,16 +5,10 @@ The principal dial of GRPO is `batch.rollouts`: under about 256 rollouts a step,
 
 from __future__ import annotations
 
-import difflib
 import re
-import tomllib
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-
-from wander.errors import ConfigError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 Schedule = Literal["constant", "linear", "cosine"]
 Precision = Literal["float32", "bfloat16"]
@@ -441,20 +435,25 @@ class GRPOSettings(Section):
         ]
 
 
-class SFTScheduleSection(ScheduleSection):
-    """How long and how fast; one epoch or more, or a number of steps."""
+class OfflineScheduleSection(ScheduleSection):
+    """How long and how fast, over rows that are there; one epoch or more, or a number of steps."""
 
     steps: int = Field(default=0, ge=0)
     """0 means as many as `epochs` need."""
     epochs: float = Field(default=1.0, gt=0)
     warmup_steps: int = Field(default=0, ge=0)
     decay: Schedule = "cosine"
+    checkpoint_every: int = Field(default=0, ge=0)
+    """Steps between checkpoints; 0 keeps only that of an interrupted run."""
+
+
+class SFTScheduleSection(OfflineScheduleSection):
+    """How long and how fast, and how often the loss is measured on what is held back."""
+
     eval_share: float = Field(default=0.0, ge=0, lt=1)
     """Share of the conversations that is held back to measure the loss on; those of one prompt together."""
     eval_every: int = Field(default=0, ge=0)
     """Steps between measurements; 0 measures before the first step and after the last alone."""
-    checkpoint_every: int = Field(default=0, ge=0)
-    """Steps between checkpoints; 0 keeps only that of an interrupted run."""
 
 
 class SFTBatchSection(Section):
@@ -465,114 +464,64 @@ class SFTBatchSection(Section):
     """Tokens of one conversation; longer ones are left out, and counted."""
 
 
-class SFTSettings(Section):
-    """All settings of a supervised fine-tuning run."""
+class OfflineSettings(Section):
+    """What the settings of all have in common that learn from rows or rollouts which are there."""
 
     model: ModelSection
     batch: SFTBatchSection = SFTBatchSection()
-    schedule: SFTScheduleSection = SFTScheduleSection()
+    schedule: OfflineScheduleSection = OfflineScheduleSection()
     logging: LoggingSection = LoggingSection()
 
 
-Settings = TypeVar("Settings", GRPOSettings, SFTSettings)
-AnySection = TypeVar("AnySection", bound=Section)
+class SFTSettings(OfflineSettings):
+    """All settings of a supervised fine-tuning run."""
+
+    schedule: SFTScheduleSection = SFTScheduleSection()
 
 
-def read_settings(
-    kind: type[Settings], file: Path | None, overrides: Sequence[str] = (), **given: Mapping[str, Any]
-) -> Settings:
-    """Read settings from a TOML file, then apply `section.field=value` overrides and `given` sections.
+class PreferenceBatchSection(SFTBatchSection):
+    """How many pairs (dpo) or rollouts (kto) a step."""
 
-    Values of overrides are TOML (`schedule.steps=5`, `algorithm.loss="cispo"`); a bare word counts as text.
-    Raises `ConfigError` that names the field.
-    """
-    data = settings_data(file, overrides, given)
-    return check_settings(kind, data, f" in `{file}`" if file else "")
+    rows: int = Field(default=32, gt=1)
+    max_length: int = Field(default=1024, gt=0)
+    """Tokens of one rollout; longer ones are left out, and counted."""
 
 
-def settings_data(
-    file: Path | None, overrides: Sequence[str], given: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Return what a TOML file holds after `section.field=value` overrides; phases by their name.
+class DPOSection(Section):
+    """Which rollouts are compared, and how that becomes gradients."""
 
-    `given` are sections whose fields take precedence over both.
-    """
-    try:
-        data: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8")) if file is not None else {}
-    except OSError as error:
-        raise ConfigError(f"cannot read `{file}`: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"`{file}` is not valid TOML: {error}") from error
-    if isinstance(phases := data.get("phases"), list):
-        data["phases"] = _phases_by_name(phases, file)
-    for override in overrides:
-        name, equals, value = override.partition("=")
-        *path, last = name.strip().split(".")
-        if not (equals and path and last):
-            raise ConfigError(
-                f"`{override}` is no setting", hint="write it as `section.field=value`, for example "
-                "`schedule.steps=20`",
-            )  # fmt: skip
-        target: Any = data
-        for part in path:
-            target = target.setdefault(part, {})
-            if not isinstance(target, dict):
-                raise ConfigError(f"`{override}`: `{part}` is no section", hint=f"correct it in `{file}`")
-        try:
-            target[last] = tomllib.loads(f"value = {value.strip()}")["value"]
-        except tomllib.TOMLDecodeError:
-            target[last] = value.strip()
-    return lay_over(data, given)
+    loss: Literal["sigmoid", "hinge", "ipo"] = "sigmoid"
+    beta: float = Field(default=0.1, gt=0)
+    """How strongly the policy is held to what it was before: more moves it less."""
+    pairs_per_example: int = Field(default=1, gt=0)
+    """The best rollout of an example against its worst, the second best against the second worst..."""
+    min_gap: float = Field(default=0.0, ge=0)
+    """The rewards of a pair differ by more than this."""
 
 
-def lay_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return two tables as one, tables within them too; anything else of `above` replaces what is below."""
-    whole = dict(below)
-    for name, value in above.items():
-        known = whole.get(name)
-        both = isinstance(known, Mapping) and isinstance(value, Mapping)
-        whole[name] = lay_over(known, value) if both and known is not None else value
-    return whole
+class DPOSettings(OfflineSettings):
+    """All settings of a run that learns from pairs of rollouts."""
+
+    preference: DPOSection = DPOSection()
+    batch: PreferenceBatchSection = PreferenceBatchSection()
 
 
-def _phases_by_name(phases: list[Any], file: Path | None) -> dict[str, Any]:
-    """Return `[[phases]]` by name, in their order; one without a name is called what it is."""
-    named: dict[str, Any] = {}
-    for number, phase in enumerate(phases, start=1):
-        if not isinstance(phase, dict):
-            raise ConfigError(f"phase {number} in `{file}` is no table", hint="write `[[phases]]`")
-        name = str(phase.get("name", phase.get("kind", number)))
-        if name in named:
-            raise ConfigError(
-                f"two phases in `{file}` are called `{name}`", hint=f'give phase {number} a `name = "..."`'
-            )
-        named[name] = {key: value for key, value in phase.items() if key != "name"}
-    return named
+class KTOSection(Section):
+    """Which rollouts are good, and how that becomes gradients."""
+
+    loss: Literal["kto", "apo_zero_unpaired"] = "kto"
+    beta: float = Field(default=0.1, gt=0)
+    """How strongly the policy is held to what it was before: more moves it less."""
+    good_from: float | None = None
+    """Reward from which a rollout is good, and under which it is bad; None means the mean of its example,
+    where those of exactly that reward are left out."""
 
 
-def check_settings(kind: type[AnySection], data: Mapping[str, Any], where: str) -> AnySection:
-    """Return settings of what a file holds; raises `ConfigError` that names the field, and `where`."""
-    try:
-        return kind.model_validate(data)
-    except ValidationError as error:
-        raise _refusal(kind, error, where) from error
+class KTOSettings(OfflineSettings):
+    """All settings of a run that learns from good and bad rollouts."""
+
+    preference: KTOSection = KTOSection()
+    batch: PreferenceBatchSection = PreferenceBatchSection()
 
 
-def _refusal(kind: type[BaseModel], error: ValidationError, where: str) -> ConfigError:
-    """Say what is wrong with the first setting that is: no such name, or no such value."""
-    problem = error.errors(include_url=False, include_input=False)[0]
-    *sections, name = [str(part) for part in problem["loc"]] or [""]
-    place = ".".join([*sections, name]) or "the settings"
-    for section in sections:  # as far as they lead to one whose fields are known
-        inner = kind.model_fields[section].annotation if section in kind.model_fields else None
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
-            break
-        kind = inner
-    listed = ", ".join(f"`{field}`" for field in kind.model_fields)
-    hint = f"`{'.'.join(sections)}` takes {listed}" if sections else f"the sections are {listed}"
-    if problem["type"] != "extra_forbidden":
-        message = problem["msg"]
-        return ConfigError(f"`{place}`{where}: {message[:1].lower()}{message[1:]}", hint=hint)
-    if near := difflib.get_close_matches(name, list(kind.model_fields), n=1):
-        hint = f"did you mean `{'.'.join([*sections, near[0]])}`?"
-    return ConfigError(f"there is no setting `{place}`{where}", hint=hint)
+PreferenceSettings = DPOSettings | KTOSettings

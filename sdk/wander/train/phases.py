@@ -29,11 +29,9 @@ from wander.train.config import (
     GRPOSettings,
     Section,
     SFTSettings,
-    check_settings,
-    lay_over,
-    settings_data,
 )
 from wander.train.records.outcome import read_best
+from wander.train.settings_file import check_settings, lay_over, settings_data
 
 PHASE = "phase:"
 """Begins a model or rows that an earlier phase of the run made."""

@@ -14,11 +14,11 @@ from wander.train.phases import (
     RolloutsPhase,
     SFTPhase,
     find_made_model,
-    lay_over,
     phase_folders,
     read_phases,
 )
 from wander.train.records.outcome import BestCheckpoint, write_best
+from wander.train.settings_file import lay_over
 
 WHOLE = """
 [model]

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 from wander.errors import ConfigError
-from wander.train.config import GRPOSettings, SFTSettings, read_settings
+from wander.train.config import GRPOSettings, SFTSettings
+from wander.train.settings_file import read_settings
 
 MODEL = {"path": "smollm2"}
 

@@ -1,0 +1,117 @@
+"""Reads settings of training from TOML files and overrides; names what is wrong, and what may stand there."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from wander.errors import ConfigError
+from wander.train.config import DPOSettings, GRPOSettings, KTOSettings, Section, SFTSettings
+
+Settings = TypeVar("Settings", GRPOSettings, SFTSettings, DPOSettings, KTOSettings)
+AnySection = TypeVar("AnySection", bound=Section)
+
+
+def read_settings(
+    kind: type[Settings], file: Path | None, overrides: Sequence[str] = (), **given: Mapping[str, Any]
+) -> Settings:
+    """Read settings from a TOML file, then apply `section.field=value` overrides and `given` sections.
+
+    Values of overrides are TOML (`schedule.steps=5`, `algorithm.loss="cispo"`); a bare word counts as text.
+    Raises `ConfigError` that names the field.
+    """
+    data = settings_data(file, overrides, given)
+    return check_settings(kind, data, f" in `{file}`" if file else "")
+
+
+def settings_data(
+    file: Path | None, overrides: Sequence[str], given: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return what a TOML file holds after `section.field=value` overrides; phases by their name.
+
+    `given` are sections whose fields take precedence over both.
+    """
+    try:
+        data: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8")) if file is not None else {}
+    except OSError as error:
+        raise ConfigError(f"cannot read `{file}`: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"`{file}` is not valid TOML: {error}") from error
+    if isinstance(phases := data.get("phases"), list):
+        data["phases"] = _phases_by_name(phases, file)
+    for override in overrides:
+        name, equals, value = override.partition("=")
+        *path, last = name.strip().split(".")
+        if not (equals and path and last):
+            raise ConfigError(
+                f"`{override}` is no setting", hint="write it as `section.field=value`, for example "
+                "`schedule.steps=20`",
+            )  # fmt: skip
+        target: Any = data
+        for part in path:
+            target = target.setdefault(part, {})
+            if not isinstance(target, dict):
+                raise ConfigError(f"`{override}`: `{part}` is no section", hint=f"correct it in `{file}`")
+        try:
+            target[last] = tomllib.loads(f"value = {value.strip()}")["value"]
+        except tomllib.TOMLDecodeError:
+            target[last] = value.strip()
+    return lay_over(data, given)
+
+
+def lay_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return two tables as one, tables within them too; anything else of `above` replaces what is below."""
+    whole = dict(below)
+    for name, value in above.items():
+        known = whole.get(name)
+        both = isinstance(known, Mapping) and isinstance(value, Mapping)
+        whole[name] = lay_over(known, value) if both and known is not None else value
+    return whole
+
+
+def _phases_by_name(phases: list[Any], file: Path | None) -> dict[str, Any]:
+    """Return `[[phases]]` by name, in their order; one without a name is called what it is."""
+    named: dict[str, Any] = {}
+    for number, phase in enumerate(phases, start=1):
+        if not isinstance(phase, dict):
+            raise ConfigError(f"phase {number} in `{file}` is no table", hint="write `[[phases]]`")
+        name = str(phase.get("name", phase.get("kind", number)))
+        if name in named:
+            raise ConfigError(
+                f"two phases in `{file}` are called `{name}`", hint=f'give phase {number} a `name = "..."`'
+            )
+        named[name] = {key: value for key, value in phase.items() if key != "name"}
+    return named
+
+
+def check_settings(kind: type[AnySection], data: Mapping[str, Any], where: str) -> AnySection:
+    """Return settings of what a file holds; raises `ConfigError` that names the field, and `where`."""
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        raise _refusal(kind, error, where) from error
+
+
+def _refusal(kind: type[BaseModel], error: ValidationError, where: str) -> ConfigError:
+    """Say what is wrong with the first setting that is: no such name, or no such value."""
+    problem = error.errors(include_url=False, include_input=False)[0]
+    *sections, name = [str(part) for part in problem["loc"]] or [""]
+    place = ".".join([*sections, name]) or "the settings"
+    for section in sections:  # as far as they lead to one whose fields are known
+        inner = kind.model_fields[section].annotation if section in kind.model_fields else None
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            break
+        kind = inner
+    listed = ", ".join(f"`{field}`" for field in kind.model_fields)
+    hint = f"`{'.'.join(sections)}` takes {listed}" if sections else f"the sections are {listed}"
+    if problem["type"] != "extra_forbidden":
+        message = problem["msg"]
+        return ConfigError(f"`{place}`{where}: {message[:1].lower()}{message[1:]}", hint=hint)
+    if near := difflib.get_close_matches(name, list(kind.model_fields), n=1):
+        hint = f"did you mean `{'.'.join([*sections, near[0]])}`?"
+    return ConfigError(f"there is no setting `{place}`{where}", hint=hint)
