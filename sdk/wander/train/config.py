@@ -202,8 +202,11 @@ class ScheduleSection(Section):
 class OutputSection(Section):
     """What is kept."""
 
-    checkpoint_every: int = Field(default=0, ge=0)
-    """Steps between checkpoints; 0 keeps only that of an interrupted run. The final model is always kept."""
+    checkpoint_every: int | None = Field(default=None, ge=0)
+    """Steps between checkpoints. None means 20, of which the newest two stay until the run has ended; 0 keeps
+    only that of an interrupted run. The final model is always kept."""
+    checkpoints_kept: int = Field(default=0, ge=0)
+    """How many of those that `checkpoint_every` asks for stay, the newest, two at least; 0 keeps all."""
     rollouts_every: int = Field(default=10, ge=0)
     """Steps between samples of rollouts in the run's record: one group of the step, and what the policy does
     on `fixed_prompts`; 0 keeps none."""
@@ -443,8 +446,9 @@ class OfflineScheduleSection(ScheduleSection):
     epochs: float = Field(default=1.0, gt=0)
     warmup_steps: int = Field(default=0, ge=0)
     decay: Schedule = "cosine"
-    checkpoint_every: int = Field(default=0, ge=0)
-    """Steps between checkpoints; 0 keeps only that of an interrupted run."""
+    checkpoint_every: int | None = Field(default=None, ge=0)
+    """Steps between checkpoints, of which the newest two stay. None means 200, and none is left once the run
+    has ended; 0 keeps only that of an interrupted run."""
 
 
 class SFTScheduleSection(OfflineScheduleSection):

@@ -79,6 +79,7 @@ from wander.train.rollouts.step import PlayedStep, StepPlayer, mean, merge_share
 from wander.train.trainer import (
     Progress,
     StepLog,
+    checkpoint_arguments,
     make_arguments,
     train_until_interrupted,
 )
@@ -89,6 +90,9 @@ from wander.types import SamplingArgs
 
 ROWS_PER_FORWARD = 32
 """Rows of alike length computed together; smaller wastes less padding, larger multiplies bigger matrices."""
+
+CHECKPOINT_STEPS = 20
+"""Steps that a kill costs at most, where the settings say nothing of checkpoints."""
 
 CISPO_CLIP_HIGH = 5.0
 """TRL's default for cispo is 0.2, which multiplies every on-policy gradient by 0.2."""
@@ -315,8 +319,9 @@ def grpo_config(settings: GRPOSettings, folder: Path, processes: int = 1) -> GRP
         ddp_find_unused_parameters=False,
         ddp_broadcast_buffers=False,
         **correction_arguments(settings),
-        save_strategy="steps" if settings.output.checkpoint_every else "no",
-        save_steps=settings.output.checkpoint_every or 500,
+        **checkpoint_arguments(
+            settings.output.checkpoint_every, usual=CHECKPOINT_STEPS, kept=settings.output.checkpoints_kept
+        ),
     )
 
 

@@ -46,7 +46,14 @@ from wander.train.records.checkpoints import (
     list_checkpoints,
     seal_checkpoint,
 )
-from wander.train.trainer import OnSave, Progress, StepLog, make_arguments, train_until_interrupted
+from wander.train.trainer import (
+    OnSave,
+    Progress,
+    StepLog,
+    make_arguments,
+    offline_checkpoint_arguments,
+    train_until_interrupted,
+)
 from wander.train.watch.alerts import write_alerts
 from wander.train.watch.observers import TrackerCallback
 from wander.train.watch.trackers import require_trackers
@@ -126,9 +133,7 @@ def train_sft(
                 max_steps=schedule.steps or -1,
                 num_train_epochs=schedule.epochs,
                 per_device_train_batch_size=settings.batch.rows,
-                save_strategy="steps" if schedule.checkpoint_every else "no",
-                save_steps=schedule.checkpoint_every or 1,
-                save_total_limit=2,
+                **offline_checkpoint_arguments(schedule),
                 dataset_kwargs={"skip_prepare_dataset": True},
             ),
         )

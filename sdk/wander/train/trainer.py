@@ -16,7 +16,7 @@ from typing import Any
 from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
 from wander.models.loading import torch_device
-from wander.train.config import ModelSection, ScheduleSection
+from wander.train.config import ModelSection, OfflineScheduleSection, ScheduleSection
 
 CHECKPOINTING = next(
     name
@@ -45,6 +45,35 @@ def make_arguments(model: ModelSection, schedule: ScheduleSection, folder: Path)
         "dataloader_pin_memory": False,
         "pad_to_multiple_of": None,
     }
+
+
+FEWEST_CHECKPOINTS = 2
+"""That stay: the newest may be damaged, or still be written."""
+
+
+def checkpoint_arguments(every: int | None, *, usual: int, kept: int) -> dict[str, Any]:
+    """Return the trainer's arguments of checkpoints: one every so many steps, `usual` where `every` is None.
+
+    Of those that were asked for the newest `kept` stay (0: all), of others the fewest.
+    """
+    steps = usual if every is None else every
+    keeps_all = every is not None and kept == 0
+    return {
+        "save_strategy": "steps" if steps else "no",
+        "save_steps": steps or 1,
+        "save_total_limit": None if keeps_all else max(FEWEST_CHECKPOINTS, kept),
+    }
+
+
+OFFLINE_CHECKPOINT_STEPS = 200
+"""Steps on rows that a kill costs at most, where the settings say nothing of checkpoints."""
+
+
+def offline_checkpoint_arguments(schedule: OfflineScheduleSection) -> dict[str, Any]:
+    """Return the trainer's arguments of the checkpoints of a run that learns from rows."""
+    return checkpoint_arguments(
+        schedule.checkpoint_every, usual=OFFLINE_CHECKPOINT_STEPS, kept=FEWEST_CHECKPOINTS
+    )
 
 
 Progress = Callable[[dict[str, Any]], None]

@@ -1,11 +1,14 @@
-"""Which checkpoint a run goes on from."""
+"""Which checkpoints a run keeps, and which one it goes on from."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from wander.errors import RunError
+from wander.train.config import GRPOSettings, OutputSection
+from wander.train.grpo import CHECKPOINT_STEPS, train_grpo
 from wander.train.records.checkpoints import (
     checkpoint_to_resume,
     give_up_later,
@@ -15,7 +18,10 @@ from wander.train.records.checkpoints import (
     seal_checkpoint,
     write_saved,
 )
+from wander.train.trainer import checkpoint_arguments
 from wander.wire.postings import Checkpoint
+
+from .conftest import bandit, opener_of
 
 
 def written(run: Path, step: int) -> Path:
@@ -115,3 +121,66 @@ def test_runs_of_before_there_were_seals_go_on(tmp_path: Path) -> None:
     found = checkpoint_to_resume(tmp_path, sealed=False)
     assert found is not None
     assert (found.step, found.seal) == (3, None)
+
+
+def steps_kept(run: Path) -> list[int]:
+    return [one.step for one in list_checkpoints(run)]
+
+
+class Killed(Exception):
+    pass
+
+
+def bandit_settings(start: Path, steps: int, **output: Any) -> GRPOSettings:
+    return GRPOSettings.model_validate(
+        {
+            "model": {"path": str(start), "device": "cpu"},
+            "batch": {"rollouts": 4, "group_size": 2, "rows_at_once": 4},
+            "sampling": {"max_tokens": 2},
+            "schedule": {"steps": steps},
+            "output": {"rollouts_every": 0, **output},
+        }
+    )
+
+
+def test_who_says_nothing_of_checkpoints_loses_few_steps_and_no_disk(puller: Path, tmp_path: Path) -> None:
+    steps = 2 * CHECKPOINT_STEPS + 3
+    settings, run = bandit_settings(puller, steps), tmp_path / "run"
+
+    def die(entry: dict[str, Any]) -> None:
+        if entry["step"] == steps - 1:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train_grpo(opener_of(bandit), settings, run, progress=die)
+    assert steps_kept(run) == [CHECKPOINT_STEPS, 2 * CHECKPOINT_STEPS]
+    seen: list[int] = []
+    train_grpo(
+        opener_of(bandit), settings, run, resume=True, progress=lambda entry: seen.append(entry["step"])
+    )
+    assert seen == [steps - 2, steps - 1, steps]
+    assert not (run / "checkpoints").exists(), "the model of the end is all that stays"
+
+
+def test_those_that_were_asked_for_stay_all_or_the_newest(puller: Path, tmp_path: Path) -> None:
+    train_grpo(opener_of(bandit), bandit_settings(puller, 4, checkpoint_every=1), tmp_path / "all")
+    assert steps_kept(tmp_path / "all") == [1, 2, 3, 4]
+    settings = bandit_settings(puller, 4, checkpoint_every=1, checkpoints_kept=3)
+    train_grpo(opener_of(bandit), settings, tmp_path / "newest")
+    assert steps_kept(tmp_path / "newest") == [2, 3, 4]
+    assert checkpoint_arguments(5, usual=20, kept=1)["save_total_limit"] == 2, "one may be damaged"
+    assert checkpoint_arguments(0, usual=20, kept=0)["save_strategy"] == "no"
+
+
+def test_a_run_begun_with_the_default_of_before_goes_on(puller: Path, tmp_path: Path) -> None:
+    """It kept no checkpoint but that of an interruption, and its record says so."""
+    before = bandit_settings(puller, 3, checkpoint_every=0)
+
+    def die(entry: dict[str, Any]) -> None:
+        if entry["step"] == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train_grpo(opener_of(bandit), before, tmp_path, progress=die)
+    now = before.model_copy(update={"output": OutputSection(rollouts_every=0)})
+    assert train_grpo(opener_of(bandit), now, tmp_path, resume=True).steps == 3

@@ -136,10 +136,15 @@ def training_differences(recorded: RunManifest, now: RunManifest) -> list[Differ
 
 def _with_deciding_settings(manifest: RunManifest) -> RunManifest:
     """Return a manifest with those settings that decide the weights; added ones have their default."""
-    workers: Any = {"environment": {"workers"}, "environments": {"__all__": {"workers"}}}
+    others: Any = {
+        "environment": {"workers"},
+        "environments": {"__all__": {"workers"}},
+        "output": {"checkpoint_every", "checkpoints_kept"},
+        "alerts": True,
+    }
     with contextlib.suppress(ValidationError):
         settings = GRPOSettings.model_validate(manifest.training)
-        update = {"training": settings.model_dump(mode="json", exclude=workers)}
+        update = {"training": settings.model_dump(mode="json", exclude=others)}
         return manifest.model_copy(update=update)
     return manifest
 
