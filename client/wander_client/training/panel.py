@@ -404,9 +404,11 @@ def _evaluation_lines(state: TrainingState, width: int) -> list[Text]:
 
 
 def evaluation_text(one: CellEvaluation) -> str:
-    """Return one cell's result: `optimal 0.512 [0.44, 0.58]`."""
+    """Return one cell's result: `optimal 0.512 [0.44, 0.58]`, or `every 3 of 533 lines bad`."""
     if one.reward is None:
         return f"{one.cell} failed"
+    if one.lines is not None:
+        return f"{one.cell} {one.metrics['bad']:.0f} of {one.lines} lines bad"
     bounds = "" if one.interval is None else f" [{one.interval[0]:.2f}, {one.interval[1]:.2f}]"
     return f"{one.cell} {one.reward:.3f}{bounds}"
 

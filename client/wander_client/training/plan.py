@@ -34,7 +34,8 @@ class PlannedWork:
     """None where that is told by the rows, once they are there."""
     rollouts: int
     """Played to learn from, at most."""
-    evaluation_rollouts: int
+    evaluation_rollouts: int | None
+    """None where every line is played: how many there are depends on the policy."""
     tokens_at_most: int | None
     """That the policy would sample; None where the environment has no limit of turns, or a turn no limit."""
     settings: dict[str, Any]
@@ -45,7 +46,7 @@ def show_plan(
 ) -> None:
     """Load the environment with the arguments of each phase, and print what would be done."""
     planned = asyncio.run(_plan(context, environment, phases, sandbox))
-    rollouts = sum(each.rollouts + each.evaluation_rollouts for each in planned)
+    rollouts = sum(each.rollouts + (each.evaluation_rollouts or 0) for each in planned)
     limit = _sum(each.tokens_at_most for each in planned)
     data = {
         "environment": environment,
@@ -67,7 +68,7 @@ def show_plan(
                 each.begins_with,
                 "by its rows" if each.steps is None else f"{each.steps:,}",
                 f"{each.rollouts:,}",
-                f"{each.evaluation_rollouts:,}",
+                "every line" if each.evaluation_rollouts is None else f"{each.evaluation_rollouts:,}",
                 "no limit" if each.tokens_at_most is None else f"{each.tokens_at_most:,}",
             ]
             for each in planned
@@ -133,7 +134,7 @@ async def _plan_grpo(phase: GRPOPhase, shown: dict[str, Any], most_turns: Any) -
     return PlannedWork(phase.name, phase.kind, model, steps, rollouts, evaluated, tokens, shown)
 
 
-async def _plan_evaluations(settings: GRPOSettings, most_turns: Any) -> tuple[int, int | None]:
+async def _plan_evaluations(settings: GRPOSettings, most_turns: Any) -> tuple[int | None, int | None]:
     """Return how many rollouts the evaluations play, and their tokens at most."""
     section = settings.evaluation
     if section.every == 0:
@@ -141,13 +142,14 @@ async def _plan_evaluations(settings: GRPOSettings, most_turns: Any) -> tuple[in
     steps = settings.schedule.steps
     times = 1 + steps // section.every + (steps % section.every != 0)
     limit = section.max_tokens or settings.sampling.max_tokens
-    counts, tokens = [], []
+    counts: list[int | None] = []
+    tokens: list[int | None] = []
     for cell in settings.evaluation_cells:
         base = {} if cell.environment else settings.environment.arguments
-        counts.append(times * (cell.examples or section.examples))
+        counts.append(None if cell.exhaustive else times * (cell.examples or section.examples))
         turns = await most_turns(cell.environment, {**base, **cell.arguments})
         tokens.append(_product(counts[-1], turns, limit))
-    return sum(counts), _sum(tokens)
+    return _sum(counts), _sum(tokens)
 
 
 def _sum(parts: Iterable[int | None]) -> int | None:
@@ -157,5 +159,6 @@ def _sum(parts: Iterable[int | None]) -> int | None:
 
 
 def _product(*factors: int | None) -> int | None:
+    """Return a product; None where a factor has no limit."""
     known = [factor for factor in factors if factor is not None]
     return math.prod(known) if len(known) == len(factors) else None

@@ -72,6 +72,8 @@ def evaluation_rows(facts: dict[str, Any]) -> tuple[Sequence[str], list[list[str
     for one in map(CellEvaluation.model_validate, facts["evaluations"]):
         reward = "" if one.reward is None else f"{one.reward:.4f}"
         interval = "" if one.interval is None else f"{one.interval[0]:.4f} to {one.interval[1]:.4f}"
+        if one.lines is not None:
+            interval = f"{one.metrics['bad']:.0f} of {one.lines} lines bad"
         rows.append([str(one.step), one.cell, reward, interval, str(one.examples), str(one.failed)])
     return ("step", "cell", "reward", "95 % interval", "examples", "failed"), rows
 

@@ -138,6 +138,11 @@ def count_lines(rollouts: Iterable[Rollout]) -> LineCount:
     return LineCount(**ends)
 
 
+def is_bad(rollout: Rollout) -> bool:
+    """Tell whether a line was lost, unfinished or failed, or had an invalid move."""
+    return outcome_of(rollout) not in ("won", "drawn") or rollout.metrics.get(INVALID, 0.0) > 0
+
+
 class ConversationMemo(WrappedClient):
     """Asks a client each conversation once, and tells rollouts which line they play.
 
@@ -181,6 +186,17 @@ class ConversationMemo(WrappedClient):
         await asyncio.gather(*self._answers.values(), return_exceptions=True)
 
 
+async def openings_of(environment: EnvironmentHandle) -> list[Example]:
+    """Return the openings of an environment; raises `ConfigError` where it declares none."""
+    openings = await environment.openings()
+    if not openings:
+        raise ConfigError(
+            f"`{environment.info.name}` does not declare what it may answer, so its lines cannot be walked",
+            hint="an environment declares it by `openings` and `choose`: see docs/authoring.md",
+        )
+    return list(openings)
+
+
 async def walk(
     environment: EnvironmentHandle,
     client: Client,
@@ -198,12 +214,7 @@ async def walk(
     `ConfigError` for an environment that declares no openings, `RunError` for a folder of another run, and
     `ModelError` when the endpoint cannot be used.
     """
-    openings = await environment.openings()
-    if not openings:
-        raise ConfigError(
-            f"`{environment.info.name}` does not declare what it may answer, so its lines cannot be walked",
-            hint="an environment declares it by `openings` and `choose`: see docs/authoring.md",
-        )
+    openings = await openings_of(environment)
     manifest = new_manifest(
         environment=pin,
         model=model_pin(client),
@@ -352,11 +363,7 @@ class _Walk:
             by_opening=by_opening,
             conversations=self._memo.conversations,
             run_dir=self._folder.path if self._folder else None,
-            bad=[
-                each
-                for each in played
-                if outcome_of(each) not in ("won", "drawn") or each.metrics.get(INVALID, 0.0) > 0
-            ],
+            bad=[each for each in played if is_bad(each)],
             interrupted=stopped,
             unexplored=self._unexplored,
             resumed=self._resumed,

@@ -229,6 +229,16 @@ class EvaluationCell(Section):
     """Laid over `environment.arguments`."""
     examples: int | None = Field(default=None, gt=0)
     """None means `evaluation.examples`."""
+    exhaustive: bool = False
+    """Play every line of what the environment may reply in place of examples; the metrics count the lines
+    that were `won`, `drawn`, `lost`, `unfinished`, `failed`, `invalid`, and `bad`: all but those won or drawn
+    without an invalid move."""
+
+    @model_validator(mode="after")
+    def _either(self) -> EvaluationCell:
+        if self.exhaustive and self.examples is not None:
+            raise ValueError(f"cell `{self.name}` is exhaustive: it plays every line, not `examples`")
+        return self
 
 
 class EvaluationSection(Section):
@@ -252,6 +262,8 @@ class EvaluationSection(Section):
         names = [cell.name for cell in self.cells]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two cells are called `{twice[0]}`")
+        if self.temperature and any(cell.exhaustive for cell in self.cells):
+            raise ValueError("an exhaustive cell is greedy: `evaluation.temperature` must be 0")
         return self
 
 

@@ -23,6 +23,7 @@ from wander_client.training.panel import (
     PlainSteps,
     TrainingPanel,
     TrainingState,
+    evaluation_text,
     open_display,
     panel_lines,
     sparkline,
@@ -96,6 +97,11 @@ def test_the_panel_says_what_a_person_asks(folder: Path) -> None:
     assert "checkpoint of step 4" in text
     assert "! step 3: 50% of the rollouts were cut short" in text
     assert "▁▃▄▆█" in text
+
+
+def test_lines_that_were_all_played_are_counted() -> None:
+    every = evaluation(4, "every", 0.9).model_copy(update={"lines": 533, "metrics": {"bad": 3.0}})
+    assert evaluation_text(every) == "every 3 of 533 lines bad"
 
 
 def test_evaluations_make_the_time_left_longer(folder: Path) -> None:

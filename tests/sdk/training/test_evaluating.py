@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -12,9 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from wander import State
+from wander import Messages, Rubric, SamplingArgs, State
 from wander.environment import LocalEnvironment
 from wander.errors import ConfigError
+from wander.evals.exhaustive import WalkPlan, WalkResult, walk
+from wander.models.client import TransformersClient
 from wander.models.loading import load_model, weights_digest
 from wander.train.config import GRPOSettings
 from wander.train.evaluation.evaluator import CellEvaluation, read_evaluations
@@ -22,8 +25,9 @@ from wander.train.grpo import GRPOResult, train_grpo
 from wander.train.records.outcome import read_best, read_outcome
 from wander.train.records.record import read_checkpoints, read_metrics
 from wander.train.rollouts.environments import EnvironmentChoice
+from wander.wire import EnvironmentPin
 
-from .conftest import BanditEnv, bandit
+from .conftest import PULL, BanditEnv, bandit, payoff
 
 CELLS = [{"name": "short", "examples": 6}, {"name": "long", "arguments": {"examples": 16}}]
 
@@ -275,3 +279,89 @@ def test_a_failed_rollout_is_counted_and_is_in_no_mean(puller: Path, tmp_path: P
     (first, _) = read_evaluations(tmp_path / "run")
     assert (first.examples, first.failed, first.split) == (5, 1, "eval")
     assert first.reward is not None
+
+
+class WeatherEnv(BanditEnv):
+    """Pays 0, 1 or 2 for any pull, as it likes: nine lines from each of two openings."""
+
+    def openings(self) -> list[dict[str, Any]]:
+        return [
+            {"question": f"Machine {i}. Answer <pull>lever</pull>.", "example_id": f"{i}"} for i in (0, 1)
+        ]
+
+    def env_response(self, messages: Messages, state: State) -> Messages:
+        state["paid"].append(self.choose(state, [0, 1, 2], lambda: 0))
+        return [{"role": "user", "content": f"It paid {state['paid'][-1]}. Pull again."}]
+
+
+def won(state: State) -> bool:
+    return sum(state["paid"]) > 2
+
+
+def drawn(state: State) -> bool:
+    return sum(state["paid"]) == 2
+
+
+def lost(state: State) -> bool:
+    return sum(state["paid"]) < 2
+
+
+def weather(examples: int = 8) -> WeatherEnv:
+    rows = [{"question": f"Machine {i % 7}. Answer <pull>lever</pull>."} for i in range(examples)]
+    rubric = Rubric([payoff, won, drawn, lost], [1.0, 0.0, 0.0, 0.0])
+    return WeatherEnv(rows, max_turns=3, parser=PULL, rubric=rubric)
+
+
+def test_an_exhaustive_cell_plays_every_line_and_is_a_reason_to_stop(puller: Path, tmp_path: Path) -> None:
+    settings = settings_for(
+        puller,
+        evaluation={"cells": [{"name": "every", "exhaustive": True}]},
+        stopping={"target": {"every/bad": "<=6", "every/lost": "==6"}},
+        output={"keep_best": "every/bad", "best_mode": "min"},
+    )
+    train(tmp_path / "run", settings, opener=Openings(weather))
+    lines = read_evaluations(tmp_path / "run")
+    assert [(line.step, line.cell) for line in lines] == [(0, "every"), (2, "every")]
+    count = {"won": 6, "drawn": 6, "lost": 6, "unfinished": 0, "failed": 0, "invalid": 0}
+    for line in lines:
+        assert line.metrics == {**count, "bad": 6}
+        assert (line.examples, line.lines, line.interval, line.intervals) == (2, 18, None, {})
+        assert line.reward is not None
+        assert line.tokens > 0
+    outcome = read_outcome(tmp_path / "run")
+    assert outcome is not None
+    assert outcome.stopped is not None
+    assert (outcome.stopped.kind, outcome.stopped.step) == ("target", 2)
+    assert read_metrics(tmp_path / "run")[-1]["evaluation/every/bad"] == 6
+
+    # The same lines as `wander eval --exhaustive` plays with the weights that were kept.
+    async def walked() -> WalkResult:
+        client = TransformersClient(tmp_path / "run/model", device="cpu")
+        pin = EnvironmentPin(name="weather", info=weather().info)
+        sampling = SamplingArgs(max_tokens=settings.sampling.max_tokens)
+        plan = WalkPlan(sampling=sampling)
+        return await walk(LocalEnvironment(weather()), client, plan, None, pin)
+
+    result = asyncio.run(walked())
+    assert vars(result.count) == {"lines": 18, **count}
+    assert result.summary.reward_mean == pytest.approx(lines[-1].reward)
+
+
+def test_lines_cannot_be_played_of_an_environment_that_declares_no_replies(
+    puller: Path, tmp_path: Path
+) -> None:
+    settings = settings_for(puller, evaluation={"cells": [{"name": "every", "exhaustive": True}]})
+    with pytest.raises(ConfigError, match="does not declare what it may answer"):
+        train(tmp_path / "run", settings)
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "why"),
+    [
+        ({"cells": [{"name": "every", "exhaustive": True, "examples": 9}]}, "plays every line"),
+        ({"cells": [{"name": "every", "exhaustive": True}], "temperature": 1.0}, "is greedy"),
+    ],
+)
+def test_an_exhaustive_cell_is_whole_and_greedy(puller: Path, evaluation: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        settings_for(puller, evaluation=evaluation)

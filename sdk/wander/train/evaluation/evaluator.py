@@ -6,14 +6,17 @@ are sampled beside no rollout of a step. Several processes deal the examples out
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from wander.clients.base import Client, WrappedClient
+from wander.clients.choices import ask_for_line
 from wander.errors import ConfigError
+from wander.evals.exhaustive import branches, count_lines, is_bad, openings_of
 from wander.evals.stats.intervals import Interval
 from wander.evals.stats.summary import summarise
 from wander.evals.store import jsonl
@@ -24,7 +27,6 @@ from wander.train.distributed import World
 from wander.train.rollouts.environments import EnvironmentChoice, EnvironmentOpener
 from wander.train.rollouts.together import play_together
 from wander.types import (
-    EnvironmentInfo,
     Example,
     Record,
     Rollout,
@@ -37,6 +39,11 @@ if TYPE_CHECKING:
     from wander.models.policy import PolicyClient
 
 EVALUATIONS = "evaluations.jsonl"
+MOST_LINES = 20_000
+"""An exhaustive cell with more is refused: it would take longer than the training."""
+
+Choices = tuple[Any, ...]
+"""What the environment answers at the beginning of a line."""
 
 
 class CellEvaluation(Record):
@@ -50,6 +57,9 @@ class CellEvaluation(Record):
     task_set_sha256: str
     """Of the ordered examples: lines that share it can be compared."""
     examples: int
+    """Openings, where every line was played."""
+    lines: int | None = None
+    """How many there are; None where examples were played."""
     failed: int = 0
     """Rollouts that failed twice; they are in no mean."""
     reward: float | None
@@ -57,7 +67,7 @@ class CellEvaluation(Record):
     interval: Interval | None = None
     """Of the reward, 95 %."""
     metrics: dict[str, float] = Field(default_factory=dict)
-    """Mean of every reward function and metric."""
+    """Mean of every reward function and metric; of an exhaustive cell, how many lines ended how."""
     intervals: dict[str, Interval] = Field(default_factory=dict)
     """Theirs, 95 %."""
     turns: float | None = None
@@ -109,7 +119,6 @@ class Evaluator:
         self._open = open_environment
         self._thread = LoopThread("wander-evaluations")
         self._handles: dict[str, EnvironmentHandle] = {}
-        self._infos: dict[str, EnvironmentInfo] = {}
         self._examples: dict[str, list[Example]] = {}
 
     @property
@@ -135,77 +144,136 @@ class Evaluator:
 
     def _evaluate_cell(self, cell: EvaluationCell, step: int) -> CellEvaluation:
         started = perf_counter()
-        own = self.world.together(lambda: self._play(cell))
+        handle, examples = self.world.together(lambda: self._open_cell(cell))
+        if cell.exhaustive:
+            rollouts = self._play_lines(handle, cell.name, examples)
+        else:
+            rollouts = self._play(handle, cell.name, [(example, None) for example in examples])
         tokens = sum(self.world.exchange([self.client.take_totals().tokens]))
-        played = dict(self.world.exchange(list(own.items())))
-        rollouts = [played[number] for number in range(len(played))]
-        examples = self._examples[cell.name]
-        summary = summarise(rollouts, expected=len(examples), info=self._infos[cell.name])
+        summary = summarise(rollouts, expected=len(rollouts), info=handle.info)
         low, high = summary.reward_low, summary.reward_high
+        count = {**vars(count_lines(rollouts)), "bad": sum(map(is_bad, rollouts))}
+        lines = count.pop("lines") if cell.exhaustive else None
+        means = {name: metric.mean for name, metric in summary.metrics.items()}
+        intervals = {
+            name: (metric.low, metric.high)
+            for name, metric in summary.metrics.items()
+            if metric.low is not None and metric.high is not None
+        }
         return CellEvaluation(
             step=step,
             cell=cell.name,
             split=examples[0].split,
             task_set_sha256=task_set_digest(examples),
             examples=len(examples),
+            lines=lines,
             failed=summary.failed,
             reward=summary.reward_mean,
-            interval=None if low is None or high is None else (low, high),
-            metrics={name: metric.mean for name, metric in summary.metrics.items()},
-            intervals={
-                name: (metric.low, metric.high)
-                for name, metric in summary.metrics.items()
-                if metric.low is not None and metric.high is not None
-            },
+            # All lines are no sample of others.
+            interval=None if low is None or high is None or cell.exhaustive else (low, high),
+            metrics=count if cell.exhaustive else means,
+            intervals={} if cell.exhaustive else intervals,
             turns=summary.turns_mean,
             truncated=summary.truncated,
-            tokens=tokens / len(examples),
+            tokens=tokens / len(rollouts),
             seconds=perf_counter() - started,
         )
 
-    def _play(self, cell: EvaluationCell) -> dict[int, Rollout]:
-        """Play this process's share of the examples; return the rollouts by the numbers of theirs."""
+    def _open_cell(self, cell: EvaluationCell) -> tuple[EnvironmentHandle, list[Example]]:
+        """Return the environment of a cell, and its examples or openings."""
         base = {} if cell.environment else self.settings.environment.arguments
         choice = EnvironmentChoice(cell.environment, {**base, **cell.arguments})
         key = canonical_json([choice.name, choice.arguments])
         if key not in self._handles:
             self._handles[key] = self._thread.enter(self._open(choice))
         handle = self._handles[key]
-        self._infos[cell.name] = handle.info
         if cell.name not in self._examples:
             count = cell.examples or self.settings.evaluation.examples
-            self._examples[cell.name] = self._thread.run(handle.examples("eval", 0, count))
-        examples = self._examples[cell.name]
-        if not examples:
+            asked = openings_of(handle) if cell.exhaustive else handle.examples("eval", 0, count)
+            self._examples[cell.name] = self._thread.run(asked)
+        if not self._examples[cell.name]:
             raise ConfigError(f"`{handle.info.name}` has no examples to evaluate `{cell.name}` on")
-        share = range(self.world.rank, len(examples), self.world.size)
+        return handle, self._examples[cell.name]
+
+    def _play_lines(self, handle: EnvironmentHandle, name: str, openings: Sequence[Example]) -> list[Rollout]:
+        """Play every line, wave after wave; those of a wave part from lines of the one before."""
+        found: list[Rollout] = []
+        wave: list[tuple[Example, Choices | None]] = [(opening, ()) for opening in openings]
+        while wave:
+            if len(found) + len(wave) > MOST_LINES:
+                raise ConfigError(
+                    f"cell `{name}` has more than {MOST_LINES:,} lines", hint="evaluate it on examples"
+                )
+            played = self._play(handle, name, wave)
+            found += played
+            wave = [
+                (opening, choices)
+                for (opening, begin), rollout in zip(wave, played, strict=True)
+                for choices in branches(rollout, begin or ())
+            ]
+        return found
+
+    def _play(
+        self, handle: EnvironmentHandle, name: str, asked: Sequence[tuple[Example, Choices | None]]
+    ) -> list[Rollout]:
+        """Play examples, or lines that begin with these choices, dealt out among the processes."""
+        own = self.world.together(lambda: self._play_share(handle, name, asked))
+        played = dict(self.world.exchange(list(own.items())))
+        return [played[number] for number in range(len(played))]
+
+    def _play_share(
+        self, handle: EnvironmentHandle, name: str, asked: Sequence[tuple[Example, Choices | None]]
+    ) -> dict[int, Rollout]:
+        """Play this process's share; return the rollouts by their numbers."""
+        share = range(self.world.rank, len(asked), self.world.size)
         # As many at once as a step plays: what fits in memory there fits here.
         size = self.settings.batch.rollouts // self.world.size
         rollouts: dict[int, Rollout] = {}
         for first in range(0, len(share), size):
             part = share[first : first + size]
-            name = f"evaluation/{cell.name}/{first}"
-            played = self._play_part(handle, [examples[number] for number in part], name)
+            prefix = f"evaluation/{name}/{first}"
+            played = self._play_part(handle, [asked[number] for number in part], prefix)
             rollouts |= dict(zip(part, played, strict=True))
             failed = [number for number in part if rollouts[number].failure is not None]
-            again = self._play_part(handle, [examples[number] for number in failed], f"{name}/again")
+            again = self._play_part(handle, [asked[number] for number in failed], f"{prefix}/again")
             rollouts |= dict(zip(failed, again, strict=True))
         return rollouts
 
-    def _play_part(self, handle: EnvironmentHandle, examples: Sequence[Example], name: str) -> list[Rollout]:
+    def _play_part(
+        self, handle: EnvironmentHandle, asked: Sequence[tuple[Example, Choices | None]], prefix: str
+    ) -> list[Rollout]:
+        names = [f"{prefix}/{number}" for number in range(len(asked))]
+        client = LineClient(
+            self.client,
+            {name: choices for name, (_, choices) in zip(names, asked, strict=True) if choices is not None},
+        )
         requests = [
-            RolloutRequest.of(
-                self.client,
-                example,
-                [0],
-                run_seed=self.settings.evaluation.seed,
-                sampling=self.sampling,
-                rollout_ids=[f"{name}/{number}"],
-                together=handle.info.group_rewards,
+            (
+                handle,
+                RolloutRequest.of(
+                    client,
+                    example,
+                    [0],
+                    run_seed=self.settings.evaluation.seed,
+                    sampling=self.sampling,
+                    rollout_ids=[name],
+                    together=handle.info.group_rewards,
+                ),
             )
-            for number, example in enumerate(examples)
+            for name, (example, _) in zip(names, asked, strict=True)
         ]
-        asked = [(handle, request) for request in requests]
         most = self.settings.environment.rollouts_at_once
-        played = self._thread.run(play_together(self.client, asked, at_once=most))
+        played = self._thread.run(play_together(client, requests, at_once=most))
         return [rollout for (rollout,) in played]
+
+
+class LineClient(WrappedClient):
+    """Tells rollouts which lines they play."""
+
+    def __init__(self, client: Client, lines: Mapping[str, Choices]) -> None:
+        super().__init__(client)
+        self._lines = lines
+
+    def recorded(self, rollout_id: str) -> dict[str, Any] | None:
+        """Return the line that a rollout plays; None where it plays an example."""
+        return ask_for_line(self._lines[rollout_id]) if rollout_id in self._lines else None
