@@ -9,10 +9,11 @@ from contextlib import asynccontextmanager, suppress
 from functools import cache
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
+from wander.wire.environments import Problem
 
 from wander_hub import __version__
 from wander_hub.attestations import routes as attestations
@@ -77,6 +78,13 @@ class Hub(FastAPI):
             await misdirected()(scope, receive, send)
         elif not await self._direct.answer(scope, send):
             await super().__call__(scope, receive, send)
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the description of the API, with the problem that its refusals carry."""
+        document = super().openapi()
+        problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+        document["components"]["schemas"] |= {**problem.pop("$defs", {}), "Problem": problem}
+        return document
 
 
 @asynccontextmanager
@@ -159,9 +167,8 @@ def create_app(
 @cache
 def _routes() -> tuple[BaseRoute, ...]:
     """Return the routes of every application of this process; to make them takes longer than all the rest."""
-    whole = APIRouter()
     # What is fixed comes before what begins with an owner's name, and pages come last.
-    for router in (
+    routers = (
         health.router,
         schemas_published.router,
         accounts.router,
@@ -181,11 +188,12 @@ def _routes() -> tuple[BaseRoute, ...]:
         attestations.router,
         index.router,
         web.router,
-    ):
-        whole.include_router(router)
-    if undeclared := find_undeclared_routes(whole.routes):
+    )
+    # Taken as they are: `include_router` would make each a second time, to give it what ours have already.
+    routes = tuple(route for router in routers for route in router.routes)
+    if undeclared := find_undeclared_routes(routes):
         raise RuntimeError(f"these routes do not say who may use them: {', '.join(undeclared)}")
-    return tuple(whole.routes)
+    return routes
 
 
 def _start(settings: Settings, database: Database, storage: Storage) -> None:

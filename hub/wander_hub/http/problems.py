@@ -69,10 +69,7 @@ _HANDLED = (
 def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return OpenAPI responses that say these statuses carry a problem."""
     content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
-    return {
-        status: {"description": HTTPStatus(status).phrase, "model": Problem, "content": content}
-        for status in statuses
-    }
+    return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses}
 
 
 def install_handlers(app: FastAPI, render_page: PageRenderer) -> None:
