@@ -251,17 +251,23 @@ def work(
 def nginx_config(
     name: Annotated[str, typer.Option(help="host name under which users reach the hub")] = "_",
     listen: Annotated[str, typer.Option(help="what nginx listens on; `443 ssl` for TLS")] = "80",
-    upstream: Annotated[str, typer.Option(help="where the hub listens")] = "127.0.0.1:8600",
+    upstream: Annotated[
+        list[str] | None,
+        typer.Option(help="where the hub listens; may repeat  [default: 127.0.0.1:8600]", show_default=False),
+    ] = None,
     data: Data = None,
 ) -> None:
-    """Print an nginx configuration that sends files itself, the public ones without asking the hub.
+    """Print an nginx configuration: limits, several upstreams, and files that nginx sends itself.
+
+    With files on an object store it leaves them to the hub and the bucket.
 
     \b
     wander-hub nginx-config --name hub.example.org --listen "443 ssl" > /etc/nginx/conf.d/wander.conf
     """
     from wander_hub.cli.nginx import configuration
 
-    typer.echo(configuration(read_settings(data=data), name=name, listen=listen, upstream=upstream), nl=False)
+    settings, upstreams = read_settings(data=data), upstream or ["127.0.0.1:8600"]
+    typer.echo(configuration(settings, name=name, listen=listen, upstreams=upstreams), nl=False)
 
 
 @app.command()

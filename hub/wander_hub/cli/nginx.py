@@ -1,8 +1,11 @@
-"""The nginx configuration for a hub: public files from the disk at once, others when the hub agrees."""
+"""The nginx configuration for a hub, which sends what lies on its own disk and keeps slow clients out."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from string import Template
+
+from wander.wire.postings import MAX_CHUNK_BYTES
 
 from wander_hub.http.answers import IMMUTABLE
 from wander_hub.http.middleware import BROWSER_HEADERS
@@ -11,33 +14,46 @@ from wander_hub.settings import Settings
 
 ACCEL_PREFIX = "/_objects/"
 VARIABLES = {"WANDER_HUB_PUBLIC_FILES": "true", "WANDER_HUB_ACCEL_PREFIX": ACCEL_PREFIX}
-"""What the hub has to be told, since it relies on this nginx."""
+"""What the hub has to be told where it relies on this nginx to send files."""
 
-_HEAD = """\
-# For /etc/nginx/conf.d/. Every request has to come through this nginx, and the hub has to run with
-#   ${variables}
-# nginx's user needs to read ${data}.
-"""
 _SERVERS = """\
+# For /etc/nginx/conf.d/. Every request has to come through this nginx${told}
 upstream wander_hub {
-    server ${upstream};
+${upstreams}
     keepalive 32;
 }
+limit_conn_zone $$binary_remote_addr zone=wander_addresses:10m;
 server {
     listen ${listen};
     server_name ${name};
 ${tls}
-    client_max_body_size 0;  # the hub has its own limits
+    # An address opens so many connections; a head arrives within seconds, a body goes on arriving.
+    limit_conn wander_addresses 100;
+    limit_conn_status 429;
+    client_header_timeout 10s;
+    client_body_timeout 60s;
+    send_timeout 60s;
+    client_header_buffer_size 2k;
+    large_client_header_buffers 4 16k;
+    client_max_body_size ${largest};  # the most that the hub takes in a request, and room for its form
     proxy_http_version 1.1;
     proxy_set_header Connection "";
     proxy_set_header Host $$http_host;
     proxy_set_header X-Forwarded-Proto $$scheme;
     proxy_set_header X-Forwarded-For $$proxy_add_x_forwarded_for;
     proxy_request_buffering off;
+    proxy_connect_timeout 5s;
+    proxy_read_timeout 300s;  # a large upload is checked before it is answered
+    # Another process is asked only when one cannot be reached: a request that began is not sent twice.
+    proxy_next_upstream error timeout;
+    proxy_next_upstream_tries 3;
 
     location / {
         proxy_pass http://wander_hub;
     }
+${files}}
+"""
+_FILES = """\
     # What anybody may download has a link here; the hub removes it before it hides a file.
     location ~ ^(?:/[a-z0-9-]+)?/files/[a-z0-9-]+/[^/]+$$ {
         root ${public};
@@ -57,34 +73,52 @@ ${headers}
         alias "${objects}/";
         add_header X-Content-Type-Options nosniff;
     }
-}
 """
 _TLS = """\
     ssl_certificate     /etc/ssl/${name}.pem;  # yours
     ssl_certificate_key /etc/ssl/private/${name}.key;
 """
+_FORM_BYTES = 1024 * 1024
 
 
-def configuration(settings: Settings, *, name: str, listen: str, upstream: str) -> str:
-    """Return the configuration for a hub that answers at `upstream` on the same machine."""
+def configuration(settings: Settings, *, name: str, listen: str, upstreams: Sequence[str]) -> str:
+    """Return the configuration for hub processes that answer at `upstreams`.
+
+    Files under `storage_url` are sent by the hub or by the bucket; those in the data folder by nginx, which
+    needs to be on the same machine then.
+    """
     data = settings.data.absolute()
-    headers = {**BROWSER_HEADERS, "Cache-Control": IMMUTABLE}
+    local = settings.storage_url is None
     scheme = "https" if "ssl" in listen.split() else "http"
     address = settings.public_url or (f"{scheme}://{name}" if name != "_" else None)
-    variables = VARIABLES | ({"WANDER_HUB_PUBLIC_URL": address} if address else {})
-    given = {
-        "variables": " ".join(f"{key}={value}" for key, value in variables.items()),
-        "data": str(data),
-        "upstream": upstream,
-        "listen": listen,
-        "name": name,
-        "tls": Template(_TLS).substitute(name=name) if "ssl" in listen.split() else "",
+    variables = (VARIABLES if local else {}) | ({"WANDER_HUB_PUBLIC_URL": address} if address else {})
+    told = f", and the hub has to run with\n#   {' '.join(f'{k}={v}' for k, v in variables.items())}"
+    readers = f"\n# nginx's user needs to read {data}." if local else ""
+    headers = {**BROWSER_HEADERS, "Cache-Control": IMMUTABLE}
+    files = {
         "public": _quote(str(data / FOLDER)),
         "headers": "\n".join(f"        add_header {key} {_quote(value)};" for key, value in headers.items()),
         "accel": ACCEL_PREFIX,
         "objects": str(data / "objects"),
     }
-    return Template(_HEAD + _SERVERS).substitute(given)
+    return Template(_SERVERS).substitute(
+        told=(told if variables else ".") + readers,
+        upstreams="\n".join(f"    server {one};" for one in upstreams),
+        listen=listen,
+        name=name,
+        tls=Template(_TLS).substitute(name=name) if scheme == "https" else "",
+        largest=largest_body(settings),
+        files=Template("\n" + _FILES).substitute(files) if local else "",
+    )
+
+
+def largest_body(settings: Settings) -> int:
+    """Return the bytes of the largest request that the hub takes, in whatever way."""
+    bodies = (
+        *(settings.max_upload_bytes, settings.upload_chunk_bytes, settings.max_lock_bytes),
+        *(settings.max_manifest_bytes, settings.max_artifact_bytes, MAX_CHUNK_BYTES),
+    )
+    return max(bodies) + _FORM_BYTES
 
 
 def _quote(text: str) -> str:

@@ -1,0 +1,196 @@
+"""nginx in front of a hub, with the configuration that the hub prints: what it sends, whom it stops."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from live_hub import clean_environment, free_port, live_hub
+from typer.testing import CliRunner
+from wander_hub.cli import main as cli
+
+pytestmark = pytest.mark.full
+NGINX = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
+MAIN = """
+{user}
+daemon off; worker_processes 1; pid {work}/nginx.pid; error_log {work}/error.log;
+events {{ worker_connections 256; }}
+http {{
+  access_log off;
+  client_body_temp_path {work}/t1; proxy_temp_path {work}/t2; fastcgi_temp_path {work}/t3;
+  uwsgi_temp_path {work}/t4; scgi_temp_path {work}/t5;
+  include {work}/wander.conf;
+}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def installed() -> None:
+    if NGINX is None:
+        pytest.skip("nginx is not installed: nobody shows that its configuration works")
+
+
+@contextmanager
+def nginx_before(work: Path, *arguments: str) -> Iterator[httpx.Client]:
+    """Start nginx with what `wander-hub nginx-config` prints for these arguments; give a client of it."""
+    work.mkdir()
+    port = free_port()
+    printed = CliRunner().invoke(cli.app, ["nginx-config", "--listen", f"127.0.0.1:{port}", *arguments])
+    assert printed.exit_code == 0, printed.output
+    (work / "wander.conf").write_text(printed.stdout)
+    user = "user root;" if os.getuid() == 0 else ""
+    (work / "nginx.conf").write_text(MAIN.format(work=work, user=user))
+    nginx = subprocess.Popen([NGINX, "-p", str(work), "-c", str(work / "nginx.conf")])
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            wait_for(nginx, client, work)
+            yield client
+    finally:
+        nginx.terminate()
+        nginx.wait(120)
+
+
+def test_nginx_sends_public_files_alone_and_others_once_the_hub_agrees(tmp_path, make_wheel):
+    public, secret = make_wheel(requires_dist=()), make_wheel(name="kept-secret", requires_dist=())
+    prefix = {"WANDER_HUB_PUBLIC_FILES": "true", "WANDER_HUB_ACCEL_PREFIX": "/_objects/"}
+    with live_hub(tmp_path / "data", WANDER_HUB_BUNDLED_PACKAGES="false", **prefix) as hub:
+        words = ["--upstream", f"127.0.0.1:{hub.port}", "--data", str(hub.data)]
+        with nginx_before(tmp_path / "nginx", *words) as client:
+            token = ("__token__", hub.token)
+            paths = []
+            for spec, fields in ((public, {}), (secret, {"wander_visibility": "private"})):
+                files = {"content": (spec.wheel_name, spec.build(), "application/octet-stream")}
+                answer = client.post("/admin/legacy/", data=fields, files=files, auth=token)
+                assert answer.status_code == 200, answer.text
+                paths.append(f"/admin/files/{spec.name}/{spec.wheel_name}")
+            both = make_wheel(name="admin-echo", requires_dist=())
+            files = {"content": (both.wheel_name, both.build(), "application/octet-stream")}
+            assert client.post("/admin/legacy/", files=files, auth=token).status_code == 200
+            sent_alone(client, f"/files/admin-echo/{both.wheel_name}", both.build())
+            sent_alone(client, paths[0], public.build())
+            sent_when_allowed(client, paths[1], secret.build(), token)
+            installs(f"{client.base_url}/admin/simple/", public.name, tmp_path / "target")
+            address = f"/api/v1/environments/admin/{public.name}"
+            assert client.put(f"{address}/visibility", json={"private": True}, auth=token).is_success
+            assert client.get(paths[0]).status_code == 401
+            assert client.get(paths[0], auth=token).content == public.build()
+            assert client.put(f"{address}/visibility", json={"private": False}, auth=token).is_success
+            sent_alone(client, paths[0], public.build())
+            assert client.delete(address, auth=token).is_success
+            assert client.get(paths[0]).status_code in (401, 404, 410)
+
+
+def test_nginx_spreads_requests_over_hubs_whose_files_lie_on_s3(
+    tmp_path, make_wheel, postgres, s3_url, objects
+):
+    spec = make_wheel(requires_dist=())
+    with postgres.database() as url, ExitStack() as stack:
+        shared = {
+            "WANDER_HUB_DATABASE_URL": url,
+            "WANDER_HUB_STORAGE_URL": s3_url,
+            "WANDER_HUB_BUNDLED_PACKAGES": "false",
+            **objects.variables,
+        }
+        hubs = [stack.enter_context(live_hub(tmp_path / name, **shared)) for name in ("a", "b")]
+        stack.enter_context(pytest.MonkeyPatch.context()).setenv("WANDER_HUB_STORAGE_URL", s3_url)
+        words = [word for hub in hubs for word in ("--upstream", f"127.0.0.1:{hub.port}")]
+        client = stack.enter_context(nginx_before(tmp_path / "nginx", *words))
+        assert "_objects" not in (tmp_path / "nginx" / "wander.conf").read_text()
+        files = {"content": (spec.wheel_name, spec.build(), "application/octet-stream")}
+        token = ("__token__", hubs[0].token)
+        assert client.post("/admin/legacy/", files=files, auth=token).status_code == 200
+        path = f"/admin/files/{spec.name}/{spec.wheel_name}"
+        assert [client.get(path).content for _ in range(4)] == [spec.build()] * 4
+        assert all(path in hub.log.read_text() for hub in hubs), "each hub answers some of them"
+        hubs[0].process.kill()
+        hubs[0].process.wait(60)
+        assert [client.get(path).status_code for _ in range(8)] == [200] * 8
+
+
+def test_nginx_stops_what_is_too_large_too_slow_or_too_much(tmp_path):
+    """The hub behind sees none of it, and others are answered meanwhile."""
+    with live_hub(tmp_path / "data", WANDER_HUB_BUNDLED_PACKAGES="false") as hub, ExitStack() as stack:
+        words = ["--upstream", f"127.0.0.1:{hub.port}", "--data", str(hub.data)]
+        client = stack.enter_context(nginx_before(tmp_path / "nginx", *words))
+        assert client.get("/health", headers={"X-Long": "a" * 200_000}).status_code == 400
+        huge = stack.enter_context(connection(client))
+        huge.sendall(begun_post(10**12))
+        assert huge.recv(12) == b"HTTP/1.1 413"
+        slow = stack.enter_context(connection(client))
+        slow.sendall(b"GET /health HTTP/1.1\r\nHost: hub\r\n")  # a head that never ends
+        with ExitStack() as held:
+            for _ in range(100):
+                held.enter_context(connection(client)).sendall(begun_post(1000))
+            wait_until(lambda: client.get("/health").status_code == 429)
+        wait_until(lambda: client.get("/health").status_code == 200)
+        assert slow.recv(100) == b"", "nginx waits for a head no longer than it says"
+
+
+def begun_post(length: int) -> bytes:
+    return f"POST /admin/legacy/ HTTP/1.1\r\nHost: hub\r\nContent-Length: {length}\r\n\r\n".encode()
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+
+
+@contextmanager
+def connection(client: httpx.Client) -> Iterator[socket.socket]:
+    """Open a bare connection to nginx, which gives up only after two minutes."""
+    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=120) as opened:
+        yield opened
+
+
+def wait_for(nginx: subprocess.Popen[bytes], client: httpx.Client, work: Path) -> None:
+    give_up = time.monotonic() + 120
+    while time.monotonic() < give_up:
+        assert nginx.poll() is None, (work / "error.log").read_text()
+        try:
+            if client.get("/health").status_code == 200:
+                return
+        except httpx.TransportError:
+            time.sleep(0.05)
+    raise AssertionError((work / "error.log").read_text())
+
+
+def sent_alone(client: httpx.Client, path: str, body: bytes) -> None:
+    """The hub names every request it sees."""
+    whole = client.get(path)
+    assert (whole.status_code, whole.content) == (200, body)
+    assert "x-request-id" not in whole.headers
+    assert whole.headers["cache-control"] == "public, max-age=31536000, immutable"
+    assert whole.headers["content-type"] == "application/octet-stream"
+    assert whole.headers["x-content-type-options"] == "nosniff"
+    part = client.get(path, headers={"Range": "bytes=3-9"})
+    assert (part.status_code, part.content) == (206, body[3:10])
+    assert client.get(path, headers={"If-None-Match": whole.headers["etag"]}).status_code == 304
+    assert client.get(f"{path}.metadata").headers["x-request-id"]
+    assert client.get(path.replace("0.1.0", "0.9.0")).status_code in (401, 404)
+    assert client.get("/_objects/").status_code == 404
+    assert client.get("/admin/files/reverse-text/..%2f..%2f..%2f..%2fhub.db").status_code in (400, 401, 404)
+
+
+def sent_when_allowed(client: httpx.Client, path: str, body: bytes, token: tuple[str, str]) -> None:
+    assert client.get(path).status_code == 401
+    answer = client.get(path, auth=token)
+    assert (answer.status_code, answer.content) == (200, body)
+    assert "private" in answer.headers["cache-control"]
+
+
+def installs(index: str, name: str, target: Path) -> None:
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-cache-dir", "--isolated"]
+    command += ["--index-url", index, "--target", str(target), name]
+    subprocess.run(command, env=clean_environment(), check=True, timeout=120)
+    assert (target / "reverse_text.py").is_file()
