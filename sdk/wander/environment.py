@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar, TypeVar
 
 from wander.clients.choices import PENDING, ChoicePending, choose
+from wander.clients.scripted import ScriptedClient, scripted_client_from_spec
 from wander.dataset import Dataset, ProceduralRows, Rows
 from wander.errors import (
     BoundaryError,
@@ -28,6 +29,7 @@ from wander.errors import (
     EnvironmentFault,
     ModelError,
     RubricError,
+    WanderError,
 )
 from wander.handle import EnvironmentHandle, Player, RolloutRequest, Split
 from wander.parsers import Parser
@@ -46,6 +48,7 @@ from wander.types import (
     Usage,
     canonical_json,
     copy_json,
+    seen_by,
 )
 
 Option = TypeVar("Option")
@@ -69,6 +72,8 @@ class Environment(Player):
     """
 
     kind: ClassVar[str] = "environment"
+    players: Sequence[str] = ()
+    """Who takes turns in a rollout, the run's model first; empty where that one is alone."""
 
     def __init__(
         self,
@@ -106,6 +111,8 @@ class Environment(Player):
         """The arguments of `load_environment`, filled in by the loader."""
         self._datasets = self._bind_datasets(dataset, eval_dataset)
         self._cleanups = find_marked(self, CLEANUP)
+        self._scripts: dict[str, ScriptedClient] = {}
+        """Who plays by a function of this package, as far as they have been asked for."""
 
     def _bind_datasets(
         self, dataset: Rows | ProceduralRows | None, eval_dataset: Rows | ProceduralRows | None
@@ -154,6 +161,7 @@ class Environment(Player):
             strata=self._count_strata(),
             reference_scores=self.reference_scores,
             arguments=self.arguments,
+            players=list(self.players),
         )
 
     @property
@@ -175,8 +183,9 @@ class Environment(Player):
     def gold(self, example: Example) -> Any:
         """Return completions that earn a high reward: text, a list with one for each turn, or a script.
 
-        A script is a function from `ModelRequest` to a reply, as `ScriptedClient` takes it. Only
-        `wander check` asks. None, unless overridden: then the answer, as the parser writes it, stands in.
+        A script is a function from `ModelRequest` to a reply, as `ScriptedClient` takes it. Where there are
+        players it may be a dictionary of one for each. Only `wander check` asks. None, unless overridden:
+        then the answer, as the parser writes it, stands in.
         """
         return None
 
@@ -232,6 +241,7 @@ class Environment(Player):
             truncated=False,
             reward=None,
             metrics={},
+            rewards={},
             failure=None,
             public={},
         )
@@ -271,7 +281,11 @@ class Environment(Player):
         if (transcript := request.client.transcript(rollout_id)) is not None:
             _restore(state, transcript)
             return _Episode(state, started_at, 0.0)
-        calls = ModelCalls(request.client, state, request.sampling, rollout_id)
+        try:
+            calls = ModelCalls(request.client, state, request.sampling, rollout_id, self._scripted(request))
+        except BoundaryError as error:
+            _fail(state, error)
+            return _Episode(state, started_at, 0.0)
         try:
             await self._begin_and_play(state, calls)
         finally:
@@ -281,6 +295,16 @@ class Environment(Player):
                 _fail(state, error)
             await self._run_cleanup_hooks(state)
         return _Episode(state, started_at, time.perf_counter() - started)
+
+    def _scripted(self, request: RolloutRequest) -> dict[str, ScriptedClient]:
+        """Return the players that the request leaves to functions of this environment's package."""
+        scripts = request.client.scripts
+        try:
+            for spec in set(scripts.values()) - self._scripts.keys():
+                self._scripts[spec] = scripted_client_from_spec(spec, package=type(self).__module__)
+        except WanderError as error:
+            raise ModelError(str(error), hint=error.hint) from error
+        return {player: self._scripts[spec] for player, spec in scripts.items()}
 
     async def _begin_and_play(self, state: State, calls: ModelCalls) -> None:
         """Announce the rollout to the client, play it, and keep what went wrong."""
@@ -308,7 +332,18 @@ class Environment(Player):
                 _fail(state, error)
 
     async def _score_states(self, states: Sequence[State], *, together: bool) -> None:
-        """Score a rollout, or a group together; where the rubric fails, each has failed."""
+        """Score a rollout, or a group together, once as each player saw it; where that fails, so has each."""
+        for player in self.players or (None,):
+            seen = states if player is None else [_as_seen_by(player, state) for state in states]
+            for state, score in zip(states, await self._scores(seen, together=together), strict=True):
+                if player is not None and score.reward is not None:
+                    state["rewards"][player] = score.reward
+                if player is None or player == self.players[0]:
+                    state["reward"], state["metrics"] = score.reward, score.metrics
+                if score.error is not None and state["failure"] is None:
+                    state["failure"] = score.error.failure()
+
+    async def _scores(self, states: Sequence[State], *, together: bool) -> list[Score]:
         try:
             try:  # a rubric may override both methods
                 if together:
@@ -320,10 +355,7 @@ class Environment(Player):
                 raise
         except RubricError as error:
             scores = [Score(reward=None, error=error) for _ in states]
-        for state, score in zip(states, scores, strict=True):
-            state["reward"], state["metrics"] = score.reward, score.metrics
-            if score.error is not None:
-                state["failure"] = score.error.failure()
+        return scores
 
     async def teardown(self) -> None:
         """Run the hooks marked with `@teardown`, then close the rubric.
@@ -386,6 +418,19 @@ def _restore(state: State, transcript: Rollout) -> None:
     state["public"], state["recorded"] = copy_json(transcript.info), copy_json(transcript.info)
 
 
+def _as_seen_by(player: str, state: State) -> State:
+    """Return a player's view of a finished rollout: its own turns, and the conversation that it saw."""
+    return State(
+        {
+            **state,
+            "player": player,
+            "prompt": seen_by(player, state.prompt),
+            "completion": seen_by(player, state.completion),
+            "turns": [turn for turn in state.turns if turn.player == player],
+        }
+    )
+
+
 def _fail(state: State, error: BoundaryError) -> None:
     """Record the first failure of a rollout; a failed rollout has no stop reason."""
     if state["failure"] is None:
@@ -436,6 +481,7 @@ class _Episode:
             info=public,
             tools=state.get("tools_offered"),
             step=None,
+            rewards={} if failure else state["rewards"],
         )
 
 

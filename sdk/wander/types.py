@@ -33,7 +33,8 @@ __all__ = [
 Message = dict[str, Any]
 """One chat message: `role` (system, user, assistant or tool), `content` (text, or a list of content
 parts), and where they apply `tool_calls`, `tool_call_id`, `name`, `reasoning_content`. A local model's has a
-`CallAttempt`, as a dictionary, for each of its `tool_calls` in `attempts`."""
+`CallAttempt`, as a dictionary, for each of its `tool_calls` in `attempts`. Where an environment has players,
+one with `player` is that player's own: the others do not see it."""
 
 Messages = list[Message]
 
@@ -138,6 +139,8 @@ class Turn(Record):
     tokens: TurnTokens | None = None
     cached: bool = False
     """Answered from a cache of responses, not by the model."""
+    player: str | None = Field(default=None, exclude_if=lambda player: player is None)
+    """Who moved, where the environment has players."""
 
 
 class Failure(Record):
@@ -191,7 +194,8 @@ class Rollout(Record):
     truncated: bool = False
     """True when a limit cut the rollout or a completion short."""
     reward: float | None = None
-    """Weighted sum of the reward functions; None when the rollout failed."""
+    """Weighted sum of the reward functions; None when the rollout failed. Where the environment has players,
+    that of the first, as are the metrics."""
     metrics: dict[str, float] = Field(default_factory=dict)
     """Raw value of every reward function, those of weight 0 included."""
     failure: Failure | None = None
@@ -206,6 +210,8 @@ class Rollout(Record):
     """Function schemas that the model could call in its last turn; None where it was offered none."""
     step: int | None = Field(default=None, exclude_if=lambda step: step is None)
     """Of a training run: the steps that the policy had learnt when it played this."""
+    rewards: dict[str, float] = Field(default_factory=dict, exclude_if=lambda rewards: not rewards)
+    """Of each player, where the environment has players."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -218,7 +224,8 @@ class State(dict[str, Any]):
 
     A dictionary, so that authors keep what they like in it (`state["board"]`), with attributes for the
     keys that the rollout loop itself maintains. Keys: `example, prompt, completion, answer, info, turns,
-    run_seed, index, stop_reason, truncated, reward, metrics, failure, public`.
+    run_seed, index, stop_reason, truncated, reward, metrics, rewards, failure, public`, and where the
+    environment has players `player`, whose turn it is.
     """
 
     @property
@@ -250,6 +257,15 @@ class State(dict[str, Any]):
         """The seed of the whole run."""
         seed: int = self["run_seed"]
         return seed
+
+
+def seen_by(player: str, messages: Messages) -> Messages:
+    """Return the messages that a player sees, as its model is shown them: its own, and those of everybody."""
+    return [
+        {name: value for name, value in message.items() if name != "player"}
+        for message in messages
+        if message.get("player", player) == player
+    ]
 
 
 class RewardFunctionInfo(Record):
@@ -291,6 +307,9 @@ class EnvironmentInfo(Record):
     reference_scores: dict[str, float] = Field(default_factory=dict)
     arguments: dict[str, Any] = Field(default_factory=dict)
     """The arguments `load_environment` was called with."""
+    players: list[str] = Field(default_factory=list, exclude_if=lambda players: not players)
+    """Who takes turns in its rollouts; the run's model is the first, and every other unless somebody else is
+    named. Empty for the usual environment, in which the model is alone."""
 
     @property
     def calls_tools(self) -> bool:

@@ -83,11 +83,16 @@ def settle(
 def with_exact_names(settings: EvaluationSettings, location: Location) -> EvaluationSettings:
     """Return settings that name the environment, and the folder of a model, so that it holds anywhere."""
     exact = str(location.installed.name) if location.installed else str(location.folder)
-    model = settings.model
+    model = settings.model if settings.base_url is not None else _absolute(settings.model)
+    players = {player: _absolute(spec) for player, spec in settings.players.items()}
+    return settings.model_copy(update={"environment": exact, "model": model, "players": players})
+
+
+def _absolute(model: str) -> str:
+    """Return a model's name so that a folder is found from anywhere."""
     bare = model.removeprefix("hf:")
-    if settings.base_url is None and (looks_like_path(bare) or Path(bare, "config.json").is_file()):
-        model = str(Path(bare).expanduser().resolve())
-    return settings.model_copy(update={"environment": exact, "model": model})
+    folder = looks_like_path(bare) or Path(bare, "config.json").is_file()
+    return str(Path(bare).expanduser().resolve()) if folder else model
 
 
 def warn_of_endpoints(context: Invocation, stored: EvaluationSettings, settings: EvaluationSettings) -> None:
@@ -195,6 +200,7 @@ async def begin(
     stop: StopRequest | None = None,
 ) -> AsyncIterator[tuple[OpenedEnvironment, Client, StopRequest]]:
     """Yield the loaded environment, the model and what stops them, the settings written to the folder."""
+    from wander.clients.players import require_players
     from wander.evals.run.stopping import StopRequest
     from wander.evals.store.jsonl import write_whole
 
@@ -207,6 +213,7 @@ async def begin(
         stack.callback(_keep_log, log_path, run_dir, LOG_FILE)
         environment = await stack.enter_async_context(evaluation.open(log_path))
         _require_examples(environment.handle.info, settings.split)
+        require_players(environment.handle.info, settings.players)
         stack.callback(_keep_log, server_log, run_dir, SERVER_LOG_FILE)
         client = await stack.enter_async_context(
             pool.client(settings.choose_model(), location, name=run_dir.name, log_path=server_log)

@@ -111,6 +111,22 @@ def _read_arguments(given: dict[str, Any]) -> dict[str, Any]:
     return {**arguments, **given}
 
 
+def _read_players(given: dict[str, Any]) -> dict[str, str]:
+    """Return who plays whom, from words `PLAYER=MODEL` or a table."""
+    said = given["players"]
+    pairs = [each.partition("=") for each in said] if isinstance(said, list) else None
+    players = dict(said) if pairs is None else {name: model for name, _, model in pairs}
+    for name, model in players.items():
+        if not name or not isinstance(model, str) or not model.strip():
+            raise UsageError(
+                f"`--player {name}` names nobody",
+                hint="write `--player NAME=MODEL`, with a model as `-m` takes it",
+            )
+    if pairs is not None and len(players) < len(pairs):
+        raise UsageError("`--player` names one player twice", hint="leave one of the two out")
+    return players
+
+
 def _read_prices(given: dict[str, Any]) -> "TokenPrices":
     from wander.wire import TokenPrices
 
@@ -257,6 +273,19 @@ class EvaluationOptions(Record):
         ),
         Rule(read=_read_arguments),
     ] = field(default_factory=dict)
+    players: Annotated[
+        dict[str, str],
+        Option(
+            *("--player", "who plays one of its players", EVAL),
+            key="players",
+            kind=list[str] | None,
+            suite=dict[str, str],
+            metavar="NAME=MODEL",
+            section=ENVIRONMENT,
+        ),
+        Rule(read=_read_players),
+    ] = field(default_factory=dict)
+    """Models as `model` names them; of an environment's players the others are the model's own."""
     budget_tokens: Annotated[
         int | None,
         Option(

@@ -57,7 +57,8 @@ class EvaluationSettings(EvaluationOptions, Record):
         if self.serve is not None:
             serve = ServeChoice(self.serve, tuple(self.serve_args), self.serve_python, self.serve_timeout)
         endpoint = (self.base_url, self.key_variable, self.call_timeout)
-        return ModelChoice(self.model, *endpoint, self.device, self.cache, serve)
+        players = tuple(sorted(self.players.items()))
+        return ModelChoice(self.model, *endpoint, self.device, self.cache, serve, players)
 
     def plan(self, *, only_failed: bool = False, share: Share | None = None) -> EvaluationPlan:
         """Return the plan for the evaluator; raises `ConfigError` for one that cannot be."""

@@ -42,13 +42,49 @@ class ModelChoice:
     cache: bool
     serve: ServeChoice | None
     """What it is served with meanwhile; None asks an endpoint, or loads it in this process."""
+    players: tuple[tuple[str, str], ...] = ()
+    """Who plays beside it, by player."""
 
     def require(self) -> None:
         """Raise what is wrong with it, as far as that can be known without loading or asking it."""
+        for _, spec in self.players:
+            require_model(spec, self._url_of(spec), self.key_variable)
         if self.serve is None:
             require_model(self.model, self.base_url, self.key_variable)
         else:
             require_servable(self.model)
+
+    @contextlib.asynccontextmanager
+    async def join(self, context: Invocation, client: Client, location: Location) -> AsyncIterator[Client]:
+        """Yield the model's client with those of who plays beside it: models in this process, others at the
+        model's endpoint, and functions of the environment's package, which play where it runs.
+        """
+        if not self.players:
+            yield client
+            return
+        from wander.clients.players import PlayersClient
+
+        async with contextlib.AsyncExitStack() as stack:
+            others: dict[str, Client | str] = {}
+            for player, spec in self.players:
+                other = open_model(
+                    context,
+                    spec,
+                    base_url=self._url_of(spec),
+                    key_variable=self.key_variable,
+                    location=location,
+                    device=self.device,
+                    timeout=self.call_timeout,
+                )
+                stack.push_async_callback(other.close)
+                others[player] = other
+                if spec.startswith("scripted:"):
+                    await other.check()
+                    others[player] = spec
+            yield PlayersClient(client, others)
+
+    def _url_of(self, spec: str) -> str | None:
+        return None if spec.startswith("scripted:") or is_local_model(spec) else self.base_url
 
 
 class ModelPool:
@@ -107,7 +143,7 @@ class ModelPool:
                 client = CachingClient(client, cache)
             elif choice.cache:
                 self._context.output.warn(f"`--cache` keeps answers of endpoints; `{choice.model}` has none")
-            yield client
+            yield await stack.enter_async_context(choice.join(self._context, client, location))
 
     async def __aenter__(self) -> Self:
         return self
@@ -168,14 +204,15 @@ class GivenModel(ModelPool):
             self._stack.push_async_callback(client.close)
 
     def require(self, choice: ModelChoice) -> None:
-        """Take any name: the client is there."""
+        """Take any name for the model: its client is there."""
 
     @contextlib.asynccontextmanager
     async def client(
         self, choice: ModelChoice, location: Location, *, name: str, log_path: Path
     ) -> AsyncIterator[Client]:
-        """Yield the client."""
-        yield self._given
+        """Yield the client, with those of who plays beside it."""
+        async with choice.join(self._context, self._given, location) as client:
+            yield client
 
 
 class _Machine:

@@ -241,6 +241,7 @@ class LoadedEnvironment:
         device: str | None = None,
         call_timeout: float | None = None,
         cache: bool | None = None,
+        players: Mapping[str, str] | None = None,
         budget_tokens: int | None = None,
         budget_usd: float | None = None,
         prices: TokenPrices | None = None,
@@ -259,6 +260,7 @@ class LoadedEnvironment:
         - `concurrency`: model calls at once, 32 unless said; `max_rollouts`: rollouts at once, twice that.
         - `base_url`, `key_variable`: an OpenAI-compatible endpoint, and the variable with its key.
         - `call_timeout`: seconds that one call may take; `cache` keeps answers of endpoints for later runs.
+        - `players`: who plays whom beside the model, `{"O": "scripted:tictactoe.players:optimal"}`.
         - `budget_tokens`, `budget_usd` with `prices`: no rollout begins once that is spent.
         - `out`: the run's folder; by default a new one below `runs`.
         - `resume`: a run, or its folder: what is missing or failed is played, with `only_failed` the latter.

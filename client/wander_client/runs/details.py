@@ -34,6 +34,8 @@ def list_pinned(manifest: RunManifest) -> Iterator[tuple[str, str]]:
     yield from _drop_unset(
         ("endpoint", model.base_url), ("revision", model.revision), ("weights", model.weights_sha256)
     )
+    for player, other in manifest.players.items():
+        yield f"player {player}", f"{other.name} ({other.kind})"
     yield from _drop_unset(("sampling", manifest.sampling.given()))
     yield "examples", f"{len(manifest.example_ids):,} of {manifest.split}, {manifest.choice}"
     yield "rollouts", f"{manifest.rollouts_per_example} an example"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from wander import Example, Messages, MultiTurnEnv, ProceduralRows, Rubric, State, XMLParser, stop
 from wander.errors import ConfigError
 from wander.parsers import message_text
 from wander.seeding import derived_rng, derived_seed
 
-from tictactoe.game import EMPTY, best_moves, free_cells, is_over, placed, shown, winner
+from tictactoe.game import EMPTY, best_moves, free_cells, is_over, other, placed, seen_as_x, shown, winner
 from tictactoe.players import Player, optimal
 
 __all__ = ["TicTacToeEnv", "load_environment"]
@@ -21,6 +21,7 @@ SYSTEM_PROMPT = (
 )
 TAGS = ("<think>", "</think>", "<move>", "</move>")
 INVALID_MOVE_PENALTY = -0.1
+SAID = {"won": "You win.", "lost": "You lose.", "drawn": "Draw."}
 REFERENCE_SCORES = {
     "optimal player, random opponent": 1.139,
     "optimal player, optimal opponent": 0.7,
@@ -34,14 +35,21 @@ class TicTacToeEnv(MultiTurnEnv):
     """The game; an opponent's move depends only on the run's seed, the example's seed and the board.
 
     `most_careless` is the greatest probability of a random move; with 0 the opponent makes best moves only.
+    With `players` the moves of O are a player's, who sees the board with the marks changed over: each is X to
+    itself, so one policy can play both.
     """
 
     def __init__(self, *, most_careless: float, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.most_careless = most_careless
 
-    def openings(self) -> list[dict[str, Any]]:
-        """Return the empty board, and the boards after every first move that O may make."""
+    def openings(self) -> list[dict[str, Any]] | None:
+        """Return the empty board, and the boards after every first move that O may make.
+
+        None where O is a player: its choices are no choices of the environment.
+        """
+        if self.players:
+            return None
         firsts = free_cells(EMPTY) if self.most_careless > 0 else best_moves(EMPTY, "O")
         boards = {"x-first": EMPTY, **{f"o-first-{cell}": placed(EMPTY, cell, "O") for cell in firsts}}
         return [
@@ -56,30 +64,40 @@ class TicTacToeEnv(MultiTurnEnv):
     def setup_state(self, state: State) -> None:
         """Set up the board of the example, where O may have moved already."""
         state["board"] = state["info"]["board"]
-        state["invalid_moves"] = 0
-        state["result"] = None
+        state["invalid_moves"] = {"X": 0, "O": 0}
+        state["to_move"] = "X"
+        if self.players:  # the rules are everybody's, the first board is X's
+            state.prompt[-1]["player"] = "X"
 
     def env_response(self, messages: Messages, state: State) -> Messages:
-        """Play the model's move and the opponent's reply; an invalid move costs the turn only."""
-        board, move = state["board"], self.read_move(messages[-1])
+        """Play the move, and the reply of who is no player; an invalid move costs the turn only."""
+        board, mark, move = state["board"], state["to_move"], self.read_move(messages[-1])
         if move not in free_cells(board):
-            state["invalid_moves"] += 1
-            return [{"role": "user", "content": f"Invalid move.\n{shown(board)}"}]
-        board = placed(board, move, "X")
-        if not is_over(board):
+            state["invalid_moves"][mark] += 1
+            return [{"role": "user", "content": f"Invalid move.\n{as_seen_by(mark, board)}"}]
+        board = placed(board, move, mark)
+        if self.players:
+            state["to_move"] = other(mark)
+        elif not is_over(board):
             board = placed(board, self.opponent_move(board, state), "O")
         state["board"] = board
         if not is_over(board):
-            return [{"role": "user", "content": shown(board)}]
-        state["result"] = {"X": "won", "O": "lost", None: "drawn"}[winner(board)]
-        said = {"won": "You win.", "lost": "You lose.", "drawn": "Draw."}[state["result"]]
-        state["final_env_response"] = [{"role": "user", "content": f"{said}\n{shown(board)}"}]
+            return [{"role": "user", "content": as_seen_by(state["to_move"], board)}]
+        state["final_env_response"] = [
+            {"role": "user", "content": f"{SAID[str(result(board, each))]}\n{as_seen_by(each, board)}"}
+            | ({"player": each} if self.players else {})
+            for each in self.players or "X"
+        ]
         return []
+
+    def next_player(self, state: State) -> str:
+        """Return the mark that is to move; after an invalid move it is the same."""
+        return str(state["to_move"])
 
     @stop
     def game_over(self, state: State) -> bool:
         """Hold when somebody has won or no cell is free."""
-        return state["result"] is not None
+        return is_over(state["board"])
 
     def gold(self, example: Example) -> Player:
         """Return the optimal player: it earns a high reward in every game."""
@@ -101,9 +119,21 @@ class TicTacToeEnv(MultiTurnEnv):
         return self.choose(state, free_cells(board) if careless > 0 else best, drawn, shown(board))
 
 
+def as_seen_by(mark: str, board: str) -> str:
+    """Return the board as a message shows it to the player of a mark, who is X to itself."""
+    return shown(seen_as_x(board, mark))
+
+
+def result(board: str, mark: str) -> str | None:
+    """Return whether a mark has `won`, `lost` or `drawn`; None while the game goes on."""
+    if not is_over(board):
+        return None
+    return {mark: "won", None: "drawn"}.get(winner(board), "lost")
+
+
 def outcome(state: State) -> float:
     """1 for a win, 0.5 for a draw, 0 for a loss or a game that ran out of turns."""
-    return {"won": 1.0, "drawn": 0.5}.get(state["result"], 0.0)
+    return {"won": 1.0, "drawn": 0.5}.get(own_result(state) or "", 0.0)
 
 
 def format(state: State) -> float:
@@ -114,32 +144,37 @@ def format(state: State) -> float:
 
 def invalid_move_penalty(state: State) -> float:
     """-0.1 for a game with any invalid move."""
-    return INVALID_MOVE_PENALTY if state["invalid_moves"] else 0.0
+    return INVALID_MOVE_PENALTY if invalid_moves(state) else 0.0
 
 
 def won(state: State) -> bool:
-    """Tell whether X has three in a line."""
-    return bool(state["result"] == "won")
+    """Tell whether the player has three in a line."""
+    return own_result(state) == "won"
 
 
 def drawn(state: State) -> bool:
     """Tell whether the board is full without a line."""
-    return bool(state["result"] == "drawn")
+    return own_result(state) == "drawn"
 
 
 def lost(state: State) -> bool:
-    """Tell whether O has three in a line."""
-    return bool(state["result"] == "lost")
+    """Tell whether the other one has three in a line."""
+    return own_result(state) == "lost"
 
 
 def invalid_moves(state: State) -> int:
     """Count the turns that named no free cell."""
-    return int(state["invalid_moves"])
+    return int(state["invalid_moves"][state.get("player", "X")])
 
 
 def turns(state: State) -> int:
-    """Count the model's turns."""
+    """Count the player's turns."""
     return len(state.turns)
+
+
+def own_result(state: State) -> str | None:
+    """Return how the game ended for the player whose reward is asked for: X, unless both are players."""
+    return result(state["board"], state.get("player", "X"))
 
 
 def is_well_formed(text: str) -> bool:
@@ -155,12 +190,16 @@ def load_environment(
     max_turns: int = 8,
     num_groups: int = 1,
     seed: int = 0,
+    opponent: Literal["environment", "player"] = "environment",
 ) -> TicTacToeEnv:
     """Return the environment; the train and the eval split have `num_examples` different games each.
 
     Example i belongs to stratum i mod `num_groups`; its opponent plays a random move with a probability drawn
-    from that stratum's equal slice of [`min_random_move_prob`, `max_random_move_prob`].
+    from that stratum's equal slice of [`min_random_move_prob`, `max_random_move_prob`]. With
+    `opponent="player"` the environment plays no moves: the run says who is asked for those of the player `O`.
     """
+    if opponent not in ("environment", "player"):
+        raise ConfigError(f"`{opponent}` is no opponent", hint='give "environment" or "player"')
     if not 0 <= min_random_move_prob <= max_random_move_prob <= 1:
         raise ConfigError(
             f"random move probabilities from {min_random_move_prob} to {max_random_move_prob} are no range",
@@ -183,7 +222,8 @@ def load_environment(
         most_careless=max_random_move_prob,
         dataset=rows("train"),
         eval_dataset=rows("eval"),
-        max_turns=max_turns,
+        max_turns=2 * max_turns if opponent == "player" else max_turns,
+        players=("X", "O") if opponent == "player" else (),
         system_prompt=SYSTEM_PROMPT,
         parser=XMLParser(["think", "move"], answer_field="move"),
         rubric=Rubric(
@@ -193,7 +233,7 @@ def load_environment(
         strata=num_groups,
         summary="Play tic-tac-toe as X against an opponent that is anything from random to optimal.",
         tags=("game", "multi-turn", "train", "eval"),
-        reference_scores=REFERENCE_SCORES,
+        reference_scores=REFERENCE_SCORES if opponent == "environment" else {},
         reward_bounds=(INVALID_MOVE_PENALTY, 1.2),
     )
 

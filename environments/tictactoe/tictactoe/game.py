@@ -38,6 +38,11 @@ def is_over(board: str) -> bool:
     return "." not in board or winner(board) is not None
 
 
+def seen_as_x(board: str, mark: str) -> str:
+    """Return the board with the marks changed over, unless the mark is X."""
+    return board if mark == "X" else board.translate(str.maketrans("XO", "OX"))
+
+
 def other(mark: str) -> str:
     """Return the opponent's mark."""
     return "O" if mark == "X" else "X"

@@ -69,6 +69,29 @@ def gold_script(env: Environment, example: Example) -> Script | list[Reply] | No
     if gold is None:
         text = write_answer(env.parser, example) if env.turn_limit == 1 else None
         return None if text is None else [text]
+    if env.players and isinstance(gold, dict) and "role" not in gold and gold.keys() == set(env.players):
+        return _each_as_its_own({player: _script(one) for player, one in gold.items()})
+    return _script(gold)
+
+
+def _each_as_its_own(scripts: dict[str, Script | list[Reply]]) -> Script:
+    """Return the player that plays each of an environment's players by a script of its own."""
+
+    def play(request: ModelRequest) -> Any:
+        script = scripts[str(request.player)]
+        if callable(script):
+            return script(request)
+        said = sum(message.get("role") == "assistant" for message in request.messages)
+        if said >= len(script):
+            raise ModelError(
+                f"the gold completions of `{request.player}` are {len(script)}, and it is asked again"
+            )
+        return script[said]
+
+    return play
+
+
+def _script(gold: Any) -> Script | list[Reply]:
     if isinstance(gold, str | dict):
         return [gold]
     return gold if callable(gold) else list(gold)

@@ -7,10 +7,12 @@ which client they pass.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from wander.clients.sub_calls import conversation_id
 from wander.types import Message, Record, Rollout, SamplingArgs, TurnTokens, Usage
 
 if TYPE_CHECKING:
@@ -31,6 +33,13 @@ class ModelRequest(Record):
     """OpenAI function schemas, when the environment offers tools."""
     seed: int = 0
     """Derived from (run seed, example seed, group index, turn); clients that sample themselves use it."""
+    player: str | None = Field(default=None, exclude_if=lambda player: player is None)
+    """Who is to move, where the environment has players: `messages` are what that one has seen."""
+
+    @property
+    def conversation(self) -> str:
+        """What a client keeps its sampled ids by: the rollout, or one player's part of it."""
+        return conversation_id(self.rollout_id, self.player)
 
 
 class ModelResponse(Record):
@@ -51,6 +60,11 @@ class Client(ABC):
     """Name of the model, as it stands on a leaderboard."""
     limiter: CallLimiter | None = None
     """Bounds the calls in flight, of everybody who shares it; None for a model that needs no bound."""
+    scripts: Mapping[str, str] = {}
+    """Players whom functions of the environment's own package play, where it runs: `module:function` by name
+    (`wander.clients.scripted`). Nobody else is asked for their turns, so a replay plays them anew."""
+    others: Mapping[str, Client] = {}
+    """Players who are asked of a client of their own, by name."""
 
     @abstractmethod
     async def complete(self, request: ModelRequest) -> ModelResponse:
@@ -106,6 +120,8 @@ class WrappedClient(Client):
     def __init__(self, client: Client) -> None:
         self.model = client.model
         self.limiter = client.limiter
+        self.scripts = client.scripts
+        self.others = client.others
         self._client = client
 
     async def complete(self, request: ModelRequest) -> ModelResponse:

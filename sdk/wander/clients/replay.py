@@ -8,7 +8,7 @@ other models answered taken from the record.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from wander.clients.base import Client, ModelRequest, ModelResponse
@@ -27,12 +27,20 @@ class ReplayClient(Client):
 
     With `lines` the environment makes the choices that are on record (`wander.clients.choices`), as is
     right for an exhaustive run. Else it makes its own: nobody may choose the replies that an evaluation met.
+    Players of `scripts` play anew, for the same reason.
     """
 
     def __init__(
-        self, rollouts: Iterable[Rollout], model: str = "replay", prefix: str = "", *, lines: bool = False
+        self,
+        rollouts: Iterable[Rollout],
+        model: str = "replay",
+        prefix: str = "",
+        *,
+        lines: bool = False,
+        scripts: Mapping[str, str] | None = None,
     ) -> None:
         self.model = model
+        self.scripts = scripts or {}
         self._lines = lines
         self._rollouts = {f"{prefix}{each.example_id}/{each.index}": each for each in rollouts}
         for rollout_id, rollout in list(self._rollouts.items()):

@@ -66,19 +66,25 @@ class ScriptedClient(Client):
         return _response(self.replies[position])
 
 
-def scripted_client_from_spec(spec: str) -> ScriptedClient:
+def scripted_client_from_spec(spec: str, package: str | None = None) -> ScriptedClient:
     """Return a client that runs the function a spec names; the spec is its model name.
 
     `scripted:package.module:function` runs a function from request to reply;
     `scripted:package.module:factory?key=value&...` runs what the factory returns for those arguments (JSON
     values, or text). The module may also be the path of a `.py` file, and the `scripted:` may be left out.
-    Raises `ConfigError` and `LoadError`.
+    `package`, the name of a module, allows those of its own package alone. Raises `ConfigError`, `LoadError`.
     """
     target, is_factory, query = spec.removeprefix("scripted:").partition("?")
     module_name, _, function_name = target.rpartition(":")
     if not module_name or not function_name:
         raise ConfigError(
             f"`{spec}` does not name a function", hint="write it as `scripted:package.module:function`"
+        )
+    own = package and package.partition(".")[0]
+    if own and module_name.partition(".")[0] != own:
+        raise ConfigError(
+            f"`{spec}` is no function of `{own}`: a player's script is part of the environment's package",
+            hint=f"write it as `scripted:{own}.module:function`",
         )
     if module_name.endswith(".py"):
         module = import_file(Path(module_name).expanduser().resolve())
@@ -91,7 +97,7 @@ def scripted_client_from_spec(spec: str) -> ScriptedClient:
                 hint="install its package where `wander` runs, or name the `.py` file by its path",
             ) from error
     script = getattr(module, function_name, None)
-    if not callable(script):
+    if not callable(script) or (own and str(getattr(script, "__module__", "")).partition(".")[0] != own):
         raise LoadError(f"`{module_name}` has no function `{function_name}`")
     if is_factory:
         arguments: dict[str, Any] = dict(parse_qsl(query, keep_blank_values=True))

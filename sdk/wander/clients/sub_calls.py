@@ -1,7 +1,8 @@
 """The record of model calls that the code in a rollout made, beside the rollout's own turns.
 
 They stand in the rollout's `info["rlm"]["sub_calls"]`. A client sees each as a rollout of its own, with the
-id `<rollout id>/sub:<path>`; so a `ReplayClient` answers them from the record like any other.
+id `<rollout id>/sub:<path>`; so a `ReplayClient` answers them from the record like any other. What a client
+keeps of one player's part of a rollout is called `<rollout id>/as:<player>` (`ModelRequest.conversation`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from wander.errors import RunError
 from wander.types import Failure, Message, Record, Rollout, Turn, Usage
 
-_SUB_CALL = re.compile(r"/sub:\d+(?:\.\d+)*\Z")
+_PART = re.compile(r"/(?:sub:\d+(?:\.\d+)*|as:[\w-]+)\Z")
 
 
 class SubCall(Record):
@@ -63,9 +64,14 @@ def read_sub_calls(rollout: Rollout) -> list[SubCall]:
         ) from error
 
 
+def conversation_id(rollout_id: str, player: str | None) -> str:
+    """Return under which id a client keeps the conversation of a rollout, or of one player in it."""
+    return rollout_id if player is None else f"{rollout_id}/as:{player}"
+
+
 def main_rollout_id(rollout_id: str) -> str:
-    """Return the id of the rollout to which a sub-call belongs; any other id is returned as it is."""
-    return _SUB_CALL.sub("", rollout_id)
+    """Return the id of the rollout to which a sub-call or a player's part belongs; any other id as it is."""
+    return _PART.sub("", rollout_id)
 
 
 def sub_rollouts(rollout: Rollout) -> dict[str, Rollout]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from wander.dataset import ProceduralRows, Rows
@@ -12,8 +14,10 @@ from wander.environment import Environment
 from wander.errors import ConfigError, EnvironmentFault
 from wander.rollout.calls import ModelCalls
 from wander.rollout.hooks import STOP, call_hook, check_messages, find_marked, stop
-from wander.types import Messages, State
+from wander.types import Messages, State, seen_by
 
+PLAYER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+"""What players are called."""
 TIMEOUT = "timeout_reached"
 """The stop reason of a rollout that its time ended, and the key under which it publishes where."""
 
@@ -32,6 +36,12 @@ class MultiTurnEnv(Environment):
     changed in the state may end the rollout without another model call, and a stop that reads
     `state.completion` meets the model's message last both times. Setting `state["final_env_response"]` in
     `env_response` appends those messages in place of what it returns and ends the rollout.
+
+    With `players`, names of who takes turns, each turn asks the model of the one whom `next_player` names;
+    `state["player"]` says who it is. Every player has a conversation of its own (`wander.types.seen_by`): of
+    the prompt's messages those with its name in `player` and those without any, its own completions, and what
+    `env_response` says to it. That goes to who moves next, or to who moved last where the rollout ends,
+    unless a message names another `player`. The rubric scores the rollout once for each, as that one saw it.
     """
 
     kind: ClassVar[str] = "multi_turn"
@@ -44,9 +54,11 @@ class MultiTurnEnv(Environment):
         max_turns: int = -1,
         max_total_completion_tokens: int | None = None,
         timeout_seconds: float | None = None,
+        players: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(dataset, eval_dataset, **kwargs)
+        self.players = _check_players(self.players if players is None else players)
         for name, limit in (
             ("max_total_completion_tokens", max_total_completion_tokens),
             ("timeout_seconds", timeout_seconds),
@@ -78,6 +90,19 @@ class MultiTurnEnv(Environment):
 
         `messages` is prompt and completion; the last one is the model's.
         """
+
+    def next_player(self, state: State) -> Any:
+        """Return which of `players` moves next; may be async.
+
+        Unless overridden they take turns, in order, and one that called tools goes on.
+        """
+        if not state.turns:
+            return self.players[0]
+        last = state.turns[-1]
+        place = self.players.index(last.player or "")
+        return (
+            last.player if last.message.get("tool_calls") else self.players[(place + 1) % len(self.players)]
+        )
 
     def tools(self, state: State) -> list[dict[str, Any]] | None:
         """Return the function schemas that the model may call in this turn, or None."""
@@ -117,6 +142,7 @@ class MultiTurnEnv(Environment):
     async def _take_turns(self, state: State, model: ModelCalls) -> str:
         """Return the name of the stop condition that ended the rollout."""
         await self._set_up(state)
+        await self._pass_turn(state)
         struck = (state.get("recorded") or {}).get(TIMEOUT)
         while (reason := await self._stop_reason(state)) is None:
             if struck == _place(state):
@@ -124,6 +150,13 @@ class MultiTurnEnv(Environment):
             if state.turns:
                 answer = await self._answer(state)
                 reason = None if _is_final(state) else await self._stop_reason(state)
+                if self.players:
+                    if reason is None and not _is_final(state):
+                        await self._pass_turn(state)
+                    answer = [
+                        {**message, "player": message.get("player", state["player"])} for message in answer
+                    ]
+                    self._require_players(answer, "env_response")
                 state.completion.extend(answer)
                 if reason is not None:
                     return reason
@@ -143,6 +176,23 @@ class MultiTurnEnv(Environment):
                 f"`setup_state` returned a `{type(returned).__name__}`; it must return the state or None"
             )
         check_messages(state["prompt"], 'state["prompt"]')
+        self._require_players(state["prompt"], 'state["prompt"]')
+
+    async def _pass_turn(self, state: State) -> None:
+        """Let `state["player"]` be who moves next."""
+        if not self.players:
+            return
+        named = await call_hook(self.next_player, state)
+        self._require_players([{"player": named}], "next_player")
+        state["player"] = named
+
+    def _require_players(self, messages: Messages, where: str) -> None:
+        for message in messages:
+            if self.players and "player" in message and message["player"] not in self.players:
+                raise EnvironmentFault(
+                    f"`{where}` names `{message['player']!s:.80}`, who is none of the players "
+                    f"{', '.join(f'`{player}`' for player in self.players)}"
+                )
 
     async def _stop_reason(self, state: State) -> str | None:
         """Return the name of the first stop condition that holds."""
@@ -154,7 +204,10 @@ class MultiTurnEnv(Environment):
     async def _answer(self, state: State) -> Messages:
         """Return the environment's answer to the last completion, and record how long it took."""
         started = time.perf_counter()
-        answer = await call_hook(self.env_response, [*state.prompt, *state.completion], state)
+        messages = [*state.prompt, *state.completion]
+        if self.players:
+            messages = seen_by(state["player"], messages)
+        answer = await call_hook(self.env_response, messages, state)
         final = state.get("final_env_response")
         if final is None:
             answer = check_messages(answer, "env_response")
@@ -162,6 +215,19 @@ class MultiTurnEnv(Environment):
             answer = check_messages(final, 'state["final_env_response"]')
         state.turns[-1].environment_seconds = time.perf_counter() - started
         return answer
+
+
+def _check_players(players: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of players; raises `ConfigError` for what cannot be some."""
+    names = (players,) if isinstance(players, str) else tuple(players)
+    if odd := [name for name in names if not isinstance(name, str) or not PLAYER.fullmatch(name)]:
+        raise ConfigError(f"`{odd[0]}` is no name of a player", hint="use letters, digits, `-` and `_`")
+    if len(names) == 1 or len(set(names)) < len(names):
+        raise ConfigError(
+            f"the players `{', '.join(names)}` are not two or more of different names",
+            hint="leave `players` out where the model is alone",
+        )
+    return names
 
 
 def _is_final(state: State) -> bool:

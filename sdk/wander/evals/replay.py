@@ -24,8 +24,9 @@ from random import SystemRandom
 from typing import Any
 
 from wander.clients.base import Client
+from wander.clients.players import require_players
 from wander.clients.replay import ReplayClient, TranscriptClient
-from wander.errors import NotRecorded, RunError
+from wander.errors import ConfigError, NotRecorded, RunError
 from wander.evals.judges import JudgePanel
 from wander.handle import EnvironmentHandle, RolloutRequest
 from wander.rollout.garbage import fewer_collections
@@ -46,12 +47,13 @@ COMPARED = (
     "failure",
     "reward",
     "metrics",
+    "rewards",
     "info",
 )
 """What must be the same in every playing of a rollout, in the order in which a difference is told."""
-RESCORED = ("seed", "answer", "failure", "reward", "metrics", "info")
+RESCORED = ("seed", "answer", "failure", "reward", "metrics", "rewards", "info")
 """What must be the same when a transcript is scored again."""
-_STATED = ("deterministic", "group_rewards", "max_turns", "reward_functions", "reward_bounds")
+_STATED = ("deterministic", "group_rewards", "max_turns", "players", "reward_functions", "reward_bounds")
 """What a manifest says of its environment that decides how a run reads, and whether it can be replayed."""
 _OUTSIDE = {JUDGE_ANSWERS, OUTSIDE_CALLS}
 """Where a rollout's record has what others than its own model answered: no replay proves that."""
@@ -146,7 +148,8 @@ def first_divergence(
     same = repr([getattr(recorded, name) for name in compared]) == repr(
         [getattr(again, name) for name in compared]
     )
-    if same and len(recorded.turns) == len(again.turns):
+    moved = [turn.player for turn in recorded.turns], [turn.player for turn in again.turns]
+    if same and moved[0] == moved[1]:
         return None
 
     def found(part: str, difference: str, message: int | None = None) -> Divergence:
@@ -172,6 +175,8 @@ def first_divergence(
             return found(name, f"the {name} is {_excerpt(other)}, not {_excerpt(one)}")
     if len(recorded.turns) != len(again.turns):
         return found("turns", f"the rollout takes {len(again.turns)} turns, not {len(recorded.turns)}")
+    if moved[0] != moved[1]:
+        return found("turns", f"the turns are of {_excerpt(moved[1])}, not {_excerpt(moved[0])}")
     return None
 
 
@@ -219,6 +224,10 @@ class _Replay:
         for name in _STATED:
             if getattr(stated, name) != getattr(actual, name):
                 return f"the run states another `{name}` than the environment has"
+        try:
+            require_players(self.environment.info, self.manifest.players)
+        except ConfigError as error:
+            return str(error)
         missing = next((name for name in self.manifest.example_ids if name not in examples), None)
         if missing is not None:
             return f"`{self.environment.info.name}` has no example `{missing}`"
@@ -245,7 +254,9 @@ class _Replay:
         if self.environment.info.group_rewards:
             playable.sort(key=lambda each: each.key)
             groups = [list(group) for _, group in groupby(playable, key=lambda each: each.example_id)]
-        client: Client = ReplayClient(playable, lines=self.manifest.kind in WITH_LINES)
+        client: Client = ReplayClient(
+            playable, lines=self.manifest.kind in WITH_LINES, scripts=self.manifest.scripts
+        )
         if self.report.method == "rescore":
             client = TranscriptClient(playable)
         waiting = iter([(examples[group[0].example_id], group) for group in groups])
@@ -282,7 +293,7 @@ class _Replay:
             found = [_attribute(here, self._judge(*pair)) for here, pair in zip(found, pairs, strict=True)]
         report.replayed += len(recorded)
         if report.method == "replay":
-            report.answered += sum(not _OUTSIDE.isdisjoint(each.info) for each in recorded)
+            report.answered += sum(map(self._was_answered, recorded))
         for one in found:
             if isinstance(one, str):
                 report.unscored += 1
@@ -295,6 +306,11 @@ class _Replay:
             await self.panel.look(self.environment, self.manifest, example, recorded)
         if self.on_replayed is not None:
             self.on_replayed(report.replayed, report.differing)
+
+    def _was_answered(self, recorded: Rollout) -> bool:
+        """Tell whether somebody else than the model, or a script that plays anew, answered in a rollout."""
+        others = self.manifest.players.keys() - self.manifest.scripts.keys()
+        return not _OUTSIDE.isdisjoint(recorded.info) or any(turn.player in others for turn in recorded.turns)
 
     async def _play(
         self, environment: EnvironmentHandle, client: Client, example: Example, recorded: list[Rollout]

@@ -51,8 +51,8 @@ class TransformersClient(Client):
         self.dtype = str(loaded.model.dtype).removeprefix("torch.")
         self.sampler = Sampler(loaded.model, loaded.tokenizer)
         self.format = ChatFormat(loaded.tokenizer, self.sampler.end_ids)
-        self._begun: dict[str, Conversation | None] = {}
-        """The conversations of the rollouts in flight, as far as they have come."""
+        self._begun: dict[str, dict[str, Conversation]] = {}
+        """The conversations of each rollout in flight, as far as they have come: one, or one a player."""
         self._batcher: Batcher[Job, Sample] = Batcher(
             self._sample,
             # Alike lengths share a batch: padding is computed too.
@@ -69,7 +69,8 @@ class TransformersClient(Client):
         """
         if request.tools:
             self.format.check_tools()
-        begun = self._begun.get(request.rollout_id)
+        kept = self._begun.get(request.rollout_id, {})
+        begun = kept.get(request.conversation)
         conversation, _ = self.format.go_on(begun, request.messages, request.tools)
         sample_request = sample_request_of(request, list(conversation.ids), self.sampler.context_length)
         job = Job(request.rollout_id, 0, sample_request)
@@ -78,7 +79,7 @@ class TransformersClient(Client):
         if request.rollout_id in self._begun:
             self.format.append_completion(conversation, sample.ids)
             conversation.said = response.message
-            self._begun[request.rollout_id] = conversation
+            kept[request.conversation] = conversation
         return response
 
     def check_tools(self) -> None:
@@ -96,7 +97,7 @@ class TransformersClient(Client):
 
     def begin(self, rollout_id: str) -> None:
         """Count a rollout whose requests batches wait for."""
-        self._begun.setdefault(rollout_id, None)
+        self._begun.setdefault(rollout_id, {})
         self._batcher.begin(rollout_id)
 
     def end(self, rollout_id: str) -> None:

@@ -54,8 +54,8 @@ class PolicyClient(Client):
         self.refresh: Callable[[], None] = lambda: None
         """Brings the engine to the policy's weights; called before rollouts are played, in every process."""
         self._episodes: dict[str, _Episode] = {}
-        self._sub_calls: dict[str, list[str]] = {}
-        """What the code of a rollout asked, by the rollout."""
+        self._parts: dict[str, list[str]] = {}
+        """What the code of a rollout asked, and the conversations of its players, by the rollout."""
         self._begun = 0
 
     def limit_context(self, tokens: int | None) -> None:
@@ -69,30 +69,33 @@ class PolicyClient(Client):
             self._episodes[rollout_id] = _Episode(order=self._begun)
             self._begun += 1
             if (main_id := main_rollout_id(rollout_id)) != rollout_id:
-                self._sub_calls.setdefault(main_id, []).append(rollout_id)
+                self._parts.setdefault(main_id, []).append(rollout_id)
         self.engine.begin(rollout_id)
 
     def end(self, rollout_id: str) -> None:
-        """Forget a rollout and what its code asked."""
+        """Forget a rollout, what its code asked, and the conversations of its players."""
         self._episodes.pop(rollout_id, None)
-        for sub_call in self._sub_calls.pop(rollout_id, ()):
-            if self._episodes.pop(sub_call, None) is not None:
-                self.engine.forget(sub_call)
+        for part in self._parts.pop(rollout_id, ()):
+            if self._episodes.pop(part, None) is not None:
+                self.engine.end(part)
         self.engine.end(rollout_id)
 
     async def complete(self, request: ModelRequest) -> ModelResponse:
         """Sample the next turn of a rollout."""
-        if request.rollout_id not in self._episodes:
-            self.begin(request.rollout_id)
-        episode = self._episodes[request.rollout_id]
+        name = request.conversation
+        if name not in self._episodes:
+            self.begin(name)
+        episode = self._episodes[name]
         if request.tools:
             self.format.check_tools()
         conversation, anew = self.format.go_on(episode.conversation, request.messages, request.tools)
         episode.conversation = conversation
         if anew:
-            self.engine.forget(request.rollout_id)  # what it cached is of the history that was
+            self.engine.forget(name)  # what it cached is of the history that was
         sample_request = sample_request_of(request, list(conversation.ids), self.context_length)
-        sample = await self.engine.sample(Job(request.rollout_id, episode.order, sample_request))
+        # Of a rollout's players one asks at a time, so in a batch all have the rollout's place.
+        order = self._episodes.get(request.rollout_id, episode).order
+        sample = await self.engine.sample(Job(name, order, sample_request))
         self.format.append_completion(conversation, sample.ids)
         response = response_of(self.format, request, sample_request, sample)
         conversation.said = response.message

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from wander.clients.base import Client, ModelRequest, ModelResponse, name_of
 from wander.errors import BoundaryError, ModelError
 from wander.rollout.faults import describe_fault
 from wander.seeding import derived_seed
-from wander.types import Messages, SamplingArgs, State, Turn
+from wander.types import Messages, SamplingArgs, State, Turn, seen_by
 
 
 class ModelCalls:
     """The model as one rollout sees it."""
 
-    def __init__(self, client: Client, state: State, sampling: SamplingArgs, rollout_id: str) -> None:
+    def __init__(
+        self,
+        client: Client,
+        state: State,
+        sampling: SamplingArgs,
+        rollout_id: str,
+        scripted: Mapping[str, Client] | None = None,
+    ) -> None:
+        """`scripted` are the players that the client leaves to scripts."""
         self.client = client
+        self.scripted = scripted or {}
         self.state = state
         self.sampling = sampling
         self.rollout_id = rollout_id
@@ -48,14 +57,15 @@ class ModelCalls:
         """
         state = self.state
         messages: Messages = [*state.prompt, *state.completion]
-        turn = len(state.turns)
+        turn, player = len(state.turns), state.get("player")
         request = ModelRequest.assemble(
             rollout_id=self.rollout_id,
             turn=turn,
-            messages=messages,
+            messages=messages if player is None else seen_by(player, messages),
             sampling=self.sampling,
             tools=tools,
             seed=derived_seed(state.run_seed, state.example.seed, "completion", state["index"], turn),
+            player=player,
         )
         state["tools_offered"] = tools or None
         started = time.perf_counter()
@@ -70,17 +80,22 @@ class ModelCalls:
                 environment_seconds=0.0,
                 tokens=response.tokens,
                 cached=False,
+                player=player,
             )
         )
-        state.completion.append(dict(response.message))
+        state.completion.append(
+            dict(response.message) if player is None else {**response.message, "player": player}
+        )
         if response.finish_reason == "length":
             state["truncated"] = True
         return response
 
     async def answer(self, request: ModelRequest) -> ModelResponse:
-        """Return the client's completion; raises `ModelError` for whatever else a client raises."""
+        """Return the completion of the client, or of who plays by a script; raises `ModelError` for whatever
+        else they raise.
+        """
         try:
-            return await self.client.complete(request)
+            return await self.scripted.get(request.player or "", self.client).complete(request)
         except BoundaryError:
             raise
         except Exception as error:

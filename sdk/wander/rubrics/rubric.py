@@ -136,6 +136,7 @@ class Rubric:
             "info": state["info"],
             "parser": self.parser or parser,
             "example": example,
+            **({"player": state["player"]} if "player" in state else {}),
         }
 
     async def close(self) -> None:

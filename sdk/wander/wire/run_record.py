@@ -21,6 +21,8 @@ ExampleChoice = Literal["first", "shuffled", "strata", "shuffled strata"]
 RunKind = Literal["evaluation", "training", "exhaustive", "play"]
 """`exhaustive`: its examples are the openings, its rollouts the lines of a walk through every choice of the
 environment. `play`: a person took a side."""
+SCRIPT = "script"
+"""The kind of a player who is a function of the environment's own package (`wander.clients.scripted`)."""
 Unlocked = Literal["chosen", "none_published", "folder"]
 """Why an environment does not run with the packages of its version's lock: `--no-lock` was given, the version
 has no lock, or it is a folder that nobody published."""
@@ -212,6 +214,14 @@ class RunManifest(Record):
     """Of an exhaustive run: how many lines there are; None until all of them are known. 1 where a person made
     the environment's choices."""
     notes: str = ""
+    players: dict[str, ModelPin] = Field(default_factory=dict, exclude_if=lambda players: not players)
+    """Who played in the model's place, by player; of kind `script`, a function of the environment's package.
+    Empty where the model played alone, or everybody."""
+
+    @property
+    def scripts(self) -> dict[str, str]:
+        """The players whom functions of the environment's package played: a replay plays them anew."""
+        return {player: pin.name for player, pin in self.players.items() if pin.kind == SCRIPT}
 
     @property
     def expected_rollouts(self) -> int:

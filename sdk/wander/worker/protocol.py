@@ -183,6 +183,8 @@ class Play(Record):
     run_seed: int
     sampling: SamplingArgs
     model: str
+    scripts: dict[str, str] = Field(default_factory=dict, exclude_if=lambda scripts: not scripts)
+    """Players whom the environment's own functions play (`Client.scripts`)."""
 
 
 class Played(Record):

@@ -143,6 +143,7 @@ def _report(result: EvaluationResult, fail_under: float | None, output: Output) 
         "run_dir": str(result.run_dir),
         "environment": manifest.environment.model_dump(mode="json", exclude={"info"}),
         "model": manifest.model.model_dump(mode="json"),
+        "players": {player: pin.model_dump(mode="json") for player, pin in manifest.players.items()},
         "summary": summary.model_dump(mode="json"),
         "resumed": result.resumed,
         "retried": result.retried,

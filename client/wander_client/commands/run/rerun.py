@@ -155,6 +155,7 @@ def _settings(
         seed=manifest.seed,
         sampling=manifest.sampling,
         rerun_of=manifest.run_id,
+        players={player: pin.name for player, pin in manifest.players.items()},
     )
 
 

@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from wander.clients.base import Client
+from wander.clients.players import require_players
 from wander.evals.run.admission import Admission
 from wander.evals.run.budget import Meter, MeteredClient, count_tokens
 from wander.evals.run.plan import EvaluationPlan, planned_examples
 from wander.evals.run.stopping import FailureWatch, StopRequest
 from wander.evals.stats.summary import RunningSummary, summarise_run
 from wander.evals.store.folder import RunFolder, run_folder
-from wander.evals.store.manifest import model_pin, new_manifest
+from wander.evals.store.manifest import model_pin, new_manifest, player_pins
 from wander.handle import EnvironmentHandle, RolloutRequest
 from wander.rollout.garbage import fewer_collections
 from wander.types import Example, Failure, Rollout, Usage
@@ -120,6 +121,7 @@ async def evaluate(
     played until then is on disk. Cancelling the calling task ends the same way as a stop, with
     `CancelledError`.
     """
+    require_players(environment.info, [*client.scripts, *client.others])
     if not checked:
         await client.check()
     if environment.info.calls_tools:
@@ -134,7 +136,7 @@ async def evaluate(
         split=examples[0].split,
         seed=plan.seed,
         notes=plan.notes,
-    ).model_copy(update={"choice": plan.choice, "rerun_of": plan.rerun_of})
+    ).model_copy(update={"choice": plan.choice, "rerun_of": plan.rerun_of, "players": player_pins(client)})
     folder = run_folder(run_dir, manifest, resume=resume)
     bound = contextlib.nullcontext() if client.limiter is None else client.limiter.at_most(plan.concurrency)
     evaluation = _Evaluation(environment, client, plan, folder, manifest, on_progress, stop or StopRequest())

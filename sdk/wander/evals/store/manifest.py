@@ -19,7 +19,7 @@ from wander.handle import Split
 from wander.types import Example, SamplingArgs, task_set_digest
 from wander.version import __version__
 from wander.wire import EnvironmentPin, ModelPin, Platform, RunManifest
-from wander.wire.run_record import RunKind
+from wander.wire.run_record import SCRIPT, RunKind
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 """Crockford's base 32: no i, l, o, u."""
@@ -90,6 +90,12 @@ def model_pin(client: Client) -> ModelPin:
     )
 
 
+def player_pins(client: Client) -> dict[str, ModelPin]:
+    """Return who plays in the place of a client's model, by player."""
+    scripts = {player: ModelPin(name=spec, kind=SCRIPT) for player, spec in client.scripts.items()}
+    return scripts | {player: model_pin(other) for player, other in client.others.items()}
+
+
 def this_platform() -> Platform:
     """Return where this process runs; imports none of the packages it reports."""
     commit, dirty = git_state(Path.cwd())
@@ -153,6 +159,7 @@ _WORDS = (
     ("model.weights_sha256", "the model's weights"),
     ("model.chat_template_sha256", "the model's chat template"),
     ("model", "the model"),
+    ("players", "who plays beside the model"),
     ("sampling", "the sampling"),
     ("split", "the split"),
     ("example_ids", "the examples"),
@@ -165,6 +172,9 @@ _WORDS = (
 """What the fields of a manifest are called; of two that fit a name the first counts."""
 
 
+_MODEL_PINS = {"name", "kind", "revision", "weights_sha256", "chat_template_sha256"}
+
+
 def _pins(manifest: RunManifest) -> dict[str, Any]:
     """The part of a manifest that decides its rollouts."""
     pins = manifest.model_dump(
@@ -175,7 +185,8 @@ def _pins(manifest: RunManifest) -> dict[str, Any]:
                 *("owner", "name", "version", "wheel_sha256", "lock_sha256", "packages_sha256"),
                 *("arguments", "info"),
             },
-            "model": {"name", "kind", "revision", "weights_sha256", "chat_template_sha256"},
+            "model": _MODEL_PINS,
+            "players": {"__all__": _MODEL_PINS},
             "sampling": True,
             "split": True,
             "example_ids": True,

@@ -102,14 +102,15 @@ class _KeptAnswers(WrappedClient):
     def __init__(self, client: Client) -> None:
         super().__init__(client)
         self._answers: dict[str, list[_Answer]] = {}
-        """Of each rollout of the request, and of what its code asked, in the order of the questions."""
+        """Of each rollout of the request, of its players, and of what its code asked, in the order of the
+        questions."""
         self._asked: Counter[str] = Counter()
         self._ending: list[asyncio.Handle] = []
         self._attempt = 0
 
     async def complete(self, request: ModelRequest) -> ModelResponse:
         """Return the completion that is known, or the client's."""
-        name, attempt = request.rollout_id, self._attempt
+        name, attempt = request.conversation, self._attempt
         answers, number = self._answers.setdefault(name, []), self._asked[name]
         self._asked[name] += 1
         said = request.messages[answers[number - 1].messages if 0 < number <= len(answers) else 0 :]
@@ -119,8 +120,8 @@ class _KeptAnswers(WrappedClient):
                 _cancel(answers[number:])
                 del answers[number:]
                 # The conversation that the client knows is another one from here.
-                self._client.end(name)
-                self._client.begin(name)
+                self._client.end(request.rollout_id)
+                self._client.begin(request.rollout_id)
         if number >= len(answers):
             # A task, since losing the worker that waits must not take back what is being sampled.
             response = asyncio.ensure_future(self._client.complete(request))

@@ -301,6 +301,7 @@ class _HostClient(Client):
         self, ask: Callable[[int, ModelRequest], Awaitable[ModelResponse]], asked: Play, channel: Channel
     ) -> None:
         self.model = asked.model
+        self.scripts = asked.scripts
         self._ask = ask
         self._asked = asked
         self._channel = channel

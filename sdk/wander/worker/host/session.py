@@ -190,6 +190,7 @@ class WorkerSession:
             run_seed=request.run_seed,
             sampling=request.sampling,
             model=client.model,
+            scripts=dict(client.scripts),
         )
         loop = asyncio.get_running_loop()
         running = _Playing(asked, client, loop.create_future(), begun=loop.time())
