@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import Environment, TemplateError, meta, nodes
 
 from wander.errors import InvalidResponse
 from wander.models.calls.turns import TurnReader, calls_in, recognise, token_span
@@ -31,6 +32,8 @@ PLAIN_TEMPLATE = (
 
 _REMEMBERED = 1024
 """So many texts are kept with their ids, none longer than this: the replies of games come again and again."""
+_GENERATION = re.compile(r"{%[-+]?\s*(?:end)?generation\s*[-+]?%}")
+"""The tag around what the assistant generates, which transformers adds to Jinja; it shows nothing."""
 _UNCLOSED = "the model's chat template does not close an assistant turn"
 
 
@@ -66,6 +69,7 @@ class ChatFormat:
             template = template.get("default")
         self.template: str = template or PLAIN_TEMPLATE
         self._ids_of = lru_cache(maxsize=_REMEMBERED)(self._tokenise)
+        self._piece_of = lru_cache(maxsize=_REMEMBERED)(self._render_piece)
         self._opened: tuple[list[Message], Conversation] | None = None
         """The conversation opened last, where all of it is text: the rollouts of a group open alike."""
 
@@ -78,6 +82,9 @@ class ChatFormat:
         self, messages: list[Message], *, prompt: bool = True, tools: list[dict[str, Any]] | None = None
     ) -> str:
         """Return the text of the messages, by default up to where the assistant's next turn starts."""
+        if not tools and self._joins and all(map(_is_plain, messages)):
+            pieces = [self._piece_of(message["role"], message["content"]) for message in messages]
+            return "".join([*pieces, self._opening] if prompt else pieces)
         try:
             return self._apply(self._plain(messages, as_text=False), tools, prompt)
         except InvalidResponse:
@@ -105,6 +112,27 @@ class ChatFormat:
                 ]
             plain.append(kept)
         return plain
+
+    @cached_property
+    def _joins(self) -> bool:
+        """True when a conversation's text is that of its messages, one after the other, and the opening.
+
+        Rendering it anew at every turn was half of what the host does in rollouts of games.
+        """
+        probe: Message = {"role": "user", "content": "?"}
+        # A template that only loops over messages has no text around them if two are as long as two ones.
+        return renders_each_alone(self.template) and self._apply([probe, probe], None, False) == 2 * (
+            self._render_piece("user", "?")
+        )
+
+    @cached_property
+    def _opening(self) -> str:
+        """What follows the messages where `_joins` holds: the start of the assistant's turn."""
+        probe: Message = {"role": "user", "content": "?"}
+        return self._apply([probe], None, True).removeprefix(self._render_piece("user", "?"))
+
+    def _render_piece(self, role: str, content: str) -> str:
+        return self._apply([{"role": role, "content": content}], None, False)
 
     def _apply(self, messages: list[Message], tools: Any, prompt: bool) -> str:
         more = {"xml_tools": tools} if tools and "xml_tools" in self.template else {}  # SmolLM3's name
@@ -349,6 +377,36 @@ class ChatFormat:
             str(shown.get(key) or "").split() == str(meant.get(key) or "").split()
             for key in ("content", "reasoning_content")
         )
+
+
+def renders_each_alone(template: str) -> bool:
+    """Tell whether a chat template is one loop over the messages, whose body knows only the message it is at.
+
+    Then what a message renders to depends on nothing else in the conversation.
+    """
+    try:
+        tree = Environment(autoescape=False).parse(_GENERATION.sub("", template))  # noqa: S701 - only read
+    except TemplateError:
+        return False
+    loops = [
+        node
+        for node in tree.body
+        if isinstance(node, nodes.For) and isinstance(node.iter, nodes.Name) and node.iter.name == "messages"
+    ]
+    if len(loops) != 1 or loops[0].test or loops[0].recursive or not isinstance(loops[0].target, nodes.Name):
+        return False
+    around = nodes.Template([*(node for node in tree.body if node is not loops[0]), *loops[0].else_])
+    around.environment = tree.environment
+    body = nodes.Template(loops[0].body)
+    body.environment = tree.environment
+    return meta.find_undeclared_variables(body) <= {loops[0].target.name, "eos_token", "bos_token"} and (
+        "messages" not in meta.find_undeclared_variables(around)
+    )
+
+
+def _is_plain(message: Message) -> bool:
+    """Tell whether a message is a role and a text, and nothing else that templates read."""
+    return isinstance(message.get("content"), str) and not any(map(message.get, TEMPLATE_KEYS[2:]))
 
 
 def unreadable(message: Message) -> bool:

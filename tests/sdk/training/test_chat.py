@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from wander.errors import InvalidResponse
-from wander.models.chat import ChatFormat, Conversation, content_text
+from wander.models.chat import PLAIN_TEMPLATE, ChatFormat, Conversation, content_text, renders_each_alone
 from wander.models.loading import LoadedModel, load_model
 from wander.models.sampling import end_of_turn_ids
 
@@ -47,6 +47,39 @@ def grown(form: ChatFormat, messages: list[dict[str, Any]], completions: list[li
         form.append_completion(conversation, ids)
         form.append_messages(conversation, messages[: 2 * number + 3])
     return conversation
+
+
+OPENED = "{{ bos_token or '<|system|>' }}" + CHATML
+FIRST = CHATML.replace("message['role'] +", "message['role'] + (loop.first | string) +")
+REMEMBERING = "{% set ns = namespace(seen='') %}" + CHATML.replace(
+    "{% endfor %}", "{% set ns.seen = ns.seen + message['role'] %}{{ ns.seen }}{% endfor %}"
+)
+SHORTENED = CHATML.replace("in messages %}", "in messages[-3:] %}")
+CHOSEN = CHATML.replace("in messages %}", "in messages if message['content'] %}")
+LOCAL = CHATML.replace("{{ '<|'", "{% set said = message['content'] %}{% if said %}!{% endif %}{{ '<|'")
+
+
+@pytest.mark.parametrize(
+    ("template", "joins"),
+    [
+        (None, True),
+        (PLAIN_TEMPLATE, True),
+        *((each, True) for each in (CHATML, TRIMMING, ENDLESS, LOCAL)),
+        *((each, False) for each in (FORGETFUL, COUNTING, OPENED, FIRST, REMEMBERING, SHORTENED, CHOSEN)),
+        *((each, False) for each in (CHATML + CHATML, "{{ messages[0].content }}")),
+    ],
+)
+def test_messages_are_rendered_one_by_one_only_where_nothing_else_shows_in_them(
+    loaded: LoadedModel, template: str | None, joins: bool
+) -> None:
+    form = form_of(loaded, template)
+    assert not renders_each_alone("{{ ")
+    assert form._joins is joins
+    messages = [{"role": "system", "content": ""}, *talk("a", "<b> ", "\n", "{{ c }}", "a")]
+    for count in (2, 4, 6):
+        for prompt in (True, False):
+            whole = form._apply(form._plain(messages[:count], as_text=False), None, prompt)
+            assert form.render(messages[:count], prompt=prompt) == whole
 
 
 @pytest.mark.parametrize("template", [None, CHATML])
