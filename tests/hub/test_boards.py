@@ -36,6 +36,7 @@ class Posted:
         rewards = [1.0] * ones + [0.0] * (of - ones)
         spent = changes.pop("spending", None)
         sampling = changes.pop("sampling", {"temperature": 1.0})
+        players = changes.pop("players", {})
         manifest, rollouts = self._run_of(
             changes.pop("sha256", self._sha256),
             reward=rewards,
@@ -45,7 +46,8 @@ class Posted:
             per_example=1,
             **changes,
         )
-        manifest |= {"sampling": sampling} | ({"spending": spent} if spent else {})
+        manifest |= {"sampling": sampling, "players": players} | ({"spending": spent} if spent else {})
+        manifest["environment"]["info"]["players"] = ["X", "O"] if players else []
         answer = await self.hub.post_run(manifest, rollouts, user=user)
         assert answer.status_code == 201, answer.text
         return manifest["run_id"]
@@ -206,6 +208,26 @@ async def test_another_token_limit_is_another_board(posted):
     board = await posted.board()
     assert board["boards"] == 2
     assert {board["max_tokens"], board["others"][0]["max_tokens"]} == {None, 64}
+
+
+async def test_another_opponent_is_another_board(posted):
+    def played_by(name, **more):
+        return {"O": {"name": name, "kind": "script" if name.startswith("scripted:") else "Some", **more}}
+
+    await posted.run("a", 1, players=played_by("scripted:own:optimal"))
+    await posted.run("b", 1, players=played_by("scripted:own:random"))
+    await posted.run("a", 1, players=played_by("/here/opponent", weights_sha256="ab" * 32))
+    await posted.run("b", 2, players=played_by("/there/opponent", weights_sha256="ab" * 32))
+    board = await posted.board()
+    every = [board, *board["others"]]
+    assert {each["players"]["O"] for each in every} == {
+        "scripted:own:optimal",
+        "scripted:own:random",
+        "/here/opponent",  # the same weights, wherever they lie
+    }
+    assert sorted(each["runs"] for each in every) == [1, 1, 2]
+    page = await posted.hub.get(BOARD.removeprefix("/api/v1/environments"))
+    assert "scripted:own:optimal" in page.text
 
 
 async def test_owners_hide_a_run_only_with_a_reason_that_all_can_read(posted):

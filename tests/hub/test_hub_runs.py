@@ -119,6 +119,7 @@ async def test_rollouts_that_are_no_lines(hub, pinned, run_of, body):
         ({"summary": {}}, 422, "bad_manifest"),
         ({"model": {"name": "\x1b[31m", "kind": "X"}}, 422, "bad_manifest"),
         ({"model": {"name": "", "kind": "X"}}, 422, "bad_manifest"),
+        ({"players": {"O": {"name": "m", "kind": "X"}}}, 422, "bad_manifest"),
         ({"started_at": "yesterday"}, 422, "bad_manifest"),
         ({"spending": {"prices": {"prompt": float("inf"), "completion": 1.0}}}, 422, "bad_manifest"),
         ({"sampling": {"min_p": float("nan")}}, 422, "bad_manifest"),
@@ -247,3 +248,20 @@ async def test_a_run_pins_the_name_in_any_spelling(hub, pinned, run_of):
     assert (await hub.post_run(manifest, rollouts)).status_code == 201
     listed = await hub.get("/api/v1/runs", params={"environment": "alice/reverse_text"})
     assert len(listed.json()["data"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("players", "fault"),
+    [
+        ({"X": {"name": "m", "kind": "Some"}}, "names `X`, who is none beside"),
+        ({"O": {"name": "scripted:own:optimal", "kind": "Some"}}, "by its name or by its kind"),
+        ({"O": {"name": "m", "kind": "script"}}, "by its name or by its kind"),
+        ({"O": {"name": "", "kind": "Some"}}, "players.O.name must be"),
+    ],
+)
+async def test_players_that_cannot_have_played_are_refused(hub, pinned, run_of, players, fault):
+    manifest, rollouts = run_of(pinned)
+    manifest["environment"]["info"]["players"] = ["X", "O"]
+    answer = await hub.post_run(manifest | {"players": players}, rollouts)
+    assert (answer.status_code, answer.json()["code"]) == (422, "bad_manifest")
+    assert fault in answer.json()["detail"]

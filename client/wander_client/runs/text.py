@@ -120,6 +120,8 @@ def rollout_lines(number: int, rollout: Rollout) -> Iterator[StyledLine]:
         yield f"ended: {rollout.stop_reason}" + (", truncated" if rollout.truncated else ""), None
     if rollout.answer not in ("", None):
         yield f"expected: {rollout.answer}", None
+    for player, value in rollout.rewards.items():
+        yield f"reward of {player}: {value:.4f}", None
     for name, value in rollout.metrics.items():
         yield f"  {name:<24} {value:.4g}", None
 
@@ -136,7 +138,8 @@ def _turn_facts(rollout: Rollout, turn: int) -> str:
 def _message_parts(message: Message, mark: str) -> Iterator[StyledLine]:
     role = str(message.get("role", "?"))
     yield "", None
-    yield f"-- {role}" + (f" ({mark})" if mark else ""), "hint"
+    player = f" {message['player']}" if "player" in message else ""
+    yield f"-- {role}{player}" + (f" ({mark})" if mark else ""), "hint"
     if message.get("reasoning_content"):
         yield f"[reasoning] {message['reasoning_content']}", "dim"
     yield message_text(message), None

@@ -33,6 +33,8 @@ class Board(Base):
     rollouts_per_example: Mapped[int]
     arguments: Mapped[dict[str, Any]] = mapped_column(JSON)
     max_tokens: Mapped[int | None]
+    players: Mapped[dict[str, str]] = mapped_column(JSON, default=dict, server_default="{}")
+    """Who plays beside the models, by player."""
     runs: Mapped[int] = mapped_column(default=0)
     """That stand on it."""
     models: Mapped[int] = mapped_column(default=0)

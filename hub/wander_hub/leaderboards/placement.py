@@ -102,6 +102,7 @@ def _board(session: Session, run: Run, manifest: RunManifest) -> Board:
             rollouts_per_example=run.rollouts_per_example,
             arguments=manifest.environment.arguments,
             max_tokens=manifest.sampling.max_tokens,
+            players={player: pin.name for player, pin in manifest.players.items()},
             runs=0,
             models=0,
             last_posted_at=run.public_at,

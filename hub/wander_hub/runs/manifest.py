@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from sqlalchemy.orm import Session
 from wander.types import TurnTokens, canonical_json
 from wander.wire import ModelPin, RunManifest
+from wander.wire.run_record import SCRIPT
 
 from wander_hub.environments import service as environments
 from wander_hub.environments.models import Environment, Version
@@ -63,6 +64,12 @@ def parse(text: bytes) -> RunManifest:
         raise bad_manifest("it holds NaN or infinity; a manifest holds finite numbers")
     _check_ids(manifest)
     _check_model(manifest.model)
+    for player, pin in manifest.players.items():
+        if player not in manifest.environment.info.players[1:]:
+            raise bad_manifest(f"players names `{player[:80]}`, who is none beside the model's own")
+        if pin.name.startswith("scripted:") is not (pin.kind == SCRIPT):
+            raise bad_manifest(f"players.{player} is a script by its name or by its kind, and not by both")
+        _check_model(pin, f"players.{player}")
     _check_plan(manifest)
     return manifest
 
@@ -113,8 +120,8 @@ def _check_ids(manifest: RunManifest) -> None:
         raise bad_manifest(f"an example id is empty or longer than {_LONGEST_NAME} characters")
 
 
-def _check_model(model: ModelPin) -> None:
-    for label, value in (("model.name", model.name), ("model.kind", model.kind)):
+def _check_model(model: ModelPin, place: str = "model") -> None:
+    for label, value in ((f"{place}.name", model.name), (f"{place}.kind", model.kind)):
         if not _NAME.fullmatch(value) or len(value) > _LONGEST_NAME:
             raise bad_manifest(f"{label} must be 1 to {_LONGEST_NAME} printable characters")
         if odd := [
@@ -130,7 +137,7 @@ def _check_model(model: ModelPin) -> None:
         if "  " in value or _STROKES.search(value):
             raise bad_manifest(f"{label} holds two spaces, or a stroke that looks like a sign of ASCII")
     if model.base_url is not None and not _ADDRESS.fullmatch(model.base_url):
-        raise bad_manifest("model.base_url is no http or https address")
+        raise bad_manifest(f"{place}.base_url is no http or https address")
 
 
 def _check_plan(manifest: RunManifest) -> None:
@@ -209,4 +216,8 @@ def protocol_digest(manifest: RunManifest) -> str:
         "rollouts_per_example": manifest.rollouts_per_example,
         "max_tokens": manifest.sampling.max_tokens,
     }
+    if manifest.players:  # whoever plays against another opponent answers another question
+        protocol["players"] = {
+            player: [pin.kind, pin.weights_sha256 or pin.name] for player, pin in manifest.players.items()
+        }
     return hashlib.sha256(canonical_json(protocol).encode()).hexdigest()

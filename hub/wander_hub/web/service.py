@@ -342,6 +342,8 @@ def reproduce_command(manifest: RunManifest, checkpoint: str | None = None) -> s
         words += ["--sampling", canonical_json(sampling)]
     if pin.arguments:
         words += ["--args", canonical_json(pin.arguments)]
+    for player, other in manifest.players.items():
+        words += ["--player", f"{player}={other.name}"]
     return shlex.join(words)
 
 

@@ -44,6 +44,8 @@ class ShownMessage:
     reasoning: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)
     name: str = ""
+    player: str = ""
+    """Whose conversation it is a part of, where the environment has players."""
     note: str = ""
     """Tokens, time and finish reason of an assistant's turn."""
     folded: bool = False
@@ -97,6 +99,7 @@ def _describe_message(message: Message, number: int, turn: Turn | None, user_rol
         reasoning=str(message.get("reasoning_content") or "")[:_LONGEST_TEXT],
         tool_calls=[_tool_call(one) for one in message.get("tool_calls") or [] if isinstance(one, dict)],
         name=str(message.get("name") or message.get("tool_call_id") or "")[:100],
+        player=str(message.get("player") or "")[:100],
         note=_note(turn),
         folded=long and role != "assistant",
     )

@@ -102,6 +102,8 @@ class BoardInfo(Record):
     arguments: dict[str, Any] = Field(default_factory=dict)
     max_tokens: int | None = None
     """Upper bound on the tokens of one turn; None where runs set none."""
+    players: dict[str, str] = Field(default_factory=dict)
+    """Who plays beside the models, by player, in an environment with players."""
     title: str = ""
     pinned: bool = False
     """Whether the owners show it first."""
@@ -169,6 +171,7 @@ class Leaderboard(Record):
     rollouts_per_example: int
     arguments: dict[str, Any] = Field(default_factory=dict)
     max_tokens: int | None = None
+    players: dict[str, str] = Field(default_factory=dict)
     runs: int = 0
     """That stand on it, whatever the filters."""
     models: int = 0

@@ -174,6 +174,7 @@ def protocol(board: Leaderboard | BoardInfo) -> str:
         said += f", {json.dumps(board.arguments, ensure_ascii=False)}"
     if board.max_tokens is not None:
         said += f", at most {board.max_tokens} tokens a turn"
+    said += "".join(f", {player}: {name}" for player, name in board.players.items())
     return f"{said}, task set {(board.task_set_sha256 or '')[:12]}"
 
 

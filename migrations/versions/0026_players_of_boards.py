@@ -1,0 +1,21 @@
+"""A board says who plays beside its models, in environments with players
+
+Revision: 0026
+"""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0026"
+down_revision = "0025"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("boards", sa.Column("players", sa.JSON(), nullable=False, server_default="{}"))
+
+
+def downgrade() -> None:
+    with op.batch_alter_table("boards") as table:
+        table.drop_column("players")
