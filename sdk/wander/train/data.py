@@ -15,7 +15,7 @@ from typing import Any
 from wander.errors import ConfigError
 from wander.evals.store import jsonl
 from wander.parsers import message_text
-from wander.types import Message, Rollout, canonical_json
+from wander.types import Message, Rollout, canonical_json, seen_by
 
 OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
@@ -155,6 +155,8 @@ def select_rows(
         report.rollouts += 1
         reason = _reason_to_drop(rollout, min_reward, conditions, stop_reasons, whole)
         messages = [*rollout.prompt, *rollout.completion]
+        if rollout.rewards:  # the first player's, whose reward it is
+            messages = seen_by(next(iter(rollout.rewards)), messages)
         last = max((i for i, m in enumerate(messages) if m.get("role") == "assistant"), default=-1)
         messages = messages[: last + 1]  # nothing is learnt from what the model did not answer
         if reason is None and not messages:

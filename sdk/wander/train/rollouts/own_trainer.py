@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from wander.errors import ConfigError
 from wander.train.rollouts.environments import EnvironmentOpener
-from wander.train.rollouts.source import Assignment, RolloutSource, Trajectory
+from wander.train.rollouts.source import Assignment, RolloutSource, Trajectory, reward_of
 from wander.types import Example, SamplingArgs
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class EnvironmentRollouts:
         finally:
             model.train(training)
         rewards = [
-            None if trajectory is None else rollout.reward
+            None if trajectory is None else reward_of(rollout)
             for rollout, trajectory in zip(step.rollouts, step.trajectories, strict=True)
         ]
         return trl_columns(step.trajectories, rewards, trainer.processing_class.eos_token_id)

@@ -46,12 +46,15 @@ class Trajectory:
 def trajectories_of(rollout: Rollout) -> list[Trajectory]:
     """Join the turns of a rollout into sequences; none when a turn has no tokens.
 
-    That is one sequence, unless the chat template rewrites history (some drop earlier reasoning): a turn
-    whose context does not continue the tokens of the turn before it begins a sequence of its own. Each is
-    what the model saw when it sampled, so each can be trained on.
+    Where there are players, those of the one that `learner_of` names. It is one sequence, unless the chat
+    template rewrites history (some drop earlier reasoning): a turn whose context does not continue the tokens
+    of the turn before it begins a sequence of its own. Each is what the model saw when it sampled, so each
+    can be trained on.
     """
-    turns = [turn.tokens for turn in rollout.turns if turn.tokens is not None]
-    if len(turns) != len(rollout.turns):
+    learner = learner_of(rollout)
+    own = [turn.tokens for turn in rollout.turns if turn.player == learner]
+    turns = [tokens for tokens in own if tokens is not None]
+    if len(turns) != len(own):
         return []
     parts: list[list[TurnTokens]] = []
     known: list[int] = []
@@ -62,6 +65,23 @@ def trajectories_of(rollout: Rollout) -> list[Trajectory]:
             parts.append([turn])
         known = [*turn.prompt_ids, *turn.completion_ids]
     return [_join(part) for part in parts]
+
+
+def learner_of(rollout: Rollout) -> str | None:
+    """Return the player whose turns and reward a rollout is learnt from; None where the policy is alone.
+
+    The policy plays everybody. Which player it learns as is drawn by the example's seed, so the rollouts of a
+    group are compared as the same one.
+    """
+    if not rollout.rewards:
+        return None
+    return derived_rng("learner", rollout.seed).choice(list(rollout.rewards))
+
+
+def reward_of(rollout: Rollout) -> float | None:
+    """Return the reward that a rollout is learnt from."""
+    learner = learner_of(rollout)
+    return rollout.reward if learner is None else rollout.rewards[learner]
 
 
 def mask_truncated(

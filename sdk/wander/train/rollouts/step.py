@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any
 from wander.errors import RunError
 from wander.train.config import GRPOSettings
 from wander.train.rollouts.sampler import ExampleSampler, Mixture, Pick, has_signal
-from wander.train.rollouts.source import Assignment, Played, RolloutSource, StepRollouts, Trajectory
+from wander.train.rollouts.source import (
+    Assignment,
+    Played,
+    RolloutSource,
+    StepRollouts,
+    Trajectory,
+    reward_of,
+)
 from wander.types import Example, Rollout
 
 if TYPE_CHECKING:
@@ -39,10 +46,8 @@ class Group:
     def rewards(self) -> list[float | None]:
         """The reward to learn from of each rollout; None of one that failed: it gets no advantage."""
         return [
-            float(rollout.reward)
-            if trajectory is not None and rollout.reward is not None and math.isfinite(rollout.reward)
-            else None
-            for rollout, trajectory in zip(self.rollouts, self.trajectories, strict=True)
+            float(reward) if trajectory is not None and reward is not None and math.isfinite(reward) else None
+            for reward, trajectory in zip(map(reward_of, self.rollouts), self.trajectories, strict=True)
         ]
 
     @property

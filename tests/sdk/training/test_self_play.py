@@ -1,0 +1,88 @@
+"""A policy that plays every player of an environment learns as each of them, from that one's own reward."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from wander import Messages, MultiTurnEnv, Rubric, State
+from wander.models.loading import load_model
+from wander.models.policy import PolicyClient
+from wander.train.config import GRPOSettings
+from wander.train.data import select_rows
+from wander.train.grpo import train_grpo
+from wander.train.records.record import read_metrics
+from wander.train.rollouts.source import Assignment, RolloutSource, learner_of, reward_of, trajectories_of
+from wander.types import Rollout, SamplingArgs, seen_by
+
+from .conftest import PULL, opener_of, payoff
+
+ASSIGNMENTS = [Assignment(position, index) for position in range(6) for index in range(4)]
+
+
+class DuelEnv(MultiTurnEnv):
+    """Two players pull levers in turns; each hears what the other's pull said."""
+
+    players = ("left", "right")
+
+    def env_response(self, messages: Messages, state: State) -> Messages:
+        return [{"role": "user", "content": f"The other pulled. Machine {len(state.turns)}."}]
+
+
+def duel(examples: int = 64) -> DuelEnv:
+    rows = [{"question": f"Machine {i % 7}. Answer <pull>lever</pull>."} for i in range(examples)]
+    return DuelEnv(rows, max_turns=4, parser=PULL, rubric=Rubric([payoff]))
+
+
+def played(puller: Path) -> list[Rollout]:
+    loaded = load_model(puller, device="cpu")
+    client = PolicyClient(loaded.model, loaded.tokenizer)
+    sampling = SamplingArgs(temperature=1.0, max_tokens=12)
+    source = RolloutSource(opener_of(duel), client, sampling=sampling, run_seed=0)
+    try:
+        return source.play(ASSIGNMENTS).rollouts
+    finally:
+        source.close()
+
+
+def test_a_rollout_is_learnt_from_as_one_of_its_players(puller: Path) -> None:
+    rollouts = played(puller)
+    assert not any(rollout.failure for rollout in rollouts)
+    learners = {rollout.example_id: learner_of(rollout) for rollout in rollouts}
+    assert set(learners.values()) == {"left", "right"}
+    for rollout in rollouts:
+        learner = learners[rollout.example_id]
+        assert learner_of(rollout) == learner  # the same for the whole group
+        assert reward_of(rollout) == rollout.rewards[str(learner)]
+        own = [turn.tokens for turn in rollout.turns if turn.player == learner]
+        (sequence,) = trajectories_of(rollout)  # a player's turns go on from each other
+        assert len(own) == 2
+        assert sequence.prompt_ids == own[0].prompt_ids
+        sampled = [i for i, mine in zip(sequence.completion_ids, sequence.mask, strict=True) if mine]
+        assert sampled == [*own[0].completion_ids, *own[1].completion_ids]
+    again = played(puller)
+    assert [each.completion for each in again] == [each.completion for each in rollouts]
+    assert [each.turns[-1].tokens for each in again] == [each.turns[-1].tokens for each in rollouts]
+
+
+def test_fine_tuning_learns_from_the_conversation_of_the_first_player(puller: Path) -> None:
+    (first, *_) = rollouts = played(puller)[:1]
+    (row,), _ = select_rows(rollouts)
+    whole = seen_by("left", [*first.prompt, *first.completion])
+    assert row["messages"] == whole[: len(row["messages"])]
+    assert sum(message["role"] == "assistant" for message in row["messages"]) == 2
+
+
+@pytest.mark.full
+def test_self_play_raises_the_reward_of_both(puller: Path, tmp_path: Path) -> None:
+    settings = GRPOSettings(
+        model={"path": str(puller), "device": "cpu"},
+        batch={"rollouts": 64, "group_size": 8, "rows_at_once": 64},
+        sampling={"max_tokens": 12},
+        schedule={"steps": 12, "learning_rate": 3e-3},
+        output={"rollouts_every": 1},
+    )
+    train_grpo(opener_of(duel), settings, tmp_path / "run")
+    entries = read_metrics(tmp_path / "run")
+    first, last = (sum(entry["reward"] for entry in part) / 3 for part in (entries[:3], entries[-3:]))
+    assert last > first + 0.1
