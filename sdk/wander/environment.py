@@ -74,6 +74,8 @@ class Environment(Player):
     kind: ClassVar[str] = "environment"
     players: Sequence[str] = ()
     """Who takes turns in a rollout, the run's model first; empty where that one is alone."""
+    _players: tuple[str, ...] = ()
+    """The same, as it was when the environment was made: authors have had a `players` of their own."""
 
     def __init__(
         self,
@@ -161,7 +163,7 @@ class Environment(Player):
             strata=self._count_strata(),
             reference_scores=self.reference_scores,
             arguments=self.arguments,
-            players=list(self.players),
+            players=list(self._players),
         )
 
     @property
@@ -333,12 +335,12 @@ class Environment(Player):
 
     async def _score_states(self, states: Sequence[State], *, together: bool) -> None:
         """Score a rollout, or a group together, once as each player saw it; where that fails, so has each."""
-        for player in self.players or (None,):
+        for player in self._players or (None,):
             seen = states if player is None else [_as_seen_by(player, state) for state in states]
             for state, score in zip(states, await self._scores(seen, together=together), strict=True):
                 if player is not None and score.reward is not None:
                     state["rewards"][player] = score.reward
-                if player is None or player == self.players[0]:
+                if player is None or player == self._players[0]:
                     state["reward"], state["metrics"] = score.reward, score.metrics
                 if score.error is not None and state["failure"] is None:
                     state["failure"] = score.error.failure()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import haggle
 import pytest
 from haggle import HaggleEnv, gain, load_environment
 from wander import MultiTurnEnv, ReplayClient, Rollout, Rubric, ScriptedClient
+from wander.checks.players import gold_script
 from wander.clients.base import Client
 from wander.clients.players import PlayersClient, require_players
 from wander.environment import LocalEnvironment
@@ -200,3 +202,29 @@ async def test_a_replay_meets_the_scripted_player_and_believes_no_other():
     _, alone = await played(None, {})
     report = await replay_run(handle, alone.manifest, alone.rollouts)
     assert (report.differing, report.level, report.answered) == (0, "replayed", 0)
+
+
+class OldGame(MultiTurnEnv):
+    """Has had an attribute of that name before environments had players."""
+
+    def __init__(self, rows):
+        super().__init__(rows, max_turns=1, rubric=Rubric([lambda: 1.0]))
+        self.players = 2
+
+    def env_response(self, messages, state):
+        return []
+
+
+async def test_an_attribute_of_that_name_set_later_is_the_authors_own():
+    env = OldGame([{"question": "x"}])
+    rollout = await env.rollout(ScriptedClient(["1"]), env.dataset()[0])
+    assert (env.info.players, rollout.reward, rollout.rewards) == ([], 1.0, {})
+
+
+def test_gold_may_be_one_script_for_each_player():
+    env = load_environment()
+    env.gold = lambda example: {"seller": ["5"], "buyer": haggle.patient}
+    script = gold_script(env, env.dataset()[0])
+    client = PlayersClient(ScriptedClient(script), {})
+    rollout = asyncio.run(env.rollout(client, env.dataset()[0]))
+    assert rollout.rewards == {"seller": 0.5, "buyer": 0.5}

@@ -69,7 +69,7 @@ def gold_script(env: Environment, example: Example) -> Script | list[Reply] | No
     if gold is None:
         text = write_answer(env.parser, example) if env.turn_limit == 1 else None
         return None if text is None else [text]
-    if env.players and isinstance(gold, dict) and "role" not in gold and gold.keys() == set(env.players):
+    if isinstance(gold, dict) and gold and gold.keys() == set(env.info.players):
         return _each_as_its_own({player: _script(one) for player, one in gold.items()})
     return _script(gold)
 

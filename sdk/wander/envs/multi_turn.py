@@ -58,7 +58,7 @@ class MultiTurnEnv(Environment):
         **kwargs: Any,
     ) -> None:
         super().__init__(dataset, eval_dataset, **kwargs)
-        self.players = _check_players(self.players if players is None else players)
+        self.players = self._players = _check_players(self.players if players is None else players)
         for name, limit in (
             ("max_total_completion_tokens", max_total_completion_tokens),
             ("timeout_seconds", timeout_seconds),
@@ -97,11 +97,11 @@ class MultiTurnEnv(Environment):
         Unless overridden they take turns, in order, and one that called tools goes on.
         """
         if not state.turns:
-            return self.players[0]
+            return self._players[0]
         last = state.turns[-1]
-        place = self.players.index(last.player or "")
+        place = self._players.index(last.player or "")
         return (
-            last.player if last.message.get("tool_calls") else self.players[(place + 1) % len(self.players)]
+            last.player if last.message.get("tool_calls") else self._players[(place + 1) % len(self._players)]
         )
 
     def tools(self, state: State) -> list[dict[str, Any]] | None:
@@ -150,7 +150,7 @@ class MultiTurnEnv(Environment):
             if state.turns:
                 answer = await self._answer(state)
                 reason = None if _is_final(state) else await self._stop_reason(state)
-                if self.players:
+                if self._players:
                     if reason is None and not _is_final(state):
                         await self._pass_turn(state)
                     answer = [
@@ -180,7 +180,7 @@ class MultiTurnEnv(Environment):
 
     async def _pass_turn(self, state: State) -> None:
         """Let `state["player"]` be who moves next."""
-        if not self.players:
+        if not self._players:
             return
         named = await call_hook(self.next_player, state)
         self._require_players([{"player": named}], "next_player")
@@ -188,10 +188,10 @@ class MultiTurnEnv(Environment):
 
     def _require_players(self, messages: Messages, where: str) -> None:
         for message in messages:
-            if self.players and "player" in message and message["player"] not in self.players:
+            if self._players and "player" in message and message["player"] not in self._players:
                 raise EnvironmentFault(
                     f"`{where}` names `{message['player']!s:.80}`, who is none of the players "
-                    f"{', '.join(f'`{player}`' for player in self.players)}"
+                    f"{', '.join(f'`{player}`' for player in self._players)}"
                 )
 
     async def _stop_reason(self, state: State) -> str | None:
@@ -205,7 +205,7 @@ class MultiTurnEnv(Environment):
         """Return the environment's answer to the last completion, and record how long it took."""
         started = time.perf_counter()
         messages = [*state.prompt, *state.completion]
-        if self.players:
+        if self._players:
             messages = seen_by(state["player"], messages)
         answer = await call_hook(self.env_response, messages, state)
         final = state.get("final_env_response")
