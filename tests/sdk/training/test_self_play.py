@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -29,16 +31,28 @@ class DuelEnv(MultiTurnEnv):
         return [{"role": "user", "content": f"The other pulled. Machine {len(state.turns)}."}]
 
 
+class UnevenEnv(DuelEnv):
+    """Some move several times in a row, so the rollouts of a batch are out of step."""
+
+    def next_player(self, state: State) -> str:
+        return self.rng(state, len(state.turns)).choice(["left", "right"])
+
+
 def duel(examples: int = 64) -> DuelEnv:
     rows = [{"question": f"Machine {i % 7}. Answer <pull>lever</pull>."} for i in range(examples)]
     return DuelEnv(rows, max_turns=4, parser=PULL, rubric=Rubric([payoff]))
 
 
-def played(puller: Path) -> list[Rollout]:
+def uneven() -> UnevenEnv:
+    rows = [{"question": f"Machine {i}. Answer <pull>lever</pull>."} for i in range(6)]
+    return UnevenEnv(rows, max_turns=6, parser=PULL, rubric=Rubric([payoff]))
+
+
+def played(puller: Path, make: Callable[[], DuelEnv] = duel) -> list[Rollout]:
     loaded = load_model(puller, device="cpu")
     client = PolicyClient(loaded.model, loaded.tokenizer)
     sampling = SamplingArgs(temperature=1.0, max_tokens=12)
-    source = RolloutSource(opener_of(duel), client, sampling=sampling, run_seed=0)
+    source = RolloutSource(opener_of(make), client, sampling=sampling, run_seed=0)
     try:
         return source.play(ASSIGNMENTS).rollouts
     finally:
@@ -63,6 +77,19 @@ def test_a_rollout_is_learnt_from_as_one_of_its_players(puller: Path) -> None:
     again = played(puller)
     assert [each.completion for each in again] == [each.completion for each in rollouts]
     assert [each.turns[-1].tokens for each in again] == [each.turns[-1].tokens for each in rollouts]
+
+
+def test_players_out_of_step_are_sampled_from_what_each_has_seen(puller: Path) -> None:
+    rollouts = played(puller, uneven)
+    assert not [rollout.failure for rollout in rollouts if rollout.failure]
+    orders = {tuple(str(turn.player) for turn in rollout.turns) for rollout in rollouts}
+    assert len(orders) > 3
+    for rollout in rollouts:
+        for player in ("left", "right"):
+            own = [turn.tokens for turn in rollout.turns if turn.player == player]
+            for before, after in pairwise(own):
+                known = [*before.prompt_ids, *before.completion_ids]
+                assert after.prompt_ids[: len(known)] == known
 
 
 def test_fine_tuning_learns_from_the_conversation_of_the_first_player(puller: Path) -> None:

@@ -107,6 +107,9 @@ class TransformersEngine(BatchedEngine):
         for cohort, part in cohorts.values():
             rows = [cohort.rollout_ids.index(job.rollout_id) for job in part]
             cohort.cache.select(rows)
+            # Who does not ask now has ended, or is a player whose turn it is not: that one is read anew.
+            for name in set(cohort.rollout_ids).difference(job.rollout_id for job in part):
+                self._cohorts.pop(name, None)
             cohort.rollout_ids = [job.rollout_id for job in part]
             self.totals.cached_tokens += sum(len(tokens) for tokens in cohort.cache.tokens)
             parts.append((part, cohort))
