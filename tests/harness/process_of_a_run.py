@@ -37,9 +37,10 @@ def alike() -> float:
 def trained(job: dict[str, Any], rank: int) -> dict[str, Any]:
     """Do one job and return what became of it."""
     from wander.errors import WanderError
+    from wander.train import grpo
     from wander.train.config import GRPOSettings
-    from wander.train.grpo import train_grpo
 
+    grpo.ROWS_PER_FORWARD = job.get("rows_per_forward", grpo.ROWS_PER_FORWARD)
     bandits = conftest()
 
     class BrokenEnv(bandits.BanditEnv):  # type: ignore[name-defined, misc]
@@ -55,7 +56,8 @@ def trained(job: dict[str, Any], rank: int) -> dict[str, Any]:
         made.rubric = bandits.Rubric([alike])
         return made
 
-    make = {job.get("broken_rank"): broken, job.get("even_rank"): even}.get(rank, bandits.bandit)
+    usual = getattr(bandits, job.get("environment", "bandit"))
+    make = {job.get("broken_rank"): broken, job.get("even_rank"): even}.get(rank, usual)
     seen: list[int] = []
 
     def progress(entry: dict[str, Any]) -> None:
@@ -64,7 +66,7 @@ def trained(job: dict[str, Any], rank: int) -> dict[str, Any]:
             os.kill(os.getpid(), signal.SIGINT)
 
     try:
-        result = train_grpo(
+        result = grpo.train_grpo(
             bandits.opener_of(make),
             GRPOSettings.model_validate(job["settings"]),
             Path(job["folder"]),

@@ -4,7 +4,7 @@ Each rollout keeps the exact ids of its conversation. A turn appends the sampled
 the new environment messages, so what is trained on is what was sampled, never a re-tokenised text. Where the
 chat template rewrites history, or the environment takes messages back, the turn starts from what the
 template shows, as any client's would, and its record begins a new sample
-(`wander.train.rollouts.source.trajectories_of`).
+(`wander.train.rollouts.rows.trajectories_of`).
 
 What samples is an engine (`wander.models.engines`): transformers in this process, where on a CPU the same
 seed gives the same bits, or vLLM.

@@ -16,9 +16,12 @@ it does with `batch.max_staleness`, where steps to come are played meanwhile: ro
 
 Names end in their dimensions. `G`: rollouts of one backward pass, whole groups or a part of them. `T`: tokens
 of a completion (what the policy and its environment said after the first prompt), padded on the right. `S`:
-prompt and completion, padded on both sides. `B`: rollouts of one forward pass. `L`: their tokens, unpadded.
+prompt and completion, padded on both sides. `P`: sequences of tokens of these rollouts. `B`: sequences of one
+forward pass. `L`: their tokens, unpadded.
 
-Three things TRL leaves open are settled here:
+Four things TRL leaves open are settled here:
+- a rollout is a row, however many sequences it was sampled in: they lie in it one after another, and each is
+  computed by itself (rollouts/rows.py, layout.py). So a rollout counts once in any loss;
 - only prompts reach `rollout_func`, so each carries its slot in the step as an extra key;
 - padding: rows are computed without their padding, in buckets of alike length;
 - rows without advantage are not computed where that changes nothing (dapo, cispo without a KL term): their
@@ -72,9 +75,11 @@ from wander.train.records.outcome import BestCheckpoint, Outcome, Stopped, write
 from wander.train.records.record import METRICS, TrainingRecord
 from wander.train.rollouts.ahead import StepsAhead
 from wander.train.rollouts.environments import EnvironmentOpener, PinSource, choices_of
-from wander.train.rollouts.own_trainer import PLACE, reward, trl_columns
+from wander.train.rollouts.layout import cut_rows, fill_up, later_sequences
+from wander.train.rollouts.own_trainer import PLACE, reward
+from wander.train.rollouts.rows import lay_out, trl_columns
 from wander.train.rollouts.sampler import SamplerCheckpoint
-from wander.train.rollouts.source import Played, RolloutSource, mask_truncated
+from wander.train.rollouts.source import Played, RolloutSource
 from wander.train.rollouts.step import PlayedStep, StepPlayer, mean, merge_shares, mixture_of, rollout_metrics
 from wander.train.trainer import (
     Progress,
@@ -122,6 +127,8 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
         self.settings = settings
         self.record = record
         self.step_metrics: dict[str, Any] = {}
+        self.later_GK2: torch.Tensor | None = None
+        """Where the sequences of the rows lie that are computed next (`rollouts/layout.py`)."""
         self.step_started = perf_counter()
         log.extra = self._finish_step_metrics
         self.weights = CurrentWeights(self, player.source.client.engine, world)
@@ -180,10 +187,20 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
         if self.ahead:  # what was played while the policy learnt took none of the step's time
             self.step_metrics |= {"seconds/rollouts": perf_counter() - begun, "staleness": number - version}
         self.record.keep(number + 1, step, version)
-        trajectories = own.trajectories
+        rows = own.rows
         if self.settings.algorithm.mask_truncated_completions:
-            trajectories = mask_truncated(trajectories, own.rollouts)
-        return trl_columns(trajectories, own.rewards, self.processing_class.eos_token_id)
+            rows = [
+                row.without_tokens() if rollout.truncated else row
+                for row, rollout in zip(rows, own.rollouts, strict=True)
+            ]
+        lines = [lay_out(row, self.processing_class.eos_token_id) for row in rows]
+        self.later_GK2 = later_sequences(lines, self.accelerator.device)
+        return trl_columns(lines, [row.reward for row in rows])
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return a step's rows as TRL makes them, and where their sequences lie beside each."""
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        return output if self.later_GK2 is None else {**output, "later_sequences": self.later_GK2}
 
     def _play(self, slots: list[int]) -> PlayedStep:
         """Play this process's share of a step; where that fails, it is to be drawn again."""
@@ -218,21 +235,27 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Return `logprobs_GT` and `entropies_GT`: TRL's method, without computing padding.
 
-        Rows are stripped of the padding on both sides and computed in buckets of alike length, so positions
-        start at 0 as they did when the tokens were sampled.
+        Rows are stripped of the padding on both sides, cut into their sequences, and computed in buckets of
+        alike length, so positions start at 0 as they did when the tokens were sampled.
         """
         ids_GS, real_GS = input_ids, attention_mask
-        width = ids_GS.shape[1]
-        lengths_G, starts_G = real_GS.sum(1), real_GS.argmax(1)
-        logprobs_GS = torch.zeros(ids_GS.shape, device=ids_GS.device)
+        rows, width = ids_GS.shape
+        pieces = cut_rows(real_GS, width - logits_to_keep, self.later_GK2)
+        if shards_policy(self.settings):
+            count = pieces.rows_P.new_tensor([len(pieces.rows_P)])
+            pieces = fill_up(pieces, int(self.accelerator.gather(count).max()), scratch=rows)
+        logprobs_GS = torch.zeros((rows + 1, width), device=ids_GS.device)
         entropies_GS = torch.zeros_like(logprobs_GS)
         size = min(ROWS_PER_FORWARD, batch_size or ROWS_PER_FORWARD)
-        for rows_B in torch.split(lengths_G.argsort(stable=True), size):
-            places_L = torch.arange(int(lengths_G[rows_B].max()), device=ids_GS.device)
-            real_BL = places_L[None] < lengths_G[rows_B][:, None]
-            columns_BL = (starts_G[rows_B][:, None] + places_L[None]).clamp(max=width - 1)
-            ids_BL = ids_GS[rows_B].gather(1, columns_BL)
-            scored_BL = real_BL & (columns_BL >= width - logits_to_keep)
+        for chosen_B in torch.split(pieces.lengths_P.argsort(stable=True), size):
+            rows_B, starts_B, lengths_B = (
+                each[chosen_B] for each in (pieces.rows_P, pieces.starts_P, pieces.lengths_P)
+            )
+            places_L = torch.arange(int(lengths_B.max()), device=ids_GS.device)
+            real_BL = places_L[None] < lengths_B[:, None]
+            columns_BL = (starts_B[:, None] + places_L[None]).clamp(max=width - 1)
+            ids_BL = ids_GS[rows_B % rows].gather(1, columns_BL)
+            scored_BL = real_BL & (columns_BL >= pieces.owns_P[chosen_B][:, None])
             with self.accelerator.autocast():
                 output = model(
                     input_ids=ids_BL,
@@ -249,7 +272,7 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
                 # Without a bonus it is only told: no gradient passes through it.
                 bonus = self.settings.algorithm.entropy_bonus
                 entropies_GS = entropies_GS.index_put(target, entropy if bonus else entropy.detach())
-        logprobs_GT, entropies_GT = logprobs_GS[:, -logits_to_keep:], entropies_GS[:, -logits_to_keep:]
+        logprobs_GT, entropies_GT = (each[:rows, -logits_to_keep:] for each in (logprobs_GS, entropies_GS))
         return logprobs_GT, entropies_GT if compute_entropy else None, None
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
@@ -263,6 +286,7 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
                 else value
                 for name, value in inputs.items()
             }
+        self.later_GK2 = inputs.get("later_sequences")
         loss: torch.Tensor = super()._compute_loss(model, inputs)
         return loss
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from wander import Messages, MultiTurnEnv, Rubric, State, XMLParser
+from wander import Messages, MultiTurnEnv, Rubric, State, XMLParser, stop
 from wander.clients.scripted import ScriptedClient
 from wander.environment import LocalEnvironment
 from wander.handle import EnvironmentHandle
+from wander.models.loading import load_model
 from wander.models.tiny import TinySize, create_tiny
 from wander.models.transcripts import play_transcripts
 from wander.seeding import derived_rng
@@ -60,6 +61,25 @@ def bandit(examples: int = 64) -> BanditEnv:
         parser=PULL,
         rubric=Rubric([payoff, well_formed], [1.0, 0.0]),
     )
+
+
+class UnevenBandit(BanditEnv):
+    """Ends after one, two or three turns, by the lever that was pulled first."""
+
+    @stop
+    def has_paid_enough(self, state: State) -> bool:
+        first = PULL.parse_answer(state.completion[:1])
+        return len(state.turns) >= {"0": 1, "1": 2}.get(str(first), 3)
+
+
+def length(completion: Messages) -> float:
+    """How many messages there are."""
+    return len(completion)
+
+
+def uneven() -> UnevenBandit:
+    rows = [{"question": f"Machine {i % 7}. Answer <pull>lever</pull>.", "answer": ""} for i in range(64)]
+    return UnevenBandit(rows, max_turns=3, parser=PULL, rubric=Rubric([payoff, length], [1.0, 0.01]))
 
 
 def opener_of(make: Callable[[], Any]) -> Callable[[], Any]:
@@ -118,3 +138,20 @@ def puller(tiny: Path, transcripts: list[Messages]) -> Path:
         for messages in transcripts
     ]
     return train_sft(rows, settings, tiny.parent / "puller").model
+
+
+FORGETFUL = ("{{- message['content'] }}", "{{- message['content'][:1] }}")
+"""Shows one letter of what the policy said before, so that each turn is sampled from a rewritten history."""
+
+
+@pytest.fixture(scope="session")
+def forgetful(puller: Path) -> Path:
+    """The policy that pulls at random, with the forgetful template."""
+    loaded = load_model(puller, device="cpu")
+    template = loaded.tokenizer.chat_template
+    assert template.count(FORGETFUL[0]) == 1
+    loaded.tokenizer.chat_template = template.replace(*FORGETFUL)
+    folder = puller.parent.parent / "forgetful"
+    loaded.model.save_pretrained(folder)
+    loaded.tokenizer.save_pretrained(folder)
+    return folder

@@ -23,7 +23,7 @@ from wander.models.client import TransformersClient
 from wander.models.loading import load_model
 from wander.models.policy import PolicyClient
 from wander.models.sampling import Sample
-from wander.train.rollouts.source import trajectories_of
+from wander.train.rollouts.rows import trajectories_of
 from wander.types import Rollout
 
 from .tool_templates import FAMILIES, WITHOUT, Family, tokenizer_of

@@ -11,7 +11,7 @@ from wander.errors import ConfigError, ContextOverflow, InvalidResponse, ModelEr
 from wander.models.client import TransformersClient
 from wander.models.loading import LoadedModel, load_model
 from wander.models.policy import PolicyClient
-from wander.train.rollouts.source import trajectory_of
+from wander.train.rollouts.rows import trajectories_of
 from wander.types import Rollout, SamplingArgs
 
 from .conftest import bandit
@@ -150,8 +150,7 @@ async def test_the_policy_continues_its_own_tokens(loaded: LoadedModel) -> None:
         assert second is not None
         known = first.prompt_ids + first.completion_ids
         assert second.prompt_ids[: len(known)] == known
-        whole = trajectory_of(rollout)
-        assert whole is not None
+        (whole,) = trajectories_of(rollout)
         assert whole.prompt_ids == first.prompt_ids
         assert sum(whole.mask) == len(first.completion_ids) + len(second.completion_ids)
         assert len(whole.completion_ids) == len(whole.mask) == len(whole.logprobs)

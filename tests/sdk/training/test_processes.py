@@ -28,7 +28,7 @@ from wander.train.grpo import train_grpo
 from wander.train.records.record import read_metrics
 from wander.train.records.step_hash import read_steps, weights_hash
 
-from .conftest import bandit, opener_of
+from .conftest import bandit, opener_of, uneven
 
 PROCESS = Path(__file__).resolve().parents[2] / "harness" / "process_of_a_run.py"
 ALIKE = ("loss", "reward", "rewards/payoff", "turns", "tokens", "rollouts", "entropy", "grad_norm")
@@ -118,6 +118,24 @@ def test_two_processes_learn_what_one_learns(puller: Path, tmp_path: Path) -> No
         "rng_state_0.pth",
         "rng_state_1.pth",
     ]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("loss", ["dapo", "grpo"])
+def test_processes_share_rollouts_of_several_sequences(forgetful: Path, tmp_path: Path, loss: str) -> None:
+    algorithm = {"loss": loss}
+    settings = settings_for(forgetful, algorithm=algorithm)
+    sharded = settings_for(forgetful, algorithm=algorithm, parallel={"policy": "fsdp2"})
+    jobs = [
+        {"settings": each, "folder": str(tmp_path / name), "environment": "uneven", "rows_per_forward": 4}
+        for name, each in (("two", settings), ("sharded", sharded))
+    ]
+    launch(jobs, tmp_path)
+    train_grpo(opener_of(uneven), GRPOSettings.model_validate(settings), tmp_path / "one")
+    for name in ("two", "sharded"):
+        assert_alike(tmp_path / name, tmp_path / "one")
+    assert all(1 < entry["sequences"] < 3 for entry in read_metrics(tmp_path / "one"))
 
 
 @pytest.mark.full

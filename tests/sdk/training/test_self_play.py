@@ -14,7 +14,8 @@ from wander.train.config import GRPOSettings
 from wander.train.data import select_rows
 from wander.train.grpo import train_grpo
 from wander.train.records.record import read_metrics
-from wander.train.rollouts.source import Assignment, RolloutSource, learner_of, reward_of, trajectories_of
+from wander.train.rollouts.rows import Row, learner_of
+from wander.train.rollouts.source import Assignment, RolloutSource
 from wander.types import Rollout, SamplingArgs, seen_by
 
 from .conftest import PULL, opener_of, payoff
@@ -67,9 +68,10 @@ def test_a_rollout_is_learnt_from_as_one_of_its_players(puller: Path) -> None:
     for rollout in rollouts:
         learner = learners[rollout.example_id]
         assert learner_of(rollout) == learner  # the same for the whole group
-        assert reward_of(rollout) == rollout.rewards[str(learner)]
+        row = Row.of(rollout)
+        assert row.reward == rollout.rewards[str(learner)]
         own = [turn.tokens for turn in rollout.turns if turn.player == learner]
-        (sequence,) = trajectories_of(rollout)  # a player's turns go on from each other
+        (sequence,) = row.sequences  # a player's turns go on from each other
         assert len(own) == 2
         assert sequence.prompt_ids == own[0].prompt_ids
         sampled = [i for i, mine in zip(sequence.completion_ids, sequence.mask, strict=True) if mine]

@@ -18,7 +18,7 @@ from wander import LocalEnvironment, MultiTurnEnv, Rubric, SamplingArgs
 from wander.models.chat import ChatFormat, RewrittenHistory
 from wander.models.policy import PolicyClient
 from wander.models.sampling import Sample, end_of_turn_ids
-from wander.train.rollouts.source import trajectories_of, trajectory_of
+from wander.train.rollouts.rows import Row, draw_one, trajectories_of
 
 TURNS = 10
 SYSTEM = "You answer."
@@ -173,7 +173,7 @@ async def test_ten_turns_hold_exactly_the_sampled_tokens(model, tokenizer, templ
             known = before.prompt_ids + before.completion_ids
             assert after.prompt_ids[: len(known)] == known
         (whole,) = trajectories_of(rollout)
-        assert trajectory_of(rollout) == whole
+        assert Row.of(rollout).sequences == draw_one(rollout).sequences == [whole]
         learnt = [token for token, own in zip(whole.completion_ids, whole.mask, strict=True) if own]
         assert learnt == [token for turn in tokens for token in turn.completion_ids]
         assert whole.prompt_ids + whole.completion_ids == tokens[-1].prompt_ids + tokens[-1].completion_ids
@@ -223,7 +223,7 @@ async def test_a_template_that_drops_reasoning_splits_the_rollout_into_samples(m
     for rollout in await played(client, max_tokens=40):
         parts = trajectories_of(rollout)
         assert len(parts) == TURNS
-        assert trajectory_of(rollout) in parts
+        assert Row.of(rollout).sequences == parts
         whole = [*rollout.prompt, *rollout.completion]
         for part, turn in zip(parts, rollout.turns, strict=True):
             shown = own.apply_chat_template(
@@ -263,19 +263,16 @@ async def test_every_sample_of_a_rewritten_rollout_is_scored_as_it_was_sampled(m
             assert scored(model, part) == pytest.approx(sampled_logprobs(part), abs=1e-4)
 
 
-async def test_which_sample_a_step_learns_depends_on_the_rollout_alone(model, tokenizer):
+async def test_which_sequence_a_trainer_of_ones_own_learns_depends_on_the_rollout_alone(model, tokenizer):
     rollouts = await played(PolicyClient(model, tokenizer(SHORTENING)))
-    assert [trajectory_of(rollout) for rollout in rollouts] == [
-        trajectory_of(rollout) for rollout in rollouts
-    ]
-    picked = {
-        trajectories_of(rollout).index(
-            trajectory_of(rollout.model_copy(update={"index": index}))  # another member of the group
-        )
+    assert [draw_one(rollout) for rollout in rollouts] == [draw_one(rollout) for rollout in rollouts]
+    drawn = [
+        draw_one(rollout.model_copy(update={"index": index})).sequences  # another member of the group
         for rollout in rollouts
         for index in range(20)
-    }
-    assert len(picked) > 3
+    ]
+    assert {len(sequences) for sequences in drawn} == {1}
+    assert len({tuple(one.completion_ids) for (one,) in drawn}) > 3
 
 
 def talk(*contents):

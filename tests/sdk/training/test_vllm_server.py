@@ -214,7 +214,7 @@ async def test_a_policy_client_asks_the_server_turn_by_turn(
     server: TokenServer, loaded: LoadedModel, tmp_path: Path
 ) -> None:
     from wander.environment import LocalEnvironment
-    from wander.train.rollouts.source import trajectories_of
+    from wander.train.rollouts.rows import trajectories_of
     from wander.types import SamplingArgs
 
     client = PolicyClient(loaded.model, loaded.tokenizer, engine=engine_of(server, loaded, tmp_path))

@@ -25,7 +25,7 @@ from wander.evals.store import jsonl
 from wander.models.engines.base import Weights
 from wander.models.policy import PolicyClient
 from wander.train.rollouts.sampler import Pick
-from wander.train.rollouts.source import StepRollouts, trajectory_of
+from wander.train.rollouts.source import StepRollouts
 from wander.train.rollouts.step import PlayedStep, StepPlayer
 from wander.types import Record, Rollout
 
@@ -151,7 +151,6 @@ class StepsAhead(TrainerCallback):  # type: ignore[misc]
             playing: Future[PlayedStep] = Future()
             call = StepRollouts(
                 kept.rollouts,
-                [trajectory_of(rollout) for rollout in kept.rollouts],
                 kept.seconds,
                 kept.model_seconds,
                 kept.retried,

@@ -8,17 +8,21 @@
 Each prompt carries the place of its example, as only prompts reach `rollout_func`. Samples are drawn from
 the trainer's model in this process, by the temperature and the length of its arguments; the trainer's own
 sampling is not used. For one process; `wander train` shares a step among several.
+
+Such a trainer computes a row as one sequence. Of a rollout that was sampled in several, because the chat
+template rewrites history, it gets one, drawn by the rollout's seed; `wander train` learns from all of them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from wander.errors import ConfigError
 from wander.train.rollouts.environments import EnvironmentOpener
-from wander.train.rollouts.source import Assignment, RolloutSource, Trajectory, reward_of
+from wander.train.rollouts.rows import draw_one, lay_out, trl_columns
+from wander.train.rollouts.source import Assignment, RolloutSource
 from wander.types import Example, SamplingArgs
 
 if TYPE_CHECKING:
@@ -43,20 +47,6 @@ def training_prompts(examples: Iterable[Example]) -> Dataset:
 def reward(environment_reward: list[float | None], **unused: Any) -> list[float | None]:
     """Hand TRL the rewards that the environment gave; None for a rollout that failed."""
     return environment_reward
-
-
-def trl_columns(
-    trajectories: Sequence[Trajectory | None], rewards: Sequence[float | None], end: int
-) -> dict[str, Any]:
-    """Return what `rollout_func` returns; one without tokens is the token `end`, and teaches nothing."""
-    known = [each or Trajectory([end], [end], [0], [0.0]) for each in trajectories]
-    return {
-        "prompt_ids": [each.prompt_ids for each in known],
-        "completion_ids": [each.completion_ids for each in known],
-        "logprobs": [each.logprobs for each in known],
-        "env_mask": [each.mask for each in known],
-        "environment_reward": list(rewards),
-    }
 
 
 class EnvironmentRollouts:
@@ -101,11 +91,9 @@ class EnvironmentRollouts:
             step = source.play(assignments)
         finally:
             model.train(training)
-        rewards = [
-            None if trajectory is None else reward_of(rollout)
-            for rollout, trajectory in zip(step.rollouts, step.trajectories, strict=True)
-        ]
-        return trl_columns(step.trajectories, rewards, trainer.processing_class.eos_token_id)
+        rows = [draw_one(rollout) for rollout in step.rollouts]
+        lines = [lay_out(row, trainer.processing_class.eos_token_id) for row in rows]
+        return trl_columns(lines, [row.reward for row in rows])
 
     def close(self) -> None:
         """End the environment's process."""

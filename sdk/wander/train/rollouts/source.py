@@ -1,4 +1,4 @@
-"""Rollouts for training: played on any environment by the policy, turned into token sequences.
+"""Rollouts for training: played on any environment by the policy.
 
 The environment lives on an event loop in a thread of its own, so a synchronous trainer can ask for a batch
 and wait, and a worker process's connection stays open between steps. A failed rollout never costs the step:
@@ -8,7 +8,7 @@ it is played once more, and if that fails too it counts as unscored.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -17,10 +17,10 @@ from wander.errors import RunError
 from wander.handle import EnvironmentHandle, RolloutRequest
 from wander.loop_thread import LoopThread
 from wander.rollout.garbage import fewer_collections
-from wander.seeding import derived_rng, derived_seed
+from wander.seeding import derived_seed
 from wander.train.rollouts.environments import EnvironmentChoice, EnvironmentOpener, require_distinct
 from wander.train.rollouts.together import is_lost, play_together
-from wander.types import EnvironmentInfo, Example, Rollout, SamplingArgs, TurnTokens
+from wander.types import EnvironmentInfo, Example, Rollout, SamplingArgs
 
 if TYPE_CHECKING:
     # Who only reads evaluations gets here too, and needs no PyTorch.
@@ -28,98 +28,6 @@ if TYPE_CHECKING:
 
 PAGE = 1000
 """Rows that are asked for at once when only their strata are of interest."""
-
-
-@dataclass(frozen=True)
-class Trajectory:
-    """A rollout, or a part of one, as the tokens that the policy saw and sampled in one sequence."""
-
-    prompt_ids: list[int]
-    completion_ids: list[int]
-    """Everything after the first prompt, the environment's tokens included."""
-    mask: list[int]
-    """1 for a token of the policy, 0 for one of the environment; as long as `completion_ids`."""
-    logprobs: list[float]
-    """Log-probability each policy token was sampled with; 0.0 for the environment's."""
-
-
-def trajectories_of(rollout: Rollout) -> list[Trajectory]:
-    """Join the turns of a rollout into sequences; none when a turn has no tokens.
-
-    Where there are players, those of the one that `learner_of` names. It is one sequence, unless the chat
-    template rewrites history (some drop earlier reasoning): a turn whose context does not continue the tokens
-    of the turn before it begins a sequence of its own. Each is what the model saw when it sampled, so each
-    can be trained on.
-    """
-    learner = learner_of(rollout)
-    own = [turn.tokens for turn in rollout.turns if turn.player == learner]
-    turns = [tokens for tokens in own if tokens is not None]
-    if len(turns) != len(own):
-        return []
-    parts: list[list[TurnTokens]] = []
-    known: list[int] = []
-    for turn in turns:
-        if parts and turn.prompt_ids[: len(known)] == known:
-            parts[-1].append(turn)
-        else:
-            parts.append([turn])
-        known = [*turn.prompt_ids, *turn.completion_ids]
-    return [_join(part) for part in parts]
-
-
-def learner_of(rollout: Rollout) -> str | None:
-    """Return the player whose turns and reward a rollout is learnt from; None where the policy is alone.
-
-    The policy plays everybody. Which player it learns as is drawn by the example's seed, so the rollouts of a
-    group are compared as the same one.
-    """
-    if not rollout.rewards:
-        return None
-    return derived_rng("learner", rollout.seed).choice(list(rollout.rewards))
-
-
-def reward_of(rollout: Rollout) -> float | None:
-    """Return the reward that a rollout is learnt from."""
-    learner = learner_of(rollout)
-    return rollout.reward if learner is None else rollout.rewards[learner]
-
-
-def mask_truncated(
-    trajectories: Sequence[Trajectory | None], rollouts: Sequence[Rollout]
-) -> list[Trajectory | None]:
-    """Return the trajectories, those of truncated rollouts without a token to learn from."""
-    return [
-        replace(trajectory, mask=[0] * len(trajectory.mask))
-        if trajectory and rollout.truncated
-        else trajectory
-        for trajectory, rollout in zip(trajectories, rollouts, strict=True)
-    ]
-
-
-def _join(turns: Sequence[TurnTokens]) -> Trajectory:
-    """Join turns of which each continues the one before it."""
-    prompt = turns[0].prompt_ids
-    ids: list[int] = []
-    mask: list[int] = []
-    logprobs: list[float] = []
-    for turn in turns:
-        between = turn.prompt_ids[len(prompt) + len(ids) :]
-        ids += [*between, *turn.completion_ids]
-        mask += [0] * len(between) + [1] * len(turn.completion_ids)
-        logprobs += [0.0] * len(between) + list(turn.logprobs)
-    return Trajectory(prompt, ids, mask, logprobs)
-
-
-def trajectory_of(rollout: Rollout) -> Trajectory | None:
-    """Return the sequence of a rollout that a step learns from; None when it has no turn with tokens.
-
-    A step has one row a rollout. Of a rollout in several sequences, one is drawn by the rollout's seed and
-    index; the advantage is the rollout's, whichever it is.
-    """
-    parts = trajectories_of(rollout)
-    if len(parts) < 2:
-        return parts[0] if parts else None
-    return derived_rng("sequence", rollout.seed, rollout.index, len(rollout.turns)).choice(parts)
 
 
 @dataclass(frozen=True)
@@ -149,7 +57,6 @@ class StepRollouts:
     """What one step played, in the order it was asked for."""
 
     rollouts: list[Rollout]
-    trajectories: list[Trajectory | None]
     seconds: float = 0.0
     model_seconds: float = 0.0
     retried: int = 0
@@ -275,7 +182,6 @@ class RolloutSource:
             totals = client.take_totals()
             return StepRollouts(
                 rollouts=rollouts,
-                trajectories=[trajectory_of(rollout) for rollout in rollouts],
                 seconds=perf_counter() - started,
                 model_seconds=totals.seconds,
                 retried=retried,

@@ -10,21 +10,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from wander.errors import RunError
 from wander.train.config import GRPOSettings
+from wander.train.rollouts.rows import Row
 from wander.train.rollouts.sampler import ExampleSampler, Mixture, Pick, has_signal
-from wander.train.rollouts.source import (
-    Assignment,
-    Played,
-    RolloutSource,
-    StepRollouts,
-    Trajectory,
-    reward_of,
-)
+from wander.train.rollouts.source import Assignment, Played, RolloutSource, StepRollouts
 from wander.types import Example, Rollout
 
 if TYPE_CHECKING:
@@ -36,23 +30,20 @@ Exchange = Callable[[list[Any]], list[Any]]
 
 @dataclass
 class Group:
-    """The rollouts of one example."""
+    """The rollouts of one example, and what is learnt from them: rows that are compared with each other."""
 
     pick: Pick
     rollouts: list[Rollout]
-    trajectories: list[Trajectory | None]
+    rows: list[Row]
 
     @property
     def rewards(self) -> list[float | None]:
-        """The reward to learn from of each rollout; None of one that failed: it gets no advantage."""
-        return [
-            float(reward) if trajectory is not None and reward is not None and math.isfinite(reward) else None
-            for reward, trajectory in zip(map(reward_of, self.rollouts), self.trajectories, strict=True)
-        ]
+        """The reward to learn from of each row; None of a rollout that failed: it gets no advantage."""
+        return [row.reward for row in self.rows]
 
     @property
     def scored(self) -> list[float]:
-        """The rewards of the rollouts that have one."""
+        """The rewards that there are."""
         return [reward for reward in self.rewards if reward is not None]
 
 
@@ -64,8 +55,8 @@ class PlayedStep:
     """What is learnt from, one a slot."""
     played: list[Group]
     """All that was played, the groups that were replaced too."""
-    rewards: list[float | None]
-    """Of the rollouts that are learnt from; None for those of a group that was left out."""
+    rows: list[Row] = field(default_factory=list)
+    """What is learnt from, groups together; those of a group that was left out have no reward."""
     first_idle: int = 0
     """Groups of the first round that teach nothing."""
     refilled: int = 0
@@ -79,11 +70,6 @@ class PlayedStep:
     def rollouts(self) -> list[Rollout]:
         """The rollouts that are learnt from, groups together."""
         return [rollout for group in self.groups for rollout in group.rollouts]
-
-    @property
-    def trajectories(self) -> list[Trajectory | None]:
-        """Their tokens."""
-        return [trajectory for group in self.groups for trajectory in group.trajectories]
 
 
 class StepPlayer:
@@ -141,7 +127,7 @@ class StepPlayer:
 
     def _first_round(self, picks: Sequence[Pick], call: StepRollouts) -> PlayedStep:
         groups = self._groups(picks, call)
-        step = PlayedStep(list(groups), list(groups), [], calls=[call])
+        step = PlayedStep(list(groups), list(groups), calls=[call])
         step.first_idle = len(self._idle(step))
         return step
 
@@ -149,7 +135,7 @@ class StepPlayer:
         self._require_one(step)
         for group in step.groups:
             enough = len(group.scored) >= self.settings.batch.min_group
-            step.rewards += group.rewards if enough else [None] * len(group.rollouts)
+            step.rows += group.rows if enough else [replace(row, reward=None) for row in group.rows]
             step.left_out += not enough
 
     def _refill(self, step: PlayedStep) -> bool:
@@ -206,7 +192,8 @@ class StepPlayer:
         groups = []
         for number, pick in enumerate(picks):
             part = slice(number * size, (number + 1) * size)
-            groups.append(Group(pick, call.rollouts[part], call.trajectories[part]))
+            rollouts = call.rollouts[part]
+            groups.append(Group(pick, rollouts, [Row.of(rollout) for rollout in rollouts]))
         return groups
 
     def _require_one(self, step: PlayedStep) -> None:
@@ -264,7 +251,7 @@ def merge_shares(shares: Sequence[PlayedStep]) -> PlayedStep:
     return PlayedStep(
         groups=[group for share in shares for group in share.groups],
         played=[group for share in shares for group in share.played],
-        rewards=[reward for share in shares for reward in share.rewards],
+        rows=[row for share in shares for row in share.rows],
         first_idle=sum(share.first_idle for share in shares),
         refilled=sum(share.refilled for share in shares),
         left_out=sum(share.left_out for share in shares),
@@ -276,7 +263,6 @@ def _merge_round(calls: Sequence[StepRollouts]) -> StepRollouts:
     tokens = sum(call.sampled_tokens for call in calls)
     return StepRollouts(
         rollouts=[rollout for call in calls for rollout in call.rollouts],
-        trajectories=[trajectory for call in calls for trajectory in call.trajectories],
         # They play side by side, and wait for the slowest.
         seconds=max(call.seconds for call in calls),
         model_seconds=max(call.model_seconds for call in calls),
@@ -311,6 +297,9 @@ def rollout_metrics(step: PlayedStep, labels: Sequence[str], *, refills: bool) -
         **_rewards(scored),
         **(_by_environment(step.played, labels) if len(labels) > 1 else {}),
         "turns": mean([len(rollout.turns) for rollout in scored]),
+        "sequences": mean(
+            [len(row.sequences) for group in step.played for row in group.rows if row.reward is not None]
+        ),
         "tokens": tokens / max(1, rollouts),
         "entropy": entropy / tokens if tokens else 0.0,
         "rollouts": rollouts,

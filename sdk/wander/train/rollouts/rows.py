@@ -1,0 +1,153 @@
+"""Rows: what a step learns from, made of the tokens that the policy saw and sampled.
+
+A rollout is one sequence of tokens as long as each turn continues what stood before it. Where the chat
+template rewrites history, or a turn is sampled from a shortened one, it is several. A row holds all sequences
+that share a reward, so they share an advantage, and every sampled token is learnt once, in the context in
+which it was sampled.
+
+A trainer gets a row as one line of tokens, its sequences one after another, of which each is computed by
+itself (`wander.train.rollouts.layout`). So whatever a loss does with a row (a mean over its tokens, a ratio
+of the whole) it does with the rollout, in however many sequences it was sampled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from wander.seeding import derived_rng
+from wander.types import Rollout, TurnTokens
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """A rollout, or a part of one, as the tokens that the policy saw and sampled in one sequence."""
+
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    """Everything after the first prompt, the environment's tokens included."""
+    mask: list[int]
+    """1 for a token of the policy, 0 for one of the environment; as long as `completion_ids`."""
+    logprobs: list[float]
+    """Log-probability each policy token was sampled with; 0.0 for the environment's."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """The sequences that share a reward: those of one rollout."""
+
+    sequences: list[Trajectory]
+    """In the order in which they were begun; none where nothing was sampled."""
+    reward: float | None
+    """None teaches nothing: the rollout failed, or too few of its group are scored."""
+
+    @classmethod
+    def of(cls, rollout: Rollout) -> Row:
+        """Return what a step learns from a rollout: one of its players, where it has any."""
+        learner = learner_of(rollout)
+        sequences = trajectories_of(rollout, learner)
+        reward = rollout.reward if learner is None else rollout.rewards[learner]
+        scored = sequences and reward is not None and math.isfinite(reward)
+        return cls(sequences, float(reward) if scored and reward is not None else None)
+
+    def without_tokens(self) -> Row:
+        """Return the row with no token to learn from; its reward still counts in the group's mean."""
+        return replace(self, sequences=[replace(one, mask=[0] * len(one.mask)) for one in self.sequences])
+
+
+def learner_of(rollout: Rollout) -> str | None:
+    """Return the player whose turns and reward a rollout is learnt from; None where the policy is alone.
+
+    The policy plays everybody. Which player it learns as is drawn by the example's seed, so the rollouts of a
+    group are compared as the same one.
+    """
+    if not rollout.rewards:
+        return None
+    return derived_rng("learner", rollout.seed).choice(list(rollout.rewards))
+
+
+def trajectories_of(rollout: Rollout, player: str | None = None) -> list[Trajectory]:
+    """Join the turns of a rollout, or of one of its players, into sequences; none when one has no tokens.
+
+    A turn continues the latest sequence whose tokens its context begins with, and begins a new one where
+    there is none. Each is what the model saw when it sampled, so each can be trained on.
+    """
+    own = [turn.tokens for turn in rollout.turns if turn.player == player]
+    turns = [tokens for tokens in own if tokens is not None]
+    if len(turns) != len(own):
+        return []
+    parts: list[tuple[list[TurnTokens], list[int]]] = []
+    for turn in turns:
+        known = [*turn.prompt_ids, *turn.completion_ids]
+        for number in reversed(range(len(parts))):
+            part, ids = parts[number]
+            if turn.prompt_ids[: len(ids)] == ids:
+                parts[number] = ([*part, turn], known)
+                break
+        else:
+            parts.append(([turn], known))
+    return [_join_turns(part) for part, _ in parts]
+
+
+def _join_turns(turns: Sequence[TurnTokens]) -> Trajectory:
+    """Join turns of which each continues the one before it."""
+    prompt = turns[0].prompt_ids
+    ids: list[int] = []
+    mask: list[int] = []
+    logprobs: list[float] = []
+    for turn in turns:
+        between = turn.prompt_ids[len(prompt) + len(ids) :]
+        ids += [*between, *turn.completion_ids]
+        mask += [0] * len(between) + [1] * len(turn.completion_ids)
+        logprobs += [0.0] * len(between) + list(turn.logprobs)
+    return Trajectory(prompt, ids, mask, logprobs)
+
+
+def draw_one(rollout: Rollout) -> Row:
+    """Return a row with one of the rollout's sequences, drawn by its seed and index.
+
+    It is for trainers that compute a row as a single sequence.
+    """
+    row = Row.of(rollout)
+    if len(row.sequences) < 2:
+        return row
+    rng = derived_rng("sequence", rollout.seed, rollout.index, len(rollout.turns))
+    return replace(row, sequences=[rng.choice(row.sequences)])
+
+
+@dataclass(frozen=True)
+class Line:
+    """The sequences of a row as one line of tokens: a prompt, and a completion with all that follows."""
+
+    tokens: Trajectory
+    later: list[tuple[int, int]]
+    """Of every sequence after the first: where it begins in the completion, and where what was said after
+    its prompt does."""
+
+
+def lay_out(row: Row, end: int) -> Line:
+    """Return the sequences of a row one after another; of a row without any, the token `end`."""
+    first, *others = row.sequences or [Trajectory([end], [end], [0], [0.0])]
+    if not others:
+        return Line(first, [])
+    ids, mask, logprobs = list(first.completion_ids), list(first.mask), list(first.logprobs)
+    later = []
+    for one in others:
+        later.append((len(ids), len(ids) + len(one.prompt_ids)))
+        ids += [*one.prompt_ids, *one.completion_ids]
+        mask += [0] * len(one.prompt_ids) + one.mask
+        logprobs += [0.0] * len(one.prompt_ids) + one.logprobs
+    return Line(Trajectory(first.prompt_ids, ids, mask, logprobs), later)
+
+
+def trl_columns(lines: Sequence[Line], rewards: Sequence[float | None]) -> dict[str, Any]:
+    """Return what TRL's `rollout_func` returns."""
+    return {
+        "prompt_ids": [line.tokens.prompt_ids for line in lines],
+        "completion_ids": [line.tokens.completion_ids for line in lines],
+        "logprobs": [line.tokens.logprobs for line in lines],
+        "env_mask": [line.tokens.mask for line in lines],
+        "environment_reward": list(rewards),
+    }
