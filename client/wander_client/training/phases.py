@@ -43,6 +43,7 @@ from wander_client.training.run import (
     require_not_collapsed,
     run_training,
     step_lines,
+    warn_of_small_batch,
     with_model,
     with_path,
     with_workers,
@@ -160,6 +161,9 @@ class PhasedRun:
                 f"`{self.folder}` holds a run already", hint=f"go on with `{self.resume_command}`"
             )
         self.command.write(self.folder)
+        for phase in self.command.phases:
+            if isinstance(phase, GRPOPhase):
+                warn_of_small_batch(phase.settings, self._context.output, f"phases.{phase.name}.")
 
     def run(self) -> list[dict[str, Any]]:
         """Run every phase that is not finished; return what each came to.

@@ -16,6 +16,7 @@ from wander_client.training.run import (
     draw_curves,
     require_not_collapsed,
     run_training,
+    warn_of_small_batch,
 )
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ def train_and_tell(
         f"training {settings.model.path} on {command.environment}: {settings.schedule.steps} steps of "
         f"{settings.batch.groups} examples x {settings.batch.group_size} rollouts\nsaving to {folder}"
     )
+    if not (resume or is_beside_main()):
+        warn_of_small_batch(settings, output)
     with open_display(f"training on {command.label}", folder, output) as display:
         result = run_training(
             context,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import math
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -263,6 +264,22 @@ def require_not_collapsed(stopped: Stopped | None, folder: Path) -> None:
             f"stopped after step {stopped.step}: {stopped.reason}",
             hint=f"`{folder}` keeps metrics and model; a smaller learning rate or more rollouts may help",
             code="collapsed",
+        )
+
+
+ENOUGH_ROLLOUTS = 256
+"""A step. Runs on games with 64 collapsed, and those with 256 did not."""
+
+
+def warn_of_small_batch(settings: GRPOSettings, output: Output, where: str = "") -> None:
+    """Warn of a step that is too small to learn from, and say what to set; `where` begins the setting."""
+    rollouts, needed = settings.batch.rollouts, ENOUGH_ROLLOUTS
+    if rollouts < needed:
+        size = settings.batch.group_size
+        output.warn(
+            f"{rollouts} rollouts a step are few: with under {needed}, runs on games collapsed; "
+            f"`--set {where}batch.rollouts={math.ceil(needed / size) * size}` takes as much memory "
+            "(`batch.rows_at_once` bounds that)"
         )
 
 

@@ -277,6 +277,8 @@ class StoppingSection(Section):
     """Stop when a metric of the steps (`reward`, `rewards/format`) stays so far below its best."""
     patience: int = Field(default=20, gt=0)
     """Steps in a row that it must stay so; the best is that of the mean of so many steps."""
+    collapse: bool = False
+    """Stop when the alert `collapse` is raised."""
     target: dict[str, float | str] = Field(default_factory=dict)
     """Stop when one evaluation meets all of these: `CELL/METRIC` and the least value, or a bound as text
     (`"<=0"`)."""
@@ -305,16 +307,22 @@ class LoggingSection(Section):
 class AlertsSection(Section):
     """What raises an alert. Alerts stop nothing: `stopping` does."""
 
+    reward_drop: float = Field(default=0.3, gt=0)
+    """A collapse: the mean reward of five steps is this share under the best that it was, and further than
+    chance explains."""
+    entropy_burst: float = Field(default=2.0, gt=1)
+    """A collapse: the reward is no higher than in the first five steps, and the entropy is so many times what
+    it was, or under `entropy_share` of that."""
     entropy_share: float = Field(default=0.2, ge=0, lt=1)
     """Entropy under this share of the mean of its first `entropy_first_steps` steps, for `steps` steps."""
-    entropy_first_steps: int = Field(default=50, gt=0)
+    entropy_first_steps: int = Field(default=10, gt=0)
     without_variance: float = Field(default=0.8, ge=0, le=1)
     """More than this share of groups without variance, for `steps` steps."""
     truncated: float = Field(default=0.3, ge=0, le=1)
     """More than this share of rollouts cut short."""
     environment_errors: float = Field(default=0.05, ge=0, le=1)
     """More than this share of rollouts that failed in the environment."""
-    steps: int = Field(default=20, gt=0)
+    steps: int = Field(default=10, gt=0)
     """Steps in a row that a lasting condition takes, and that one must be gone before it is told again."""
 
 

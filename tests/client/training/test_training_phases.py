@@ -114,6 +114,7 @@ def test_phases_run_one_after_the_other_and_go_on_where_they_stopped(
     assert stopped.status == 130, stopped.err
     assert "wander train --resume run" in stopped.err
     assert "phase 1 of 5, games: scripted:tictactoe.players:optimal plays 16 examples" in stopped.err
+    assert "`--set phases.two.batch.rollouts=256`" in stopped.err.partition("phase 1 of 5")[0]
     assert not (home / "run" / "5-two").exists()
     rows = (home / "run" / "1-games" / "rows.jsonl").stat().st_mtime_ns
     warm = weights_digest(home / "run" / "3-warm-up" / "model")
@@ -121,6 +122,7 @@ def test_phases_run_one_after_the_other_and_go_on_where_they_stopped(
     monkeypatch.setattr(trainer.StepLog, "on_log", note)
     done = wander("train", "--resume", "run", "--json")
     assert done.status == 0, done.err
+    assert "batch.rollouts" not in done.err, "that was said at the beginning"
     assert [each["phase"] for each in done.data["phases"]] == ["games", "new", "warm-up", "one", "two"]
     assert [each["steps"] for each in done.data["phases"]] == [0, 0, 2, 2, 2]
     assert rows == (home / "run" / "1-games" / "rows.jsonl").stat().st_mtime_ns, "a finished phase stays"

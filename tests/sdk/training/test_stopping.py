@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from wander.errors import ConfigError
-from wander.train.config import StoppingSection
+from wander.train.config import GRPOSettings, ModelSection, StoppingSection
 from wander.train.evaluation.evaluator import CellEvaluation, read_value
-from wander.train.evaluation.stopping import CollapseWatch, StoppingCallback, describe_reached
+from wander.train.evaluation.stopping import StoppingCallback, StoppingWatch, describe_reached
 from wander.train.records.outcome import BestCheckpoint
 from wander.train.trainer import StepLog
 
@@ -22,8 +22,12 @@ def steps(**columns: list[float]) -> list[dict[str, Any]]:
     return [{"step": i + 1, "reward": 0.5, **entry} for i, entry in enumerate(entries)]
 
 
+def settings_of(section: StoppingSection) -> GRPOSettings:
+    return GRPOSettings(model=ModelSection(path="tiny"), stopping=section)
+
+
 def first_stop(section: StoppingSection, entries: list[dict[str, Any]]) -> Any:
-    watch = CollapseWatch(section)
+    watch = StoppingWatch(settings_of(section))
     return next((found for entry in entries if (found := watch.add(entry)) is not None), None)
 
 
@@ -54,6 +58,14 @@ def test_a_reward_below_zero_may_be_watched_too() -> None:
     section = StoppingSection(drop={"reward": 0.5}, patience=1)
     assert first_stop(section, [{"step": 1, "reward": -1.0}, {"step": 2, "reward": -1.4}]) is None
     assert first_stop(section, [{"step": 1, "reward": -1.0}, {"step": 2, "reward": -1.6}]).step == 2
+
+
+def test_a_collapse_stops_only_where_that_is_asked() -> None:
+    gone = steps(reward=[0.8] * 8 + [0.0] * 4)
+    assert first_stop(StoppingSection(), gone) is None
+    found = first_stop(StoppingSection(collapse=True), gone)
+    assert (found.kind, found.step, found.collapsed) == ("collapse", 10, True)
+    assert found.reason == "the reward fell to 0.48, and was 0.8 at its best"
 
 
 def test_steps_without_a_value_are_passed_over() -> None:
@@ -116,7 +128,7 @@ def logged(callback: StoppingCallback, entry: dict[str, Any]) -> bool:
 
 def test_a_gradient_that_is_no_number_leaves_the_weights_and_stops(tmp_path: Any) -> None:
     log = StepLog(tmp_path / "metrics.jsonl")
-    callback = StoppingCallback(StoppingSection(), log)
+    callback = StoppingCallback(settings_of(StoppingSection()), log)
     model = torch.nn.Linear(2, 1)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -137,8 +149,8 @@ def test_a_gradient_that_is_no_number_leaves_the_weights_and_stops(tmp_path: Any
 def test_a_resumed_run_remembers_what_it_watched(tmp_path: Any) -> None:
     section = StoppingSection(entropy_share=0.5, first_steps=2, patience=3)
     entropies = [1.0, 1.0, 0.1, 0.1, 0.1]
-    first = StoppingCallback(section, StepLog(tmp_path / "metrics.jsonl"))
+    first = StoppingCallback(settings_of(section), StepLog(tmp_path / "metrics.jsonl"))
     played = [logged(first, entry) for entry in steps(entropy=entropies[:4])]
     assert played == [False] * 4
     kept = StepLog(tmp_path / "metrics.jsonl", keep=tmp_path / "checkpoint-4")
-    assert logged(StoppingCallback(section, kept), {"step": 5, "reward": 0.5, "entropy": 0.1})
+    assert logged(StoppingCallback(settings_of(section), kept), {"step": 5, "reward": 0.5, "entropy": 0.1})

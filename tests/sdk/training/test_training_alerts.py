@@ -5,10 +5,18 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from wander.train.config import AlertsSection
+from wander.train.config import GRPOSettings
 from wander.train.watch.alerts import Alert, AlertWatch, read_alerts, write_alerts
 
-SECTION = AlertsSection(steps=3, entropy_first_steps=2)
+SETTINGS = GRPOSettings.model_validate(
+    {
+        "model": {"path": "tiny"},
+        "alerts": {"steps": 3, "entropy_first_steps": 2},
+        "evaluation": {"every": 1},
+        "output": {"keep_best": "eval/won"},
+    }
+)
+BEGUN_WITH: dict[str, float | None] = {"eval/won": 0.5}
 SOUND = {"reward": 0.5, "entropy": 1.0, "groups_without_variance": 0.2, "truncated": 0.0, "rollouts": 20}
 
 
@@ -16,8 +24,12 @@ def steps(*changes: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"step": number, **SOUND, **change} for number, change in enumerate(changes, start=1)]
 
 
+def new_watch() -> AlertWatch:
+    return AlertWatch(SETTINGS, lambda: BEGUN_WITH)
+
+
 def alerts_of(entries: list[dict[str, Any]]) -> list[Alert]:
-    watch = AlertWatch(SECTION)
+    watch = new_watch()
     return [alert for entry in entries for alert in watch.read(entry)]
 
 
@@ -65,6 +77,24 @@ def test_an_evaluation_that_stays_while_the_reward_moves_is_told() -> None:
     assert "evaluation of `own`" in alert.message
 
 
+def test_an_evaluation_may_stay_where_sampling_is_about_to_come() -> None:
+    done = {"evaluation/own/reward": 1.0}
+    assert told(done, {"reward": 0.7}, done, {"reward": 0.9}, done) == [], "greedy play did it before"
+    nearly = [{"evaluation/own/reward": value} for value in (0.25, 0.252, 0.25)]
+    climbs = [nearly[0], {"reward": 0.6}, nearly[1], {"reward": 0.9}, nearly[2]]
+    assert told(*climbs) == [(5, "evaluation_flat")], "a hundredth of what the sampled reward moved"
+
+
+def test_a_best_that_is_the_beginning_is_told_once() -> None:
+    worse, better = ({"evaluation/eval/won": value} for value in (0.5, 0.6))
+    assert told(worse, worse, {}, worse, worse) == [(4, "best_at_start")], "an equal one does not beat it"
+    assert told(worse, better, worse, worse, worse) == []
+    assert told(worse, {"evaluation/eval/won": None}, worse) == []
+    assert told({}, {"steps": 2, **worse}) == [(2, "best_at_start")], "the last evaluation of a short run"
+    (alert,) = alerts_of(steps(worse, worse, worse))
+    assert "better `eval/won` than the one before the first step" in alert.message
+
+
 def test_alerts_are_kept_beside_the_metrics(tmp_path: Path) -> None:
     assert read_alerts(tmp_path) == []
     alerts = alerts_of(steps({"truncated": 0.5}, {"reward": None}))
@@ -82,6 +112,8 @@ CHANGES = st.fixed_dictionaries(
         "groups_without_variance": st.floats(0, 1),
         "truncated": st.floats(0, 1),
         "failed/environment": st.integers(0, 20),
+        "rewards/reward/std": st.floats(0, 0.5),
+        "evaluation/eval/won": st.none() | st.floats(0, 1),
     }
 )
 
@@ -89,9 +121,9 @@ CHANGES = st.fixed_dictionaries(
 @given(st.lists(CHANGES, max_size=40), st.integers(0, 40))
 def test_a_resumed_run_tells_the_same(changes: list[dict[str, Any]], cut: int) -> None:
     entries = steps(*changes)
-    watch = AlertWatch(SECTION)
+    watch = new_watch()
     before = [alert for entry in entries[:cut] for alert in watch.read(entry)]
-    resumed = AlertWatch(SECTION)
+    resumed = new_watch()
     for entry in entries[:cut]:
         resumed.read(entry)
     after = [alert for entry in entries[cut:] for alert in resumed.read(entry)]

@@ -88,6 +88,12 @@ def read_evaluations(folder: Path) -> list[CellEvaluation]:
     return jsonl.read_records(folder / EVALUATIONS, CellEvaluation)
 
 
+def read_first_values(folder: Path) -> dict[str, float | None]:
+    """Return what the evaluation before the first step measured, by `CELL/METRIC`."""
+    first = [one.values() for one in read_evaluations(folder) if one.step == 0]
+    return {name: value for values in first for name, value in values.items()}
+
+
 def write_evaluations(folder: Path, evaluations: Iterable[CellEvaluation]) -> None:
     """Write all lines anew, whole or not at all."""
     jsonl.write_records(folder / EVALUATIONS, evaluations)

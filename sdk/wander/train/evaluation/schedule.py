@@ -111,7 +111,7 @@ class Schedule:
         save_best: SaveBest,
         listeners: Sequence[Listener],
     ) -> None:
-        self.stopping = StoppingCallback(settings.stopping, log)
+        self.stopping = StoppingCallback(settings, log)
         self.callbacks: list[TrainerCallback] = [log, self.stopping]
         self.evaluation: EvaluationCallback | None = None
         if settings.evaluation.every:

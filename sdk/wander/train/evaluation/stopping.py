@@ -15,18 +15,20 @@ import torch
 from transformers import TrainerCallback
 
 from wander.errors import ConfigError
-from wander.train.config import StoppingSection
+from wander.train.config import GRPOSettings
 from wander.train.data import OPERATORS, Condition
+from wander.train.evaluation.collapse import CollapseWatch
 from wander.train.evaluation.evaluator import CellEvaluation, read_value
 from wander.train.records.outcome import Stopped
 from wander.train.trainer import StepLog
 
 
-class CollapseWatch:
+class StoppingWatch:
     """Reads the metrics of each step and tells when they say that the policy collapsed."""
 
-    def __init__(self, settings: StoppingSection) -> None:
-        self.settings = settings
+    def __init__(self, all_settings: GRPOSettings) -> None:
+        self.settings = settings = all_settings.stopping
+        self._collapse = CollapseWatch(all_settings) if settings.collapse else None
         self._first_entropies: list[float] = []
         self._steps_low = 0
         self._drops = {name: _DropWatch(limit, settings.patience) for name, limit in settings.drop.items()}
@@ -41,6 +43,9 @@ class CollapseWatch:
                 raise ConfigError(
                     f"`stopping.drop`: the steps have no `{missing[0]}`", hint=f"they have {', '.join(known)}"
                 )
+        collapsed = self._collapse.read(entry) if self._collapse is not None else None
+        if collapsed is not None:
+            return Stopped(kind="collapse", step=entry["step"], reason=collapsed)
         if (stopped := self._entropy(entry)) is not None:
             return stopped
         for name, watch in self._drops.items():
@@ -103,11 +108,11 @@ def describe_reached(target: dict[str, float | str], evaluations: Sequence[CellE
 class StoppingCallback(TrainerCallback):  # type: ignore[misc]
     """Ends training when it is time, and knows why."""
 
-    def __init__(self, settings: StoppingSection, log: StepLog) -> None:
-        self.settings = settings
+    def __init__(self, settings: GRPOSettings, log: StepLog) -> None:
+        self.settings = settings.stopping
         self.log = log
         self.stopped: Stopped | None = None
-        self.watch = CollapseWatch(settings)
+        self.watch = StoppingWatch(settings)
         for entry in log.entries:  # of the steps before a resumption
             self.watch.add(entry)
 

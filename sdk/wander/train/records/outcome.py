@@ -15,7 +15,7 @@ BEST = "best.json"
 class Stopped(Record):
     """Why a run ended before its last step."""
 
-    kind: Literal["entropy", "drop", "gradient", "target"]
+    kind: Literal["collapse", "entropy", "drop", "gradient", "target"]
     step: int
     reason: str
     """In words, with the numbers."""

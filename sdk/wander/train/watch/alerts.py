@@ -7,28 +7,35 @@ once. The alerts are a function of the metrics alone, so a resumed run tells the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from wander.evals.store import jsonl
-from wander.train.config import AlertsSection
+from wander.train.config import GRPOSettings
+from wander.train.evaluation.collapse import CollapseWatch, number
+from wander.train.records.outcome import BestCheckpoint
 from wander.types import Record
 
 ALERTS = "alerts.jsonl"
 
 Rule = Literal[
+    "collapse",
     "reward_not_finite",
     "entropy_low",
     "no_variance",
     "truncated",
     "environment_errors",
     "evaluation_flat",
+    "best_at_start",
     "tracker",
 ]
 
 FLAT_EVALUATIONS = 3
-"""Evaluations in a row that give the very same reward, as greedy ones do whose first words never change."""
+"""Evaluations in a row that stay where they are, as greedy ones do whose first words never change; also, how
+many must be no better than the one before the first step."""
+FLAT_SHARE = 0.05
+"""How much of what the sampled reward moved evaluations may move and still count as flat."""
 MOVED_SHARE = 0.1
 """How much the sampled reward has to move meanwhile, as a share of the larger of its two means."""
 
@@ -44,8 +51,14 @@ class Alert(Record):
 class AlertWatch:
     """Reads the metrics of one step after the other and tells which alerts they raise."""
 
-    def __init__(self, section: AlertsSection) -> None:
-        self.section = section
+    def __init__(self, settings: GRPOSettings, begun_with: Callable[[], Mapping[str, float | None]]) -> None:
+        """`begun_with` gives what the evaluation before the first step measured, by `CELL/METRIC`."""
+        self.section = settings.alerts
+        self.output = settings.output
+        self._begun_with = begun_with
+        self._collapse = CollapseWatch(settings)
+        self._evaluated = 0
+        """Evaluations that told of `output.keep_best`, none of them better than the first weights."""
         self._first_entropies: list[float] = []
         self._held: dict[Rule, int] = {}
         """Steps in a row for which the condition of a rule has held."""
@@ -60,6 +73,9 @@ class AlertWatch:
         """Return the alerts that a line of `metrics.jsonl` raises."""
         section, lasting = self.section, self.section.steps
         alerts: list[tuple[Rule, str]] = []
+        collapsed = self._collapse.read(entry)
+        if self._fires("collapse", collapsed is not None, 1):
+            alerts.append(("collapse", f"the policy has collapsed: {collapsed}"))
         if self._fires("reward_not_finite", "reward" in entry and entry["reward"] is None, 1):
             alerts.append(("reward_not_finite", "the mean reward of the step is no finite number"))
         entropy, usual = number(entry, "entropy"), None
@@ -88,6 +104,9 @@ class AlertWatch:
                 f"the evaluation of `{flat_cell}` has not changed {FLAT_EVALUATIONS} times in a row, while "
             )
             alerts.append(("evaluation_flat", f"{text}the sampled reward has: is it greedy, or too small?"))
+        if self._never_better(entry):
+            text = f"no evaluation has a better `{self.output.keep_best}` than the one before the first step"
+            alerts.append(("best_at_start", f"{text}: `best` holds the weights that training began with"))
         return [Alert(step=entry["step"], rule=rule, message=text) for rule, text in alerts]
 
     def _find_flat(self, entry: Mapping[str, Any]) -> str | None:
@@ -108,12 +127,23 @@ class AlertWatch:
         for cell, value in values.items():
             spans = self._spans.setdefault(cell, [])
             spans[:] = [*spans, (value, mean)][-FLAT_EVALUATIONS:]
-            same = len(spans) == FLAT_EVALUATIONS and len({one for one, _ in spans}) == 1
-            first = spans[0][1]
-            moved = abs(mean - first) > MOVED_SHARE * max(abs(mean), abs(first))
-            if same and moved and flat is None:
+            if len(spans) == FLAT_EVALUATIONS and flat is None and _stays_behind(spans):
                 flat = cell
         return flat if self._fires("evaluation_flat", flat is not None, 1) else None
+
+    def _never_better(self, entry: Mapping[str, Any]) -> bool:
+        """Tell whether this evaluation is one too many, or the last, that does not beat the first weights."""
+        name, mode = self.output.keep_best, self.output.best_mode
+        value = number(entry, f"evaluation/{name}")
+        if name is None or value is None or self._evaluated < 0:
+            return False
+        first = self._begun_with().get(name)
+        if first is None or BestCheckpoint(metric=name, mode=mode, value=first, step=0).is_beaten_by(value):
+            self._evaluated = -1
+            return False
+        self._evaluated += 1
+        last = entry["step"] == entry.get("steps") and self._evaluated < FLAT_EVALUATIONS
+        return last or self._evaluated == FLAT_EVALUATIONS
 
     def _fires(self, rule: Rule, holds: bool, steps: int) -> bool:
         """Count a step for a rule and tell whether it fires now."""
@@ -129,18 +159,23 @@ class AlertWatch:
         return True
 
 
+def _stays_behind(spans: Sequence[tuple[float, float]]) -> bool:
+    """Tell whether evaluations stay while the sampled reward moves on, and away from them.
+
+    A reward that comes closer to them is no sign: sampling learns what greedy play did before.
+    """
+    values = [value for value, _ in spans]
+    first, last = spans[0][1], spans[-1][1]
+    moved = abs(last - first)
+    flat = max(values) - min(values) <= FLAT_SHARE * moved
+    away = abs(last - values[-1]) > abs(first - values[-1])
+    return flat and away and moved > MOVED_SHARE * max(abs(last), abs(first))
+
+
 def environment_errors(entry: Mapping[str, Any]) -> float | None:
     """Return the share of the step's rollouts that the environment failed; None where it is not known."""
     failed, rollouts = number(entry, "failed/environment"), number(entry, "rollouts")
     return None if failed is None or not rollouts else failed / rollouts
-
-
-def number(entry: Mapping[str, Any], name: str) -> float | None:
-    """Return a metric of a step, None where it has none or no number."""
-    value = entry.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-        return None
-    return float(value)
 
 
 def read_alerts(folder: Path) -> list[Alert]:

@@ -11,8 +11,9 @@ from typing import Any
 from transformers import TrainerCallback
 
 from wander.errors import ConfigError
-from wander.train.config import AlertsSection, GRPOSettings, LoggingSection, OutputSection
+from wander.train.config import GRPOSettings, LoggingSection, OutputSection
 from wander.train.distributed import World
+from wander.train.evaluation.evaluator import read_first_values
 from wander.train.records.samples import append_samples, read_samples, write_samples
 from wander.train.rollouts.source import Assignment, RolloutSource
 from wander.train.trainer import StepLog, count_covered_steps
@@ -24,11 +25,11 @@ class AlertCallback(TrainerCallback):  # type: ignore[misc]
     """Raises alerts and keeps them in `alerts.jsonl`; a resumed run begins with those of its checkpoint."""
 
     def __init__(
-        self, section: AlertsSection, folder: Path, log: StepLog, tell: Sequence[Callable[[Alert], None]] = ()
+        self, settings: GRPOSettings, folder: Path, log: StepLog, tell: Sequence[Callable[[Alert], None]] = ()
     ) -> None:
         self.folder = folder
         self.tell = list(tell)
-        self._watch = AlertWatch(section)
+        self._watch = AlertWatch(settings, lambda: read_first_values(folder))
         self.alerts = [alert for entry in log.entries for alert in self._watch.read(entry)]
         log.readers.append(self.read)
 
@@ -161,7 +162,7 @@ def open_observers(
         yield []
         return
     trackers = TrackerCallback(settings.logging, settings.model_dump(mode="json"), folder, log)
-    alerts = AlertCallback(settings.alerts, folder, log, [trackers.alert])
+    alerts = AlertCallback(settings, folder, log, [trackers.alert])
     trackers.broken = alerts.raise_alert
     callbacks: list[TrainerCallback] = [trackers, alerts]
     if settings.output.rollouts_every and settings.output.fixed_prompts:

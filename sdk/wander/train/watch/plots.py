@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from wander.errors import ConfigError
 from wander.evals.report import charts
-from wander.train.watch.alerts import number
+from wander.train.evaluation.collapse import number
 
 if TYPE_CHECKING:
     from wander.train.evaluation.evaluator import CellEvaluation
