@@ -21,6 +21,9 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "envs.env_group": ("EnvGroup",),
     "envs.gym_env": ("GymEnv",),
     "envs.reasoning_gym_env": ("ReasoningGymEnv",),
+    "envs.text_arena_env": ("TextArenaEnv",),
+    "envs.mcp_env": ("MCPEnv",),
+    "envs.rlm_env": ("RLMEnv",),
     "envs.sandbox_env": ("SandboxEnv", "PythonEnv"),
     "envs.remote_envs": (
         "BrowserEnv",
@@ -28,8 +31,6 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "HarborEnv",
         "OpenCodeEnv",
         "OpenEnvEnv",
-        "MCPEnv",
-        "RLMEnv",
     ),
     "parsers": ("Parser", "XMLParser", "ThinkParser", "MaybeThinkParser"),
     "rubrics.rubric": ("Rubric",),

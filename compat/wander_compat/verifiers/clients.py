@@ -6,8 +6,10 @@ environments by itself passes an OpenAI client, a configuration, or a client of 
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+from pathlib import Path
 from typing import Any
 
 from wander_compat.verifiers.errors import ModelError, OverlongPromptError
@@ -42,15 +44,7 @@ class Client:
 
     def setup_client(self, config: ClientConfig) -> Any:
         """Return the endpoint's own client for a configuration, here an `AsyncOpenAI`."""
-        from openai import AsyncOpenAI
-
-        return AsyncOpenAI(
-            base_url=config.api_base_url,
-            api_key=os.environ.get(config.api_key_var) or "EMPTY",
-            timeout=config.timeout,
-            max_retries=config.max_retries,
-            default_headers=config.extra_headers or None,
-        )
+        return setup_openai_client(config)
 
     async def to_native_prompt(self, messages: Any) -> tuple[Any, dict[str, Any]]:
         """Return the messages as the endpoint takes them, and further arguments."""
@@ -99,6 +93,42 @@ class Client:
 
 class OpenAIChatCompletionsClient(Client):
     """Asks an OpenAI-compatible endpoint."""
+
+
+def setup_openai_client(config: ClientConfig) -> Any:
+    """Return an `AsyncOpenAI` for a configuration; without a key in the named variable it sends `EMPTY`."""
+    from openai import AsyncOpenAI
+
+    config = resolve_client_config(config)
+    return AsyncOpenAI(
+        base_url=config.api_base_url,
+        api_key=os.environ.get(config.api_key_var) or "EMPTY",
+        timeout=config.timeout,
+        max_retries=config.max_retries,
+        default_headers=config.extra_headers or None,
+    )
+
+
+def resolve_client_configs(config: ClientConfig) -> list[ClientConfig]:
+    """Return one configuration for each endpoint: its own settings, and the others of the whole."""
+    given = config.model_dump(exclude={"endpoint_configs"})
+    endpoints = [each.model_dump(exclude_unset=True) for each in config.endpoint_configs]
+    return [ClientConfig.model_validate({**given, **each}) for each in endpoints or [{}]]
+
+
+def resolve_client_config(config: ClientConfig) -> ClientConfig:
+    """Return the configuration of the endpoint that `client_idx` chooses."""
+    found = resolve_client_configs(config)
+    return found[config.client_idx % len(found)]
+
+
+def load_prime_config() -> dict[str, Any]:
+    """Return what the user's `~/.prime/config.json` holds; nothing where it cannot be read."""
+    try:
+        found = json.loads((Path.home() / ".prime" / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RuntimeError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def resolve_client(client: Any) -> Client:

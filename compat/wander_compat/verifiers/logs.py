@@ -43,6 +43,35 @@ def quiet_verifiers() -> Any:
     return log_level("WARNING")
 
 
+@contextmanager
+def quiet_datasets() -> Iterator[None]:
+    """Silence the logs and the progress bars of `datasets` for a block."""
+    from datasets import disable_progress_bars, enable_progress_bars
+    from datasets.utils import logging as datasets_logging
+
+    before = datasets_logging.get_verbosity()
+    datasets_logging.set_verbosity_warning()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        datasets_logging.set_verbosity(before)
+        enable_progress_bars()
+
+
+def print_time(time_s: float) -> str:
+    """Return seconds in the two largest units that matter: `1d 2h`, `3h 4m`, `5m 6s`, `7s`, `800ms`."""
+    if time_s < 1:
+        return f"{time_s * 1000:.0f}ms"
+    units = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
+    first = next(position for position, (_, size) in enumerate(units) if time_s >= size)
+    parts: list[str] = []
+    for name, size in units[first : first + 2]:
+        count, time_s = divmod(time_s, size)
+        parts.append(f"{count:.0f}{name}" if count or not parts else "")
+    return " ".join(filter(None, parts))
+
+
 def print_prompt_completions_sample(
     prompts: Sequence[Any], completions: Sequence[Any], errors: Sequence[Any], rewards: Sequence[float],
     step: int, num_samples: int = 1, **_: Any,

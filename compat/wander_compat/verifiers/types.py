@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from openai.types.chat import ChatCompletion
+from openai.types.chat import ChatCompletionMessage as ChatCompletionMessage
 from openai.types.chat import ChatCompletionMessageParam as ChatCompletionMessageParam
+from openai.types.chat import ChatCompletionMessageToolCall as ChatCompletionMessageToolCall
 from openai.types.completion import Completion
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -33,6 +35,7 @@ Info = dict[str, Any]
 SamplingArgs = dict[str, Any]
 MessageType = Literal["chat", "completion"]
 FinishReason = Literal["stop", "length", "tool_calls"] | None
+ChatMessage = ChatCompletionMessageParam
 ChatMessages = Messages
 ModelResponse = ChatCompletion | Completion | None
 IndividualRewardFunc = Callable[..., float | Awaitable[float]]

@@ -18,8 +18,6 @@ NEEDS = {
     "OpenCodeEnv": "an agent in a remote sandbox",
     "OpenEnvEnv": "a server of the OpenEnv project",
     "ComposableEnv": "an agent in a remote sandbox",
-    "RLMEnv": "the recursive sandbox of verifiers 0.1.14; `wander.envs.rlm.env.RLMEnv` is our own",
-    "MCPEnv": "a connection that lives as long as the process; `wander.envs.mcp.env.MCPEnv` is our own",
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -34,6 +36,26 @@ def convert_func_to_tool_def(func: Callable[..., Any], args_to_skip: Iterable[st
     return Tool(name=made.name, description=made.description, parameters=made.parameters)
 
 
+def filter_signature(func: Callable[..., Any], args_to_skip: Iterable[str]) -> Callable[..., Any]:
+    """Return a function that does the same, and whose signature lacks some parameters."""
+    skipped = set(args_to_skip)
+    if not skipped:
+        return func
+
+    @functools.wraps(func)
+    def shown(*args: Any, **kwargs: Any) -> Any:
+        return func(*args, **kwargs)
+
+    signature = inspect.signature(func)
+    left = [each for each in signature.parameters.values() if each.name not in skipped | {"self"}]
+    shown.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]
+    shown.__annotations__ = {
+        name: value for name, value in func.__annotations__.items() if name not in skipped
+    }
+    del shown.__wrapped__
+    return shown
+
+
 def convert_func_to_oai_tool(func: Callable[..., Any]) -> dict[str, Any]:
     """Return the definition of a function in OpenAI's form."""
     return convert_func_to_tool_def(func).openai()
@@ -58,6 +80,9 @@ class ToolEnv(MultiTurnEnv):
 
     What a tool raises is told to the model, unless it is of a class in `stop_errors`; that ends the rollout.
     """
+
+    passed_errors: tuple[type[Exception], ...] = ()
+    """Errors that end the rollout as what they are, since no tool is at fault."""
 
     def __init__(
         self,
@@ -155,6 +180,8 @@ class ToolEnv(MultiTurnEnv):
 
     def _tell_of_tool_error(self, error: Exception, kind: type[Error], call: ToolCallDict) -> AnyMessage:
         """Return what the model is told, or raise where the rollout ends."""
+        if isinstance(error, self.passed_errors):
+            raise error
         if self._should_stop_for_error(error):
             raise kind(f"`{call.name}`: {type(error).__name__}: {error}") from error
         return self._make_tool_message(self.error_formatter(error), call.id)

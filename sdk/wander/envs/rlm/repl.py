@@ -315,7 +315,7 @@ async def _spawn(repl: Repl, folder: Path, output: int, child: socket.socket) ->
     Bubblewrap is never started as root: in a user namespace the root outside keeps its rights over
     `/proc/sys`. A root host takes on an ordinary user first.
     """
-    limits, interpreter = repl.limits, repl.python or sys.executable
+    limits, interpreter = repl.limits, repl.python or default_python(repl.sandbox)
     arguments = [str(each) for each in (child.fileno(), limits.memory_mb, limits.file_mb, repl.seed)]
     # -s and -P keep user packages and the current folder out; -I would also ignore PYTHONHASHSEED.
     command = [interpreter, "-s", "-P", "-c", SOURCE.read_text(encoding="utf-8"), *arguments]
@@ -352,6 +352,21 @@ async def _spawn(repl: Repl, folder: Path, output: int, child: socket.socket) ->
         )
     except OSError as error:
         raise SandboxError(f"the REPL's process cannot be started: {error}") from error
+
+
+def default_python(sandbox: Sandbox) -> str:
+    """Return this interpreter, or the system's where the sandbox's user cannot reach this one.
+
+    A root host becomes an ordinary user, who sees nothing of a virtual environment in root's home.
+    """
+    root = hasattr(os, "geteuid") and os.geteuid() == 0
+    if sandbox == "none" or not root or shutil.which("bwrap") is None:
+        return sys.executable
+    found = Path(sys.executable).absolute()
+    places = {*found.parents, *found.resolve().parents}
+    if all(place.stat().st_mode & 0o001 for place in places):
+        return sys.executable
+    return shutil.which("python3", path="/usr/local/bin:/usr/bin") or sys.executable
 
 
 def _profile(interpreter: str, disk_mb: int) -> list[str]:

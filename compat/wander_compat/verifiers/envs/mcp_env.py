@@ -1,0 +1,114 @@
+"""Environments of the classic API whose tools are MCP servers; all rollouts share one connection."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from wander.envs.mcp.connection import MCPConnection, MCPServer, MCPToolFailed, require_mcp
+from wander.envs.mcp.env import name_tools
+from wander.errors import BoundaryError
+
+from wander_compat.verifiers.decorators import teardown
+from wander_compat.verifiers.envs.tool_env import ErrorFormatter, ToolEnv
+from wander_compat.verifiers.errors import InfraError
+from wander_compat.verifiers.messages.models import Tool
+
+
+@dataclass
+class MCPServerConfig:
+    """How a server is started."""
+
+    name: str
+    command: str
+    args: list[str] | None = None
+    env: dict[str, str] | None = None
+    description: str = ""
+
+
+def _error_text(error: Exception) -> str:
+    return f"Error: {error}"
+
+
+class MCPEnv(ToolEnv):
+    """Starts the servers when it is made and offers their tools; they run until the environment is closed.
+
+    Raises `wander.errors.MissingExtra` without the library `mcp`, and `InfraError` for a server that does not
+    start.
+    """
+
+    outside = True
+    """Servers may do anything, so rollouts are not declared deterministic."""
+    passed_errors = (InfraError,)
+
+    def __init__(
+        self,
+        mcp_servers: Sequence[MCPServerConfig | Mapping[str, Any]] = (),
+        max_turns: int = 10,
+        error_formatter: ErrorFormatter = _error_text,
+        **kwargs: Any,
+    ) -> None:
+        require_mcp()
+        given = [each if isinstance(each, Mapping) else vars(each) for each in mcp_servers]
+        self.mcp_servers = [MCPServerConfig(**each) for each in given]
+        super().__init__(tools=[], max_turns=max_turns, error_formatter=error_formatter, **kwargs)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="mcp", daemon=True)
+        self._thread.start()
+        self._connections = [
+            MCPConnection(
+                MCPServer(
+                    each.name, command=each.command, args=tuple(each.args or ()), env=dict(each.env or {})
+                ),
+                own_session=False,
+            )
+            for each in self.mcp_servers
+        ]
+        try:
+            asyncio.run_coroutine_threadsafe(self._open(), self._loop).result()
+        except BoundaryError as error:
+            self._end_thread()
+            raise InfraError(str(error)) from error
+        self.mcp_tools = name_tools(self._connections, taken=set())
+        functions = [tool.schema()["function"] for tool in self.mcp_tools.values()]
+        self.tool_defs = [
+            Tool(name=each["name"], description=each["description"], parameters=each["parameters"])
+            for each in functions
+        ]
+        for name in self.mcp_tools:
+            self.tool_monitor_rubric.add_tool_metric(name)
+
+    async def _open(self) -> None:
+        await asyncio.gather(*(connection.open() for connection in self._connections))
+
+    async def call_tool(
+        self, tool_name: str, tool_args: dict[str, Any], tool_call_id: str, **kwargs: Any
+    ) -> Any:
+        """Call a server's tool; only a server that is gone ends the rollout."""
+        tool = self.mcp_tools.get(tool_name)
+        if tool is None:
+            return self._make_tool_message(f"Error: Tool '{tool_name}' not found", tool_call_id)
+        calling = asyncio.run_coroutine_threadsafe(tool.call(tool_args), self._loop)
+        try:
+            content = await asyncio.wrap_future(calling)
+        except MCPToolFailed as error:
+            content = self.error_formatter(error)
+        except BoundaryError as error:
+            raise InfraError(str(error)) from error
+        return self._make_tool_message(content, tool_call_id)
+
+    @teardown
+    async def teardown_mcp_servers(self) -> None:
+        """End the servers."""
+        closing = [connection.close() for connection in self._connections]
+        for each in closing:
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(each, self._loop))
+        self._end_thread()
+
+    def _end_thread(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

@@ -1,0 +1,124 @@
+"""The script that measures what packages use of the classic API, and the names that it looks up."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from wander_compat.alias import serve_verifiers
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("classic_names", ROOT / "scripts" / "classic_names.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["classic_names"] = module
+    spec.loader.exec_module(module)
+    serve_verifiers()
+    yield module
+    del sys.modules["classic_names"]
+
+
+PROJECT = '[project]\nname = "{name}"\nversion = "1"\nrequires-python = "{python}"\n'
+
+
+def package(folder: Path, name: str, source: str, python: str = ">=3.10") -> Path:
+    place = folder / name
+    place.mkdir(parents=True)
+    (place / "pyproject.toml").write_text(PROJECT.format(name=name, python=python))
+    (place / f"{name}.py").write_text(source)
+    return place
+
+
+LOADER = "\n\ndef load_environment():\n    return vf.SingleTurnEnv()\n"
+
+
+def test_packages_are_told_by_what_they_use(script, tmp_path, capsys, monkeypatch):
+    package(tmp_path, "whole", "import verifiers as vf\nfrom verifiers.types import State" + LOADER)
+    package(tmp_path / "copy", "whole", "import verifiers as vf\nfrom verifiers.types import State" + LOADER)
+    package(tmp_path, "lacks", "import verifiers as vf\nx = vf.NoSuchThing.inner" + LOADER, "<3.5")
+    package(tmp_path, "refused", "import verifiers as vf\nbase = vf.BrowserEnv" + LOADER)
+    optional = "try:\n    from verifiers import Nothing\nexcept ImportError:\n    Nothing = None\n"
+    package(tmp_path, "optional", "import verifiers as vf\n" + optional + LOADER)
+    package(tmp_path, "newer", "import verifiers.v1 as vf\n\nclass Own(vf.Taskset):\n    pass\n")
+    package(tmp_path, "no_environment", "import verifiers as vf\nx = vf.NoSuchThing\n")
+    package(tmp_path, "verifiers", "import verifiers as vf" + LOADER)
+    report = tmp_path / "report.json"
+    monkeypatch.setattr(sys, "argv", ["classic_names", str(tmp_path), "--each", "--json", str(report)])
+    assert script.main() == 0
+    shown = capsys.readouterr().out
+    assert "5          packages, 1 of them for verifiers.v1" in shown
+    assert "1  not offered: verifiers.NoSuchThing" in shown
+    assert "50.0%  have all of their names" in shown
+    found = {each["name"]: each for each in json.loads(report.read_text())}
+    assert set(found) == {"whole", "lacks", "refused", "optional", "newer"}
+    assert found["lacks"]["other_python"] == "<3.5"
+    assert found["refused"]["refused"] == ["verifiers.BrowserEnv"]
+    assert found["newer"]["library"] == "verifiers.v1"
+
+
+def test_a_folder_without_packages_is_told(script, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["classic_names", str(tmp_path)])
+    assert script.main() == 1
+    assert "no package of the classic API" in capsys.readouterr().err
+
+
+def test_a_signature_is_filtered_and_the_function_kept():
+    serve_verifiers()
+    from verifiers.envs.stateful_tool_env import filter_signature
+
+    def add(a: int, b: int = 2) -> int:
+        """Add."""
+        return a + b
+
+    shown = filter_signature(add, ["b"])
+    assert list(inspect.signature(shown).parameters) == ["a"]
+    assert (shown.__name__, shown.__doc__, shown(1, b=5)) == ("add", "Add.", 6)
+    assert "b" in inspect.signature(add).parameters
+    assert filter_signature(add, []) is add
+
+
+def test_small_helpers_do_what_the_releases_do(tmp_path, monkeypatch):
+    serve_verifiers()
+    from verifiers.types import ClientConfig
+    from verifiers.utils.client_utils import load_prime_config, resolve_client_config, setup_openai_client
+    from verifiers.utils.eval_utils import quiet_datasets
+    from verifiers.utils.logging_utils import print_time
+    from verifiers.utils.path_utils import write_temp_file
+
+    assert [print_time(each) for each in (0.5, 7, 65, 3600, 90_000)] == [
+        "500ms",
+        "7s",
+        "1m 5s",
+        "1h",
+        "1d 1h",
+    ]
+    written = Path(write_temp_file("kept", suffix=".md"))
+    assert (written.read_text(), written.suffix) == ("kept", ".md")
+    written.unlink()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert load_prime_config() == {}
+    (tmp_path / ".prime").mkdir()
+    (tmp_path / ".prime" / "config.json").write_text('{"team_id": "t"}')
+    assert load_prime_config() == {"team_id": "t"}
+    (tmp_path / ".prime" / "config.json").write_text("[")
+    assert load_prime_config() == {}
+    second = {"api_base_url": "http://b", "api_key_var": "B_KEY"}
+    endpoints = [{"api_base_url": "http://a"}, second]
+    config = ClientConfig(client_idx=1, max_retries=3, endpoint_configs=endpoints)
+    assert (resolve_client_config(config).api_base_url, resolve_client_config(config).max_retries) == (
+        "http://b", 3
+    )  # fmt: skip
+    monkeypatch.delenv("B_KEY", raising=False)
+    client = setup_openai_client(config)
+    assert (str(client.base_url), client.api_key, client.max_retries) == ("http://b", "EMPTY", 3)
+    with quiet_datasets():
+        from datasets.utils.logging import get_verbosity
+
+        assert get_verbosity() == 30
