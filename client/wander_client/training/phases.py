@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from wander.loop_thread import LoopThread
 from wander.sandbox import SandboxPolicy
@@ -19,6 +19,7 @@ from wander.train.phases import (
     ModelPhase,
     Phase,
     RolloutsPhase,
+    RowsPhase,
     SFTPhase,
     find_made_model,
     phase_folders,
@@ -30,6 +31,7 @@ from wander.types import SamplingArgs
 from wander_client.context import Invocation
 from wander_client.environments.location import locate, parse_arguments
 from wander_client.errors import ClientError, Interrupted, UsageError
+from wander_client.terminal.output import counted
 from wander_client.training.panel import open_display
 from wander_client.training.run import (
     COMMAND_FILE,
@@ -49,10 +51,18 @@ from wander_client.training.run import (
     with_workers,
 )
 
+if TYPE_CHECKING:
+    from wander.train.preference import PreferenceResult
+    from wander.train.sft import SFTResult
+
 Result = TypeVar("Result")
 
 ROWS = "rows.jsonl"
 """What a phase of rollouts keeps of them."""
+
+DOING = {"sft": "fine-tuning", "dpo": "DPO", "kto": "KTO"}
+DESCRIBED = {"sft": "fine-tunes", "dpo": "DPO of", "kto": "KTO of"}
+LEARNT = {"sft": "conversation", "dpo": "pair", "kto": "rollout"}
 
 
 class PhasedCommand(RunCommand):
@@ -114,7 +124,7 @@ def new_command(
 
 def _anywhere(context: Invocation, phase: Phase) -> Phase:
     """Return a phase whose model and rows can be found from any folder."""
-    if isinstance(phase, SFTPhase):
+    if isinstance(phase, RowsPhase):
         rows = [text if text.startswith(PHASE) else str(Path(text).resolve()) for text in phase.rows]
         tuned = with_model(phase.settings, _full_path(phase.settings.model.path))
         return phase.model_copy(update={"rows": rows, "settings": tuned})
@@ -192,8 +202,8 @@ class PhasedRun:
             self._play(phase, folder)
         elif isinstance(phase, ModelPhase):
             self._make(phase, folder)
-        elif isinstance(phase, SFTPhase):
-            steps = self._tune(phase, folder)
+        elif isinstance(phase, RowsPhase):
+            steps = self._learn(phase, folder)
         else:
             return self._train(phase, folder)
         outcome = Outcome(steps=steps, finished=True)
@@ -288,29 +298,41 @@ class PhasedRun:
         shutil.rmtree(folder / "model", ignore_errors=True)  # of a phase that was killed before it ended
         create_tiny(texts, folder / "model", seed=tiny.seed, size=size)
 
-    def _tune(self, phase: SFTPhase, folder: Path) -> int:
+    def _learn(self, phase: RowsPhase, folder: Path) -> int:
         from wander.train.data import read_rows
-        from wander.train.sft import train_sft
 
-        settings = with_model(phase.settings, self._model(phase.settings.model.path))
+        model = self._model(phase.settings.model.path)
         files = [
             self.folders[text.removeprefix(PHASE)] / ROWS if text.startswith(PHASE) else Path(text)
             for text in phase.rows
         ]
+        rows = (row for file in files for row in read_rows(file))
         resume = (folder / "checkpoints").is_dir()  # without any it begins again
-        with step_lines(self._context.output, "fine-tuning", "loss") as show:
-            result = train_sft(
-                (row for file in files for row in read_rows(file)),
-                settings,
-                folder,
-                progress=show,
-                resume=resume,
-            )
+        metric = "loss" if isinstance(phase, SFTPhase) else "rewards/margins"
+        result: SFTResult | PreferenceResult
+        with step_lines(self._context.output, DOING[phase.kind], metric) as show:
+            if isinstance(phase, SFTPhase):
+                from wander.train.sft import train_sft
+
+                tuned = with_model(phase.settings, model)
+                result = train_sft(rows, tuned, folder, progress=show, resume=resume)
+                left_out = {f"longer than {tuned.batch.max_length} tokens": result.too_long}
+            else:
+                from wander.train.preference import train_preference
+
+                settings = phase.settings
+                told = with_model(settings, model)
+                result = train_preference(rows, told, folder, progress=show, resume=resume)
+                left_out = result.left_out
         if result.interrupted:
             raise self._interruption(f"{result.steps} steps of phase `{phase.name}`")
-        if result.too_long:
-            most = settings.batch.max_length
-            self._context.output.warn(f"{result.too_long} rows exceed {most} tokens and were left out")
+        self._context.output.note(
+            f"learnt from {counted(result.rows, LEARNT[phase.kind])}; of "
+            f"{counted(result.as_sampled, 'rollout')} the very tokens that were sampled"
+        )
+        for reason, count in sorted(left_out.items()):
+            if count:
+                self._context.output.warn(f"{counted(count, 'rollout')} left out: {reason}")
         return result.steps
 
     def _train(self, phase: GRPOPhase, folder: Path) -> Outcome:
@@ -384,8 +406,8 @@ def describe_phase(phase: Phase) -> str:
         return f"{players.model} plays {players.examples} examples x {players.per_example} rollouts"
     if isinstance(phase, ModelPhase):
         return f"makes a tiny model from {phase.transcripts}"
-    if isinstance(phase, SFTPhase):
-        return f"fine-tunes {phase.settings.model.path} on {', '.join(phase.rows)}"
+    if isinstance(phase, RowsPhase):
+        return f"{DESCRIBED[phase.kind]} {phase.settings.model.path} on {', '.join(phase.rows)}"
     batch, steps = phase.settings.batch, phase.settings.schedule.steps
     return f"GRPO on {phase.settings.model.path}: {steps} steps of {batch.rollouts} rollouts"
 

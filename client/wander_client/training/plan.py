@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from wander.train.config import GRPOSettings
-from wander.train.phases import GRPOPhase, Phase, RolloutsPhase, SFTPhase
+from wander.train.phases import GRPOPhase, Phase, RolloutsPhase, RowsPhase
 from wander.wire.settings_toml import toml_lines
 
 from wander_client.environments.location import locate, open_environment
@@ -110,7 +110,7 @@ async def _plan_phase(phase: Phase, most_turns: Any) -> PlannedWork:
         scripted = (players.model or "").startswith("scripted:")
         tokens = 0 if scripted else _product(count, turns, players.max_tokens)
         return PlannedWork(phase.name, phase.kind, players.model or "", 0, count, 0, tokens, settings)
-    if isinstance(phase, SFTPhase):
+    if isinstance(phase, RowsPhase):
         steps = phase.settings.schedule.steps or None
         return PlannedWork(phase.name, phase.kind, phase.settings.model.path, steps, 0, 0, 0, settings)
     if isinstance(phase, GRPOPhase):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pydantic import ValidationError
 from wander.sandbox import SandboxPolicy
-from wander.train.config import DPOSettings, GRPOSettings, KTOSettings, SFTSettings
+from wander.train.config import GRPOSettings, PolicySettings
 from wander.train.distributed import current_world, is_beside_main, is_launched
 from wander.train.phases import RolloutsSettings
 from wander.train.settings_file import read_settings
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from wander_client.context import Invocation
     from wander_client.terminal.output import Output
 
-Settings = TypeVar("Settings", GRPOSettings, SFTSettings, DPOSettings, KTOSettings)
+Settings = TypeVar("Settings", bound=PolicySettings)
 PlayedSettings = TypeVar("PlayedSettings", GRPOSettings, RolloutsSettings)
 
 COMMAND_FILE = "command.json"

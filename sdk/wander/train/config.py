@@ -369,10 +369,15 @@ class ParallelSection(Section):
     has all of them."""
 
 
-class GRPOSettings(Section):
-    """All settings of a GRPO run."""
+class PolicySettings(Section):
+    """What the settings of every kind of training have in common."""
 
     model: ModelSection
+
+
+class GRPOSettings(PolicySettings):
+    """All settings of a GRPO run."""
+
     environment: EnvironmentSection = EnvironmentSection()
     environments: list[MixedEnvironmentSection] = Field(default_factory=list)
     """Several environments in place of one; `environment` then holds what is common to them."""
@@ -488,10 +493,9 @@ class SFTBatchSection(Section):
     """Tokens of one conversation; longer ones are left out, and counted."""
 
 
-class OfflineSettings(Section):
-    """What the settings of all have in common that learn from rows or rollouts which are there."""
+class OfflineSettings(PolicySettings):
+    """What the settings of all have in common that learn from rows."""
 
-    model: ModelSection
     batch: SFTBatchSection = SFTBatchSection()
     schedule: OfflineScheduleSection = OfflineScheduleSection()
     logging: LoggingSection = LoggingSection()
@@ -521,6 +525,9 @@ class DPOSection(Section):
     """The best rollout of an example against its worst, the second best against the second worst..."""
     min_gap: float = Field(default=0.0, ge=0)
     """The rewards of a pair differ by more than this."""
+    imitation: float = Field(default=0.0, ge=0)
+    """Weight of the mean log-likelihood of the better rollout beside the loss: it keeps form, which both
+    rollouts of a pair share and DPO alone may unlearn."""
 
 
 class DPOSettings(OfflineSettings):

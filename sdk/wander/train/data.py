@@ -15,6 +15,7 @@ from typing import Any
 from wander.errors import ConfigError
 from wander.evals.store import jsonl
 from wander.parsers import message_text
+from wander.train.rollouts.rows import trajectories_of
 from wander.types import Message, Rollout, canonical_json, seen_by
 
 OPERATORS: dict[str, Callable[[float, float], bool]] = {
@@ -135,7 +136,9 @@ def select_rows(
 ) -> tuple[list[dict[str, Any]], DataReport]:
     """Turn the rollouts that pass into rows `{"messages": [...], "example_id", "index", "reward"}`.
 
-    A row also has `run_id` where the source names its run, and the `tools` that the model was offered. Failed
+    A row also has `run_id` where the source names its run, the `tools` that the model was offered, and, where
+    the run has them, the tokens that were seen and `sampled`: `[{"ids", "mask"}]`, one for each sequence, the
+    mask 1 for the model's own. Failed
     rollouts, those without an assistant message and (unless `keep_repeats`) repeated conversations are
     dropped. Messages after the model's last one are cut off: nothing is learnt from them.
 
@@ -155,8 +158,9 @@ def select_rows(
         report.rollouts += 1
         reason = _reason_to_drop(rollout, min_reward, conditions, stop_reasons, whole)
         messages = [*rollout.prompt, *rollout.completion]
-        if rollout.rewards:  # the first player's, whose reward it is
-            messages = seen_by(next(iter(rollout.rewards)), messages)
+        player = next(iter(rollout.rewards), None)
+        if player is not None:  # whose reward it is
+            messages = seen_by(player, messages)
         last = max((i for i, m in enumerate(messages) if m.get("role") == "assistant"), default=-1)
         messages = messages[: last + 1]  # nothing is learnt from what the model did not answer
         if reason is None and not messages:
@@ -170,6 +174,11 @@ def select_rows(
         row |= {"index": rollout.index, "reward": rollout.reward}
         row |= {"run_id": source.run_id} if source.run_id else {}
         row |= {"tools": rollout.tools} if rollout.tools else {}
+        sampled = [
+            {"ids": [*one.prompt_ids, *one.completion_ids], "mask": [0] * len(one.prompt_ids) + one.mask}
+            for one in trajectories_of(rollout, player)
+        ]
+        row |= {"sampled": sampled} if sampled else {}
         kept.append((row, source))
     for most, key, name in (
         (per_example, lambda one: (one.environment, one.rollout.example_id), "example"),

@@ -1,4 +1,4 @@
-"""Several phases in one file of settings: games of a teacher, a new model, fine-tuning, GRPO, and GRPO again.
+"""Several phases in one file of settings: games of a teacher, a new model, fine-tuning, GRPO, preferences.
 
     [[phases]]
     name = "games"
@@ -11,13 +11,16 @@
     kind = "grpo"            # goes on with the model of the phase before
 
 Sections outside of the phases are shared: a `grpo` phase lays its own over all of them, a `rollouts` phase
-over `environment`, an `sft` phase over `model` and the seed. What a phase does not say of its model or rows
-comes from the phases before it, by name: `phase:warm-up`.
+over `environment`, those that learn from rows over `model` and the seed. What a phase does not say of its
+model or rows comes from the phases before it, by name: `phase:warm-up`.
+
+A phase of kind `rejection`, `dpo` or `kto` is two: the model so far plays each example several times, then it
+learns from these rollouts. With `rounds` that is done so many times, each time with what was learnt before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,8 +28,11 @@ from pydantic import Field
 
 from wander.errors import ConfigError
 from wander.train.config import (
+    DPOSettings,
     EnvironmentSection,
     GRPOSettings,
+    KTOSettings,
+    OfflineSettings,
     Section,
     SFTSettings,
 )
@@ -36,8 +42,14 @@ from wander.train.settings_file import check_settings, lay_over, settings_data
 PHASE = "phase:"
 """Begins a model or rows that an earlier phase of the run made."""
 
-MODEL_KINDS = ("model", "sft", "grpo")
+MODEL_KINDS = ("model", "sft", "grpo", "dpo", "kto")
 """Kinds of phases that make a model."""
+
+OWN_ROLLOUTS = ("rejection", "dpo", "kto")
+"""Kinds of phases that play before they learn."""
+
+SEVERAL = 8
+"""Rollouts of each example that they play where they do not say."""
 
 
 class PlayersSection(Section):
@@ -123,6 +135,26 @@ class SFTPhase(Section):
     settings: SFTSettings
 
 
+class DPOPhase(Section):
+    """Learns from pairs of rollouts: the better and the worse of an example."""
+
+    kind: Literal["dpo"] = "dpo"
+    name: str
+    rows: list[str]
+    """As for `sft`."""
+    settings: DPOSettings
+
+
+class KTOPhase(Section):
+    """Learns from good and bad rollouts."""
+
+    kind: Literal["kto"] = "kto"
+    name: str
+    rows: list[str]
+    """As for `sft`."""
+    settings: KTOSettings
+
+
 class GRPOPhase(Section):
     """Improves the policy by GRPO."""
 
@@ -131,7 +163,17 @@ class GRPOPhase(Section):
     settings: GRPOSettings
 
 
-Phase = Annotated[RolloutsPhase | ModelPhase | SFTPhase | GRPOPhase, Field(discriminator="kind")]
+RowsPhase = SFTPhase | DPOPhase | KTOPhase
+"""A phase that learns from rows."""
+
+ROWS_PHASES: dict[Any, tuple[Any, type[OfflineSettings]]] = {
+    "sft": (SFTPhase, SFTSettings),
+    "dpo": (DPOPhase, DPOSettings),
+    "kto": (KTOPhase, KTOSettings),
+}
+"""Its classes, and those of its settings, by kind."""
+
+Phase = Annotated[RolloutsPhase | ModelPhase | RowsPhase | GRPOPhase, Field(discriminator="kind")]
 
 
 def only_phase(settings: GRPOSettings) -> GRPOPhase:
@@ -160,12 +202,72 @@ def read_phases(file: Path, overrides: Sequence[str] = (), **given: Mapping[str,
     for name, own in named.items():
         if not name.replace("-", "").replace("_", "").isalnum():
             raise ConfigError(f"`{name}` is no name of a phase", hint="take letters, digits, `-` and `_`")
-        phase = _phase(name, dict(own), data, phases, f" of phase `{name}` in `{file}`")
-        _require_earlier(phase, phases)
-        phases.append(phase)
+        where = f" of phase `{name}` in `{file}`"
+        for step, settings in _rounds(name, dict(own), data, where):
+            phase = _phase(step, settings, data, phases, where)
+            _require_earlier(phase, phases)
+            phases.append(phase)
     if not phases:
         raise ConfigError(f"`{file}` has no phase", hint='begin with `[[phases]]` and `kind = "grpo"`')
     return phases
+
+
+def _rounds(
+    name: str, own: dict[str, Any], shared: Mapping[str, Any], where: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield a phase, or those of which it consists: in every round one that plays and one that learns.
+
+    The last of them has its name, so that those after it find its model.
+    """
+    kind = own.get("kind")
+    plays = kind == "rejection" or (kind in OWN_ROLLOUTS and "rows" not in own)
+    if not plays:
+        yield name, own
+        return
+    if "rows" in own:
+        raise ConfigError(f"`rows`{where}: it learns from its own rollouts", hint='take `kind = "sft"`')
+    playing = {key: own.pop(key) for key in ("environment", "rollouts", "filter") if key in own}
+    rounds = own.pop("rounds", 1)
+    if type(rounds) is not int or rounds < 1:
+        raise ConfigError(f"`rounds`{where} is `{rounds}`", hint="write a number, from 1 on")
+    if kind != "rejection" and "filter" in playing:
+        raise ConfigError(
+            f"`filter`{where}: it compares all that was played", hint="`preference` says what is compared"
+        )
+    sampling = shared.get("sampling", {})
+    usual = {key: sampling[key] for key in ("temperature", "max_tokens") if key in sampling}
+    players = {"per_example": SEVERAL, "temperature": 1.0, **usual, **playing.get("rollouts", {})}
+    if "model" in players or "base_url" in players:
+        raise ConfigError(
+            f"`rollouts.model`{where}: the model that learns plays",
+            hint='have another play in a phase of kind `rollouts`, and give `rows = "phase:NAME"`',
+        )
+    if kind != "rejection" and players["per_example"] == 1:
+        raise ConfigError(
+            f"`rollouts.per_example`{where} is 1, and one rollout is better than none other",
+            hint=f"leave it out: {SEVERAL} of each example are played",
+        )
+    keep = {"per_example": 1, **playing.get("filter", {})} if kind == "rejection" else {"keep_repeats": True}
+    begun = own.pop("model", {})
+    for number in range(1, rounds + 1):
+        # A round begins with the model of the one before.
+        of_model = begun if number == 1 else {key: value for key, value in begun.items() if key != "path"}
+        last = name if number == rounds else f"{name}-{number}"
+        yield (
+            f"{last}-rollouts",
+            {
+                "kind": "rollouts",
+                "environment": playing.get("environment", {}),
+                "rollouts": {
+                    **players,
+                    "seed": players.get("seed", 0) + number - 1,
+                    **({"model": of_model["path"]} if "path" in of_model else {}),
+                },
+                "filter": keep,
+            },
+        )
+        kind_of_learning = "sft" if kind == "rejection" else kind
+        yield last, {**own, **({"model": of_model} if of_model else {}), "kind": kind_of_learning}
 
 
 def _phase(
@@ -183,8 +285,9 @@ def _phase(
         return ModelPhase(
             name=name, transcripts=transcripts, settings=check_settings(NewModelSettings, own, where)
         )
-    if kind not in ("sft", "grpo"):
-        raise ConfigError(f"`kind`{where} is `{kind}`", hint="it is one of rollouts, model, sft, grpo")
+    if kind not in ROWS_PHASES and kind != "grpo":
+        hint = f"it is one of rollouts, model, sft, grpo, {', '.join(OWN_ROLLOUTS)}"
+        raise ConfigError(f"`kind`{where} is `{kind}`", hint=hint)
     if "path" not in own.get("model", {}):
         own["model"] = {**own.get("model", {}), "path": _model_before(before, shared, where)}
     if kind == "grpo":
@@ -195,11 +298,13 @@ def _phase(
     common = _only(shared, "model", "logging")
     if "seed" in shared.get("schedule", {}):
         common["schedule"] = {"seed": shared["schedule"]["seed"]}
-    return SFTPhase(
+    make, settings_kind = ROWS_PHASES[kind]
+    phase: Phase = make(
         name=name,
         rows=[rows] if isinstance(rows, str) else rows,
-        settings=check_settings(SFTSettings, lay_over(common, own), where),
+        settings=check_settings(settings_kind, lay_over(common, own), where),
     )
+    return phase
 
 
 def _only(data: Mapping[str, Any], *names: str) -> dict[str, Any]:
@@ -244,7 +349,7 @@ def _require_earlier(phase: Phase, before: Sequence[Phase]) -> None:
         inputs.append((phase.transcripts, ("rollouts",)))
     else:
         inputs.append((phase.settings.model.path, MODEL_KINDS))
-        inputs += [(text, ("rollouts",)) for text in phase.rows] if isinstance(phase, SFTPhase) else []
+        inputs += [(text, ("rollouts",)) for text in phase.rows] if isinstance(phase, RowsPhase) else []
     for text, kinds in inputs:
         name = text.removeprefix(PHASE)
         makers = [f"`{PHASE}{each.name}`" for each in before if each.kind in kinds]

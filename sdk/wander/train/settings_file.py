@@ -11,15 +11,14 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from wander.errors import ConfigError
-from wander.train.config import DPOSettings, GRPOSettings, KTOSettings, Section, SFTSettings
+from wander.train.config import Section
 
-Settings = TypeVar("Settings", GRPOSettings, SFTSettings, DPOSettings, KTOSettings)
 AnySection = TypeVar("AnySection", bound=Section)
 
 
 def read_settings(
-    kind: type[Settings], file: Path | None, overrides: Sequence[str] = (), **given: Mapping[str, Any]
-) -> Settings:
+    kind: type[AnySection], file: Path | None, overrides: Sequence[str] = (), **given: Mapping[str, Any]
+) -> AnySection:
     """Read settings from a TOML file, then apply `section.field=value` overrides and `given` sections.
 
     Values of overrides are TOML (`schedule.steps=5`, `algorithm.loss="cispo"`); a bare word counts as text.

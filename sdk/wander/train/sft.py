@@ -1,6 +1,7 @@
 """Supervised fine-tuning on filtered rollouts, with TRL's `SFTTrainer`. Read top to bottom.
 
-Only the model's own tokens are learnt. They are found the way the policy will later see them: each
+Only the model's own tokens are learnt. What a policy of the same vocabulary sampled is learnt as it was
+sampled, token by token (`wander.train.offline`). All else is found the way the policy will later see it: each
 conversation is tokenised turn by turn by `wander.models.chat`, the same code that GRPO samples with, so any
 chat template that only appends works, with or without generation markers, and no template is guessed. One
 that rewrites history gives a sample for every turn. Rows with `tools` are rendered with them.
@@ -14,16 +15,14 @@ length instead), evaluation by rollouts (that is `wander eval` on the result), s
 
 from __future__ import annotations
 
-import contextlib
 import json
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from wander.errors import ConfigError, MissingExtra, ModelError, RunError
+from wander.errors import ConfigError, MissingExtra, ModelError
 
 try:
     import torch
@@ -36,28 +35,12 @@ except ImportError as error:
 
 from wander.models.chat import ChatFormat
 from wander.models.loading import LoadedModel, load_model
-from wander.models.quiet import quiet_libraries
 from wander.models.sampling import end_of_turn_ids
 from wander.seeding import derived_rng
 from wander.train.config import SFTSettings
-from wander.train.records.checkpoints import (
-    SEALED,
-    checkpoint_to_resume,
-    list_checkpoints,
-    seal_checkpoint,
-)
-from wander.train.trainer import (
-    OnSave,
-    Progress,
-    StepLog,
-    make_arguments,
-    offline_checkpoint_arguments,
-    train_until_interrupted,
-)
-from wander.train.watch.alerts import write_alerts
-from wander.train.watch.observers import TrackerCallback
+from wander.train.offline import learn, row_error, tokens_of
+from wander.train.trainer import Progress, StepLog
 from wander.train.watch.trackers import require_trackers
-from wander.train.weights import save_policy, wrap_lora
 
 IGNORED = -100
 """Label of a token that is not learnt."""
@@ -83,6 +66,8 @@ class SFTResult:
     final_loss: float
     """Mean over the last tenth of the steps."""
     seconds: float
+    as_sampled: int = 0
+    """Conversations learnt from the very tokens that were sampled, not laid out by the chat template."""
     held_out: int = 0
     """Conversations that were held back (`schedule.eval_share`), and not learnt."""
     held_out_first: float | None = None
@@ -111,63 +96,51 @@ def train_sft(
     dataset, too_long = tokenize_rows(rows, loaded, settings.batch.max_length)
     schedule = settings.schedule
     learnt, held_out = split(dataset, schedule.eval_share, schedule.seed)
-    folder.mkdir(parents=True, exist_ok=True)
-    begun = _to_resume(folder) if resume else None
-    if begun is None:
-        _forget_checkpoints(folder)
-    log = StepLog(folder / "metrics.jsonl", progress, keep=begun)
-    tracking = TrackerCallback(
-        *(settings.logging, settings.model_dump(mode="json"), folder, log),
-        lambda alert: write_alerts(folder, [alert]),
-    )
-    watched = HeldOutLoss(held_out, settings.batch.rows, schedule.eval_every, log, folder / "held_out.jsonl")
-    sealing = OnSave(lambda step: seal_checkpoint(folder, step, 0))
-    with quiet_libraries(), contextlib.closing(tracking):
-        trainer = LengthSortedTrainer(
-            model=wrap_lora(loaded.model, settings.model),
+    watched: list[HeldOutLoss] = []
+
+    def watch(log: StepLog) -> Sequence[TrainerCallback]:
+        if len(held_out):
+            file = folder / "held_out.jsonl"
+            watched.append(HeldOutLoss(held_out, settings.batch.rows, schedule.eval_every, log, file))
+        return watched
+
+    def build(model: Any, arguments: dict[str, Any], callbacks: list[TrainerCallback]) -> SFTTrainer:
+        return LengthSortedTrainer(
+            model=model,
             processing_class=loaded.tokenizer,
             train_dataset=learnt,
-            callbacks=[log, sealing, *([watched] if len(held_out) else []), tracking],
-            args=SFTConfig(
-                **make_arguments(settings.model, schedule, folder),
-                max_steps=schedule.steps or -1,
-                num_train_epochs=schedule.epochs,
-                per_device_train_batch_size=settings.batch.rows,
-                **offline_checkpoint_arguments(schedule),
-                dataset_kwargs={"skip_prepare_dataset": True},
-            ),
+            callbacks=callbacks,
+            args=SFTConfig(**arguments, dataset_kwargs={"skip_prepare_dataset": True}),
         )
-        interrupted = train_until_interrupted(trainer, log, begun)
-        saved = save_policy(trainer.model, loaded, folder / "model")
-    if not interrupted and not schedule.checkpoint_every:
-        _forget_checkpoints(folder)
-    losses = [entry["loss"] for entry in log.entries if entry["loss"] is not None]
-    tail = losses[-max(1, len(losses) // 10) :]
+
+    run = learn(loaded, settings, folder, build, progress=progress, resume=resume, watch=watch)
+    losses = watched[0].losses if watched else {}
     return SFTResult(
-        model=saved,
+        model=run.model,
         rows=len(dataset),
         too_long=too_long,
-        steps=trainer.state.global_step,
-        interrupted=interrupted,
-        first_loss=losses[0] if losses else float("nan"),
-        final_loss=sum(tail) / len(tail) if tail else float("nan"),
+        as_sampled=sum(dataset["as_sampled"]),
+        steps=run.steps,
+        interrupted=run.interrupted,
+        first_loss=run.first("loss"),
+        final_loss=run.final("loss"),
         seconds=perf_counter() - started,
         held_out=len(held_out),
-        held_out_first=watched.losses.get(0),
-        held_out_final=watched.losses[max(watched.losses)] if watched.losses else None,
+        held_out_first=losses.get(0),
+        held_out_final=losses[max(losses)] if losses else None,
     )
 
 
 def tokenize_rows(rows: Iterable[dict[str, Any]], loaded: LoadedModel, max_length: int) -> tuple[Any, int]:
     """Return the rows as a dataset of `input_ids` and `labels`, and how many were too long."""
     form = ChatFormat(loaded.tokenizer, end_of_turn_ids(loaded.model, loaded.tokenizer))
-    columns: dict[str, list[Any]] = {"input_ids": [], "labels": [], "length": []}
+    columns: dict[str, list[Any]] = {"input_ids": [], "labels": [], "length": [], "as_sampled": []}
     too_long = 0
     for number, row in enumerate(rows, start=1):
         try:
-            conversations = form.transcripts(row["messages"], row.get("tools"))
+            conversations, sampled = tokens_of(row, form)
         except ModelError as error:
-            raise ConfigError(f"row {number} cannot be learnt: {error}", hint=error.hint) from error
+            raise row_error(number, error) from error
         for conversation in conversations:
             if len(conversation.ids) > max_length:
                 too_long += 1
@@ -176,6 +149,7 @@ def tokenize_rows(rows: Iterable[dict[str, Any]], loaded: LoadedModel, max_lengt
             columns["input_ids"].append(conversation.ids)
             columns["labels"].append([token if own else IGNORED for token, own in pairs])
             columns["length"].append(len(conversation.ids))
+            columns["as_sampled"].append(sampled)
     if not columns["input_ids"]:
         raise ConfigError(
             f"no row is left to learn from ({too_long} exceed {max_length} tokens)",
@@ -323,23 +297,3 @@ def mean_loss(model: Any, dataset: Any, rows: int) -> float:
         )
         tokens += int((following != IGNORED).sum())
     return total / max(1, tokens)
-
-
-def _to_resume(folder: Path) -> Path | None:
-    """Return the checkpoint that a run goes on from; None means from its beginning."""
-    file = folder / "metrics.jsonl"
-    text = file.read_bytes().rstrip() if file.is_file() else b""
-    last = json.loads(text.split(b"\n")[-1]) if text else {"step": 0, "steps": 1}
-    if last["step"] >= last["steps"] and (folder / "model").is_dir():
-        raise RunError(f"the run in `{folder}` has ended: its model is in `{folder / 'model'}`")
-    begun = checkpoint_to_resume(folder)
-    if begun is not None and begun.step >= last["steps"]:
-        # Killed before the model was written: the last steps are made again.
-        earlier = [one.step for one in list_checkpoints(folder) if one.step < last["steps"]]
-        begun = checkpoint_to_resume(folder, max(earlier, default=0))
-    return begun.path if begun is not None else None
-
-
-def _forget_checkpoints(folder: Path) -> None:
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    (folder / SEALED).unlink(missing_ok=True)

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from wander.errors import ConfigError
 from wander.train.phases import (
+    DPOPhase,
     GRPOPhase,
+    KTOPhase,
     ModelPhase,
     RolloutsPhase,
     SFTPhase,
@@ -65,6 +67,10 @@ rollouts = 128
 """
 
 
+DPO = '[model]\npath = "a"\n[[phases]]\nkind = "dpo"\n'
+"""The beginning of a file whose only phase is this one."""
+
+
 def written(tmp_path: Path, text: str) -> Path:
     file = tmp_path / "run.toml"
     file.write_text(text)
@@ -111,13 +117,89 @@ def test_the_first_phase_begins_with_the_shared_model(tmp_path: Path) -> None:
     assert second.settings.rollouts.model == "phase:grpo", "the policy's own rollouts, to learn from the best"
 
 
+def test_a_phase_that_plays_and_learns_is_two_in_every_round(tmp_path: Path) -> None:
+    text = """
+    [model]
+    path = "start"
+    [sampling]
+    temperature = 0.9
+    max_tokens = 24
+    [[phases]]
+    name = "best"
+    kind = "rejection"
+    rollouts = { examples = 32 }
+    filter = { min_reward = 0.5 }
+    [[phases]]
+    name = "prefer"
+    kind = "kto"
+    rounds = 2
+    [phases.rollouts]
+    per_example = 4
+    seed = 7
+    [phases.model]
+    lora_rank = 4
+    [[phases]]
+    kind = "grpo"
+    """
+    phases = read_phases(written(tmp_path, text)) or []
+    names = ["best-rollouts", "best", "prefer-1-rollouts", "prefer-1", "prefer-rollouts", "prefer", "grpo"]
+    assert [phase.name for phase in phases] == names
+    assert [phase.kind for phase in phases] == [
+        "rollouts",
+        "sft",
+        "rollouts",
+        "kto",
+        "rollouts",
+        "kto",
+        "grpo",
+    ]
+    tries, best, first_tries, first, second_tries, second, grpo = phases
+    assert isinstance(tries, RolloutsPhase)
+    players = tries.settings.rollouts
+    assert (players.model, players.examples, players.per_example) == ("start", 32, 8)
+    assert (players.temperature, players.max_tokens) == (0.9, 24)
+    assert (tries.settings.filter.per_example, tries.settings.filter.min_reward) == (1, 0.5)
+    assert isinstance(best, SFTPhase)
+    assert (best.rows, best.settings.model.path) == (["phase:best-rollouts"], "start")
+    assert isinstance(first_tries, RolloutsPhase)
+    assert isinstance(second_tries, RolloutsPhase)
+    assert isinstance(first, KTOPhase)
+    assert isinstance(second, KTOPhase)
+    assert (first_tries.settings.rollouts.model, first.settings.model.path) == ("phase:best", "phase:best")
+    assert second_tries.settings.rollouts.model == second.settings.model.path == "phase:prefer-1"
+    assert (first_tries.settings.rollouts.seed, second_tries.settings.rollouts.seed) == (7, 8)
+    assert first_tries.settings.filter.keep_repeats
+    assert first.settings.model.lora_rank == second.settings.model.lora_rank == 4
+    assert grpo.settings.model.path == "phase:prefer"
+
+
+def test_preferences_learn_from_rows_that_are_there_too(tmp_path: Path) -> None:
+    (only,) = read_phases(written(tmp_path, DPO + 'rows = ["a.jsonl", "b.jsonl"]\n')) or []
+    assert isinstance(only, DPOPhase)
+    assert only.rows == ["a.jsonl", "b.jsonl"]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ('[[phases]]\nkind = "grpo"\n', "`model.path` of phase `grpo` in .* is missing"),
         ('[model]\npath = "a"\n[[phases]]\nkind = "sft"\n', "`rows` of phase `sft` in .* are missing"),
         ('[[phases]]\nkind = "model"\n', "`rows` of phase `model` in .* are missing"),
-        ('[[phases]]\nkind = "dpo"\n', "`kind` of phase `dpo` in .* is `dpo`"),
+        ('[[phases]]\nkind = "dop"\n', "`kind` of phase `dop` in .* is `dop`"),
+        ('[[phases]]\nkind = "dpo"\n', "`model.path` of phase `dpo` in .* is missing"),
+        (DPO + "rounds = 0\n", "`rounds` of phase `dpo` in .* is `0`"),
+        (DPO + "rounds = true\n", "`rounds` of phase `dpo` in .* is `True`"),
+        (DPO + "filter = { whole = true }\n", "`filter` of phase `dpo` in .*: it compares all"),
+        (DPO + "rollouts = { per_example = 1 }\n", "`rollouts.per_example` of phase `dpo` in .* is 1"),
+        (DPO + 'rollouts = { model = "b" }\n', "`rollouts.model` of phase `dpo` in .*: the model that"),
+        (DPO + 'rows = "r.jsonl"\nrounds = 2\n', "there is no setting `rounds` of phase `dpo`"),
+        (DPO + 'rows = "r.jsonl"\nrollouts = { examples = 2 }\n', "there is no setting `rollouts` of phase"),
+        (DPO + "preference = { good_from = 1 }\n", "there is no setting `preference.good_from`"),
+        (DPO + "batch = { rows = 1 }\n", "`batch.rows` of phase `dpo` in .*: input should be greater than 1"),
+        (
+            '[model]\npath = "a"\n[[phases]]\nkind = "rejection"\nrows = "r.jsonl"\n',
+            "`rows` of phase `rejection` in .*: it learns from its own rollouts",
+        ),
         ('[[phases]]\nname = "a"\n', "`kind` of phase `a` in .* is `None`"),
         ('[[phases]]\nkind = "grpo"\n[[phases]]\nkind = "grpo"\n', "two phases in .* are called `grpo`"),
         ('[[phases]]\nname = "a/b"\nkind = "grpo"\n', "`a/b` is no name of a phase"),

@@ -1,0 +1,170 @@
+"""What SFT, DPO and KTO share: a run over rows that are there, with checkpoints that it can go on from.
+
+A row whose run kept the tokens is learnt from these very tokens, where they are of the model's vocabulary:
+in it they say what the row says. Otherwise its messages are laid out by the model's chat template. Either way
+only the tokens of the assistant count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from wander.errors import ConfigError, ModelError, RunError
+from wander.models.chat import ChatFormat, Conversation, content_text
+from wander.models.loading import LoadedModel
+from wander.models.quiet import quiet_libraries
+from wander.train.config import OfflineSettings
+from wander.train.records.checkpoints import (
+    SEALED,
+    checkpoint_to_resume,
+    list_checkpoints,
+    seal_checkpoint,
+)
+from wander.train.records.record import METRICS
+from wander.train.trainer import (
+    OnSave,
+    Progress,
+    StepLog,
+    make_arguments,
+    offline_checkpoint_arguments,
+    train_until_interrupted,
+)
+from wander.train.watch.alerts import write_alerts
+from wander.train.watch.observers import TrackerCallback
+from wander.train.weights import save_policy, wrap_lora
+
+Build = Callable[[Any, dict[str, Any], list[TrainerCallback]], Any]
+"""Makes the trainer of a model from the arguments and the callbacks that all have in common."""
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """What a run made of a model."""
+
+    model: Path
+    steps: int
+    interrupted: bool
+    entries: Sequence[dict[str, Any]]
+    """Lines of `metrics.jsonl`."""
+
+    def first(self, metric: str) -> float:
+        """Return a metric of the first step; NaN where no step has it."""
+        return next(iter(self._known(metric)), float("nan"))
+
+    def final(self, metric: str) -> float:
+        """Return the mean of a metric over the last tenth of the steps; NaN where no step has it."""
+        known = self._known(metric)
+        tail = known[-max(1, len(known) // 10) :]
+        return sum(tail) / len(tail) if tail else float("nan")
+
+    def _known(self, metric: str) -> list[float]:
+        return [entry[metric] for entry in self.entries if entry.get(metric) is not None]
+
+
+def learn(
+    loaded: LoadedModel,
+    settings: OfflineSettings,
+    folder: Path,
+    build: Build,
+    *,
+    progress: Progress | None = None,
+    resume: bool = False,
+    watch: Callable[[StepLog], Sequence[TrainerCallback]] = lambda log: (),
+) -> Learnt:
+    """Train with the trainer that `build` makes, and write the model to `folder/model`.
+
+    `resume` goes on from the folder's last checkpoint, if it has one. `watch` gives more callbacks. Raises
+    `RunError` for a run that has ended, or a checkpoint that is damaged.
+    """
+    schedule = settings.schedule
+    folder.mkdir(parents=True, exist_ok=True)
+    begun = _to_resume(folder) if resume else None
+    if begun is None:
+        _forget_checkpoints(folder)
+    log = StepLog(folder / METRICS, progress, keep=begun)
+    tracking = TrackerCallback(
+        *(settings.logging, settings.model_dump(mode="json"), folder, log),
+        lambda alert: write_alerts(folder, [alert]),
+    )
+    arguments = {
+        **make_arguments(settings.model, schedule, folder),
+        "max_steps": schedule.steps or -1,
+        "num_train_epochs": schedule.epochs,
+        "per_device_train_batch_size": settings.batch.rows,
+        **offline_checkpoint_arguments(schedule),
+    }
+    sealing = OnSave(lambda step: seal_checkpoint(folder, step, 0))
+    torch.manual_seed(schedule.seed)  # adapters begin with random numbers
+    with quiet_libraries(), contextlib.closing(tracking):
+        model = wrap_lora(loaded.model, settings.model)
+        trainer = build(model, arguments, [log, sealing, *watch(log), tracking])
+        interrupted = train_until_interrupted(trainer, log, begun)
+        saved = save_policy(trainer.model, loaded, folder / "model")
+    if not interrupted and not schedule.checkpoint_every:
+        _forget_checkpoints(folder)
+    return Learnt(saved, trainer.state.global_step, interrupted, log.entries)
+
+
+def tokens_of(row: Mapping[str, Any], form: ChatFormat) -> tuple[list[Conversation], bool]:
+    """Return the sequences in which a row is learnt, and whether they are the tokens that were sampled.
+
+    Raises `ModelError` for messages that the model's chat template does not take.
+    """
+    kept = [Conversation(ids=list(one["ids"]), mask=list(one["mask"])) for one in row.get("sampled") or ()]
+    if kept and _say(kept, form, row["messages"]):
+        return kept, True
+    return form.transcripts(row["messages"], row.get("tools")), False
+
+
+def row_error(number: int, error: ModelError) -> ConfigError:
+    """Return the error for a row that cannot be laid out."""
+    return ConfigError(f"row {number} cannot be learnt: {error}", hint=error.hint)
+
+
+def _say(sequences: Sequence[Conversation], form: ChatFormat, messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Tell whether tokens say, in the model's vocabulary, what the messages say."""
+    size = len(form.tokenizer)
+    if any(token >= size for one in sequences for token in one.ids):
+        return False
+    # Each piece by itself, as the turns were read; a special token may have been sampled as any other.
+    pieces = [
+        [token for token, _ in piece]
+        for one in sequences
+        for _, piece in groupby(zip(one.ids, one.mask, strict=True), key=lambda pair: pair[1])
+    ]
+    said = "\n".join(form.decode(piece) for piece in pieces)
+    return all(
+        content_text(message.get("content") or "").strip() in said
+        for message in messages
+        if message["role"] in ("user", "assistant")
+    )
+
+
+def _to_resume(folder: Path) -> Path | None:
+    """Return the checkpoint that a run goes on from; None means from its beginning."""
+    file = folder / METRICS
+    text = file.read_bytes().rstrip() if file.is_file() else b""
+    last = json.loads(text.split(b"\n")[-1]) if text else {"step": 0, "steps": 1}
+    if last["step"] >= last["steps"] and (folder / "model").is_dir():
+        raise RunError(f"the run in `{folder}` has ended: its model is in `{folder / 'model'}`")
+    begun = checkpoint_to_resume(folder)
+    if begun is not None and begun.step >= last["steps"]:
+        # Killed before the model was written: the last steps are made again.
+        earlier = [one.step for one in list_checkpoints(folder) if one.step < last["steps"]]
+        begun = checkpoint_to_resume(folder, max(earlier, default=0))
+    return begun.path if begun is not None else None
+
+
+def _forget_checkpoints(folder: Path) -> None:
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    (folder / SEALED).unlink(missing_ok=True)
