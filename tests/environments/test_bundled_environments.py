@@ -1,10 +1,12 @@
-"""What holds for every environment in this repository: packaging, README, determinism, replay."""
+"""What holds for every environment in this repository: packaging, README, determinism, fair rewards."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -12,11 +14,17 @@ from pathlib import Path
 
 import pytest
 from wander import ReplayClient, ScriptedClient, load_environment
+from wander.checks import check_environment
+from wander.environment import LocalEnvironment
+from wander.errors import ConfigError
 from wander.loading import installed_environments, load_path
+from wander.parsers import message_text
 from wander.types import Rollout
 
 FOLDER = Path(__file__).resolve().parents[2] / "environments"
 NAMES = sorted(path.parent.name for path in FOLDER.glob("*/pyproject.toml"))
+SLOW = {"mcp_files": 3, "code_exec": 1, "long_context": 1}
+"""Seconds in which a process or a sandbox starts; `make test` plays these less."""
 HEADINGS = [
     "What it tests",
     "Prompt",
@@ -29,45 +37,61 @@ HEADINGS = [
     "Reference scores",
 ]
 PROBE = """
-import asyncio, json, sys
+import asyncio, importlib, json, sys
 from wander import ScriptedClient, load_environment
-from wander.seeding import derived_rng
+from wander.environment import LocalEnvironment
 
-def noise(request):
-    rng = derived_rng(request.seed)
-    return f"<think>x</think><move>{rng.randrange(9)}</move><reversed_text>{rng.random()}</reversed_text>"
-
-async def main():
-    env = load_environment(sys.argv[1])
+async def play(name, count):
+    handle = LocalEnvironment(load_environment(name.replace("_", "-")))
+    client = ScriptedClient(importlib.import_module(f"{name}.players").random)
     records = []
-    for example in env.dataset("eval").examples(0, 10):
-        rollout = await env.rollout(ScriptedClient(noise), example, run_seed=3)
-        assert rollout.failure is None, rollout.failure
+    for example in await handle.examples("eval", 0, count):
+        rollout = await handle.rollout(client, example, run_seed=3)
+        assert rollout.failure is None, (name, rollout.failure)
         records.append(rollout.model_dump(include={"prompt", "completion", "reward", "metrics", "seed"}))
-    examples = env.dataset("train").examples(0, 100) + env.dataset("eval").examples(0, 100)
-    print(json.dumps([[example.model_dump() for example in examples], records]))
+    examples = [each for split in ("train", "eval") for each in await handle.examples(split, 0, 20)]
+    await handle.close()
+    return [[example.model_dump() for example in examples], records]
 
-asyncio.run(main())
+print(json.dumps({name: asyncio.run(play(name, int(count))) for name, count in json.loads(sys.argv[1])}))
 """
 
 
 @pytest.fixture(params=NAMES)
 def project(request) -> dict:
-    parsed = tomllib.loads((FOLDER / request.param / "pyproject.toml").read_text())
-    return parsed["project"] | {"folder": FOLDER / request.param}
+    return read_project(request.param)
 
 
-def test_both_are_here():
-    assert NAMES == ["reverse_text", "tictactoe"]
+def read_project(name: str) -> dict:
+    parsed = tomllib.loads((FOLDER / name / "pyproject.toml").read_text())
+    return parsed["project"] | parsed["tool"]["catalogue"] | {"folder": FOLDER / name}
+
+
+def player(project: dict, kind: str):
+    module = importlib.import_module(f"{project['folder'].name}.players")
+    return ScriptedClient(getattr(module, project.get(kind, kind)))
+
+
+async def played(project: dict, client, count: int, **arguments) -> list[Rollout]:
+    handle = LocalEnvironment(load_environment(project["name"], **arguments))
+    examples = await handle.examples("eval", 0, count)
+    rollouts = [await handle.rollout(client, example, run_seed=5) for example in examples]
+    await handle.close()
+    assert [rollout.failure for rollout in rollouts] == [None] * count
+    return rollouts
+
+
+def mean(rollouts: list[Rollout]) -> float:
+    return sum(rollout.reward for rollout in rollouts) / len(rollouts)
 
 
 def test_each_is_found_by_its_distributions_name(project):
     assert project["name"] in installed_environments()
-    env = load_environment(project["name"])
-    assert env.info.name == project["name"]
-    assert env.info.summary == project["description"]
-    assert env.info.tags == project["keywords"]
-    assert env.info.deterministic
+    info = load_environment(project["name"]).info
+    assert info.name == project["name"]
+    assert info.summary == project["description"]
+    assert info.tags == project["keywords"]
+    assert info.deterministic != ("judge" in info.tags)
     assert importlib.metadata.version(project["name"]) == project["version"]
 
 
@@ -75,43 +99,72 @@ def test_each_is_loaded_from_its_folder(project):
     assert load_path(project["folder"], num_examples=2).info.train_examples == 2
 
 
+def test_each_refuses_arguments_that_make_no_sense(project):
+    with pytest.raises(ConfigError, match="num_examples"):
+        load_environment(project["name"], num_examples=0)
+
+
 def test_each_readme_has_the_same_headings(project):
     readme = (project["folder"] / "README.md").read_text()
     assert [line[3:] for line in readme.splitlines() if line.startswith("## ")] == HEADINGS
     info = load_environment(project["name"]).info
     rewards = readme.split("## Rewards")[1].split("## Start")[0]
-    assert [each.name for each in info.reward_functions if f"`{each.name}`" not in rewards] == []
+    from_kind = ("_calls", "tool_errors", "context_chars")
+    own = [each.name for each in info.reward_functions if not each.name.endswith(from_kind)]
+    assert [name for name in own if f"`{name}`" not in rewards] == []
+    arguments = readme.split("## Arguments")[1].split("## A sample")[0]
+    assert [name for name in info.arguments if f"| `{name}` |" not in arguments] == []
     scores = readme.split("## Reference scores")[1]
     assert [score for score in info.reference_scores.values() if f"{score:.3f}" not in scores] == []
 
 
-def test_processes_and_hash_seeds_do_not_matter(project):
-    answers = [
-        subprocess.run(
-            [sys.executable, "-c", PROBE, project["name"]],
+def test_processes_and_hash_seeds_do_not_matter():
+    """Two processes, at the same time, play all of them."""
+    asked = json.dumps([(name, 2 if name in SLOW else 6) for name in NAMES])
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROBE, asked],
             env=os.environ | {"PYTHONHASHSEED": seed},
-            capture_output=True,
+            stdout=subprocess.PIPE,
             text=True,
-            check=True,
-        ).stdout
+        )
         for seed in ("0", "31337")
     ]
+    answers = [process.communicate()[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0]
     assert answers[0] == answers[1]
-    examples, records = json.loads(answers[0])
-    assert (len(examples), len(records)) == (200, 10)
+    assert sorted(json.loads(answers[0])) == NAMES
 
 
-async def test_a_stored_rollout_replays_bit_for_bit(project):
+async def test_the_expert_earns_much_and_the_random_player_little(project):
+    """What they earn replays bit for bit."""
+    count = 2 if project["folder"].name in SLOW else 12
+    best, worst = [await played(project, player(project, kind), count) for kind in ("expert", "random")]
+    assert mean(best) > 0.7 > 0.6 > mean(worst)
+    stored = [Rollout.model_validate_json(rollout.model_dump_json()) for rollout in best]
+    again = await played(project, ReplayClient(stored), count)
+    for first, second in zip(best, again, strict=True):
+        kept = ("completion", "reward", "metrics", "stop_reason")
+        assert [getattr(first, name) for name in kept] == [getattr(second, name) for name in kept]
+
+
+@pytest.mark.parametrize("reply", ["", "I do not know.", "<answer></answer><guess></guess>", "done"])
+async def test_form_alone_earns_nothing(project, reply):
+    if project["folder"].name == "mcp_files":
+        pytest.skip("its rewards are those of wiki_search, and each reply starts a server")
+    floor = 0.1 if project["folder"].name == "tictactoe" else 0.0
+    assert max(each.reward for each in await played(project, ScriptedClient([reply] * 20), 3)) <= floor
+
+
+def test_no_prompt_holds_the_answer_and_no_answer_is_in_the_other_split(project):
     env = load_environment(project["name"])
-    client = ScriptedClient(lambda request: f"<think>x</think><move>{request.turn}</move>")
-    for example in env.dataset("eval").examples(0, 20):
-        first = await env.rollout(client, example, run_seed=5)
-        stored = Rollout.model_validate_json(first.model_dump_json())
-        again = await load_environment(project["name"]).rollout(ReplayClient([stored]), example, run_seed=5)
-        assert again.failure is None
-        assert (again.completion, again.reward, again.metrics) == (
-            first.completion,
-            first.reward,
-            first.metrics,
-        )
-        assert again.stop_reason == first.stop_reason
+    for example in env.dataset("eval").examples(0, 40):
+        said = "\n".join(message_text(message) for message in example.prompt)
+        if project["folder"].name != "reverse_text" and len(str(example.answer)) > 3:
+            assert not re.search(rf"(?<!\w){re.escape(str(example.answer))}(?!\w)", said), example.example_id
+
+
+@pytest.mark.full
+def test_each_passes_every_check(project):
+    report = check_environment(project["folder"])
+    assert [each for each in report.checks if each.status not in ("pass", "skip")] == []

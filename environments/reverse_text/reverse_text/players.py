@@ -38,3 +38,10 @@ careful = teacher(0.0)
 
 careless = teacher(0.6)
 """Leaves three words of five forwards: whoever imitates it learns a bad habit, as it is the more frequent."""
+
+
+def random(request: ModelRequest) -> str:
+    """Write the characters of the text in a random order."""
+    characters = list(message_text(request.messages[-1]))
+    derived_rng("reverse_text player", request.seed).shuffle(characters)
+    return f"<reversed_text>{''.join(characters)}</reversed_text>"

@@ -11,17 +11,23 @@ if TYPE_CHECKING:
     from wander.envs.mcp import MCPEnv, MCPServer
     from wander.envs.multi_turn import MultiTurnEnv
     from wander.envs.rlm import RLMEnv
+    from wander.envs.rlm.repl import CellResult, Repl, ReplLimits
+    from wander.envs.rlm.session import SubCallLimits
     from wander.envs.single_turn import SingleTurnEnv
     from wander.envs.tool import StatefulToolEnv, ToolEnv
 
 __all__ = [
+    "CellResult",
     "EnvGroup",
     "MCPEnv",
     "MCPServer",
     "MultiTurnEnv",
     "RLMEnv",
+    "Repl",
+    "ReplLimits",
     "SingleTurnEnv",
     "StatefulToolEnv",
+    "SubCallLimits",
     "ToolEnv",
 ]
 

@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from wander.errors import SandboxError
+from wander.sandbox import launcher
+from wander.sandbox.support import FIRST_UID
 
 MAX_MESSAGE = 64 << 20
 """Bytes of one message from the process; a longer one means that something is wrong in there."""
@@ -315,7 +317,7 @@ async def _spawn(repl: Repl, folder: Path, output: int, child: socket.socket) ->
     Bubblewrap is never started as root: in a user namespace the root outside keeps its rights over
     `/proc/sys`. A root host takes on an ordinary user first.
     """
-    limits, interpreter = repl.limits, repl.python or default_python(repl.sandbox)
+    limits, interpreter = repl.limits, repl.python or sys.executable
     arguments = [str(each) for each in (child.fileno(), limits.memory_mb, limits.file_mb, repl.seed)]
     # -s and -P keep user packages and the current folder out; -I would also ignore PYTHONHASHSEED.
     command = [interpreter, "-s", "-P", "-c", SOURCE.read_text(encoding="utf-8"), *arguments]
@@ -333,11 +335,20 @@ async def _spawn(repl: Repl, folder: Path, output: int, child: socket.socket) ->
                 "bubblewrap is not installed",
                 hint='install the `bubblewrap` package, or pass `sandbox="none"`',
             )
-        command = [bwrap, *_profile(interpreter, limits.file_mb * 4), "--", *command]
+        roots = _interpreter_roots(interpreter)
+        as_root = hasattr(os, "geteuid") and os.geteuid() == 0
+        if as_root and not all(map(_is_open_to_all, roots)):
+            # Root's own interpreter lies where no ordinary user gets: the launcher shows it to one.
+            shown = {launcher.stage_path(at): root for at, root in enumerate(roots)}
+            profile = [bwrap, *_profile(shown, limits.file_mb * 4), "--", *command]
+            plan = {"groups": [], "limits": {}, "uid": FIRST_UID, "binds": roots, "command": profile}
+            command = [sys.executable, "-I", "-S", str(launcher.__file__), json.dumps(plan)]
+        else:
+            command = [bwrap, *_profile({root: root for root in roots}, limits.file_mb * 4), "--", *command]
+            if as_root:
+                taken_on = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+                os.chown(folder, NOBODY, NOBODY)
         environment = ENVIRONMENT
-        if hasattr(os, "geteuid") and os.geteuid() == 0:
-            taken_on = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
-            os.chown(folder, NOBODY, NOBODY)
     try:
         return await asyncio.create_subprocess_exec(
             *command,
@@ -354,27 +365,24 @@ async def _spawn(repl: Repl, folder: Path, output: int, child: socket.socket) ->
         raise SandboxError(f"the REPL's process cannot be started: {error}") from error
 
 
-def default_python(sandbox: Sandbox) -> str:
-    """Return this interpreter, or the system's where the sandbox's user cannot reach this one.
-
-    A root host becomes an ordinary user, who sees nothing of a virtual environment in root's home.
-    """
-    root = hasattr(os, "geteuid") and os.geteuid() == 0
-    if sandbox == "none" or not root or shutil.which("bwrap") is None:
-        return sys.executable
-    found = Path(sys.executable).absolute()
-    places = {*found.parents, *found.resolve().parents}
-    if all(place.stat().st_mode & 0o001 for place in places):
-        return sys.executable
-    return shutil.which("python3", path="/usr/local/bin:/usr/bin") or sys.executable
-
-
-def _profile(interpreter: str, disk_mb: int) -> list[str]:
-    """Return bubblewrap's arguments: no network, a read-only system, `/tmp` as the only place to write."""
-    variables = {**ENVIRONMENT, "HOME": SCRATCH, "TMPDIR": SCRATCH}
-    # The interpreter's virtual environment and its base, where they are not in `/usr`.
+def _interpreter_roots(interpreter: str) -> list[str]:
+    """Return the interpreter's virtual environment and its base, where they are not in `/usr`."""
     found = Path(shutil.which(interpreter) or interpreter).absolute()
     roots = {found.parent.parent, found.resolve().parent.parent} - {Path("/usr"), Path("/")}
+    return sorted(map(str, roots))
+
+
+def _is_open_to_all(folder: str) -> bool:
+    """Tell whether an ordinary user gets to a folder."""
+    return all(each.stat().st_mode & 0o001 for each in (Path(folder), *Path(folder).parents))
+
+
+def _profile(shown: dict[str, str], disk_mb: int) -> list[str]:
+    """Return bubblewrap's arguments: no network, a read-only system, `/tmp` as the only place to write.
+
+    `shown` says what is shown beside `/usr`, and where in the sandbox.
+    """
+    variables = {**ENVIRONMENT, "HOME": SCRATCH, "TMPDIR": SCRATCH}
     beside: list[str] = []  # what programs expect beside `/usr`: links into it, or folders of their own
     for path in map(Path, ("/bin", "/sbin", "/lib", "/lib64")):
         if path.is_symlink():
@@ -387,7 +395,7 @@ def _profile(interpreter: str, disk_mb: int) -> list[str]:
         *(part for name, value in variables.items() for part in ("--setenv", name, value)),
         *("--ro-bind", "/usr", "/usr"),
         *beside,
-        *(part for root in sorted(map(str, roots)) for part in ("--ro-bind", root, root)),
+        *(part for source, place in shown.items() for part in ("--ro-bind", source, place)),
         *("--proc", "/proc", "--dev", "/dev"),
         *("--size", str(disk_mb << 20), "--tmpfs", SCRATCH),
         *("--size", str(16 << 20), "--tmpfs", "/dev/shm"),  # noqa: S108 - the sandbox's own

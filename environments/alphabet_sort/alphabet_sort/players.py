@@ -1,0 +1,41 @@
+"""Scripted players: one that sorts, and one that shuffles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from wander.clients import ModelRequest
+from wander.parsers import message_text
+from wander.seeding import derived_rng
+
+Player = Callable[[ModelRequest], str]
+
+
+def by_surname(name: str) -> str:
+    """Return what names are sorted by; no two of one example share a surname."""
+    return name.split()[-1]
+
+
+def names_in(request: ModelRequest) -> list[str]:
+    """Return all names that the user has given."""
+    lines = [
+        line for each in request.messages if each["role"] == "user" for line in message_text(each).split("\n")
+    ]
+    return [line.removeprefix("- ") for line in lines if line.startswith("- ")]
+
+
+def written(names: list[str]) -> str:
+    """Return names in the form of an answer."""
+    return "\n".join(["<sorted>", *names, "</sorted>"])
+
+
+def expert(request: ModelRequest) -> str:
+    """Sort."""
+    return written(sorted(names_in(request), key=by_surname))
+
+
+def random(request: ModelRequest) -> str:
+    """Give all names in a random order."""
+    names = names_in(request)
+    derived_rng("alphabet_sort player", request.seed).shuffle(names)
+    return written(names)

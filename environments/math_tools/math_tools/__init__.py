@@ -1,0 +1,151 @@
+"""Math tools: the model answers questions about whole numbers with tools that calculate and factorise."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any, Literal
+
+from wander import Example, Messages, Parser, ProceduralRows, Rubric, ToolEnv, XMLParser
+from wander.errors import ConfigError
+from wander.seeding import derived_rng, derived_seed
+
+from math_tools.players import Player, expert
+
+__all__ = ["MathToolsEnv", "calculate", "load_environment", "prime_factors"]
+
+SYSTEM_PROMPT = "Work with the tools, one step at a time. Put the result into <answer> and </answer>."
+LARGEST = 10**12
+REFERENCE_SCORES: dict[str, float] = {}
+"""Mean rewards of the runs in `reference/`."""
+
+
+class MathToolsEnv(ToolEnv):
+    """Ends with the first answer that calls no tool."""
+
+    def gold(self, example: Example) -> Player:
+        """Return the player that calls the right tools in the right order."""
+        return expert
+
+
+def calculate(a: int, operation: Literal["+", "-", "*", "//", "%"], b: int) -> int:
+    """Return the result of one operation on whole numbers.
+
+    Args:
+        a: left number
+        operation: `//` divides and rounds down, `%` is the remainder
+        b: right number
+    """
+    if max(abs(a), abs(b)) > LARGEST:
+        raise ValueError(f"numbers go from -{LARGEST} to {LARGEST}")
+    match operation:
+        case "+":
+            return a + b
+        case "-":
+            return a - b
+        case "*":
+            return a * b
+        case "//":
+            return a // b
+    return a % b
+
+
+def prime_factors(n: int) -> list[int]:
+    """Return the prime factors of a number, ascending, each as often as it divides.
+
+    Args:
+        n: from 2 to 100000000
+    """
+    if not 2 <= n <= 10**8:
+        raise ValueError("`n` goes from 2 to 100000000")
+    factors, divisor = [], 2
+    while divisor * divisor <= n:
+        while n % divisor == 0:
+            factors.append(divisor)
+            n //= divisor
+        divisor += 1
+    return [*factors, n] if n > 1 else factors
+
+
+def right(completion: Messages, answer: str, parser: Parser) -> bool:
+    """Tell whether the answer is the result."""
+    said = parser.parse_answer(completion)
+    return said is not None and said.replace(",", "") == answer
+
+
+def draw_question(rng: random.Random, level: int, digits: int) -> tuple[str, int]:
+    """Return a question that takes `level` + 1 calls and its answer; the last level has smaller numbers."""
+    low, high = 10 ** (digits - 1) + (digits == 1), 10**digits - 1
+    a, b = rng.randint(low, high), rng.randint(low, high)
+    if level == 0:
+        operation = rng.choice("+-*")
+        return f"What is {a} {operation} {b}?", calculate(a, operation, b)  # type: ignore[arg-type]
+    if level == 1:
+        c = rng.randint(3, high)
+        return f"What is the remainder of {a} * {b} divided by {c}?", a * b % c
+    a, b, c = a % 90 + 10, b % 90 + 10, rng.randint(1, 99)
+    question = (
+        f"What is the sum of the prime factors of {a} * {b} + {c}, each counted as often as it divides?"
+    )
+    return question, sum(prime_factors(a * b + c))
+
+
+def shown_examples() -> Messages:
+    """Return two questions that are answered with a tool."""
+    shown: Messages = []
+    for number, (a, operation, b) in enumerate(((4, "*", 6), (7, "+", 5))):
+        arguments = json.dumps({"a": a, "operation": operation, "b": b})
+        call = {
+            "id": f"shown{number}",
+            "type": "function",
+            "function": {"name": "calculate", "arguments": arguments},
+        }
+        result = str(calculate(a, operation, b))  # type: ignore[arg-type]
+        shown += [
+            {"role": "user", "content": f"What is {a} {operation} {b}?"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": call["id"], "content": result},
+            {"role": "assistant", "content": f"<answer>{result}</answer>"},
+        ]
+    return shown
+
+
+def load_environment(
+    num_examples: int = 1000, levels: int = 3, digits: int = 4, *, show_examples: bool = False, seed: int = 0
+) -> MathToolsEnv:
+    """Return the environment; example i takes 1 + i mod `levels` calls.
+
+    `show_examples` puts two answered questions before each, for models that were never taught to call tools.
+    """
+    if num_examples < 1 or not 1 <= levels <= 3 or not 1 <= digits <= 6:
+        raise ConfigError(
+            f"`num_examples` is {num_examples}, `levels` is {levels}, `digits` is {digits}",
+            hint="give num_examples >= 1, 1 <= levels <= 3 and 1 <= digits <= 6",
+        )
+
+    def rows(split: str) -> ProceduralRows:
+        def row_at(index: int) -> dict[str, Any]:
+            rng = derived_rng("math_tools", seed, split, index)
+            while True:  # a question belongs to one split alone
+                question, result = draw_question(rng, index % levels, digits)
+                if (derived_seed("math_tools", question) % 5 == 0) == (split == "eval"):
+                    break
+            return {"question": question, "answer": str(result), "stratum": index % levels}
+
+        return ProceduralRows(row_at, num_examples)
+
+    return MathToolsEnv(
+        dataset=rows("train"),
+        eval_dataset=rows("eval"),
+        tools=[calculate, prime_factors],
+        max_turns=8,
+        system_prompt=SYSTEM_PROMPT,
+        few_shot=shown_examples() if show_examples else None,
+        parser=XMLParser(["answer"]),
+        rubric=Rubric([right]),
+        seed=seed,
+        strata=levels,
+        summary="Answer questions about whole numbers with tools that calculate and factorise.",
+        tags=("math", "tool", "train", "eval"),
+        reference_scores=REFERENCE_SCORES,
+    )

@@ -1,0 +1,67 @@
+"""The tools, and questions that take one to three of their calls."""
+
+from __future__ import annotations
+
+import json
+from math import prod
+
+import pytest
+from math_tools import calculate, load_environment, prime_factors
+from wander import ScriptedClient
+from wander.errors import ConfigError
+
+
+def call(name, **arguments):
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    return {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+
+
+@pytest.mark.parametrize("n", [2, 97, 360, 9991, 10**8])
+def test_factors_multiply_to_the_number(n):
+    factors = prime_factors(n)
+    assert prod(factors) == n
+    assert all(factor % other for factor in factors for other in range(2, min(factor, 100)))
+
+
+def test_tools_refuse_what_would_take_long():
+    for wrong in (1, 10**8 + 1):
+        with pytest.raises(ValueError, match="from 2"):
+            prime_factors(wrong)
+    with pytest.raises(ValueError, match="numbers go"):
+        calculate(10**13, "*", 2)
+
+
+async def test_wrong_calls_come_back_as_messages_and_earn_nothing():
+    env = load_environment()
+    replies = [
+        call("calculate", a=1, operation="//", b=0),
+        call("calculate", a=1, operation="**", b=9),
+        call("eval", code="1"),
+        call("prime_factors", n="many"),
+        "<answer>1</answer>",
+    ]
+    rollout = await env.rollout(ScriptedClient(replies), env.dataset("eval")[0])
+    assert rollout.failure is None
+    assert (rollout.reward, rollout.metrics["tool_errors"]) == (0.0, 4.0)
+
+
+async def test_a_right_answer_counts_however_it_was_found():
+    env = load_environment()
+    example = env.dataset("eval")[2]
+    client = ScriptedClient([f"<answer>{int(example.answer):,}</answer>"])
+    assert (await env.rollout(client, example)).reward == 1.0
+    assert (
+        await env.rollout(ScriptedClient([f"<answer>1, {example.answer}</answer>"]), example)
+    ).reward == 0.0
+
+
+def test_shown_examples_are_of_no_split():
+    env = load_environment(levels=1, digits=1, show_examples=True, num_examples=50)
+    shown = [message["content"] for message in env.dataset("eval")[0].prompt if message["role"] == "user"]
+    assert len(shown) == 3
+    assert env.dataset("eval")[0].prompt[2]["tool_calls"]
+
+
+def test_digits_are_bounded():
+    with pytest.raises(ConfigError, match="`digits` is 7"):
+        load_environment(digits=7)

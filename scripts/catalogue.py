@@ -1,0 +1,170 @@
+"""The catalogue of bundled environments: play the reference runs, and write down what they came to.
+
+    python scripts/catalogue.py play [NAME ...]      a scripted expert and a random player
+    python scripts/catalogue.py smollm2 [NAME ...]   SmolLM2-135M-Instruct on the CPU; minutes for each
+    python scripts/catalogue.py write                docs/catalogue.md, the READMEs and `REFERENCE_SCORES`
+
+A run lies in `environments/NAME/reference/`; `wander runs replay environments/NAME/reference/expert --env
+./environments/NAME` plays it again. What a table says beside the scores comes from the package's metadata.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from wander import load_environment
+from wander.evals import RunFolder
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "environments"
+PAGE = ROOT / "docs" / "catalogue.md"
+NAMES = sorted(path.parent.name for path in FOLDER.glob("*/pyproject.toml"))
+RUNS = {
+    "random": "random player",
+    "smollm2": "SmolLM2-135M-Instruct",
+    "smollm2-easy": "SmolLM2-135M-Instruct, easy",
+    "expert": "scripted expert",
+}
+EXAMPLES, SMOLLM2_EXAMPLES, SMOLLM2_TOKENS = 100, 24, 96
+MARKS = ("<!-- reference scores -->", "<!-- end of reference scores -->")
+WRITTEN = re.compile(r"^REFERENCE_SCORES: dict\[str, float\] = \{.*?\}$", re.MULTILINE | re.DOTALL)
+
+
+def project(name: str) -> dict[str, Any]:
+    """Return what a package says about itself, with its part of the catalogue under `catalogue`."""
+    parsed = tomllib.loads((FOLDER / name / "pyproject.toml").read_text())
+    return {**parsed["project"], "catalogue": parsed["tool"]["catalogue"]}
+
+
+def play(name: str, run: str) -> None:
+    """Evaluate on the first examples of the eval split; the run replaces the one that was there."""
+    said, out = project(name)["catalogue"], FOLDER / name / "reference" / run
+    if run.startswith("smollm2"):
+        tokens = str(said.get("tokens", SMOLLM2_TOKENS))
+        chosen = ["-m", "smollm2", "-n", str(SMOLLM2_EXAMPLES), "--max-tokens", tokens]
+    else:
+        player = f"scripted:{name}.players:{said.get(run, run)}"
+        chosen = ["-m", player, "-n", str(said.get("examples", EXAMPLES))]
+    arguments = ["--args", json.dumps(said["easy"])] if run.endswith("-easy") else []
+    shutil.rmtree(out, ignore_errors=True)
+    command = [sys.executable, "-m", "wander_client", "eval", f"./environments/{name}", *chosen, *arguments]
+    print(f"{name}: {run}", flush=True)
+    subprocess.run([*command, "--out", str(out), "--no-progress"], cwd=ROOT, check=True)
+
+
+def summaries(name: str) -> dict[str, dict[str, Any]]:
+    """Return the summary of every stored run of an environment, by the run's name."""
+    folders = {run: FOLDER / name / "reference" / run for run in RUNS}
+    return {
+        run: json.loads((folder / "summary.json").read_text())
+        for run, folder in folders.items()
+        if (folder / "summary.json").is_file()
+    }
+
+
+def score(found: dict[str, Any] | None, *, interval: bool = True) -> str:
+    """Return a mean with its 95 % interval."""
+    if found is None:
+        return "-"
+    mean = f"{found['reward_mean']:.3f}"
+    return f"{mean} [{found['reward_low']:.2f}, {found['reward_high']:.2f}]" if interval else mean
+
+
+def scores_block(name: str) -> str:
+    """Return the table of an environment's README."""
+    easy = ", ".join(
+        f"{key}={json.dumps(value)}" for key, value in project(name)["catalogue"].get("easy", {}).items()
+    )
+    rows = []
+    for run, found in summaries(name).items():
+        setting = f"`{easy}`" if run.endswith("-easy") else "default"
+        rows.append(f"| {RUNS[run]} | {setting} | {found['rollouts'] - found['failed']} | {score(found)} |")
+    head = ["| player | arguments | rollouts | mean reward [95 % interval] |", "|---|---|---|---|"]
+    note = (
+        "On the first examples of the eval split. The runs lie in `reference/` beside this file and replay."
+    )
+    return "\n".join([MARKS[0], *head, *rows, "", note, MARKS[1]])
+
+
+def tools_of(name: str) -> str:
+    """Return how many tools a model is offered, as the expert's first rollout recorded them."""
+    offered = next(RunFolder.open(FOLDER / name / "reference" / "expert").rollouts()).tools
+    return str(len(offered)) if offered else "-"
+
+
+def row(name: str) -> str:
+    """Return an environment's row in the page."""
+    said, found = project(name), summaries(name)
+    info = load_environment(said["name"]).info
+    smollm2 = score(found.get("smollm2"))
+    if "smollm2-easy" in found:
+        smollm2 += f"; easy {score(found['smollm2-easy'])}"
+    cells = [
+        f"[{said['name']}](../environments/{name}/README.md)",
+        info.kind.replace("_", " "),
+        str(info.max_turns or "any"),
+        tools_of(name),
+        said["catalogue"]["data"],
+        "yes" if info.deterministic else "no",
+        said["license"],
+        score(found["random"], interval=False),
+        smollm2,
+        score(found["expert"], interval=False),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def between(text: str, inner: str) -> str:
+    """Return a text with what stands between the two marks replaced."""
+    before, _, rest = text.partition(MARKS[0])
+    return before + inner + rest.partition(MARKS[1])[2]
+
+
+def pages() -> dict[Path, str]:
+    """Return the text that every generated file has to have."""
+    head = [
+        "environment",
+        "kind",
+        "turns",
+        "tools",
+        "data",
+        "deterministic",
+        "licence",
+        "random player",
+        "SmolLM2-135M",
+        "expert",
+    ]
+    table = [f"| {' | '.join(head)} |", "|" + "---|" * len(head), *map(row, NAMES)]
+    texts = {PAGE: between(PAGE.read_text(), "\n".join([MARKS[0], *table, MARKS[1]]))}
+    for name in NAMES:
+        readme, module = FOLDER / name / "README.md", FOLDER / name / name / "__init__.py"
+        texts[readme] = between(readme.read_text(), scores_block(name))
+        means = [f'    "{RUNS[run]}": {found["reward_mean"]:.3f},' for run, found in summaries(name).items()]
+        scores = "\n".join(["REFERENCE_SCORES: dict[str, float] = {", *means, "}"])
+        texts[module] = WRITTEN.sub(lambda _, scores=scores: scores, module.read_text())
+    return texts
+
+
+def main(command: str, *names: str) -> int:
+    """Play or write; return the exit status."""
+    if command == "write":
+        for path, text in pages().items():
+            path.write_text(text)
+        return 0
+    for name in names or NAMES:
+        easy = "easy" in project(name)["catalogue"]
+        runs = ["random", "expert"] if command == "play" else ["smollm2", *(["smollm2-easy"] if easy else [])]
+        for run in runs:
+            play(name, run)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
