@@ -17,5 +17,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    with op.batch_alter_table("boards") as table:
-        table.drop_column("players")
+    op.drop_column("boards", "players")

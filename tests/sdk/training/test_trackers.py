@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 from wander.errors import MissingExtra
-from wander.train.config import AlertsSection, GRPOSettings, LoggingSection
+from wander.train.config import GRPOSettings, LoggingSection
 from wander.train.trainer import StepLog
 from wander.train.watch import trackers
 from wander.train.watch.alerts import Alert, read_alerts
 from wander.train.watch.observers import AlertCallback, TrackerCallback
 from wander.train.watch.trackers import open_trackers, require_trackers, scalars
 
-CONFIG = GRPOSettings.model_validate({"model": {"path": "tiny"}}).model_dump(mode="json")
+SETTINGS = GRPOSettings.model_validate({"model": {"path": "tiny"}})
+CONFIG = SETTINGS.model_dump(mode="json")
 
 
 @pytest.fixture
@@ -142,7 +143,7 @@ def test_a_tracker_that_breaks_is_dropped_and_an_alert_says_so(
     monkeypatch.setattr("wander.train.watch.observers.open_trackers", lambda *args, **kwargs: [broken, sound])
     log = StepLog(folder / "metrics.jsonl")
     told: list[Alert] = []
-    alerts = AlertCallback(AlertsSection(), folder, log, [told.append])
+    alerts = AlertCallback(SETTINGS, folder, log, [told.append])
     tracking = TrackerCallback(LoggingSection(), {}, folder, log, alerts.raise_alert)
     state = SimpleNamespace(global_step=0, max_steps=3, is_world_process_zero=True)
     tracking.on_train_begin(None, state, None)
