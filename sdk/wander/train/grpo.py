@@ -46,7 +46,7 @@ from datasets import Dataset
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from wander.errors import RunError
+from wander.errors import ConfigError, RunError
 from wander.models.engines.weights import whole_weights
 from wander.models.loading import LoadedModel, load_model, weights_digest
 from wander.models.policy import PolicyClient
@@ -425,6 +425,7 @@ def train_grpo(
     require_trackers(settings.logging.trackers)
     section, world = settings.model, current_world(settings.model.device)
     loaded = world.together(lambda: load_model(section.path, device=section.device, dtype=section.dtype))
+    require_dense(loaded)
     torch.manual_seed(settings.schedule.seed)  # adapters begin with random numbers
     model = wrap_lora(loaded.model, section)
     with share_out(settings, world), contextlib.ExitStack() as stack:
@@ -477,6 +478,15 @@ def train_grpo(
     if world.is_main and outcome.finished and not settings.output.checkpoint_every:
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     return result_of(folder, log.entries, outcome, perf_counter() - started)
+
+
+def require_dense(loaded: LoadedModel) -> None:
+    """Raise `ConfigError` for a mixture of experts, whose balancing loss is not computed here."""
+    if hasattr(loaded.model.config.get_text_config(), "output_router_logits"):
+        raise ConfigError(
+            f"`{loaded.name}` is a mixture of experts: its balancing loss is not computed here",
+            hint="train a dense model, or fine-tune this one with `wander model sft`",
+        )
 
 
 @contextlib.contextmanager

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoTokenizer, MixtralConfig, MixtralForCausalLM
 from wander import State
 from wander.environment import LocalEnvironment
-from wander.errors import RunError
+from wander.errors import ConfigError, RunError
 from wander.evals.store.folder import RunFolder
 from wander.models.client import TransformersClient
 from wander.models.loading import weights_digest
@@ -49,6 +50,16 @@ async def mean_payoff(model: Path) -> float:
         total += rollout.reward or 0.0
     await client.close()
     return total / 40
+
+
+def test_a_mixture_of_experts_is_refused_before_anything_is_played(puller: Path, tmp_path: Path) -> None:
+    shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    config = MixtralConfig(vocab_size=64, num_key_value_heads=1, num_local_experts=2, **shape)
+    MixtralForCausalLM(config).save_pretrained(tmp_path / "experts")
+    AutoTokenizer.from_pretrained(puller).save_pretrained(tmp_path / "experts")
+    with pytest.raises(ConfigError, match="mixture of experts"):
+        train_grpo(opener_of(bandit), settings_for(tmp_path / "experts"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.full
