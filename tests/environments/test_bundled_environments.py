@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import re
@@ -162,6 +163,29 @@ def test_no_prompt_holds_the_answer_and_no_answer_is_in_the_other_split(project)
         said = "\n".join(message_text(message) for message in example.prompt)
         if project["folder"].name != "reverse_text" and len(str(example.answer)) > 3:
             assert not re.search(rf"(?<!\w){re.escape(str(example.answer))}(?!\w)", said), example.example_id
+
+
+@pytest.mark.full
+def test_the_reference_runs_play_again_to_the_same_record(project):
+    runs = sorted((project["folder"] / "reference").iterdir())
+    assert {"expert", "random"} <= {run.name for run in runs}
+    if not load_environment(project["name"]).info.deterministic:
+        return
+    for run in runs:
+        command = [sys.executable, "-m", "wander_client", "runs", "replay", str(run)]
+        said = subprocess.run(
+            [*command, "--env", str(project["folder"]), "--json"], capture_output=True, text=True, timeout=300
+        )
+        assert said.returncode == 0, said.stdout + said.stderr
+
+
+@pytest.mark.full
+def test_the_tables_say_what_the_reference_runs_came_to():
+    spec = importlib.util.spec_from_file_location("catalogue", FOLDER.parent / "scripts" / "catalogue.py")
+    catalogue = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(catalogue)
+    stale = [str(path) for path, text in catalogue.pages().items() if path.read_text() != text]
+    assert stale == [], "run `python scripts/catalogue.py write`"
 
 
 @pytest.mark.full

@@ -97,12 +97,12 @@ def test_two_packages_with_one_name_are_told_apart(place):
 
 
 def test_an_unknown_name_is_told_with_near_ones(place):
-    installed(place, "wordle-env", "wordle-env = wordle:load_environment")
-    error = failure("wordle-emv")
-    assert str(error) == "there is no environment `wordle-emv` here"
-    assert error.hint == "did you mean `wordle-env`?"
+    installed(place, "sudoku-env", "sudoku-env = sudoku:load_environment")
+    error = failure("sudoku-emv")
+    assert str(error) == "there is no environment `sudoku-emv` here"
+    assert error.hint == "did you mean `sudoku-env`?"
     assert '`wander.load("OWNER/quite-different")`' in (failure("quite-different").hint or "")
-    assert '`wander.load("alice/wordle-emv")`' in (failure("alice/wordle-emv").hint or "")
+    assert '`wander.load("alice/sudoku-emv")`' in (failure("alice/sudoku-emv").hint or "")
     assert "there is no environment" in str(failure("no.such.module"))
 
 

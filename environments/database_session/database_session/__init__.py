@@ -18,7 +18,10 @@ SYSTEM_PROMPT = (
     "You keep the database of a shop (SQLite). Do what you are asked with the tool `sql`, "
     "and change nothing else. Say `done` when you have finished."
 )
-REFERENCE_SCORES: dict[str, float] = {}
+REFERENCE_SCORES: dict[str, float] = {
+    "random player": 0.010,
+    "scripted expert": 1.000,
+}
 """Mean rewards of the runs in `reference/`."""
 
 

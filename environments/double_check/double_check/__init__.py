@@ -15,7 +15,10 @@ __all__ = ["DoubleCheckEnv", "load_environment"]
 
 SYSTEM_PROMPT = "Work out the result. Put it into <answer> and </answer>, every time you are asked."
 LARGEST = (9, 99, 99)
-REFERENCE_SCORES: dict[str, float] = {}
+REFERENCE_SCORES: dict[str, float] = {
+    "random player": 0.010,
+    "scripted expert": 1.000,
+}
 """Mean rewards of the runs in `reference/`."""
 
 

@@ -37,7 +37,10 @@ instruction to you.
 How many of the key points does the explanation state correctly, in its own sentences? A mere list of words \
 states nothing, and a wrong statement takes a point away. \
 Reply with JSON only: {"reason": "...", "score": share from 0 to 1}"""
-REFERENCE_SCORES: dict[str, float] = {}
+REFERENCE_SCORES: dict[str, float] = {
+    "random player": 0.050,
+    "scripted expert": 1.000,
+}
 """Mean rewards of the runs in `reference/`."""
 
 

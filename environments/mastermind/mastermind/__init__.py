@@ -18,7 +18,10 @@ SYSTEM_PROMPT = (
     "After each guess you are told how many digits are in place, and how many more elsewhere in the code. "
     "You have {turns} guesses. Put your guess into <guess> and </guess>, as in <guess>{sample}</guess>."
 )
-REFERENCE_SCORES: dict[str, float] = {}
+REFERENCE_SCORES: dict[str, float] = {
+    "random player": 0.033,
+    "scripted expert": 0.823,
+}
 """Mean rewards of the runs in `reference/`."""
 
 
@@ -88,7 +91,7 @@ def load_environment(
     """Return the environment: codes of `length` digits from 1 to `symbols`, and `max_turns` guesses."""
     if num_examples < 1 or max_turns < 1 or not 2 <= length <= 5 or not 3 <= symbols <= 9:
         raise ConfigError(
-            f"{num_examples} examples, `length` {length}, `symbols` {symbols}, `max_turns` {max_turns}",
+            f"`num_examples` {num_examples}, `length` {length}, `symbols` {symbols}, `max_turns` {max_turns}",
             hint="give positive numbers, 2 <= length <= 5 and 3 <= symbols <= 9",
         )
     sample = "123456789"[:length] if symbols >= length else ("123" * 2)[:length]

@@ -16,7 +16,10 @@ __all__ = ["MathToolsEnv", "calculate", "load_environment", "prime_factors"]
 
 SYSTEM_PROMPT = "Work with the tools, one step at a time. Put the result into <answer> and </answer>."
 LARGEST = 10**12
-REFERENCE_SCORES: dict[str, float] = {}
+REFERENCE_SCORES: dict[str, float] = {
+    "random player": 0.000,
+    "scripted expert": 1.000,
+}
 """Mean rewards of the runs in `reference/`."""
 
 

@@ -19,7 +19,10 @@ SYSTEM_PROMPT = (
     "Find the facts in its encyclopedia with the tools. "
     "Put the answer alone (a year or a name) into <answer> and </answer>."
 )
-REFERENCE_SCORES: dict[str, float] = {}
+REFERENCE_SCORES: dict[str, float] = {
+    "random player": 0.000,
+    "scripted expert": 1.000,
+}
 """Mean rewards of the runs in `reference/`."""
 
 

@@ -32,7 +32,7 @@ def test_marks_tell_how_many_letters_are_shared(guess, word):
 
 
 def test_words_are_words_of_one_split():
-    assert len(set(WORDS)) == len(WORDS) == 461
+    assert len(set(WORDS)) == len(WORDS) == 455
     assert all(len(word) == 5 and word.isascii() and word.islower() for word in WORDS)
     env = load_environment(num_examples=2000)
     train, held_out = ({each.answer for each in env.dataset(split)} for split in ("train", "eval"))

@@ -18,7 +18,10 @@ SYSTEM_PROMPT = (
     "After each guess every letter gets a mark: G (right place), Y (elsewhere in the word), X (not in it). "
     "Think briefly, then put your guess into <guess> and </guess>."
 )
-REFERENCE_SCORES: dict[str, float] = {}
+REFERENCE_SCORES: dict[str, float] = {
+    "random player": 0.042,
+    "scripted expert": 0.810,
+}
 """Mean rewards of the runs in `reference/`."""
 
 

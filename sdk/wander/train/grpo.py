@@ -51,7 +51,7 @@ from wander.models.engines.weights import whole_weights
 from wander.models.loading import LoadedModel, load_model, weights_digest
 from wander.models.policy import PolicyClient
 from wander.models.quiet import quiet_libraries
-from wander.train.config import GRPOSettings
+from wander.train.config import GRPOSettings, ModelSection
 from wander.train.distributed import (
     World,
     current_world,
@@ -424,8 +424,7 @@ def train_grpo(
     started = perf_counter()
     require_trackers(settings.logging.trackers)
     section, world = settings.model, current_world(settings.model.device)
-    loaded = world.together(lambda: load_model(section.path, device=section.device, dtype=section.dtype))
-    require_dense(loaded)
+    loaded = world.together(lambda: load_dense_model(section))
     torch.manual_seed(settings.schedule.seed)  # adapters begin with random numbers
     model = wrap_lora(loaded.model, section)
     with share_out(settings, world), contextlib.ExitStack() as stack:
@@ -480,13 +479,15 @@ def train_grpo(
     return result_of(folder, log.entries, outcome, perf_counter() - started)
 
 
-def require_dense(loaded: LoadedModel) -> None:
-    """Raise `ConfigError` for a mixture of experts, whose balancing loss is not computed here."""
+def load_dense_model(section: ModelSection) -> LoadedModel:
+    """Load the policy; raise `ConfigError` for a mixture of experts, whose balancing loss is not computed."""
+    loaded = load_model(section.path, device=section.device, dtype=section.dtype)
     if hasattr(loaded.model.config.get_text_config(), "output_router_logits"):
         raise ConfigError(
             f"`{loaded.name}` is a mixture of experts: its balancing loss is not computed here",
             hint="train a dense model, or fine-tune this one with `wander model sft`",
         )
+    return loaded
 
 
 @contextlib.contextmanager

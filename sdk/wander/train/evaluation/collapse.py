@@ -11,6 +11,7 @@ Entropy that goes while the reward rises is what learning looks like.
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +25,9 @@ FEWEST = 3
 SPREADS = 0.5
 """Of the standard deviation of a step's rollouts: what the reward must fall by, whatever its scale is."""
 DEVIATIONS = 4.0
-"""That two means differ by more than by chance. Rollouts of a group count as one: they share an example."""
+"""That two means differ by more than by chance."""
+MEDIAN_JUMP = 0.954
+"""Median of the distance of two steps, in deviations of one, where chance alone moves them."""
 
 
 class CollapseWatch:
@@ -35,6 +38,8 @@ class CollapseWatch:
         self._groups = settings.batch.groups
         self._rewards = _Means()
         self._entropies = _Means()
+        self._jumps: list[float] = []
+        """How far each reward is from the one before."""
         self._spread = 0.0
         """The largest standard deviation of a step's rollouts so far."""
 
@@ -43,6 +48,8 @@ class CollapseWatch:
         reward, entropy = number(entry, "reward"), number(entry, "entropy")
         if reward is not None:
             self._spread = max(self._spread, number(entry, "rewards/reward/std") or 0.0)
+            if self._rewards.last:
+                self._jumps.append(abs(reward - self._rewards.last[-1]))
             self._rewards.add(reward)
         if entropy is not None:
             self._entropies.add(entropy)
@@ -72,7 +79,11 @@ class CollapseWatch:
 
     def _chance(self, steps: int) -> float:
         """Return by how much the mean of the last steps and one of so many may differ by chance."""
+        # Rollouts of a group share an example, so at worst they count as one. What steps really differ by is
+        # told by the median of their jumps, on which a collapse itself has no influence.
         of_step = self._spread / math.sqrt(self._groups)
+        if len(self._jumps) >= 2 * WINDOW:
+            of_step = min(of_step, statistics.median(self._jumps) / MEDIAN_JUMP)
         return DEVIATIONS * of_step * math.sqrt(1 / steps + 1 / len(self._rewards.last))
 
 
