@@ -13,7 +13,7 @@ from wander.errors import ConfigError
 from wander.seeding import derived_rng, derived_seed
 
 from code_exec.players import Player, expert
-from code_exec.problems import PROBLEMS, draw_input, task
+from code_exec.problems import PROBLEMS, draw_inputs, task
 
 __all__ = ["CodeExecEnv", "load_environment"]
 
@@ -25,7 +25,7 @@ Sandbox = Literal["none", "auto", "bwrap"]
 BLOCK = re.compile(r"```python[ \t]*\n(.*?)```", re.DOTALL)
 LIMITS = ReplLimits(cell_seconds=5.0, memory_mb=512, file_mb=1, output_chars=100)
 REFERENCE_SCORES: dict[str, float] = {
-    "random player": 0.033,
+    "random player": 0.000,
     "scripted expert": 1.000,
 }
 """Mean rewards of the runs in `reference/`."""
@@ -87,13 +87,13 @@ def load_environment(
         )
 
     async def passed(completion: Messages, info: dict[str, Any], parser: Parser) -> float:
-        """Share of hidden tests that pass; a constant never passes them all."""
+        """Share of hidden tests that pass."""
         code = parser.parse_answer(completion)
         if code is None:
             return 0.0
         problem = PROBLEMS[info["problem"]]
         rng = derived_rng("code_exec tests", info["tests_seed"])
-        inputs = [draw_input(problem, rng) for _ in range(tests)]
+        inputs = draw_inputs(problem, info["number"], rng, tests)
         expected = [json.dumps(problem(each, info["number"])) for each in inputs]
         said = await run_tests(code, inputs, sandbox)
         return sum(a == b for a, b in zip(said, expected, strict=False)) / tests

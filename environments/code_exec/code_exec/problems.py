@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import random
 from collections.abc import Callable
 from typing import Any
@@ -111,6 +112,14 @@ def task(problem: Problem, number: int) -> str:
     """Return what the model is asked."""
     said = inspect.cleandoc(problem.__doc__ or "").format(k=number)
     return f"Write `solve({argument(problem)})`. {said}"
+
+
+def draw_inputs(problem: Problem, number: int, rng: random.Random, count: int) -> list[Any]:
+    """Return inputs that have at least two different results, so that no constant passes them all."""
+    while True:
+        inputs = [draw_input(problem, rng) for _ in range(count)]
+        if len({json.dumps(problem(each, number)) for each in inputs}) > 1:
+            return inputs
 
 
 def draw_input(problem: Problem, rng: random.Random) -> Any:

@@ -7,7 +7,7 @@ import json
 import pytest
 from code_exec import find_code, load_environment, run_tests
 from code_exec.players import expert
-from code_exec.problems import PROBLEMS, draw_input, task
+from code_exec.problems import PROBLEMS, draw_inputs, task
 from wander import ScriptedClient
 from wander.clients import ModelRequest
 from wander.seeding import derived_rng
@@ -17,8 +17,10 @@ from wander.seeding import derived_rng
 def test_every_problem_has_json_results_that_no_constant_meets(name):
     problem, rng = PROBLEMS[name], derived_rng("test", name)
     for number in (2, 7, 25):
-        results = {json.dumps(problem(draw_input(problem, rng), number)) for _ in range(30)}
-        assert len(results) > 1
+        for _ in range(20):
+            results = [json.dumps(problem(each, number)) for each in draw_inputs(problem, number, rng, 3)]
+            assert len(results) == 3
+            assert len(set(results)) > 1
     said = task(problem, 7)
     assert "{" not in said
     reply = expert(ModelRequest(rollout_id="0/0", turn=0, messages=[{"role": "user", "content": said}]))
