@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def mirror(tmp_path_factory) -> str:
     """Third-party packages only: what is ours has to come from the hub."""
     folder = tmp_path_factory.mktemp("mirror")
-    address = build_mirror(folder, ["wander-sdk", "wander-client", "hatchling"])
+    address = build_mirror(folder, ["wander-sdk", "wander-client", "hatchling", "mcp"])
     for ours in ("wander-sdk", "wander-client", "wander-compat"):
         shutil.rmtree(folder / "simple" / ours)
     return address

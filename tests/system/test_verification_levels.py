@@ -24,6 +24,7 @@ pytestmark = pytest.mark.full
 
 ROOT = Path(__file__).resolve().parents[2]
 BUNDLED = sorted(path.parent.name for path in (ROOT / "environments").glob("*/pyproject.toml"))
+JUDGED_BY_A_MODEL = {"judge_writing"}  # declared not deterministic: scored again from the recorded verdicts
 
 CHANCE = """
 import random, time
@@ -126,11 +127,12 @@ def test_a_bundled_environment_is_replayed_in_another_virtualenv_and_under_anoth
     home.wander("publish", folder, "--no-check")
     label = f"admin/{name.replace('_', '-')}"
     run = evaluated(home, label, model, "-n", 5, "-r", 2, "--seed", 3)
-    again = home.wander("replay", run)  # in a process with another hash seed
-    assert (again["level"], again["same"]) == ("replayed", 10)
+    if name not in JUDGED_BY_A_MODEL:
+        again = home.wander("replay", run)  # in a process with another hash seed
+        assert (again["level"], again["same"]) == ("replayed", 10)
     # The hub has an installation of its own.
     found = settled(judge, posted(home, run))
-    assert found["level"] == "replayed", found["level_reason"]
+    assert found["level"] == ("rescored" if name in JUDGED_BY_A_MODEL else "replayed"), found["level_reason"]
 
 
 @pytest.mark.parametrize("source", ["set", "random", "clock"])
