@@ -446,11 +446,10 @@ def train_grpo(
         log = StepLog(own / METRICS, progress if world.is_main else None, keep=begun)
         log.agree = world.any
         schedule = Schedule(
-            *(open_environment, client, settings, own, log, world, begun),
+            *(open_environment, source, settings, own, log, world, begun),
             lambda step, place: weights_digest(save_copy(model, loaded, place)),
             listeners=evaluated if world.is_main else (),
         )
-        stack.callback(schedule.close)
         mixture = mixture_of(source, settings)
         player = StepPlayer(source, mixture, settings, world.rank, world.exchange, played)
         with (

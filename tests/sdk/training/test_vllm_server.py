@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,8 @@ from wander.models.loading import LoadedModel, load_model, weights_digest
 from wander.models.policy import PolicyClient
 from wander.models.quiet import quiet_libraries
 from wander.models.sampling import SampleRequest, end_of_turn_ids
-from wander.train.config import GRPOSettings
+from wander.train.config import EvaluationSection, GRPOSettings
+from wander.train.evaluation.evaluator import read_evaluations
 from wander.train.grpo import train_grpo
 from wander.train.records.record import read_metrics
 
@@ -228,3 +231,16 @@ async def test_a_policy_client_asks_the_server_turn_by_turn(
         *rollout.turns[-1].tokens.completion_ids,  # type: ignore[union-attr]
     ]
     assert client.describe()["engine"] == "vllm-server"
+
+
+def test_a_run_that_evaluates_closes_every_connection(
+    server: TokenServer, puller: Path, tmp_path: Path
+) -> None:
+    settings = settings_for(puller, server)
+    evaluating = settings.model_copy(update={"evaluation": EvaluationSection(every=1, examples=4)})
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        train_grpo(opener_of(bandit), evaluating, tmp_path / "run")
+        gc.collect()
+    assert len(read_evaluations(tmp_path / "run")) == 3
+    assert [str(each.message) for each in told if each.category is ResourceWarning] == []

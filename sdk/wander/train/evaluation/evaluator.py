@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -21,10 +21,10 @@ from wander.evals.stats.intervals import Interval
 from wander.evals.stats.summary import summarise
 from wander.evals.store import jsonl
 from wander.handle import EnvironmentHandle, RolloutRequest
-from wander.loop_thread import LoopThread
 from wander.train.config import EvaluationCell, GRPOSettings
 from wander.train.distributed import World
 from wander.train.rollouts.environments import EnvironmentChoice, EnvironmentOpener
+from wander.train.rollouts.source import RolloutSource
 from wander.train.rollouts.together import play_together
 from wander.types import (
     Example,
@@ -34,9 +34,6 @@ from wander.types import (
     canonical_json,
     task_set_digest,
 )
-
-if TYPE_CHECKING:
-    from wander.models.policy import PolicyClient
 
 EVALUATIONS = "evaluations.jsonl"
 MOST_LINES = 20_000
@@ -115,15 +112,16 @@ class Evaluator:
     def __init__(
         self,
         open_environment: EnvironmentOpener,
-        client: PolicyClient,
+        source: RolloutSource,
         settings: GRPOSettings,
         world: World,
     ) -> None:
+        """`source` plays the run's rollouts: its client plays here too, on its loop, and it closes all."""
         self.world = world
-        self.client = client
+        self.client = source.client
         self.settings = settings
         self._open = open_environment
-        self._thread = LoopThread("wander-evaluations")
+        self._thread = source.thread
         self._handles: dict[str, EnvironmentHandle] = {}
         self._examples: dict[str, list[Example]] = {}
 
@@ -143,10 +141,6 @@ class Evaluator:
         found = [self._evaluate_cell(cell, step) for cell in self.settings.evaluation_cells]
         self.client.take_totals()  # none of it counts towards the step that follows
         return found
-
-    def close(self) -> None:
-        """Close the environments and the loop."""
-        self._thread.close()
 
     def _evaluate_cell(self, cell: EvaluationCell, step: int) -> CellEvaluation:
         started = perf_counter()

@@ -9,7 +9,6 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from wander.models.policy import PolicyClient
 from wander.train.config import GRPOSettings
 from wander.train.distributed import World
 from wander.train.evaluation.evaluator import (
@@ -22,6 +21,7 @@ from wander.train.evaluation.evaluator import (
 from wander.train.evaluation.stopping import StoppingCallback
 from wander.train.records.outcome import BestCheckpoint, Outcome, read_best, write_best
 from wander.train.rollouts.environments import EnvironmentOpener
+from wander.train.rollouts.source import RolloutSource
 from wander.train.trainer import StepLog, count_covered_steps
 
 SaveBest = Callable[[int, Path], str | None]
@@ -102,7 +102,7 @@ class Schedule:
     def __init__(
         self,
         open_environment: EnvironmentOpener,
-        client: PolicyClient,
+        source: RolloutSource,
         settings: GRPOSettings,
         folder: Path,
         log: StepLog,
@@ -115,16 +115,11 @@ class Schedule:
         self.callbacks: list[TrainerCallback] = [log, self.stopping]
         self.evaluation: EvaluationCallback | None = None
         if settings.evaluation.every:
-            evaluator = Evaluator(open_environment, client, settings, world)
+            evaluator = Evaluator(open_environment, source, settings, world)
             told = [self.stopping.read_evaluations, *listeners]
             self.evaluation = EvaluationCallback(evaluator, folder, log, save_best, checkpoint, told)
             # An evaluation adds to the line that the log writes; stopping reads that line.
             self.callbacks.insert(0, self.evaluation)
-
-    def close(self) -> None:
-        """Close the environments that are evaluated on."""
-        if self.evaluation is not None:
-            self.evaluation.evaluator.close()
 
     def outcome(self, steps: int, *, interrupted: bool) -> Outcome:
         """Return how the run ended."""

@@ -94,18 +94,19 @@ class RolloutSource:
         self.retries = retries
         self.at_once = at_once
         self.environments: list[EnvironmentHandle] = []
-        self._thread = LoopThread("wander-rollouts")
-        self._thread.open.push_async_callback(client.close)
+        self.thread = LoopThread("wander-rollouts")
+        """Where the client and all environments of the run live: connections belong to one loop."""
+        self.thread.open.push_async_callback(client.close)
         self._examples: dict[tuple[int, int], Example] = {}
         self._strata: dict[int, list[int | None]] = {}
         try:
             for choice in self.choices:
-                self.environments.append(self._thread.enter(open_environment(choice)))
+                self.environments.append(self.thread.enter(open_environment(choice)))
             require_distinct(self.labels)
             if any(opened.info.calls_tools for opened in self.environments):
                 client.check_tools()
         except BaseException:
-            self._thread.close()
+            self.thread.close()
             raise
 
     @property
@@ -133,7 +134,7 @@ class RolloutSource:
         strata = self._strata.setdefault(environment, [])
         for first in range(len(strata), length, PAGE):
             page = self.environments[environment].examples("train", first, min(PAGE, length - first))
-            strata += [example.stratum for example in self._thread.run(page)]
+            strata += [example.stratum for example in self.thread.run(page)]
         return strata
 
     def examples(self, positions: Sequence[int], environment: int = 0) -> list[Example]:
@@ -144,7 +145,7 @@ class RolloutSource:
         # Each run of consecutive rows is asked for at once, and nothing else.
         for _, run in groupby(enumerate(missing), key=lambda pair: pair[1] - pair[0]):
             asked = [row for _, row in run]
-            fetched = self._thread.run(self.environments[environment].examples("train", asked[0], len(asked)))
+            fetched = self.thread.run(self.environments[environment].examples("train", asked[0], len(asked)))
             self._examples.update(((environment, row), one) for row, one in zip(asked, fetched, strict=False))
         return [self._examples[environment, row] for row in rows]
 
@@ -245,7 +246,7 @@ class RolloutSource:
         found: dict[int, Rollout] = {}
         for numbers, rollouts in zip(
             pieces.values(),
-            self._thread.run(play_together(client, asked, tell, self.at_once)),
+            self.thread.run(play_together(client, asked, tell, self.at_once)),
             strict=True,
         ):
             found.update(zip(numbers, rollouts, strict=True))
@@ -253,12 +254,12 @@ class RolloutSource:
 
     def interrupt(self) -> None:
         """Cancel what other threads play at this moment."""
-        self._thread.interrupt()
+        self.thread.interrupt()
 
     def release(self, client: PolicyClient) -> None:
         """Close a client that plays no more."""
-        self._thread.run(client.close())
+        self.thread.run(client.close())
 
     def close(self) -> None:
         """Close the environments, the client's thread and the loop."""
-        self._thread.close()
+        self.thread.close()
