@@ -82,8 +82,10 @@ class Hub(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """Return the description of the API, with the problem that its refusals carry."""
         document = super().openapi()
-        problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
-        document["components"]["schemas"] |= {**problem.pop("$defs", {}), "Problem": problem}
+        schemas = document["components"]["schemas"]
+        if "Problem" not in schemas:  # the document is made once and kept
+            problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+            schemas |= {**problem.pop("$defs", {}), "Problem": problem}
         return document
 
 

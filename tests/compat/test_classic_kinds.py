@@ -150,7 +150,7 @@ async def test_tools_of_an_mcp_server_are_offered_and_called():
         assert (rollout.failure.boundary, rollout.reward) == ("sandbox", None)
     finally:
         await env.teardown()
-    assert not made._thread.is_alive()
+    assert made._thread.loop.is_closed()
 
 
 def test_a_server_that_does_not_start_is_told():
@@ -186,7 +186,8 @@ def textarena(monkeypatch):
     library = type(sys)("textarena")
     library.make = lambda env_id: Guessing()
     words = type(sys)("nltk")
-    words.download = lambda name, quiet: False
+    words.download = lambda name, quiet: pytest.fail(f"{name} is there")
+    words.data = type("Data", (), {"find": staticmethod(lambda path: path)})
     monkeypatch.setitem(sys.modules, "textarena", library)
     monkeypatch.setitem(sys.modules, "nltk", words)
     return library
@@ -209,12 +210,16 @@ async def test_a_word_game_is_played_with_the_rows_word(textarena):
 
 
 def test_a_game_without_its_data_or_its_word_is_told(textarena):
-    def fail(env_id):
-        raise LookupError("Resource words not found.")
+    def fail(name):
+        raise LookupError(f"Resource {name} not found.")
 
-    textarena.make = fail
+    asked = []
+    textarena.make = lambda env_id: fail(env_id)
+    sys.modules["nltk"].data.find = fail
+    sys.modules["nltk"].download = lambda name, quiet: asked.append(name)
     with pytest.raises(RuntimeError, match=r"python -m nltk.downloader words"):
         vf.TextArenaEnv()
+    assert asked == ["words", "averaged_perceptron_tagger_eng"]
     textarena.make = lambda env_id: type("Other", (Guessing,), {"word_list": property(None)})()
     game = Guessing()
     del game.word_list

@@ -327,8 +327,8 @@ class PhasedRun:
         if result.interrupted:
             raise self._interruption(f"{result.steps} steps of phase `{phase.name}`")
         self._context.output.note(
-            f"learnt from {counted(result.rows, LEARNT[phase.kind])}; of "
-            f"{counted(result.as_sampled, 'rollout')} the very tokens that were sampled"
+            f"learnt from {counted(result.rows, LEARNT[phase.kind])}; "
+            f"{counted(result.as_sampled, 'rollout')} kept the tokens as they were sampled"
         )
         for reason, count in sorted(left_out.items()):
             if count:

@@ -44,7 +44,7 @@ ${tls}
     proxy_request_buffering off;
     proxy_connect_timeout 5s;
     proxy_read_timeout 300s;  # a large upload is checked before it is answered
-    # Another process is asked only when one cannot be reached: a request that began is not sent twice.
+    # Another process is asked when one cannot be reached or does not answer; a POST that began, never.
     proxy_next_upstream error timeout;
     proxy_next_upstream_tries 3;
 

@@ -120,7 +120,7 @@ class ChatFormat:
         Rendering it anew at every turn was half of what the host does in rollouts of games.
         """
         probe: Message = {"role": "user", "content": "?"}
-        # A template that only loops over messages has no text around them if two are as long as two ones.
+        # A template that only loops over messages writes two as it writes one, twice.
         return renders_each_alone(self.template) and self._apply([probe, probe], None, False) == 2 * (
             self._render_piece("user", "?")
         )

@@ -138,9 +138,9 @@ def select_rows(
 
     A row also has `run_id` where the source names its run, the `tools` that the model was offered, and, where
     the run has them, the tokens that were seen and `sampled`: `[{"ids", "mask"}]`, one for each sequence, the
-    mask 1 for the model's own. Failed
-    rollouts, those without an assistant message and (unless `keep_repeats`) repeated conversations are
-    dropped. Messages after the model's last one are cut off: nothing is learnt from them.
+    mask 1 for the model's own. Failed rollouts, those without an assistant message and (unless
+    `keep_repeats`) repeated conversations are dropped. Messages after the model's last one are cut off:
+    nothing is learnt from them.
 
     - `near`: drop conversations whose words, case, spacing and punctuation apart, occurred before.
     - `stop_reasons`: keep only rollouts that ended for one of these; empty means any.

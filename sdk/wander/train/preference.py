@@ -115,11 +115,11 @@ def train_preference(
     table = _in_batches(table, settings)
 
     def build(model: Any, arguments: dict[str, Any], callbacks: list[TrainerCallback]) -> Any:
-        given = (model, loaded.tokenizer, table, arguments, callbacks)
+        given = {"model": model, "processing_class": loaded.tokenizer, "callbacks": callbacks}
         if isinstance(settings, DPOSettings):
-            trainer = _pair_trainer(settings.preference, *given)
+            trainer = _pair_trainer(settings.preference, table, arguments, given)
         else:
-            trainer = _verdict_trainer(settings.preference, *given)
+            trainer = _verdict_trainer(settings.preference, table, arguments, given)
         if "ref" in getattr(trainer.model, "peft_config", {}):
             # TRL's copy of the first adapters has given its log-probabilities; a checkpoint would keep it.
             trainer.model.delete_adapter("ref")
@@ -279,19 +279,12 @@ def _stack(masks: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _pair_trainer(
-    section: DPOSection,
-    model: Any,
-    tokenizer: Any,
-    table: list[dict[str, Any]],
-    arguments: dict[str, Any],
-    callbacks: list[TrainerCallback],
+    section: DPOSection, table: list[dict[str, Any]], arguments: dict[str, Any], given: dict[str, Any]
 ) -> PairTrainer:
     return PairTrainer(
-        model=model,
-        processing_class=tokenizer,
+        **given,
         train_dataset=Dataset.from_list(table),
-        data_collator=PairCollator(pad_token_id=_pad_token(tokenizer)),
-        callbacks=callbacks,
+        data_collator=PairCollator(pad_token_id=_pad_token(given["processing_class"])),
         args=DPOConfig(
             **arguments,
             **_common(section),
@@ -302,12 +295,7 @@ def _pair_trainer(
 
 
 def _verdict_trainer(
-    section: KTOSection,
-    model: Any,
-    tokenizer: Any,
-    table: list[dict[str, Any]],
-    arguments: dict[str, Any],
-    callbacks: list[TrainerCallback],
+    section: KTOSection, table: list[dict[str, Any]], arguments: dict[str, Any], given: dict[str, Any]
 ) -> VerdictTrainer:
     if section.loss == "kto":  # how far the policy moved is measured on answers to other prompts
         others = [table[-1], *table[:-1]]
@@ -318,11 +306,9 @@ def _verdict_trainer(
     good = sum(row["label"] for row in table)
     bad = len(table) - good
     return VerdictTrainer(
-        model=model,
-        processing_class=tokenizer,
+        **given,
         train_dataset=Dataset.from_list(table),
-        data_collator=VerdictCollator(pad_token_id=_pad_token(tokenizer)),
-        callbacks=callbacks,
+        data_collator=VerdictCollator(pad_token_id=_pad_token(given["processing_class"])),
         args=KTOConfig(
             **arguments,
             **_common(section),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from wander.envs.mcp.connection import MCPConnection, MCPServer, MCPToolFailed, require_mcp
 from wander.envs.mcp.env import name_tools
 from wander.errors import BoundaryError
+from wander.loop_thread import LoopThread
 
 from wander_compat.verifiers.decorators import teardown
 from wander_compat.verifiers.envs.tool_env import ErrorFormatter, ToolEnv
@@ -55,9 +55,7 @@ class MCPEnv(ToolEnv):
         given = [each if isinstance(each, Mapping) else vars(each) for each in mcp_servers]
         self.mcp_servers = [MCPServerConfig(**each) for each in given]
         super().__init__(tools=[], max_turns=max_turns, error_formatter=error_formatter, **kwargs)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="mcp", daemon=True)
-        self._thread.start()
+        self._thread = LoopThread("mcp")
         self._connections = [
             MCPConnection(
                 MCPServer(
@@ -68,9 +66,9 @@ class MCPEnv(ToolEnv):
             for each in self.mcp_servers
         ]
         try:
-            asyncio.run_coroutine_threadsafe(self._open(), self._loop).result()
+            self._thread.run(self._open())
         except BoundaryError as error:
-            self._end_thread()
+            self._thread.close()
             raise InfraError(str(error)) from error
         self.mcp_tools = name_tools(self._connections, taken=set())
         functions = [tool.schema()["function"] for tool in self.mcp_tools.values()]
@@ -82,6 +80,8 @@ class MCPEnv(ToolEnv):
             self.tool_monitor_rubric.add_tool_metric(name)
 
     async def _open(self) -> None:
+        for connection in self._connections:
+            self._thread.open.push_async_callback(connection.close)
         await asyncio.gather(*(connection.open() for connection in self._connections))
 
     async def call_tool(
@@ -91,7 +91,7 @@ class MCPEnv(ToolEnv):
         tool = self.mcp_tools.get(tool_name)
         if tool is None:
             return self._make_tool_message(f"Error: Tool '{tool_name}' not found", tool_call_id)
-        calling = asyncio.run_coroutine_threadsafe(tool.call(tool_args), self._loop)
+        calling = asyncio.run_coroutine_threadsafe(tool.call(tool_args), self._thread.loop)
         try:
             content = await asyncio.wrap_future(calling)
         except MCPToolFailed as error:
@@ -103,12 +103,4 @@ class MCPEnv(ToolEnv):
     @teardown
     async def teardown_mcp_servers(self) -> None:
         """End the servers."""
-        closing = [connection.close() for connection in self._connections]
-        for each in closing:
-            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(each, self._loop))
-        self._end_thread()
-
-    def _end_thread(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        await asyncio.to_thread(self._thread.close)

@@ -16,8 +16,8 @@ from wander_compat.verifiers.parsers import Parser, XMLParser
 from wander_compat.verifiers.rubrics.rubric import Rubric
 from wander_compat.verifiers.types import State
 
-WORDS = ("words", "averaged_perceptron_tagger_eng")
-"""The data of nltk that the library's word games read."""
+WORDS = {"words": "corpora", "averaged_perceptron_tagger_eng": "taggers"}
+"""The data of nltk that the library's word games read, and the folder of each."""
 
 
 def _library() -> ModuleType:
@@ -27,8 +27,11 @@ def _library() -> ModuleType:
         raise ImportError(
             "`TextArenaEnv` needs `textarena` and `nltk`: run `pip install textarena nltk`"
         ) from error
-    for name in WORDS:
-        nltk.download(name, quiet=True)  # tells only by its result when there is no network
+    for name, folder in WORDS.items():
+        try:
+            nltk.data.find(f"{folder}/{name}")
+        except LookupError:
+            nltk.download(name, quiet=True)  # tells only by its result when there is no network
     return library
 
 

@@ -34,6 +34,7 @@ from wander.types import (
     canonical_json,
     task_set_digest,
 )
+from wander.wire import RunSummary
 
 EVALUATIONS = "evaluations.jsonl"
 MOST_LINES = 20_000
@@ -106,6 +107,29 @@ def read_value(evaluations: Sequence[CellEvaluation], name: str) -> float | None
     return values[name]
 
 
+def count_ends(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    """Return how the lines of an exhaustive cell ended: they are all that there are, so without intervals."""
+    count = {**vars(count_lines(rollouts)), "bad": sum(map(is_bad, rollouts))}
+    return {"lines": count.pop("lines"), "metrics": count}
+
+
+def collect_means(summary: RunSummary) -> dict[str, Any]:
+    """Return what a cell of examples says of its metrics: means and their intervals."""
+    return {
+        "interval": _interval(summary.reward_low, summary.reward_high),
+        "metrics": {name: metric.mean for name, metric in summary.metrics.items()},
+        "intervals": {
+            name: found
+            for name, metric in summary.metrics.items()
+            if (found := _interval(metric.low, metric.high)) is not None
+        },
+    }
+
+
+def _interval(low: float | None, high: float | None) -> Interval | None:
+    return None if low is None or high is None else (low, high)
+
+
 class Evaluator:
     """Plays the cells with the policy under training; each environment is opened once and stays open."""
 
@@ -151,32 +175,19 @@ class Evaluator:
             rollouts = self._play(handle, cell.name, [(example, None) for example in examples])
         tokens = sum(self.world.exchange([self.client.take_totals().tokens]))
         summary = summarise(rollouts, expected=len(rollouts), info=handle.info)
-        low, high = summary.reward_low, summary.reward_high
-        count = {**vars(count_lines(rollouts)), "bad": sum(map(is_bad, rollouts))}
-        lines = count.pop("lines") if cell.exhaustive else None
-        means = {name: metric.mean for name, metric in summary.metrics.items()}
-        intervals = {
-            name: (metric.low, metric.high)
-            for name, metric in summary.metrics.items()
-            if metric.low is not None and metric.high is not None
-        }
         return CellEvaluation(
             step=step,
             cell=cell.name,
             split=examples[0].split,
             task_set_sha256=task_set_digest(examples),
             examples=len(examples),
-            lines=lines,
             failed=summary.failed,
             reward=summary.reward_mean,
-            # All lines are no sample of others.
-            interval=None if low is None or high is None or cell.exhaustive else (low, high),
-            metrics=count if cell.exhaustive else means,
-            intervals={} if cell.exhaustive else intervals,
             turns=summary.turns_mean,
             truncated=summary.truncated,
             tokens=tokens / len(rollouts),
             seconds=perf_counter() - started,
+            **(count_ends(rollouts) if cell.exhaustive else collect_means(summary)),
         )
 
     def _open_cell(self, cell: EvaluationCell) -> tuple[EnvironmentHandle, list[Example]]:
