@@ -107,6 +107,8 @@ class TurnTokens(Record):
     """The sampled ids, end-of-turn token included, never re-tokenised."""
     logprobs: list[float]
     """Natural-log probability of each completion id under the sampling distribution; same length."""
+    step: int | None = Field(default=None, exclude_if=lambda step: step is None)
+    """Of a training run that samples ahead: the steps that the weights had learnt which sampled them."""
 
 
 class CallAttempt(Record):

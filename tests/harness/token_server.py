@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -40,6 +41,16 @@ class TokenServer:
         self.asleep = False
         self.requests: list[dict[str, Any]] = []
         self.lock = threading.Lock()
+        self.sampling = 0
+        """Turns that are under way."""
+        self.delay = 0.0
+        """Seconds that a turn takes at least."""
+        self.held_blocks = 0
+        """How often it still answers that its prefix cache is in use."""
+        self.disturbed = 0
+        """Checkpoints that it was told to load while it sampled."""
+        self.versions: list[tuple[int, list[int]]] = []
+        """How many checkpoints it had loaded when it sampled these tokens."""
 
     def get(self, path: str) -> tuple[int, Any]:
         """Answer a GET."""
@@ -68,11 +79,15 @@ class TokenServer:
         if path in ("/sleep", "/wake_up"):
             self.asleep = path == "/sleep"
             return 200, {"status": "sleeping" if self.asleep else "awake"}
-        return (200, {"success": True}) if path == "/reset_prefix_cache" else (404, {"detail": "Not Found"})
+        if path != "/reset_prefix_cache":
+            return 404, {"detail": "Not Found"}
+        self.held_blocks -= 1
+        return 200, {"success": self.held_blocks < 0 and not self.sampling}
 
     def reload(self, folder: Path) -> None:
         """Take the weights of a checkpoint."""
         self.digests.append(weights_digest(folder))
+        self.disturbed += self.sampling > 0
         if self.obeys:
             model = AutoModelForCausalLM.from_pretrained(folder).eval()
             with self.lock:
@@ -94,7 +109,12 @@ class TokenServer:
             seed=body["seed"],
         )
         with self.lock:
+            self.sampling += 1
+        time.sleep(self.delay)
+        with self.lock:
             (sample,) = self.sampler.sample([request])
+            self.sampling -= 1
+            self.versions.append((len(self.digests), sample.ids))
         choice = {
             "index": 0,
             "text": self.loaded.tokenizer.decode(sample.ids),

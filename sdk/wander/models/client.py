@@ -157,5 +157,7 @@ def response_of(
         message=form.read(request.ids, sample.ids, request.stop, asked.tools, asked.turn),
         finish_reason=sample.finish_reason,
         usage=Usage(prompt_tokens=len(request.ids), completion_tokens=len(sample.ids)),
-        tokens=TurnTokens(prompt_ids=request.ids, completion_ids=sample.ids, logprobs=sample.logprobs),
+        tokens=TurnTokens(
+            prompt_ids=request.ids, completion_ids=sample.ids, logprobs=sample.logprobs, step=sample.step
+        ),
     )

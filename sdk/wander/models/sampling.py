@@ -52,6 +52,8 @@ class Sample:
     entropy: float = 0.0
     """Sum over the tokens of the entropy in nats of the (untruncated) distribution."""
     finish_reason: Literal["stop", "length"] = "length"
+    step: int | None = None
+    """Steps that the weights had learnt, where the engine is told."""
 
 
 def distribution(

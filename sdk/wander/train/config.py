@@ -119,8 +119,8 @@ class BatchSection(Section):
     min_group: int = Field(default=2, gt=1)
     """A group with fewer scored rollouts teaches nothing: it is refilled, or left out."""
     max_staleness: int = Field(default=0, ge=0, le=16)
-    """Play so many steps ahead while the policy learns, each as a whole with the weights of so
-    many updates before its own; every one takes a copy of the weights. 0 plays and learns in turns."""
+    """Play so many steps ahead while the policy learns, with weights of so many updates before their
+    own at most; every one takes a copy of the weights, or a vLLM server. 0 plays and learns in turns."""
 
     @model_validator(mode="after")
     def _divisible(self) -> BatchSection:
@@ -412,10 +412,10 @@ class GRPOSettings(PolicySettings):
         """Refuse what cannot be had beside steps that are played ahead."""
         if self.batch.max_staleness == 0:
             return self
-        if (engine := self.inference.engine) != "transformers":
+        if self.inference.engine == "vllm" or self.inference.sleep:
             raise ValueError(
-                f"`batch.max_staleness` is for the engine `transformers`: `{engine}` holds the "
-                "weights of one step alone"
+                "`batch.max_staleness` needs an engine that samples while the policy learns: "
+                '`inference.engine = "vllm-server"` without `sleep`, or `transformers`'
             )
         if self.data.refill_rounds:
             raise ValueError(

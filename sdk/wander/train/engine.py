@@ -99,13 +99,20 @@ def copying_engine(settings: GRPOSettings, loaded: LoadedModel) -> TransformersE
     return TransformersEngine(whole, loaded.tokenizer, max_batch_size=rows, live=False, waves=waves)
 
 
+def engine_beside(engine: Engine, settings: GRPOSettings, loaded: LoadedModel) -> Engine:
+    """Return an engine that samples a later step while the policy learns."""
+    return engine.twin() if isinstance(engine, VLLMServerEngine) else copying_engine(settings, loaded)
+
+
 class CurrentWeights(TrainerCallback):  # type: ignore[misc]
     """Keeps an engine at the policy's weights: whatever is played between two updates is played with them."""
 
-    def __init__(self, trainer: Any, engine: Engine, world: World) -> None:
+    def __init__(self, trainer: Any, engine: Engine, world: World, *, tells_step: bool = False) -> None:
+        """`tells_step` has samples tell what the weights had learnt."""
         self.trainer = trainer
         self.engine = engine
         self.world = world
+        self._tells_step = tells_step
         self.seconds = 0.0
         """How long it took since somebody set this to 0."""
         self._step = -1
@@ -113,11 +120,16 @@ class CurrentWeights(TrainerCallback):  # type: ignore[misc]
     def refresh(self) -> None:
         """Bring the engine up to date; every process calls it at the same place."""
         step = self.trainer.state.global_step
-        if self.engine.reads_live_weights or (step == self._step and not self.engine.wants_weights):
+        if step == self._step and not self.engine.wants_weights:
             return
         started = perf_counter()
         model = self.trainer.model
-        self.world.together(lambda: self.engine.update_weights(lambda: whole_weights(model)))
+        try:
+            if not self.engine.reads_live_weights:
+                self.world.together(self.engine.hold)
+                self.world.together(lambda: self.engine.update_weights(lambda: whole_weights(model)))
+        finally:
+            self.engine.go_on(step if self._tells_step else None)
         self._step = step
         self.seconds += perf_counter() - started
 

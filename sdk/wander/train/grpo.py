@@ -66,8 +66,8 @@ from wander.train.engine import (
     CurrentWeights,
     ServerOpener,
     attach,
-    copying_engine,
     correction_arguments,
+    engine_beside,
     open_engine,
 )
 from wander.train.evaluation.schedule import BEST_MODEL, Listener, Schedule
@@ -131,7 +131,9 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
         """Where the sequences of the rows lie that are computed next (`rollouts/layout.py`)."""
         self.step_started = perf_counter()
         log.extra = self._finish_step_metrics
-        self.weights = CurrentWeights(self, player.source.client.engine, world)
+        self.weights = CurrentWeights(
+            *(self, player.source.client.engine, world), tells_step=ahead is not None
+        )
         averaged = settings.algorithm.average_steps
         groups = settings.schedule.steps * settings.batch.groups
         super().__init__(
@@ -499,7 +501,7 @@ def play_ahead(
         return
     clients = []
     for _ in range(settings.batch.max_staleness):
-        engine = copying_engine(settings, loaded)
+        engine = engine_beside(player.source.client.engine, settings, loaded)
         clients.append(PolicyClient(model, loaded.tokenizer, name=loaded.name, engine=engine))
         clients[-1].limit_context(settings.sampling.max_rollout_tokens)
     ahead = StepsAhead(player, clients, lambda: whole_weights(model), settings.schedule.steps, begun)

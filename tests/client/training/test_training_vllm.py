@@ -16,6 +16,7 @@ import torch
 from vllm_python import vllm_python
 from wander import Messages, Rubric, SingleTurnEnv
 from wander.environment import LocalEnvironment
+from wander.evals.store.folder import RunFolder
 from wander.handle import EnvironmentHandle
 from wander.models.engines.base import Job
 from wander.models.engines.vllm_server import VLLMServer, VLLMServerEngine
@@ -93,23 +94,35 @@ def test_a_real_server_samples_from_the_weights_of_every_step(
     with training_server(Invocation(CommonOptions(), Output("quiet")), first, section) as url:
         before = greedily(url, loaded, tmp_path / "unused")
         assert before.logprobs == pytest.approx(scored(loaded, before.ids), abs=1e-3)
-        settings = GRPOSettings.model_validate(
-            {
-                "model": {"path": "smollm2", "device": "cpu"},
-                "batch": {"rollouts": 16, "group_size": 8, "rows_at_once": 8},
-                "sampling": {"max_tokens": 16},
-                "schedule": {"steps": 2, "learning_rate": 2e-5},
-                "inference": {"engine": "vllm-server", "url": url},
-            }
-        )
-        result = train_grpo(opener, settings, tmp_path / "run")
-        trained = load_model(result.model, device="cpu")
-        after = greedily(url, trained, tmp_path / "unused")
-    assert weights_digest(result.model) != weights_digest(loaded.path or first)
-    # The server ends with the weights that the run ended with.
-    assert after.logprobs == pytest.approx(scored(trained, after.ids), abs=1e-3)
-    assert after.logprobs != pytest.approx(before.logprobs, abs=1e-2)
-    for entry in read_metrics(tmp_path / "run"):
+        for staleness in (0, 2):
+            settings = GRPOSettings.model_validate(
+                {
+                    "model": {"path": "smollm2", "device": "cpu"},
+                    "batch": {"rollouts": 16, "group_size": 8, "rows_at_once": 8, "max_staleness": staleness},
+                    "sampling": {"max_tokens": 16},
+                    "schedule": {"steps": 2 + staleness, "learning_rate": 2e-5},
+                    "inference": {"engine": "vllm-server", "url": url},
+                    "evaluation": {"every": 2, "examples": 4},
+                    "output": {"rollouts_every": 1},
+                }
+            )
+            result = train_grpo(opener, settings, tmp_path / f"run-{staleness}")
+            trained = load_model(result.model, device="cpu")
+            after = greedily(url, trained, tmp_path / "unused")
+            assert weights_digest(result.model) != weights_digest(loaded.path or first)
+            # The server ends with the weights that the run ended with.
+            assert after.logprobs == pytest.approx(scored(trained, after.ids), abs=1e-3)
+            assert after.logprobs != pytest.approx(before.logprobs, abs=1e-2)
+    for entry in read_metrics(tmp_path / "run-0"):
         assert entry["failed"] == 0
         assert entry["sampling/importance_sampling_ratio/mean"] == pytest.approx(1.0, abs=1e-2)
         assert entry["sampling/sampling_logp_difference/max"] < 1e-2
+    ahead = read_metrics(tmp_path / "run-2")
+    assert [(entry["staleness"], entry["failed"]) for entry in ahead] == [(0, 0), (1, 0), (2, 0), (2, 0)]
+    differences = [entry["sampling/sampling_logp_difference/max"] for entry in ahead]
+    assert differences[0] < 1e-2 < min(differences[2:])
+    for number, rollout in enumerate(RunFolder.open(tmp_path / "run-2").rollouts()):
+        (turn,) = rollout.turns
+        assert turn.tokens is not None
+        assert turn.tokens.step is not None
+        assert max(0, number // 8 - 2) <= turn.tokens.step <= number // 8

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from token_server import token_server
 from wander import Messages, State
 from wander.errors import ConfigError, RunError
 from wander.evals.store.folder import RunFolder
@@ -142,6 +143,46 @@ def test_stale_tokens_are_weighted_by_how_much_likelier_they_are_now(
         torch.testing.assert_close(inputs["importance_sampling_ratio"], summed.exp().clamp(max=1.05))
 
 
+def test_a_server_samples_ahead_and_every_turn_tells_its_weights(puller: Path, tmp_path: Path) -> None:
+    with token_server(puller) as server:
+
+        class Spanning(BanditEnv):
+            """Answers when the weights of the step before have arrived, which its rollouts then span."""
+
+            async def env_response(self, messages: Messages, state: State) -> Messages:  # type: ignore[override]
+                while len(server.digests) <= state.example.index // 4:  # noqa: ASYNC110 - of other threads
+                    await asyncio.sleep(0.01)
+                return super().env_response(messages, state)
+
+        def spanning() -> Spanning:
+            rows = [
+                {"question": f"Machine {i % 7}. Answer <pull>lever</pull>.", "answer": ""} for i in range(64)
+            ]
+            return Spanning(rows, max_turns=2, parser=PULL, rubric=bandit().rubric)
+
+        server_engine = {"engine": "vllm-server", "url": server.url}
+        settings = settings_for(puller, 2, inference=server_engine, data={"curriculum": False})
+        train_grpo(opener_of(spanning), settings, tmp_path / "run")
+
+        entries = read_metrics(tmp_path / "run")
+        assert [entry["staleness"] for entry in entries] == [0, 1, 2, 2, 2]
+        assert [entry["failed"] for entry in entries] == [0] * STEPS_IN_ALL
+        rollouts = list(RunFolder.open(tmp_path / "run").rollouts())
+        assert [rollout.step for rollout in rollouts] == [step for step in (0, 0, 0, 1, 2) for _ in range(4)]
+        told = [[turn.tokens.step for turn in rollout.turns if turn.tokens] for rollout in rollouts]
+        for number, (first, second) in enumerate(told):
+            assert max(0, number // 4 - 2) <= (first or 0) <= number // 4 == second
+        assert any(first != second for first, second in told)
+        # The server had loaded so many checkpoints when it sampled, those it began with counted.
+        for tokens in (turn.tokens for rollout in rollouts for turn in rollout.turns):
+            assert tokens is not None
+            assert tokens.step is not None
+            assert (tokens.step + 1, tokens.completion_ids) in server.versions
+        assert (len(server.digests), server.disturbed) == (STEPS_IN_ALL + 1, 0)
+        ratios = [entry["sampling/sampling_logp_difference/max"] for entry in entries]
+        assert ratios[0] < 1e-3 < min(ratios[2:]), "what was sampled with older weights is corrected for"
+
+
 @pytest.mark.parametrize(
     ("sections", "says"),
     [
@@ -150,8 +191,12 @@ def test_stale_tokens_are_weighted_by_how_much_likelier_they_are_now(
             "`batch.max_staleness`: input should be greater than or equal",
         ),
         (
-            {"batch": {"max_staleness": 1}, "inference": {"engine": "vllm-server"}},
-            "is for the engine `transformers`",
+            {"batch": {"max_staleness": 1}, "inference": {"engine": "vllm"}},
+            "samples while the policy learns",
+        ),
+        (
+            {"batch": {"max_staleness": 1}, "inference": {"engine": "vllm-server", "sleep": True}},
+            "samples while the policy learns",
         ),
         ({"batch": {"max_staleness": 1}, "data": {"refill_rounds": 1}}, "exclude each other"),
         ({"batch": {"max_staleness": 1}, "parallel": {"policy": "fsdp2"}}, "whole in one process"),

@@ -15,6 +15,7 @@ from token_server import TokenServer, token_server
 from transformers import AutoModelForCausalLM
 from wander.errors import ConfigError, ModelError
 from wander.models.chat import ChatFormat
+from wander.models.engines import vllm_server
 from wander.models.engines.base import Job
 from wander.models.engines.vllm_server import VLLMServer, VLLMServerEngine
 from wander.models.engines.weights import FolderSync, whole_weights
@@ -104,6 +105,45 @@ async def test_new_weights_are_what_the_server_samples_from(
     again = AutoModelForCausalLM.from_pretrained(newest)
     theirs = dict(again.named_parameters())
     assert all(torch.equal(theirs[name], weight) for name, weight in whole_weights(loaded.model))
+
+
+async def test_a_turn_is_sampled_by_one_version_of_the_weights(
+    server: TokenServer, loaded: LoadedModel, tmp_path: Path
+) -> None:
+    engine = engine_of(server, loaded, tmp_path)
+    beside, prompt, loop = engine.twin(), question(loaded), asyncio.get_running_loop()
+    server.delay = 0.1
+    under_way = asyncio.create_task(sampled(beside, prompt))
+    while not server.sampling:  # noqa: ASYNC110 - another thread sets it
+        await asyncio.sleep(0)
+    held = loop.run_in_executor(None, engine.hold)
+    while beside._gate._opens is None:  # noqa: ASYNC110 - another thread sets it
+        await asyncio.sleep(0)
+    late = [asyncio.create_task(sampled(each, prompt)) for each in (engine, beside, beside)]
+    await held
+    assert server.sampling == 0
+    assert (await under_way).step is None
+    late.pop().cancel()
+    await asyncio.sleep(0)
+    assert len(server.requests) == 1, "the others wait"
+    engine.go_on(7)
+    assert [(await each).step for each in late] == [7, 7]
+    assert (engine.totals.tokens > 0, server.disturbed) == (True, 0)
+    await engine.close()
+    await beside.close()
+
+
+def test_a_server_whose_cache_is_in_use_is_asked_again(
+    server: TokenServer, loaded: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = FolderSync([VLLMServer(server.url)], loaded.model, tmp_path)
+    server.held_blocks = 2
+    folders.send(lambda: whole_weights(loaded.model))
+    assert server.calls.count("/reset_prefix_cache") == 3
+    monkeypatch.setattr(vllm_server, "BUSY_SECONDS", 0)
+    server.held_blocks = 100
+    with pytest.raises(ConfigError, match="its prefix cache cannot be cleared"):
+        folders.send(lambda: whole_weights(loaded.model))
 
 
 async def test_a_server_that_sleeps_is_woken_for_new_weights(
@@ -233,11 +273,14 @@ async def test_a_policy_client_asks_the_server_turn_by_turn(
     assert client.describe()["engine"] == "vllm-server"
 
 
+@pytest.mark.parametrize("staleness", [0, pytest.param(1, marks=pytest.mark.full)])
 def test_a_run_that_evaluates_closes_every_connection(
-    server: TokenServer, puller: Path, tmp_path: Path
+    server: TokenServer, puller: Path, tmp_path: Path, staleness: int
 ) -> None:
     settings = settings_for(puller, server)
-    evaluating = settings.model_copy(update={"evaluation": EvaluationSection(every=1, examples=4)})
+    batch = settings.batch.model_copy(update={"max_staleness": staleness})
+    evaluation = EvaluationSection(every=1, examples=4)
+    evaluating = settings.model_copy(update={"batch": batch, "evaluation": evaluation})
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         train_grpo(opener_of(bandit), evaluating, tmp_path / "run")

@@ -63,6 +63,8 @@ class Engine(ABC):
 
     def __init__(self) -> None:
         self.totals = SamplingTotals()
+        self.step: int | None = None
+        """Steps that the weights have learnt; every sample tells it, where steps are played ahead."""
 
     def begin(self, rollout_id: str) -> None:  # noqa: B027 - most have nothing to do here
         """Count a rollout whose turns may be waited for."""
@@ -80,6 +82,13 @@ class Engine(ABC):
     def update_weights(self, weights: Weights) -> None:  # noqa: B027 - most have nothing to do here
         """Sample from these weights from now on."""
 
+    def hold(self) -> None:  # noqa: B027 - most are never asked while they sample
+        """Wait for the turns that are being sampled, and hold new ones back until `go_on`."""
+
+    def go_on(self, step: int | None) -> None:
+        """Sample with weights that learnt so many steps."""
+        self.step = step
+
     def rest(self) -> None:  # noqa: B027 - most have nothing to do here
         """Give memory back until the next `update_weights`: the rollouts of a step are played."""
 
@@ -92,6 +101,7 @@ class Engine(ABC):
         """Add a sample to the totals."""
         self.totals.tokens += len(sample.ids)
         self.totals.entropy += sample.entropy
+        sample.step = self.step
 
     @property
     def wants_weights(self) -> bool:

@@ -13,24 +13,29 @@ Written for vLLM 0.22 to 0.32, started with `VLLM_SERVER_DEV_MODE=1` and `--logp
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
+from time import monotonic, perf_counter, sleep
 from typing import Any, Protocol
 
 from wander.clients.transport import AiohttpTransport, Answer, TransportError
 from wander.errors import ConfigError, ContextOverflow, ModelError
-from wander.models.engines.base import Engine, Job, Weights
+from wander.models.engines.base import Engine, Job, SamplingTotals, Weights
+from wander.models.engines.turn_gate import TurnGate
 from wander.models.sampling import Sample, SampleRequest
 
 REQUEST_SECONDS = 1800.0
 """A turn may wait for hundreds of others."""
 CONTROL_SECONDS = 900.0
 """Loading the weights of a large model takes minutes."""
+BUSY_SECONDS = 60.0
+"""How long a server may hold on to cached prefixes after its last turn."""
+BUSY_PAUSE = 0.1
 SEEDS = 2**63
 
 
@@ -67,9 +72,15 @@ class VLLMServer:
         """Load the checkpoint of a folder in the place of the current weights, and forget cached prefixes."""
         call = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         self._ask("POST", "/collective_rpc", call)
-        answer = self._ask("POST", "/reset_prefix_cache")
-        if answer.get("success") is False:
-            raise ConfigError(f"the server at `{self.url}` is busy: its prefix cache cannot be cleared")
+        asked_at = monotonic()
+        # A turn that was given up frees its part of the cache a moment later.
+        while self._ask("POST", "/reset_prefix_cache").get("success") is False:
+            if monotonic() - asked_at > BUSY_SECONDS:
+                raise ConfigError(
+                    f"the server at `{self.url}` is busy: its prefix cache cannot be cleared",
+                    hint="nothing else may ask the server of a training run",
+                )
+            sleep(BUSY_PAUSE)
 
     def sleep(self) -> None:
         """Give the weights' and the cache's memory back."""
@@ -150,22 +161,40 @@ class VLLMServerEngine(Engine):
     ) -> None:
         super().__init__()
         self._servers = list(servers)
-        self._sync = sync
+        self._sync: WeightSync | None = sync
         self._sends = process == 0
         self._sleeps = sleeps
         self._asleep = False
         self._end_ids = sorted(end_ids)
-        server = self._servers[process % len(self._servers)]
-        self.facts = server.look()
+        self._server = self._servers[process % len(self._servers)]
+        self.facts = self._server.look()
+        self._gate = TurnGate()
+        self._connect()
+
+    def _connect(self) -> None:
         self._asking = 0
         self._asked_at = 0.0
         self._transport = AiohttpTransport(
-            server.url, {}, timeout=REQUEST_SECONDS, connect_timeout=30, max_connections=None
+            self._server.url, {}, timeout=REQUEST_SECONDS, connect_timeout=30, max_connections=None
         )
 
+    def twin(self) -> VLLMServerEngine:
+        """Return one with totals of its own that samples beside this one, which brings the weights."""
+        other = copy.copy(self)
+        other._sync = None
+        other.totals = SamplingTotals()
+        other._connect()
+        return other
+
     async def sample(self, job: Job) -> Sample:
-        """Sample one turn; it is sent at once."""
-        request = job.request
+        """Sample one turn; it is sent at once, unless the weights are changing."""
+        async with self._gate.turn() as step:
+            sample = await self._ask(job.request)
+            self.count(job.request, sample)
+            sample.step = step
+            return sample
+
+    async def _ask(self, request: SampleRequest) -> Sample:
         if not self._asking:
             self._asked_at = perf_counter()
         self._asking += 1
@@ -184,9 +213,7 @@ class VLLMServerEngine(Engine):
         if answer.status != 200:
             where = self._transport.base_url
             raise ModelError(f"the vLLM server at `{where}` answered {answer.status}: {_message(answer)}")
-        sample = self._sample(json.loads(answer.body))
-        self.count(request, sample)
-        return sample
+        return self._sample(json.loads(answer.body))
 
     def _payload(self, request: SampleRequest) -> dict[str, Any]:
         room = self.facts.context_length - len(request.ids)
@@ -226,6 +253,8 @@ class VLLMServerEngine(Engine):
 
     def update_weights(self, weights: Weights) -> None:
         """Bring every server to these weights; one that sleeps wakes for them."""
+        if self._sync is None:
+            return
         if self._sends and self._asleep:
             for server in self._servers:
                 server.wake("weights")
@@ -234,6 +263,14 @@ class VLLMServerEngine(Engine):
             for server in self._servers:
                 server.wake("kv_cache")
         self._asleep = False
+
+    def hold(self) -> None:
+        """Wait for the turns that the servers sample for this process, and send them no more."""
+        self._gate.close()
+
+    def go_on(self, step: int | None) -> None:
+        """Send turns again, those that were held back too."""
+        self._gate.open(step)
 
     def rest(self) -> None:
         """Let the servers sleep, where they share a GPU with the trainer."""

@@ -137,7 +137,7 @@ class TrainingRecord:
     def keep(self, step: int, played: PlayedStep, version: int) -> None:
         """Hash the step's rollouts, and keep the first group of them when it is this step's turn.
 
-        `version` counts the updates before the weights that played them.
+        `version` counts the updates before the weights that played them, or their first turns.
         """
         self.hashes.take(played.rollouts)
         every = self.settings.output.rollouts_every

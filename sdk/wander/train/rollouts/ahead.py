@@ -132,6 +132,7 @@ class StepsAhead(TrainerCallback):  # type: ignore[misc]
             return
         client, sampler = self._clients[step % len(self._clients)], self.player.mixture.state()
         client.engine.update_weights(self._weights)
+        client.engine.go_on(version)
         picks = self.player.draw(range(self.player.settings.batch.groups))
         playing = self._threads.submit(self.player.play_ahead, picks, client)
         self._under_way[step] = _UnderWay(picks, version, sampler, playing)
