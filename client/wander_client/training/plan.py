@@ -123,7 +123,7 @@ async def _plan_grpo(phase: GRPOPhase, shown: dict[str, Any], most_turns: Any) -
 
     settings = phase.settings
     steps, limit = settings.schedule.steps, settings.sampling.max_tokens
-    rollouts = steps * settings.batch.rollouts * (1 + settings.data.refill_rounds)
+    rollouts = settings.batches * settings.batch.rollouts * (1 + settings.data.refill_rounds)
     most = [await most_turns(choice.name, choice.arguments) for choice in choices_of(settings)]
     per_rollout = None if None in most else max(turn or 0 for turn in most) * limit
     if (whole := settings.sampling.max_rollout_tokens) is not None:

@@ -92,7 +92,16 @@ class AlgorithmSection(Section):
     """Upper bound of the policy ratio: 0.2 above 1, or, for cispo, 5 itself. TRL's default for cispo is 0.2,
     which multiplies every on-policy gradient by 0.2."""
     clip_low: float = Field(default=0.2, gt=0)
-    """Lower bound of the policy ratio: so much below 1. Bounds act only where the ratio is not 1 (vLLM)."""
+    """Lower bound of the policy ratio: so much below 1. Bounds act only where the ratio is not 1: with vLLM,
+    `batch.max_staleness` or `num_iterations`."""
+    num_iterations: int = Field(default=1, ge=1)
+    """Steps that learn from the same rollouts, one after the other; `schedule.steps` counts each."""
+    top_entropy_quantile: float = Field(default=1.0, ge=0, le=1)
+    """Learn from this share of the sampled tokens of a backward pass alone: those where the policy was least
+    certain."""
+    off_policy_mask_threshold: float | None = Field(default=None, gt=0)
+    """Leave out rollouts that earned less than their group where the policy has already moved away from them:
+    by more than this, in nats a token."""
     kl: float = Field(default=0.0, ge=0)
     """Weight of the divergence from the starting policy; above 0 that policy is kept in memory."""
     entropy_bonus: float = Field(default=0.0, ge=0)
@@ -422,6 +431,11 @@ class GRPOSettings(PolicySettings):
                 "`data.refill_rounds` and `batch.max_staleness` exclude each other: the steps that "
                 "follow are drawn before it is known what a refill would take"
             )
+        if self.algorithm.num_iterations > 1:
+            raise ValueError(
+                "`algorithm.num_iterations` and `batch.max_staleness` exclude each other: either makes "
+                "rollouts old before they are learnt from"
+            )
         if self.parallel.policy != "replicated":
             raise ValueError("`batch.max_staleness` needs a policy that is whole in one process")
         return self
@@ -447,6 +461,11 @@ class GRPOSettings(PolicySettings):
             if isinstance(section["workers"], list):
                 section["workers"] = len(section["workers"])
         return data
+
+    @property
+    def batches(self) -> int:
+        """How often the run plays: once for `algorithm.num_iterations` steps."""
+        return -(-self.schedule.steps // self.algorithm.num_iterations)
 
     @property
     def evaluation_cells(self) -> list[EvaluationCell]:

@@ -10,9 +10,11 @@ One step, in the order in which it happens and stands below:
     update        gradients, clipping, AdamW, schedule, checkpoints       TRL    and transformers
     sync          what samples takes the new weights over                 ours   engine.py
 
-The update is the policy's first on these rollouts, so its ratio to the policy that sampled them is 1 and
-clipping acts only where the engine computes other bits (vLLM), which TRL's importance sampling corrects. So
-it does with `batch.max_staleness`, where steps to come are played meanwhile: rollouts/ahead.py.
+The first update on some rollouts has a ratio of 1 to the policy that sampled them, so clipping acts where the
+engine computes other bits (vLLM), which TRL's importance sampling corrects. So it does with
+`batch.max_staleness`, where steps to come are played meanwhile: rollouts/ahead.py. With
+`algorithm.num_iterations` more updates follow, each a step that draws and plays nothing: their ratio is to
+the policy before the first of them, and a checkpoint between two of them keeps the rollouts.
 
 Names end in their dimensions. `G`: rollouts of one backward pass, whole groups or a part of them. `T`: tokens
 of a completion (what the policy and its environment said after the first prompt), padded on the right. `S`:
@@ -27,8 +29,7 @@ Four things TRL leaves open are settled here:
 - rows without advantage are not computed where that changes nothing (dapo, cispo without a KL term): their
   gradient is exactly zero, and late in a run most groups are such.
 
-Several processes may share a step (`wander.train.distributed`). Left out on purpose: several updates for one
-batch of rollouts, which would need the ratio that is always 1 here.
+Several processes may share a step (`wander.train.distributed`).
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ from wander.train.trainer import (
     Progress,
     StepLog,
     checkpoint_arguments,
+    count_covered_steps,
     make_arguments,
     train_until_interrupted,
 )
@@ -98,6 +100,9 @@ ROWS_PER_FORWARD = 32
 
 CHECKPOINT_STEPS = 20
 """Steps that a kill costs at most, where the settings say nothing of checkpoints."""
+
+BATCH = "batch-{}.pt"
+"""In a checkpoint between two updates that learn from the same rollouts: these, of each process."""
 
 CISPO_CLIP_HIGH = 5.0
 """TRL's default for cispo is 0.2, which multiplies every on-policy gradient by 0.2."""
@@ -135,7 +140,7 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
             *(self, player.source.client.engine, world), tells_step=ahead is not None
         )
         averaged = settings.algorithm.average_steps
-        groups = settings.schedule.steps * settings.batch.groups
+        groups = settings.batches * settings.batch.groups
         super().__init__(
             model=model,
             processing_class=tokenizer,
@@ -304,15 +309,32 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
         keep_G[idle[: most - keep_G.sum()]] = True
         return keep_G
 
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Save a checkpoint, and the rollouts where more updates learn from them."""
+        super()._save_checkpoint(model, trial)
+        if self.state.global_step % self.num_iterations:
+            folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+            torch.save(self._buffered_inputs, folder / BATCH.format(self.world.rank))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Take up what a checkpoint holds, the rollouts that it goes on with too."""
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint and (file := Path(checkpoint) / BATCH.format(self.world.rank)).is_file():
+            device = self.accelerator.device
+            self._buffered_inputs = torch.load(file, map_location=device, weights_only=True)
+            done = count_covered_steps(Path(checkpoint)) % self.num_iterations
+            self._step = done * self.args.steps_per_generation
+
     def _finish_step_metrics(self) -> dict[str, Any]:
         """Return what TRL does not know of the step that ends: its rollouts, and where the time went."""
         now = perf_counter()
         seconds, self.step_started = now - self.step_started, now
-        rollouts = self.step_metrics.get("seconds/rollouts", 0.0)
+        metrics, self.step_metrics = self.step_metrics, {}
+        rollouts = metrics.get("seconds/rollouts", 0.0)
         sync, self.weights.seconds = self.weights.seconds, 0.0
         if not self.weights.engine.reads_live_weights:
-            self.step_metrics["seconds/sync"] = sync
-        return {**self.step_metrics, "seconds/step": seconds, "seconds/update": seconds - rollouts - sync}
+            metrics["seconds/sync"] = sync
+        return {**metrics, "seconds/step": seconds, "seconds/update": seconds - rollouts - sync}
 
 
 def grpo_config(settings: GRPOSettings, folder: Path, processes: int = 1) -> GRPOConfig:
@@ -326,8 +348,11 @@ def grpo_config(settings: GRPOSettings, folder: Path, processes: int = 1) -> GRP
         max_steps=settings.schedule.steps,
         per_device_train_batch_size=rows,
         gradient_accumulation_steps=accumulation,
-        # All rollouts of a step are played at once and used for that step only.
+        # All rollouts of a step are played at once.
         steps_per_generation=accumulation,
+        num_iterations=algorithm.num_iterations,
+        top_entropy_quantile=algorithm.top_entropy_quantile,
+        off_policy_mask_threshold=algorithm.off_policy_mask_threshold,
         num_generations=batch.group_size,
         shuffle_dataset=False,
         loss_type="grpo" if algorithm.loss == "gspo" else algorithm.loss,
@@ -354,11 +379,12 @@ def grpo_config(settings: GRPOSettings, folder: Path, processes: int = 1) -> GRP
 def idle_rows_add_nothing(settings: GRPOSettings) -> bool:
     """Return whether rows without advantage can be left out, because they cannot change the gradient.
 
-    That is exact only where the loss is one sum over all tokens of the step divided by a constant, and no
-    other term acts on them.
+    That is exact only where the loss is one sum over all tokens of the step divided by a constant, and
+    nothing else acts on them or counts them.
     """
     algorithm = settings.algorithm
-    return algorithm.loss in ("dapo", "cispo") and algorithm.kl == 0 and algorithm.entropy_bonus == 0
+    others = algorithm.kl or algorithm.entropy_bonus or algorithm.top_entropy_quantile < 1
+    return algorithm.loss in ("dapo", "cispo") and not others
 
 
 @dataclass(frozen=True)
@@ -384,7 +410,7 @@ def result_of(
     folder: Path, entries: Sequence[dict[str, Any]], outcome: Outcome, seconds: float
 ) -> GRPOResult:
     """Return what the run in a folder made, as its metrics tell."""
-    rewards = [entry["reward"] for entry in entries if entry["reward"] is not None]
+    rewards = [entry["reward"] for entry in entries if entry.get("reward") is not None]
     tenth = max(1, len(rewards) // 10)
     return GRPOResult(
         model=folder / "model",

@@ -77,14 +77,22 @@ def timeless(value: Any) -> Any:
 
 ADAPTED = {"model": {"lora_rank": 4}}
 REFERRED = {**ADAPTED, "algorithm": {"kl": 0.05}}
+REPEATED = {"algorithm": {"num_iterations": 3}}
 DRAWN = {"data": {"refill_rounds": 2, "curriculum": True, "order": "shuffled", "unseen_share": 0.5}}
 MIXED = {"environments": [{"weight": 1, "label": "one"}, {"weight": 2, "label": "two"}]}
 
 
 @pytest.mark.parametrize(
     "sections",
-    [{}, *(pytest.param(each, marks=pytest.mark.full) for each in (ADAPTED, REFERRED, DRAWN, MIXED))],
-    ids=["accumulation", "adapters", "adapters and their reference", "curriculum", "mixture"],
+    [
+        {},
+        REPEATED,
+        *(pytest.param(each, marks=pytest.mark.full) for each in (ADAPTED, REFERRED, DRAWN, MIXED)),
+    ],
+    ids=[
+        *("accumulation", "between updates on the same rollouts"),
+        *("adapters", "adapters and their reference", "curriculum", "mixture"),
+    ],
 )
 def test_stopped_and_resumed_is_as_never_stopped(
     puller: Path, tmp_path: Path, sections: dict[str, Any]

@@ -16,7 +16,7 @@ from wander.train.config import GRPOSettings
 from wander.train.grpo import CISPO_CLIP_HIGH, RolloutTrainer, grpo_config, train_grpo
 from wander.train.records.record import read_metrics
 
-from .conftest import bandit, opener_of
+from .conftest import bandit, opener_of, uneven
 
 TOKENS = 6
 ROWS, SLICES = 16, 2
@@ -38,8 +38,9 @@ def settings_for(start: Path, **sections: Any) -> GRPOSettings:
 class Parts:
     """What the formulas are written in; (B, T) for B rows of T tokens, A of shape (B, 1)."""
 
-    def __init__(self, inputs: dict[str, Any], logps: torch.Tensor) -> None:
+    def __init__(self, inputs: dict[str, Any], logps: torch.Tensor, entropies: torch.Tensor) -> None:
         self.logps = logps
+        self.entropies = entropies
         self.mask = (inputs["completion_mask"] * inputs["tool_mask"]).float()
         self.A = inputs["advantages"][:, None]
         self.ratio = torch.exp(logps - inputs["old_per_token_logps"])
@@ -91,17 +92,26 @@ FORMULAS: dict[str, Callable[[Parts], torch.Tensor]] = {
 
 
 def scored_by_hand(model: Any, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities and entropies of the completions, row by row and without any padding."""
+    """Log-probabilities and entropies of the completions, sequence by sequence and without any padding."""
     width = inputs["completion_ids"].shape[1]
     logps, entropies = [], []
     for row in range(len(inputs["completion_ids"])):
         prompt = inputs["prompt_ids"][row][inputs["prompt_mask"][row].bool()]
         answer = inputs["completion_ids"][row][inputs["completion_mask"][row].bool()]
-        logits = model(torch.cat([prompt, answer])[None]).logits[0, len(prompt) - 1 : -1]
-        known = torch.log_softmax(logits, -1)
-        padding = (0, width - len(answer))
-        logps.append(torch.nn.functional.pad(known.gather(1, answer[:, None])[:, 0], padding))
-        entropies.append(torch.nn.functional.pad(-(known.exp() * known).sum(-1), padding))
+        later = inputs.get("later_sequences", torch.zeros(row + 1, 0, 2))[row].tolist()
+        parts: list[torch.Tensor] = []
+        begun, own = 0, 0
+        for start, said in [*(pair for pair in later if pair[0] >= 0), (len(answer), 0)]:
+            seen = torch.cat([prompt, answer[:own]]) if begun == 0 else answer[begun:own]
+            told = answer[own:start]
+            logits = model(torch.cat([seen, told])[None]).logits[0, len(seen) - 1 : -1]
+            known = torch.log_softmax(logits, -1)
+            scored = [known.gather(1, told[:, None])[:, 0], -(known.exp() * known).sum(-1)]
+            parts.append(torch.nn.functional.pad(torch.stack(scored), (own - begun, 0)))
+            begun, own = start, said
+        both = torch.nn.functional.pad(torch.cat(parts, 1), (0, width - len(answer)))
+        logps.append(both[0])
+        entropies.append(both[1])
     return torch.stack(logps), torch.stack(entropies)
 
 
@@ -115,10 +125,11 @@ class Compared(RolloutTrainer):
         shift = torch.randn(inputs["completion_ids"].shape, generator=noise)
         with torch.no_grad():
             before, _ = scored_by_hand(model, inputs)
-        inputs = {**inputs, "old_per_token_logps": before + 0.8 * shift}
+        old = before + 0.8 * shift
+        inputs = {**inputs, "old_per_token_logps": old, "sampling_per_token_logps": old}
         loss = super()._compute_loss(model, inputs)
         logps, entropies = scored_by_hand(model, inputs)
-        parts = Parts(inputs, logps)
+        parts = Parts(inputs, logps, entropies)
         expected = FORMULAS[self.settings.algorithm.loss](parts)
         if bonus := self.settings.algorithm.entropy_bonus:
             expected = expected - bonus * (entropies * parts.mask).sum() / parts.mask.sum() / SLICES
@@ -174,6 +185,80 @@ def test_both_bounds_of_the_ratio_can_be_set(
     algorithm = {"clip_low": 0.5, "clip_high": 0.05}
     train_grpo(opener_of(bandit), settings_for(puller, algorithm=algorithm), tmp_path / "run")
     require_equal(compared)
+
+
+def of_high_entropy(parts: Parts) -> torch.Tensor:
+    """The clipped loss of the fifth of the sampled tokens whose entropy was highest."""
+    sampled = parts.entropies[parts.mask.bool()].detach()
+    chosen = parts.mask * (parts.entropies >= torch.quantile(sampled, 0.8))
+    assert 0.1 < chosen.sum() / parts.mask.sum() < 0.3
+    return parts.token_sum(parts.clipped(parts.ratio) * chosen)
+
+
+def near_the_policy(parts: Parts) -> torch.Tensor:
+    """The clipped loss without worse rollouts that the policy has moved away from."""
+    moved = -(torch.log(parts.ratio).detach() * parts.mask).sum(1, keepdim=True) / parts.mask.sum(1)[:, None]
+    kept = (parts.A >= 0) | (moved <= 0.1)
+    assert 0 < kept[parts.A < 0].sum() < (parts.A < 0).sum()
+    return parts.token_sum(parts.clipped(parts.ratio) * kept)
+
+
+@pytest.mark.parametrize("played", ["in one sequence", "in several"])
+@pytest.mark.parametrize(
+    ("setting", "formula"),
+    [({"top_entropy_quantile": 0.2}, of_high_entropy), ({"off_policy_mask_threshold": 0.1}, near_the_policy)],
+    ids=["entropy", "moved"],
+)
+def test_a_choice_of_tokens_and_of_rollouts(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    compared: list[tuple[float, float, float]],
+    monkeypatch: pytest.MonkeyPatch,
+    setting: dict[str, float],
+    formula: Callable[[Parts], torch.Tensor],
+    played: str,
+) -> None:
+    monkeypatch.setitem(FORMULAS, "dapo", formula)
+    several = played == "in several"
+    start = request.getfixturevalue("forgetful" if several else "puller")
+    make = uneven if several else bandit
+    train_grpo(opener_of(make), settings_for(start, algorithm=setting), tmp_path / "run")
+    require_equal(compared)
+
+
+class Repeated(RolloutTrainer):
+    """Computes the second update on the same rollouts by hand, against the policy before the first."""
+
+    before: list[torch.Tensor] = []  # noqa: RUF012 - read by the test
+    gaps: list[float] = []  # noqa: RUF012 - read by the test
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        loss = super()._compute_loss(model, inputs)
+        logps, entropies = scored_by_hand(model, inputs)
+        if self.state.global_step % 2 == 0:
+            self.before.append(logps.detach())
+        else:
+            parts = Parts({**inputs, "old_per_token_logps": self.before.pop(0)}, logps, entropies)
+            assert (parts.ratio - 1).abs().max() > 0.01, "the first update moved the policy"
+            self.gaps.append(float(loss.detach() - FORMULAS["dapo"](parts).detach()))
+        return loss
+
+
+@pytest.mark.parametrize("played", ["in one sequence", "in several"])
+def test_later_updates_are_measured_against_the_policy_that_played(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, played: str
+) -> None:
+    monkeypatch.setattr("wander.train.grpo.RolloutTrainer", Repeated)
+    Repeated.before, Repeated.gaps = [], []
+    several = played == "in several"
+    start = request.getfixturevalue("forgetful" if several else "puller")
+    settings = settings_for(start, algorithm={"num_iterations": 2}, schedule={"steps": 4})
+    result = train_grpo(opener_of(uneven if several else bandit), settings, tmp_path / "run")
+    assert len(Repeated.gaps) == 2 * SLICES
+    assert max(map(abs, Repeated.gaps)) < 1e-5
+    assert result.rollouts == 2 * ROWS * SLICES, "two batches for four steps"
+    entries = read_metrics(tmp_path / "run")
+    assert ["turns" in entry for entry in entries] == [True, False, True, False]
 
 
 def test_cispo_is_not_shrunk_by_its_clip(puller: Path, tmp_path: Path) -> None:

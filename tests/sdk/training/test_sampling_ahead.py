@@ -200,6 +200,7 @@ def test_a_server_samples_ahead_and_every_turn_tells_its_weights(puller: Path, t
         ),
         ({"batch": {"max_staleness": 1}, "data": {"refill_rounds": 1}}, "exclude each other"),
         ({"batch": {"max_staleness": 1}, "parallel": {"policy": "fsdp2"}}, "whole in one process"),
+        ({"batch": {"max_staleness": 1}, "algorithm": {"num_iterations": 2}}, "exclude each other"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_plays(sections: dict[str, Any], says: str) -> None:

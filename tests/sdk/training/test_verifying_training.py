@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from wander.errors import RunError
+from wander.evals.store.folder import RunFolder
 from wander.train.config import GRPOSettings
 from wander.train.grpo import train_grpo
 from wander.train.records.step_hash import STEPS, StepHash, read_steps
@@ -18,13 +19,15 @@ from wander.train.verify import verify_training
 from .conftest import bandit, opener_of
 
 
-def settings_for(start: Path) -> GRPOSettings:
+def settings_for(start: Path, **algorithm: Any) -> GRPOSettings:
     return GRPOSettings.model_validate(
         {
             "model": {"path": str(start), "device": "cpu"},
             "batch": {"rollouts": 16, "group_size": 4, "rows_at_once": 16},
             "sampling": {"max_tokens": 6},
             "schedule": {"steps": 3, "learning_rate": 5e-3, "decay": "linear"},
+            "output": {"rollouts_every": 2},
+            "algorithm": algorithm,
         }
     )
 
@@ -70,6 +73,20 @@ def test_the_first_steps_come_out_the_same(run: Path) -> None:
     assert shown == [1, 2], "it stops there, on the schedule of all three"
     assert report.weights_compared >= 1
     assert read_steps(run / STEPS)[2].weights is not None, "those of the last step are always hashed"
+
+
+@pytest.mark.full
+def test_updates_on_the_same_rollouts_come_out_the_same(puller: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    train_grpo(opener_of(bandit), settings_for(puller, num_iterations=2), folder)
+    first, again, other = read_steps(folder / STEPS)
+    assert (
+        (first.rollouts, first.rewards) == (again.rollouts, again.rewards) != (other.rollouts, other.rewards)
+    )
+    assert len(RunFolder.open(folder).manifest.example_ids) == 8, "four groups of each of two batches"
+    kept = [rollout.step for rollout in RunFolder.open(folder).rollouts()]
+    assert sorted(kept) == [0] * 4 + [2] * 4, "the steps 2 and 4 are made of these"
+    assert verify_training(folder, opener_of(bandit), steps=3).same
 
 
 def test_steps_that_the_run_lacks_are_not_called_the_same(run: Path) -> None:

@@ -135,13 +135,13 @@ class TrainingRecord:
         return arithmetic(made.mode, made.threads) if made else contextlib.nullcontext()
 
     def keep(self, step: int, played: PlayedStep, version: int) -> None:
-        """Hash the step's rollouts, and keep the first group of them when it is this step's turn.
+        """Hash the rollouts of the steps from `step` on, and keep their first group when it is their turn.
 
         `version` counts the updates before the weights that played them, or their first turns.
         """
         self.hashes.take(played.rollouts)
-        every = self.settings.output.rollouts_every
-        if every == 0 or (step != 1 and step % every != 0):
+        every, steps = self.settings.output.rollouts_every, self.settings.algorithm.num_iterations
+        if every == 0 or (step != 1 and -step % every >= steps):
             return
         for rollout in played.groups[0].rollouts:
             self.folder.append(rollout.model_copy(update={"step": version}))

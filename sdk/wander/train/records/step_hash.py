@@ -59,13 +59,15 @@ class StepHashes(TrainerCallback):  # type: ignore[misc]
     def __init__(self, file: Path, *, keep: int = 0) -> None:
         self.file = file
         self.lines = [line for line in read_steps(file) if line.step <= keep]
-        self._played: tuple[str, str] | None = None
+        last = self.lines[-1] if self.lines else None
+        self._played = (last.rollouts, last.rewards) if last else None
+        """Of the rollouts that the next update learns from: new ones, or those of the update before."""
         self._started = perf_counter()
         self._weighing = self._last = 0.0
         jsonl.write_records(file, self.lines)
 
     def take(self, rollouts: Sequence[Rollout]) -> None:
-        """Take the rollouts of the step that is being made."""
+        """Take the rollouts that are learnt from now on."""
         self._played = rollouts_hash(rollouts), rewards_hash(rollouts)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
@@ -73,7 +75,6 @@ class StepHashes(TrainerCallback):  # type: ignore[misc]
         if not logs or "loss" not in logs or self._played is None:
             return
         rollouts, rewards = self._played
-        self._played = None
         told = [_bits(logs.get(name)) for name in ("loss", "grad_norm", "learning_rate")]
         line = StepHash(
             step=state.global_step,

@@ -230,7 +230,7 @@ def plan_examples(source: RolloutSource, settings: GRPOSettings) -> list[list[Ex
     """
     data = settings.data.model_copy(update={"curriculum": False})  # plays the same examples, oftener or not
     mixture = mixture_of(source, settings.model_copy(update={"data": data}))
-    steps, groups = settings.schedule.steps, settings.batch.groups
+    steps, groups = settings.batches, settings.batch.groups
     rows: list[dict[int, None]] = [{} for _ in mixture.samplers]
     for pick in (pick for _ in range(steps) for pick in mixture.draw(groups)):
         length = source.length(pick.environment)

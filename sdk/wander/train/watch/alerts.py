@@ -90,14 +90,15 @@ class AlertWatch:
             )
             alerts.append(("entropy_low", f"{text}, for {lasting} steps"))
         flat = number(entry, "groups_without_variance")
-        if self._fires("no_variance", flat is not None and flat > section.without_variance, lasting):
+        if flat is not None and self._fires("no_variance", flat > section.without_variance, lasting):
             text = f"{flat:.0%} of the groups have rewards without variance and teach nothing"
             alerts.append(("no_variance", f"{text}, over {section.without_variance:.0%} for {lasting} steps"))
         cut = number(entry, "truncated")
-        if self._fires("truncated", cut is not None and cut > section.truncated, 1):
+        if cut is not None and self._fires("truncated", cut > section.truncated, 1):
             alerts.append(("truncated", f"{cut:.0%} of the rollouts were cut short by a limit"))
         errors = environment_errors(entry)
-        if self._fires("environment_errors", errors is not None and errors > section.environment_errors, 1):
+        too_many = errors is not None and errors > section.environment_errors
+        if errors is not None and self._fires("environment_errors", too_many, 1):
             alerts.append(("environment_errors", f"{errors:.0%} of the rollouts failed in the environment"))
         if flat_cell := self._find_flat(entry):
             text = (
