@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -159,7 +160,7 @@ def store(home: Path) -> EnvironmentStore:
 
 def install(store: EnvironmentStore, name: str, lock: str, days: float = 0.0, *, built: bool = True) -> Path:
     """Put an installed environment into the store; returns its virtual environment."""
-    key = key_of(lock)
+    key = key_of(lock, platform.python_version())
     record = InstalledRecord(
         hub="http://testserver",
         owner="acme",

@@ -125,11 +125,6 @@ def test_a_wheel_for_this_machine_is_chosen() -> None:
         install.wheel_file(detail("b-1.0-cp27-cp27m-win32.whl"))
 
 
-def test_another_python_is_told_of_before_anything_is_downloaded() -> None:
-    with pytest.raises(ClientError, match="needs Python >=99"):
-        install._require_python(detail(requires_python=">=99"))
-
-
 def test_the_requirements_of_this_machine_count() -> None:
     found = needs.requirements_of(
         ["Wander_SDK>=0.1", "x; python_version < '3'", "y; extra == 'dev'", "z==2"], "acme/b 1.0"

@@ -16,12 +16,14 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from wander_client.errors import ClientError
 from wander_client.packages import classic
+from wander_client.packages.interpreters import HERE, Interpreter, choose_python
 from wander_client.packages.needs import HUB_PACKAGES, SDK
 from wander_client.packages.uv import index_arguments, make_virtualenv, run_uv
 from wander_client.packages.virtualenvs import VirtualEnvironments, key_of
@@ -36,23 +38,31 @@ def python_of(folder: Path, data_dir: Path, note: Callable[[str], None]) -> Path
     Raises `ClientError`, with the line that installs them, when that cannot be done.
     """
     declared = declared_requirements(folder)
+    python = python_for(folder, note)
     lacking = [each for each in declared if not _is_here(each)]
-    if not lacking:
-        return Path(sys.executable)
-    wanted = sorted(set(_third_parties(declared)))
+    if not lacking and python == HERE:
+        return HERE.path
+    wanted = sorted(set(_third_parties(_listed(folder))))  # uv knows which of them that Python needs
     copied = list(_sources())
     contents = "\n".join([*wanted, *(_fingerprint(source) for _, source in copied)])
-    missing = ", ".join(f"`{each}`" for each in lacking)
+    missing = ", ".join(f"`{each}`" for each in lacking) or f"Python {python.minor}"
 
     def build(place: Path) -> None:
         note(f"installing what `{folder.name}` needs and this Python lacks: {missing}")
-        make_virtualenv(place)
-        python, never = place / "bin" / "python", place / "never.txt"
+        make_virtualenv(place, python.path)
+        never = place / "never.txt"
         # Who requires one of Wander's own packages gets the copy, whatever an index has of that name.
         never.write_text(
             "".join(f"{name}; python_version < '3'\n" for name in HUB_PACKAGES), encoding="utf-8"
         )
-        options = ["--quiet", "--python", str(python), "--overrides", str(never), *index_arguments()]
+        options = [
+            "--quiet",
+            "--python",
+            str(place / "bin" / "python"),
+            "--overrides",
+            str(never),
+            *index_arguments(),
+        ]
         run_uv(["pip", "install", *options, *wanted], doing=f"installing what `{folder.name}` declares")
         (site,) = place.glob("lib/python3*/site-packages")
         for name, source in copied:
@@ -60,7 +70,7 @@ def python_of(folder: Path, data_dir: Path, note: Callable[[str], None]) -> Path
 
     try:
         digest = hashlib.sha256(contents.encode()).hexdigest()
-        with VirtualEnvironments(data_dir).hold(key_of(digest), build) as virtualenv:
+        with VirtualEnvironments(data_dir).hold(key_of(digest, python.version), build) as virtualenv:
             return virtualenv / "bin" / "python"
     except ClientError as error:
         error.hint = (
@@ -76,13 +86,30 @@ def install_line(requirements: list[Requirement]) -> str:
     return f"uv pip install --python {shlex.quote(sys.executable)} {words}"
 
 
+def python_for(folder: Path, note: Callable[[str], None] = lambda text: None) -> Interpreter:
+    """Return the Python that a folder requires; raises `ClientError` where none is to be had."""
+    required = _project(folder).get("requires-python")
+    return choose_python(required if isinstance(required, str) else None, f"`{folder.name}`", note)
+
+
 def declared_requirements(folder: Path) -> list[Requirement]:
     """Return what `pyproject.toml` declares for this machine; nothing where it leaves that to its build."""
+    return [each for each in _listed(folder) if _applies(each)]
+
+
+def _project(folder: Path) -> dict[str, Any]:
+    """Return the `[project]` table; nothing where it cannot be read, which loading tells."""
     try:
-        text = (folder / "pyproject.toml").read_text(encoding="utf-8")
-        listed = tomllib.loads(text).get("project", {}).get("dependencies", [])
-        found = [Requirement(each) for each in listed]
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, TypeError, AttributeError):
+        stated = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8")).get("project")
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return {}
+    return stated if isinstance(stated, dict) else {}
+
+
+def _listed(folder: Path) -> list[Requirement]:
+    try:
+        return [Requirement(each) for each in _project(folder).get("dependencies", [])]
+    except TypeError:
         return []  # loading the folder says what is wrong with it
     except InvalidRequirement as error:
         raise ClientError(
@@ -90,7 +117,6 @@ def declared_requirements(folder: Path) -> list[Requirement]:
             hint="correct `dependencies` in `pyproject.toml`",
             code="bad_pyproject",
         ) from error
-    return [each for each in found if _applies(each)]
 
 
 def _applies(requirement: Requirement, extra: str = "") -> bool:

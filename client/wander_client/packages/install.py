@@ -9,8 +9,6 @@ everything else from the user's index.
 from __future__ import annotations
 
 import hashlib
-import platform
-import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -20,8 +18,6 @@ from importlib.metadata import distributions
 from pathlib import Path
 from urllib.parse import unquote
 
-from packaging.specifiers import SpecifierSet
-from packaging.tags import sys_tags
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 from wander.wire import EnvironmentDetail, FileInfo, Unlocked, VersionDetail
@@ -29,6 +25,7 @@ from wander.wire import EnvironmentDetail, FileInfo, Unlocked, VersionDetail
 from wander_client.errors import ClientError, NotFound
 from wander_client.hub.api import HubApi
 from wander_client.names import EnvironmentName
+from wander_client.packages.interpreters import HERE, Interpreter, choose_python
 from wander_client.packages.lock import compile_lock, install_lines, read_lock
 from wander_client.packages.needs import (
     Needs,
@@ -91,8 +88,8 @@ def install(
     if detail.yanked:
         warn(f"`{name}` was yanked" + (f": {detail.yanked_reason}" if detail.yanked_reason else ""))
     exact = EnvironmentName(detail.owner, detail.name, detail.version)
-    listed = wheel_file(detail)
-    _require_python(detail)
+    python = choose_python(detail.requires_python, f"`{exact}`", warn)
+    listed = wheel_file(detail, python)
     if no_lock is None:
         last = [one for one in store.find(exact, hub.url) if one.is_chosen][-1:]
         no_lock = bool(last) and last[0].record.unlocked == "chosen"
@@ -111,10 +108,10 @@ def install(
         wheel = fetch_file(hub, cache_dir, parse_wheel_filename(listed.filename)[0], listed)
         with stage_folder(place) as work:
             if unlocked is None:
-                contents = _read_locked(hub, cache_dir, detail, wheel)
+                contents = _read_locked(hub, cache_dir, detail, wheel, python)
             else:
                 needs = needs_of(hub, cache_dir, wheel, detail.requires_dist, warn)
-                contents = _resolve_now(hub, cache_dir, detail.owner, needs, str(exact))
+                contents = _resolve_now(hub, cache_dir, detail.owner, needs, str(exact), python)
             with _fill(store.virtualenvs, contents, str(exact), force=force) as virtualenv:
                 record = _record(hub, detail, wheel, contents, unlocked, virtualenv)
                 (work / LOCK).write_bytes(contents.lock)
@@ -147,23 +144,28 @@ class _Contents:
     install: str
     """What uv is given: requirements with digests, or a lock with this machine's paths."""
     locked: bool
+    python: Interpreter
 
 
-def _read_locked(hub: HubApi, cache_dir: Path, detail: VersionDetail, wheel: Wheel) -> _Contents:
+def _read_locked(
+    hub: HubApi, cache_dir: Path, detail: VersionDetail, wheel: Wheel, python: Interpreter
+) -> _Contents:
     """Return what the version's lock names for this machine."""
     assert detail.lock is not None
     sha256 = detail.lock.sha256
     file = cache_dir / "locks" / sha256 / LOCK
     fetch_into(hub, file, detail.lock.url, sha256)
     content = file.read_bytes()
-    lines = install_lines(hub, cache_dir, read_lock(content), wheel)
+    lines = install_lines(hub, cache_dir, read_lock(content), wheel, python)
     key = hashlib.sha256(f"{sha256}\n{wheel.sha256}\n".encode()).hexdigest()
-    return _Contents(content, key, lines, locked=True)
+    return _Contents(content, key, lines, locked=True, python=python)
 
 
-def _resolve_now(hub: HubApi, cache_dir: Path, owner: str, needs: Needs, what: str) -> _Contents:
+def _resolve_now(
+    hub: HubApi, cache_dir: Path, owner: str, needs: Needs, what: str, python: Interpreter
+) -> _Contents:
     """Resolve what a wheel needs; the lock that is kept names the hub's URLs, not this machine's cache."""
-    here = portable = compile_lock(hub, owner, needs, what, ["--python", sys.executable])
+    here = portable = compile_lock(hub, owner, needs, what, ["--python", str(python.path)])
     for package in tomllib.loads(here)["packages"]:
         for file in package.get("wheels", []):
             url = str(file.get("url", ""))
@@ -174,7 +176,7 @@ def _resolve_now(hub: HubApi, cache_dir: Path, owner: str, needs: Needs, what: s
     for wheel in needs.wheels:
         portable = portable.replace(f'path = "{wheel.path}"', f'url = "{wheel.url}"')
     key = hashlib.sha256(portable.encode()).hexdigest()
-    return _Contents(portable.encode(), key, here, locked=False)
+    return _Contents(portable.encode(), key, here, locked=False, python=python)
 
 
 def try_out(
@@ -191,13 +193,14 @@ def try_out(
     Returns the interpreter and the lock; raises `ClientError`.
     """
     this = Wheel.at(wheel)
-    what = f"{this.project} {this.version}"
+    what, metadata = f"{this.project} {this.version}", metadata_of(wheel)
+    python = choose_python(metadata["Requires-Python"], f"`{what}`", warn)
     if lock is not None:
-        lines = install_lines(hub, cache_dir, read_lock(lock), this)
-        contents = _Contents(lock, this.sha256, lines, locked=True)
+        lines = install_lines(hub, cache_dir, read_lock(lock), this, python)
+        contents = _Contents(lock, this.sha256, lines, locked=True, python=python)
     else:
-        needs = needs_of(hub, cache_dir, this, requirements_in(metadata_of(wheel)), warn)
-        contents = _resolve_now(hub, cache_dir, owner, needs, what)
+        needs = needs_of(hub, cache_dir, this, requirements_in(metadata), warn)
+        contents = _resolve_now(hub, cache_dir, owner, needs, what, python)
     with _fill(VirtualEnvironments(work), contents, what) as virtualenv:
         path = work / LOCK
         path.write_bytes(contents.lock)
@@ -233,7 +236,7 @@ def _record(
         packages_sha256=hashlib.sha256(listing.encode()).hexdigest(),
         virtualenv=virtualenv.name,
         sdk=packages["wander-sdk"],
-        python=platform.python_version(),
+        python=contents.python.version,
         entry_point=detail.entry_point,
         installed_at=datetime.now(UTC),
     )
@@ -261,7 +264,7 @@ def _fill(
     """Hold the virtual environment of what is to be installed, made where there is none yet."""
 
     def install_into(folder: Path) -> None:
-        make_virtualenv(folder)
+        make_virtualenv(folder, contents.python.path)
         source = folder / ("requirements.txt" if contents.locked else LOCK)
         source.write_text(contents.install, encoding="utf-8")
         python = str(folder / "bin" / "python")
@@ -272,12 +275,12 @@ def _fill(
         )
         source.unlink()
 
-    return virtualenvs.hold(key_of(contents.key), install_into, force=force)
+    return virtualenvs.hold(key_of(contents.key, contents.python.version), install_into, force=force)
 
 
-def wheel_file(detail: VersionDetail) -> FileInfo:
-    """Return the wheel of a version that this Python can install."""
-    supported = {tag: rank for rank, tag in enumerate(sys_tags())}
+def wheel_file(detail: VersionDetail, python: Interpreter = HERE) -> FileInfo:
+    """Return the wheel of a version that a Python can install."""
+    supported = {tag: rank for rank, tag in enumerate(python.tags)}
     ranked = [
         (supported[tag], file.filename, file)
         for file in detail.files
@@ -293,14 +296,3 @@ def wheel_file(detail: VersionDetail) -> FileInfo:
             detail=listed,
         )
     return min(ranked, key=lambda item: item[:2])[2]
-
-
-def _require_python(detail: VersionDetail) -> None:
-    here = platform.python_version()
-    what = f"`{detail.owner}/{detail.name}` {detail.version}"
-    if detail.requires_python and not SpecifierSet(detail.requires_python).contains(here, prereleases=True):
-        raise ClientError(
-            f"{what} needs Python {detail.requires_python}, this is {here}",
-            hint="install wander-client under such a Python, or choose another version of the environment",
-            code="python_version",
-        )

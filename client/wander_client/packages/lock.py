@@ -40,6 +40,7 @@ from wander_client.errors import ClientError, Unavailable
 from wander_client.hub.api import HubApi
 from wander_client.packages.classic import lower_bounds
 from wander_client.packages.front import serve_hub_names
+from wander_client.packages.interpreters import HERE, OLDEST_PYTHON, Interpreter, choose_python
 from wander_client.packages.needs import (
     HUB_OWNER,
     HUB_PACKAGES,
@@ -53,8 +54,6 @@ from wander_client.packages.needs import (
 from wander_client.packages.uv import may_fall_through, put_first, run_uv
 
 LOCK = "pylock.toml"
-OLDEST_PYTHON = Version("3.11")
-"""What `wander-sdk` needs at least."""
 _PYPI = "https://pypi.org/simple/"
 _PYPI_FILES = "https://files.pythonhosted.org"
 _PUBLIC_HOSTS = frozenset(
@@ -110,20 +109,20 @@ def resolve_lock(
         if error.code != "uv_failed":
             raise
         try:
-            here = ["--python", sys.executable, *newer]
+            python = choose_python(metadata["Requires-Python"], f"`{what}`", warn)
+            here = ["--python", str(python.path), *newer]
             text, whole = compile_lock(hub, owner, needs, what, here), False
         except ClientError:
             error.hint = f"correct what the package requires, or look at your package index; {_NO_LOCK}"
             raise error from None
         reason = (error.detail or "").strip().partition("\n")[0].removeprefix("error: ")
-        here_only = _here_in_words()
-        warn(f"the lock is valid for {here_only} only; your package index lacks what others need: {reason}")
+        warn(f"the lock is valid for {python} only; your package index lacks what others need: {reason}")
     hosts = {*_PUBLIC_HOSTS, *keep_hosts, urlsplit(hub.url).netloc}
     data = _portable(tomllib.loads(text), needs, hosts)
     if not whole:
-        data["requires-python"] = f">={_minor()}"
+        data["requires-python"] = f">={python.minor}"
         data["environments"] = [
-            f"implementation_name == '{sys.implementation.name}' and python_version == '{_minor()}' "
+            f"implementation_name == '{sys.implementation.name}' and python_version == '{python.minor}' "
             f"and sys_platform == '{sys.platform}' and platform_machine == '{platform.machine()}'"
         ]
     content = _write(data).encode()
@@ -210,17 +209,18 @@ def read_lock(content: bytes) -> Pylock:
         raise ClientError("this is not a `pylock.toml`", code="bad_lock", detail=str(error)) from error
 
 
-def install_lines(hub: HubApi, cache_dir: Path, lock: Pylock, own: Wheel) -> str:
+def install_lines(hub: HubApi, cache_dir: Path, lock: Pylock, own: Wheel, python: Interpreter = HERE) -> str:
     """Return what uv installs with `--require-hashes`: the files of a lock that this machine takes.
 
     The wheel of the environment is the one that the hub lists; its packages are as the lock says.
     """
     lines = [f"{own.project} @ {own.path.as_uri()} --hash=sha256:{own.sha256}"]
     try:
-        chosen = [(package, file) for package, file in lock.select() if package.name != own.project]
+        selected = lock.select(environment=python.environment, tags=python.tags)
+        chosen = [(package, file) for package, file in selected if package.name != own.project]
     except PylockSelectError as error:
         raise ClientError(
-            f"the lock of `{own.project} {own.version}` does not hold for {_here_in_words()}",
+            f"the lock of `{own.project} {own.version}` does not hold for {python}",
             code="lock_platform",
             detail=str(error),
         ) from error
@@ -346,11 +346,3 @@ def _inline(value: Any) -> Any:
         array.extend(_inline(each) for each in value)
         return array.multiline(len(value) > 1)
     return value
-
-
-def _minor() -> str:
-    return ".".join(platform.python_version_tuple()[:2])
-
-
-def _here_in_words() -> str:
-    return f"{sys.implementation.name} {_minor()} on {sys.platform} ({platform.machine()})"

@@ -30,6 +30,7 @@ from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.hub.api import HubApi
 from wander_client.hub.transfer import Publication, Told, publish_files
 from wander_client.names import as_folder
+from wander_client.packages.folder import python_for
 from wander_client.packages.needs import metadata_of, requirements_in
 from wander_client.packages.uv import index_arguments, run_uv
 
@@ -75,11 +76,10 @@ class BuiltPackage:
 def build_package(folder: Path) -> Iterator[BuiltPackage]:
     """Build the wheel and the source distribution of a project; both are gone after the block."""
     require_project(folder)
+    python = ["--python", str(python_for(folder).path)]
     with TemporaryDirectory(prefix="wander-build-") as out:
-        run_uv(
-            ["build", "--quiet", "--no-create-gitignore", *index_arguments(), "--out-dir", out, str(folder)],
-            doing=f"building `{folder.name}`",
-        )
+        options = ["--quiet", "--no-create-gitignore", *python, *index_arguments(), "--out-dir", out]
+        run_uv(["build", *options, str(folder)], doing=f"building `{folder.name}`")
         wheels, sdists = sorted(Path(out).glob("*.whl")), sorted(Path(out).glob("*.tar.gz"))
         if len(wheels) != 1 or len(sdists) != 1:
             made = "\n".join(path.name for path in sorted(Path(out).iterdir()))

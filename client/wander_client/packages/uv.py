@@ -62,9 +62,9 @@ def run_uv(arguments: Sequence[str], *, doing: str, variables: Mapping[str, str]
     raise ClientError(f"{doing} failed", detail=said, code="uv_failed", hint="see the output of uv above")
 
 
-def make_virtualenv(folder: Path) -> None:
-    """Make a virtual environment of this Python in a folder, from where it may be moved."""
-    options = ["--quiet", "--relocatable", "--no-project", "--allow-existing", "--python", sys.executable]
+def make_virtualenv(folder: Path, python: Path) -> None:
+    """Make a virtual environment of a Python in a folder, from where it may be moved."""
+    options = ["--quiet", "--relocatable", "--no-project", "--allow-existing", "--python", str(python)]
     run_uv(["venv", *options, str(folder)], doing="making the virtual environment")
 
 

@@ -24,11 +24,9 @@ _YOUNG_SECONDS = 60.0
 """A temporary folder of this age may not have got its lock yet."""
 
 
-def key_of(contents_sha256: str) -> str:
-    """Return the name of the virtual environment with these contents under this Python."""
-    import platform
-
-    return f"{contents_sha256[:16]}-py{platform.python_version()}"
+def key_of(contents_sha256: str, python: str) -> str:
+    """Return the name of the virtual environment with these contents under a version of Python."""
+    return f"{contents_sha256[:16]}-py{python}"
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ def lock(
     from packaging.utils import canonicalize_name
 
     from wander_client.packages.install import exact_version, wheel_file
+    from wander_client.packages.interpreters import choose_python
     from wander_client.packages.lock import resolve_lock
     from wander_client.packages.needs import fetch_file
     from wander_client.packages.publish import build_package
@@ -64,7 +65,8 @@ def lock(
         else:
             detail = exact_version(hub, found)
             owner, name, version = detail.owner, detail.name, detail.version
-            file = wheel_file(detail)
+            python = choose_python(detail.requires_python, f"`{found}`", here.output.note)
+            file = wheel_file(detail, python)
             wheel = fetch_file(hub, here.settings.cache_dir, canonicalize_name(name), file).path
         label = f"{owner}/{name}@{version}"
         here.output.note(f"resolving what {label} needs")
