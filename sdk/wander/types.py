@@ -79,6 +79,8 @@ class SamplingArgs(BaseModel):
     """Upper bound on the tokens of one turn."""
     seed: int | None = None
     stop: list[str] | None = None
+    compact_at: int | None = Field(default=None, gt=0, exclude_if=lambda tokens: tokens is None)
+    """Models in this process: tokens that a conversation may have before its oldest turns are left out."""
 
     def given(self) -> dict[str, Any]:
         """Return only the fields that were set, extras included."""
@@ -143,6 +145,9 @@ class Turn(Record):
     """Answered from a cache of responses, not by the model."""
     player: str | None = Field(default=None, exclude_if=lambda player: player is None)
     """Who moved, where the environment has players."""
+    left_out: tuple[int, int] | None = Field(default=None, exclude_if=lambda gap: gap is None)
+    """Of the messages before this one, the first that the model was not shown any more, and the first after
+    it that it was (`SamplingArgs.compact_at`)."""
 
 
 class Failure(Record):

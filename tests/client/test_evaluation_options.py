@@ -146,3 +146,13 @@ def test_a_mistyped_model_is_told_before_the_run(wander: Wander, folder: Path, h
     assert (result.status, result.json["error"]["code"]) == (3, "model_not_found")
     assert result.json["error"]["hint"].startswith("did you mean `echo-large`?")
     assert not (home / "runs").exists()
+
+
+def test_turns_are_left_out_of_what_models_in_this_process_see_alone(wander: Wander, folder: Path) -> None:
+    with chat_endpoint(echo) as endpoint:
+        words = ("eval", "./say-env", "-m", "echo", "-b", endpoint.base_url, "--compact-at", "99", "--json")
+        refused = wander(*words)
+        asked = [one for one in endpoint.requests if "compact_at" in str(one)]
+    assert refused.status != 0
+    assert "`compact_at` is for models in this process" in refused.json["error"]["message"]
+    assert asked == []

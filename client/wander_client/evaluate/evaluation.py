@@ -221,6 +221,7 @@ async def begin(
         await client.check()  # before a folder is made for its run
         if environment.handle.info.calls_tools:
             client.check_tools()
+        client.check_sampling(settings.sampling)
         if evaluation.resume:
             await _require_same_environment(evaluation, environment)
         on_start(environment)

@@ -245,6 +245,13 @@ class EvaluationOptions(Record):
         Option("--top-p", "nucleus sampling", kind=float | None, section=SAMPLING),
         Option("--max-tokens", "most tokens of one turn", kind=int | None, min=1),
         Option(
+            "--compact-at",
+            "tokens from which old turns are left out, of a model in this process",
+            kind=int | None,
+            min=1,
+            section=SAMPLING,
+        ),
+        Option(
             *("--sampling", "further sampling arguments, a JSON object", EVAL),
             kind=str | None,
             several=True,

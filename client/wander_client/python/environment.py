@@ -257,6 +257,7 @@ class LoadedEnvironment:
           model in memory with its `tokenizer`. A client's methods are awaited on an event loop of its own.
         - `n`: examples of the `split`, 20 unless said, or `"all"`; `rollouts`: of each, 1 unless said.
         - `sampling`: `{"temperature": 0.7, "max_tokens": 256}`; what is not said the endpoint decides.
+          `compact_at` leaves out the oldest turns of longer conversations, of a model in this process.
         - `concurrency`: model calls at once, 32 unless said; `max_rollouts`: rollouts at once, twice that.
         - `base_url`, `key_variable`: an OpenAI-compatible endpoint, and the variable with its key.
         - `call_timeout`: seconds that one call may take; `cache` keeps answers of endpoints for later runs.
@@ -297,12 +298,14 @@ class LoadedEnvironment:
         *,
         max_tokens: int | None = None,
         max_rollout_tokens: int | None = None,
+        compact_at: int | None = None,
         run_seed: int = 0,
     ) -> EnvironmentRollouts:
         """Return the `rollout_func` of a `GRPOTrainer` of your own, beside `train_dataset` and `reward_func`.
 
         The trainer's model plays this environment, in a process of its own that ends with this handle:
-        `max_tokens` a turn, by default `max_completion_length`, and `max_rollout_tokens` the conversation.
+        `max_tokens` a turn, by default `max_completion_length`, and `max_rollout_tokens` the conversation,
+        whose oldest turns are left out from `compact_at` tokens on.
         """
         from wander.train.rollouts.own_trainer import EnvironmentRollouts
 
@@ -311,6 +314,7 @@ class LoadedEnvironment:
             lambda choice: open_again(loaded),
             max_tokens=max_tokens,
             max_rollout_tokens=max_rollout_tokens,
+            compact_at=compact_at,
             run_seed=run_seed,
         )
         self._stack.callback(func.close)

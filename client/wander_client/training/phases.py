@@ -221,7 +221,9 @@ class PhasedRun:
         from wander_client.evaluate.settings import EvaluationSettings
 
         players = phase.settings.rollouts
-        sampling = SamplingArgs(temperature=players.temperature, max_tokens=players.max_tokens)
+        sampling = SamplingArgs(
+            temperature=players.temperature, max_tokens=players.max_tokens, compact_at=players.compact_at
+        )
         section = phase.settings.environment
         settings, location = evaluations.settle(
             self._context,

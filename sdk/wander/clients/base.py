@@ -49,6 +49,8 @@ class ModelResponse(Record):
     finish_reason: str = "stop"
     usage: Usage = Field(default_factory=Usage)
     tokens: TurnTokens | None = None
+    left_out: tuple[int, int] | None = Field(default=None, exclude_if=lambda gap: gap is None)
+    """As in the `Turn` that this becomes."""
     cached: bool = Field(default=False, exclude=True)
     """Answered from a cache of responses. The host's own matter: it never travels to a worker."""
 
@@ -97,6 +99,12 @@ class Client(ABC):
         """Find out whether the model can be offered tools, before anything is played.
 
         Raises the `ModelError` that every call with tools would meet.
+        """
+
+    def check_sampling(self, sampling: SamplingArgs) -> None:  # noqa: B027 - an optional hook
+        """Find out whether the model can be sampled so, before anything is played.
+
+        Raises the `ModelError` that every call would meet.
         """
 
     def describe(self) -> dict[str, Any]:
@@ -151,6 +159,10 @@ class WrappedClient(Client):
     def check_tools(self) -> None:
         """Find out whether the client can be offered tools."""
         self._client.check_tools()
+
+    def check_sampling(self, sampling: SamplingArgs) -> None:
+        """Find out whether the client can sample so."""
+        self._client.check_sampling(sampling)
 
     def describe(self) -> dict[str, Any]:
         """Return what the client says about its endpoint."""

@@ -112,6 +112,7 @@ class OpenAIClient(Client):
 
     async def complete(self, request: ModelRequest) -> ModelResponse:
         """Return the endpoint's completion."""
+        self.check_sampling(request.sampling)
         unsent = {"attempts"} if self.send_reasoning else {"attempts", "reasoning_content"}
         messages = [
             {name: value for name, value in message.items() if name not in unsent}
@@ -165,6 +166,14 @@ class OpenAIClient(Client):
             raise error_of(answer, self.base_url, self.model)
         if answer.status == 200:
             completion_of(answer, self.base_url)
+
+    def check_sampling(self, sampling: SamplingArgs) -> None:
+        """Raise `ModelError` for what no endpoint does: it does not leave turns out."""
+        if sampling.compact_at is not None:
+            raise ModelError(
+                f"`compact_at` is for models in this process; `{self.model}` is behind an endpoint",
+                hint="leave it out, or name a checkpoint's folder without `-b` and `--serve`",
+            )
 
     def describe(self) -> dict[str, Any]:
         """Return kind, model and address; never the key."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from wander.clients.base import Client, ModelRequest, ModelResponse, WrappedClient
 from wander.errors import ConfigError
-from wander.types import EnvironmentInfo
+from wander.types import EnvironmentInfo, SamplingArgs
 
 
 class PlayersClient(WrappedClient):
@@ -46,6 +46,11 @@ class PlayersClient(WrappedClient):
         """Find out whether everybody can be offered tools."""
         for client in self._everybody:
             client.check_tools()
+
+    def check_sampling(self, sampling: SamplingArgs) -> None:
+        """Find out whether everybody can sample so."""
+        for client in self._everybody:
+            client.check_sampling(sampling)
 
 
 def require_players(info: EnvironmentInfo, named: Iterable[str]) -> None:

@@ -67,6 +67,7 @@ class ReplayClient(Client):
             finish_reason=turn.finish_reason,
             usage=turn.usage,
             tokens=turn.tokens,
+            left_out=turn.left_out,
             cached=False,
         )
 

@@ -56,6 +56,8 @@ class Conversation:
     """How many ids the text covers: where the next completion starts."""
     said: Message | None = None
     """The message that the environment was given for what was sampled last."""
+    left_out: tuple[int, int] | None = None
+    """Which messages of the rollout the model is not shown (`wander.models.compaction`)."""
 
 
 class ChatFormat:

@@ -15,10 +15,11 @@ from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.errors import ContextOverflow, ModelError
 from wander.models.batching import Batcher
 from wander.models.chat import ChatFormat, Conversation
+from wander.models.compaction import go_on
 from wander.models.engines.base import Job
 from wander.models.loading import LoadedModel, load_model, weights_digest
 from wander.models.sampling import Sample, Sampler, SampleRequest
-from wander.types import TurnTokens, Usage
+from wander.types import SamplingArgs, TurnTokens, Usage
 
 DEFAULT_MAX_TOKENS = 512
 """Tokens of one turn when the request does not say."""
@@ -26,7 +27,9 @@ DEFAULT_MAX_TOKENS = 512
 QUIET_SECONDS = 0.02
 """How long a batch that is not full waits for another request."""
 
-KNOWN_SAMPLING = frozenset({"temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "stop"})
+KNOWN_SAMPLING = frozenset(
+    {"temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "stop", "compact_at"}
+)
 
 
 class TransformersClient(Client):
@@ -70,12 +73,11 @@ class TransformersClient(Client):
         if request.tools:
             self.format.check_tools()
         kept = self._begun.get(request.rollout_id, {})
-        begun = kept.get(request.conversation)
-        conversation, _ = self.format.go_on(begun, request.messages, request.tools)
+        conversation, _ = go_on(self.format, kept.get(request.conversation), request, room_of(request))
         sample_request = sample_request_of(request, list(conversation.ids), self.sampler.context_length)
         job = Job(request.rollout_id, 0, sample_request)
         sample = await self._batcher.submit(request.rollout_id, job)
-        response = response_of(self.format, request, sample_request, sample)
+        response = response_of(self.format, request, sample_request, sample, conversation.left_out)
         if request.rollout_id in self._begun:
             self.format.append_completion(conversation, sample.ids)
             conversation.said = response.message
@@ -85,6 +87,10 @@ class TransformersClient(Client):
     def check_tools(self) -> None:
         """Raise `InvalidResponse` where the model is not told of tools, or its calls cannot be read."""
         self.format.check_tools()
+
+    def check_sampling(self, sampling: SamplingArgs) -> None:
+        """Raise `ModelError` for a sampling argument that is unknown here, or out of the model's reach."""
+        require_sampling(sampling, self.sampler.context_length)
 
     def _sample(self, jobs: Sequence[Job]) -> list[Sample]:
         try:
@@ -121,25 +127,41 @@ class TransformersClient(Client):
         self._batcher.close()
 
 
-def sample_request_of(request: ModelRequest, ids: list[int], context_length: int) -> SampleRequest:
-    """Turn a request's sampling arguments into those of the sampler.
+def room_of(request: ModelRequest) -> int:
+    """Return how many tokens the next turn may have."""
+    return request.sampling.max_tokens or DEFAULT_MAX_TOKENS
 
-    Raises `ContextOverflow` when the context leaves no room for a single token, `ModelError` for a sampling
-    argument that this client does not know.
-    """
-    room = context_length - len(ids)
-    if room < 1:
-        raise ContextOverflow(f"the conversation has {len(ids)} tokens, the model takes {context_length}")
-    given = request.sampling.given()
+
+def require_sampling(sampling: SamplingArgs, context_length: int) -> dict[str, Any]:
+    """Return the sampling arguments that are given; raises `ModelError` for one that cannot be heeded."""
+    given = sampling.given()
     unknown = sorted(set(given) - KNOWN_SAMPLING)
     if unknown:
         raise ModelError(
             f"models in this process do not know the sampling argument `{unknown[0]}`",
             hint=f"known are {', '.join(sorted(KNOWN_SAMPLING))}",
         )
+    if (limit := sampling.compact_at) is not None and limit > context_length:
+        raise ModelError(
+            f"`compact_at` is {limit}, and the model takes {context_length} tokens",
+            hint=f"give {context_length} or less",
+        )
+    return given
+
+
+def sample_request_of(request: ModelRequest, ids: list[int], context_length: int) -> SampleRequest:
+    """Turn a request's sampling arguments into those of the sampler.
+
+    Raises `ContextOverflow` when the context leaves no room for a single token, `ModelError` for a sampling
+    argument that this client does not know.
+    """
+    given = require_sampling(request.sampling, context_length)
+    room = (request.sampling.compact_at or context_length) - len(ids)
+    if room < 1:
+        raise ContextOverflow(f"the conversation has {len(ids)} tokens, the model takes {context_length}")
     return SampleRequest(
         ids=ids,
-        max_tokens=min(given.get("max_tokens", DEFAULT_MAX_TOKENS), room),
+        max_tokens=min(room_of(request), room),
         temperature=given.get("temperature", 1.0),
         top_p=given.get("top_p", 1.0),
         top_k=int(given.get("top_k", 0)),
@@ -150,7 +172,11 @@ def sample_request_of(request: ModelRequest, ids: list[int], context_length: int
 
 
 def response_of(
-    form: ChatFormat, asked: ModelRequest, request: SampleRequest, sample: Sample
+    form: ChatFormat,
+    asked: ModelRequest,
+    request: SampleRequest,
+    sample: Sample,
+    left_out: tuple[int, int] | None = None,
 ) -> ModelResponse:
     """Build the answer from what was sampled."""
     return ModelResponse(
@@ -160,4 +186,5 @@ def response_of(
         tokens=TurnTokens(
             prompt_ids=request.ids, completion_ids=sample.ids, logprobs=sample.logprobs, step=sample.step
         ),
+        left_out=left_out,
     )

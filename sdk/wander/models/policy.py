@@ -2,8 +2,9 @@
 
 Each rollout keeps the exact ids of its conversation. A turn appends the sampled ids and then only the ids of
 the new environment messages, so what is trained on is what was sampled, never a re-tokenised text. Where the
-chat template rewrites history, or the environment takes messages back, the turn starts from what the
-template shows, as any client's would, and its record begins a new sample
+chat template rewrites history, the environment takes messages back, or the oldest turns are left out
+(`wander.models.compaction`), the turn starts from what the template shows, as any client's would, and its
+record begins a new sample
 (`wander.train.rollouts.rows.trajectories_of`).
 
 What samples is an engine (`wander.models.engines`): transformers in this process, where on a CPU the same
@@ -19,10 +20,12 @@ from typing import Any
 from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.clients.sub_calls import main_rollout_id
 from wander.models.chat import ChatFormat, Conversation
-from wander.models.client import response_of, sample_request_of
+from wander.models.client import require_sampling, response_of, room_of, sample_request_of
+from wander.models.compaction import go_on
 from wander.models.engines.base import Engine, Job, SamplingTotals
 from wander.models.engines.transformers import TransformersEngine
 from wander.models.sampling import context_length_of, end_of_turn_ids
+from wander.types import SamplingArgs
 
 
 @dataclass
@@ -88,7 +91,7 @@ class PolicyClient(Client):
         episode = self._episodes[name]
         if request.tools:
             self.format.check_tools()
-        conversation, anew = self.format.go_on(episode.conversation, request.messages, request.tools)
+        conversation, anew = go_on(self.format, episode.conversation, request, room_of(request))
         episode.conversation = conversation
         if anew:
             self.engine.forget(name)  # what it cached is of the history that was
@@ -97,13 +100,17 @@ class PolicyClient(Client):
         order = self._episodes.get(request.rollout_id, episode).order
         sample = await self.engine.sample(Job(name, order, sample_request))
         self.format.append_completion(conversation, sample.ids)
-        response = response_of(self.format, request, sample_request, sample)
+        response = response_of(self.format, request, sample_request, sample, conversation.left_out)
         conversation.said = response.message
         return response
 
     def check_tools(self) -> None:
         """Raise `InvalidResponse` where the policy is not told of tools, or its calls cannot be read."""
         self.format.check_tools()
+
+    def check_sampling(self, sampling: SamplingArgs) -> None:
+        """Raise `ModelError` for a sampling argument that is unknown here, or out of the model's reach."""
+        require_sampling(sampling, self.context_length)
 
     def take_totals(self) -> SamplingTotals:
         """Return the totals and start new ones."""

@@ -81,6 +81,7 @@ class ModelCalls:
                 tokens=response.tokens,
                 cached=False,
                 player=player,
+                left_out=response.left_out,
             )
         )
         state.completion.append(

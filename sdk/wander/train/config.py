@@ -195,6 +195,17 @@ class SamplingSection(Section):
     """Tokens of one turn."""
     max_rollout_tokens: int | None = Field(default=None, gt=0)
     """Tokens of a whole rollout, prompt and the environment's included; it ends there, truncated."""
+    compact_at: int | None = Field(default=None, gt=0)
+    """Tokens that a conversation may have before its oldest turns are left out; what follows is another
+    sequence of the rollout, and learnt too. None leaves nothing out."""
+
+    @model_validator(mode="after")
+    def _one_end(self) -> SamplingSection:
+        if self.compact_at is not None and self.max_rollout_tokens is not None:
+            raise ValueError(
+                "`max_rollout_tokens` ends a conversation that `compact_at` makes go on: give one of them"
+            )
+        return self
 
 
 class ScheduleSection(Section):

@@ -546,7 +546,11 @@ def open_source(
     return RolloutSource(
         open_environment,
         client,
-        sampling=SamplingArgs(temperature=sampling.temperature, max_tokens=sampling.max_tokens),
+        sampling=SamplingArgs(
+            temperature=sampling.temperature,
+            max_tokens=sampling.max_tokens,
+            compact_at=sampling.compact_at,
+        ),
         run_seed=settings.schedule.seed if seed is None else seed,
         choices=choices_of(settings),
         retries=settings.batch.retries,

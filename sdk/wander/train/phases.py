@@ -64,6 +64,8 @@ class PlayersSection(Section):
     split: Literal["train", "eval"] = "train"
     temperature: float | None = Field(default=None, ge=0)
     max_tokens: int | None = Field(default=None, gt=0)
+    compact_at: int | None = Field(default=None, gt=0)
+    """Of a model in this process: as in `sampling`."""
     concurrency: int = Field(default=32, gt=0)
     seed: int = 0
 
@@ -235,7 +237,7 @@ def _rounds(
             f"`filter`{where}: it compares all that was played", hint="`preference` says what is compared"
         )
     sampling = shared.get("sampling", {})
-    usual = {key: sampling[key] for key in ("temperature", "max_tokens") if key in sampling}
+    usual = {key: sampling[key] for key in ("temperature", "max_tokens", "compact_at") if key in sampling}
     players = {"per_example": SEVERAL, "temperature": 1.0, **usual, **playing.get("rollouts", {})}
     if "model" in players or "base_url" in players:
         raise ConfigError(

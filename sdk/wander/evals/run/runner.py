@@ -126,6 +126,7 @@ async def evaluate(
         await client.check()
     if environment.info.calls_tools:
         client.check_tools()
+    client.check_sampling(plan.sampling)
     examples = await planned_examples(environment, plan)
     manifest = new_manifest(
         environment=pin,

@@ -156,6 +156,7 @@ class Evaluator:
         return SamplingArgs(
             temperature=section.temperature,
             max_tokens=section.max_tokens or self.settings.sampling.max_tokens,
+            compact_at=self.settings.sampling.compact_at,
         )
 
     def evaluate(self, step: int) -> list[CellEvaluation]:

@@ -53,7 +53,8 @@ class EnvironmentRollouts:
     """Plays the prompts that a trainer draws; TRL's `rollout_func`.
 
     `max_tokens` bounds one turn, by default as the trainer's `max_completion_length`, `max_rollout_tokens`
-    the whole conversation. A failed rollout is played `retries` times more, and has no reward then.
+    the whole conversation, whose oldest turns are left out from `compact_at` tokens on. A failed rollout is
+    played `retries` times more, and has no reward then.
     """
 
     def __init__(
@@ -62,12 +63,14 @@ class EnvironmentRollouts:
         *,
         max_tokens: int | None = None,
         max_rollout_tokens: int | None = None,
+        compact_at: int | None = None,
         run_seed: int = 0,
         retries: int = 1,
     ) -> None:
         self._open_environment = open_environment
         self._max_tokens = max_tokens
         self._max_rollout_tokens = max_rollout_tokens
+        self._compact_at = compact_at
         self._run_seed = run_seed
         self._retries = retries
         self._source: RolloutSource | None = None
@@ -116,7 +119,9 @@ class EnvironmentRollouts:
         return RolloutSource(
             self._open_environment,
             client,
-            sampling=SamplingArgs(temperature=trainer.args.temperature, max_tokens=most),
+            sampling=SamplingArgs(
+                temperature=trainer.args.temperature, max_tokens=most, compact_at=self._compact_at
+            ),
             run_seed=self._run_seed,
             retries=self._retries,
         )

@@ -105,6 +105,7 @@ class RolloutSource:
             require_distinct(self.labels)
             if any(opened.info.calls_tools for opened in self.environments):
                 client.check_tools()
+            client.check_sampling(sampling)
         except BaseException:
             self.thread.close()
             raise
