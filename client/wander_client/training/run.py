@@ -450,11 +450,11 @@ def verify_run(
     workers: Sequence[str] = (),
     token_file: str | None = None,
 ) -> int:
-    """Repeat the first steps of a run, tell what came of it, and return the exit status of that.
+    """Check a run's record, repeat its first steps, tell what came of it, and return the exit status of that.
 
     Its environment plays where it did, or at the addresses of `workers`.
 
-    0: all came out the same; 1: one did not, or the run cannot be repeated; 6: the run has fewer steps.
+    0: all came out the same; 1: something did not, or the run cannot be repeated; 6: it has fewer steps.
     """
     from wander.train.verify import verify_training
 
@@ -470,22 +470,35 @@ def verify_run(
             pin=environments.pin,
             progress=lambda entry: show({**entry, "steps": wanted}),
         )
-    data = {**report.model_dump(mode="json"), "same": report.same}
+    data = {**report.model_dump(mode="json"), "same": report.same, "sound": report.sound}
     context.output.answer(data, lambda: show_verification(report, context.output))
-    if report.difference is not None or report.compared == 0:
+    if report.difference is not None or report.compared == 0 or not report.sound:
         return FAILED
     return OK if report.same else PARTIAL
 
 
 def show_verification(report: TrainingVerification, output: Output) -> None:
-    """Print what a repetition came to."""
+    """Print what a repetition came to, and what the record's checks."""
     if report.compared == 0:
         output.line(f"not repeated: {report.refused}")
-        return
+    else:
+        _show_repetition(report, output)
+    units = {"metrics": "steps", "evaluations": "cells", "checkpoints": "files"}
+    for check in report.records:
+        again = f", those after steps {', '.join(map(str, check.played_again))} played again"
+        told = f"{check.checked} {units[check.part]} checked{again if check.played_again else ''}"
+        output.line(f"{check.part:<11}  {told}")
+        for difference in check.differences:
+            output.line(f"  differs: {difference}", style="error")
+        for each in check.unchecked:
+            output.line(f"  not checked: {each}")
+
+
+def _show_repetition(report: TrainingVerification, output: Output) -> None:
     found = report.difference
     same = report.compared - (found is not None)
-    output.line(f"repeated  {report.compared} of {report.asked} steps in {report.seconds:.1f} s")
-    output.line(f"same      {same}, with the weights after {report.weights_compared} of those compared")
+    output.line(f"repeated     {report.compared} of {report.asked} steps in {report.seconds:.1f} s")
+    output.line(f"same         {same}, with the weights after {report.weights_compared} of those compared")
     if found is not None:
         told = {
             "rollouts": "other tokens were sampled, or with other probabilities",
@@ -493,8 +506,8 @@ def show_verification(report: TrainingVerification, output: Output) -> None:
             "update": "the same rollouts and rewards gave another loss or gradient",
             "weights": "the same gradient gave other weights",
         }[found.part]
-        output.line(f"differs   step {found.step}, in its {found.part}: {told}", style="error")
+        output.line(f"differs      step {found.step}, in its {found.part}: {told}", style="error")
     elif report.refused is not None:
-        output.line(f"ended     {report.refused}")
+        output.line(f"ended        {report.refused}")
     for each in report.changed:
         output.line(f"  {each}")

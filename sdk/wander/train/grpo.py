@@ -71,7 +71,8 @@ from wander.train.engine import (
     engine_beside,
     open_engine,
 )
-from wander.train.evaluation.schedule import BEST_MODEL, Listener, Schedule
+from wander.train.evaluation.schedule import Listener, Schedule
+from wander.train.records.checkpoints import BEST_MODEL, MODEL
 from wander.train.records.outcome import BestCheckpoint, Outcome, Stopped, write_outcome
 from wander.train.records.record import METRICS, TrainingRecord
 from wander.train.rollouts.ahead import StepsAhead
@@ -413,7 +414,7 @@ def result_of(
     rewards = [entry["reward"] for entry in entries if entry.get("reward") is not None]
     tenth = max(1, len(rewards) // 10)
     return GRPOResult(
-        model=folder / "model",
+        model=folder / MODEL,
         steps=len(entries),
         interrupted=not outcome.finished,
         first_reward=mean(rewards[:tenth]),
@@ -471,7 +472,8 @@ def train_grpo(
         )
         stack.callback(record.close)
         begun = world.from_main(lambda: record.checkpoint.path if record.checkpoint else None)
-        log = StepLog(own / METRICS, progress if world.is_main else None, keep=begun)
+        told = record.hashes.take_metrics, progress if world.is_main else None
+        log = StepLog(own / METRICS, *told, keep=begun)
         log.agree = world.any
         schedule = Schedule(
             *(open_environment, source, settings, own, log, world, begun),
@@ -497,7 +499,7 @@ def train_grpo(
             outcome = schedule.outcome(trainer.state.global_step, interrupted=interrupted)
             if outcome.best is not None:
                 record.keep_weights(outcome.best.step, own / BEST_MODEL)
-            record.keep_weights(outcome.steps, save_policy(trainer.model, loaded, own / "model"))
+            record.keep_model(outcome.steps, save_policy(trainer.model, loaded, own / MODEL))
         if not interrupted:
             record.finish()
         write_outcome(own, outcome)

@@ -15,6 +15,7 @@ from typing import Any
 
 from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
+from wander.errors import RunError
 from wander.models.loading import torch_device
 from wander.train.config import ModelSection, OfflineScheduleSection, ScheduleSection
 
@@ -92,7 +93,7 @@ class StepLog(TrainerCallback):  # type: ignore[misc]
     def __init__(
         self,
         file: Path,
-        progress: Progress | None = None,
+        *readers: Progress | None,
         keep: Path | None = None,
     ) -> None:
         self.file = file
@@ -102,16 +103,14 @@ class StepLog(TrainerCallback):  # type: ignore[misc]
         self.stop_requested = False
         self.agree: Callable[[bool], bool] = bool
         """Tells whether any process of the run was asked to stop; all of them call it."""
-        self.readers: list[Progress] = [progress] if progress is not None else []
+        self.readers: list[Progress] = [read for read in readers if read is not None]
         """Called with every line once it is written."""
         self._paused = 0.0
         self._noted: dict[str, float | None] = {}
         if keep is not None and file.is_file():
             # A resumed run keeps the steps that its checkpoint covers and plays the later ones again.
             covered = count_covered_steps(keep)
-            # A last line without its end was cut short by a kill.
-            lines = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n")[:-1]]
-            self.entries = [entry for entry in lines if entry["step"] <= covered]
+            self.entries = [entry for entry in read_entries(file) if entry["step"] <= covered]
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("".join(json.dumps(entry) + "\n" for entry in self.entries), encoding="utf-8")
 
@@ -150,6 +149,23 @@ class StepLog(TrainerCallback):  # type: ignore[misc]
             control.should_save = True
             control.should_training_stop = True
         return control
+
+
+def read_entries(file: Path) -> list[dict[str, Any]]:
+    """Return the lines of a file of metrics, without a last one that a kill cut short.
+
+    Raises `RunError` for a line that is none.
+    """
+    entries = []
+    for number, line in enumerate(file.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            entry = None
+        if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
+            raise RunError(f"`{file}` is damaged: line {number} is no step")
+        entries.append(entry)
+    return entries
 
 
 class OnSave(TrainerCallback):  # type: ignore[misc]

@@ -19,6 +19,7 @@ from wander.train.evaluation.evaluator import (
     write_evaluations,
 )
 from wander.train.evaluation.stopping import StoppingCallback
+from wander.train.records.checkpoints import BEST_MODEL, seal_model
 from wander.train.records.outcome import BestCheckpoint, Outcome, read_best, write_best
 from wander.train.rollouts.environments import EnvironmentOpener
 from wander.train.rollouts.source import RolloutSource
@@ -26,9 +27,6 @@ from wander.train.trainer import StepLog, count_covered_steps
 
 SaveBest = Callable[[int, Path], str | None]
 """Saves the weights of a step in a folder, on record, and returns their digest."""
-
-BEST_MODEL = "best"
-"""Where the weights that did best are kept; those of the end are in `model`."""
 
 Listener = Callable[[int, Sequence[CellEvaluation]], None]
 """Hears of every evaluation: the step and its cells."""
@@ -92,6 +90,7 @@ class EvaluationCallback(TrainerCallback):  # type: ignore[misc]
             return
         best = BestCheckpoint(metric=output.keep_best, mode=output.best_mode, value=value, step=step)
         sha256 = self.save_best(step, self.folder / BEST_MODEL)
+        seal_model(self.folder, BEST_MODEL)
         self.best = best.model_copy(update={"weights_sha256": sha256})
         write_best(self.folder, self.best)
 

@@ -3,11 +3,13 @@
 A checkpoint is a folder of many files, and a process may be killed between any two of them. Its seal is
 written last: a folder without one was never finished and is passed over. The seal names every file with its
 digest, so that a damaged checkpoint is refused instead of trained on, and says how long the run's record was.
+The models that a run ends with are nothing to go on from: their seals are kept beside them, in the record.
 """
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +25,10 @@ SEALED = "sealed.jsonl"
 """The steps of a run's whole checkpoints, one line each: so that it is noticed when one goes missing."""
 SAVED = "checkpoints.jsonl"
 """The digests of the weights that a run saved, one line each."""
+SEALS = "seals.json"
+"""The digests of every file of the models that a run made, by the model's folder."""
+MODEL, BEST_MODEL = "model", "best"
+"""Where the weights of the end are kept, and those that did best."""
 
 
 class CheckpointSeal(Record):
@@ -58,16 +64,55 @@ class SavedCheckpoint:
             seal = self.seal
         except RunError as error:
             return str(error)
-        for name, sha256 in sorted(seal.files.items()) if seal else ():
-            try:
-                found = file_digest(self.path / name)
-            except FileNotFoundError:
-                return f"`{self.path / name}` is missing"
-            except OSError as error:
-                return f"`{self.path / name}` cannot be read: {error.strerror}"
-            if found != sha256:
-                return f"`{self.path / name}` is damaged: its bytes are not those that were saved"
-        return None
+        faults = find_faults(self.path, seal.files if seal else {})
+        return next((f"`{self.path / name}` {problem}" for name, problem in faults), None)
+
+
+def find_faults(folder: Path, files: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield which files have other digests than these, and what is wrong with each, in words."""
+    for name, sha256 in sorted(files.items()):
+        try:
+            if file_digest(folder / name) != sha256:
+                yield name, "is damaged: its bytes are not those that were saved"
+        except FileNotFoundError:
+            yield name, "is missing"
+        except OSError as error:
+            yield name, f"cannot be read: {error.strerror}"
+
+
+class ModelSeals(Record):
+    """What the models of a run consist of: `seals.json`."""
+
+    models: dict[str, dict[str, str]] = Field(default_factory=dict)
+    """SHA-256 of every file, by the model's folder in the run's and the file's path in it."""
+
+
+def seal_model(run: Path, name: str) -> None:
+    """Keep the digests of a model that was just written."""
+    models = {**read_model_seals(run), name: _digest_files(run / name)}
+    jsonl.write_whole(run / SEALS, ModelSeals(models=models).model_dump_json(indent=1).encode() + b"\n")
+
+
+def read_model_seals(run: Path) -> dict[str, dict[str, str]]:
+    """Return the digests of the files of a run's models; none of a run that kept none.
+
+    Raises `RunError` for a record that cannot be read.
+    """
+    try:
+        return ModelSeals.model_validate_json((run / SEALS).read_bytes()).models
+    except FileNotFoundError:
+        return {}
+    except ValidationError as error:
+        raise RunError(f"`{run / SEALS}` is damaged") from error
+
+
+def _digest_files(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of every file of a folder but its seal, by its path there."""
+    return {
+        path.relative_to(folder).as_posix(): file_digest(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != SEAL
+    }
 
 
 class SealedStep(Record):
@@ -79,12 +124,7 @@ class SealedStep(Record):
 def seal_checkpoint(run: Path, step: int, rollouts_bytes: int) -> Path:
     """Declare the checkpoint of a step whole, once everything that belongs to it is written; return it."""
     folder = run / "checkpoints" / f"checkpoint-{step}"
-    files = {
-        path.relative_to(folder).as_posix(): file_digest(path)
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != SEAL
-    }
-    seal = CheckpointSeal(step=step, rollouts_bytes=rollouts_bytes, files=files)
+    seal = CheckpointSeal(step=step, rollouts_bytes=rollouts_bytes, files=_digest_files(folder))
     jsonl.write_whole(folder / SEAL, seal.model_dump_json(indent=1).encode() + b"\n")
     sealed = [*(one for one in list_sealed_steps(run) if one != step), step]
     jsonl.write_records(run / SEALED, (SealedStep(step=one) for one in sealed))

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
+from pydantic import ValidationError
+
+from wander.errors import RunError
 from wander.evals.store import jsonl
 from wander.types import Record
 
 OUTCOME = "outcome.json"
 BEST = "best.json"
+
+Kept = TypeVar("Kept", bound=Record)
 
 
 class Stopped(Record):
@@ -55,8 +60,7 @@ class Outcome(Record):
 
 def read_outcome(folder: Path) -> Outcome | None:
     """Return how a run ended; None while it plays, and of runs that were killed."""
-    file = folder / OUTCOME
-    return Outcome.model_validate_json(file.read_bytes()) if file.is_file() else None
+    return _read(folder / OUTCOME, Outcome)
 
 
 def write_outcome(folder: Path, outcome: Outcome) -> None:
@@ -66,8 +70,14 @@ def write_outcome(folder: Path, outcome: Outcome) -> None:
 
 def read_best(folder: Path) -> BestCheckpoint | None:
     """Return which weights a run kept as its best, if it did."""
-    file = folder / BEST
-    return BestCheckpoint.model_validate_json(file.read_bytes()) if file.is_file() else None
+    return _read(folder / BEST, BestCheckpoint)
+
+
+def _read(file: Path, kind: type[Kept]) -> Kept | None:
+    try:
+        return kind.model_validate_json(file.read_bytes()) if file.is_file() else None
+    except ValidationError as error:
+        raise RunError(f"`{file}` is damaged: it is no {kind.__name__}") from error
 
 
 def write_best(folder: Path, best: BestCheckpoint) -> None:

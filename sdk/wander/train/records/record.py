@@ -8,7 +8,6 @@ rollouts are a sample: the first group of every `output.rollouts_every`-th step.
 from __future__ import annotations
 
 import contextlib
-import json
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,9 +29,11 @@ from wander.train.records.checkpoints import (
     checkpoint_to_resume,
     give_up_later,
     seal_checkpoint,
+    seal_model,
     write_saved,
 )
 from wander.train.records.checkpoints import read_saved as read_checkpoints
+from wander.train.records.outcome import OUTCOME
 from wander.train.records.reproduction import (
     arithmetic,
     looseness,
@@ -43,7 +44,7 @@ from wander.train.records.step_hash import STEPS, StepHashes
 from wander.train.rollouts.environments import PinSource
 from wander.train.rollouts.source import RolloutSource
 from wander.train.rollouts.step import PlayedStep, plan_examples
-from wander.train.trainer import OnSave
+from wander.train.trainer import OnSave, read_entries
 from wander.types import task_set_digest
 from wander.wire import EnvironmentPin, RunManifest
 from wander.wire.postings import Checkpoint
@@ -112,6 +113,7 @@ class TrainingRecord:
             folder.set_reproduction(made.model_copy(update={"allowed": [*made.allowed, *changes]}))
         seal = found.seal if found else None
         if sealed:
+            (path / OUTCOME).unlink(missing_ok=True)  # it has not ended
             folder.cut(seal.rollouts_bytes if seal else 0)
             give_up_later(path, begun)
         return cls(folder, settings, found)
@@ -155,6 +157,11 @@ class TrainingRecord:
         made = Checkpoint(step=step, weights_sha256=sha256)
         earlier = [one for one in read_checkpoints(self.folder.path) if one.weights_sha256 != sha256]
         write_saved(self.folder.path, [*earlier, made])
+
+    def keep_model(self, step: int, folder: Path) -> None:
+        """Keep the digests of the model that the run ends with."""
+        self.keep_weights(step, folder)
+        seal_model(self.folder.path, folder.name)
 
     def finish(self) -> None:
         """Derive the summary of what was kept and close the folder."""
@@ -222,4 +229,4 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     file = folder / METRICS
     if not file.is_file():
         raise RunError(f"`{folder}` has no {METRICS}", hint="give the folder of a training run")
-    return [json.loads(line) for line in file.read_bytes().split(b"\n") if line.strip()]
+    return read_entries(file)

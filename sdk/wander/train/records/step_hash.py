@@ -3,7 +3,8 @@
 `rollouts`: the tokens that were seen and sampled, and the log-probabilities of the sampled ones. `rewards`:
 what the environment gave for them. `update`: loss, gradient norm and learning rate. All by their bits. The
 weights after a step are hashed as often as half a percent of the time allows, and always after the first and
-the last step.
+the last step. `metrics` checks every value of the step's line in `metrics.jsonl`, times included, so it is
+none of the parts: two repetitions never take the same time.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import hashlib
 import json
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, get_args
@@ -29,6 +30,12 @@ STEPS = "steps.jsonl"
 SHARE = 0.005
 """Most of the training time that hashing weights may take."""
 
+CHECK_DIGITS = 8
+"""Of the SHA-256 of a value and its name: enough to find whatever was not changed on purpose here too."""
+
+UPDATE = ("loss", "grad_norm", "learning_rate")
+"""What `update` is the hash of."""
+
 Part = Literal["rollouts", "rewards", "update", "weights"]
 PARTS: tuple[Part, ...] = get_args(Part)
 """In the order in which a step makes them: what differs first is the cause of the rest."""
@@ -43,6 +50,8 @@ class StepHash(Record):
     update: str
     weights: str | None = None
     """Of the parameters that learn, after the step; None where they were not hashed."""
+    metrics: str | None = None
+    """`check_digits` of the step's line in `metrics.jsonl`; None in runs of earlier trainers."""
 
     def first_difference(self, other: StepHash) -> Part | None:
         """Return the first part in which two steps differ; weights count where both have them."""
@@ -62,6 +71,7 @@ class StepHashes(TrainerCallback):  # type: ignore[misc]
         last = self.lines[-1] if self.lines else None
         self._played = (last.rollouts, last.rewards) if last else None
         """Of the rollouts that the next update learns from: new ones, or those of the update before."""
+        self._metrics: str | None = None
         self._started = perf_counter()
         self._weighing = self._last = 0.0
         jsonl.write_records(file, self.lines)
@@ -70,18 +80,22 @@ class StepHashes(TrainerCallback):  # type: ignore[misc]
         """Take the rollouts that are learnt from now on."""
         self._played = rollouts_hash(rollouts), rewards_hash(rollouts)
 
+    def take_metrics(self, entry: Mapping[str, Any]) -> None:
+        """Take the line of metrics of the step that was just made."""
+        self._metrics = check_digits(entry)
+
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Write the line of the step that was just made."""
         if not logs or "loss" not in logs or self._played is None:
             return
         rollouts, rewards = self._played
-        told = [_bits(logs.get(name)) for name in ("loss", "grad_norm", "learning_rate")]
         line = StepHash(
             step=state.global_step,
             rollouts=rollouts,
             rewards=rewards,
-            update=hashlib.sha256(_frame(*told)).hexdigest(),
+            update=update_hash(logs),
             weights=self._weights(state, kwargs.get("model")),
+            metrics=self._metrics,
         )
         self.lines.append(line)
         with self.file.open("a", encoding="utf-8") as stream:
@@ -123,6 +137,18 @@ def rewards_hash(rollouts: Sequence[Rollout]) -> str:
         metrics = [[name, _bits(value)] for name, value in sorted(rollout.metrics.items())]
         whole.update(_frame(rollout.example_id, rollout.index, failed, _bits(rollout.reward), metrics))
     return whole.hexdigest()
+
+
+def update_hash(metrics: Mapping[str, Any]) -> str:
+    """Hash what the trainer made of the rollouts."""
+    return hashlib.sha256(_frame(*(_bits(metrics.get(name)) for name in UPDATE))).hexdigest()
+
+
+def check_digits(metrics: Mapping[str, Any]) -> str:
+    """Return `CHECK_DIGITS` hex digits for each name and value, one after the other."""
+    return "".join(
+        hashlib.sha256(_frame(name, value)).hexdigest()[:CHECK_DIGITS] for name, value in metrics.items()
+    )
 
 
 def weights_hash(model: Any) -> str:

@@ -1,8 +1,9 @@
-"""Train the first steps of a run again, from its recorded settings and starting weights, and compare hashes.
+"""Check a run's record, and train its first steps again from its recorded settings and starting weights.
 
 Every step is compared in the order in which it is made: the rollouts, what the environment gave for them, the
 update, the weights. What differs first is told, and the repetition ends there: all that comes after follows
 from it. Only runs in exact mode can be compared so; of one in fast mode two repetitions differ themselves.
+Where the steps come out the same, so do evaluations: those whose weights are here are played again.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from wander.train.records.reproduction import arithmetic, training_differences
 from wander.train.records.step_hash import STEPS, Part, StepHash, read_steps, weights_hash
 from wander.train.rollouts.environments import EnvironmentOpener, PinSource
 from wander.train.trainer import Progress
+from wander.train.verify.evaluations import evaluate_again
+from wander.train.verify.findings import RecordCheck
+from wander.train.verify.records import check_evaluations, check_files, check_metrics
 from wander.types import Record
 from wander.wire import RunManifest
 
@@ -58,6 +62,13 @@ class TrainingVerification(Record):
     changed: list[str] = Field(default_factory=list)
     """Libraries and hardware that are not those of the run: where steps differ, the likely cause."""
     seconds: float = 0.0
+    records: list[RecordCheck] = Field(default_factory=list)
+    """What became of checking metrics, evaluations and checkpoints."""
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing in the record is other than what was written."""
+        return not any(check.differences for check in self.records)
 
     @property
     def same(self) -> bool:
@@ -73,7 +84,7 @@ def verify_training(
     pin: PinSource | None = None,
     progress: Progress | None = None,
 ) -> TrainingVerification:
-    """Train the first `steps` of a run again and compare each with its record.
+    """Check a run's record, train its first `steps` again and compare each with it.
 
     `open_environment` opens what the run's manifest pins. Raises `RunError` for a folder that holds no
     training run.
@@ -84,13 +95,17 @@ def verify_training(
         raise RunError(
             f"`{run}` is no training run", hint=f"`wander runs replay {run}` plays an evaluation again"
         )
-    report = TrainingVerification(run_id=manifest.run_id, asked=steps)
     recorded = read_steps(run / STEPS)
+    evaluations = check_evaluations(run)
+    records = [check_metrics(run, recorded), evaluations, check_files(run)]
+    report = TrainingVerification(run_id=manifest.run_id, asked=steps, records=records)
     comparable, why = _comparable(manifest, recorded, steps)
     if comparable == 0 or manifest.reproduction is None:
+        evaluations.unchecked.append(f"no evaluation was played again: {why}")
         return report.model_copy(update={"refused": why})
     comparison = _Comparison(manifest, recorded[:comparable])
     made = manifest.reproduction
+    settings = _read_settings(manifest, made.device)
     try:
         with (
             tempfile.TemporaryDirectory(prefix="wander-training-") as folder,
@@ -99,16 +114,19 @@ def verify_training(
             comparison.folder = Path(folder) / "run"
             result = train_grpo(
                 open_environment,
-                _settings_to_repeat(manifest, made.device),
+                _without_watching(settings),
                 comparison.folder,
                 pin=pin,
                 progress=progress,
                 observers=[comparison],
             )
-        if result.interrupted:
-            raise KeyboardInterrupt
+            if result.interrupted:
+                raise KeyboardInterrupt
+            if comparison.difference is None:
+                evaluate_again(run, evaluations, open_environment, settings, manifest, recorded)
     except _OtherRun as error:
         why = str(error)
+        evaluations.unchecked.append("no evaluation was played again: it would be of something else")
     return report.model_copy(
         update={
             "compared": comparison.compared,
@@ -184,15 +202,19 @@ def _comparable(manifest: RunManifest, recorded: list[StepHash], steps: int) -> 
     return steps, None
 
 
-def _settings_to_repeat(manifest: RunManifest, device: str) -> GRPOSettings:
-    """Return a run's settings without what changes no weight: evaluation, stopping, checkpoints, trackers."""
+def _read_settings(manifest: RunManifest, device: str) -> GRPOSettings:
+    """Return the settings of a run, on the device that it computed on."""
     try:
         settings = GRPOSettings.model_validate(manifest.training)
     except ValidationError as error:
         raise RunError(f"the settings of run `{manifest.run_id}` cannot be read: {error}") from error
+    return settings.model_copy(update={"model": settings.model.model_copy(update={"device": device})})
+
+
+def _without_watching(settings: GRPOSettings) -> GRPOSettings:
+    """Return settings without what changes no weight: evaluation, stopping, checkpoints, trackers."""
     return settings.model_copy(
         update={
-            "model": settings.model.model_copy(update={"device": device}),
             "evaluation": EvaluationSection(),
             "stopping": StoppingSection(),
             "output": OutputSection(rollouts_every=0),

@@ -1,0 +1,185 @@
+"""What `verify_training` finds in a run's record beside its first steps: one thing changed at a time."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from wander.train.config import GRPOSettings
+from wander.train.grpo import train_grpo
+from wander.train.records.checkpoints import SEALS
+from wander.train.records.step_hash import STEPS
+from wander.train.verify import RecordCheck, TrainingVerification, verify_training
+
+from .conftest import bandit, opener_of
+
+
+@pytest.fixture(scope="module")
+def trained(puller: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three steps, evaluated after each, with its best and its checkpoints."""
+    folder = tmp_path_factory.mktemp("checked") / "run"
+    settings = GRPOSettings.model_validate(
+        {
+            "model": {"path": str(puller), "device": "cpu"},
+            "batch": {"rollouts": 16, "group_size": 4, "rows_at_once": 16},
+            "sampling": {"max_tokens": 6},
+            "schedule": {"steps": 3, "learning_rate": 5e-3},
+            "evaluation": {"every": 1, "examples": 6},
+            "output": {"checkpoint_every": 1, "keep_best": "eval/payoff"},
+        }
+    )
+    train_grpo(opener_of(bandit), settings, folder)
+    return folder
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be tampered with."""
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def verified(run: Path) -> TrainingVerification:
+    return verify_training(run, opener_of(bandit), steps=1)
+
+
+def part(report: TrainingVerification, name: str) -> RecordCheck:
+    return next(check for check in report.records if check.part == name)
+
+
+def edit_line(file: Path, step: int, edit: Callable[[dict[str, Any]], object]) -> None:
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines:
+        if line["step"] == step:
+            edit(line)
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def change_byte(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def told(report: TrainingVerification) -> list[tuple[str, int | None, str | None]]:
+    return [(one.file, one.step, one.key) for check in report.records for one in check.differences]
+
+
+def test_a_sound_record_is_checked_whole(run: Path) -> None:
+    report = verified(run)
+    assert (report.same, report.sound) == (True, True)
+    metrics, evaluations, checkpoints = report.records
+    assert (metrics.checked, metrics.unchecked) == (3, [])
+    assert evaluations.checked == 4
+    best = json.loads((run / "best.json").read_text())["step"]
+    assert set(evaluations.played_again) == {0, best, 3}, "the weights of these steps are here"
+    left = sorted({1, 2} - {best})
+    assert [each.partition(" were")[0] for each in evaluations.unchecked] == [
+        f"evaluations after steps {', '.join(map(str, left))}"
+    ]
+    folders = [*(run / "checkpoints").glob("checkpoint-*"), run / "model", run / "best"]
+    files = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
+    assert checkpoints.checked == sum(file.name != "seal.json" for file in files)
+    assert checkpoints.unchecked == []
+
+
+@pytest.mark.parametrize("key", ["entropy", "grad_norm", "seconds/update"])
+def test_a_changed_digit_in_the_metrics_is_named_by_step_and_key(run: Path, key: str) -> None:
+    edit_line(run / "metrics.jsonl", 2, lambda line: line.update({key: line[key] * (1 + 1e-15) + 1e-15}))
+    report = verified(run)
+    assert (report.same, report.sound) == (True, False)
+    assert told(report) == [("metrics.jsonl", 2, key)]
+
+
+def test_a_line_of_metrics_that_is_gone_or_no_line_is_named(run: Path) -> None:
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text(lines[0] + lines[2])
+    assert ("metrics.jsonl", 2, None) in told(verified(run))
+    (run / "metrics.jsonl").write_text(lines[0] + lines[1][:40] + "\n" + lines[2])
+    [damaged] = part(verified(run), "metrics").differences
+    assert damaged.problem.endswith("is damaged: line 2 is no step")
+
+
+def test_an_update_that_is_not_of_its_metrics_is_blamed_on_the_hash(run: Path) -> None:
+    edit_line(run / STEPS, 2, lambda line: line.update(update="0" * 64))
+    assert told(verified(run)) == [(STEPS, 2, "update")]
+
+
+def test_what_an_evaluation_says_is_held_against_the_metrics_and_played_again(run: Path) -> None:
+    def raise_payoff(line: dict[str, Any]) -> None:
+        line["metrics"]["payoff"] += 0.25
+
+    edit_line(run / "evaluations.jsonl", 3, raise_payoff)
+    assert told(verified(run)) == [("evaluations.jsonl", 3, "eval/payoff")] * 2
+    # The same lie in both files: only playing it again tells.
+    value = json.loads((run / "evaluations.jsonl").read_text().splitlines()[-1])["metrics"]["payoff"]
+    edit_line(run / "metrics.jsonl", 3, lambda line: line.update({"evaluation/eval/payoff": value}))
+    edit_line(run / STEPS, 3, lambda line: line.pop("metrics"))
+    report = verified(run)
+    [difference] = part(report, "evaluations").differences
+    assert (difference.step, difference.key) == (3, "eval/payoff")
+    assert difference.problem.endswith("when it is played again")
+
+
+def test_a_best_that_was_not_measured_is_named(run: Path) -> None:
+    best = json.loads((run / "best.json").read_text())
+    (run / "best.json").write_text(json.dumps({**best, "value": best["value"] + 0.5}))
+    assert told(verified(run)) == [("outcome.json", None, "best"), ("best.json", best["step"], "eval/payoff")]
+
+
+def test_a_mean_that_is_not_that_of_the_rollouts_is_named(run: Path) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps({**summary, "reward_mean": summary["reward_mean"] + 0.01}))
+    assert told(verified(run)) == [("summary.json", None, "reward_mean")]
+
+
+@pytest.mark.parametrize(
+    ("file", "step"),
+    [
+        ("checkpoints/checkpoint-1/optimizer.pt", 1),
+        ("checkpoints/checkpoint-2/model.safetensors", 2),
+        ("model/model.safetensors", 3),
+        ("model/tokenizer.json", 3),
+        ("best/model.safetensors", None),
+    ],
+)
+def test_a_byte_changed_in_a_checkpoint_or_a_model_is_found_and_the_file_named(
+    run: Path, file: str, step: int | None
+) -> None:
+    change_byte(run / file)
+    report = verified(run)
+    [difference] = part(report, "checkpoints").differences
+    best = json.loads((run / "best.json").read_text())["step"]
+    assert (difference.file, difference.step) == (file, best if step is None else step)
+    assert difference.problem == "is damaged: its bytes are not those that were saved"
+
+
+def test_other_weights_are_found_although_their_digests_were_changed_too(run: Path) -> None:
+    shutil.copy(run / "checkpoints" / "checkpoint-1" / "model.safetensors", run / "model")
+    (run / SEALS).unlink()
+    report = verified(run)
+    assert part(report, "checkpoints").differences == [], "they are weights that the run saved"
+    [difference] = part(report, "evaluations").differences
+    assert (difference.file, difference.step) == ("model", 3)
+    assert difference.problem == "its weights are not those of `steps.jsonl`"
+
+
+def test_a_run_of_an_earlier_trainer_says_what_it_lacks(run: Path) -> None:
+    for step in (1, 2, 3):
+        edit_line(run / STEPS, step, lambda line: line.pop("metrics"))
+    (run / SEALS).unlink()
+    report = verified(run)
+    assert (report.same, report.sound) == (True, True)
+    [metrics] = part(report, "metrics").unchecked
+    assert metrics.startswith("the metrics of steps 1 to 3, but loss, grad_norm, learning_rate")
+    assert [each.partition(" but ")[0] for each in part(report, "checkpoints").unchecked] == [
+        "the files of `model`",
+        "the files of `best`",
+    ]
+    edit_line(run / "metrics.jsonl", 2, lambda line: line.update(loss=line["loss"] + 1e-9))
+    [difference] = part(verified(run), "metrics").differences
+    assert difference.step == 2
+    assert difference.problem == "one of loss, grad_norm, learning_rate is not what was hashed"
