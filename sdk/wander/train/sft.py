@@ -15,6 +15,7 @@ length instead), evaluation by rollouts (that is `wander eval` on the result), s
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -58,8 +59,9 @@ class SFTResult:
 
     model: Path
     rows: int
+    """Conversations, each in as many sequences as it was sampled in."""
     too_long: int
-    """Conversations left out because they exceed `batch.max_length`."""
+    """Conversations of which a sequence was left out, because it exceeds `batch.max_length`."""
     steps: int
     interrupted: bool
     first_loss: float
@@ -117,25 +119,27 @@ def train_sft(
     losses = watched[0].losses if watched else {}
     return SFTResult(
         model=run.model,
-        rows=len(dataset),
+        rows=len(set(dataset["row"])),
         too_long=too_long,
-        as_sampled=sum(dataset["as_sampled"]),
+        as_sampled=len(set(itertools.compress(dataset["row"], dataset["as_sampled"]))),
         steps=run.steps,
         interrupted=run.interrupted,
         first_loss=run.first("loss"),
         final_loss=run.final("loss"),
         seconds=perf_counter() - started,
-        held_out=len(held_out),
+        held_out=len(set(held_out["row"])),
         held_out_first=losses.get(0),
         held_out_final=losses[max(losses)] if losses else None,
     )
 
 
 def tokenize_rows(rows: Iterable[dict[str, Any]], loaded: LoadedModel, max_length: int) -> tuple[Any, int]:
-    """Return the rows as a dataset of `input_ids` and `labels`, and how many were too long."""
+    """Return the sequences of all rows as a dataset of `input_ids` and `labels`, with the number of the `row`
+    of each; and of how many rows one was too long.
+    """
     form = ChatFormat(loaded.tokenizer, end_of_turn_ids(loaded.model, loaded.tokenizer))
-    columns: dict[str, list[Any]] = {"input_ids": [], "labels": [], "length": [], "as_sampled": []}
-    too_long = 0
+    columns: dict[str, list[Any]] = {"input_ids": [], "labels": [], "length": [], "as_sampled": [], "row": []}
+    too_long: set[int] = set()
     for number, row in enumerate(rows, start=1):
         try:
             conversations, sampled = tokens_of(row, form)
@@ -143,19 +147,20 @@ def tokenize_rows(rows: Iterable[dict[str, Any]], loaded: LoadedModel, max_lengt
             raise row_error(number, error) from error
         for conversation in conversations:
             if len(conversation.ids) > max_length:
-                too_long += 1
+                too_long.add(number)
                 continue
             pairs = zip(conversation.ids, conversation.mask, strict=True)
             columns["input_ids"].append(conversation.ids)
             columns["labels"].append([token if own else IGNORED for token, own in pairs])
             columns["length"].append(len(conversation.ids))
             columns["as_sampled"].append(sampled)
+            columns["row"].append(number)
     if not columns["input_ids"]:
         raise ConfigError(
-            f"no row is left to learn from ({too_long} exceed {max_length} tokens)",
+            f"no row is left to learn from ({len(too_long)} exceed {max_length} tokens)",
             hint="filter less in `wander runs data`, or raise `batch.max_length`",
         )
-    return Dataset.from_dict(columns), too_long
+    return Dataset.from_dict(columns), len(too_long)
 
 
 class LengthSortedTrainer(SFTTrainer):  # type: ignore[misc]
@@ -203,12 +208,14 @@ class LengthOrder(Sampler[int]):
 def split(dataset: Any, share: float, seed: int) -> tuple[Any, Any]:
     """Return what is learnt and what is held back: about that share, all conversations of a prompt together.
 
-    At least one prompt is held back and one is learnt; raises `ConfigError` where there is a single one.
+    So all sequences of a conversation are, too: later ones repeat what earlier ones are about to learn. At
+    least one prompt is held back and one is learnt; raises `ConfigError` where there is a single one.
     """
-    prompts = []
-    for ids, labels in zip(dataset["input_ids"], dataset["labels"], strict=True):
+    found: dict[int, str] = {}
+    for row, ids, labels in zip(dataset["row"], dataset["input_ids"], dataset["labels"], strict=True):
         first_learnt = next((at for at, label in enumerate(labels) if label != IGNORED), len(labels))
-        prompts.append(str(ids[:first_learnt]))
+        found.setdefault(row, str(ids[:first_learnt]))
+    prompts = list(found.values())
     distinct = sorted(set(prompts)) if share > 0 else []
     if len(distinct) == 1:
         raise ConfigError(
@@ -224,8 +231,8 @@ def split(dataset: Any, share: float, seed: int) -> tuple[Any, Any]:
         back.add(prompt)
         count += prompts.count(prompt)
     sides: tuple[list[int], list[int]] = ([], [])
-    for place, prompt in enumerate(prompts):
-        sides[prompt in back].append(place)
+    for place, row in enumerate(dataset["row"]):
+        sides[found[row] in back].append(place)
     return dataset.select(sides[0]), dataset.select(sides[1])
 
 

@@ -21,10 +21,12 @@ from wander.models.compaction import go_on, leave_out
 from wander.models.loading import LoadedModel, load_model, weights_digest
 from wander.models.policy import PolicyClient
 from wander.models.sampling import end_of_turn_ids
-from wander.train.config import GRPOSettings
+from wander.train.config import GRPOSettings, SFTSettings
+from wander.train.data import select_rows
 from wander.train.grpo import train_grpo
 from wander.train.records.record import read_metrics
 from wander.train.rollouts.rows import trajectories_of
+from wander.train.sft import IGNORED, split, tokenize_rows, train_sft
 from wander.train.verify import verify_training
 from wander.types import Rollout, SamplingArgs, Turn
 from wander.wire import EnvironmentPin
@@ -250,3 +252,44 @@ def test_a_run_with_compaction_verifies_and_resumes_to_the_same_bits(puller: Pat
     assert (report.compared, report.difference, report.refused) == (2, None, None)
     again = train_grpo(opener_of(make), settings, tmp_path / "run", resume=True, checkpoint=2)
     assert weights_digest(again.model) == digest
+
+
+@pytest.mark.parametrize("why", ["compaction", "template"])
+async def test_fine_tuning_learns_each_turn_of_several_sequences_once(
+    loaded: LoadedModel, forgetful: Path, tmp_path: Path, why: str
+) -> None:
+    model = loaded if why == "compaction" else load_model(forgetful, device="cpu")
+    rollouts = await play(TransformersClient(model), compact_at=LIMIT if why == "compaction" else None)
+    rows, report = select_rows(rollouts)
+    assert report.kept == len(rollouts)
+    dataset, too_long = tokenize_rows(rows, model, CONTEXT)
+    assert too_long == 0
+    assert all(dataset["as_sampled"])
+    turns = [turn.tokens for rollout in rollouts for turn in rollout.turns if turn.tokens is not None]
+    assert len(dataset) > 2 * len(rollouts)
+    assert len(dataset) == (len(turns) if why == "template" else sum(map(len, map(stretches, rollouts))))
+    assert sorted(set(dataset["row"])) == list(range(1, len(rollouts) + 1))
+    learnt = [label for labels in dataset["labels"] for label in labels if label != IGNORED]
+    assert learnt == [token for tokens in turns for token in tokens.completion_ids]
+    contexts = {
+        (*ids[:place],)
+        for ids, labels in zip(dataset["input_ids"], dataset["labels"], strict=True)
+        for place in range(1, len(ids))
+        if labels[place] != IGNORED and labels[place - 1] == IGNORED
+    }
+    assert contexts == {(*tokens.prompt_ids,) for tokens in turns}
+
+    settings = SFTSettings(
+        model={"path": str(model.path), "device": "cpu"},
+        batch={"rows": 4},
+        schedule={"steps": 2, "eval_share": 0.4},
+    )
+    result = train_sft(rows, settings, tmp_path / "tuned")
+    assert (result.rows, result.as_sampled, result.held_out) == (6, 6, 2)
+    sides = split(dataset, 0.4, 0)
+    assert not set(sides[0]["row"]) & set(sides[1]["row"]), "no sequence of what is held back is learnt"
+    # What one sequence is too long for is counted once, and the others are learnt.
+    longest = max(dataset["length"])
+    cut, too_long = tokenize_rows(rows, model, longest - 1)
+    assert len(cut) == len(dataset) - dataset["length"].count(longest)
+    assert 1 <= too_long <= len(rollouts)
