@@ -428,27 +428,18 @@ class GRPOSettings(PolicySettings):
         return self
 
     @model_validator(mode="after")
-    def _require_one_version(self) -> GRPOSettings:
+    def _require_two_at_once(self) -> GRPOSettings:
         """Refuse what cannot be had beside steps that are played ahead."""
-        if self.batch.max_staleness == 0:
-            return self
-        if self.inference.engine == "vllm" or self.inference.sleep:
+        if self.batch.max_staleness and (self.inference.engine == "vllm" or self.inference.sleep):
             raise ValueError(
                 "`batch.max_staleness` needs an engine that samples while the policy learns: "
                 '`inference.engine = "vllm-server"` without `sleep`, or `transformers`'
             )
-        if self.data.refill_rounds:
-            raise ValueError(
-                "`data.refill_rounds` and `batch.max_staleness` exclude each other: the steps that "
-                "follow are drawn before it is known what a refill would take"
-            )
-        if self.algorithm.num_iterations > 1:
+        if self.batch.max_staleness and self.algorithm.num_iterations > 1:
             raise ValueError(
                 "`algorithm.num_iterations` and `batch.max_staleness` exclude each other: either makes "
                 "rollouts old before they are learnt from"
             )
-        if self.parallel.policy != "replicated":
-            raise ValueError("`batch.max_staleness` needs a policy that is whole in one process")
         return self
 
     @model_validator(mode="after")

@@ -285,11 +285,6 @@ def _require_shareable(settings: GRPOSettings, world: World) -> None:
             hint=f"make `batch.rollouts` a multiple of {world.size * batch.group_size}, "
             "processes x group_size",
         )
-    if settings.batch.max_staleness and world.size > 1:
-        raise ConfigError(
-            "`batch.max_staleness` needs a single process",
-            hint="set it to 0, or start the run without `torchrun` or `accelerate launch`",
-        )
     if not shards_policy(settings):
         return
     if world.size == 1:

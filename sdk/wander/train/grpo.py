@@ -182,9 +182,13 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
         makes `advantages_G` of the rewards and pads the tokens.
         """
         begun, number = perf_counter(), self.state.global_step
-        slots = dict.fromkeys(int(prompt[-1][PLACE]) % self.settings.batch.groups for prompt in prompts)
+        places = dict.fromkeys(int(prompt[-1][PLACE]) % self.settings.batch.groups for prompt in prompts)
+        slots, ahead = list(places), self.ahead
         try:
-            own, version = self.ahead.take(number) if self.ahead else (self._play(list(slots)), number)
+            if ahead:
+                own, version = self.world.together(lambda: ahead.take(number, slots))
+            else:
+                own, version = self._play(slots), number
         except RunError as error:
             self._keep_finished_steps(error)
             raise

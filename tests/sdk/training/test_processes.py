@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from token_server import token_server
 from wander.errors import ConfigError
 from wander.evals.store.folder import RunFolder
 from wander.models.loading import load_model, weights_digest
@@ -118,6 +119,44 @@ def test_two_processes_learn_what_one_learns(puller: Path, tmp_path: Path) -> No
         "rng_state_0.pth",
         "rng_state_1.pth",
     ]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+def test_processes_play_ahead_what_one_plays_ahead(puller: Path, tmp_path: Path) -> None:
+    common: dict[str, Any] = {"batch": {"max_staleness": 2}, "schedule": {"steps": 5}}
+    settings = settings_for(puller, data={"curriculum": True}, **common)
+    jobs: dict[str, dict[str, Any]] = {
+        "two": {},
+        "again": {},
+        "cut": {"interrupt_at": 1},
+        "sharded": {"settings": settings | {"parallel": {"policy": "fsdp2"}}},
+        "fails": {"broken_rank": 1},
+    }
+    work = [{"settings": settings, "folder": str(tmp_path / name), **job} for name, job in jobs.items()]
+    resumed = {"settings": settings, "folder": str(tmp_path / "cut"), "resume": True}
+    with token_server(puller) as server:
+        sampling = {"inference": {"engine": "vllm-server", "url": server.url}}
+        served = {"settings": settings | sampling, "folder": str(tmp_path / "served")}
+        launch([*work, resumed, served], tmp_path)
+    assert (len(server.digests), server.disturbed) == (6, 0)
+    assert [entry["failed"] for entry in read_metrics(tmp_path / "served")] == [0] * 5
+    train_grpo(opener_of(bandit), GRPOSettings.model_validate(settings), tmp_path / "one")
+
+    for name in ("two", "sharded"):
+        assert_alike(tmp_path / name, tmp_path / "one")
+        assert [entry["staleness"] for entry in read_metrics(tmp_path / name)] == [0, 1, 2, 2, 2]
+    rollouts = [list(RunFolder.open(tmp_path / name).rollouts()) for name in ("two", "one")]
+    assert [(r.example_id, r.step) for r in rollouts[0]] == [(r.example_id, r.step) for r in rollouts[1]]
+    assert [rollout.completion for rollout in rollouts[0]] == [rollout.completion for rollout in rollouts[1]]
+    # The same bits each time, also where a checkpoint kept what was played ahead.
+    assert len({weights_digest(tmp_path / name / "model") for name in ("two", "again", "cut")}) == 1
+    hashes = [read_steps(tmp_path / name / "steps.jsonl") for name in ("two", "cut")]
+    assert [line.rollouts for line in hashes[0]] == [line.rollouts for line in hashes[1]]
+    assert outcome(work[-1], 1)["error"] == "RunError"
+    told = outcome(work[-1], 0)
+    assert told["error"] == "PeerFailed"
+    assert "process 1 of 2 failed: RunError: all 16 rollouts of a step failed" in told["message"]
 
 
 @pytest.mark.full
@@ -239,13 +278,6 @@ def test_groups_must_be_shared_out_evenly(puller: Path) -> None:
     ):
         pass
     assert "multiple of 24" in str(caught.value.hint)
-    batch = {"rollouts": 16, "group_size": 8, "rows_at_once": 8, "max_staleness": 1}
-    ahead = GRPOSettings.model_validate(settings_for(puller, batch=batch))
-    with (
-        pytest.raises(ConfigError, match="needs a single process"),
-        _shared(ahead, 2),
-    ):
-        pass
 
 
 @pytest.mark.parametrize(

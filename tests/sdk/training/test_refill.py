@@ -21,6 +21,7 @@ from wander.seeding import derived_rng
 from wander.train.config import GRPOSettings
 from wander.train.grpo import train_grpo
 from wander.train.records.record import read_metrics
+from wander.train.records.step_hash import STEPS, read_steps
 from wander.train.rollouts.environments import EnvironmentChoice
 from wander.train.rollouts.sampler import SAMPLER
 
@@ -132,6 +133,32 @@ def test_a_resumed_run_refills_and_chooses_as_an_uninterrupted_one(puller: Path,
     names = ("groups_played", "groups_refilled", "reward", "tokens", "loss")
     counted = [[[e[n] for n in names] for e in read_metrics(tmp_path / run)] for run in ("whole", "part")]
     assert counted[0] == counted[1]
+
+
+def test_steps_that_were_played_ahead_are_refilled_by_the_policy_of_their_turn(
+    puller: Path, tmp_path: Path
+) -> None:
+    ahead = {"max_staleness": 2}
+    settings = settings_for(puller, batch=ahead, data=CURRICULUM, schedule={"steps": 4})
+    train_grpo(opener_of(mostly_flat), settings, tmp_path / "whole")
+    entries = read_metrics(tmp_path / "whole")
+    assert [entry["staleness"] for entry in entries] == [0, 1, 2, 2]
+    assert min(entry["groups_refilled"] for entry in entries) > 0
+    # Of the first group of every step, which some other replaced.
+    kept = list(RunFolder.open(tmp_path / "whole").rollouts())[::4]
+    versions = [(number, max(0, number - 2), rollout.step) for number, rollout in enumerate(kept)]
+    assert all(version in (ahead_of, number) for number, ahead_of, version in versions)
+    assert any(version == number > ahead_of for number, ahead_of, version in versions)
+
+    def interrupt(entry: dict[str, Any]) -> None:
+        if entry["step"] == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    assert train_grpo(opener_of(mostly_flat), settings, tmp_path / "part", progress=interrupt).interrupted
+    train_grpo(opener_of(mostly_flat), settings, tmp_path / "part", resume=True)
+    hashes = [read_steps(tmp_path / run / STEPS) for run in ("whole", "part")]
+    assert [line.rollouts for line in hashes[0]] == [line.rollouts for line in hashes[1]]
+    assert hashes[0][-1].weights == hashes[1][-1].weights
 
 
 class FailingEnv(MultiTurnEnv):

@@ -198,8 +198,6 @@ def test_a_server_samples_ahead_and_every_turn_tells_its_weights(puller: Path, t
             {"batch": {"max_staleness": 1}, "inference": {"engine": "vllm-server", "sleep": True}},
             "samples while the policy learns",
         ),
-        ({"batch": {"max_staleness": 1}, "data": {"refill_rounds": 1}}, "exclude each other"),
-        ({"batch": {"max_staleness": 1}, "parallel": {"policy": "fsdp2"}}, "whole in one process"),
         ({"batch": {"max_staleness": 1}, "algorithm": {"num_iterations": 2}}, "exclude each other"),
     ],
 )

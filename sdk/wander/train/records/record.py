@@ -139,14 +139,16 @@ class TrainingRecord:
     def keep(self, step: int, played: PlayedStep, version: int) -> None:
         """Hash the rollouts of the steps from `step` on, and keep their first group when it is their turn.
 
-        `version` counts the updates before the weights that played them, or their first turns.
+        `version` counts the updates before the weights that played them, where their turns do not tell it.
         """
         self.hashes.take(played.rollouts)
         every, steps = self.settings.output.rollouts_every, self.settings.algorithm.num_iterations
         if every == 0 or (step != 1 and -step % every >= steps):
             return
         for rollout in played.groups[0].rollouts:
-            self.folder.append(rollout.model_copy(update={"step": version}))
+            told = [turn.tokens.step for turn in rollout.turns if turn.tokens is not None]
+            first = min((step for step in told if step is not None), default=version)
+            self.folder.append(rollout.model_copy(update={"step": first}))
         self.folder.sync()
 
     def keep_weights(self, step: int, folder: Path) -> None:

@@ -6,6 +6,12 @@ then brought up to date. So no generation is ever in flight where weights change
 under way, none is thrown away, and which weights sampled what, and which turns were sampled together, is
 decided by the settings and never by the clock: in exact mode the same seed gives the same bits.
 
+A vLLM server has the newest weights at any time, so there the later turns of a rollout may be fresher than
+its first ones (`wander.models.engines.turn_gate`).
+
+What is refilled is played when the step is collected, by the policy as it is. Of several processes each plays
+its share, and all begin, collect and forget the same steps.
+
 A checkpoint waits for the steps under way and keeps them (`AHEAD`), since the weights that played them are
 gone when the run is resumed.
 """
@@ -49,6 +55,8 @@ class KeptStep(Record):
     retried: int
     sampled_tokens: int
     entropy: float
+    process: int = 0
+    """Which of the run's processes played it: its share of the step."""
 
 
 @dataclass
@@ -57,7 +65,7 @@ class _UnderWay:
     version: int
     sampler: dict[str, Any]
     """The state of what decides the examples, before these were drawn."""
-    playing: Future[PlayedStep]
+    playing: Future[StepRollouts]
 
 
 class StepsAhead(TrainerCallback):  # type: ignore[misc]
@@ -82,13 +90,15 @@ class StepsAhead(TrainerCallback):  # type: ignore[misc]
         self._threads = ThreadPoolExecutor(len(self._clients), thread_name_prefix="wander-ahead")
         self._under_way: dict[int, _UnderWay] = {}
         self._begun = begun
+        self._slots: Sequence[int] = ()
 
-    def take(self, step: int) -> tuple[PlayedStep, int]:
-        """Return the rollouts of a step, once they are played, and the version of their weights.
+    def take(self, step: int, slots: Sequence[int]) -> tuple[PlayedStep, int]:
+        """Return this process's share of a step, once it is played, and the version of its weights.
 
-        Steps that may begin now do. Raises `RunError` as `StepPlayer.play` does; the sampler is then where it
-        was before the step.
+        The share is the groups in these `slots`, the same of every step. Steps that may begin now do. Raises
+        `RunError` as `StepPlayer.play` does; the sampler is then where it was before the step.
         """
+        self._slots = slots
         if self._begun is not None:
             self._go_on(self._begun)
             self._begun = None
@@ -97,12 +107,11 @@ class StepsAhead(TrainerCallback):  # type: ignore[misc]
                 self._begin(number, step)
         current = self._under_way[step]
         try:
-            played = current.playing.result()
+            played = self.player.finish(current.picks, current.playing.result())
         except RunError:
             self._forget(step)
             raise
         del self._under_way[step]
-        self.player.observe(played)
         self._begin(step + len(self._clients), step)
         return played, current.version
 
@@ -113,10 +122,12 @@ class StepsAhead(TrainerCallback):  # type: ignore[misc]
         """
         wait([each.playing for each in self._under_way.values()])
         failed = [step for step, each in self._under_way.items() if each.playing.exception() is not None]
-        if failed:
+        if failed := self.player.exchange(failed):
             self._forget(min(failed))
-        kept = [_keep(step, each) for step, each in sorted(self._under_way.items())]
-        jsonl.write_records(Path(args.output_dir) / f"checkpoint-{state.global_step}" / AHEAD, kept)
+        own = [_keep(step, each, self.player.rank) for step, each in sorted(self._under_way.items())]
+        kept = self.player.exchange(own)
+        if self.player.rank == 0:
+            jsonl.write_records(Path(args.output_dir) / f"checkpoint-{state.global_step}" / AHEAD, kept)
 
     def close(self) -> None:
         """Stop what is played for steps that never come."""
@@ -133,7 +144,7 @@ class StepsAhead(TrainerCallback):  # type: ignore[misc]
         client, sampler = self._clients[step % len(self._clients)], self.player.mixture.state()
         client.engine.update_weights(self._weights)
         client.engine.go_on(version)
-        picks = self.player.draw(range(self.player.settings.batch.groups))
+        picks = self.player.draw(self._slots)
         playing = self._threads.submit(self.player.play_ahead, picks, client)
         self._under_way[step] = _UnderWay(picks, version, sampler, playing)
 
@@ -149,7 +160,9 @@ class StepsAhead(TrainerCallback):  # type: ignore[misc]
     def _go_on(self, checkpoint: Path) -> None:
         """Take up the steps that a checkpoint kept."""
         for kept in jsonl.read_records(checkpoint / AHEAD, KeptStep):
-            playing: Future[PlayedStep] = Future()
+            if kept.process != self.player.rank:
+                continue
+            playing: Future[StepRollouts] = Future()
             call = StepRollouts(
                 kept.rollouts,
                 kept.seconds,
@@ -158,13 +171,13 @@ class StepsAhead(TrainerCallback):  # type: ignore[misc]
                 kept.sampled_tokens,
                 kept.entropy,
             )
+            playing.set_result(call)
             picks = [Pick(*each) for each in kept.picks]
-            playing.set_result(self.player.judge(picks, call))
             self._under_way[kept.step] = _UnderWay(picks, kept.version, self.player.mixture.state(), playing)
 
 
-def _keep(step: int, under_way: _UnderWay) -> KeptStep:
-    (call,) = under_way.playing.result().calls
+def _keep(step: int, under_way: _UnderWay, process: int) -> KeptStep:
+    call = under_way.playing.result()
     return KeptStep(
         step=step,
         version=under_way.version,
@@ -175,4 +188,5 @@ def _keep(step: int, under_way: _UnderWay) -> KeptStep:
         retried=call.retried,
         sampled_tokens=call.sampled_tokens,
         entropy=call.entropy,
+        process=process,
     )

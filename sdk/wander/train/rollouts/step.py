@@ -102,28 +102,25 @@ class StepPlayer:
 
         Raises `RunError` when every single rollout failed: then nothing can be learnt, and going on hides it.
         """
-        step = self._first_round(picks, self._play(picks, self.played))
+        return self.finish(picks, self._play(picks, self.played))
+
+    def play_ahead(self, picks: Sequence[Pick], client: PolicyClient) -> StepRollouts:
+        """Play the groups of a later step with a client of its own; `finish` it when its turn has come."""
+        return self._play(picks, client=client)
+
+    def finish(self, picks: Sequence[Pick], call: StepRollouts) -> PlayedStep:
+        """Return the step of groups that were played, with what is played in place of some; raises as `play`.
+
+        What a step earned decides what is drawn from now on.
+        """
+        step = self._first_round(picks, call)
         for _ in range(self.settings.data.refill_rounds):
             if not self._refill(step):
                 break
         self._judge(step)
-        self.observe(step)
-        return step
-
-    def play_ahead(self, picks: Sequence[Pick], client: PolicyClient) -> PlayedStep:
-        """Play the groups of a later step with a client of its own; `observe` it when its turn has come."""
-        return self.judge(picks, self._play(picks, client=client))
-
-    def judge(self, picks: Sequence[Pick], call: StepRollouts) -> PlayedStep:
-        """Return the step that learns from what was played."""
-        step = self._first_round(picks, call)
-        self._judge(step)
-        return step
-
-    def observe(self, step: PlayedStep) -> None:
-        """Have what a step earned decide what is drawn from now on."""
         for pick, rewards in self.exchange([(group.pick, group.scored) for group in step.played]):
             self.mixture.observe(pick, rewards)
+        return step
 
     def _first_round(self, picks: Sequence[Pick], call: StepRollouts) -> PlayedStep:
         groups = self._groups(picks, call)
