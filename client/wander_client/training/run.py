@@ -17,6 +17,7 @@ from wander.sandbox import SandboxPolicy
 from wander.train.config import GRPOSettings, PolicySettings
 from wander.train.distributed import current_world, is_beside_main, is_launched
 from wander.train.phases import RolloutsSettings
+from wander.train.sections import EARLIER, FROZEN, SCRIPTED, SELF
 from wander.train.settings_file import read_settings
 from wander.types import Record
 from wander.wire.source_tree import TreeEntry, tree_digest
@@ -142,12 +143,25 @@ def with_path(sections: Mapping[str, Mapping[str, Any]], model: str | None) -> d
 
 
 def name_exactly(context: Invocation, settings: GRPOSettings) -> GRPOSettings:
-    """Return settings whose mixed environments have their exact names."""
+    """Return settings that mean the same from any folder: of mixed environments, and of who plays beside."""
     mixed = [
         each.model_copy(update={"name": exact_name(locate(context, each.name))}) if each.name else each
         for each in settings.environments
     ]
-    return settings.model_copy(update={"environments": mixed})
+    players = {
+        name: each.model_copy(update={"model": _player_path(each.model)})
+        for name, each in settings.players.items()
+    }
+    cells = [
+        cell.model_copy(update={"players": {name: _player_path(each) for name, each in cell.players.items()}})
+        for cell in settings.evaluation.cells
+    ]
+    evaluation = settings.evaluation.model_copy(update={"cells": cells})
+    return settings.model_copy(update={"environments": mixed, "players": players, "evaluation": evaluation})
+
+
+def _player_path(model: str) -> str:
+    return model if model in (SELF, FROZEN, EARLIER) or model.startswith(SCRIPTED) else model_path(model)
 
 
 def with_model(settings: Settings, path: str) -> Settings:

@@ -53,8 +53,11 @@ class PlayersClient(WrappedClient):
             client.check_sampling(sampling)
 
 
-def require_players(info: EnvironmentInfo, named: Iterable[str]) -> None:
-    """Raise `ConfigError` for a player whom an environment does not have, or who is the run's model."""
+def require_players(info: EnvironmentInfo, named: Iterable[str], *, first: bool = False) -> None:
+    """Raise `ConfigError` for a player whom an environment does not have.
+
+    The first one is the run's model, and may be somebody else where `first` says so.
+    """
     for player in named:
         if not info.players:
             raise ConfigError(
@@ -64,7 +67,7 @@ def require_players(info: EnvironmentInfo, named: Iterable[str]) -> None:
         if player not in info.players:
             known = ", ".join(f"`{each}`" for each in info.players)
             raise ConfigError(f"`{info.name}` has no player `{player}`", hint=f"its players are {known}")
-        if player == info.players[0]:
+        if player == info.players[0] and not first:
             raise ConfigError(
                 f"`{player}` is who the run's model plays, and whose reward counts",
                 hint=f"name another of the players: {', '.join(f'`{each}`' for each in info.players[1:])}",

@@ -6,18 +6,22 @@ The principal dial of GRPO is `batch.rollouts`: under about 256 rollouts a step,
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from wander.train.sections import (
+    EARLIER,
+    SCRIPTED,
+    SELF,
+    EnvironmentSection,
+    MixedEnvironmentSection,
+    Player,
+    Section,
+)
 
 Schedule = Literal["constant", "linear", "cosine"]
 Precision = Literal["float32", "bfloat16"]
-
-
-class Section(BaseModel):
-    """Base of every section: a name that is not a field is refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
 class ModelSection(Section):
@@ -38,48 +42,6 @@ class ModelSection(Section):
     """Sample and compute the update in bfloat16 while the weights stay as `dtype` says."""
     gradient_checkpointing: bool = False
     """Compute layers a second time in the backward pass: less memory, about a third more time."""
-
-
-def _check_workers(value: Any) -> Any:
-    number = isinstance(value, int) and value >= 1
-    if number or (isinstance(value, list) and value and all(isinstance(each, str) for each in value)):
-        return value
-    raise ValueError('write how many, from 1 on, or addresses such as `["tcp://HOST:7100"]`')
-
-
-Workers = Annotated[int | list[str], BeforeValidator(_check_workers)]
-
-
-class EnvironmentSection(Section):
-    """On which examples."""
-
-    arguments: dict[str, Any] = Field(default_factory=dict)
-    """Passed to `load_environment`."""
-    run_seed: int | None = None
-    """Seeds the environment; None means `schedule.seed`."""
-    workers: Workers = 1
-    """Processes that play it: how many here, or the addresses of `wander worker` elsewhere, each a process
-    (`["tcp://HOST:7100", "tcp://HOST:7100"]`). The weights are the same with any of them."""
-    worker_token_file: str | None = None
-    """Holds the token of those addresses."""
-    rollouts_at_once: int | None = Field(default=None, gt=0)
-    """Most rollouts that play at the same time, for environments that bear no more; those of a step that
-    remain wait in their order. None means all of a step."""
-
-
-class MixedEnvironmentSection(Section):
-    """One of several environments that are trained on together: `[[environments]]`."""
-
-    name: str | None = None
-    """`owner/name[@version]` or a folder; without it, the environment that the command names."""
-    label: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """What it is called in the metrics; None means the environment's own name."""
-    arguments: dict[str, Any] = Field(default_factory=dict)
-    """Passed to its `load_environment`."""
-    weight: float = Field(default=1.0, gt=0)
-    """Its share of the groups of every step, beside the weights of the others."""
-    workers: Workers | None = None
-    """As in `environment`; None means the same number, or addresses, where it has no other `name`."""
 
 
 class AlgorithmSection(Section):
@@ -130,6 +92,11 @@ class BatchSection(Section):
     max_staleness: int = Field(default=0, ge=0, le=16)
     """Play so many steps ahead while the policy learns, with weights of so many updates before their
     own at most; every one takes a copy of the weights, or a vLLM server. 0 plays and learns in turns."""
+
+    learners: Literal["one", "each"] = "one"
+    """Where the policy plays several players: a rollout teaches as one of them, drawn by the seed of its
+    example, or as each: it is then so many rows, each with that player's reward and compared with the same
+    player's, and counts so often in `rollouts`."""
 
     @model_validator(mode="after")
     def _divisible(self) -> BatchSection:
@@ -247,6 +214,9 @@ class EvaluationCell(Section):
     """Another environment than the one that is trained on; its arguments are `arguments` alone."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Laid over `environment.arguments`."""
+    players: dict[str, str] = Field(default_factory=dict)
+    """Who plays beside the policy here, as in `[players]`; `earlier` cannot, and `frozen` always is the same.
+    The policy plays everybody else."""
     examples: int | None = Field(default=None, gt=0)
     """None means `evaluation.examples`."""
     exhaustive: bool = False
@@ -401,6 +371,8 @@ class GRPOSettings(PolicySettings):
     environment: EnvironmentSection = EnvironmentSection()
     environments: list[MixedEnvironmentSection] = Field(default_factory=list)
     """Several environments in place of one; `environment` then holds what is common to them."""
+    players: dict[str, Player] = Field(default_factory=dict)
+    """Who plays the environment's players; the policy plays, and learns as, those that are not named."""
     algorithm: AlgorithmSection = AlgorithmSection()
     data: DataSection = DataSection()
     batch: BatchSection = BatchSection()
@@ -426,6 +398,30 @@ class GRPOSettings(PolicySettings):
                 "`environment.worker_token_file` needs a worker elsewhere: `--worker tcp://HOST:PORT`"
             )
         return self
+
+    @model_validator(mode="after")
+    def _check_players(self) -> GRPOSettings:
+        if self.players and self.environments:
+            raise ValueError(
+                "`players` are those of one environment: they cannot stand beside `environments`"
+            )
+        if self.batch.learners == "each" and self.environments:
+            raise ValueError('`batch.learners = "each"` is for one environment, not beside `environments`')
+        cells = [model for cell in self.evaluation.cells for model in cell.players.values()]
+        if EARLIER in cells:
+            raise ValueError(
+                f"`{EARLIER}` is another one at each evaluation: name a player that stays as it is"
+            )
+        models = [each for each in [*self.other_players.values(), *cells] if each != SELF]
+        engine = self.inference.engine
+        if engine != "transformers" and (other := [one for one in models if not one.startswith(SCRIPTED)]):
+            raise ValueError(f"`{other[0]}` plays beside the engine `transformers`, not beside `{engine}`")
+        return self
+
+    @property
+    def other_players(self) -> dict[str, str]:
+        """Who plays in the policy's place, by player; nothing is learnt as one of these."""
+        return {name: each.model for name, each in self.players.items() if each.model != SELF}
 
     @model_validator(mode="after")
     def _require_two_at_once(self) -> GRPOSettings:

@@ -13,7 +13,7 @@ import torch
 from transformers import TrainerCallback
 
 from wander.errors import ConfigError
-from wander.models.engines.base import Engine
+from wander.models.engines.base import BatchedEngine, Engine
 from wander.models.engines.transformers import TransformersEngine
 from wander.models.engines.vllm_colocated import VLLMColocatedEngine
 from wander.models.engines.vllm_server import VLLMServer, VLLMServerEngine, WeightSync
@@ -47,7 +47,7 @@ def open_engine(
     rows = 4 * settings.batch.rows_at_once
     if section.engine == "transformers":
         if shards_policy(settings):
-            yield copying_engine(settings, loaded)
+            yield copying_engine(settings, load_beside(settings))
         else:
             yield TransformersEngine(model, loaded.tokenizer, max_batch_size=rows, waves=section.waves)
         return
@@ -89,19 +89,31 @@ def open_engine(
         yield engine
 
 
-def copying_engine(settings: GRPOSettings, loaded: LoadedModel) -> TransformersEngine:
-    """Return an engine with a whole model of its own, which `update_weights` keeps current."""
+def load_beside(settings: GRPOSettings, path: str | None = None) -> LoadedModel:
+    """Load a model that computes as the policy does: what the policy begins with, or what is at `path`."""
     section = settings.model
-    whole = load_model(section.path, device=section.device, dtype=section.dtype).model
+    loaded = load_model(path or section.path, device=section.device, dtype=section.dtype)
     if section.autocast:  # as accelerate does for the policy itself
-        whole.forward = torch.autocast(whole.device.type, dtype=torch.bfloat16)(whole.forward)
+        model = loaded.model
+        model.forward = torch.autocast(model.device.type, dtype=torch.bfloat16)(model.forward)
+    return loaded
+
+
+def copying_engine(
+    settings: GRPOSettings, loaded: LoadedModel, beside: BatchedEngine | None = None
+) -> TransformersEngine:
+    """Return an engine for a model that nobody trains; `update_weights` gives it other weights."""
     rows, waves = 4 * settings.batch.rows_at_once, settings.inference.waves
-    return TransformersEngine(whole, loaded.tokenizer, max_batch_size=rows, live=False, waves=waves)
+    return TransformersEngine(
+        loaded.model, loaded.tokenizer, max_batch_size=rows, live=False, waves=waves, beside=beside
+    )
 
 
-def engine_beside(engine: Engine, settings: GRPOSettings, loaded: LoadedModel) -> Engine:
+def engine_beside(engine: Engine, settings: GRPOSettings) -> Engine:
     """Return an engine that samples a later step while the policy learns."""
-    return engine.twin() if isinstance(engine, VLLMServerEngine) else copying_engine(settings, loaded)
+    if isinstance(engine, VLLMServerEngine):
+        return engine.twin()
+    return copying_engine(settings, load_beside(settings))
 
 
 class CurrentWeights(TrainerCallback):  # type: ignore[misc]

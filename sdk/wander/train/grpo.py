@@ -78,6 +78,7 @@ from wander.train.records.record import METRICS, TrainingRecord
 from wander.train.rollouts.ahead import StepsAhead
 from wander.train.rollouts.environments import EnvironmentOpener, PinSource, choices_of
 from wander.train.rollouts.layout import cut_rows, fill_up, later_sequences
+from wander.train.rollouts.opponents import Opponents
 from wander.train.rollouts.own_trainer import PLACE, reward
 from wander.train.rollouts.rows import lay_out, trl_columns
 from wander.train.rollouts.sampler import SamplerCheckpoint
@@ -217,6 +218,8 @@ class RolloutTrainer(GRPOTrainer):  # type: ignore[misc]
     def _play(self, slots: list[int]) -> PlayedStep:
         """Play this process's share of a step; where that fails, it is to be drawn again."""
         self.weights.refresh()
+        player, version = self.player, self.state.global_step
+        player.opponents.prepare(player.source.client, version, lambda: whole_weights(self.model))
         sampler = self.player.mixture.state()
         try:
             return self.world.together(lambda: self.player.play(self.player.draw(slots)))
@@ -456,15 +459,15 @@ def train_grpo(
     """
     started = perf_counter()
     require_trackers(settings.logging.trackers)
-    section, world = settings.model, current_world(settings.model.device)
-    loaded = world.together(lambda: load_dense_model(section))
+    world, opponents = current_world(settings.model.device), Opponents(settings)
+    loaded = world.together(lambda: load_dense_model(settings.model))
     torch.manual_seed(settings.schedule.seed)  # adapters begin with random numbers
-    model = wrap_lora(loaded.model, section)
+    model = wrap_lora(loaded.model, settings.model)
     with share_out(settings, world), contextlib.ExitStack() as stack:
         own = stack.enter_context(own_folder(folder, world))
         engine = stack.enter_context(open_engine(settings, model, loaded, folder, world, serve))
         client = PolicyClient(model, loaded.tokenizer, name=loaded.name, engine=engine)
-        source = world.together(lambda: open_source(open_environment, client, settings))
+        source = world.together(lambda: open_source(open_environment, client, settings, opponents))
         stack.callback(source.close)
         record = world.together(
             lambda: TrainingRecord.open(
@@ -485,7 +488,7 @@ def train_grpo(
             listeners=evaluated if world.is_main else (),
         )
         mixture = mixture_of(source, settings)
-        player = StepPlayer(source, mixture, settings, world.rank, world.exchange, played)
+        player = StepPlayer(source, mixture, settings, world.rank, world.exchange, opponents, played)
         with (
             quiet_libraries(),
             record.arithmetic(),
@@ -494,7 +497,7 @@ def train_grpo(
         ):
             # Whatever else happens between steps (trackers, panels) is one more of these.
             sampling = SamplerCheckpoint(mixture, settings.batch.groups, begun)
-            mine = [*schedule.callbacks, sampling, *record.callbacks_of(world), *watching]
+            mine = [*schedule.callbacks, opponents, sampling, *record.callbacks_of(world), *watching]
             trainer = RolloutTrainer(
                 *(player, model, loaded.tokenizer, settings, folder, log, record, world, ahead),
                 callbacks=[*mine, *(observers if world.is_main else ())],
@@ -533,7 +536,7 @@ def play_ahead(
         return
     clients = []
     for _ in range(settings.batch.max_staleness):
-        engine = engine_beside(player.source.client.engine, settings, loaded)
+        engine = engine_beside(player.source.client.engine, settings)
         clients.append(PolicyClient(model, loaded.tokenizer, name=loaded.name, engine=engine))
         clients[-1].limit_context(settings.sampling.max_rollout_tokens)
     ahead = StepsAhead(player, clients, lambda: whole_weights(model), settings.schedule.steps, begun)
@@ -545,6 +548,7 @@ def open_source(
     open_environment: EnvironmentOpener,
     client: PolicyClient,
     settings: GRPOSettings,
+    opponents: Opponents | None = None,
 ) -> RolloutSource:
     """Return what plays the run's rollouts, its environments open."""
     sampling, seed = settings.sampling, settings.environment.run_seed
@@ -561,4 +565,5 @@ def open_source(
         choices=choices_of(settings),
         retries=settings.batch.retries,
         at_once=settings.environment.rollouts_at_once,
+        opponents=opponents,
     )

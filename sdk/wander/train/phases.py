@@ -29,14 +29,13 @@ from pydantic import Field
 from wander.errors import ConfigError
 from wander.train.config import (
     DPOSettings,
-    EnvironmentSection,
     GRPOSettings,
     KTOSettings,
     OfflineSettings,
-    Section,
     SFTSettings,
 )
 from wander.train.records.outcome import read_best
+from wander.train.sections import EnvironmentSection, Section
 from wander.train.settings_file import check_settings, lay_over, settings_data
 
 PHASE = "phase:"

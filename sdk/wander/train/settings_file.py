@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from wander.errors import ConfigError
-from wander.train.config import Section
+from wander.train.sections import Section
 
 AnySection = TypeVar("AnySection", bound=Section)
 

@@ -14,7 +14,7 @@ from wander.train.config import GRPOSettings
 from wander.train.data import select_rows
 from wander.train.grpo import train_grpo
 from wander.train.records.record import read_metrics
-from wander.train.rollouts.rows import Row, learner_of
+from wander.train.rollouts.rows import Row, draw_learner
 from wander.train.rollouts.source import Assignment, RolloutSource
 from wander.types import Rollout, SamplingArgs, seen_by
 
@@ -63,12 +63,13 @@ def played(puller: Path, make: Callable[[], DuelEnv] = duel) -> list[Rollout]:
 def test_a_rollout_is_learnt_from_as_one_of_its_players(puller: Path) -> None:
     rollouts = played(puller)
     assert not any(rollout.failure for rollout in rollouts)
-    learners = {rollout.example_id: learner_of(rollout) for rollout in rollouts}
+    learners = {rollout.example_id: draw_learner(rollout.rewards, rollout.seed) for rollout in rollouts}
     assert set(learners.values()) == {"left", "right"}
     for rollout in rollouts:
         learner = learners[rollout.example_id]
-        assert learner_of(rollout) == learner  # the same for the whole group
-        row = Row.of(rollout)
+        # The same for the whole group.
+        assert draw_learner(rollout.rewards, rollout.seed) == learner
+        row = Row.of(rollout, learner)
         assert row.reward == rollout.rewards[str(learner)]
         own = [turn.tokens for turn in rollout.turns if turn.player == learner]
         (sequence,) = row.sequences  # a player's turns go on from each other

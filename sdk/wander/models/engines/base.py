@@ -119,17 +119,23 @@ class Engine(ABC):
 class BatchedEngine(Engine):
     """An engine in this process: the next turns of all rollouts in flight are sampled together, in batches.
 
-    A batch waits for every one of them, or for those of its wave (`wander.models.batching.Batcher`).
+    A batch waits for every one of them, or for those of its wave (`wander.models.batching.Batcher`). Where
+    another model plays in the same rollouts, its engine stands `beside` that of the first: a batch then holds
+    the turns of both, as otherwise each would wait for rollouts that wait for the other.
     """
 
-    def __init__(self, *, max_batch_size: int, waves: int = 1) -> None:
+    def __init__(self, *, max_batch_size: int, waves: int = 1, beside: BatchedEngine | None = None) -> None:
         super().__init__()
-        self._batcher: Batcher[Job, Sample] = Batcher(
-            self._sample,
-            order=lambda job: job.order,
-            max_batch_size=max_batch_size,
-            quiet_seconds=None,
-            waves=waves,
+        self._batcher: Batcher[tuple[BatchedEngine, Job], Sample] = (
+            beside._batcher
+            if beside is not None
+            else Batcher(
+                _sample_batch,
+                order=lambda asked: asked[1].order,
+                max_batch_size=max_batch_size,
+                quiet_seconds=None,
+                waves=waves,
+            )
         )
 
     def begin(self, rollout_id: str) -> None:
@@ -142,7 +148,7 @@ class BatchedEngine(Engine):
 
     async def sample(self, job: Job) -> Sample:
         """Sample one turn, together with those of the other rollouts."""
-        return await self._batcher.submit(job.rollout_id, job)
+        return await self._batcher.submit(job.rollout_id, (self, job))
 
     @abstractmethod
     def _sample(self, jobs: Sequence[Job]) -> list[Sample]:
@@ -151,3 +157,12 @@ class BatchedEngine(Engine):
     async def close(self) -> None:
         """Stop the thread that computes batches."""
         self._batcher.close()
+
+
+def _sample_batch(asked: Sequence[tuple[BatchedEngine, Job]]) -> list[Sample]:
+    """Sample the turns of one engine after those of another."""
+    found: dict[int, Sample] = {}
+    for engine in dict.fromkeys(engine for engine, _ in asked):
+        places = [place for place, (of, _) in enumerate(asked) if of is engine]
+        found |= zip(places, engine._sample([asked[place][1] for place in places]), strict=True)
+    return [found[place] for place in range(len(asked))]

@@ -36,9 +36,16 @@ class TransformersEngine(BatchedEngine):
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any, *, max_batch_size: int = 256, live: bool = True, waves: int = 1
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        max_batch_size: int = 256,
+        live: bool = True,
+        waves: int = 1,
+        beside: BatchedEngine | None = None,
     ) -> None:
-        super().__init__(max_batch_size=max_batch_size, waves=waves)
+        super().__init__(max_batch_size=max_batch_size, waves=waves, beside=beside)
         self.sampler = Sampler(model, tokenizer)
         self.reads_live_weights = live
         self._max_batch_size = max_batch_size

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from wander.clients.base import Client, WrappedClient
 from wander.clients.choices import ask_for_line
+from wander.clients.players import require_players
 from wander.errors import ConfigError
 from wander.evals.exhaustive import branches, count_lines, is_bad, openings_of
 from wander.evals.stats.intervals import Interval
@@ -147,6 +148,8 @@ class Evaluator:
         self._open = open_environment
         self._thread = source.thread
         self._handles: dict[str, EnvironmentHandle] = {}
+        self._joined: dict[str, Client] = {}
+        """The policy with those of who plays beside it in a cell."""
         self._examples: dict[str, list[Example]] = {}
 
     @property
@@ -203,9 +206,18 @@ class Evaluator:
             count = cell.examples or self.settings.evaluation.examples
             asked = openings_of(handle) if cell.exhaustive else handle.examples("eval", 0, count)
             self._examples[cell.name] = self._thread.run(asked)
+            require_players(handle.info, cell.players)
+            self._joined[cell.name] = self._join(cell)
         if not self._examples[cell.name]:
             raise ConfigError(f"`{handle.info.name}` has no examples to evaluate `{cell.name}` on")
         return handle, self._examples[cell.name]
+
+    def _join(self, cell: EvaluationCell) -> Client:
+        if not cell.players:
+            return self.client
+        from wander.train.rollouts.opponents import join_players
+
+        return join_players(self.client, cell.players, self.settings)
 
     def _play_lines(self, handle: EnvironmentHandle, name: str, openings: Sequence[Example]) -> list[Rollout]:
         """Play every line, wave after wave; those of a wave part from lines of the one before."""
@@ -244,19 +256,23 @@ class Evaluator:
         for first in range(0, len(share), size):
             part = share[first : first + size]
             prefix = f"evaluation/{name}/{first}"
-            played = self._play_part(handle, [asked[number] for number in part], prefix)
+            played = self._play_part(handle, name, [asked[number] for number in part], prefix)
             rollouts |= dict(zip(part, played, strict=True))
             failed = [number for number in part if rollouts[number].failure is not None]
-            again = self._play_part(handle, [asked[number] for number in failed], f"{prefix}/again")
+            again = self._play_part(handle, name, [asked[number] for number in failed], f"{prefix}/again")
             rollouts |= dict(zip(failed, again, strict=True))
         return rollouts
 
     def _play_part(
-        self, handle: EnvironmentHandle, asked: Sequence[tuple[Example, Choices | None]], prefix: str
+        self,
+        handle: EnvironmentHandle,
+        cell: str,
+        asked: Sequence[tuple[Example, Choices | None]],
+        prefix: str,
     ) -> list[Rollout]:
         names = [f"{prefix}/{number}" for number in range(len(asked))]
         client = LineClient(
-            self.client,
+            self._joined[cell],
             {name: choices for name, (_, choices) in zip(names, asked, strict=True) if choices is not None},
         )
         requests = [

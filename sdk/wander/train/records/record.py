@@ -19,7 +19,7 @@ from wander.errors import RunError
 from wander.evals.stats.summary import summarise_run
 from wander.evals.store import jsonl
 from wander.evals.store.folder import RunFolder
-from wander.evals.store.manifest import model_pin, new_manifest
+from wander.evals.store.manifest import model_pin, new_manifest, player_pins
 from wander.models.loading import LoadedModel, weights_digest
 from wander.models.policy import PolicyClient
 from wander.train.config import GRPOSettings
@@ -223,7 +223,8 @@ def make_manifest(
             source.labels, settings.environments, pins, examples, strict=bool(settings.environments)
         )
     ]
-    return manifest.model_copy(update={"reproduction": made, "mixture": mixture}), diff
+    players = player_pins(source.join(client))
+    return manifest.model_copy(update={"reproduction": made, "mixture": mixture, "players": players}), diff
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

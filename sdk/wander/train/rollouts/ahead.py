@@ -102,6 +102,8 @@ class StepsAhead(TrainerCallback):  # type: ignore[misc]
         if self._begun is not None:
             self._go_on(self._begun)
             self._begun = None
+        # Who plays beside the policy where groups are played again with the weights of now.
+        self.player.opponents.prepare(self.player.source.client, step, self._weights)
         for number in range(step, step + len(self._clients)):
             if number not in self._under_way:
                 self._begin(number, step)
@@ -144,6 +146,7 @@ class StepsAhead(TrainerCallback):  # type: ignore[misc]
         client, sampler = self._clients[step % len(self._clients)], self.player.mixture.state()
         client.engine.update_weights(self._weights)
         client.engine.go_on(version)
+        self.player.opponents.prepare(client, version, self._weights)
         picks = self.player.draw(self._slots)
         playing = self._threads.submit(self.player.play_ahead, picks, client)
         self._under_way[step] = _UnderWay(picks, version, sampler, playing)

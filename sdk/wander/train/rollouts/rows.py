@@ -13,7 +13,7 @@ of the whole) it does with the rollout, in however many sequences it was sampled
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,11 +44,10 @@ class Row:
     """None teaches nothing: the rollout failed, or too few of its group are scored."""
 
     @classmethod
-    def of(cls, rollout: Rollout) -> Row:
-        """Return what a step learns from a rollout: one of its players, where it has any."""
-        learner = learner_of(rollout)
+    def of(cls, rollout: Rollout, learner: str | None = None) -> Row:
+        """Return what a step learns from a rollout: as the player `learner`, where it has players."""
         sequences = trajectories_of(rollout, learner)
-        reward = rollout.reward if learner is None else rollout.rewards[learner]
+        reward = rollout.reward if learner is None else rollout.rewards.get(learner)
         scored = sequences and reward is not None and math.isfinite(reward)
         return cls(sequences, float(reward) if scored and reward is not None else None)
 
@@ -57,15 +56,13 @@ class Row:
         return replace(self, sequences=[replace(one, mask=[0] * len(one.mask)) for one in self.sequences])
 
 
-def learner_of(rollout: Rollout) -> str | None:
-    """Return the player whose turns and reward a rollout is learnt from; None where the policy is alone.
+def draw_learner(players: Iterable[str], seed: int) -> str | None:
+    """Return as which of the policy's players a rollout is learnt from; None where the policy is alone.
 
-    The policy plays everybody. Which player it learns as is drawn by the example's seed, so the rollouts of a
-    group are compared as the same one.
+    It is drawn by the example's seed, so the rollouts of a group are compared as the same one.
     """
-    if not rollout.rewards:
-        return None
-    return derived_rng("learner", rollout.seed).choice(list(rollout.rewards))
+    names = list(players)
+    return derived_rng("learner", seed).choice(names) if names else None
 
 
 def trajectories_of(rollout: Rollout, player: str | None = None) -> list[Trajectory]:
@@ -110,7 +107,7 @@ def draw_one(rollout: Rollout) -> Row:
 
     It is for trainers that compute a row as a single sequence.
     """
-    row = Row.of(rollout)
+    row = Row.of(rollout, draw_learner(rollout.rewards, rollout.seed))
     if len(row.sequences) < 2:
         return row
     rng = derived_rng("sequence", rollout.seed, rollout.index, len(rollout.turns))

@@ -13,6 +13,7 @@ from itertools import groupby
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from wander.clients.base import Client
 from wander.errors import RunError
 from wander.handle import EnvironmentHandle, RolloutRequest
 from wander.loop_thread import LoopThread
@@ -25,6 +26,7 @@ from wander.types import EnvironmentInfo, Example, Rollout, SamplingArgs
 if TYPE_CHECKING:
     # Who only reads evaluations gets here too, and needs no PyTorch.
     from wander.models.policy import PolicyClient
+    from wander.train.rollouts.opponents import Opponents
 
 PAGE = 1000
 """Rows that are asked for at once when only their strata are of interest."""
@@ -85,8 +87,13 @@ class RolloutSource:
         choices: Sequence[EnvironmentChoice] = (EnvironmentChoice(),),
         retries: int = 1,
         at_once: int | None = None,
+        opponents: Opponents | None = None,
     ) -> None:
-        """`at_once` bounds the rollouts that play at the same time; None plays all that are asked for."""
+        """`at_once` bounds the rollouts that play at the same time; None plays all that are asked for.
+
+        `opponents` play beside the policy; without them it plays everybody.
+        """
+        self.opponents = opponents
         self.client = client
         self.sampling = sampling
         self.run_seed = run_seed
@@ -103,8 +110,10 @@ class RolloutSource:
             for choice in self.choices:
                 self.environments.append(self.thread.enter(open_environment(choice)))
             require_distinct(self.labels)
+            if opponents is not None:
+                opponents.require(self.info)
             if any(opened.info.calls_tools for opened in self.environments):
-                client.check_tools()
+                self.join(client).check_tools()
             client.check_sampling(sampling)
         except BaseException:
             self.thread.close()
@@ -162,11 +171,12 @@ class RolloutSource:
         `played` hears of their ends, in another thread. Raises `RunError` when a worker of an environment is
         lost and no other can be had.
         """
-        started, client = perf_counter(), client or self.client
+        started, policy = perf_counter(), client or self.client
+        everybody = self.join(policy)
         retried = 0
         with fewer_collections(len(assignments)):
             examples = self._examples_of(assignments)
-            rollouts = self._play(client, assignments, examples, played=played)
+            rollouts = self._play(everybody, assignments, examples, played=played)
             for attempt in range(1, self.retries + 1):
                 failed = {number for number, rollout in enumerate(rollouts) if rollout.failure is not None}
                 # A reward function that compares the rollouts of a group wants all of them again.
@@ -176,20 +186,25 @@ class RolloutSource:
                     break
                 retried += len(again)
                 replayed = self._play(
-                    client, [assignments[n] for n in again], [examples[n] for n in again], attempt
+                    everybody, [assignments[n] for n in again], [examples[n] for n in again], attempt
                 )
                 for number, rollout in zip(again, replayed, strict=True):
                     rollouts[number] = rollout
             self._require_workers(assignments, rollouts)
-            totals = client.take_totals()
+            totals = policy.take_totals()
+            others = [each.take_totals() for each in everybody.others.values()]  # type: ignore[attr-defined]
             return StepRollouts(
                 rollouts=rollouts,
                 seconds=perf_counter() - started,
-                model_seconds=totals.seconds,
+                model_seconds=totals.seconds + sum(each.seconds for each in others),
                 retried=retried,
                 sampled_tokens=totals.tokens,
                 entropy=totals.mean_entropy,
             )
+
+    def join(self, client: PolicyClient) -> Client:
+        """Return a client of the policy together with those of who plays beside it."""
+        return client if self.opponents is None else self.opponents.join(client)
 
     def _examples_of(self, assignments: Sequence[Assignment]) -> list[Example]:
         found: dict[Assignment, Example] = {}
@@ -210,7 +225,7 @@ class RolloutSource:
 
     def _play(
         self,
-        client: PolicyClient,
+        client: Client,
         assignments: Sequence[Assignment],
         examples: Sequence[Example],
         attempt: int = 0,

@@ -14,15 +14,16 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from wander.errors import RunError
+from wander.errors import ConfigError, RunError
 from wander.train.config import GRPOSettings
-from wander.train.rollouts.rows import Row
+from wander.train.rollouts.rows import Row, draw_learner
 from wander.train.rollouts.sampler import ExampleSampler, Mixture, Pick, has_signal
 from wander.train.rollouts.source import Assignment, Played, RolloutSource, StepRollouts
 from wander.types import Example, Rollout
 
 if TYPE_CHECKING:
     from wander.models.policy import PolicyClient
+    from wander.train.rollouts.opponents import Opponents
 
 Exchange = Callable[[list[Any]], list[Any]]
 """Takes this process's items and returns those of all processes, in the order of their ranks."""
@@ -68,7 +69,7 @@ class PlayedStep:
 
     @property
     def rollouts(self) -> list[Rollout]:
-        """The rollouts that are learnt from, groups together."""
+        """The rollout of each row that is learnt from, groups together."""
         return [rollout for group in self.groups for rollout in group.rollouts]
 
 
@@ -82,10 +83,13 @@ class StepPlayer:
         settings: GRPOSettings,
         rank: int,
         exchange: Exchange,
+        opponents: Opponents,
         played: Played | None = None,
     ) -> None:
         """`played` hears of the rollouts of a step that ended."""
         self.played = played
+        self.opponents = opponents
+        self.roles = count_roles(source, settings)
         self.source = source
         self.mixture = mixture
         self.settings = settings
@@ -94,8 +98,13 @@ class StepPlayer:
 
     def draw(self, slots: Sequence[int]) -> list[Pick]:
         """Draw the next step, every process the same, and return what the groups in these slots play."""
-        picks = self.mixture.draw(self.settings.batch.groups)
-        return [picks[slot] for slot in slots]
+        if len(slots) % self.roles or min(slots) % self.roles:
+            raise ConfigError(
+                f"{len(slots)} groups cannot hold those of {self.roles} players each",
+                hint="make `batch.rollouts` a multiple of the group size, the players and the processes",
+            )
+        picks = self.mixture.draw(self.settings.batch.groups // self.roles)
+        return [picks[number] for number in dict.fromkeys(slot // self.roles for slot in slots)]
 
     def play(self, picks: Sequence[Pick]) -> PlayedStep:
         """Play groups of a step, and more in place of those that teach nothing.
@@ -120,6 +129,8 @@ class StepPlayer:
         self._judge(step)
         for pick, rewards in self.exchange([(group.pick, group.scored) for group in step.played]):
             self.mixture.observe(pick, rewards)
+        rollouts = [rollout for group in step.played[:: self.roles] for rollout in group.rollouts]
+        self.opponents.observe(self.exchange([each.rewards for each in rollouts if each.rewards]))
         return step
 
     def _first_round(self, picks: Sequence[Pick], call: StepRollouts) -> PlayedStep:
@@ -190,7 +201,12 @@ class StepPlayer:
         for number, pick in enumerate(picks):
             part = slice(number * size, (number + 1) * size)
             rollouts = call.rollouts[part]
-            groups.append(Group(pick, rollouts, [Row.of(rollout) for rollout in rollouts]))
+            players = learners_of(self.source, self.settings, pick.environment)
+            drawn = [draw_learner(players, rollouts[0].seed)]
+            groups += [
+                Group(pick, rollouts, [Row.of(rollout, learner) for rollout in rollouts])
+                for learner in (players if self.roles > 1 else drawn)
+            ]
         return groups
 
     def _require_one(self, step: PlayedStep) -> None:
@@ -220,6 +236,17 @@ def mixture_of(source: RolloutSource, settings: GRPOSettings) -> Mixture:
     return Mixture(samplers, [environment.weight for environment in settings.environments] or [1.0])
 
 
+def learners_of(source: RolloutSource, settings: GRPOSettings, environment: int = 0) -> list[str]:
+    """Return the players whom the policy plays and learns as; none where it is alone."""
+    others = settings.other_players
+    return [player for player in source.environments[environment].info.players if player not in others]
+
+
+def count_roles(source: RolloutSource, settings: GRPOSettings) -> int:
+    """Return as how many players the policy learns from a rollout."""
+    return max(1, len(learners_of(source, settings))) if settings.batch.learners == "each" else 1
+
+
 def plan_examples(source: RolloutSource, settings: GRPOSettings) -> list[list[Example]]:
     """Return, for each environment, every example that the run may play, in the order of its steps.
 
@@ -227,7 +254,7 @@ def plan_examples(source: RolloutSource, settings: GRPOSettings) -> list[list[Ex
     """
     data = settings.data.model_copy(update={"curriculum": False})  # plays the same examples, oftener or not
     mixture = mixture_of(source, settings.model_copy(update={"data": data}))
-    steps, groups = settings.batches, settings.batch.groups
+    steps, groups = settings.batches, settings.batch.groups // count_roles(source, settings)
     rows: list[dict[int, None]] = [{} for _ in mixture.samplers]
     for pick in (pick for _ in range(steps) for pick in mixture.draw(groups)):
         length = source.length(pick.environment)
@@ -286,8 +313,8 @@ def rollout_metrics(step: PlayedStep, labels: Sequence[str], *, refills: bool) -
     }
     failed = Counter(
         rollout.failure.boundary
-        for group in step.played
-        for rollout in group.rollouts
+        for call in step.calls
+        for rollout in call.rollouts
         if rollout.failure is not None
     )
     return {

@@ -1,0 +1,188 @@
+"""Who plays beside the policy: scripts, a fixed model, an earlier self; the policy learns as the others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from wander import Messages, MultiTurnEnv, Rubric, State
+from wander.clients.base import ModelRequest
+from wander.errors import ConfigError
+from wander.evals.store.folder import RunFolder
+from wander.models.loading import load_model
+from wander.train.config import GRPOSettings
+from wander.train.evaluation.evaluator import read_evaluations
+from wander.train.grpo import GRPOResult, train_grpo
+from wander.train.records.record import read_metrics
+from wander.train.records.step_hash import STEPS, read_steps
+from wander.train.verify import verify_training
+from wander.types import Rollout
+
+from .conftest import PULL, opener_of, payoff
+
+
+class DuelEnv(MultiTurnEnv):
+    """Two pull levers; whose turn it is is drawn, so the rollouts of a batch wait for different models."""
+
+    players = ("left", "right")
+
+    def next_player(self, state: State) -> str:
+        return self.rng(state, len(state.turns)).choice(["left", "right"]) if state.turns else "left"
+
+    def env_response(self, messages: Messages, state: State) -> Messages:
+        return [{"role": "user", "content": f"The other pulled. Machine {len(state.turns)}."}]
+
+
+def best(request: ModelRequest) -> str:
+    """Pull the lever that pays."""
+    return "<pull>3</pull>"
+
+
+def duel() -> DuelEnv:
+    rows = [{"question": f"Machine {i % 7}. Answer <pull>lever</pull>."} for i in range(16)]
+    return DuelEnv(rows, max_turns=4, parser=PULL, rubric=Rubric([payoff]))
+
+
+def settings_for(start: Path, steps: int = 4, **sections: Any) -> GRPOSettings:
+    data = {
+        "model": {"path": str(start), "device": "cpu"},
+        "batch": {"rollouts": 16, "group_size": 4, "rows_at_once": 16},
+        "sampling": {"max_tokens": 8},
+        "schedule": {"steps": steps, "learning_rate": 5e-3},
+        "output": {"rollouts_every": 1, "checkpoint_every": 2, "fixed_prompts": 0},
+    }
+    return GRPOSettings.model_validate(data | sections)
+
+
+def train(folder: Path, settings: GRPOSettings, **options: Any) -> GRPOResult:
+    return train_grpo(opener_of(duel), settings, folder, **options)
+
+
+def turns_of(rollout: Rollout, player: str) -> list[Any]:
+    return [turn for turn in rollout.turns if turn.player == player]
+
+
+def bits(folder: Path) -> list[tuple[str, ...]]:
+    return [(line.rollouts, line.rewards, line.update) for line in read_steps(folder / STEPS)]
+
+
+class Killed(Exception):
+    """What ends a run after its third step."""
+
+
+def die(entry: dict[str, Any]) -> None:
+    if entry["step"] == 3:
+        raise Killed
+
+
+EARLIER = {"players": {"right": {"model": "earlier", "refresh_every": 2}}}
+
+
+def test_a_script_plays_and_nothing_is_learnt_as_it(puller: Path, tmp_path: Path) -> None:
+    spec = f"scripted:{__name__}:best"
+    train(tmp_path, settings_for(puller, 1, players={"right": spec}))
+    folder = RunFolder.open(tmp_path)
+    rollouts = list(folder.rollouts())
+    assert folder.manifest.players["right"].name == spec
+    for rollout in rollouts:
+        assert all(turn.message["content"] == "<pull>3</pull>" for turn in turns_of(rollout, "right"))
+        assert all(turn.tokens is not None for turn in turns_of(rollout, "left"))
+    assert read_metrics(tmp_path)[0]["failed"] == 0
+
+
+@pytest.mark.full
+def test_a_fixed_model_plays_as_it_was(puller: Path, tiny: Path, tmp_path: Path) -> None:
+    train(tmp_path / "frozen", settings_for(puller, 2, players={"left": "frozen"}))
+    manifest = RunFolder.open(tmp_path / "frozen").manifest
+    assert manifest.players["left"].weights_sha256 == manifest.model.weights_sha256
+    # The untrained model is another one, of the same size.
+    train(tmp_path / "path", settings_for(puller, 1, players={"right": {"model": str(tiny)}}))
+    other = RunFolder.open(tmp_path / "path")
+    assert other.manifest.players["right"].weights_sha256 != manifest.model.weights_sha256
+    said = [turn.message["content"] for one in other.rollouts() for turn in turns_of(one, "right")]
+    assert said
+    assert not any(text.endswith("</pull>") for text in said)
+
+
+@pytest.mark.full
+def test_an_earlier_self_is_the_policy_of_some_steps_ago(puller: Path, tmp_path: Path) -> None:
+    train(tmp_path / "whole", settings_for(puller, **EARLIER))
+    run = tmp_path / "whole/checkpoints"
+    kept = torch.load(run / "checkpoint-4/player-right.pt", weights_only=True)
+    then = dict(load_model(run / "checkpoint-2", device="cpu").model.named_parameters())
+    assert kept.keys() == then.keys()
+    assert all(torch.equal(weight, then[name]) for name, weight in kept.items())
+    assert not (run / "checkpoint-2/player-right.pt").exists()  # it was what training began with
+    # Going on from a checkpoint comes to the same bits, and so does repeating the run.
+    stopped = tmp_path / "stopped"
+    with pytest.raises(Killed):
+        train(stopped, settings_for(puller, **EARLIER), progress=die)
+    train(stopped, settings_for(puller, **EARLIER), resume=True)
+    assert bits(stopped) == bits(tmp_path / "whole")
+    assert verify_training(stopped, opener_of(duel), steps=4).same
+    # And it is somebody else than the policy itself, or than it was at first.
+    train(tmp_path / "frozen", settings_for(puller, players={"right": "frozen"}))
+    same = [one == other for one, other in zip(bits(tmp_path / "frozen"), bits(stopped), strict=True)]
+    assert same == [True, True, False, False]
+
+
+@pytest.mark.full
+def test_steps_played_ahead_meet_the_earlier_self_of_their_version(puller: Path, tmp_path: Path) -> None:
+    ahead = {"batch": {"rollouts": 16, "group_size": 4, "rows_at_once": 16, "max_staleness": 2}}
+    settings = settings_for(puller, 6, **EARLIER, **ahead)
+    train(tmp_path / "whole", settings)
+    with pytest.raises(Killed):
+        train(tmp_path / "stopped", settings, progress=die)
+    train(tmp_path / "stopped", settings, resume=True)
+    assert bits(tmp_path / "stopped") == bits(tmp_path / "whole")
+
+
+def test_an_earlier_self_that_is_not_beaten_stays(puller: Path, tmp_path: Path) -> None:
+    player = {"model": "earlier", "refresh_every": 1, "refresh_lead": 2.0}  # more than can be earned
+    batch = {"rollouts": 4, "group_size": 4, "rows_at_once": 4}  # one group, which is on record
+    train(tmp_path, settings_for(puller, 2, players={"right": player}, batch=batch))
+    folder = tmp_path / "checkpoints/checkpoint-2"
+    version, _, lead, rollouts = json.loads((folder / "players.json").read_text())["right"]
+    earned = [rollout.rewards for rollout in RunFolder.open(tmp_path).rollouts()][4:]
+    assert (version, rollouts) == (0, 4)
+    assert lead == pytest.approx(sum(each["left"] - each["right"] for each in earned))
+
+
+def test_a_rollout_teaches_as_each_of_its_players(puller: Path, tmp_path: Path) -> None:
+    batch = {"rollouts": 32, "group_size": 4, "rows_at_once": 32, "learners": "each"}
+    train(tmp_path, settings_for(puller, 1, batch=batch))
+    (entry,) = read_metrics(tmp_path)
+    assert entry["rollouts"] == 16  # each of them is two rows
+    assert entry["failed"] == 0
+
+
+@pytest.mark.full
+def test_a_cell_has_players_of_its_own(puller: Path, tmp_path: Path) -> None:
+    cells = [
+        {"name": "itself"},
+        {"name": "script", "players": {"right": f"scripted:{__name__}:best"}},
+        {"name": "start", "players": {"right": "frozen"}},
+    ]
+    settings = settings_for(puller, 1, evaluation={"every": 1, "examples": 8, "cells": cells})
+    train(tmp_path, settings)
+    found = {(one.step, one.cell): one for one in read_evaluations(tmp_path)}
+    assert found[0, "itself"].reward == found[0, "start"].reward
+    assert not any(one.failed for one in found.values())
+
+
+@pytest.mark.parametrize(
+    ("players", "said"),
+    [
+        ({"middle": "frozen"}, "`DuelEnv` has no player `middle`"),
+        ({"left": "frozen", "right": "earlier"}, "none of the players of `DuelEnv` is the policy"),
+    ],
+)
+def test_players_that_cannot_be_are_refused(
+    puller: Path, tmp_path: Path, players: dict[str, str], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        train(tmp_path / "run", settings_for(puller, 1, players=players))
+    assert not (tmp_path / "run").exists()
