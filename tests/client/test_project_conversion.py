@@ -89,6 +89,57 @@ def test_a_bare_folder_of_code_gets_a_project_that_builds(tmp_path):
         assert not [text for text in package.warnings if "depend" in text]
 
 
+@pytest.mark.parametrize("start", [None, "from .my_env import load_environment\n"])
+def test_flat_modules_that_import_each_other_relatively_become_a_package(tmp_path, start):
+    setuptools = '[tool.setuptools]\npackages = ["my_env"]\npackage-dir = { my_env = "." }\n'
+    folder = project(tmp_path / "flat", f"from .words import WORDS\n{LOADER}", PROJECT + setuptools)
+    (folder / "words.py").write_text("WORDS = []\n")
+    (folder / "words.json").write_text("[]")
+    (folder / "tests").mkdir()
+    if start is not None:
+        (folder / "__init__.py").write_text(start)
+    assert convert_project(folder, HERE).target == "my_env:load_environment"
+    assert "from .my_env import load_environment" in (folder / "my_env" / "__init__.py").read_text()
+    assert (folder / "tests").is_dir()
+    with build_package(folder) as package:
+        names = {name for name, _ in package.members if name.startswith("my_env/")}
+    assert names == {"my_env/__init__.py", "my_env/my_env.py", "my_env/words.py", "my_env/words.json"}
+    assert convert_project(folder, HERE).written == []
+
+
+def test_several_modules_without_a_build_system_are_all_built(tmp_path):
+    folder = project(tmp_path / "flat", f"from words import WORDS\n{LOADER}")
+    (folder / "words.py").write_text("WORDS = []\n")
+    (folder / "__init__.py").write_text("")
+    assert convert_project(folder, HERE).target == "my_env:load_environment"
+    wheel = read(folder)["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert wheel["only-include"] == ["my_env.py", "words.py"]
+
+
+def test_repositories_that_only_uv_is_told_of_become_requirements(tmp_path):
+    listed = ["verifiers>=0.1.5", "Some.Lib[fast]>=1; python_version > '3'", "plain", "here", "zipped"]
+    sources = """
+[tool.uv.sources]
+verifiers = { git = "https://x/verifiers.git" }
+some-lib = { git = "https://x/lib.git", tag = "v2", subdirectory = "py" }
+here = { path = "../here" }
+zipped = { url = "https://x/zipped.zip" }
+"""
+    text = PROJECT.replace('[\n  "verifiers>=0.1.5",\n]', str(listed)) + sources
+    folder = project(tmp_path / "my-env", text=text)
+    convert_project(folder, HERE)
+    found = read(folder)
+    assert found["project"]["dependencies"] == [
+        "verifiers>=0.1.5",
+        'Some.Lib[fast] @ git+https://x/lib.git@v2#subdirectory=py ; python_version > "3"',
+        "plain",
+        "here",
+        "zipped @ https://x/zipped.zip",
+    ]
+    assert found["tool"]["hatch"]["metadata"]["allow-direct-references"] is True
+    assert convert_project(folder, HERE).written == []
+
+
 @pytest.mark.full
 def test_a_wheel_is_unpacked_into_a_project_that_builds_the_same_code(tmp_path):
     source = project(tmp_path / "my-env", text=PROJECT + "[tool.hatch.build]\ninclude = ['my_env.py']\n")

@@ -7,7 +7,6 @@ none of its code runs here.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,10 +29,10 @@ from wander_client.packages.library_use import (
     parse_source,
     tasksets_of,
 )
+from wander_client.packages.needs import HUB_PACKAGES
+from wander_client.packages.origins.flat import pack_modules, sources_in
 from wander_client.packages.origins.source import BUILD_SYSTEM, Origin
 from wander_client.packages.publish import ENTRY_POINT_GROUP, require_project
-
-_SKIPPED = {"tests", "test", "docs", "examples", "scripts", "setup.py", "conftest.py"}
 
 
 @dataclass
@@ -73,6 +72,11 @@ def convert_project(folder: Path, origin: Origin, target: str | None = None) -> 
         written.append("`pyproject.toml`")
     project = require_project(folder)
     name = project["name"]
+    document = tomlkit.parse(path.read_text(encoding="utf-8"))
+    if pack_modules(folder, name, document):
+        document["build-system"] = BUILD_SYSTEM
+        path.write_text(tomlkit.dumps(document), encoding="utf-8")
+        written.append("a package of the modules that lay beside `pyproject.toml`")
     declared = project.get("entry-points", {}).get(ENTRY_POINT_GROUP, {})
     target = target or next(iter(declared.values()), None) or _target(folder, name)
     trees = _package(folder, target.partition(":")[0])
@@ -95,7 +99,7 @@ def convert_project(folder: Path, origin: Origin, target: str | None = None) -> 
 
 def _target(folder: Path, name: str) -> str:
     """Return `module:function` of the loader, or `module:class` of the task set; raises `NotFound`."""
-    trees = {_dotted(folder, path): parse_source(path.read_bytes()) for path in _sources(folder)}
+    trees = {_dotted(folder, path): parse_source(path.read_bytes()) for path in sources_in(folder)}
     loaders = [f"{module}:{LOADER}" for module, tree in trees.items() if defines_loader(tree)]
     classes = tasksets_of(trees.values())
     tasksets = [
@@ -127,13 +131,6 @@ def _missing(trees: dict[str, ast.Module]) -> str:
     return "it may be a library, not an environment"
 
 
-def _sources(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.rglob("*.py")):
-        parts = path.relative_to(folder).parts
-        if not _SKIPPED & set(parts) and not any(part.startswith(("test_", ".")) for part in parts):
-            yield path
-
-
 def _dotted(folder: Path, path: Path) -> str:
     parts = path.relative_to(folder).with_suffix("").parts
     return ".".join(parts[parts[0] == "src" : -1 if parts[-1] == "__init__" else None])
@@ -146,7 +143,7 @@ def _package(folder: Path, module: str) -> list[ast.Module]:
         if (base / f"{top}.py").is_file():
             return [parse_source((base / f"{top}.py").read_bytes())]
         if (base / top).is_dir():
-            return [parse_source(path.read_bytes()) for path in _sources(base / top)]
+            return [parse_source(path.read_bytes()) for path in sources_in(base / top)]
     raise NotFound(f"there is no module `{module}` in `{folder.name}`", code="no_environment")
 
 
@@ -159,6 +156,11 @@ def _complete(converted: ConvertedProject, path: Path, origin: Origin) -> None:
         system.update(BUILD_SYSTEM)
         document["build-system"] = system
         converted.written.append("`[build-system]`")
+        beside = [each.name for each in sources_in(converted.folder) if each.parent == converted.folder]
+        modules = [name for name in beside if name != "__init__.py"]
+        if len(modules) > 1 and "hatch" not in document.get("tool", {}):
+            tools = document.setdefault("tool", tomlkit.table(is_super_table=True))
+            tools["hatch"] = {"build": {"targets": {"wheel": {"only-include": modules}}}}
     if ENTRY_POINT_GROUP not in project.get("entry-points", {}):
         groups = project.setdefault("entry-points", tomlkit.table(is_super_table=True))
         groups[ENTRY_POINT_GROUP] = {canonicalize_name(converted.name): converted.target}
@@ -167,6 +169,10 @@ def _complete(converted: ConvertedProject, path: Path, origin: Origin) -> None:
     if needed not in _dependencies(project):
         project.setdefault("dependencies", tomlkit.array()).insert(0, needed)
         converted.written.append(f"the dependency on `{needed}`")
+    if _write_sources(project, document.get("tool", {}).get("uv", {}).get("sources", {})):
+        tools = document["tool"].setdefault("hatch", tomlkit.table(is_super_table=True))
+        tools.setdefault("metadata", tomlkit.table())["allow-direct-references"] = True
+        converted.written.append("where its dependencies come from")
     readme = _readme(converted.folder, project)
     if readme is None:
         readme = converted.folder / "README.md"
@@ -179,6 +185,37 @@ def _complete(converted: ConvertedProject, path: Path, origin: Origin) -> None:
         readme.write_text(f"{said.rstrip()}\n\n---\n\n{origin.note}\n", encoding="utf-8")
         converted.written.append("the note of origin")
     path.write_text(tomlkit.dumps(document), encoding="utf-8")
+
+
+def _write_sources(project: dict[str, Any], sources: dict[str, Any]) -> bool:
+    """Write repositories and addresses that uv alone is told of into the requirements; tells whether any is.
+
+    A wheel's metadata has the requirements, and not what `[tool.uv.sources]` adds to them.
+    """
+    found = {canonicalize_name(name): source for name, source in sources.items() if isinstance(source, dict)}
+    written = False
+    for number, each in enumerate(project.get("dependencies", [])):
+        try:
+            wanted = Requirement(str(each))
+        except InvalidRequirement:
+            continue
+        name = canonicalize_name(wanted.name)
+        url = "" if name in HUB_PACKAGES else _address(found.get(name, {}))
+        if url and not wanted.url:
+            extras = f"[{','.join(sorted(wanted.extras))}]" if wanted.extras else ""
+            marker = f" ; {wanted.marker}" if wanted.marker else ""
+            project["dependencies"][number] = f"{wanted.name}{extras} @ {url}{marker}"
+            written = True
+    return written
+
+
+def _address(source: dict[str, Any]) -> str:
+    """Return the address of a source of uv's; empty for a path or an index, which mean this machine's."""
+    if "git" not in source:
+        return str(source.get("url", ""))
+    revision = next((f"@{source[key]}" for key in ("rev", "tag", "branch") if key in source), "")
+    folder = f"#subdirectory={source['subdirectory']}" if "subdirectory" in source else ""
+    return f"git+{source['git']}{revision}{folder}"
 
 
 def _dependencies(project: dict[str, Any]) -> set[str]:
