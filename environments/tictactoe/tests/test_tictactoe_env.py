@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tictactoe import REFERENCE_SCORES, is_well_formed, load_environment
-from tictactoe.game import EMPTY, best_moves, free_cells, read_board, winner
+from tictactoe.game import EMPTY, best_moves, free_cells, is_over, read_board, winner
 from tictactoe.players import optimal, random
 from wander import ScriptedClient
 from wander import load_environment as load_by_name
@@ -260,3 +260,12 @@ async def test_the_reference_scores_are_what_comes_out(name, player, opponent, p
         board = read_board(rollout.completion[-1]["content"])
         assert board is not None
         assert (winner(board) == "X") == (rollout.metrics["won"] == 1.0)
+
+
+def test_games_begin_where_random_moves_lead_to():
+    dataset = load_environment(num_examples=300, random_moves=4).dataset("train")
+    boards = [dataset[index].info["board"] for index in range(300)]
+    assert {board.count(".") for board in boards} == set(range(1, 10))
+    assert all(board.count("O") - board.count("X") in (0, 1) and not is_over(board) for board in boards)
+    with pytest.raises(ConfigError, match="none of 0 to 4"):
+        load_environment(random_moves=5)

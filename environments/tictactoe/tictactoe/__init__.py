@@ -21,6 +21,8 @@ SYSTEM_PROMPT = (
 )
 TAGS = ("<think>", "</think>", "<move>", "</move>")
 INVALID_MOVE_PENALTY = -0.1
+MOST_RANDOM_MOVES = 4
+"""Of each player, before the game: then X has the last free cell."""
 SAID = {"won": "You win.", "lost": "You lose.", "drawn": "Draw."}
 REFERENCE_SCORES = {
     "optimal player, random opponent": 1.139,
@@ -191,12 +193,14 @@ def load_environment(
     num_groups: int = 1,
     seed: int = 0,
     opponent: Literal["environment", "player"] = "environment",
+    random_moves: int = 0,
 ) -> TicTacToeEnv:
     """Return the environment; the train and the eval split have `num_examples` different games each.
 
     Example i belongs to stratum i mod `num_groups`; its opponent plays a random move with a probability drawn
     from that stratum's equal slice of [`min_random_move_prob`, `max_random_move_prob`]. With
     `opponent="player"` the environment plays no moves: the run says who is asked for those of the player `O`.
+    Up to `random_moves` moves of each are made at random before the game begins.
     """
     if opponent not in ("environment", "player"):
         raise ConfigError(f"`{opponent}` is no opponent", hint='give "environment" or "player"')
@@ -207,6 +211,8 @@ def load_environment(
         )
     if num_groups < 1 or num_examples < 1:
         raise ConfigError(f"`num_groups` ({num_groups}) and `num_examples` ({num_examples}) must be positive")
+    if not 0 <= random_moves <= MOST_RANDOM_MOVES:
+        raise ConfigError(f"`random_moves` ({random_moves}) is none of 0 to {MOST_RANDOM_MOVES}")
 
     def rows(split: str) -> ProceduralRows:
         def row_at(index: int) -> dict[str, Any]:
@@ -214,7 +220,7 @@ def load_environment(
             stratum = index % num_groups
             share = (stratum + derived_rng(example_seed, "difficulty").random()) / num_groups
             careless = min_random_move_prob + share * (max_random_move_prob - min_random_move_prob)
-            return opening_row(example_seed, stratum, careless)
+            return opening_row(example_seed, stratum, careless, random_moves)
 
         return ProceduralRows(row_at, num_examples)
 
@@ -238,11 +244,19 @@ def load_environment(
     )
 
 
-def opening_row(example_seed: int, stratum: int, random_move_prob: float) -> dict[str, Any]:
+def opening_row(
+    example_seed: int, stratum: int, random_move_prob: float, random_moves: int
+) -> dict[str, Any]:
     """Return the row of one game; a coin decides whether O has made the first move."""
     rng = derived_rng(example_seed, "opening")
     # Every first move of a perfect player is a draw, so a best one and a random one are drawn alike.
     board = placed(EMPTY, rng.choice(best_moves(EMPTY, "O")), "O") if rng.random() < 0.5 else EMPTY
+    for _ in range(rng.randint(0, random_moves) if random_moves else 0):
+        cells = rng.sample(free_cells(board), 2)
+        after = placed(placed(board, cells[0], "X"), cells[1], "O")
+        if is_over(after):
+            break
+        board = after
     return {
         "question": shown(board),
         "info": {"board": board, "random_move_prob": random_move_prob},
