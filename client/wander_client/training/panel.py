@@ -289,7 +289,7 @@ def _metric_rows(state: TrainingState) -> tuple[list[_Row], list[_Row], list[_Ro
     functions = [
         _Row(name.removeprefix("rewards/"), state.series(name), ".3f")
         for name in sorted(last)
-        if name.startswith("rewards/") and name.count("/") == 1
+        if name.startswith(("rewards/", "reward/")) and name.count("/") == 1
     ]
     failed = [
         None if count is None or not rollouts else count / rollouts

@@ -90,7 +90,10 @@ def test_a_script_plays_and_nothing_is_learnt_as_it(puller: Path, tmp_path: Path
     for rollout in rollouts:
         assert all(turn.message["content"] == "<pull>3</pull>" for turn in turns_of(rollout, "right"))
         assert all(turn.tokens is not None for turn in turns_of(rollout, "left"))
-    assert read_metrics(tmp_path)[0]["failed"] == 0
+    (entry,) = read_metrics(tmp_path)
+    assert entry["failed"] == 0
+    assert entry["reward/right"] == 1.0 > entry["reward/left"]
+    assert entry["turns/left"] + entry["turns/right"] == entry["turns"] == 4
 
 
 @pytest.mark.full
@@ -170,6 +173,8 @@ def test_a_cell_has_players_of_its_own(puller: Path, tmp_path: Path) -> None:
     train(tmp_path, settings)
     found = {(one.step, one.cell): one for one in read_evaluations(tmp_path)}
     assert found[0, "itself"].reward == found[0, "start"].reward
+    right = {cell: one.metrics["reward/right"] for (step, cell), one in found.items() if step == 0}
+    assert right["script"] > right["itself"] == right["start"]
     assert not any(one.failed for one in found.values())
 
 

@@ -24,6 +24,7 @@ from wander.evals.store import jsonl
 from wander.handle import EnvironmentHandle, RolloutRequest
 from wander.train.config import EvaluationCell, GRPOSettings
 from wander.train.distributed import World
+from wander.train.rollouts.by_player import means_by_player
 from wander.train.rollouts.environments import EnvironmentChoice, EnvironmentOpener
 from wander.train.rollouts.source import RolloutSource
 from wander.train.rollouts.together import play_together
@@ -114,11 +115,12 @@ def count_ends(rollouts: Sequence[Rollout]) -> dict[str, Any]:
     return {"lines": count.pop("lines"), "metrics": count}
 
 
-def collect_means(summary: RunSummary) -> dict[str, Any]:
-    """Return what a cell of examples says of its metrics: means and their intervals."""
+def collect_means(summary: RunSummary, rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    """Return what a cell of examples says of its metrics: means and their intervals, and means by player."""
     return {
         "interval": _interval(summary.reward_low, summary.reward_high),
-        "metrics": {name: metric.mean for name, metric in summary.metrics.items()},
+        "metrics": {name: metric.mean for name, metric in summary.metrics.items()}
+        | means_by_player(rollouts),
         "intervals": {
             name: found
             for name, metric in summary.metrics.items()
@@ -191,7 +193,7 @@ class Evaluator:
             truncated=summary.truncated,
             tokens=tokens / len(rollouts),
             seconds=perf_counter() - started,
-            **(count_ends(rollouts) if cell.exhaustive else collect_means(summary)),
+            **(count_ends(rollouts) if cell.exhaustive else collect_means(summary, rollouts)),
         )
 
     def _open_cell(self, cell: EvaluationCell) -> tuple[EnvironmentHandle, list[Example]]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from wander.errors import ConfigError, RunError
 from wander.train.config import GRPOSettings
+from wander.train.rollouts.by_player import means_by_player
 from wander.train.rollouts.rows import Row, draw_learner
 from wander.train.rollouts.sampler import ExampleSampler, Mixture, Pick, has_signal
 from wander.train.rollouts.source import Assignment, Played, RolloutSource, StepRollouts
@@ -319,6 +320,7 @@ def rollout_metrics(step: PlayedStep, labels: Sequence[str], *, refills: bool) -
     )
     return {
         **_rewards(scored),
+        **means_by_player(scored),
         **(_by_environment(step.played, labels) if len(labels) > 1 else {}),
         "turns": mean([len(rollout.turns) for rollout in scored]),
         "sequences": mean(

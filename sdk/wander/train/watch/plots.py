@@ -157,7 +157,9 @@ def chart_runs(
 def _panel_names(runs: Sequence[PlottedRun]) -> list[str]:
     """Return the metrics of which a run knows two steps; the reward, its functions, then the others."""
     present = {name for run in runs for entry in run.entries for name in entry}
-    functions = sorted(name for name in present if name.startswith("rewards/") and name.count("/") == 1)
+    functions = sorted(
+        name for name in present if name.startswith(("rewards/", "reward/")) and name.count("/") == 1
+    )
     first, *rest = [name for name, _ in PANELS]
     wanted = [first, *functions, *rest]
     drawn = [name for name in wanted if any(len(run.known(name)) > 1 for run in runs)]
