@@ -2,6 +2,7 @@
 
     .venv/bin/python benchmarks/ahead.py            # speed in alternating pairs, then learning curves
     .venv/bin/python benchmarks/ahead.py --quick    # a minute, writes nothing
+    .venv/bin/python benchmarks/ahead.py --vllm PYTHON    # a vLLM server samples, started with that Python
 
 The environment is a bandit of two pulls that answers after a time drawn from its seed, as a sandbox or a page
 does: it sleeps, so processors are free meanwhile. Speed is rollouts a second of the whole training, the first
@@ -20,7 +21,7 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ async def open_bandit(seconds: float, choice: Any) -> AsyncIterator[EnvironmentH
         await handle.close()
 
 
-def tiny_policy(folder: Path) -> Path:
+def tiny_policy(folder: Path, *, served: bool = False) -> Path:
     """Return a tiny policy that answers in form and prefers no lever."""
     from wander.clients.scripted import ScriptedClient
     from wander.environment import LocalEnvironment
@@ -90,18 +91,47 @@ def tiny_policy(folder: Path) -> Path:
         return f"<pull>{derived_rng('pull', request.seed).randrange(4)}</pull>"
 
     games = asyncio.run(play_transcripts(LocalEnvironment(bandit()), ScriptedClient(pull), 64))
+    # vLLM takes no smaller heads.
+    hidden, key_values = (128, 2) if served else (32, 1)
     size = TinySize(
-        hidden=32, layers=2, heads=2, key_value_heads=1, intermediate=64, vocabulary=300, context=256
+        hidden=hidden,
+        layers=2,
+        heads=2,
+        key_value_heads=key_values,
+        intermediate=2 * hidden,
+        vocabulary=300,
+        context=256,
     )
     start = create_tiny(games, folder / "tiny", seed=0, size=size)
     settings = SFTSettings.model_validate(
         {
             "model": {"path": str(start), "device": "cpu"},
             "batch": {"rows": 16},
-            "schedule": {"steps": 120, "learning_rate": 1e-2, "decay": "linear"},
+            "schedule": {"steps": 120, "learning_rate": 5e-3 if served else 1e-2, "decay": "linear"},
         }
     )
     return train_sft([{"messages": game[:-1]} for game in games], settings, folder / "sft").model
+
+
+@contextlib.contextmanager
+def serve(model: Path, python: str, folder: Path) -> Iterator[dict[str, Any]]:
+    """Start a vLLM server for the policy; yield the settings that have it sample."""
+    from wander.models.engines.weights import write_checkpoint
+    from wander.models.loading import load_model
+    from wander.train.config import InferenceSection
+    from wander_client.context import CommonOptions, Invocation, set_current
+    from wander_client.terminal.output import Output
+    from wander_client.training.run import training_server
+
+    invocation = Invocation(CommonOptions(), Output("quiet"))
+    set_current(invocation)
+    loaded = load_model(model, device="cpu")
+    first = write_checkpoint(loaded.model, dict(loaded.model.named_parameters()), folder / "weights-0")
+    loaded.tokenizer.save_pretrained(first)
+    arguments = ["--max-model-len", "256", "--dtype", "float32", "--enforce-eager"]
+    section = InferenceSection(engine="vllm-server", python=python, arguments=arguments)
+    with training_server(invocation, first, section) as url:
+        yield {"engine": "vllm-server", "url": url}
 
 
 def train(given: argparse.Namespace, staleness: int, seconds: float, seed: int = 0) -> dict[str, Any]:
@@ -112,7 +142,8 @@ def train(given: argparse.Namespace, staleness: int, seconds: float, seed: int =
 
     settings = GRPOSettings.model_validate(
         {
-            "model": {"path": given.model, "device": "cpu"},
+            "model": {"path": given.model, "device": given.device},
+            "inference": given.inference,
             "batch": {
                 "rollouts": given.rollouts,
                 "group_size": 8,
@@ -199,8 +230,9 @@ def tell(pairs: Sequence[dict[str, Any]], curves: Sequence[dict[str, Any]], give
     lines = [
         f"# Steps of {given.rollouts} rollouts of a slow bandit, played ahead and in turns",
         "",
-        f"A tiny policy, {given.threads} thread(s), {given.steps} steps, `max_staleness` of "
-        f"{given.staleness} and 0; rollouts a second in alternating pairs:",
+        f"A tiny policy on `{given.device}`, sampled by {'a vLLM server' if given.vllm else 'transformers'}, "
+        f"{given.threads} thread(s), {given.steps} steps, `max_staleness` of {given.staleness} and 0; "
+        "rollouts a second in alternating pairs:",
         "",
         *speed_lines(pairs),
         "",
@@ -227,20 +259,27 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="pairs for each of them")
     parser.add_argument("--seeds", type=int, default=6, help="of the curves")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu", help="of the policy")
+    parser.add_argument("--vllm", metavar="PYTHON", help="have a vLLM server sample, of this Python")
     parser.add_argument("--quick", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     if given.quick:
         given.rollouts, given.steps, given.rounds, given.seeds, given.seconds = 16, 6, 1, 2, [0.3]
-    with tempfile.TemporaryDirectory() as work:
-        given.model = str(tiny_policy(Path(work)))
+    with contextlib.ExitStack() as stack:
+        work = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        model = tiny_policy(work, served=given.vllm is not None)
+        given.model, given.inference = str(model), {}
+        if given.vllm:
+            given.inference = stack.enter_context(serve(model, given.vllm, work))
         pairs, curves = measure_speed(given), compare_curves(given)
     text = tell(pairs, curves, given)
     print(text)
     if not given.quick:
         RESULTS.mkdir(exist_ok=True)
-        (RESULTS / "ahead.json").write_text(json.dumps({"pairs": pairs, "curves": curves}, indent=1) + "\n")
-        (RESULTS / "ahead.md").write_text(text + "\n")
+        name = "ahead-vllm" if given.vllm else "ahead"
+        (RESULTS / f"{name}.json").write_text(json.dumps({"pairs": pairs, "curves": curves}, indent=1) + "\n")
+        (RESULTS / f"{name}.md").write_text(text + "\n")
 
 
 if __name__ == "__main__":

@@ -51,10 +51,13 @@ def test_vllm_in_this_process_samples_from_the_weights_of_every_step(tmp_path: P
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("sync", ["folder", "nccl"])
-def test_a_server_on_a_gpu_gets_the_weights_of_every_step(tmp_path: Path, sync: str) -> None:
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_a_server_on_a_gpu_gets_the_weights_of_every_step(tmp_path: Path, sync: str, staleness: int) -> None:
     """`WANDER_TEST_VLLM_URL` names a server of SmolLM2; NCCL wants it on another GPU than this process."""
     url = os.environ.get("WANDER_TEST_VLLM_URL")
     if url is None:
         pytest.skip("no server is named by WANDER_TEST_VLLM_URL")
-    train_grpo(opener_of(bandit), settings_for(engine="vllm-server", url=url, sync=sync), tmp_path / "run")
+    settings = settings_for(engine="vllm-server", url=url, sync=sync)
+    batch = settings.batch.model_copy(update={"max_staleness": staleness})
+    train_grpo(opener_of(bandit), settings.model_copy(update={"batch": batch}), tmp_path / "run")
     assert_current(tmp_path / "run")
