@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-from jinja2 import Environment, TemplateError, meta, nodes
+from jinja2 import Environment, TemplateError, TemplateSyntaxError, meta, nodes
 
-from wander.errors import InvalidResponse
+from wander.errors import ConfigError, InvalidResponse
 from wander.models.calls.turns import TurnReader, calls_in, recognise, token_span
 from wander.types import Message
 
@@ -64,6 +64,7 @@ class ChatFormat:
     """Renders messages with a tokenizer's chat template."""
 
     def __init__(self, tokenizer: Any, end_ids: frozenset[int]) -> None:
+        """Raises `ConfigError` for a template that cannot be parsed."""
         self.tokenizer = tokenizer
         self.end_ids = end_ids
         template = tokenizer.chat_template
@@ -74,6 +75,8 @@ class ChatFormat:
         self._piece_of = lru_cache(maxsize=_REMEMBERED)(self._render_piece)
         self._opened: tuple[list[Message], Conversation] | None = None
         """The conversation opened last, where all of it is text: the rollouts of a group open alike."""
+        with contextlib.suppress(InvalidResponse):  # it may not take this message, and parse
+            self._render_piece("user", "?")
 
     @property
     def digest(self) -> str:
@@ -147,6 +150,13 @@ class ChatFormat:
                 chat_template=self.template,
                 **more,
             )
+        except TemplateSyntaxError as error:
+            raise ConfigError(
+                f"the chat template of `{self.tokenizer.name_or_path}` cannot be parsed: "
+                f"{error.message}, line {error.lineno}",
+                hint="mend `chat_template.jinja` in the model's folder, or `chat_template` in its "
+                "tokenizer_config.json",
+            ) from error
         except (TemplateError, TypeError) as error:
             raise InvalidResponse(f"the model's chat template refuses these messages: {error}") from error
         return text

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wander.errors import EndpointUnreachable, MissingExtra, ModelNotFound
+from wander.errors import ConfigError, EndpointUnreachable, MissingExtra, ModelNotFound
 from wander.models.chat import ChatFormat
 from wander.models.pulled import find_pulled, pulled_at, require_sound
 from wander.models.quiet import quiet_libraries
@@ -48,7 +48,8 @@ def load_model(
     `name` is `smollm2` (pulled on first use), a folder in Hugging Face form, `hub:owner/name` for what
     `wander model pull` fetched, or a Hugging Face repository.
     `device` None means a GPU where there is one. Raises `ModelNotFound` for a name that leads nowhere,
-    `EndpointUnreachable` where Hugging Face does not answer and the model is not in its cache.
+    `ConfigError` for weights and a tokenizer that do not fit, `EndpointUnreachable` where Hugging Face does
+    not answer and the model is not in its cache.
     """
     try:
         import transformers
@@ -75,10 +76,28 @@ def load_model(
         ) from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
+    _require_fit(name, tokenizer, model)
     model = model.to(torch_device(device)).eval()
     pulled = pulled_at(local) if local is not None else None
     revision = pulled.record.revision if pulled is not None else None
     return LoadedModel(model=model, tokenizer=tokenizer, name=shown, path=local, revision=revision)
+
+
+def _require_fit(name: str | Path, tokenizer: Any, model: Any) -> None:
+    """Raise `ConfigError` where a token may come up that the weights have no row for.
+
+    A special token that no text becomes may lie beyond them: Gemma 3 has one for images.
+    """
+    rows = model.get_input_embeddings().weight.shape[0]
+    used = {tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.unk_token_id}
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    highest = max((one for one in tokenizer.get_vocab().values() if one not in special - used), default=-1)
+    if highest >= rows:
+        raise ConfigError(
+            f"weights and tokenizer of `{name}` do not fit: a token has number {highest}, "
+            f"and the weights have {rows} rows",
+            hint="give the model the tokenizer that it was trained with",
+        )
 
 
 def load_chat_format(name: str | Path) -> ChatFormat:

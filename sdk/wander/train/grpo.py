@@ -90,6 +90,7 @@ from wander.train.trainer import (
     checkpoint_arguments,
     count_covered_steps,
     make_arguments,
+    tell_full_disk,
     train_until_interrupted,
 )
 from wander.train.watch.observers import open_observers
@@ -463,7 +464,7 @@ def train_grpo(
     loaded = world.together(lambda: load_dense_model(settings.model))
     torch.manual_seed(settings.schedule.seed)  # adapters begin with random numbers
     model = wrap_lora(loaded.model, settings.model)
-    with share_out(settings, world), contextlib.ExitStack() as stack:
+    with tell_full_disk(folder), share_out(settings, world), contextlib.ExitStack() as stack:
         own = stack.enter_context(own_folder(folder, world))
         engine = stack.enter_context(open_engine(settings, model, loaded, folder, world, serve))
         client = PolicyClient(model, loaded.tokenizer, name=loaded.name, engine=engine)

@@ -37,6 +37,7 @@ from wander.train.trainer import (
     StepLog,
     make_arguments,
     offline_checkpoint_arguments,
+    tell_full_disk,
     train_until_interrupted,
 )
 from wander.train.watch.alerts import write_alerts
@@ -105,7 +106,7 @@ def learn(
     }
     sealing = OnSave(lambda step: seal_checkpoint(folder, step, 0))
     torch.manual_seed(schedule.seed)  # adapters begin with random numbers
-    with quiet_libraries(), contextlib.closing(tracking):
+    with tell_full_disk(folder, "--resume"), quiet_libraries(), contextlib.closing(tracking):
         model = wrap_lora(loaded.model, settings.model)
         trainer = build(model, arguments, [log, sealing, *watch(log), tracking])
         interrupted = train_until_interrupted(trainer, log, begun)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from safetensors import SafetensorError
 from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
 from wander.errors import RunError
@@ -200,6 +202,30 @@ def train_until_interrupted(trainer: Any, log: StepLog, checkpoint: Path | None)
         for number, handler in before.items():
             signal.signal(number, handler)
     return log.stop_requested
+
+
+@contextlib.contextmanager
+def tell_full_disk(run: Path, command: str | None = None) -> Iterator[None]:
+    """Turn what libraries raise when the disk is full into a `RunError`; `command` goes on with the run."""
+    command = command or f"wander train --resume {run}"
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        if not _is_of_full_disk(error):
+            raise
+        hint = f"free space, then go on from its last checkpoint: `{command}`"
+        raise RunError(f"the disk is full: cannot write to `{run}`", hint=hint) from error
+
+
+def _is_of_full_disk(error: Exception) -> bool:
+    """Tell whether an error means that there is no space left: libraries in other languages give its text."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    told = str(error)
+    # PyTorch's archive has no other words for a write that came out short.
+    return any(
+        words in told for words in ("os error 28", "os error 122", "unexpected pos", "PytorchStreamWriter")
+    )
 
 
 @contextlib.contextmanager

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
+import socketserver
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ from wander.train.rollouts.environments import EnvironmentChoice, EnvironmentOpe
 from wander.train.rollouts.source import Assignment, RolloutSource
 from wander.types import SamplingArgs
 from wander.worker.host.environment import WorkerEnvironment
+from wander.worker.remote import link
 from wander.worker.remote.address import WorkerAddress
 
 SOURCE = """
@@ -191,6 +195,53 @@ def test_training_goes_on_to_the_same_bits_here_and_elsewhere(
     assert [entry["failed"] + entry["retried"] for entry in read_metrics(tmp_path / "far")] == [0, 0, 0]
     training = json.loads((tmp_path / "far" / "run.json").read_text())["training"]
     assert training["environment"]["workers"] == 1, "where a worker listens is not for the record"
+
+
+@pytest.mark.full
+def test_a_worker_that_sends_garbage_ends_the_run_after_its_last_step(
+    tiny: Path, environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "_CONNECT_SECONDS", 1.0)
+    spoilt = threading.Event()
+    with listening(environment) as address, spoiling(address, spoilt) as spoiler:
+        with pytest.raises(RunError, match="no worker is left to play the environment") as caught:
+            train_grpo(
+                opener(environment, addresses=[spoiler]),
+                settings_for(tiny),
+                tmp_path / "cut",
+                progress=lambda entry: spoilt.set() if entry["step"] == 2 else None,
+            )
+        assert f"go on after step 2 with `wander train --resume {tmp_path / 'cut'}`" in str(caught.value.hint)
+        sound = opener(environment, addresses=[address])
+        done = train_grpo(sound, settings_for(tiny), tmp_path / "cut", resume=True)
+    assert (done.steps, done.interrupted) == (3, False)
+
+
+@contextlib.contextmanager
+def spoiling(address: WorkerAddress, spoilt: threading.Event) -> Iterator[WorkerAddress]:
+    """Passes on what a worker says, and nothing but garbage once it is spoilt."""
+
+    def carry(source: socket.socket, target: socket.socket, *, spoils: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(b"\x00\xffHTTP/1.1 nonsense{" * 50 if spoils and spoilt.is_set() else data)
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    class Passing(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with socket.socket(socket.AF_UNIX) as far:
+                far.connect(str(address).removeprefix("unix://"))
+                back = threading.Thread(target=carry, args=(far, self.request), kwargs={"spoils": True})
+                back.start()
+                carry(self.request, far, spoils=False)
+                back.join()
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Passing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield WorkerAddress.parse(f"tcp://127.0.0.1:{server.server_address[1]}")
+        server.shutdown()
 
 
 @pytest.mark.full
