@@ -21,31 +21,40 @@ import tempfile
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
+from math_tools import load_environment as load_math_tools
+from math_tools.players import expert
 from tictactoe import load_environment
 from tictactoe.players import teacher
 from wander.clients.scripted import ScriptedClient
 from wander.environment import LocalEnvironment
+from wander.evals.store.folder import RunFolder
 from wander.handle import EnvironmentHandle
 from wander.models.engines.transformers import TransformersEngine
 from wander.models.loading import LoadedModel, load_model
 from wander.models.policy import PolicyClient
 from wander.models.quiet import quiet_libraries
 from wander.models.tiny import TinySize, create_tiny
-from wander.models.transcripts import play_transcripts
+from wander.models.transcripts import play_transcripts, transcript_of
 from wander.train.config import GRPOSettings, SFTSettings
+from wander.train.data import select_rows
 from wander.train.grpo import open_source, train_grpo
 from wander.train.records.record import read_metrics
 from wander.train.rollouts.environments import EnvironmentChoice
 from wander.train.rollouts.source import Assignment, StepRollouts
 from wander.train.sft import mean_loss, tokenize_rows, train_sft
+from wander.types import Rollout
 from wander.worker.host.environment import WorkerEnvironment
 
 ENVIRONMENT = {"num_examples": 40000, "max_random_move_prob": 1.0, "num_groups": 16}
+SELF_PLAY = {"num_examples": 40000, "opponent": "player"}
+SUMS = {"num_examples": 4000, "levels": 1, "digits": 1}
+"""Questions of math_tools that take one call."""
 TURN = 24
 """Tokens of one turn at most."""
 
@@ -65,6 +74,10 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "gradient norm of the last step": (1e-9, 1e3),
     "resumed against not stopped: weights, relative to what was learnt": (0.0, 0.25),
     "resumed against not stopped: reward of the last step, difference": (0.0, 0.1),
+    "reward of the first step played ahead against in turns, difference": (0.0, 0.05),
+    "updates that the last step's weights had learnt less": (1.0, 1.0),
+    "calls of the last step that the tool took, of each rollout": (0.5, 3.0),
+    "turns of the second player in the last step, share": (0.2, 0.6),
     "memory with checkpointed gradients against without": (0.0, 1.0),
 }
 """Least and greatest value of each comparison. Sums on a GPU have no fixed order, so a sampled token may
@@ -129,16 +142,20 @@ def settings_for(ground: Ground, **sections: Any) -> GRPOSettings:
 
 
 @contextlib.asynccontextmanager
-async def open_tictactoe(choice: EnvironmentChoice) -> AsyncIterator[EnvironmentHandle]:
-    """Open the environment in a process of its own, as `wander train` does."""
+async def open_worker(name: str, choice: EnvironmentChoice) -> AsyncIterator[EnvironmentHandle]:
+    """Open an environment in a process of its own, as `wander train` does."""
     with tempfile.TemporaryDirectory() as work:
         handle = await WorkerEnvironment.start(
-            None, "tictactoe", arguments=choice.arguments, log_path=Path(work) / "worker.log"
+            None, name, arguments=choice.arguments, log_path=Path(work) / "worker.log"
         )
         try:
             yield handle
         finally:
             await handle.close()
+
+
+open_tictactoe = partial(open_worker, "tictactoe")
+open_math_tools = partial(open_worker, "math_tools")
 
 
 def prepare(ground: Ground) -> None:
@@ -313,10 +330,93 @@ def adapted(ground: Ground, **sections: Any) -> GRPOSettings:
     return settings_for(ground, model=model, algorithm={"kl": 0.05}, **sections)
 
 
+def play_ahead(ground: Ground) -> Item:
+    """Play each step while the policy learns from the one before; the first is the same as in turns."""
+    item = Item("steps played ahead")
+    forget_peak(ground)
+    settings = settings_for(ground, batch={"max_staleness": 1}, schedule={"steps": 2})
+    train_grpo(open_tictactoe, settings, ground.folder / "ahead")
+    entries = read_metrics(ground.folder / "ahead")
+    in_turns = read_metrics(ground.folder / "plain")
+    item.values = {
+        "failed rollouts": sum(entry["failed"] for entry in entries),
+        "reward of the first step played ahead against in turns, difference": abs(
+            entries[0]["reward"] - in_turns[0]["reward"]
+        ),
+        "updates that the last step's weights had learnt less": entries[-1]["staleness"],
+    }
+    item.figures = figures_of(entries, ground) | {
+        "games a second in turns": ground.games / in_turns[-1]["seconds/step"]
+    }
+    return item
+
+
+def call_tools(ground: Ground) -> Item:
+    """Teach a policy to call a tool, and train it on what comes of its calls."""
+    item = Item("tool calls")
+
+    async def played() -> list[Rollout]:
+        environment = LocalEnvironment(load_math_tools(**SUMS))
+        examples = await environment.examples("train", 0, 200)
+        return [await environment.rollout(ScriptedClient(expert), example) for example in examples]
+
+    rollouts = asyncio.run(played())
+    start = create_tiny(
+        [transcript_of(one) for one in rollouts], ground.folder / "caller", seed=0, size=ground.size
+    )
+    tuning = {"steps": 3 * ground.warm_up, "learning_rate": 2e-3, "warmup_steps": COMPARED}
+    model = {"path": str(start), "device": ground.device}
+    tuned = train_sft(
+        select_rows(rollouts)[0],
+        SFTSettings.model_validate({"model": model, "schedule": tuning}),
+        ground.folder / "caller-sft",
+    )
+    settings = settings_for(
+        ground,
+        model={"path": str(tuned.model)},
+        environment={"arguments": SUMS},
+        sampling={"max_tokens": 2 * TURN},
+        schedule={"steps": 2},
+    )
+    train_grpo(open_math_tools, settings, ground.folder / "tools")
+    entries = read_metrics(ground.folder / "tools")
+    last = entries[-1]
+    item.values = {
+        "failed rollouts": sum(entry["failed"] for entry in entries),
+        "calls of the last step that the tool took, of each rollout": last["rewards/total_tool_calls"]
+        - last["rewards/tool_errors"],
+    }
+    item.figures = figures_of(entries, ground) | {"right answers of the last step, share": last["reward"]}
+    return item
+
+
+def play_itself(ground: Ground) -> Item:
+    """Train the policy on games against itself, from the reward of either player."""
+    item = Item("self-play")
+    settings = settings_for(
+        ground,
+        environment={"arguments": SELF_PLAY},
+        schedule={"steps": 2},
+        output={"rollouts_every": 1},
+    )
+    folder = ground.folder / "self-play"
+    train_grpo(open_tictactoe, settings, folder)
+    entries = read_metrics(folder)
+    turns = [turn for rollout in RunFolder.open(folder).rollouts() for turn in rollout.turns]
+    item.values = {
+        "failed rollouts": sum(entry["failed"] for entry in entries),
+        "turns of the second player in the last step, share": sum(turn.player == "O" for turn in turns)
+        / len(turns),
+        "gradient norm of the last step": entries[-1]["grad_norm"],
+    }
+    item.figures = figures_of(entries, ground)
+    return item
+
+
 def resume(ground: Ground) -> Item:
-    """Stop a run of adapters half way by a signal, go on, and compare with one that was never stopped."""
+    """Stop a run of adapters on its way by a signal, go on, and compare with one that was never stopped."""
     item = Item("checkpoint and resumption")
-    settings = adapted(ground, schedule={"steps": 4}, output={"checkpoint_every": 2})
+    settings = adapted(ground, schedule={"steps": 3}, output={"checkpoint_every": 2})
 
     def interrupt(entry: dict[str, Any]) -> None:
         if entry["step"] == 2:
@@ -400,7 +500,8 @@ def weights_of(folder: Path) -> torch.Tensor:
 
 
 ITEMS: tuple[Callable[[Ground], Item], ...] = (
-    *(fine_tune, compare_numbers, roll_out, train_plain, train_adapters, resume, grow),
+    *(fine_tune, compare_numbers, roll_out, train_plain, play_ahead, call_tools, play_itself),
+    *(train_adapters, resume, grow),
 )
 
 

@@ -89,10 +89,11 @@ def test_smoke_tries_every_item_and_writes_what_it_found(machine: Machine, tmp_p
     report = json.loads((tmp_path / "smoke.json").read_bytes())
     assert [item["name"] for item in report["items"]] == [
         *("fine-tuning", "numbers", "rollouts", "training"),
+        *("steps played ahead", "tool calls", "self-play"),
         *("adapters, KL, autocast, checkpointed gradients", "checkpoint and resumption", "larger batch"),
     ], done.stderr
-    assert [item["error"] for item in report["items"]] == [None] * 7
-    # So small a policy may win nothing in its few games, and then learns nothing.
+    assert [item["error"] for item in report["items"]] == [None] * 10
+    # So small a policy may win nothing in its few games, call no tool, and then learns nothing.
     assert [fault for fault in report["faults"] if "last step" not in fault and "nan" not in fault] == []
     assert "games a second" in done.stdout
 
