@@ -32,7 +32,7 @@ from wander_client.environments.location import (
 from wander_client.environments.replay import locate_begun
 from wander_client.environments.workers import WorkerChoice, absolute_path
 from wander_client.errors import FAILED, OK, PARTIAL, ClientError, NotFound, UsageError
-from wander_client.models.reference import HUB_SCHEME, NAMED, local_path, require_no_slip
+from wander_client.models.reference import HUB_SCHEME, NAMED, is_local_model, local_path, require_no_slip
 from wander_client.models.server import ServeChoice, serve
 from wander_client.runs.lookup import require_kind, resumable_folder
 
@@ -149,19 +149,28 @@ def name_exactly(context: Invocation, settings: GRPOSettings) -> GRPOSettings:
         for each in settings.environments
     ]
     players = {
-        name: each.model_copy(update={"model": _player_path(each.model)})
+        name: each.model_copy(update={"model": player_path(each.model)})
         for name, each in settings.players.items()
     }
     cells = [
-        cell.model_copy(update={"players": {name: _player_path(each) for name, each in cell.players.items()}})
+        cell.model_copy(update={"players": {name: player_path(each) for name, each in cell.players.items()}})
         for cell in settings.evaluation.cells
     ]
     evaluation = settings.evaluation.model_copy(update={"cells": cells})
     return settings.model_copy(update={"environments": mixed, "players": players, "evaluation": evaluation})
 
 
-def _player_path(model: str) -> str:
-    return model if model in (SELF, FROZEN, EARLIER) or model.startswith(SCRIPTED) else model_path(model)
+def player_path(model: str) -> str:
+    """Return who plays beside the policy, by a name that can be used from any folder."""
+    if model in (SELF, FROZEN, EARLIER) or model.startswith(SCRIPTED):
+        return model
+    if is_local_model(model):
+        return local_path(model)
+    raise UsageError(
+        f"`{model}` is no player in training, and no model on this machine",
+        hint=f"it is `{SELF}`, `{FROZEN}`, `{EARLIER}`, `scripted:MODULE:FUNCTION`, or a checkpoint: "
+        "`./FOLDER`, `hub:OWNER/NAME`, `hf:NAME`",
+    )
 
 
 def with_model(settings: Settings, path: str) -> Settings:

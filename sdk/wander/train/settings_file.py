@@ -55,7 +55,9 @@ def settings_data(
         for part in path:
             target = target.setdefault(part, {})
             if not isinstance(target, dict):
-                raise ConfigError(f"`{override}`: `{part}` is no section", hint=f"correct it in `{file}`")
+                raise ConfigError(
+                    f"`{override}`: `{part}` is no section", hint=f"set fields of `{part}`, not the whole"
+                )
         try:
             target[last] = tomllib.loads(f"value = {value.strip()}")["value"]
         except tomllib.TOMLDecodeError:

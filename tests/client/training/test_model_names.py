@@ -11,6 +11,7 @@ from wander_client.commands.run.eval import evaluate
 from wander_client.errors import ClientError, LoginRequired, NotFound, UsageError
 from wander_client.failures import explain
 from wander_client.models.reference import KINDS, is_local_model, require_model
+from wander_client.training.run import player_path
 
 
 @pytest.fixture(autouse=True)
@@ -123,3 +124,18 @@ def test_a_model_that_is_nowhere_is_not_found() -> None:
 
     explained: ClientError = explain(ModelNotFound("`x` is nothing", hint="look"))
     assert (explained.status, explained.code, explained.hint) == (3, "model_not_found", "look")
+
+
+def test_who_plays_in_training_is_found_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made/config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert player_path("./made") == str(tmp_path / "made")
+    for name in ("self", "frozen", "earlier", "scripted:duel.players:best", "smollm2"):
+        assert player_path(name) == name
+    with pytest.raises(NotFound):
+        player_path("./nobody")
+    with pytest.raises(UsageError, match="`gpt-x` is no player in training"):
+        player_path("gpt-x")
