@@ -14,7 +14,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from safetensors import SafetensorError
 from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
 from wander.errors import RunError
@@ -210,7 +209,7 @@ def tell_full_disk(run: Path, command: str | None = None) -> Iterator[None]:
     command = command or f"wander train --resume {run}"
     try:
         yield
-    except (OSError, RuntimeError, SafetensorError) as error:
+    except Exception as error:
         if not _is_of_full_disk(error):
             raise
         hint = f"free space, then go on from its last checkpoint: `{command}`"
