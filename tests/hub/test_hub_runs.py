@@ -265,3 +265,11 @@ async def test_players_that_cannot_have_played_are_refused(hub, pinned, run_of, 
     answer = await hub.post_run(manifest | {"players": players}, rollouts)
     assert (answer.status_code, answer.json()["code"]) == (422, "bad_manifest")
     assert fault in answer.json()["detail"]
+
+
+async def test_in_training_somebody_else_may_play_the_first_player(hub, pinned, run_of):
+    manifest, _ = run_of(pinned, reward=[], examples=0, kind="training")
+    manifest["environment"]["info"]["players"] = ["X", "O"]
+    players = {"X": {"name": "earlier", "kind": "OtherPolicy"}}
+    answer = await hub.post_run(manifest | {"players": players}, None)
+    assert answer.status_code == 201, answer.text

@@ -64,8 +64,9 @@ def parse(text: bytes) -> RunManifest:
         raise bad_manifest("it holds NaN or infinity; a manifest holds finite numbers")
     _check_ids(manifest)
     _check_model(manifest.model)
+    own = 0 if manifest.kind == "training" else 1  # in training the model may leave the first one to others
     for player, pin in manifest.players.items():
-        if player not in manifest.environment.info.players[1:]:
+        if player not in manifest.environment.info.players[own:]:
             raise bad_manifest(f"players names `{player[:80]}`, who is none beside the model's own")
         if pin.name.startswith("scripted:") is not (pin.kind == SCRIPT):
             raise bad_manifest(f"players.{player} is a script by its name or by its kind, and not by both")
