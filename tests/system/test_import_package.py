@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 
 import pytest
 from command_line import ENVIRONMENT
@@ -61,3 +62,36 @@ def test_a_package_that_does_not_load_is_not_published(machine):
     (folder / "pyproject.toml").write_text(PROJECT.replace("found", "broken"))
     assert "it cannot be imported" in machine.refused(1, "import", "path", folder)
     machine.refused(3, "info", "admin/broken-sayer")
+
+
+def test_many_packages_are_imported_side_by_side_and_the_report_lets_them_resume(machine, hub):
+    many, report = machine.home / "many", machine.home / "imports.jsonl"
+    broken = f"raise RuntimeError('it breaks')\n{ENVIRONMENT}"
+    for name, module in (("first", ENVIRONMENT), ("broken", broken), ("second", ENVIRONMENT)):
+        folder = many / f"{name}-sayer"
+        folder.mkdir(parents=True)
+        (folder / f"{name}_sayer.py").write_text(module)
+        (folder / "pyproject.toml").write_text(PROJECT.replace("found", name))
+    (many / "notes").mkdir()
+    line = ("env", "import", "path", many, "--all", "--report", report)
+    done = machine.run("wander", *line, "--json")
+    assert done.returncode == 6, done.stdout + done.stderr
+    data = json.loads(done.stdout)["data"]
+    assert (data["outcomes"], data["failed_at"]) == ({"failed": 1, "published": 2}, {"load": 1})
+    found = {row["source"]: row for row in data["packages"]}
+    assert found["first-sayer"]["check"]["failed"] == 0
+    assert "it breaks" in found["broken-sayer"]["error"]["message"]
+
+    (many / "broken-sayer" / "broken_sayer.py").write_text(ENVIRONMENT)
+    again = machine.run("wander", *line, "--no-check")
+    assert again.returncode == 0, again.stderr
+    assert "2 packages of 3 in" in again.stderr
+    assert "3 published" in again.stdout
+    assert [json.loads(line)["source"] for line in report.read_text().splitlines()][3:] == ["broken-sayer"]
+
+    line = ("env", "import", "hub", hub.url, "--search", "second", "--dry-run", "--no-check")
+    copied = machine.wander(*line, "--report", machine.home / "copies.jsonl")
+    (row,) = copied["packages"]
+    assert (row["source"], row["outcome"]) == ("admin/second-sayer@0.3.0", "would be published")
+    assert "are for one package" in machine.refused(2, "env", "import", "path", many, "--all", "--out", "x")
+    machine.refused(3, "env", "import", "path", many / "notes", "--all")

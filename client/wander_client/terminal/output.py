@@ -86,6 +86,8 @@ class Output:
         self.command = command
         """Names the JSON schema: `wander.<command>/1`."""
         self.warnings: list[str] = []
+        self.step: str | None = None
+        """Which of its steps a long command is at; an error in JSON mode tells it."""
         self._progress = progress and mode in ("human", "plain")
         plain = mode != "human" and color != "always"
         self.color_out = not plain and use_color(color, environ, sys.stdout)
@@ -194,6 +196,8 @@ class Output:
                 body["detail"] = error.detail
             if error.request_id:
                 body["request_id"] = error.request_id
+            if self.step:
+                body["step"] = self.step
             _print(sys.stdout, json.dumps({"error": body}, ensure_ascii=False))
             return
         _print(sys.stderr, f"{paint('error:', 'error', self.color_err)} {visible(str(error))}")

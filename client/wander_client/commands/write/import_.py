@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from wander_client.context import current
-from wander_client.errors import ClientError, Unavailable
+from wander_client.errors import ClientError, Unavailable, UsageError
 from wander_client.names import parse_name
 from wander_client.terminal.command import Argument, CommandGroup, Option
 
@@ -40,24 +40,67 @@ class _Wishes:
     no_check: Annotated[bool, Option("--no-check", help="do not install, load or check it")] = False
 
 
+@dataclass(frozen=True)
+class _Many:
+    """How many packages are imported side by side."""
+
+    report: Annotated[Path, Option(help="JSON lines, one a package; nothing in it is imported again")] = Path(
+        "imports.jsonl"
+    )
+    jobs: Annotated[int, Option("-j", "--jobs", help="imports at once", min=1)] = 2
+
+
 @app.command()
 def path(
     source: Annotated[str, Argument(help="a folder, an sdist or a wheel")],
     wishes: _Wishes,
-) -> None:
+    many: _Many,
+    every: Annotated[bool, Option("--all", help="import every package in the folder")] = False,
+) -> int | None:
     """Make a package of this machine an environment of the hub, its code as it is.
 
     \b
     wander env import path ./wordle --dry-run
     wander env import path sophistry_bench_sprint-0.1.6-py3-none-any.whl --owner acme
+    wander env import path ./environments --all --jobs 4 --report imports.jsonl
 
     Works out which library and generation it is written for and writes what is missing into a copy (entry
     point, build system, dependency, README, a note of origin). Builds it, installs it into a virtual
     environment of its own, loads and checks it there, and publishes it with what the check found.
+    With `--all` the report tells where each one failed; the same line again goes on and tries those again.
     """
     from wander_client.packages.origins.source import bring_project
 
+    if every:
+        from wander_client.commands.write.import_many import candidates_in, import_many
+
+        return import_many(candidates_in(Path(source)), _options_of(wishes), many.report, many.jobs)
     _import(lambda work: bring_project(source, work), wishes)
+    return None
+
+
+@app.command()
+def hub(
+    url: Annotated[str, Argument(help="address of another Wander hub")],
+    wishes: _Wishes,
+    many: _Many,
+    search: Annotated[str, Option(help="only environments that this search finds there")] = "",
+) -> int:
+    """Make the environments of another hub environments of this one; as `wander env import path --all` does.
+
+    \b
+    wander env import hub https://hub.example.org --owner acme --dry-run
+    wander env import hub https://hub.example.org --search wordle
+
+    The newest version of each is taken, from its source archive. Private ones need a token of that hub.
+    """
+    from tempfile import TemporaryDirectory
+
+    from wander_client.commands.write.import_many import candidates_of, import_many
+
+    with TemporaryDirectory(prefix="wander-import-") as work:
+        found = candidates_of(url, search, Path(work))
+        return import_many(found, _options_of(wishes), many.report, many.jobs)
 
 
 @app.command()
@@ -144,6 +187,16 @@ def results(
     here.output.next(f"wander post {target}" if known else f"wander view {target}")
 
 
+def _options_of(wishes: _Wishes) -> list[str]:
+    """Return the options of one import of many; raises `UsageError` for those that are of one alone."""
+    if wishes.out is not None or wishes.entry_point is not None or wishes.argument:
+        raise UsageError(
+            "`--out`, `--entry-point` and `--arg` are for one package", hint="import that one by itself"
+        )
+    owner = ["--owner", wishes.owner] if wishes.owner else []
+    return [*owner, *(["--dry-run"] if wishes.dry_run else []), *(["--no-check"] if wishes.no_check else [])]
+
+
 @dataclass(frozen=True)
 class _Tried:
     """What loading and checking a package in its own virtual environment told."""
@@ -168,6 +221,7 @@ def _import(bring: Callable[[Path], tuple[Path, Origin]], wishes: _Wishes) -> No
     if not wishes.dry_run:  # the token is checked before anything is fetched
         with here.hub(login=True) as hub:
             owner, importer = choose_owner(hub, wishes.owner), hub.whoami().user
+    here.output.step = "convert"
     if wishes.out is not None and wishes.out.exists() and any(wishes.out.iterdir()):
         raise ClientError(f"`{wishes.out}` is not empty", hint="choose another folder")
     with tempfile.TemporaryDirectory(prefix="wander-import-") as work:
@@ -179,6 +233,7 @@ def _import(bring: Callable[[Path], tuple[Path, Origin]], wishes: _Wishes) -> No
         here.output.note(f"{converted.name}: an environment of {kind}, loaded by `{converted.target}`")
         if converted.written:
             here.output.note(f"written: {', '.join(converted.written)}")
+        here.output.step = "build"
         here.output.note(f"building {converted.name}")
         with build_package(converted.folder) as package:
             for warning in package.warnings:
@@ -191,6 +246,7 @@ def _import(bring: Callable[[Path], tuple[Path, Origin]], wishes: _Wishes) -> No
                 here.output.note(f"kept in {wishes.out}")
             sent: frozenset[str] = frozenset()
             if owner is not None and not wishes.dry_run:
+                here.output.step = "publish"
                 here.output.note(f"uploading to {here.settings.hub}")
                 with here.hub(login=True) as hub:
                     check = None if tried is None else tried.check
@@ -220,13 +276,16 @@ def _try(package: BuiltPackage, wishes: _Wishes, owner: str) -> _Tried:
         return environment.info
 
     with tempfile.TemporaryDirectory(prefix="wander-try-") as work, here.hub() as hub:
+        here.output.step = "install"
         here.output.note("installing it into a virtual environment of its own")
         place, wheel = Path(work), package.wheel.path
         python, lock = try_out(hub, here.settings.cache_dir, place, owner, wheel, here.output.warn)
+        here.output.step = "load"
         here.output.note("loading and checking it")
         log = here.settings.cache_dir / "logs" / f"import-{package.name}.log"
         log.unlink(missing_ok=True)
         info = asyncio.run(load_info(python, log))
+        here.output.step = "check"
         report = check_environment(package.target, arguments, python=python)
         for each in report.failed:
             here.output.warn(line_of(each))
@@ -279,6 +338,7 @@ def _answer(
         "generation": converted.generation,
         "kind": None if tried is None else tried.info.kind,
         "examples": None if tried is None else tried.info.eval_examples,
+        "deterministic": None if tried is None else tried.info.deterministic,
         "entry_point": converted.target,
         "origin": asdict(origin),
         "written": converted.written,
