@@ -10,7 +10,7 @@ from wander_client.terminal.command import Argument, Option
 
 
 def push(
-    name: Annotated[str, Argument(help="owner/name on the hub")],
+    name: Annotated[str, Argument(help="owner/name on the hub, or hf:owner/name on Hugging Face")],
     model: Annotated[str, Argument(help="a checkpoint's folder, or a training run")],
     private: Annotated[
         bool | None, Option("--private/--public", help="of a new model; default: the owner's setting")
@@ -21,16 +21,24 @@ def push(
     \b
     wander model push acme/ttt runs/RUN
     wander model push acme/ttt ./sft/model --private
+    wander model push hf:acme/ttt runs/RUN
 
     Weights as safetensors, JSON and text are sent; what only training needs stays here, and pickled weights
     and code are refused. A folder without a README.md gets one from its runs: settings, evaluations, results
     of these very weights. Leaderboard rows and runs whose manifest names weights of this digest link here.
+    `hf:` means a repository of Hugging Face, with the token that its own tools use.
     """
     from wander.wire.models import parse_model
 
+    from wander_client.training.hugging_face import SCHEME, push_to_hugging_face
     from wander_client.training.pushing import push_model
 
     here = current()
+    if name.startswith(SCHEME):
+        made = push_to_hugging_face(here, model, name, private=private)
+        here.output.answer(made, f"pushed {SCHEME}{made.name}@{made.revision[:12]}\n{made.url}")
+        here.output.next(f"wander model pull {SCHEME}{made.name}")
+        return
     sent = push_model(here, model, parse_model(name), private=private)
     revision, output = sent.made, here.output
     said = "pushed" if sent.sent else "is there already:"

