@@ -54,7 +54,7 @@ async def mean_payoff(model: Path) -> float:
 
 def test_a_mixture_of_experts_is_refused_before_anything_is_played(puller: Path, tmp_path: Path) -> None:
     shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    config = MixtralConfig(vocab_size=64, num_key_value_heads=1, num_local_experts=2, **shape)
+    config = MixtralConfig(vocab_size=512, num_key_value_heads=1, num_local_experts=2, **shape)
     MixtralForCausalLM(config).save_pretrained(tmp_path / "experts")
     AutoTokenizer.from_pretrained(puller).save_pretrained(tmp_path / "experts")
     with pytest.raises(ConfigError, match="mixture of experts"):
