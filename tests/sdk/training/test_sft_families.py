@@ -188,7 +188,7 @@ def test_two_steps_change_the_weights_and_the_model_loads_again(
     rows = [{"messages": [*MESSAGES[:-1], {"role": "assistant", "content": f"move {n}"}]} for n in range(4)]
     result = train_sft(rows, settings, tmp_path / "out")
     assert result.steps == 2
-    assert result.rows == (8 if family.rewrites else 4)
+    assert result.rows == 4, "a conversation counts once, in however many samples it is learnt"
     assert weights_digest(result.model) != weights_digest(folder)
     again = load_model(result.model, device="cpu")
     assert again.tokenizer.chat_template == family.template
@@ -199,7 +199,8 @@ def test_two_steps_change_the_weights_and_the_model_loads_again(
 def test_calls_of_tools_are_learnt_as_the_template_writes_them(tmp_path: Path) -> None:
     family = Family(Qwen2Config, TOOLS + CALLS + OPEN)
     tokenizer = tokenizer_of(family)
-    config = Qwen2Config(**SHAPE, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
+    size = 1 + max(tokenizer.get_vocab().values())
+    config = Qwen2Config(**SHAPE, vocab_size=size, eos_token_id=tokenizer.eos_token_id)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": 4}'}}
