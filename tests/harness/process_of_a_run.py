@@ -39,8 +39,9 @@ def trained(job: dict[str, Any], rank: int) -> dict[str, Any]:
     from wander.errors import WanderError
     from wander.train import grpo
     from wander.train.config import GRPOSettings
+    from wander.train.losses import steps
 
-    grpo.ROWS_PER_FORWARD = job.get("rows_per_forward", grpo.ROWS_PER_FORWARD)
+    steps.ROWS_PER_FORWARD = job.get("rows_per_forward", steps.ROWS_PER_FORWARD)
     bandits = conftest()
 
     class BrokenEnv(bandits.BanditEnv):  # type: ignore[name-defined, misc]

@@ -46,7 +46,7 @@ from wander_client.training.run import (
     run_training,
     step_lines,
     warn_of_small_batch,
-    with_model,
+    with_models,
     with_path,
     with_workers,
 )
@@ -61,7 +61,10 @@ ROWS = "rows.jsonl"
 """What a phase of rollouts keeps of them."""
 
 DOING = {"sft": "fine-tuning", "dpo": "DPO", "kto": "KTO"}
-DESCRIBED = {"sft": "fine-tunes", "dpo": "DPO of", "kto": "KTO of"}
+DESCRIBED = {
+    **{"sft": "fine-tunes", "dpo": "DPO of", "kto": "KTO of"},
+    **{"rloo": "RLOO on", "distill": "distils a teacher into"},
+}
 LEARNT = {"sft": "conversation", "dpo": "pair", "kto": "rollout"}
 
 
@@ -126,10 +129,10 @@ def _anywhere(context: Invocation, phase: Phase) -> Phase:
     """Return a phase whose model and rows can be found from any folder."""
     if isinstance(phase, RowsPhase):
         rows = [text if text.startswith(PHASE) else str(Path(text).resolve()) for text in phase.rows]
-        tuned = with_model(phase.settings, _full_path(phase.settings.model.path))
+        tuned = with_models(phase.settings, _full_path)
         return phase.model_copy(update={"rows": rows, "settings": tuned})
     if isinstance(phase, GRPOPhase):
-        trained = with_model(name_exactly(context, phase.settings), _full_path(phase.settings.model.path))
+        trained = with_models(name_exactly(context, phase.settings), _full_path)
         return phase.model_copy(update={"settings": trained})
     return phase
 
@@ -303,7 +306,6 @@ class PhasedRun:
     def _learn(self, phase: RowsPhase, folder: Path) -> int:
         from wander.train.data import read_rows
 
-        model = self._model(phase.settings.model.path)
         files = [
             self.folders[text.removeprefix(PHASE)] / ROWS if text.startswith(PHASE) else Path(text)
             for text in phase.rows
@@ -316,14 +318,14 @@ class PhasedRun:
             if isinstance(phase, SFTPhase):
                 from wander.train.sft import train_sft
 
-                tuned = with_model(phase.settings, model)
+                tuned = with_models(phase.settings, self._model)
                 result = train_sft(rows, tuned, folder, progress=show, resume=resume)
                 left_out = {f"longer than {tuned.batch.max_length} tokens": result.too_long}
             else:
                 from wander.train.preference import train_preference
 
                 settings = phase.settings
-                told = with_model(settings, model)
+                told = with_models(settings, self._model)
                 result = train_preference(rows, told, folder, progress=show, resume=resume)
                 left_out = result.left_out
         if result.interrupted:
@@ -338,7 +340,7 @@ class PhasedRun:
         return result.steps
 
     def _train(self, phase: GRPOPhase, folder: Path) -> Outcome:
-        settings = with_model(phase.settings, self._model(phase.settings.model.path))
+        settings = with_models(phase.settings, self._model)
         given = self.command
         command = TrainingCommand(
             environment=given.environment, label=given.label, settings=settings, sandbox=given.sandbox
@@ -411,7 +413,8 @@ def describe_phase(phase: Phase) -> str:
     if isinstance(phase, RowsPhase):
         return f"{DESCRIBED[phase.kind]} {phase.settings.model.path} on {', '.join(phase.rows)}"
     batch, steps = phase.settings.batch, phase.settings.schedule.steps
-    return f"GRPO on {phase.settings.model.path}: {steps} steps of {batch.rollouts} rollouts"
+    doing = DESCRIBED.get(phase.settings.algorithm.loss, "GRPO on")
+    return f"{doing} {phase.settings.model.path}: {steps} steps of {batch.rollouts} rollouts"
 
 
 def summary_rows(results: Sequence[dict[str, Any]]) -> list[list[Any]]:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from wander.train.grpo import GRPOResult
     from wander.train.records.outcome import Stopped
     from wander.train.rollouts.environments import EnvironmentChoice
+    from wander.train.sections import TeacherSection
     from wander.train.verify import TrainingVerification
     from wander.wire import EnvironmentPin
 
@@ -129,7 +130,7 @@ def new_command(
             "each of `[[environments]]` has its own arguments", hint="write them there instead of `--arg`"
         )
     settings = settings.model_copy(update={"environment": section})
-    settings = with_model(name_exactly(context, settings), model_path(settings.model.path))
+    settings = with_models(name_exactly(context, settings), model_path)
     settings = with_workers(settings, [], None)
     location = locate(context, environment)
     return TrainingCommand(
@@ -173,10 +174,13 @@ def player_path(model: str) -> str:
     )
 
 
-def with_model(settings: Settings, path: str) -> Settings:
-    """Return settings of training that begins with the model at `path`."""
-    model = settings.model.model_copy(update={"path": path})
-    return settings.model_copy(update={"model": model})
+def with_models(settings: Settings, find: Callable[[str], str]) -> Settings:
+    """Return settings of training whose model, and teacher, are named as a function has it."""
+    update: dict[str, Any] = {"model": settings.model.model_copy(update={"path": find(settings.model.path)})}
+    teacher: TeacherSection | None = getattr(settings, "teacher", None)
+    if teacher is not None and teacher.path is not None:
+        update["teacher"] = teacher.model_copy(update={"path": find(teacher.path)})
+    return settings.model_copy(update=update)
 
 
 def with_workers(

@@ -14,10 +14,13 @@ from wander.train.sections import (
     EARLIER,
     SCRIPTED,
     SELF,
+    AlgorithmSection,
     EnvironmentSection,
     MixedEnvironmentSection,
     Player,
     Section,
+    TeacherSection,
+    require_effect,
 )
 
 Schedule = Literal["constant", "linear", "cosine"]
@@ -42,37 +45,6 @@ class ModelSection(Section):
     """Sample and compute the update in bfloat16 while the weights stay as `dtype` says."""
     gradient_checkpointing: bool = False
     """Compute layers a second time in the backward pass: less memory, about a third more time."""
-
-
-class AlgorithmSection(Section):
-    """How rewards become gradients."""
-
-    loss: Literal["dapo", "grpo", "dr_grpo", "bnpo", "cispo", "gspo", "sapo"] = "dapo"
-    scale_rewards: Literal["none", "group", "batch"] = "none"
-    """What the advantage (reward minus the group's mean) is divided by."""
-    clip_high: float | None = Field(default=None, gt=0)
-    """Upper bound of the policy ratio: 0.2 above 1, or, for cispo, 5 itself. TRL's default for cispo is 0.2,
-    which multiplies every on-policy gradient by 0.2."""
-    clip_low: float = Field(default=0.2, gt=0)
-    """Lower bound of the policy ratio: so much below 1. Bounds act only where the ratio is not 1: with vLLM,
-    `batch.max_staleness` or `num_iterations`."""
-    num_iterations: int = Field(default=1, ge=1)
-    """Steps that learn from the same rollouts, one after the other; `schedule.steps` counts each."""
-    top_entropy_quantile: float = Field(default=1.0, ge=0, le=1)
-    """Learn from this share of the sampled tokens of a backward pass alone: those where the policy was least
-    certain."""
-    off_policy_mask_threshold: float | None = Field(default=None, gt=0)
-    """Leave out rollouts that earned less than their group where the policy has already moved away from them:
-    by more than this, in nats a token."""
-    kl: float = Field(default=0.0, ge=0)
-    """Weight of the divergence from the starting policy; above 0 that policy is kept in memory."""
-    entropy_bonus: float = Field(default=0.0, ge=0)
-    """Weight of the policy's entropy in what is maximised: it keeps exploring."""
-    average_steps: int = Field(default=0, ge=0)
-    """The final policy is the mean of the weights after each of the last so many steps; 0: the last alone."""
-    mask_truncated_completions: bool = False
-    """Leave the tokens of rollouts that a limit cut short out of the loss; their reward still counts in the
-    group's mean."""
 
 
 class BatchSection(Section):
@@ -374,6 +346,7 @@ class GRPOSettings(PolicySettings):
     players: dict[str, Player] = Field(default_factory=dict)
     """Who plays the environment's players; the policy plays, and learns as, those that are not named."""
     algorithm: AlgorithmSection = AlgorithmSection()
+    teacher: TeacherSection = TeacherSection()
     data: DataSection = DataSection()
     batch: BatchSection = BatchSection()
     sampling: SamplingSection = SamplingSection()
@@ -422,6 +395,12 @@ class GRPOSettings(PolicySettings):
     def other_players(self) -> dict[str, str]:
         """Who plays in the policy's place, by player; nothing is learnt as one of these."""
         return {name: each.model for name, each in self.players.items() if each.model != SELF}
+
+    @model_validator(mode="after")
+    def _require_effect(self) -> GRPOSettings:
+        """Refuse what the loss does not read."""
+        require_effect(self)
+        return self
 
     @model_validator(mode="after")
     def _require_two_at_once(self) -> GRPOSettings:

@@ -177,7 +177,7 @@ def correction_arguments(settings: GRPOSettings) -> dict[str, Any]:
     """Return TRL's arguments of the correction; none where nothing is corrected."""
     section = settings.inference
     current = section.engine == "transformers" and settings.batch.max_staleness == 0
-    if current or section.correction == "none":
+    if current or section.correction == "none" or settings.algorithm.loss in ("rloo", "distill"):
         return {}
     return {
         "vllm_importance_sampling_correction": True,

@@ -14,8 +14,9 @@ Sections outside of the phases are shared: a `grpo` phase lays its own over all 
 over `environment`, those that learn from rows over `model` and the seed. What a phase does not say of its
 model or rows comes from the phases before it, by name: `phase:warm-up`.
 
-A phase of kind `rejection`, `dpo` or `kto` is two: the model so far plays each example several times, then it
-learns from these rollouts. With `rounds` that is done so many times, each time with what was learnt before.
+A phase of kind `rloo` or `distill` is one of `grpo` with that loss. One of kind `rejection`, `dpo` or `kto`
+is two: the model so far plays each example several times, then it learns from these rollouts. With `rounds`
+that is done so many times, each time with what was learnt before.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ PHASE = "phase:"
 
 MODEL_KINDS = ("model", "sft", "grpo", "dpo", "kto")
 """Kinds of phases that make a model."""
+
+LOSSES = ("rloo", "distill")
+"""Kinds that are `grpo` with another loss."""
 
 OWN_ROLLOUTS = ("rejection", "dpo", "kto")
 """Kinds of phases that play before they learn."""
@@ -275,6 +279,8 @@ def _phase(
     name: str, own: dict[str, Any], shared: dict[str, Any], before: Sequence[Phase], where: str
 ) -> Phase:
     kind = own.pop("kind", None)
+    if kind in LOSSES:
+        own, kind = lay_over({"algorithm": {"loss": kind}}, own), "grpo"
     if kind == "rollouts":
         settings = check_settings(RolloutsSettings, lay_over(_only(shared, "environment"), own), where)
         if settings.rollouts.model is None:
@@ -287,7 +293,7 @@ def _phase(
             name=name, transcripts=transcripts, settings=check_settings(NewModelSettings, own, where)
         )
     if kind not in ROWS_PHASES and kind != "grpo":
-        hint = f"it is one of rollouts, model, sft, grpo, {', '.join(OWN_ROLLOUTS)}"
+        hint = f"it is one of rollouts, model, sft, grpo, {', '.join(LOSSES + OWN_ROLLOUTS)}"
         raise ConfigError(f"`kind`{where} is `{kind}`", hint=hint)
     if "path" not in own.get("model", {}):
         own["model"] = {**own.get("model", {}), "path": _model_before(before, shared, where)}
@@ -350,7 +356,10 @@ def _require_earlier(phase: Phase, before: Sequence[Phase]) -> None:
         inputs.append((phase.transcripts, ("rollouts",)))
     else:
         inputs.append((phase.settings.model.path, MODEL_KINDS))
-        inputs += [(text, ("rollouts",)) for text in phase.rows] if isinstance(phase, RowsPhase) else []
+        if isinstance(phase, GRPOPhase):
+            inputs.append((phase.settings.teacher.path or "", MODEL_KINDS))
+        else:
+            inputs += [(text, ("rollouts",)) for text in phase.rows]
     for text, kinds in inputs:
         name = text.removeprefix(PHASE)
         makers = [f"`{PHASE}{each.name}`" for each in before if each.kind in kinds]

@@ -1,8 +1,9 @@
-"""The sections of settings that say what is played: environments, and who plays beside the policy."""
+"""The sections of settings that say what is played, by whom beside the policy, and how it is learnt from."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -80,3 +81,74 @@ def _read_player(value: Any) -> Any:
 
 Player = Annotated[PlayerSection, BeforeValidator(_read_player)]
 """The section, or the model alone."""
+
+
+class AlgorithmSection(Section):
+    """How rewards become gradients."""
+
+    loss: Literal["dapo", "grpo", "dr_grpo", "bnpo", "cispo", "gspo", "sapo", "rloo", "distill"] = "dapo"
+    """`rloo` weighs whole rollouts, each against the others of its group; `distill` learns from a teacher."""
+    scale_rewards: Literal["none", "group", "batch"] = "none"
+    """What the advantage (reward minus the group's mean) is divided by."""
+    clip_high: float | None = Field(default=None, gt=0)
+    """Upper bound of the policy ratio: 0.2 above 1, or, for cispo, 5 itself. TRL's default for cispo is 0.2,
+    which multiplies every on-policy gradient by 0.2."""
+    clip_low: float = Field(default=0.2, gt=0)
+    """Lower bound of the policy ratio: so much below 1. Bounds act only where the ratio is not 1: with vLLM,
+    `batch.max_staleness` or `num_iterations`."""
+    num_iterations: int = Field(default=1, ge=1)
+    """Steps that learn from the same rollouts, one after the other; `schedule.steps` counts each."""
+    top_entropy_quantile: float = Field(default=1.0, ge=0, le=1)
+    """Learn from this share of the sampled tokens of a backward pass alone: those where the policy was least
+    certain."""
+    off_policy_mask_threshold: float | None = Field(default=None, gt=0)
+    """Leave out rollouts that earned less than their group where the policy has already moved away from them:
+    by more than this, in nats a token."""
+    kl: float = Field(default=0.0, ge=0)
+    """Weight of the divergence from the starting policy; above 0 that policy is kept in memory."""
+    entropy_bonus: float = Field(default=0.0, ge=0)
+    """Weight of the policy's entropy in what is maximised: it keeps exploring."""
+    average_steps: int = Field(default=0, ge=0)
+    """The final policy is the mean of the weights after each of the last so many steps; 0: the last alone."""
+    mask_truncated_completions: bool = False
+    """Leave the tokens of rollouts that a limit cut short out of the loss; their reward still counts in the
+    group's mean."""
+
+
+class TeacherSection(Section):
+    """Whom the policy learns from where `algorithm.loss` is `distill`."""
+
+    path: str | None = None
+    """A model of the same vocabulary, named as `model.path`."""
+    divergence: float = Field(default=1.0, ge=0, le=1)
+    """1 minimises the reverse divergence, 0 the forward one, what lies between a mixture of both."""
+    weights_sha256: str | None = None
+    """Pins the teacher's weights; a run writes it into its record."""
+
+
+_GRPO_ALONE = tuple(
+    f"algorithm.{name}" for name in ("entropy_bonus", "top_entropy_quantile", "off_policy_mask_threshold")
+)
+NOT_READ: dict[str, Sequence[str]] = {
+    "rloo": (*_GRPO_ALONE, "batch.max_staleness"),
+    "distill": (
+        *_GRPO_ALONE,
+        *(f"algorithm.{name}" for name in ("kl", "clip_low", "clip_high", "scale_rewards", "num_iterations")),
+        *("data.refill_rounds", "parallel.policy"),
+    ),
+}
+"""Settings that a loss does not read, or cannot be had with."""
+
+
+def require_effect(settings: Any) -> None:
+    """Raise `ValueError` for settings of a run that its loss does not read."""
+    loss = settings.algorithm.loss
+    for name in NOT_READ.get(loss, ()):
+        section, _, field = name.partition(".")
+        value = getattr(settings, section)
+        if getattr(value, field) != type(value).model_fields[field].default:
+            raise ValueError(f"the loss `{loss}` does not go with `{name}`: leave it out")
+    if loss == "rloo" and settings.algorithm.scale_rewards == "group":
+        raise ValueError("the loss `rloo` divides by the deviation of the batch, or by nothing")
+    if (settings.teacher.path is None) == (loss == "distill"):
+        raise ValueError("the loss `distill` and `teacher.path` need each other")

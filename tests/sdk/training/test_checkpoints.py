@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from wander.errors import RunError
 from wander.train.config import GRPOSettings, OutputSection
-from wander.train.grpo import CHECKPOINT_STEPS, train_grpo
+from wander.train.grpo import train_grpo
+from wander.train.losses.steps import CHECKPOINT_STEPS
 from wander.train.records.checkpoints import (
     checkpoint_to_resume,
     give_up_later,

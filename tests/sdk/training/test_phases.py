@@ -95,6 +95,19 @@ def test_a_phase_lays_its_sections_over_the_shared_ones(tmp_path: Path) -> None:
     assert two.settings.environment.arguments == {"size": 3, "opponent": "best"}
 
 
+def test_a_loss_of_its_own_is_a_kind_of_phase(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(
+        '[model]\npath = "a"\n[[phases]]\nkind = "rloo"\nalgorithm = { kl = 0.1 }\n'
+        '[[phases]]\nkind = "distill"\nteacher = { path = "phase:rloo" }\n'
+    )
+    rloo, distill = read_phases(tmp_path / "run.toml") or []
+    assert isinstance(rloo, GRPOPhase)
+    assert isinstance(distill, GRPOPhase)
+    assert (rloo.settings.algorithm.loss, rloo.settings.algorithm.kl) == ("rloo", 0.1)
+    assert distill.settings.algorithm.loss == distill.name == "distill"
+    assert (distill.settings.model.path, distill.settings.teacher.path) == ("phase:rloo", "phase:rloo")
+
+
 def test_overrides_reach_shared_sections_and_those_of_a_phase(tmp_path: Path) -> None:
     overrides = ["batch.group_size=4", "phases.one.schedule.steps=2"]
     phases = read_phases(written(tmp_path, WHOLE), overrides, model={"device": "cpu"}) or []
@@ -187,6 +200,11 @@ def test_preferences_learn_from_rows_that_are_there_too(tmp_path: Path) -> None:
         ('[[phases]]\nkind = "model"\n', "`rows` of phase `model` in .* are missing"),
         ('[[phases]]\nkind = "dop"\n', "`kind` of phase `dop` in .* is `dop`"),
         ('[[phases]]\nkind = "dpo"\n', "`model.path` of phase `dpo` in .* is missing"),
+        (
+            '[model]\npath = "a"\n[[phases]]\nkind = "distill"\nteacher = { path = "phase:none" }\n',
+            "takes `phase:none`, and no phase before it",
+        ),
+        ('[model]\npath = "a"\n[[phases]]\nkind = "distill"\n', "need each other"),
         (DPO + "rounds = 0\n", "`rounds` of phase `dpo` in .* is `0`"),
         (DPO + "rounds = true\n", "`rounds` of phase `dpo` in .* is `True`"),
         (DPO + "filter = { whole = true }\n", "`filter` of phase `dpo` in .*: it compares all"),

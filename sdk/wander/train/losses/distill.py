@@ -1,0 +1,87 @@
+"""On-policy distillation with TRL's `DistillationTrainer`: a policy plays, a teacher says what it would say.
+
+Every sampled token is learnt from the teacher's distribution over all tokens at its place, so rewards are
+told and decide nothing. The teacher reads the very ids that the policy sampled, so it needs its vocabulary.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from trl import DistillationConfig, DistillationTrainer
+
+from wander.errors import ConfigError
+from wander.models.loading import LoadedModel, weights_digest
+from wander.train.config import GRPOSettings
+from wander.train.engine import load_beside
+from wander.train.losses.steps import StepTrainer, common_arguments
+from wander.train.rollouts.rows import Row
+from wander.types import Rollout
+
+
+def distill_config(settings: GRPOSettings, folder: Path, processes: int = 1) -> DistillationConfig:
+    """Translate the settings into TRL's, for each of so many processes."""
+    return DistillationConfig(
+        **common_arguments(settings, folder, processes), beta=settings.teacher.divergence
+    )
+
+
+class DistillTrainer(StepTrainer, DistillationTrainer):  # type: ignore[misc]
+    """TRL's on-policy distillation, fed with the rollouts of an environment."""
+
+    config = staticmethod(distill_config)
+    repeats_rows = False
+
+    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        played = self.play_step(prompts)
+        return played["prompt_ids"], played["completion_ids"], played["env_mask"], None, []
+
+    def _learns_from(self, row: Row, rollout: Rollout) -> bool:
+        return row.reward is not None and super()._learns_from(row, rollout)
+
+    def _get_last_hidden_state(
+        self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int
+    ) -> torch.Tensor:
+        """Return what a model's last layer says of each token, without computing padding."""
+        rows, width = input_ids.shape
+        size = model.get_output_embeddings().weight.shape[1]
+        hidden_GSD = torch.zeros((rows + 1, width, size), device=input_ids.device)
+        for bucket in self._buckets(input_ids, attention_mask, width - logits_to_keep):
+            with self.accelerator.autocast():
+                hidden_BLD = super()._get_last_hidden_state(
+                    model, bucket.ids_BL, bucket.real_BL.long(), bucket.ids_BL.shape[1] - 1
+                )
+            hidden_GSD = hidden_GSD.index_put(bucket.target, hidden_BLD[bucket.scored_BL[:, 1:]].float())
+        return hidden_GSD[:rows, -logits_to_keep:]
+
+
+def load_teacher(settings: GRPOSettings, student: LoadedModel) -> tuple[dict[str, Any], GRPOSettings]:
+    """Return what TRL's trainer takes of a teacher, and the settings with the digest of its weights.
+
+    Nothing for a run without one. Raises `ConfigError` for a teacher with another vocabulary, or other
+    weights than the settings pin.
+    """
+    section = settings.teacher
+    if section.path is None:
+        return {}, settings
+    teacher = load_beside(settings, section.path)
+    own, other = student.tokenizer.get_vocab(), teacher.tokenizer.get_vocab()
+    sizes = [each.model.config.get_text_config().vocab_size for each in (student, teacher)]
+    if own != other or len(set(sizes)) > 1:
+        differing = len(dict(own.items() ^ other.items())) or abs(sizes[0] - sizes[1])
+        raise ConfigError(
+            f"the teacher `{teacher.name}` has another vocabulary than `{student.name}`: "
+            f"{differing} tokens differ",
+            hint="take one of the same family, or learn from what it plays: `wander model sft`",
+        )
+    digest = weights_digest(teacher.path) if teacher.path else None
+    if section.weights_sha256 not in (None, digest):
+        raise ConfigError(
+            f"the weights of the teacher `{section.path}` are not those that the run was begun with",
+            hint="restore them, or begin another run",
+        )
+    pinned = section.model_copy(update={"weights_sha256": digest})
+    given = {"teacher_model": teacher.model.requires_grad_(False)}
+    return given, settings.model_copy(update={"teacher": pinned})

@@ -1,0 +1,64 @@
+"""RLOO with TRL's `RLOOTrainer`: each rollout against the mean of the others of its group, as a whole.
+
+Its ratio is of whole rollouts: the product over their tokens, of which only the sampled ones count.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from trl import RLOOConfig, RLOOTrainer
+
+from wander.train.config import GRPOSettings
+from wander.train.losses.steps import StepTrainer, common_arguments, group_arguments
+from wander.train.rollouts.own_trainer import reward
+
+
+def rloo_config(settings: GRPOSettings, folder: Path, processes: int = 1) -> RLOOConfig:
+    """Translate the settings into TRL's, for each of so many processes."""
+    return RLOOConfig(
+        **common_arguments(settings, folder, processes),
+        **group_arguments(settings, processes),
+        normalize_advantages=settings.algorithm.scale_rewards == "batch",
+    )
+
+
+class LeaveOneOutTrainer(StepTrainer, RLOOTrainer):  # type: ignore[misc]
+    """TRL's RLOO, fed with the rollouts of an environment."""
+
+    config = staticmethod(rloo_config)
+
+    def __init__(self, *args: Any, **given: Any) -> None:
+        """Take what `StepTrainer` takes."""
+        self.rewards: list[float | None] = []
+        self.sampled_GT = torch.empty(0)
+        """1 for the tokens of the rows computed next that the policy sampled."""
+        super().__init__(*args, **given, reward_funcs=[reward])
+
+    def _generate(self, prompts: list[Any]) -> tuple[Any, Any, Any]:
+        played = self.play_step(prompts)
+        masks = [torch.tensor(mask, device=self.accelerator.device) for mask in played["env_mask"]]
+        self.sampled_GT = pad_sequence(masks, batch_first=True)
+        self.rewards = played["environment_reward"]
+        return played["prompt_ids"], played["completion_ids"], [""] * len(prompts)
+
+    def _calculate_rewards(self, inputs: list[dict[str, Any]], *others: Any) -> torch.Tensor:
+        pairs = zip(inputs, self.rewards, strict=True)
+        told = [{**each, "environment_reward": value} for each, value in pairs]
+        rewards: torch.Tensor = super()._calculate_rewards(told, *others)
+        return rewards
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        return {**super()._generate_and_score_completions(inputs), "tool_mask": self.sampled_GT}
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **given: Any) -> tuple[Any, Any, Any]:
+        """Return TRL's values, 0 for what the environment said: TRL sums over all tokens."""
+        logprobs_GT, entropies_GT, unused = super()._get_per_token_logps_and_entropies(*args, **given)
+        return logprobs_GT * self.sampled_GT, entropies_GT, unused
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any], *others: Any) -> Any:
+        self.sampled_GT = inputs["tool_mask"]
+        return super()._compute_loss(model, inputs, *others)

@@ -1,0 +1,328 @@
+"""A step of a trainer of TRL's: plays it on an environment, computes its rows, keeps its record.
+
+The names of tensors end in their dimensions, as `wander.train.grpo` has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import Trainer, TrainerCallback
+
+from wander.errors import RunError
+from wander.models.engines.weights import whole_weights
+from wander.train.config import GRPOSettings
+from wander.train.distributed import (
+    World,
+    make_sharding_arguments,
+    rows_and_accumulation,
+    shard_on_any_device,
+    shards_policy,
+)
+from wander.train.engine import CurrentWeights, attach
+from wander.train.records.record import TrainingRecord
+from wander.train.rollouts.ahead import StepsAhead
+from wander.train.rollouts.layout import cut_rows, fill_up, later_sequences
+from wander.train.rollouts.own_trainer import PLACE
+from wander.train.rollouts.rows import Row, lay_out, trl_columns
+from wander.train.rollouts.step import PlayedStep, StepPlayer, merge_shares, rollout_metrics
+from wander.train.trainer import StepLog, checkpoint_arguments, count_covered_steps, make_arguments
+from wander.train.weights import WeightMean
+from wander.types import Rollout
+
+ROWS_PER_FORWARD = 32
+"""Rows of alike length computed together; smaller wastes less padding, larger multiplies bigger matrices."""
+
+CHECKPOINT_STEPS = 20
+"""Steps that a kill costs at most, where the settings say nothing of checkpoints."""
+
+BATCH = "batch-{}.pt"
+"""In a checkpoint between two updates that learn from the same rollouts: these, of each process."""
+
+
+@dataclass
+class Bucket:
+    """Sequences of alike length, computed together."""
+
+    ids_BL: torch.Tensor
+    real_BL: torch.Tensor
+    """Which are no padding."""
+    scored_BL: torch.Tensor
+    """Which come after the sequence's own prompt."""
+    target: tuple[torch.Tensor, torch.Tensor]
+    """Row and column of each that is scored."""
+
+
+class StepTrainer(Trainer):  # type: ignore[misc]
+    """What makes a trainer of TRL's learn from the rollouts of an environment: a base beside it."""
+
+    config: Callable[[GRPOSettings, Path, int], Any]
+    """Translates the settings into TRL's."""
+    repeats_rows = True
+    """TRL's sampler draws each row once for every rollout of a group."""
+
+    def __init__(
+        self,
+        player: StepPlayer,
+        model: Any,
+        tokenizer: Any,
+        settings: GRPOSettings,
+        folder: Path,
+        log: StepLog,
+        record: TrainingRecord,
+        world: World,
+        ahead: StepsAhead | None = None,
+        *,
+        callbacks: Sequence[TrainerCallback],
+        **given: Any,
+    ) -> None:
+        """`ahead` plays the steps before they are wanted; without it they are played when they are.
+
+        `given` is what TRL's trainer takes beside.
+        """
+        self.world = world
+        self.ahead = ahead
+        self.player = player
+        self.settings = settings
+        self.record = record
+        self.step_metrics: dict[str, Any] = {}
+        self.later_GK2: torch.Tensor | None = None
+        """Where the sequences of the rows lie that are computed next (`rollouts/layout.py`)."""
+        self.step_started = perf_counter()
+        log.extra = self._finish_step_metrics
+        self.weights = CurrentWeights(
+            *(self, player.source.client.engine, world), tells_step=ahead is not None
+        )
+        averaged = settings.algorithm.average_steps
+        groups = range(settings.batches * settings.batch.groups)
+        super().__init__(
+            model=model,
+            processing_class=tokenizer,
+            args=type(self).config(settings, folder, world.size),
+            # TRL walks a dataset whose rows hold nothing but the number of a group: the sampler decides.
+            train_dataset=Dataset.from_list(
+                [
+                    {"prompt": [{"role": "user", "content": "", PLACE: number}]}
+                    for number in groups
+                    for _ in range(1 if self.repeats_rows else settings.batch.group_size)
+                ]
+            ),
+            **given,
+            # The mean of the weights comes before all that looks at the policy; what is played ahead is
+            # written into a checkpoint before the sampler, which may have to go back.
+            callbacks=[
+                *([WeightMean(averaged)] if averaged else []),
+                self.weights,
+                *([ahead] if ahead else []),
+                *callbacks,
+            ],
+        )
+        if "ref" in getattr(model, "peft_config", {}):
+            # TRL's copy of the first adapters, which add nothing: the policy without any is the reference.
+            # And transformers 5.17 restores nothing but that copy from a checkpoint that has one.
+            model.delete_adapter("ref")
+        attach(self.weights, settings)
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Create the accelerator, which shards the policy on any device."""
+        if shards_policy(self.settings):
+            shard_on_any_device()
+        super().create_accelerator_and_postprocess()
+
+    def play_step(self, prompts: list[list[dict[str, Any]]]) -> dict[str, Any]:
+        """Draw and play this process's groups of the next step.
+
+        `prompts` has one entry a rollout, groups together. Whatever is returned has one a rollout, too: TRL
+        makes `advantages_G` of the rewards and pads the tokens.
+        """
+        begun, number = perf_counter(), self.state.global_step
+        places = dict.fromkeys(int(prompt[-1][PLACE]) % self.settings.batch.groups for prompt in prompts)
+        slots, ahead = list(places), self.ahead
+        try:
+            if ahead:
+                own, version = self.world.together(lambda: ahead.take(number, slots))
+            else:
+                own, version = self._play(slots), number
+        except RunError as error:
+            self._keep_finished_steps(error)
+            raise
+        step = merge_shares(self.world.exchange([own]))
+        self.weights.engine.rest()
+        refills = self.settings.data.refill_rounds > 0
+        self.step_metrics = rollout_metrics(step, self.player.source.labels, refills=refills)
+        if self.ahead:  # what was played while the policy learnt took none of the step's time
+            self.step_metrics |= {"seconds/rollouts": perf_counter() - begun, "staleness": number - version}
+        self.record.keep(number + 1, step, version)
+        rows = [
+            row if self._learns_from(row, rollout) else row.without_tokens()
+            for row, rollout in zip(own.rows, own.rollouts, strict=True)
+        ]
+        lines = [lay_out(row, self.processing_class.eos_token_id) for row in rows]
+        self.later_GK2 = later_sequences(lines, self.accelerator.device)
+        return trl_columns(lines, [row.reward for row in rows])
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return a step's rows as TRL makes them, and where their sequences lie beside each."""
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        return output if self.later_GK2 is None else {**output, "later_sequences": self.later_GK2}
+
+    def _learns_from(self, row: Row, rollout: Rollout) -> bool:
+        return not (rollout.truncated and self.settings.algorithm.mask_truncated_completions)
+
+    def _play(self, slots: list[int]) -> PlayedStep:
+        """Play this process's share of a step; where that fails, it is to be drawn again."""
+        self.weights.refresh()
+        player, version = self.player, self.state.global_step
+        player.opponents.prepare(player.source.client, version, lambda: whole_weights(self.model))
+        sampler = self.player.mixture.state()
+        try:
+            return self.world.together(lambda: self.player.play(self.player.draw(slots)))
+        except RunError:
+            self.player.mixture.restore(sampler)
+            raise
+
+    def _keep_finished_steps(self, error: RunError) -> None:
+        """Save a checkpoint when the rollouts of a step cannot be played."""
+        step, folder = self.state.global_step, Path(self.args.output_dir)
+        if step == 0 or self.world.size > 1:  # several processes go on from the last one they saved
+            return
+        if not (folder / f"checkpoint-{step}").is_dir():
+            self._save_checkpoint(self.model, trial=None)
+            self.callback_handler.on_save(self.args, self.state, self.control)
+        error.hint = f"{error.hint}; go on after step {step} with `wander train --resume {folder.parent}`"
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any], *others: Any) -> Any:
+        """Return the loss of one slice of the step."""
+        self.later_GK2 = inputs.get("later_sequences")
+        return super()._compute_loss(model, inputs, *others)
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        compute_aux_loss: bool = False,
+        **unused: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Return `logprobs_GT` and `entropies_GT`: TRL's method, without computing padding.
+
+        Rows are stripped of the padding on both sides, cut into their sequences, and computed in buckets of
+        alike length, so positions start at 0 as they did when the tokens were sampled.
+        """
+        ids_GS, real_GS = input_ids, attention_mask
+        rows, width = ids_GS.shape
+        logprobs_GS = torch.zeros((rows + 1, width), device=ids_GS.device)
+        entropies_GS = torch.zeros_like(logprobs_GS)
+        for bucket in self._buckets(ids_GS, real_GS, width - logits_to_keep, batch_size):
+            with self.accelerator.autocast():
+                output = model(
+                    input_ids=bucket.ids_BL,
+                    attention_mask=bucket.real_BL.long(),
+                    labels=bucket.ids_BL.masked_fill(~bucket.scored_BL, -100),
+                    fused_lm_head=True,
+                )
+            scored = bucket.scored_BL[:, 1:]
+            logprobs_GS = logprobs_GS.index_put(bucket.target, output.log_probs[scored].float())
+            if compute_entropy:
+                entropy = output.entropy[scored].float()
+                # Without a bonus it is only told: no gradient passes through it.
+                bonus = self.settings.algorithm.entropy_bonus
+                entropies_GS = entropies_GS.index_put(bucket.target, entropy if bonus else entropy.detach())
+        logprobs_GT, entropies_GT = (each[:rows, -logits_to_keep:] for each in (logprobs_GS, entropies_GS))
+        return logprobs_GT, entropies_GT if compute_entropy else None, None
+
+    def _buckets(
+        self, ids_GS: torch.Tensor, real_GS: torch.Tensor, prompt: int, size: int | None = None
+    ) -> Iterator[Bucket]:
+        """Yield the sequences of padded rows whose completions begin at column `prompt`, by length."""
+        rows, width = ids_GS.shape
+        pieces = cut_rows(real_GS, prompt, self.later_GK2)
+        if shards_policy(self.settings):
+            count = pieces.rows_P.new_tensor([len(pieces.rows_P)])
+            pieces = fill_up(pieces, int(self.accelerator.gather(count).max()), scratch=rows)
+        size = min(ROWS_PER_FORWARD, size or ROWS_PER_FORWARD)
+        for chosen_B in torch.split(pieces.lengths_P.argsort(stable=True), size):
+            rows_B, starts_B, lengths_B = (
+                each[chosen_B] for each in (pieces.rows_P, pieces.starts_P, pieces.lengths_P)
+            )
+            places_L = torch.arange(int(lengths_B.max()), device=ids_GS.device)
+            real_BL = places_L[None] < lengths_B[:, None]
+            columns_BL = (starts_B[:, None] + places_L[None]).clamp(max=width - 1)
+            ids_BL = ids_GS[rows_B % rows].gather(1, columns_BL)
+            scored_BL = real_BL & (columns_BL >= pieces.owns_P[chosen_B][:, None])
+            # The output has an entry less than a row has tokens: nothing tells the first of them.
+            scored = scored_BL[:, 1:]
+            target = (rows_B[:, None].expand_as(columns_BL)[:, 1:][scored], columns_BL[:, 1:][scored])
+            yield Bucket(ids_BL, real_BL, scored_BL, target)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Save a checkpoint, and the rollouts where more updates learn from them."""
+        super()._save_checkpoint(model, trial)
+        if self.state.global_step % self.settings.algorithm.num_iterations:
+            folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+            torch.save(self._buffered_inputs, folder / BATCH.format(self.world.rank))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Take up what a checkpoint holds, the rollouts that it goes on with too."""
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint and (file := Path(checkpoint) / BATCH.format(self.world.rank)).is_file():
+            device = self.accelerator.device
+            self._buffered_inputs = torch.load(file, map_location=device, weights_only=True)
+            done = count_covered_steps(Path(checkpoint)) % self.settings.algorithm.num_iterations
+            self._step = done * self.args.gradient_accumulation_steps
+
+    def _finish_step_metrics(self) -> dict[str, Any]:
+        """Return what TRL does not know of the step that ends: its rollouts, and where the time went."""
+        now = perf_counter()
+        seconds, self.step_started = now - self.step_started, now
+        metrics, self.step_metrics = self.step_metrics, {}
+        rollouts = metrics.get("seconds/rollouts", 0.0)
+        sync, self.weights.seconds = self.weights.seconds, 0.0
+        if not self.weights.engine.reads_live_weights:
+            metrics["seconds/sync"] = sync
+        return {**metrics, "seconds/step": seconds, "seconds/update": seconds - rollouts - sync}
+
+
+def common_arguments(settings: GRPOSettings, folder: Path, processes: int) -> dict[str, Any]:
+    """Return the arguments that TRL's trainers of rollouts share, for each of so many processes."""
+    rows, accumulation = rows_and_accumulation(settings, processes)
+    lengths, output = settings.sampling, settings.output
+    return {
+        **make_arguments(settings.model, settings.schedule, folder),
+        **make_sharding_arguments(settings),
+        **checkpoint_arguments(output.checkpoint_every, usual=CHECKPOINT_STEPS, kept=output.checkpoints_kept),
+        "max_steps": settings.schedule.steps,
+        "per_device_train_batch_size": rows,
+        "gradient_accumulation_steps": accumulation,
+        "shuffle_dataset": False,
+        "temperature": lengths.temperature,
+        # Only dr_grpo's constant denominator reads it.
+        "max_completion_length": lengths.max_rollout_tokens or lengths.max_tokens,
+        "remove_unused_columns": False,
+        # A row's forward pass is one of several before the backward pass, and buffers are constants.
+        "ddp_find_unused_parameters": False,
+        "ddp_broadcast_buffers": False,
+    }
+
+
+def group_arguments(settings: GRPOSettings, processes: int) -> dict[str, Any]:
+    """Return the arguments of the trainers that compare the rollouts of a group."""
+    algorithm = settings.algorithm
+    return {
+        # All rollouts of a step are played at once.
+        "steps_per_generation": rows_and_accumulation(settings, processes)[1],
+        "num_iterations": algorithm.num_iterations,
+        "num_generations": settings.batch.group_size,
+        "epsilon": algorithm.clip_low,
+        "epsilon_high": algorithm.clip_high,
+        "beta": algorithm.kl,
+    }
