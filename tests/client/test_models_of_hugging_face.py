@@ -28,13 +28,13 @@ class Machine:
     endpoint: str
     token: str | None = TOKEN
 
-    def model(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def model(self, *words: str, mode: str = "--json") -> subprocess.CompletedProcess[str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "WANDER_"))}
         given = {"HF_ENDPOINT": self.endpoint, "HF_HOME": str(self.home / "hf"), "HOME": str(self.home)}
         # What stands for Hugging Face takes large files as it did before Xet.
         given |= {"HF_HUB_DISABLE_XET": "1"} | ({"HF_TOKEN": self.token} if self.token else {})
         return subprocess.run(
-            [sys.executable, "-P", "-m", "wander_client", "model", *words, "--json"],
+            [sys.executable, "-P", "-m", "wander_client", "model", *words, mode],
             env=kept | given,
             cwd=self.home,
             capture_output=True,
@@ -93,6 +93,10 @@ def test_a_model_travels_with_a_card_from_its_run(store: Store, machine: Machine
     assert (pulled["revision"], pulled["weights_sha256"]) == (pushed["revision"], pushed["weights_sha256"])
     assert (Path(pulled["folder"]) / "model.safetensors").read_bytes() == files["model.safetensors"]
     assert not (Path(pulled["folder"]) / ".gitattributes").exists(), "only what makes a model"
+    noted = Path(pulled["folder"]).parents[1] / "refs" / "main"
+    assert noted.read_text() == pulled["revision"], "by its name it loads without a network"
+    line = machine.model("pull", f"hf:ada/ttt@{pulled['revision']}", mode="--plain")
+    assert f"-m {pulled['folder']}" in line.stderr, "a revision is loaded from its folder"
 
 
 def test_a_second_push_leaves_nothing_of_the_first(store: Store, machine: Machine) -> None:
@@ -130,7 +134,7 @@ def test_weights_that_are_not_those_of_the_card_are_refused(store: Store, machin
 @pytest.mark.parametrize(
     ("token", "words", "status", "told"),
     [
-        (None, ("push", "hf:ada/ttt", "made"), 4, "with a token alone"),
+        (None, ("push", "hf:ada/ttt", "made"), 4, "needs a token"),
         ("hf_" + "b" * 34, ("push", "hf:ada/ttt", "made"), 4, "refused the token"),
         (TOKEN, ("push", "hf:grace/ttt", "made"), 4, "may not write to `grace/ttt`"),
         (TOKEN, ("push", "hf:ttt", "made"), 2, "write `hf:OWNER/NAME`"),

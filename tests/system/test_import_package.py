@@ -79,10 +79,12 @@ def test_many_packages_are_imported_side_by_side_and_the_report_lets_them_resume
     data = json.loads(done.stdout)["data"]
     assert (data["outcomes"], data["failed_at"]) == ({"failed": 1, "published": 2}, {"load": 1})
     found = {row["source"]: row for row in data["packages"]}
-    assert found["first-sayer"]["check"]["failed"] == 0
+    assert found["first-sayer"]["answer"]["check"]["failed"] == 0
     assert "it breaks" in found["broken-sayer"]["error"]["message"]
 
     (many / "broken-sayer" / "broken_sayer.py").write_text(ENVIRONMENT)
+    with report.open("a") as file:
+        file.write('{"source": "a line that a kill cut')
     again = machine.run("wander", *line, "--no-check")
     assert again.returncode == 0, again.stderr
     assert "2 packages of 3 in" in again.stderr
@@ -90,8 +92,8 @@ def test_many_packages_are_imported_side_by_side_and_the_report_lets_them_resume
     assert [json.loads(line)["source"] for line in report.read_text().splitlines()][3:] == ["broken-sayer"]
 
     line = ("env", "import", "hub", hub.url, "--search", "second", "--dry-run", "--no-check")
-    copied = machine.wander(*line, "--report", machine.home / "copies.jsonl")
-    (row,) = copied["packages"]
+    copied = machine.wander(*line, "--report", report)
+    (row,) = copied["packages"]  # the report has it for another target
     assert (row["source"], row["outcome"]) == ("admin/second-sayer@0.3.0", "would be published")
     assert "are for one package" in machine.refused(2, "env", "import", "path", many, "--all", "--out", "x")
     machine.refused(3, "env", "import", "path", many / "notes", "--all")

@@ -7,6 +7,7 @@ cache, from which `hf:owner/name` loads everywhere else.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from wander.models.loading import only_cached
 from wander.wire.models import may_be_sent
 from wander.wire.postings import file_digest
 
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 _LOG_IN = "make one that may write at https://huggingface.co/settings/tokens, then set `HF_TOKEN`"
 
 
@@ -43,7 +45,7 @@ class RepositoryCommit:
 def require_writer(name: str) -> None:
     """Raise `AuthenticationFailed` without a token that Hugging Face takes; `name` is `owner/name`."""
     hub = _library()
-    with _told(name):
+    with _translate_errors(name):
         hub.HfApi().whoami()
 
 
@@ -56,7 +58,7 @@ def send_files(
     """
     hub = _library()
     api = hub.HfApi()
-    with _told(name):
+    with _translate_errors(name):
         api.create_repo(name, private=private, exist_ok=True)
         gone = [one for one in api.list_repo_files(name) if may_be_sent(one) and one not in files]
         changes = [
@@ -81,10 +83,13 @@ def fetch_files(name: str, revision: str | None) -> tuple[RepositoryCommit, Path
     if only_cached(name, revision):  # which tells what else is wrong
         hint = f"the copy in the cache plays as `hf:{name}`"
         raise EndpointUnreachable(f"`{api.endpoint}` does not answer", hint=hint, retryable=True)
-    with _told(name):
+    with _translate_errors(name):
         info = api.model_info(name, revision=revision, files_metadata=True)
         wanted = [one.rfilename for one in info.siblings if may_be_sent(one.rfilename)]
-        folder = Path(hub.snapshot_download(name, revision=info.sha, allow_patterns=wanted))
+        # By its name, not by the commit: the cache then knows which commit that is without a network too.
+        folder = Path(hub.snapshot_download(name, revision=revision, allow_patterns=wanted))
+        if folder.name != info.sha:
+            raise RunError(f"`{name}` was changed while it was fetched", hint="pull again")
         changed = _find_damaged(info, folder)
         for one in changed:
             hub.hf_hub_download(name, one, revision=info.sha, force_download=True)
@@ -129,7 +134,7 @@ def _is_sound(told: Any, file: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _told(name: str) -> Iterator[None]:
+def _translate_errors(name: str) -> Iterator[None]:
     """Turn what `huggingface_hub` raises into errors with a hint."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (
@@ -142,7 +147,7 @@ def _told(name: str) -> Iterator[None]:
     try:
         yield
     except LocalTokenNotFoundError as error:
-        raise AuthenticationFailed("Hugging Face takes models with a token alone", hint=_LOG_IN) from error
+        raise AuthenticationFailed("pushing to Hugging Face needs a token", hint=_LOG_IN) from error
     except HFValidationError as error:
         raise ConfigError(f"`{name}` names no repository: {error}") from error
     except RepositoryNotFoundError as error:
@@ -160,6 +165,8 @@ def _told(name: str) -> Iterator[None]:
     except Exception as error:
         # Whatever the HTTP library of the day raises without a network.
         if not isinstance(error, OSError) and not type(error).__module__.startswith("http"):
+            raise
+        if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
             raise
         hint = "check the connection, and `HF_ENDPOINT` and `HF_HUB_OFFLINE` where they are set"
         raise EndpointUnreachable(

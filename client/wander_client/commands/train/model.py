@@ -142,7 +142,9 @@ def _pull_from_hugging_face(word: str) -> None:
     here = current()
     model = pull_from_hugging_face(here, word)
     here.output.answer(model, f"{SCHEME}{model.name}@{model.revision[:12]} is in {model.folder}")
-    here.output.next(f"wander eval ENVIRONMENT -m {SCHEME}{model.name}")
+    # No loader takes a revision by name: that one is named by its folder.
+    named = model.folder if "@" in word else f"{SCHEME}{model.name}"
+    here.output.next(f"wander eval ENVIRONMENT -m {named}")
 
 
 def list_models(

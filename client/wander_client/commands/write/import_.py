@@ -74,7 +74,8 @@ def path(
     if every:
         from wander_client.commands.write.import_many import candidates_in, import_many
 
-        return import_many(candidates_in(Path(source)), _options_of(wishes), many.report, many.jobs)
+        found = candidates_in(Path(source))
+        return import_many(found, wishes.owner, _options_of(wishes), many.report, many.jobs)
     _import(lambda work: bring_project(source, work), wishes)
     return None
 
@@ -100,7 +101,7 @@ def hub(
 
     with TemporaryDirectory(prefix="wander-import-") as work:
         found = candidates_of(url, search, Path(work))
-        return import_many(found, _options_of(wishes), many.report, many.jobs)
+        return import_many(found, wishes.owner, _options_of(wishes), many.report, many.jobs)
 
 
 @app.command()
@@ -193,8 +194,7 @@ def _options_of(wishes: _Wishes) -> list[str]:
         raise UsageError(
             "`--out`, `--entry-point` and `--arg` are for one package", hint="import that one by itself"
         )
-    owner = ["--owner", wishes.owner] if wishes.owner else []
-    return [*owner, *(["--dry-run"] if wishes.dry_run else []), *(["--no-check"] if wishes.no_check else [])]
+    return [*(["--dry-run"] if wishes.dry_run else []), *(["--no-check"] if wishes.no_check else [])]
 
 
 @dataclass(frozen=True)

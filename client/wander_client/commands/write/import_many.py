@@ -8,19 +8,39 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import Field
+from wander.evals.store import jsonl
+from wander.types import Record
+from wander.wire import FileInfo
 
 from wander_client.context import current
 from wander_client.errors import OK, PARTIAL, ClientError, NotFound
 from wander_client.terminal.output import counted
 
-Row = dict[str, Any]
-"""A line of the report: `source`, `sha256`, `outcome`, `seconds`, and what the import answered or why not."""
+
+class ImportRow(Record):
+    """A line of the report: how one import ended."""
+
+    source: str
+    sha256: str
+    hub: str
+    owner: str | None
+    dry_run: bool
+    outcome: Literal["published", "there already", "would be published", "failed"]
+    seconds: float
+    answer: dict[str, Any] | None = None
+    """What `wander env import path --json` says; None where it failed."""
+    error: dict[str, Any] | None = None
+    """As `--json` has it, with the `step` at which it came."""
+    warnings: list[str] = Field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -32,6 +52,8 @@ class Candidate:
     sha256: str
     """Of its files: one that is as it was is not imported again."""
     path: Path
+    fetch: Callable[[], None] = lambda: None
+    """Brings it to its path."""
 
 
 def candidates_in(folder: Path) -> list[Candidate]:
@@ -50,7 +72,7 @@ def candidates_in(folder: Path) -> list[Candidate]:
 
 
 def candidates_of(url: str, query: str, work: Path) -> list[Candidate]:
-    """Fetch the newest source archive of each environment that another hub lists and that is in use."""
+    """Return the newest source archive of each environment that another hub lists and that is in use."""
     here = current()
     found = []
     with here.hub_at(url) as hub:
@@ -64,75 +86,82 @@ def candidates_of(url: str, query: str, work: Path) -> list[Candidate]:
                 here.output.warn(f"`{source}` is passed over: it has no source archive")
                 continue
             place = work / one.owner / file.filename
-            place.parent.mkdir(exist_ok=True)
-            hub.download(file.url, place, file.sha256)
-            found.append(Candidate(source, file.sha256, place))
+            fetch = partial(_download, url, file, place)
+            found.append(Candidate(source, file.sha256, place, fetch))
     if not found:
         raise NotFound(f"`{url}` lists no environment that can be imported", hint="`wander login --hub URL`?")
     return found
 
 
-def import_many(candidates: Sequence[Candidate], options: Sequence[str], report: Path, jobs: int) -> int:
+def _download(url: str, file: FileInfo, place: Path) -> None:
+    place.parent.mkdir(exist_ok=True)
+    with current().hub_at(url) as hub:
+        hub.download(file.url, place, file.sha256)
+
+
+def import_many(
+    candidates: Sequence[Candidate], owner: str | None, options: Sequence[str], report: Path, jobs: int
+) -> int:
     """Import what the report does not have yet, tell how each ended, and return the exit status.
 
     Each line of the report is written as soon as an import ends; those that failed are tried again.
     """
     here = current()
-    known = {(row["source"], row["sha256"], row["dry_run"]): row for row in read_report(report)}
-    dry_run = "--dry-run" in options
-    ended = [known.get((one.source, one.sha256, dry_run)) for one in candidates]
-    rows = [row for row in ended if row is not None and row["outcome"] != "failed"]
-    done = {row["source"] for row in rows}
-    todo = [one for one in candidates if one.source not in done]
+    target = {"hub": here.settings.hub, "owner": owner, "dry_run": "--dry-run" in options}
+    earlier = [
+        row
+        for row in jsonl.read_records(report, ImportRow)
+        if row.outcome != "failed" and target == {name: getattr(row, name) for name in target}
+    ]
+    known = {(row.source, row.sha256): row for row in earlier}
+    rows = [known[key] for one in candidates if (key := (one.source, one.sha256)) in known]
+    todo = [one for one in candidates if (one.source, one.sha256) not in known]
     if rows:
         here.output.note(f"{counted(len(rows), 'package')} of {len(candidates)} in `{report}` already")
+    words = [*options, *(["--owner", owner] if owner else [])]
     running: set[subprocess.Popen[str]] = set()
+    if report.exists() and (torn := jsonl.tail_after_newline(report)):  # a kill cut it short
+        os.truncate(report, report.stat().st_size - len(torn))
     pool = ThreadPoolExecutor(jobs)
     try:
         with (
             report.open("a", encoding="utf-8") as file,
             here.output.progress("importing", len(todo), unit="packages") as bar,
         ):
-            waiting = [pool.submit(_import_one, one, options, running) for one in todo]
+            waiting = [pool.submit(_import_one, one, words, running) for one in todo]
             for number, future in enumerate(as_completed(waiting), start=1):
-                row = {**future.result(), "dry_run": dry_run}
+                row = ImportRow.model_validate({**future.result(), **target})
                 rows.append(row)
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                file.write(row.model_dump_json() + "\n")
                 file.flush()
-                bar.update(number, f"{row['source']}: {row['outcome']}")
+                bar.update(number, f"{row.source}: {row.outcome}")
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         for process in list(running):
             process.terminate()
-    rows.sort(key=lambda row: str(row["source"]))
-    _answer(rows, report)
-    return PARTIAL if any(row["outcome"] == "failed" for row in rows) else OK
+    _answer(sorted(rows, key=lambda row: row.source), report)
+    return PARTIAL if any(row.outcome == "failed" for row in rows) else OK
 
 
-def read_report(path: Path) -> list[Row]:
-    """Return the lines of a report; raises `ClientError` for a file that is none."""
-    rows: list[Row] = []
-    for number, line in enumerate(path.read_bytes().split(b"\n") if path.exists() else [], start=1):
-        if not line:
-            continue
-        try:
-            row = json.loads(line)
-            if not {"source", "sha256", "dry_run", "outcome"} <= row.keys():
-                raise ValueError("a field is missing")
-            rows.append(row)
-        except (ValueError, AttributeError) as error:
-            raise ClientError(
-                f"line {number} of `{path}` is no line of a report", hint="choose another `--report`"
-            ) from error
-    return rows
-
-
-def _import_one(one: Candidate, options: Sequence[str], running: set[subprocess.Popen[str]]) -> Row:
+def _import_one(
+    one: Candidate, options: Sequence[str], running: set[subprocess.Popen[str]]
+) -> dict[str, Any]:
+    """Return the fields of a package's row that tell how its import ended."""
     here = current()
     variables = {**os.environ, "WANDER_HUB": here.settings.hub}
     if (credential := here.credential()) is not None:
         variables["WANDER_TOKEN"] = credential.token
     began = monotonic()
+
+    def ended(outcome: str, **more: Any) -> dict[str, Any]:
+        seconds = round(monotonic() - began, 1)
+        return {"source": one.source, "sha256": one.sha256, "outcome": outcome, "seconds": seconds, **more}
+
+    try:
+        one.fetch()
+    except ClientError as error:
+        why = {"code": error.code, "message": str(error), "hint": error.hint, "step": "fetch"}
+        return ended("failed", error=why)
     words = ["env", "import", "path", str(one.path), *options, "--json"]
     with subprocess.Popen(  # noqa: S603 - this command itself, no shell
         [sys.executable, "-m", "wander_client", *words],
@@ -145,48 +174,44 @@ def _import_one(one: Candidate, options: Sequence[str], running: set[subprocess.
         running.add(process)
         said, failed = process.communicate()
         running.discard(process)
-    row: Row = {"source": one.source, "sha256": one.sha256, "seconds": round(monotonic() - began, 1)}
     try:
         answer = json.loads(said)
     except ValueError:
         message = f"it ended with status {process.returncode}"
-        why = {"code": "ended", "message": message, "detail": failed[-2000:]}
-        return {**row, "outcome": "failed", "error": why}
+        return ended("failed", error={"code": "ended", "message": message, "detail": failed[-2000:]})
     if "error" in answer:
-        return {**row, "outcome": "failed", "error": answer["error"]}
+        return ended("failed", error=answer["error"])
     data = answer["data"]
     outcome = "would be published" if data["dry_run"] else "published" if data["sent"] else "there already"
-    return {**row, "outcome": outcome, **data, "warnings": answer["warnings"]}
+    return ended(outcome, answer=data, warnings=answer["warnings"])
 
 
-def _answer(rows: list[Row], report: Path) -> None:
+def _answer(rows: list[ImportRow], report: Path) -> None:
     output = current().output
-    ends = Counter(row["outcome"] for row in rows)
-    steps = Counter(row["error"].get("step", "start") for row in rows if row["outcome"] == "failed")
+    ends = Counter(row.outcome for row in rows)
+    steps = Counter(row.error.get("step", "start") for row in rows if row.error is not None)
 
     def show() -> None:
-        output.table(
-            ("source", "outcome", "as", "plays", "why"),
-            [_cells(row) for row in rows],
-            shrink=("why", "source"),
-            drop=("plays",),
-        )
+        columns = ("source", "outcome", "as", "plays", "why")
+        output.table(columns, [_cells(row) for row in rows], shrink=("why", "source"), drop=("plays",))
         output.line(", ".join(f"{number} {outcome}" for outcome, number in sorted(ends.items())))
         if steps:
             output.line(f"failed at: {', '.join(f'{step} {number}' for step, number in steps.most_common())}")
 
-    output.answer({"report": str(report), "outcomes": ends, "failed_at": steps, "packages": rows}, show)
+    listed = [row.model_dump(mode="json") for row in rows]
+    output.answer({"report": str(report), "outcomes": ends, "failed_at": steps, "packages": listed}, show)
     if steps:
         output.next(f"less {report}")
 
 
-def _cells(row: Row) -> tuple[str, str, str, str, str]:
-    if row["outcome"] == "failed":
-        error = row["error"]
-        return row["source"], f"failed at {error.get('step', 'start')}", "", "", error["message"]
-    check = row["check"]
+def _cells(row: ImportRow) -> tuple[str, str, str, str, str]:
+    if row.error is not None:
+        return row.source, f"failed at {row.error.get('step', 'start')}", "", "", row.error["message"]
+    assert row.answer is not None
+    check = row.answer["check"]
     failed = [] if check is None else [each["id"] for each in check["findings"] if each["status"] == "fail"]
-    plays = "yes" if row["deterministic"] else "by chance"
+    plays = "yes" if row.answer["deterministic"] else "by chance"
     if check is None or failed:
         plays = "not checked" if check is None else "no"
-    return row["source"], row["outcome"], f"{row['environment']} {row['version']}", plays, ", ".join(failed)
+    name = f"{row.answer['environment']} {row.answer['version']}"
+    return row.source, row.outcome, name, plays, ", ".join(failed)
