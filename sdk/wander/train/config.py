@@ -383,7 +383,7 @@ class GRPOSettings(PolicySettings):
         cells = [model for cell in self.evaluation.cells for model in cell.players.values()]
         if EARLIER in cells:
             raise ValueError(
-                f"`{EARLIER}` is another one at each evaluation: name a player that stays as it is"
+                f"`{EARLIER}` changes between evaluations, so a cell cannot use it: name a player that stays"
             )
         models = [each for each in [*self.other_players.values(), *cells] if each != SELF]
         engine = self.inference.engine
@@ -404,7 +404,7 @@ class GRPOSettings(PolicySettings):
 
     @model_validator(mode="after")
     def _require_two_at_once(self) -> GRPOSettings:
-        """Refuse what cannot be had beside steps that are played ahead."""
+        """Refuse what cannot be had beside steps that are played ahead, or learnt from several times."""
         if self.batch.max_staleness and (self.inference.engine == "vllm" or self.inference.sleep):
             raise ValueError(
                 "`batch.max_staleness` needs an engine that samples while the policy learns: "
@@ -414,6 +414,11 @@ class GRPOSettings(PolicySettings):
             raise ValueError(
                 "`algorithm.num_iterations` and `batch.max_staleness` exclude each other: either makes "
                 "rollouts old before they are learnt from"
+            )
+        if self.inference.sleep and self.algorithm.num_iterations > 1:
+            raise ValueError(
+                "`inference.sleep` and `algorithm.num_iterations` exclude each other: vLLM would be awake "
+                "during every update after the first"
             )
         return self
 

@@ -299,6 +299,10 @@ def _require_shareable(settings: GRPOSettings, world: World) -> None:
         )
     if not _is_launched_sharded():
         return
+    if settings.algorithm.loss == "distill":
+        raise ConfigError(
+            "the loss `distill` needs a policy that is whole in each process", hint="launch without FSDP"
+        )
     if os.environ.get("FSDP_VERSION", "1") != "2":
         raise ConfigError(
             "the launcher shards by FSDP1, which is not supported",

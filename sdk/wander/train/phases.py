@@ -280,6 +280,12 @@ def _phase(
 ) -> Phase:
     kind = own.pop("kind", None)
     if kind in LOSSES:
+        algorithm = own.get("algorithm")
+        if isinstance(algorithm, dict) and (loss := algorithm.get("loss", kind)) != kind:
+            raise ConfigError(
+                f"`algorithm.loss`{where} is `{loss}`, and its `kind` is `{kind}`",
+                hint='leave `algorithm.loss` out, or write `kind = "grpo"`',
+            )
         own, kind = lay_over({"algorithm": {"loss": kind}}, own), "grpo"
     if kind == "rollouts":
         settings = check_settings(RolloutsSettings, lay_over(_only(shared, "environment"), own), where)

@@ -150,5 +150,7 @@ def require_effect(settings: Any) -> None:
             raise ValueError(f"the loss `{loss}` does not go with `{name}`: leave it out")
     if loss == "rloo" and settings.algorithm.scale_rewards == "group":
         raise ValueError("the loss `rloo` divides by the deviation of the batch, or by nothing")
-    if (settings.teacher.path is None) == (loss == "distill"):
-        raise ValueError("the loss `distill` and `teacher.path` need each other")
+    if loss == "distill" and settings.teacher.path is None:
+        raise ValueError("the loss `distill` needs `teacher.path`")
+    if loss != "distill" and settings.teacher.path is not None:
+        raise ValueError("`teacher.path` is only for the loss `distill`")

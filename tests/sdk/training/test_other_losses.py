@@ -234,8 +234,8 @@ def test_a_teacher_that_cannot_teach_is_refused_before_anything_is_played(
         ),
         ({"algorithm": {"loss": "rloo", "top_entropy_quantile": 0.2}}, "`algorithm.top_entropy_quantile`"),
         ({"algorithm": {"loss": "rloo", "scale_rewards": "group"}}, "deviation of the batch"),
-        ({"algorithm": {"loss": "distill"}}, "need each other"),
-        ({"teacher": {"path": "x"}}, "need each other"),
+        ({"algorithm": {"loss": "distill"}}, "the loss `distill` needs `teacher.path`"),
+        ({"teacher": {"path": "x"}}, "`teacher.path` is only for the loss `distill`"),
         ({"algorithm": {"loss": "distill", "kl": 0.1}, "teacher": {"path": "x"}}, "`algorithm.kl`"),
     ],
 )

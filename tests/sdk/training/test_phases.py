@@ -204,7 +204,11 @@ def test_preferences_learn_from_rows_that_are_there_too(tmp_path: Path) -> None:
             '[model]\npath = "a"\n[[phases]]\nkind = "distill"\nteacher = { path = "phase:none" }\n',
             "takes `phase:none`, and no phase before it",
         ),
-        ('[model]\npath = "a"\n[[phases]]\nkind = "distill"\n', "need each other"),
+        ('[model]\npath = "a"\n[[phases]]\nkind = "distill"\n', "needs `teacher.path`"),
+        (
+            '[model]\npath = "a"\n[[phases]]\nkind = "rloo"\nalgorithm = { loss = "dapo" }\n',
+            "`algorithm.loss` of phase `rloo` in .* is `dapo`, and its `kind` is `rloo`",
+        ),
         (DPO + "rounds = 0\n", "`rounds` of phase `dpo` in .* is `0`"),
         (DPO + "rounds = true\n", "`rounds` of phase `dpo` in .* is `True`"),
         (DPO + "filter = { whole = true }\n", "`filter` of phase `dpo` in .*: it compares all"),

@@ -179,6 +179,24 @@ def test_processes_share_rollouts_of_several_sequences(forgetful: Path, tmp_path
 
 @pytest.mark.full
 @pytest.mark.timeout(1200)
+def test_processes_share_steps_of_rloo_and_distillation(forgetful: Path, tiny: Path, tmp_path: Path) -> None:
+    learning: dict[str, dict[str, Any]] = {
+        "rloo": {"algorithm": {"loss": "rloo"}},
+        "distill": {"algorithm": {"loss": "distill"}, "teacher": {"path": str(tiny)}},
+    }
+    settings = {name: settings_for(forgetful, **sections) for name, sections in learning.items()}
+    jobs = [
+        {"settings": each, "folder": str(tmp_path / name), "environment": "uneven"}
+        for name, each in settings.items()
+    ]
+    launch(jobs, tmp_path)
+    for name, each in settings.items():
+        train_grpo(opener_of(uneven), GRPOSettings.model_validate(each), tmp_path / f"{name}-alone")
+        assert_alike(tmp_path / name, tmp_path / f"{name}-alone")
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
 def test_a_sharded_policy_learns_what_a_whole_one_learns(puller: Path, tmp_path: Path) -> None:
     common: dict[str, Any] = {
         "schedule": {"steps": 3},
@@ -227,6 +245,15 @@ def test_a_policy_is_sharded_over_several_processes_only(puller: Path) -> None:
     with pytest.raises(ConfigError, match="sharded over several processes") as caught, _shared(settings, 1):
         pass
     assert "torchrun --standalone" in str(caught.value.hint)
+
+
+def test_distillation_is_not_launched_sharded(puller: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}.items():
+        monkeypatch.setenv(name, value)
+    learning = {"algorithm": {"loss": "distill"}, "teacher": {"path": str(puller)}}
+    settings = GRPOSettings.model_validate(settings_for(puller, **learning))
+    with pytest.raises(ConfigError, match="whole in each process"), _shared(settings, 2):
+        pass
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,10 @@ def test_a_server_samples_ahead_and_every_turn_tells_its_weights(puller: Path, t
             "samples while the policy learns",
         ),
         ({"batch": {"max_staleness": 1}, "algorithm": {"num_iterations": 2}}, "exclude each other"),
+        (
+            {"inference": {"engine": "vllm", "sleep": True}, "algorithm": {"num_iterations": 2}},
+            "would be awake",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_plays(sections: dict[str, Any], says: str) -> None:

@@ -57,6 +57,13 @@ def test_groups_without_variance_must_last() -> None:
     assert told(flat, flat, {}, flat, flat, flat) == [(6, "no_variance")]
 
 
+def test_distillation_learns_from_groups_without_variance() -> None:
+    learning = {"algorithm": {"loss": "distill"}, "teacher": {"path": "tiny"}}
+    watch = AlertWatch(GRPOSettings.model_validate(SETTINGS.model_dump() | learning), lambda: BEGUN_WITH)
+    flat = {"groups_without_variance": 0.9}
+    assert [alert for entry in steps(*[flat] * 10) for alert in watch.read(entry)] == []
+
+
 def test_a_share_that_swings_is_told_once_and_again_after_a_calm() -> None:
     cut = {"truncated": 0.5}
     assert told(cut, {}, cut, cut, {}, cut) == [(1, "truncated")]

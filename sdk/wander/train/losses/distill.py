@@ -39,7 +39,7 @@ class DistillTrainer(StepTrainer, DistillationTrainer):  # type: ignore[misc]
         return played["prompt_ids"], played["completion_ids"], played["env_mask"], None, []
 
     def _learns_from(self, row: Row, rollout: Rollout) -> bool:
-        return row.reward is not None and super()._learns_from(row, rollout)
+        return rollout.failure is None and super()._learns_from(row, rollout)
 
     def _get_last_hidden_state(
         self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int

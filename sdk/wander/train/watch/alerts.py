@@ -55,6 +55,7 @@ class AlertWatch:
         """`begun_with` gives what the evaluation before the first step measured, by `CELL/METRIC`."""
         self.section = settings.alerts
         self.output = settings.output
+        self._compares = settings.algorithm.loss != "distill"
         self._begun_with = begun_with
         self._collapse = CollapseWatch(settings)
         self._evaluated = 0
@@ -89,7 +90,7 @@ class AlertWatch:
                 f"entropy {entropy:.3g} is below {section.entropy_share:.0%} of the {usual:.3g} it began with"
             )
             alerts.append(("entropy_low", f"{text}, for {lasting} steps"))
-        flat = number(entry, "groups_without_variance")
+        flat = number(entry, "groups_without_variance") if self._compares else None
         if flat is not None and self._fires("no_variance", flat > section.without_variance, lasting):
             text = f"{flat:.0%} of the groups have rewards without variance and teach nothing"
             alerts.append(("no_variance", f"{text}, over {section.without_variance:.0%} for {lasting} steps"))
