@@ -18,6 +18,7 @@ from wander_client.terminal.output import counted
 
 if TYPE_CHECKING:
     from wander.sandbox import SandboxPolicy
+    from wander.types import EnvironmentInfo
 
     from wander_client.context import Invocation
 
@@ -85,28 +86,31 @@ async def _plan(
     context: Invocation, environment: str, phases: Sequence[Phase], sandbox: SandboxPolicy | None
 ) -> list[PlannedWork]:
     location = locate(context, environment)
-    turns: dict[tuple[str | None, str], int | None] = {}
+    found: dict[tuple[str | None, str], EnvironmentInfo] = {}
 
-    async def most_turns(name: str | None, arguments: Mapping[str, Any]) -> int | None:
-        """Return how often a rollout asks the model at most."""
+    async def info_of(name: str | None, arguments: Mapping[str, Any]) -> EnvironmentInfo:
         key = (name, json.dumps(arguments, sort_keys=True))
-        if key not in turns:
+        if key not in found:
             place = location if name is None else locate(context, name)
             async with open_environment(context, place, arguments, sandbox=sandbox) as opened:
-                info = opened.handle.info
-            most = info.max_turns if (info.max_turns or 0) > 0 else None
-            turns[key] = 1 if info.kind == "single_turn" else most
-        return turns[key]
+                found[key] = opened.handle.info
+        return found[key]
 
-    return [await _plan_phase(phase, most_turns) for phase in phases]
+    return [await _plan_phase(phase, info_of) for phase in phases]
 
 
-async def _plan_phase(phase: Phase, most_turns: Any) -> PlannedWork:
+def _most_turns(info: EnvironmentInfo) -> int | None:
+    """Return how often a rollout asks the model at most."""
+    most = info.max_turns if (info.max_turns or 0) > 0 else None
+    return 1 if info.kind == "single_turn" else most
+
+
+async def _plan_phase(phase: Phase, info_of: Any) -> PlannedWork:
     settings = phase.settings.model_dump(mode="json")
     if isinstance(phase, RolloutsPhase):
         players = phase.settings.rollouts
         count = players.examples * players.per_example
-        turns = await most_turns(None, phase.settings.environment.arguments)
+        turns = _most_turns(await info_of(None, phase.settings.environment.arguments))
         scripted = (players.model or "").startswith("scripted:")
         tokens = 0 if scripted else _product(count, turns, players.max_tokens)
         return PlannedWork(phase.name, phase.kind, players.model or "", 0, count, 0, tokens, settings)
@@ -114,27 +118,29 @@ async def _plan_phase(phase: Phase, most_turns: Any) -> PlannedWork:
         steps = phase.settings.schedule.steps or None
         return PlannedWork(phase.name, phase.kind, phase.settings.model.path, steps, 0, 0, 0, settings)
     if isinstance(phase, GRPOPhase):
-        return await _plan_grpo(phase, settings, most_turns)
+        return await _plan_grpo(phase, settings, info_of)
     return PlannedWork(phase.name, phase.kind, "nothing", 0, 0, 0, 0, settings)
 
 
-async def _plan_grpo(phase: GRPOPhase, shown: dict[str, Any], most_turns: Any) -> PlannedWork:
+async def _plan_grpo(phase: GRPOPhase, shown: dict[str, Any], info_of: Any) -> PlannedWork:
     from wander.train.rollouts.environments import choices_of
 
     settings = phase.settings
     steps, limit = settings.schedule.steps, settings.sampling.max_tokens
-    rollouts = settings.batches * settings.batch.rollouts * (1 + settings.data.refill_rounds)
-    most = [await most_turns(choice.name, choice.arguments) for choice in choices_of(settings)]
+    infos = [await info_of(choice.name, choice.arguments) for choice in choices_of(settings)]
+    rows = settings.batches * settings.batch.rollouts * (1 + settings.data.refill_rounds)
+    rollouts = rows // settings.count_roles(infos[0].players)
+    most = [_most_turns(info) for info in infos]
     per_rollout = None if None in most else max(turn or 0 for turn in most) * limit
     if (whole := settings.sampling.max_rollout_tokens) is not None:
         per_rollout = min(per_rollout or whole, whole)
-    evaluated, evaluation_tokens = await _plan_evaluations(settings, most_turns)
+    evaluated, evaluation_tokens = await _plan_evaluations(settings, info_of)
     tokens = _sum([_product(rollouts, per_rollout), evaluation_tokens])
     model = settings.model.path
     return PlannedWork(phase.name, phase.kind, model, steps, rollouts, evaluated, tokens, shown)
 
 
-async def _plan_evaluations(settings: GRPOSettings, most_turns: Any) -> tuple[int | None, int | None]:
+async def _plan_evaluations(settings: GRPOSettings, info_of: Any) -> tuple[int | None, int | None]:
     """Return how many rollouts the evaluations play, and their tokens at most."""
     section = settings.evaluation
     if section.every == 0:
@@ -147,7 +153,7 @@ async def _plan_evaluations(settings: GRPOSettings, most_turns: Any) -> tuple[in
     for cell in settings.evaluation_cells:
         base = {} if cell.environment else settings.environment.arguments
         counts.append(None if cell.exhaustive else times * (cell.examples or section.examples))
-        turns = await most_turns(cell.environment, {**base, **cell.arguments})
+        turns = _most_turns(await info_of(cell.environment, {**base, **cell.arguments}))
         tokens.append(_product(counts[-1], turns, limit))
     return _sum(counts), _sum(tokens)
 

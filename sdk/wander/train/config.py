@@ -6,6 +6,7 @@ The principal dial of GRPO is `batch.rollouts`: under about 256 rollouts a step,
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -395,6 +396,11 @@ class GRPOSettings(PolicySettings):
     def other_players(self) -> dict[str, str]:
         """Who plays in the policy's place, by player; nothing is learnt as one of these."""
         return {name: each.model for name, each in self.players.items() if each.model != SELF}
+
+    def count_roles(self, players: Sequence[str]) -> int:
+        """Return as how many of an environment's players the policy learns from a rollout."""
+        learners = [player for player in players if player not in self.other_players]
+        return max(1, len(learners)) if self.batch.learners == "each" else 1
 
     @model_validator(mode="after")
     def _require_effect(self) -> GRPOSettings:

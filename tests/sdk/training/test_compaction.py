@@ -11,7 +11,7 @@ import torch
 from wander import LocalEnvironment, MultiTurnEnv, Rubric
 from wander.clients.base import ModelRequest
 from wander.clients.openai import OpenAIClient
-from wander.errors import ContextOverflow, ModelError
+from wander.errors import ConfigError, ContextOverflow, ModelError
 from wander.evals.replay import replay_run
 from wander.evals.run.runner import EvaluationPlan, evaluate
 from wander.evals.store.folder import RunFolder
@@ -25,6 +25,7 @@ from wander.train.config import GRPOSettings, SFTSettings
 from wander.train.data import select_rows
 from wander.train.grpo import train_grpo
 from wander.train.records.record import read_metrics
+from wander.train.rollouts.own_trainer import EnvironmentRollouts
 from wander.train.rollouts.rows import trajectories_of
 from wander.train.sft import IGNORED, split, tokenize_rows, train_sft
 from wander.train.verify import verify_training
@@ -213,6 +214,8 @@ async def test_what_cannot_compact_says_so_before_anything_is_played(
         GRPOSettings.model_validate(
             {"model": {"path": "x"}, "sampling": {"compact_at": 99, "max_rollout_tokens": 99}}
         )
+    with pytest.raises(ConfigError, match="`max_rollout_tokens` ends a conversation that `compact_at` makes"):
+        EnvironmentRollouts(opener_of(bandit), compact_at=99, max_rollout_tokens=99)
 
 
 COMPACTED = {"compact_at": 100, "max_tokens": 8}

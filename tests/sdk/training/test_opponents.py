@@ -18,6 +18,7 @@ from wander.train.evaluation.evaluator import read_evaluations
 from wander.train.grpo import GRPOResult, train_grpo
 from wander.train.records.record import read_metrics
 from wander.train.records.step_hash import STEPS, read_steps
+from wander.train.rollouts.step import PlayedStep, StepPlayer
 from wander.train.verify import verify_training
 from wander.types import Rollout
 
@@ -154,12 +155,44 @@ def test_an_earlier_self_that_is_not_beaten_stays(puller: Path, tmp_path: Path) 
     assert lead == pytest.approx(sum(each["left"] - each["right"] for each in earned))
 
 
-def test_a_rollout_teaches_as_each_of_its_players(puller: Path, tmp_path: Path) -> None:
+def test_a_rollout_teaches_as_each_of_its_players(
+    puller: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[PlayedStep] = []
+    finish = StepPlayer.finish
+
+    def watched(self: StepPlayer, *played: Any) -> PlayedStep:
+        steps.append(finish(self, *played))
+        return steps[-1]
+
+    monkeypatch.setattr(StepPlayer, "finish", watched)
     batch = {"rollouts": 32, "group_size": 4, "rows_at_once": 32, "learners": "each"}
     train(tmp_path, settings_for(puller, 1, batch=batch))
     (entry,) = read_metrics(tmp_path)
     assert entry["rollouts"] == 16  # each of them is two rows
     assert entry["failed"] == 0
+    (step,) = steps
+    for number, group in enumerate(step.groups):
+        player = ("left", "right")[number % 2]
+        for rollout, row in zip(group.rollouts, group.rows, strict=True):
+            own = turns_of(rollout, player)
+            assert row.reward == (rollout.rewards[player] if own else None)
+            # Only what this player said is learnt, so the two rows share no sampled token.
+            sampled = [
+                token
+                for one in row.sequences
+                for token, mine in zip(one.completion_ids, one.mask, strict=True)
+                if mine
+            ]
+            assert sampled == [token for turn in own for token in turn.tokens.completion_ids]
+    assert any(left.rewards != right.rewards for left, right in zip(*[iter(step.groups)] * 2, strict=True))
+
+
+def test_a_batch_that_the_players_cannot_share_is_refused(puller: Path, tmp_path: Path) -> None:
+    batch = {"rollouts": 12, "group_size": 4, "rows_at_once": 12, "learners": "each"}
+    with pytest.raises(ConfigError, match="3 groups per process, which 2 players cannot share evenly"):
+        train(tmp_path / "run", settings_for(puller, 1, batch=batch))
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.full

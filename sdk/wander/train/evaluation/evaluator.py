@@ -209,7 +209,10 @@ class Evaluator:
             asked = openings_of(handle) if cell.exhaustive else handle.examples("eval", 0, count)
             self._examples[cell.name] = self._thread.run(asked)
             require_players(handle.info, cell.players)
-            self._joined[cell.name] = self._join(cell)
+            self._joined[cell.name] = everybody = self._join(cell)
+            everybody.check_sampling(self.sampling)
+            if handle.info.calls_tools:
+                everybody.check_tools()
         if not self._examples[cell.name]:
             raise ConfigError(f"`{handle.info.name}` has no examples to evaluate `{cell.name}` on")
         return handle, self._examples[cell.name]

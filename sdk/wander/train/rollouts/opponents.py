@@ -24,6 +24,7 @@ from wander.models.engines.base import BatchedEngine, Weights
 from wander.models.loading import LoadedModel, weights_digest
 from wander.models.policy import PolicyClient
 from wander.train.config import GRPOSettings
+from wander.train.distributed import current_world
 from wander.train.engine import copying_engine, load_beside
 from wander.train.sections import EARLIER, FROZEN, SCRIPTED, SELF, PlayerSection
 from wander.types import EnvironmentInfo
@@ -114,12 +115,23 @@ class Opponents(TrainerCallback):  # type: ignore[misc]
                 known.weights = torch.load(begun / _weights_file(player), map_location="cpu")
 
     def require(self, info: EnvironmentInfo) -> None:
-        """Raise `ConfigError` where the environment has no such players, or none is left for the policy."""
+        """Raise `ConfigError` where the environment has no such players, or none is left for the policy.
+
+        So it does where the groups of a process cannot be those of all whom the policy learns as.
+        """
         require_players(info, self.settings.players, first=True)
         if self.models and self.models.keys() == set(info.players):
             raise ConfigError(
                 f"none of the players of `{info.name}` is the policy, so nothing would be learnt",
                 hint=f'leave one out of `players`, or let it be `"{SELF}"`',
+            )
+        roles = self.settings.count_roles(info.players)
+        groups = self.settings.batch.groups // current_world(self.settings.model.device).size
+        if groups % roles:
+            raise ConfigError(
+                f"`batch.rollouts` gives {groups} groups per process, which {roles} players cannot "
+                "share evenly",
+                hint="make `batch.rollouts` a multiple of group_size x players x processes",
             )
 
     def join(self, client: PolicyClient) -> Client:

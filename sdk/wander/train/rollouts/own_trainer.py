@@ -67,6 +67,11 @@ class EnvironmentRollouts:
         run_seed: int = 0,
         retries: int = 1,
     ) -> None:
+        if max_rollout_tokens is not None and compact_at is not None:
+            raise ConfigError(
+                "`max_rollout_tokens` ends a conversation that `compact_at` makes go on",
+                hint="give one of them",
+            )
         self._open_environment = open_environment
         self._max_tokens = max_tokens
         self._max_rollout_tokens = max_rollout_tokens

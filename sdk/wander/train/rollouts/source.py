@@ -114,7 +114,7 @@ class RolloutSource:
                 opponents.require(self.info)
             if any(opened.info.calls_tools for opened in self.environments):
                 self.join(client).check_tools()
-            client.check_sampling(sampling)
+            self.join(client).check_sampling(sampling)
         except BaseException:
             self.thread.close()
             raise

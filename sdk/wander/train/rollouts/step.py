@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from wander.errors import ConfigError, RunError
+from wander.errors import RunError
 from wander.train.config import GRPOSettings
 from wander.train.rollouts.by_player import means_by_player
 from wander.train.rollouts.rows import Row, draw_learner
@@ -90,7 +90,7 @@ class StepPlayer:
         """`played` hears of the rollouts of a step that ended."""
         self.played = played
         self.opponents = opponents
-        self.roles = count_roles(source, settings)
+        self.roles = settings.count_roles(source.info.players)
         self.source = source
         self.mixture = mixture
         self.settings = settings
@@ -99,11 +99,6 @@ class StepPlayer:
 
     def draw(self, slots: Sequence[int]) -> list[Pick]:
         """Draw the next step, every process the same, and return what the groups in these slots play."""
-        if len(slots) % self.roles or min(slots) % self.roles:
-            raise ConfigError(
-                f"{len(slots)} groups cannot hold those of {self.roles} players each",
-                hint="make `batch.rollouts` a multiple of the group size, the players and the processes",
-            )
         picks = self.mixture.draw(self.settings.batch.groups // self.roles)
         return [picks[number] for number in dict.fromkeys(slot // self.roles for slot in slots)]
 
@@ -172,12 +167,12 @@ class StepPlayer:
         return True
 
     def _count(self, step: PlayedStep, idle: Sequence[int]) -> int:
-        """Return how many groups to play so that about as many as are missing teach something."""
+        """Return how many examples to play so that about as many groups as are missing teach something."""
         if not idle:
             return 0
         taught = sum(self._teaches(group) for group in step.played)
         share = (taught + 1) / (len(step.played) + 2)
-        return min(math.ceil(len(idle) / share), len(step.groups))
+        return min(math.ceil(len(idle) / share / self.roles), len(step.groups) // self.roles)
 
     def _idle(self, step: PlayedStep) -> list[int]:
         return [number for number, group in enumerate(step.groups) if not self._teaches(group)]
@@ -243,11 +238,6 @@ def learners_of(source: RolloutSource, settings: GRPOSettings, environment: int 
     return [player for player in source.environments[environment].info.players if player not in others]
 
 
-def count_roles(source: RolloutSource, settings: GRPOSettings) -> int:
-    """Return as how many players the policy learns from a rollout."""
-    return max(1, len(learners_of(source, settings))) if settings.batch.learners == "each" else 1
-
-
 def plan_examples(source: RolloutSource, settings: GRPOSettings) -> list[list[Example]]:
     """Return, for each environment, every example that the run may play, in the order of its steps.
 
@@ -255,7 +245,7 @@ def plan_examples(source: RolloutSource, settings: GRPOSettings) -> list[list[Ex
     """
     data = settings.data.model_copy(update={"curriculum": False})  # plays the same examples, oftener or not
     mixture = mixture_of(source, settings.model_copy(update={"data": data}))
-    steps, groups = settings.batches, settings.batch.groups // count_roles(source, settings)
+    steps, groups = settings.batches, settings.batch.groups // settings.count_roles(source.info.players)
     rows: list[dict[int, None]] = [{} for _ in mixture.samplers]
     for pick in (pick for _ in range(steps) for pick in mixture.draw(groups)):
         length = source.length(pick.environment)
