@@ -9,30 +9,39 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from wander.errors import RunError
+from wander.evals.store import jsonl
 from wander.train.config import GRPOSettings
+from wander.train.evaluation.evaluator import read_evaluations
 from wander.train.grpo import train_grpo
-from wander.train.records.checkpoints import SEALS
+from wander.train.records.checkpoints import SAVED, SEALS, read_saved, write_saved
+from wander.train.records.outcome import BestCheckpoint, read_best, write_best
 from wander.train.records.step_hash import STEPS
+from wander.train.rollouts.ahead import AHEAD, KeptStep
 from wander.train.verify import RecordCheck, TrainingVerification, verify_training
 
 from .conftest import bandit, opener_of
+
+
+def settings_for(start: Path, **sections: Any) -> GRPOSettings:
+    data: dict[str, Any] = {
+        "model": {"path": str(start), "device": "cpu"},
+        "batch": {"rollouts": 16, "group_size": 4, "rows_at_once": 16},
+        "sampling": {"max_tokens": 6},
+        "schedule": {"steps": 3, "learning_rate": 5e-3},
+        "evaluation": {"every": 1, "examples": 6},
+        "output": {"checkpoint_every": 1, "keep_best": "eval/payoff"},
+    }
+    return GRPOSettings.model_validate(
+        data | {name: data.get(name, {}) | fields for name, fields in sections.items()}
+    )
 
 
 @pytest.fixture(scope="module")
 def trained(puller: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of three steps, evaluated after each, with its best and its checkpoints."""
     folder = tmp_path_factory.mktemp("checked") / "run"
-    settings = GRPOSettings.model_validate(
-        {
-            "model": {"path": str(puller), "device": "cpu"},
-            "batch": {"rollouts": 16, "group_size": 4, "rows_at_once": 16},
-            "sampling": {"max_tokens": 6},
-            "schedule": {"steps": 3, "learning_rate": 5e-3},
-            "evaluation": {"every": 1, "examples": 6},
-            "output": {"checkpoint_every": 1, "keep_best": "eval/payoff"},
-        }
-    )
-    train_grpo(opener_of(bandit), settings, folder)
+    train_grpo(opener_of(bandit), settings_for(puller), folder)
     return folder
 
 
@@ -183,3 +192,81 @@ def test_a_run_of_an_earlier_trainer_says_what_it_lacks(run: Path) -> None:
     [difference] = part(verified(run), "metrics").differences
     assert difference.step == 2
     assert difference.problem == "one of loss, grad_norm, learning_rate is not what was hashed"
+
+
+def test_the_best_of_a_killed_run_need_not_be_a_checkpoint(run: Path) -> None:
+    best = read_best(run)
+    assert best is not None
+    (run / "outcome.json").unlink()  # it is written at the end, and so is the line of the best
+    shutil.rmtree(run / "checkpoints" / f"checkpoint-{best.step}", ignore_errors=True)
+    write_saved(run, [one for one in read_saved(run) if one.weights_sha256 != best.weights_sha256])
+    assert told(verified(run)) == []
+    write_best(run, best.model_copy(update={"weights_sha256": "0" * 64}))
+    [difference] = part(verified(run), "checkpoints").differences
+    assert (difference.file, difference.problem) == ("best", f"its weights are not listed in `{SAVED}`")
+
+
+@pytest.mark.parametrize("file", ["best.json", "outcome.json", "evaluations.jsonl"])
+def test_a_damaged_file_is_a_difference(run: Path, file: str) -> None:
+    (run / file).write_text("{\n{}\n")
+    report = verified(run)
+    assert (report.same, report.sound) == (True, False)
+    assert {one.file for check in report.records for one in check.differences} == {file}
+    assert part(report, "evaluations").played_again == []
+
+
+def test_evaluations_after_an_allowed_change_are_not_played_again(run: Path) -> None:
+    manifest = json.loads((run / "run.json").read_text())
+    change = {"field": "reproduction.libraries.torch", "before": "1", "after": "2"}
+    manifest["reproduction"]["allowed"] = [{**change, "step": 1, "at": "2026-01-01T00:00:00Z"}]
+    (run / "run.json").write_text(json.dumps(manifest))
+    evaluations = part(verified(run), "evaluations")
+    assert 0 in evaluations.played_again
+    assert max(evaluations.played_again) <= 1
+    assert evaluations.unchecked[-1] == (
+        "evaluations after steps 2, 3 were not played again: "
+        "the run had gone on with changes that were allowed"
+    )
+
+
+def test_evaluations_in_half_precision_come_out_the_same(puller: Path, tmp_path: Path) -> None:
+    settings = settings_for(
+        puller,
+        model={"autocast": True},
+        schedule={"steps": 1},
+        evaluation={"examples": 48, "temperature": 2.0, "max_tokens": 12},  # so that small differences tell
+    )
+    train_grpo(opener_of(bandit), settings, tmp_path / "run")
+    report = verified(tmp_path / "run")
+    assert told(report) == []
+    assert set(part(report, "evaluations").played_again) == {0, 1}
+
+
+def test_a_best_of_steps_that_are_made_again_is_forgotten(puller: Path, run: Path) -> None:
+    write_best(run, BestCheckpoint(metric="eval/payoff", mode="max", value=9.0, step=3))
+    train_grpo(opener_of(bandit), settings_for(puller), run, resume=True, checkpoint=1)
+    best = read_best(run)
+    assert best is not None
+    assert best.value == max(one.metrics["payoff"] for one in read_evaluations(run) if one.step > 1)
+    assert told(verified(run)) == []
+
+
+@pytest.mark.parametrize("kind", ["steps ahead", "a batch"])
+def test_kept_rollouts_are_not_gone_on_with_in_another_number_of_processes(
+    puller: Path, run: Path, kind: str
+) -> None:
+    folder = run / "checkpoints" / "checkpoint-3"
+    if kind == "a batch":
+        for process in range(2):
+            (folder / f"batch-{process}.pt").write_bytes(b"")
+    else:
+        figures: Any = dict.fromkeys(("seconds", "model_seconds", "retried", "sampled_tokens", "entropy"), 0)
+        kept = [
+            KeptStep(step=3, version=2, picks=[], rollouts=[], process=process, **figures)
+            for process in range(2)
+        ]
+        jsonl.write_records(folder / AHEAD, kept)
+    with pytest.raises(RunError, match="keeps rollouts for 2 processes to share") as refused:
+        train_grpo(opener_of(bandit), settings_for(puller), run, resume=True, allow_changes=True)
+    assert "--checkpoint 2 --allow-changes` goes on from that of step 2" in (refused.value.hint or "")
+    assert len(read_evaluations(run)) == 4, "nothing was touched"

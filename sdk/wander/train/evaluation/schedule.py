@@ -20,7 +20,7 @@ from wander.train.evaluation.evaluator import (
 )
 from wander.train.evaluation.stopping import StoppingCallback
 from wander.train.records.checkpoints import BEST_MODEL, seal_model
-from wander.train.records.outcome import BestCheckpoint, Outcome, read_best, write_best
+from wander.train.records.outcome import BestCheckpoint, Outcome, forget_best, read_best, write_best
 from wander.train.rollouts.environments import EnvironmentOpener
 from wander.train.rollouts.source import RolloutSource
 from wander.train.trainer import StepLog, count_covered_steps
@@ -55,12 +55,14 @@ class EvaluationCallback(TrainerCallback):  # type: ignore[misc]
         self.listeners = listeners
         covered = count_covered_steps(checkpoint)
         self.evaluations = [one for one in read_evaluations(folder) if covered and one.step <= covered]
-        # Weights of later steps may have been kept already: they are this run's, and stay until beaten.
-        self.best = read_best(folder) if covered else None
+        best = read_best(folder) if covered else None
+        self.best = best if best is not None and best.step <= covered else None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
         """Evaluate the model that training begins with."""
         write_evaluations(self.folder, self.evaluations)
+        if self.best is None:
+            forget_best(self.folder)  # it is of steps that are made again
         if state.global_step == 0:
             self._evaluate(0)
 

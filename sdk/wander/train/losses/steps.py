@@ -26,6 +26,7 @@ from wander.train.distributed import (
     shards_policy,
 )
 from wander.train.engine import CurrentWeights, attach
+from wander.train.records.checkpoints import BATCH
 from wander.train.records.record import TrainingRecord
 from wander.train.rollouts.ahead import StepsAhead
 from wander.train.rollouts.layout import cut_rows, fill_up, later_sequences
@@ -41,9 +42,6 @@ ROWS_PER_FORWARD = 32
 
 CHECKPOINT_STEPS = 20
 """Steps that a kill costs at most, where the settings say nothing of checkpoints."""
-
-BATCH = "batch-{}.pt"
-"""In a checkpoint between two updates that learn from the same rollouts: these, of each process."""
 
 
 @dataclass

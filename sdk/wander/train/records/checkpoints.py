@@ -27,6 +27,8 @@ SAVED = "checkpoints.jsonl"
 """The digests of the weights that a run saved, one line each."""
 SEALS = "seals.json"
 """The digests of every file of the models that a run made, by the model's folder."""
+BATCH = "batch-{}.pt"
+"""In a checkpoint between two updates that learn from the same rollouts: these, of each process."""
 MODEL, BEST_MODEL = "model", "best"
 """Where the weights of the end are kept, and those that did best."""
 

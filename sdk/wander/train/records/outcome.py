@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -9,6 +10,7 @@ from pydantic import ValidationError
 
 from wander.errors import RunError
 from wander.evals.store import jsonl
+from wander.train.records.checkpoints import BEST_MODEL
 from wander.types import Record
 
 OUTCOME = "outcome.json"
@@ -83,3 +85,11 @@ def _read(file: Path, kind: type[Kept]) -> Kept | None:
 def write_best(folder: Path, best: BestCheckpoint) -> None:
     """Say which weights lie in `best`."""
     jsonl.write_whole(folder / BEST, (best.model_dump_json(indent=1) + "\n").encode())
+
+
+def forget_best(folder: Path) -> None:
+    """Remove the weights in `best` and what tells of them, where a run kept some."""
+    if (folder / BEST).is_file():
+        if (folder / BEST_MODEL).is_dir():
+            shutil.rmtree(folder / BEST_MODEL)
+        (folder / BEST).unlink()

@@ -25,9 +25,11 @@ from wander.models.policy import PolicyClient
 from wander.train.config import GRPOSettings
 from wander.train.distributed import World, current_world, shards_policy
 from wander.train.records.checkpoints import (
+    BATCH,
     SavedCheckpoint,
     checkpoint_to_resume,
     give_up_later,
+    list_checkpoints,
     seal_checkpoint,
     seal_model,
     write_saved,
@@ -41,6 +43,7 @@ from wander.train.records.reproduction import (
     training_differences,
 )
 from wander.train.records.step_hash import STEPS, StepHashes
+from wander.train.rollouts.ahead import AHEAD, KeptStep
 from wander.train.rollouts.environments import PinSource
 from wander.train.rollouts.source import RolloutSource
 from wander.train.rollouts.step import PlayedStep, plan_examples
@@ -103,6 +106,8 @@ class TrainingRecord:
                 f"`{path}` would not go on as it was begun:{listed}",
                 hint=f"restore that, or have it recorded: `wander train --resume {path} --allow-changes`",
             )
+        if found is not None:
+            _require_processes(path, found, current_world(settings.model.device).size)
         folder.resume()
         if (made := folder.manifest.reproduction) and differences:
             at = datetime.now(UTC)
@@ -173,6 +178,33 @@ class TrainingRecord:
     def close(self) -> None:
         """Close the folder as it is; the run can be resumed."""
         self.folder.close()
+
+
+def _require_processes(run: Path, checkpoint: SavedCheckpoint, processes: int) -> None:
+    """Raise `RunError` where a checkpoint keeps rollouts that other processes share than so many."""
+    sharing = _count_sharing(checkpoint)
+    if sharing in (None, processes):
+        return
+    step = next(
+        (
+            one.step
+            for one in reversed(list_checkpoints(run))
+            if one.step < checkpoint.step and _count_sharing(one) in (None, processes) and not one.fault()
+        ),
+        0,
+    )
+    raise RunError(
+        f"the checkpoint of step {checkpoint.step} keeps rollouts for {sharing} processes to share, "
+        f"and now there are {processes}",
+        hint=f"`wander train --resume {run} --checkpoint {step} --allow-changes` goes on "
+        + (f"from that of step {step}" if step else "from the beginning"),
+    )
+
+
+def _count_sharing(checkpoint: SavedCheckpoint) -> int | None:
+    """Return how many processes share the rollouts that a checkpoint keeps; None where it keeps none."""
+    ahead = {kept.process for kept in jsonl.read_records(checkpoint.path / AHEAD, KeptStep)}
+    return len(ahead) or len(list(checkpoint.path.glob(BATCH.format("*")))) or None
 
 
 def make_manifest(

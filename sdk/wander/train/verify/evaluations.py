@@ -7,16 +7,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from wander.errors import ModelNotFound
-from wander.models.loading import LoadedModel, load_model, weights_digest
+from wander.errors import ModelNotFound, RunError
+from wander.models.loading import LoadedModel, weights_digest
 from wander.models.policy import PolicyClient
 from wander.train.config import GRPOSettings
 from wander.train.distributed import World
-from wander.train.engine import open_engine
+from wander.train.engine import load_beside, open_engine
 from wander.train.evaluation.evaluator import EVALUATIONS, CellEvaluation, Evaluator, read_evaluations
 from wander.train.grpo import open_source
 from wander.train.records.checkpoints import BEST_MODEL, MODEL
-from wander.train.records.outcome import read_best, read_outcome
+from wander.train.records.outcome import BestCheckpoint, Outcome, read_best, read_outcome
 from wander.train.records.step_hash import STEPS, StepHash, weights_hash
 from wander.train.rollouts.environments import EnvironmentOpener
 from wander.train.verify.findings import RecordCheck, show
@@ -39,14 +39,21 @@ def evaluate_again(
     """
     hashes = {line.step: line for line in steps}
     recorded: dict[int, list[CellEvaluation]] = {}
-    for line in read_evaluations(run):
+    try:
+        lines, best, outcome = read_evaluations(run), read_best(run), read_outcome(run)
+    except RunError:  # the check before has named the file
+        check.unchecked.append("no evaluation was played again: what tells of them is damaged")
+        return
+    for line in lines:
         recorded.setdefault(line.step, []).append(line)
+    exact = manifest.reproduction.exact_steps if manifest.reproduction else None
+    changed = [step for step in sorted(recorded) if exact is not None and step > exact]
     broken = {one.step for one in check.differences}
-    for step, folder in _find_weights(run, settings, manifest.model.weights_sha256):
-        if step not in recorded or step in check.played_again:
+    for step, folder in _find_weights(run, settings, manifest.model.weights_sha256, best, outcome):
+        if step not in recorded or step in changed or step in check.played_again:
             continue
         try:
-            loaded = load_model(folder, device="cpu", dtype=settings.model.dtype)
+            loaded = load_beside(settings, str(folder))
         except ModelNotFound as error:
             check.differ(folder.name, str(error), step=step)
             continue
@@ -63,20 +70,27 @@ def evaluate_again(
             else:
                 problem = "is not evaluated by the run's settings" if cell in kept else "is missing"
                 check.differ(EVALUATIONS, f"the cell {problem}", step=step, key=cell)
-    if others := sorted(recorded.keys() - set(check.played_again) - broken):
-        why = "adapters are merged in them" if settings.model.lora_rank else "their weights are not here"
-        told = ", ".join(map(str, others))
-        check.unchecked.append(f"evaluations after steps {told} were not played again: {why}")
+    others = sorted(recorded.keys() - set(check.played_again) - set(changed) - broken)
+    merged = "adapters are merged in them" if settings.model.lora_rank else "their weights are not here"
+    for left, why in (others, merged), (changed, "the run had gone on with changes that were allowed"):
+        if left:
+            told = ", ".join(map(str, left))
+            check.unchecked.append(f"evaluations after steps {told} were not played again: {why}")
 
 
-def _find_weights(run: Path, settings: GRPOSettings, begun_with: str | None) -> Iterator[tuple[int, Path]]:
+def _find_weights(
+    run: Path,
+    settings: GRPOSettings,
+    begun_with: str | None,
+    best: BestCheckpoint | None,
+    outcome: Outcome | None,
+) -> Iterator[tuple[int, Path]]:
     """Yield of which steps the weights that were evaluated are here, and where."""
     start = Path(settings.model.path)
     if begun_with is not None and start.is_dir() and weights_digest(start) == begun_with:
         yield 0, start
     if settings.model.lora_rank:
         return  # what was evaluated had its adapters beside the weights, and rounds other bits when merged
-    best, outcome = read_best(run), read_outcome(run)
     if best is not None and (run / BEST_MODEL).is_dir():
         yield best.step, run / BEST_MODEL
     if outcome is not None and (run / MODEL).is_dir():

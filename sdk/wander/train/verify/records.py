@@ -27,7 +27,7 @@ from wander.train.records.checkpoints import (
     read_model_seals,
     read_saved,
 )
-from wander.train.records.outcome import BEST, OUTCOME, read_best, read_outcome
+from wander.train.records.outcome import BEST, OUTCOME, BestCheckpoint, Outcome, read_best, read_outcome
 from wander.train.records.record import METRICS, read_metrics
 from wander.train.records.step_hash import CHECK_DIGITS, STEPS, UPDATE, StepHash, check_digits, update_hash
 from wander.train.verify.findings import RecordCheck, show
@@ -141,7 +141,10 @@ def _same(one: float | None, two: float | None) -> bool:
 
 def _check_best(check: RecordCheck, run: Path, lines: Sequence[CellEvaluation]) -> None:
     """Check that the best is what was measured of its step, and the same wherever it is told."""
-    best, outcome = read_best(run), read_outcome(run)
+    ends = _read_ends(check, run)
+    if ends is None:
+        return
+    best, outcome = ends
     if outcome is not None and outcome.best != best:
         check.differ(OUTCOME, f"it has another best than `{BEST}`", key="best")
     if best is None:
@@ -150,6 +153,18 @@ def _check_best(check: RecordCheck, run: Path, lines: Sequence[CellEvaluation]) 
     if not _same(measured.get(best.metric), best.value):
         problem = f"{show(best.value)} here, {show(measured.get(best.metric))} in {EVALUATIONS}"
         check.differ(BEST, problem, step=best.step, key=best.metric)
+
+
+def _read_ends(check: RecordCheck, run: Path) -> tuple[BestCheckpoint | None, Outcome | None] | None:
+    """Return the best and the outcome; None, with a difference, where one of them is damaged."""
+    file = BEST
+    try:
+        best = read_best(run)
+        file = OUTCOME
+        return best, read_outcome(run)
+    except RunError as error:
+        check.differ(file, str(error))
+        return None
 
 
 def _check_summary(check: RecordCheck, run: Path) -> None:
@@ -190,9 +205,13 @@ def check_files(run: Path) -> RecordCheck:
         check.unchecked.append(
             f"{', '.join(torn)}: without a seal, as a kill or an earlier trainer leaves it"
         )
-    best, outcome = read_best(run), read_outcome(run)
-    ends = [(MODEL, outcome.steps if outcome else None), (BEST_MODEL, best.step if best else None)]
-    for name, step in ends:
+    if (ends := _read_ends(check, run)) is None:
+        return check
+    best, outcome = ends
+    if outcome is None and best is not None and best.weights_sha256 is not None:
+        saved.add(best.weights_sha256)  # the run's end adds it to the others
+    models = [(MODEL, outcome.steps if outcome else None), (BEST_MODEL, best.step if best else None)]
+    for name, step in models:
         if step is None:
             if (run / name).is_dir():
                 check.unchecked.append(f"`{name}`: the run has not ended, so it is of an earlier attempt")
@@ -224,7 +243,7 @@ def _check_folder(
     if not saved:
         check.unchecked.append(f"the weights of `{name}`: an earlier trainer kept no digests")
     elif weights not in saved:
-        check.differ(name, f"its weights are none of `{SAVED}`", step=step)
+        check.differ(name, f"its weights are not listed in `{SAVED}`", step=step)
 
 
 def _steps(steps: Mapping[int, Any] | Sequence[int]) -> str:
