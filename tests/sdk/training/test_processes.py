@@ -211,12 +211,16 @@ def test_a_sharded_policy_learns_what_a_whole_one_learns(puller: Path, tmp_path:
     refused = {"settings": adapters, "folder": str(tmp_path / "refused")}
     whole = settings_for(puller, **common)
     replicated = {"settings": whole, "folder": str(tmp_path / "replicated")}
-    launch([refused, sharded, cut, resumed, replicated], tmp_path)
+    repeated = settings | {"algorithm": {"num_iterations": 3}}
+    halfway = {"settings": repeated, "folder": str(tmp_path / "halfway"), "interrupt_at": 1}
+    on_the_same = {"settings": repeated, "folder": str(tmp_path / "halfway"), "resume": True}
+    launch([refused, sharded, cut, resumed, replicated, halfway, on_the_same], tmp_path)
     train_grpo(opener_of(bandit), GRPOSettings.model_validate(whole), tmp_path / "one")
 
     assert "adapters" in outcome(refused, 0)["message"]
     assert outcome(sharded, 0) == {"steps": 3, "interrupted": False, "seen": [1, 2, 3]}
-    assert outcome(resumed, 0) == {"steps": 3, "interrupted": False, "seen": [3]}
+    for again in (resumed, on_the_same):
+        assert outcome(again, 0) == {"steps": 3, "interrupted": False, "seen": [3]}
     for name in ("sharded", "replicated"):
         assert_alike(tmp_path / name, tmp_path / "one")
         assert untimed(tmp_path / name) == untimed(tmp_path / "one")

@@ -274,7 +274,9 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint and (file := Path(checkpoint) / BATCH.format(self.world.rank)).is_file():
             device = self.accelerator.device
-            self._buffered_inputs = torch.load(file, map_location=device, weights_only=True)
+            # A sharded policy computes on `cpu:0`, which PyTorch loads nothing to.
+            place = device if device.type != "cpu" else "cpu"
+            self._buffered_inputs = torch.load(file, map_location=place, weights_only=True)
             done = count_covered_steps(Path(checkpoint)) % self.settings.algorithm.num_iterations
             self._step = done * self.args.gradient_accumulation_steps
 

@@ -86,7 +86,12 @@ class StepHashes(TrainerCallback):  # type: ignore[misc]
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Write the line of the step that was just made."""
-        if not logs or "loss" not in logs or self._played is None:
+        if not logs or "loss" not in logs:
+            return
+        # Before the return: of a sharded policy all processes hash, and after a resume only the main one
+        # knows what the update learns from.
+        weights = self._weights(state, kwargs.get("model"))
+        if self._played is None:
             return
         rollouts, rewards = self._played
         line = StepHash(
@@ -94,7 +99,7 @@ class StepHashes(TrainerCallback):  # type: ignore[misc]
             rollouts=rollouts,
             rewards=rewards,
             update=update_hash(logs),
-            weights=self._weights(state, kwargs.get("model")),
+            weights=weights,
             metrics=self._metrics,
         )
         self.lines.append(line)
