@@ -58,6 +58,8 @@ class Conversation:
     """The message that the environment was given for what was sampled last."""
     left_out: tuple[int, int] | None = None
     """Which messages of the rollout the model is not shown (`wander.models.compaction`)."""
+    opening: int = 0
+    """How many messages come before the first turn, where turns may be left out."""
 
 
 class ChatFormat:

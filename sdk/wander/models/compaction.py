@@ -27,13 +27,13 @@ def go_on(
     messages, tools, limit = request.messages, request.tools, request.sampling.compact_at
     if limit is None:
         return form.go_on(conversation, messages, tools)
-    opening = count_opening(messages, request.turn)
+    opening = _opening_of(conversation, request)
     answers = [place for place in range(opening, len(messages)) if messages[place]["role"] == "assistant"]
     gap = conversation.left_out if conversation is not None else None
     if gap is not None and (gap[0] != opening or gap[1] not in answers):
         gap = None  # the environment took messages back
     current, anew = form.go_on(conversation, leave_out(messages, gap), tools)
-    current.left_out = gap
+    current.left_out, current.opening = gap, opening
     if len(current.ids) + min(room, limit // 4) <= limit:
         return current, anew
     ends = [place for place in answers[1:] if gap is None or place > gap[1]]
@@ -45,7 +45,7 @@ def go_on(
 
         gap = opening, ends[min(bisect_left(ends, True, key=is_short), len(ends) - 1)]
         current, anew = form.start(leave_out(messages, gap), tools), True
-        current.left_out = gap
+        current.left_out, current.opening = gap, opening
     if len(current.ids) < limit:
         return current, anew
     what = f"{len(current.ids)} tokens, and `compact_at` is {limit}"
@@ -54,6 +54,18 @@ def go_on(
             f"the conversation begins with {what}", hint="raise `compact_at`: nothing can be left out yet"
         )
     raise ContextOverflow(f"the beginning of the conversation and its last turn have {what}")
+
+
+def _opening_of(conversation: Conversation | None, request: ModelRequest) -> int:
+    """Return how many messages come before the first turn.
+
+    A player's own turns are not counted by the request, which counts everybody's: what it was first asked
+    with is its opening.
+    """
+    if request.player is None:
+        return count_opening(request.messages, request.turn)
+    count = len(request.messages)
+    return count if conversation is None else min(conversation.opening, count)
 
 
 def count_opening(messages: list[Message], turn: int) -> int:

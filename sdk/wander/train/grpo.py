@@ -1,6 +1,6 @@
-"""GRPO on any environment, with TRL's `GRPOTrainer`. Read top to bottom.
+"""GRPO on any environment, with TRL's `GRPOTrainer`.
 
-One step, in the order in which it happens and stands below:
+One step, in the order in which it happens; draw, play and logprobs stand in losses/steps.py:
 
     draw          which example each group of the step plays              ours   rollouts/sampler.py
     play          the policy plays each of them `group_size` times        ours   rollouts/step.py, source.py

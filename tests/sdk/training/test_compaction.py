@@ -182,6 +182,25 @@ def test_a_call_stays_with_its_results_and_the_examples_of_a_prompt_stay(form: C
     assert go_on(form, None, ask(opening, 0, short + 1), 8)[0].left_out is None
 
 
+def test_the_examples_of_a_player_stay_however_often_others_moved(form: ChatFormat) -> None:
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "Machine 0."},
+        {"role": "assistant", "content": "<pull>1</pull>"},
+        {"role": "user", "content": "Machine 3."},
+    ]
+    opening, conversation, limit = len(messages), None, 100
+    for number in range(9):
+        request = ask(messages, 2 * number + 1, limit).model_copy(update={"player": "right"})
+        conversation, _ = go_on(form, conversation, request, 8)
+        gap = conversation.left_out
+        assert gap is None or gap[0] == opening
+        said = {"role": "assistant", "content": f"<pull>{number % 4}</pull>"}
+        form.append_completion(conversation, [*form.encode(said["content"]), min(form.end_ids)])
+        conversation.said = said
+        messages += [said, {"role": "user", "content": "It paid 0.5. Pull again."}]
+    assert gap is not None
+
+
 def test_messages_that_the_environment_takes_back_are_left_out_no_more(form: ChatFormat) -> None:
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Machine 0."}]
     for number in range(9):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from wander import Messages, MultiTurnEnv, Rubric, State
 from wander.clients.base import ModelRequest
-from wander.errors import ConfigError
+from wander.errors import ConfigError, ModelError
 from wander.evals.store.folder import RunFolder
 from wander.models.loading import load_model
 from wander.train.config import GRPOSettings
@@ -224,3 +225,20 @@ def test_players_that_cannot_be_are_refused(
     with pytest.raises(ConfigError, match=said):
         train(tmp_path / "run", settings_for(puller, 1, players=players))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("where", ["in training", "in a cell"])
+def test_sampling_that_an_opponent_cannot_do_is_refused_before_it_plays(
+    puller: Path, tmp_path: Path, where: str
+) -> None:
+    short = tmp_path / "short"
+    shutil.copytree(puller, short)
+    config = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 128}))
+    players = {"right": str(short)}
+    cells = {"every": 1, "examples": 4, "cells": [{"name": "short", "players": players}]}
+    sections = {"players": players} if where == "in training" else {"evaluation": cells}
+    settings = settings_for(puller, 1, sampling={"max_tokens": 8, "compact_at": 200}, **sections)
+    with pytest.raises(ModelError, match="`compact_at` is 200, and the model takes 128 tokens"):
+        train(tmp_path / "run", settings)
+    assert (tmp_path / "run").exists() == (where == "in a cell")
