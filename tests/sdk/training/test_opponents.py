@@ -189,6 +189,17 @@ def test_a_rollout_teaches_as_each_of_its_players(
     assert any(left.rewards != right.rewards for left, right in zip(*[iter(step.groups)] * 2, strict=True))
 
 
+def test_a_refill_plays_no_more_than_a_step(puller: Path, tmp_path: Path) -> None:
+    def even() -> DuelEnv:
+        rows = [{"question": f"Machine {i % 7}. Answer <pull>lever</pull>."} for i in range(16)]
+        return DuelEnv(rows, max_turns=4, parser=PULL, rubric=Rubric([lambda completion: 0.5]))
+
+    batch = {"rollouts": 32, "group_size": 4, "rows_at_once": 32, "learners": "each"}
+    train_grpo(opener_of(even), settings_for(puller, 1, batch=batch, data={"refill_rounds": 1}), tmp_path)
+    (entry,) = read_metrics(tmp_path)
+    assert (entry["groups_refilled"], entry["rollouts"]) == (0, 16 + 16)
+
+
 def test_a_batch_that_the_players_cannot_share_is_refused(puller: Path, tmp_path: Path) -> None:
     batch = {"rollouts": 12, "group_size": 4, "rows_at_once": 12, "learners": "each"}
     with pytest.raises(ConfigError, match="3 groups per process, which 2 players cannot share evenly"):
