@@ -12,10 +12,11 @@ import pytest
 from wander.errors import RunError
 from wander.evals.store import jsonl
 from wander.train.config import GRPOSettings
-from wander.train.evaluation.evaluator import read_evaluations
+from wander.train.evaluation.evaluator import EVALUATIONS, read_evaluations
 from wander.train.grpo import train_grpo
 from wander.train.records.checkpoints import SAVED, SEALS, read_saved, write_saved
 from wander.train.records.outcome import BestCheckpoint, read_best, write_best
+from wander.train.records.record import METRICS
 from wander.train.records.step_hash import STEPS
 from wander.train.rollouts.ahead import AHEAD, KeptStep
 from wander.train.verify import RecordCheck, TrainingVerification, verify_training
@@ -270,3 +271,24 @@ def test_kept_rollouts_are_not_gone_on_with_in_another_number_of_processes(
         train_grpo(opener_of(bandit), settings_for(puller), run, resume=True, allow_changes=True)
     assert "--checkpoint 2 --allow-changes` goes on from that of step 2" in (refused.value.hint or "")
     assert len(read_evaluations(run)) == 4, "nothing was touched"
+
+
+@pytest.mark.parametrize("value", ["x", [0], 10**400])
+@pytest.mark.parametrize("name", ["loss", "evaluation/eval/payoff"])
+def test_what_is_no_number_is_named(run: Path, name: str, value: Any) -> None:
+    edit_line(run / METRICS, 2, lambda line: line.__setitem__(name, value))
+    found = told(verified(run))
+    assert (METRICS, 2, name) in found
+
+
+@pytest.mark.parametrize("file", [METRICS, EVALUATIONS, STEPS])
+def test_a_line_that_stands_twice_is_named(run: Path, file: str) -> None:
+    lines = (run / file).read_text().splitlines(keepends=True)
+    (run / file).write_text("".join([lines[1], *lines]))
+    assert any(one[0] == file for one in told(verified(run)))
+
+
+def test_a_step_that_was_taken_out_is_named(run: Path) -> None:
+    lines = (run / STEPS).read_text().splitlines(keepends=True)
+    (run / STEPS).write_text(lines[0] + lines[2])
+    assert (STEPS, 2, None) in told(verified(run))

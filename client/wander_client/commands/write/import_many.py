@@ -60,9 +60,11 @@ def candidates_in(folder: Path) -> list[Candidate]:
     """Return the projects, sdists and wheels in a folder; raises `NotFound` where there is none."""
     from wander_client.packages.origins.source import folder_digest
 
+    if not folder.expanduser().is_dir():
+        raise NotFound(f"`{folder}` is no folder", hint="give the folder in which the packages lie")
     found = []
     for each in sorted(folder.expanduser().resolve().glob("[!.]*")):
-        if each.name.endswith((".whl", ".tar.gz")):
+        if each.name.endswith((".whl", ".tar.gz")) and each.is_file():
             found.append(Candidate(each.name, hashlib.sha256(each.read_bytes()).hexdigest(), each))
         elif (each / "pyproject.toml").is_file() or (each / "setup.py").is_file():
             found.append(Candidate(each.name, folder_digest(each), each))

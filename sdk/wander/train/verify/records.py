@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,10 +41,13 @@ def check_metrics(run: Path, hashes: Sequence[StepHash]) -> RecordCheck:
     """Hold every value of `metrics.jsonl` against the hashes of its step."""
     check = RecordCheck(part="metrics")
     try:
-        entries = {entry["step"]: entry for entry in read_metrics(run)}
+        lines = read_metrics(run)
     except RunError as error:
         check.differ(METRICS, str(error))
         return check
+    _refuse_twins(check, METRICS, [(entry["step"], None) for entry in lines])
+    _refuse_twins(check, STEPS, [(line.step, None) for line in hashes])
+    entries = {entry["step"]: entry for entry in lines}
     for line in hashes:
         entry = entries.pop(line.step, None)
         if entry is None:
@@ -54,8 +58,12 @@ def check_metrics(run: Path, hashes: Sequence[StepHash]) -> RecordCheck:
             _check_values(check, entry, line)
         if not _is_update_of(entry, line.update):
             _blame_update(check, line)
+    # A kill may come between the two lines of a step, and an earlier trainer wrote none of its steps.
+    lacking = [step for step in entries if hashes and hashes[0].step < step < hashes[-1].step]
+    for step in lacking:
+        check.differ(STEPS, f"`{METRICS}` has the step, and this has not", step=step)
+        del entries[step]
     if entries:
-        # A kill may come between the two lines of a step.
         check.unchecked.append(f"the metrics of steps {_steps(entries)}: `{STEPS}` has no line of them")
     if coarse := [line.step for line in hashes if line.metrics is None]:
         check.unchecked.append(
@@ -63,6 +71,13 @@ def check_metrics(run: Path, hashes: Sequence[StepHash]) -> RecordCheck:
             "an earlier trainer hashed no others"
         )
     return check
+
+
+def _refuse_twins(check: RecordCheck, file: str, keys: Sequence[tuple[int, str | None]]) -> None:
+    """Find what stands there twice: a reader may take either."""
+    for (step, key), number in Counter(keys).items():
+        if number > 1:
+            check.differ(file, f"it stands there {number} times", step=step, key=key)
 
 
 def _check_values(check: RecordCheck, entry: Mapping[str, Any], line: StepHash) -> None:
@@ -84,10 +99,13 @@ def _check_values(check: RecordCheck, entry: Mapping[str, Any], line: StepHash) 
 def _is_update_of(entry: Mapping[str, Any], wanted: str) -> bool:
     """Tell whether a hash is of these metrics; they say null of whatever was no finite number."""
     choices = [(entry.get(name),) if entry.get(name) is not None else _NO_NUMBERS for name in UPDATE]
-    return any(
-        update_hash(dict(zip(UPDATE, values, strict=True))) == wanted
-        for values in itertools.product(*choices)
-    )
+    try:
+        return any(
+            update_hash(dict(zip(UPDATE, values, strict=True))) == wanted
+            for values in itertools.product(*choices)
+        )
+    except (TypeError, ValueError, OverflowError):  # somebody wrote what is no number of a computer
+        return False
 
 
 _NO_NUMBERS = (None, math.nan, -math.nan, math.inf, -math.inf)
@@ -112,6 +130,9 @@ def check_evaluations(run: Path) -> RecordCheck:
     except RunError as error:
         check.differ(EVALUATIONS, str(error))
         return check
+    _refuse_twins(check, EVALUATIONS, [(line.step, line.cell) for line in lines])
+    if strange := sorted({line.step for line in lines} - metrics.keys() - {0}):
+        check.unchecked.append(f"the evaluations of steps {_steps(strange)}: `{METRICS}` has no line of them")
     values: dict[int, dict[str, Any]] = {}
     for line in lines:
         values.setdefault(line.step, {}).update(line.values())
@@ -133,10 +154,13 @@ def check_evaluations(run: Path) -> RecordCheck:
     return check
 
 
-def _same(one: float | None, two: float | None) -> bool:
+def _same(one: Any, two: Any) -> bool:
     """Compare two numbers by their bits; what is no finite number is null in JSON."""
-    one, two = (value if value is None or math.isfinite(value) else None for value in (one, two))
-    return one == two
+    return bool(_as_written(one) == _as_written(two))
+
+
+def _as_written(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _check_best(check: RecordCheck, run: Path, lines: Sequence[CellEvaluation]) -> None:
