@@ -10,6 +10,7 @@ from staged_uploads import StagedUpload, pushed
 from wander.wire.models import revision_of, weights_of
 from wander_hub.fsck.check import check
 from wander_hub.storage import Storage
+from wander_hub.upload import revisions
 
 MODEL = "/api/v1/models/alice/ttt"
 FILES = checkpoint()
@@ -63,6 +64,18 @@ async def test_two_pushes_at_once_are_one_revision(hub):
     answers = await asyncio.gather(*(push(hub, user=user) for user in ("alice", "bob", "alice", "bob")))
     assert {answer.status_code for answer in answers} == {200}
     assert [one["revision"] for one in (await hub.get(MODEL)).json()["revisions"]] == [REVISION]
+
+
+async def test_a_push_that_another_overtakes_gives_the_same_revision(hub, monkeypatch):
+    read, overtaken = revisions._read, []
+
+    def overtake(context, found):
+        monkeypatch.setattr(revisions, "_read", read)
+        overtaken.append(revisions.finalize(context, found.id))
+        return read(context, found)
+
+    monkeypatch.setattr(revisions, "_read", overtake)
+    assert (await push(hub)).json()["revision"] == overtaken[0][0].revision == REVISION
 
 
 async def test_what_is_no_checkpoint_is_refused(hub):

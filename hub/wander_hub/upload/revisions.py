@@ -78,14 +78,14 @@ def finalize(context: Context, session_id: str) -> tuple[ModelRevision, bool]:
             return _describe(session, found, context), False
         finishing.require_whole(found)
         _place_for(session, context, found.owner, found.name, found.version, private=found.stated["private"])
-    for file in found.files:
-        try:
+    try:
+        for file in found.files:
             finishing.check_digest(context, file, _digest(context.storage, file))
-        except FileNotFoundError:
-            return _without_bytes(context, file), False
-    facts, card = _read(context, found)
-    for file in found.files:
-        context.storage.keep_pieces(finishing.pieces(context.storage, file), file.sha256, file.size)
+        facts, card = _read(context, found)
+        for file in found.files:
+            context.storage.keep_pieces(finishing.pieces(context.storage, file), file.sha256, file.size)
+    except FileNotFoundError:
+        return _without_bytes(context, found), False
     outcome = _record(context, session_id, facts, card)
     finishing.drop_staged(context.storage, session_id)
     return outcome
@@ -216,15 +216,17 @@ def _describe(session: Session, found: UploadSession, context: Context) -> Model
     return models.describe_revision(revision, context.base_url)
 
 
-def _without_bytes(context: Context, file: StagedFile) -> ModelRevision:
+def _without_bytes(context: Context, found: UploadSession) -> ModelRevision:
     """Return the revision where the same request, sent twice, has just made it and dropped the chunks.
 
-    Otherwise bytes were lost: the file goes back to what is there, and the session is not whole.
+    Otherwise bytes were lost: the files go back to what is there of them, and the session is not whole.
     """
-    finishing.count_again(context, file)
+    for file in found.files:
+        if not file.published or not context.storage.exists(file.sha256):
+            finishing.count_again(context, file)
     with context.read() as session:
-        found = sessions.find(session, context.caller, file.session_id)
-        if found.status != "published":
-            finishing.require_whole(found)
-            raise HubProblem(503, "storage_unavailable", f"the bytes of `{file.filename}` cannot be read")
-        return _describe(session, found, context)
+        again = sessions.find(session, context.caller, found.id)
+        if again.status != "published":
+            finishing.require_whole(again)
+            raise HubProblem(503, "storage_unavailable", "the bytes of the files cannot be read")
+        return _describe(session, again, context)
