@@ -112,7 +112,11 @@ class Hub:
     tokens: dict[str, str]
 
     def auth(self, user: str = "alice") -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.tokens[user]}"}
+        """Return the headers of somebody with a token, or of a page of the hub in somebody's browser."""
+        secret = self.tokens[user]
+        if secret.startswith("wander-session="):
+            return {"Cookie": secret, "Sec-Fetch-Site": "same-origin"}
+        return {"Authorization": f"Bearer {secret}"}
 
     async def get(self, path: str, **options: Any) -> httpx.Response:
         return await self.client.get(path, **options)

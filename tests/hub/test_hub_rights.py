@@ -5,7 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,12 +33,14 @@ from wander_hub.http.boundary import Manager, action_of, find_mutating_routes, f
 from wander_hub.identity import HUB, scope_for
 from wander_hub.leaderboards.listing import refresh_results
 from wander_hub.leaderboards.schemas import board_name
+from wander_hub.people import sessions
 from wander_hub.rights.models import Grant
-from wander_hub.rights.tokens import add_token
+from wander_hub.rights.tokens import add_token, revoke_leaked
 from wander_hub.runs.models import Run
 from wander_hub.runs.service import find as find_run
 from wander_hub.verification.models import RunExamination
 
+ROOT = Path(__file__).parents[2]
 ENVIRONMENT = "/api/v1/environments/{owner}/{name}"
 MODEL = "/api/v1/models/{owner}/{name}"
 UPLOADS = "/api/v1/uploads"
@@ -75,22 +82,17 @@ class Attempt:
 
     body: dict[str, Any] | None = None
     query: dict[str, str] = field(default_factory=dict)
-    user: str = "alice"
-    """Who may."""
-    lesser: tuple[str, ...] = ("reader", "maintainer")
-    """Users who have a role that is too small."""
     status: int = 200
-    own: bool = False
-    """What everybody has of their own, so nobody is a stranger to it."""
 
 
+BROWSERS = ("browser of stranger", "browser of alice")
 ATTEMPTS = {
     ("POST", "/api/v1/tokens"): Attempt(
         {"name": "ci", "scopes": ["manage"], "target": "alice/reverse-text"}, status=201
     ),
     ("DELETE", "/api/v1/tokens/{prefix}"): Attempt(),
-    ("PUT", "/api/v1/account/password"): Attempt({"new": "seven green bottles"}, status=204, own=True),
-    ("DELETE", "/api/v1/account/sessions"): Attempt(status=204, own=True),
+    ("PUT", "/api/v1/account/password"): Attempt({"new": "seven green bottles"}, status=204),
+    ("DELETE", "/api/v1/account/sessions"): Attempt(status=204),
     ("PUT", "/api/v1/owners/{owner}/members/{user}"): Attempt({"role": "maintainer"}),
     ("DELETE", "/api/v1/owners/{owner}/members/{user}"): Attempt(),
     ("PUT", "/api/v1/owners/{owner}/settings"): Attempt({"private_by_default": True}),
@@ -98,20 +100,20 @@ ATTEMPTS = {
     ("DELETE", "/api/v1/owners/{owner}/publishers/{publisher}"): Attempt(),
     ("PUT", ENVIRONMENT + "/members/{user}"): Attempt({"role": "maintainer"}),
     ("DELETE", ENVIRONMENT + "/members/{user}"): Attempt(),
-    ("PUT", ENVIRONMENT + "/star"): Attempt(lesser=()),
-    ("DELETE", ENVIRONMENT + "/star"): Attempt(lesser=()),
-    ("PUT", ENVIRONMENT + "/versions/{version}/yank"): Attempt({"reason": "wrong"}, lesser=("reader",)),
-    ("DELETE", ENVIRONMENT + "/versions/{version}/yank"): Attempt(lesser=("reader",)),
-    ("PUT", ENVIRONMENT + "/versions/{version}/pylock.toml"): Attempt(lesser=("reader",)),
+    ("PUT", ENVIRONMENT + "/star"): Attempt(),
+    ("DELETE", ENVIRONMENT + "/star"): Attempt(),
+    ("PUT", ENVIRONMENT + "/versions/{version}/yank"): Attempt({"reason": "wrong"}),
+    ("DELETE", ENVIRONMENT + "/versions/{version}/yank"): Attempt(),
+    ("PUT", ENVIRONMENT + "/versions/{version}/pylock.toml"): Attempt(),
     ("DELETE", ENVIRONMENT + "/versions/{version}"): Attempt(query={"reason": "leaked"}),
     ("DELETE", ENVIRONMENT): Attempt(status=204),
     ("PUT", ENVIRONMENT + "/status"): Attempt({"status": "archived"}),
     ("PUT", ENVIRONMENT + "/visibility"): Attempt({"private": False}),
     ("POST", ENVIRONMENT + "/transfer"): Attempt({"owner": "alice", "name": "other"}),
     ("POST", ENVIRONMENT + "/fork"): Attempt({"owner": "team"}, status=201),
-    ("POST", "/{owner}/legacy"): Attempt(lesser=("reader",)),
-    ("POST", "/{owner}/legacy/"): Attempt(lesser=("reader",)),
-    ("POST", UPLOADS): Attempt(lesser=("reader",), status=201),
+    ("POST", "/{owner}/legacy"): Attempt(),
+    ("POST", "/{owner}/legacy/"): Attempt(),
+    ("POST", UPLOADS): Attempt(status=201),
     ("PUT", UPLOADS + "/{session_id}/files/{filename}"): Attempt(),
     ("POST", UPLOADS + "/{session_id}/finalize"): Attempt(),
     ("DELETE", UPLOADS + "/{session_id}"): Attempt(status=204),
@@ -121,39 +123,55 @@ ATTEMPTS = {
             "name": "other",
             "files": [{"filename": "config.json", "size": 2, "sha256": "0" * 64}],
         },
-        lesser=("reader",),
         status=201,
     ),
     ("PUT", MODEL + "/visibility"): Attempt({"private": False}),
-    ("PUT", MODEL + "/revisions/{revision}/yank"): Attempt({"reason": "wrong"}, lesser=("reader",)),
-    ("DELETE", MODEL + "/revisions/{revision}/yank"): Attempt(lesser=("reader",)),
+    ("PUT", MODEL + "/revisions/{revision}/yank"): Attempt({"reason": "wrong"}),
+    ("DELETE", MODEL + "/revisions/{revision}/yank"): Attempt(),
     ("DELETE", MODEL + "/revisions/{revision}"): Attempt(query={"reason": "leaked"}, status=204),
     ("DELETE", MODEL): Attempt(status=204),
-    ("POST", "/api/v1/runs"): Attempt(lesser=(), status=201),
+    ("POST", "/api/v1/runs"): Attempt(status=201),
     ("POST", "/api/v1/runs/{run_id}/publish"): Attempt(),
     ("DELETE", "/api/v1/runs/{run_id}"): Attempt(query={"reason": "wrong"}),
     ("PUT", ENVIRONMENT + "/versions/{version}/boards/{board}"): Attempt({"title": "Easy"}),
     ("PUT", "/api/v1/runs/{run_id}/hiding"): Attempt({"reason": "its author asked"}),
     ("DELETE", "/api/v1/runs/{run_id}/hiding"): Attempt(status=204),
-    ("PUT", CLEARANCE): Attempt(
-        {"reason": "one right answer"}, user="admin", lesser=("reader", "maintainer", "alice")
-    ),
+    ("PUT", CLEARANCE): Attempt({"reason": "one right answer"}),
     ("DELETE", CLEARANCE): Attempt(),
-    ("PUT", POSTING): Attempt(lesser=(), status=201),
+    ("PUT", POSTING): Attempt(status=201),
     ("DELETE", POSTING): Attempt(status=204),
     ("PUT", POSTING + "/chunks/{chunk}"): Attempt(),
     ("PUT", POSTING + "/artifacts/{file}"): Attempt(),
     ("POST", POSTING + "/finish"): Attempt({"chunks": 1}, status=201),
-    ("POST", "/api/v1/keys"): Attempt({"name": "laptop", "public_key": PUBLIC_KEY}, status=201, own=True),
+    ("POST", "/api/v1/keys"): Attempt({"name": "laptop", "public_key": PUBLIC_KEY}, status=201),
     ("DELETE", "/api/v1/keys/{fingerprint}"): Attempt(),
-    ("POST", "/api/v1/runs/{run_id}/verifications"): Attempt({"sample": None}, lesser=(), status=201),
+    ("POST", "/api/v1/runs/{run_id}/verifications"): Attempt({"sample": None}, status=201),
     ("DELETE", "/api/v1/verifications/{number}"): Attempt(),
 }
 """One for every mutating route of the hub: a route that is missing here fails the first test below."""
+MAY = {
+    "yourself": {"stranger", "reader", "maintainer", "owner", "alice", "admin", *BROWSERS},
+    "reader": {"reader", "maintainer", "owner", "alice", "admin", "browser of alice"},
+    "maintainer": {"maintainer", "owner", "alice", "admin", "browser of alice"},
+    "owner": {"owner", "alice", "admin", "browser of alice"},
+    "its maker": {"alice", "browser of alice"},
+    "its maker and administrators": {"alice", "browser of alice", "admin"},
+    "owner who did not make it": {"owner", "admin"},
+}
 OPEN = {
     ("POST", one) for one in ("/_/oidc/mint-token", "/login", "/login/password", "/logout", "/api/v1/leaks")
 }
 """Routes whose body proves who asks, with tests of their own."""
+
+
+TABLE = {
+    (method, path): (who, scope)
+    for method, path, who, scope in re.findall(
+        r"(?m)^\| `([A-Z]+) (/\S*)` \| ([a-z ]+)(?:,[^|]*)? \| ([`\w, ]+) \|$",
+        (ROOT / "docs/rights.md").read_text(),
+    )
+}
+"""What the documentation says of each route that changes something."""
 
 
 @pytest.fixture
@@ -168,20 +186,27 @@ async def private(hub, make_wheel, run_of):
     with hub.database.write(HUB) as session:
         environment = environments.environment_named(session, "alice", "reverse-text")
         alice = accounts.owner_named(session, "alice")
-        for name in ("reader", "maintainer", "stranger"):
+        account_service.add_member(session, "team", accounts.user_named(session, "alice"))
+        for name in ("reader", "maintainer", "owner", "stranger"):
             user = account_service.add_user(session, name)
             hub.tokens[name] = add_token(session, user, "test")
             if name != "stranger":
                 session.add(Membership(owner_id=alice.id, user_id=user.id, role=name))
+                account_service.add_member(session, "team", user)
         bob = accounts.user_named(session, "bob")
         session.add(Membership(owner_id=alice.id, user_id=bob.id, role="reader"))
         session.add(Grant(environment_id=environment.id, user_id=bob.id, role="reader"))
-        account_service.add_member(session, "team", accounts.user_named(session, "alice"))
         user = accounts.user_named(session, "alice")
         for scope in ("read", "results", "publish", "manage"):
             hub.tokens[scope] = add_token(session, user, scope, scopes=(scope,))
         other = accounts.owner_named(session, "team")
         hub.tokens["elsewhere"] = add_token(session, user, "elsewhere", owner=other)
+        hub.tokens["expired"] = add_token(session, user, "expired", latest=now() - timedelta(seconds=1))
+        hub.tokens["revoked"] = add_token(session, user, "revoked")
+        revoke_leaked(session, hub.tokens["revoked"])
+        for name in ("alice", "stranger"):
+            user = accounts.user_named(session, name)
+            hub.tokens[f"browser of {name}"] = f"wander-session={sessions.begin(session, user, hub.settings)}"
     return hub
 
 
@@ -258,46 +283,8 @@ async def set_a_board_up(hub, method: str, path: str, make_wheel, run_of) -> Non
         assert hidden.status_code == 200, hidden.text
 
 
-def rows(hub) -> dict[str, list[tuple[Any, ...]]]:
-    """Return all that the database holds, but for when tokens were last used."""
-    found = {}
-    with hub.database.engine.connect() as connection:
-        for table in Base.metadata.sorted_tables:
-            columns = [one for one in table.columns if one.name != "last_used_at"]
-            found[table.name] = sorted(
-                map(repr, connection.execute(table.select().with_only_columns(*columns)))
-            )
-    return found
-
-
-def entries(hub) -> list[AuditEntry]:
-    """Return what the audit log tells of requests; the levels of runs are told by themselves."""
-    with hub.database.read(HUB) as session:
-        return [one for one in list_entries(session, limit=1000) if one.action != "run.level"]
-
-
-def test_every_mutating_route_is_tried_below(hub):
-    found = {(method, path) for method, path, _ in find_mutating_routes(hub.client._transport.app.routes)}
-    assert found == set(ATTEMPTS) | OPEN, "add an Attempt that says who may use the new route"
-
-
-def test_a_route_that_says_nothing_is_found():
-    router = APIRouter()
-    router.post("/anything")(lambda: None)
-    router.get("/harmless")(lambda: None)
-
-    @router.post("/untold")
-    def change(caller: Manager) -> None:
-        """Say who may, and not what is done."""
-
-    assert find_undeclared_routes(router.routes) == ["POST /anything", "POST /untold"]
-
-
-@pytest.mark.parametrize(("method", "path"), ATTEMPTS, ids=lambda one: one.replace("/api/v1", ""))
-async def test_only_those_with_the_right_may(private, make_wheel, run_of, method, path):
-    hub, wanted = private, ATTEMPTS[method, path]
-    routes = find_mutating_routes(hub.client._transport.app.routes)
-    needed = {(m, p): needs.permission for m, p, needs in routes if (m, p) not in OPEN}
+async def prepare(hub, method: str, path: str, make_wheel, run_of) -> None:
+    """Make what the route is about."""
     await set_a_board_up(hub, method, path, make_wheel, run_of)
     if "{number}" in path:
         asked = await attempt(hub, "POST", "/api/v1/runs/{run_id}/verifications", "alice", make_wheel, run_of)
@@ -318,38 +305,104 @@ async def test_only_those_with_the_right_may(private, make_wheel, run_of, method
     if path.startswith((POSTING + "/", "/api/v1/keys/")) or (method, path) in TAKEN_BACK:
         put = path if (method, path) in TAKEN_BACK else POSTING
         begun = ("POST", "/api/v1/keys") if "keys" in path else ("PUT", put)
-        assert (await attempt(hub, *begun, "alice", make_wheel, run_of)).status_code in (200, 201)
+        for user in (
+            ("alice", "owner", "maintainer", "reader", "admin") if path.endswith("/star") else ("alice",)
+        ):
+            assert (await attempt(hub, *begun, user, make_wheel, run_of)).status_code in (200, 201)
     if path.endswith("/publish"):
         with hub.database.write(HUB) as session:
             session.get_one(Run, RUN).private = True
     if path.endswith("/finish"):
         sent = await attempt(hub, "PUT", POSTING + "/chunks/{chunk}", "alice", make_wheel, run_of)
         assert sent.status_code == 200, sent.text
+
+
+@contextmanager
+def undone(hub) -> Iterator[None]:
+    """Take back what is done to a database of SQLite meanwhile."""
+    with closing(sqlite3.connect(":memory:")) as kept:
+        with closing(sqlite3.connect(hub.settings.data / "hub.db")) as live:
+            live.backup(kept)
+        yield
+        with closing(sqlite3.connect(hub.settings.data / "hub.db")) as live:
+            kept.backup(live)
+
+
+def rows(hub) -> dict[str, list[tuple[Any, ...]]]:
+    """Return all that the database holds, but for when tokens were last used."""
+    found = {}
+    with hub.database.engine.connect() as connection:
+        for table in Base.metadata.sorted_tables:
+            columns = [one for one in table.columns if one.name != "last_used_at"]
+            found[table.name] = sorted(
+                map(repr, connection.execute(table.select().with_only_columns(*columns)))
+            )
+    return found
+
+
+def entries(hub) -> list[AuditEntry]:
+    """Return what the audit log tells of requests; the levels of runs are told by themselves."""
+    with hub.database.read(HUB) as session:
+        return [one for one in list_entries(session, limit=1000) if one.action != "run.level"]
+
+
+def test_every_mutating_route_is_tried_below(hub):
+    found = {(method, path) for method, path, _ in find_mutating_routes(hub.client._transport.app.routes)}
+    assert found == set(ATTEMPTS) | OPEN, "add an Attempt for the new route"
+    assert set(TABLE) == set(ATTEMPTS), "say in docs/rights.md who may use the new route"
+
+
+def test_a_route_that_says_nothing_is_found():
+    router = APIRouter()
+    router.post("/anything")(lambda: None)
+    router.get("/harmless")(lambda: None)
+
+    @router.post("/untold")
+    def change(caller: Manager) -> None:
+        """Say who may, and not what is done."""
+
+    assert find_undeclared_routes(router.routes) == ["POST /anything", "POST /untold"]
+
+
+@pytest.mark.parametrize(("method", "path"), ATTEMPTS, ids=lambda one: one.replace("/api/v1", ""))
+async def test_only_those_with_the_right_may(private, make_wheel, run_of, method, path):
+    hub, (who, scope) = private, TABLE[method, path]
+    routes = hub.client._transport.app.routes
+    needed = {(m, p): needs.permission for m, p, needs in find_mutating_routes(routes) if (m, p) not in OPEN}
+    assert scope.partition(",")[0].strip("`") == scope_for(needed[method, path])
+    await prepare(hub, method, path, make_wheel, run_of)
     before = rows(hub)
-    contexts = list(iter_route_contexts(hub.client._transport.app.routes))
-    endpoints = {(m, one.path): one.original_route for one in contexts for m in one.methods or ()}
-    action = action_of(endpoints[method, path].endpoint)
-    anonymous = await attempt(hub, method, path, None, make_wheel, run_of)
-    assert (anonymous.status_code, anonymous.json()["code"]) == (401, "token_required")
-    assert "www-authenticate" in anonymous.headers
-    for who in () if wanted.own else ("stranger", *wanted.lesser):
-        refused = await attempt(hub, method, path, who, make_wheel, run_of)
-        allowed = (403, 404) if (method, path) not in OPEN_TO_ROLES else (422,)
-        assert refused.status_code in allowed, (who, refused.text)
-    scopes = {"read", "results", "publish", "manage"} - {scope_for(needed[method, path])}
-    for scope in sorted(scopes):
-        refused = await attempt(hub, method, path, scope, make_wheel, run_of)
-        assert (refused.status_code, refused.json()["code"]) == (403, "token_scope"), scope
-    elsewhere = await attempt(hub, method, path, "elsewhere", make_wheel, run_of)
-    assert elsewhere.status_code in (403, 404, 422), "a token that is good for another owner"
+    for caller in (None, "expired", "revoked"):
+        refused = await attempt(hub, method, path, caller, make_wheel, run_of)
+        code = {None: "token_required", "expired": "token_expired", "revoked": "bad_token"}[caller]
+        assert (refused.status_code, refused.json()["code"]) == (401, code)
+        assert "www-authenticate" in refused.headers
+    for other in sorted({"read", "results", "publish", "manage"} - {scope.strip("`")}):
+        refused = await attempt(hub, method, path, other, make_wheel, run_of)
+        assert refused.status_code == 403, other
+        assert refused.json()["code"] == "token_scope" or f"`{other}`" in scope
+    may = MAY[who] | ({scope.strip("`")} if "alice" in MAY[who] and "," not in scope else set())
+    for caller in ("stranger", "reader", "maintainer", "owner", "alice", "admin", "elsewhere", *BROWSERS):
+        if caller not in may:
+            refused = await attempt(hub, method, path, caller, make_wheel, run_of)
+            hidden = (method, path) in OPEN_TO_ROLES or (caller == "elsewhere" and path.startswith(POSTING))
+            allowed = (422,) if hidden else (403, 404)
+            assert refused.status_code in allowed, (caller, refused.text)
     assert rows(hub) == before, "a refused request leaves no trace"
-    granted = await attempt(hub, method, path, wanted.user, make_wheel, run_of)
-    assert granted.status_code == wanted.status, granted.text
-    told = [one for one in entries(hub) if one.request_id == granted.headers["x-request-id"]]
-    assert [one.action for one in told] == [action] * bool(action)
-    assert all(one.actor == wanted.user and one.target for one in told), "the audit log tells of it, once"
-    if not path.endswith(("/yank", "/account/sessions")) or method == "PUT":
-        assert rows(hub) != before
+    endpoints = {(m, one.path): one for one in iter_route_contexts(routes) for m in one.methods or ()}
+    action = action_of(endpoints[method, path].original_route.endpoint)
+    # What was taken from storage, or is in another database, is not given back.
+    repeatable = hub.database.engine.dialect.name == "sqlite" and not path.endswith(("/finalize", "/finish"))
+    for caller in sorted(may) if repeatable else sorted(may)[:1]:
+        with undone(hub) if repeatable else nullcontext():
+            granted = await attempt(hub, method, path, caller, make_wheel, run_of)
+            assert granted.status_code == ATTEMPTS[method, path].status, (caller, granted.text)
+            told = [one for one in entries(hub) if one.request_id == granted.headers["x-request-id"]]
+            assert [one.action for one in told] == [action] * bool(action)
+            name = caller.removeprefix("browser of ") if caller in MAY["yourself"] else "alice"
+            assert all(one.actor == name and one.target for one in told), "the audit log tells of it, once"
+            if not path.endswith(("/yank", "/account/sessions")) or method == "PUT":
+                assert rows(hub) != before
 
 
 async def test_a_reader_posts_results_and_a_maintainer_publishes(private, make_wheel, run_of):

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import base64
 import re
+from pathlib import Path
 
 import pytest
 from fastapi.routing import iter_route_contexts
+from run_parcels import Parcel
 from small_models import checkpoint
-from staged_uploads import pushed
+from staged_uploads import announced, pushed
 from wander_hub.accounts import repository as accounts
 from wander_hub.accounts import service as account_service
+from wander_hub.accounts.models import Membership
 from wander_hub.identity import HUB
+from wander_hub.people import sessions
 from wander_hub.rights.tokens import add_token
 
 MARK = "hidden-treasure"
@@ -38,6 +42,30 @@ ABSENT = PRIVATE | {
     "filename": "no_such_thing-0.1.0-py3-none-any.whl",
     "run_id": "01JRUNABSENT0000000000000A",
 }
+
+
+TABLE = {
+    path: who
+    for who, paths in re.findall(
+        r"(?m)^\| ([a-z ]+)(?:,[^|]*)? \| (`/[^|]*) \|$",
+        (Path(__file__).parents[2] / "docs/rights.md").read_text(),
+    )
+    for path in re.findall("`([^`]+)`", paths)
+}
+"""What the documentation says of each route that reads."""
+NOT_THERE = {
+    "/_/oidc/audience",
+    "/api/v1/environments/{owner}/{name}/versions/{version}/check",
+    "/api/v1/environments/{owner}/{name}/versions/{version}/pylock.toml",
+    "/api/v1/runs/{run_id}/hiding",
+    "/files/{project}/{filename}",
+    "/files/{project}/{filename}.metadata",
+    "/schemas/{part}/{version}.json",
+    "/simple/namespace/{namespace}",
+    "/simple/{project}/",
+    "/{owner}/integrity/{project}/{version}/{filename}/provenance",
+}
+"""What the hub of these tests does not have, or has of public environments alone."""
 
 
 @pytest.fixture
@@ -100,6 +128,63 @@ async def test_no_read_tells_a_stranger_anything(private, caller, accept):
             assert there.status_code >= 300, (path, there.text)
         elif MARK.encode() in there.content:
             raise AssertionError(f"{path} tells of the private environment: {there.text}")
+
+
+async def everything_to_read(hub, make_wheel, run_of) -> dict[str, str]:
+    """Make what the routes name, where it was not made; return their values."""
+    with hub.database.write(HUB) as session:
+        alice = accounts.owner_named(session, "alice")
+        for name in ("reader", "owner"):
+            user = account_service.add_user(session, name)
+            hub.tokens[name] = add_token(session, user, "test")
+            session.add(Membership(owner_id=alice.id, user_id=user.id, role=name))
+        for name in ("bob", "reader"):
+            user = accounts.user_named(session, name)
+            hub.tokens[f"browser of {name}"] = f"wander-session={sessions.begin(session, user, hub.settings)}"
+            hub.tokens[f"results of {name}"] = add_token(session, user, "ci", scopes=("results",))
+    parcel = Parcel.of(*run_of(None, name=MARK, run_id="01JRUNPOSTED0000000000000A"))
+    place = f"/api/v1/postings/{parcel.sha256}"
+    begun = await hub.client.put(place, content=parcel.manifest, headers=hub.auth())
+    assert begun.status_code == 201, begun.text
+    spec = make_wheel(name=MARK, version="0.2.0")
+    body = announced({spec.wheel_name: spec.build()}, name=MARK, version="0.2.0")
+    opened = await hub.client.post("/api/v1/uploads", json=body, headers=hub.auth())
+    assert opened.status_code == 201, opened.text
+    asked = await hub.client.post(
+        f"/api/v1/runs/{RUN}/verifications", json={"sample": None}, headers=hub.auth()
+    )
+    assert asked.json()["id"] == 1, asked.text
+    return PRIVATE | {"sha256": parcel.sha256, "session_id": opened.json()["id"], "upload": spec.wheel_name}
+
+
+async def test_each_thing_is_read_by_whom_the_documentation_says(private, make_wheel, run_of):
+    hub, paths = private, read_paths(private)
+    assert sorted(TABLE) == paths, "say in docs/rights.md who may read the new route"
+    values = await everything_to_read(hub, make_wheel, run_of)
+    readers = {"reader", "carol", "owner", "alice", "admin", "browser of reader", "results of reader"}
+    people = readers | {"bob", "browser of bob", "results of bob"}
+    may = {
+        "anybody": people | {None},
+        "yourself": people,
+        "yourself with a whole token": people - {"results of bob", "results of reader"},
+        "reader": readers,
+        "reader of the owner": readers - {"carol"},
+        "owner": {"owner", "alice", "admin"},
+        "its maker": {"alice"},
+        "administrator": {"admin"},
+    }
+    for path in paths:
+        here = values | {"number": "1"} if "verifications" in path else values
+        here = here | {"filename": values["upload"]} if "uploads" in path else here
+        for caller in sorted(people | {None}, key=str):
+            answer = await hub.get(filled(path, here), headers=hub.auth(caller) if caller else {})
+            told = (path, caller, answer.status_code, answer.text[:300])
+            if caller not in may[TABLE[path]]:
+                assert answer.status_code in (401, 403, 404), told
+            elif path not in NOT_THERE:
+                assert answer.status_code < 400, told
+            else:
+                assert answer.status_code == 404, told
 
 
 async def test_lists_and_counts_leave_private_environments_out(private):
