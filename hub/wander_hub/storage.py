@@ -121,8 +121,8 @@ class Storage:
     def digest(self, sha256: str) -> str:
         """Return the SHA-256 that an object's bytes really have."""
         found = hashlib.sha256()
-        for chunk in obstore.get(self._store, object_key(sha256)).stream(min_chunk_size=CHUNK):
-            found.update(bytes(chunk))
+        for piece in self.pieces(sha256):
+            found.update(piece)
         return found.hexdigest()
 
     def read(self, sha256: str, start: int = 0, length: int | None = None) -> bytes:
@@ -131,6 +131,11 @@ class Storage:
         if length is None:
             return bytes(obstore.get(self._store, key).bytes())
         return bytes(obstore.get_range(self._store, key, start=start, length=length))
+
+    def pieces(self, sha256: str) -> Iterator[bytes]:
+        """Yield the content, some at a time."""
+        for piece in obstore.get(self._store, object_key(sha256)).stream(min_chunk_size=CHUNK):
+            yield bytes(piece)
 
     async def stream(self, sha256: str, start: int, end: int) -> AsyncIterator[bytes]:
         """Yield the bytes from `start` up to, not including, `end`."""

@@ -22,6 +22,7 @@ from sqlalchemy.exc import DatabaseError
 from wander.wire import TOKEN_SCOPES
 
 from wander_hub import __version__, audit
+from wander_hub.cli import moving
 from wander_hub.cli.options import (
     AsJson,
     Data,
@@ -235,6 +236,10 @@ def restore(folder: Path, data: Data = None, as_json: AsJson = False) -> None:
     finally:
         database.close()
     print_row(found, as_json, f"restored {found['rows']} rows and {found['objects']} objects")
+
+
+app.command("export")(moving.export)
+app.command("import")(moving.bring)
 
 
 @app.command()

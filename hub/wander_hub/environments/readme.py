@@ -26,7 +26,6 @@ _ATTRIBUTE = re.compile(r"""\b(src|alt)\s*=\s*("[^"]*"|'[^']*')""", re.IGNORECAS
 
 def render(text: str, content_type: str) -> str:
     """Return safe HTML; what is not markdown is shown as it was written."""
-    import nh3
     from markdown_it import MarkdownIt
 
     text = _DECEIVING.sub("\ufffd", text)
@@ -34,8 +33,15 @@ def render(text: str, content_type: str) -> str:
         return f"<pre>{html.escape(text)}</pre>" if text.strip() else ""
     markdown = MarkdownIt("js-default", {"html": True, "linkify": False, "typographer": False})
     raw = _ALIGNED.sub(r'align="\1"', markdown.render(text))
+    return clean(_IMAGE.sub(_image_link, raw))
+
+
+def clean(text: str) -> str:
+    """Return the part of HTML that is safe to show; what `render` gave stays as it is."""
+    import nh3
+
     return nh3.clean(
-        _IMAGE.sub(_image_link, raw),
+        text,
         tags=(nh3.ALLOWED_TAGS - _REMOVED) | {"details", "summary"},
         attributes=_ATTRIBUTES,
         url_schemes={"http", "https", "mailto"},

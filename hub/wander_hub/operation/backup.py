@@ -15,7 +15,8 @@ import io
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import date, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -28,6 +29,7 @@ from sqlalchemy import (
     Connection,
     Date,
     LargeBinary,
+    Select,
     TableClause,
     column,
     func,
@@ -53,7 +55,9 @@ _DERIVED = ("alembic_version", "environment_search", "procrastinate_", "sqlite_"
 """How tables begin that no model describes: each database makes them for itself."""
 _UNFINISHED = ("upload_sessions", "staged_files", "staged_chunks")
 """Tables of uploads under way, whose chunks are not copied: their clients send them again."""
-_AT_ONCE = 500
+AT_ONCE = 500
+_LONGEST_LINE = 256 * 2**20
+"""Characters; a row holds at most the manifest of a run, or the page of an index."""
 
 
 def back_up(database: Database, storage: Storage, folder: Path) -> dict[str, int]:
@@ -77,7 +81,8 @@ def restore(database: Database, storage: Storage, folder: Path) -> dict[str, int
             _refuse_unless_empty(connection)  # before anything is written
         objects, damaged = _copy(Storage.open(None, folder / "objects"), storage)
         with database.engine.execution_options(writes=True).begin() as connection:
-            rows = _load(connection, _lines(file))
+            _refuse_unless_empty(connection)
+            rows = load_rows(connection, read_rows(file), FORMAT)
         database.migrate()
     with database.write(HUB) as session:  # the text index is not copied: without marks, it is made anew
         session.execute(update(Environment).where(Environment.listed).values(marks=""))
@@ -121,17 +126,37 @@ def _tell_of(damaged: list[str]) -> None:
 
 def _dump(database: Database, path: Path) -> int:
     """Write every row of one moment, in an order in which they can be added again; return how many."""
-    temporary, rows = path.with_name(f".{path.name}.{os.getpid()}"), 0
-    options: dict[str, Any] = {}
-    if database.engine.dialect.name == "postgresql":
-        options = {"isolation_level": "REPEATABLE READ"}
-    with (
-        database.engine.connect().execution_options(**options) as connection,
-        temporary.open("wb") as file,
-        zstandard.ZstdCompressor().stream_writer(file) as packed,
-    ):
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with one_moment(database) as connection, temporary.open("wb") as file:
         _refuse_unknown_tables(connection)
-        digest = hashlib.sha256()
+        kept = [one for one in Base.metadata.sorted_tables if one.name not in _UNFINISHED]
+        rows = write_rows(connection, file, FORMAT, [(one.name, select(one)) for one in kept])
+    temporary.replace(path)
+    return rows
+
+
+@contextmanager
+def one_moment(database: Database) -> Iterator[Connection]:
+    """Give a connection that sees the rows of one moment, whatever changes meanwhile."""
+    postgres = database.engine.dialect.name == "postgresql"
+    options: dict[str, Any] = {"isolation_level": "REPEATABLE READ"} if postgres else {}
+    with database.engine.connect().execution_options(**options) as connection:
+        yield connection
+
+
+def write_rows(
+    connection: Connection,
+    file: IO[bytes],
+    form: str,
+    statements: Iterable[tuple[str, Select[Any]]],
+    **told: Any,
+) -> int:
+    """Write rows as compressed lines of JSON, with their digest at the end; return how many.
+
+    The statements come by the name of their table, in an order in which their rows can be added again.
+    """
+    digest, rows = hashlib.sha256(), 0
+    with zstandard.ZstdCompressor().stream_writer(file, closefd=False) as packed:
 
         def write(value: Any) -> None:
             line = json.dumps(value, default=_plain).encode() + b"\n"
@@ -139,17 +164,14 @@ def _dump(database: Database, path: Path) -> int:
             packed.write(line)
 
         revision = connection.scalar(text("SELECT version_num FROM alembic_version"))
-        write({"format": FORMAT, "revision": revision, "hub": __version__, "made_at": now()})
-        for each in Base.metadata.sorted_tables:
-            if each.name in _UNFINISHED:
-                continue
-            write({"table": each.name, "columns": [one.name for one in each.columns]})
-            query = select(each).order_by(*each.primary_key.columns).execution_options(yield_per=_AT_ONCE)
-            for row in connection.execute(query):
+        write({"format": form, "revision": revision, "hub": __version__, "made_at": now(), **told})
+        for name, query in statements:
+            write({"table": name, "columns": [one.key for one in query.selected_columns]})
+            key = Base.metadata.tables[name].primary_key.columns
+            for row in connection.execute(query.order_by(*key).execution_options(yield_per=AT_ONCE)):
                 write(list(row))
                 rows += 1
         packed.write(json.dumps({"sha256": digest.hexdigest(), "rows": rows}).encode() + b"\n")
-    temporary.replace(path)
     return rows
 
 
@@ -162,28 +184,30 @@ def _refuse_unknown_tables(connection: Connection) -> None:
         raise HubProblem(409, "table_unknown", detail, hint=hint)
 
 
-def _lines(file: IO[bytes]) -> Iterator[Any]:
-    """Yield what a dump holds; at its end refuse one that is cut or was changed."""
+def read_rows(file: IO[bytes]) -> Iterator[Any]:
+    """Yield what `write_rows` wrote but the end, by which it refuses what is cut or was changed."""
     digest, last = hashlib.sha256(), b""
-    with zstandard.ZstdDecompressor().stream_reader(file) as plain:
-        for line in io.TextIOWrapper(plain, "utf-8", newline="\n"):
+    with zstandard.ZstdDecompressor().stream_reader(file, closefd=False) as plain:
+        lines = io.TextIOWrapper(plain, "utf-8", newline="\n")
+        while line := lines.readline(_LONGEST_LINE):
+            if len(line) == _LONGEST_LINE:
+                raise bad_copy("a row of it is too long")
             if last:
                 digest.update(last)
                 yield json.loads(last)
             last = line.encode()
     end = json.loads(last or b"{}")
     if not isinstance(end, dict) or end.get("sha256") != digest.hexdigest():
-        raise _bad_backup("its rows are cut, or were changed")
+        raise bad_copy("its rows are cut, or were changed")
 
 
-def _load(connection: Connection, lines: Iterator[Any]) -> int:
+def load_rows(connection: Connection, lines: Iterator[Any], form: str) -> int:
     """Add all rows to an empty database, of the schema that they were read from; return how many."""
     head = next(lines, None)
-    if not isinstance(head, dict) or head.get("format") != FORMAT:
-        raise _bad_backup(f"it is not of the form `{FORMAT}`")
+    if not isinstance(head, dict) or head.get("format") != form:
+        raise bad_copy(f"it is not of the form `{form}`")
     if head["revision"] > newest_revision():
-        raise _bad_backup("it is of a newer release than this one")
-    _refuse_unless_empty(connection)
+        raise bad_copy("it is of a newer release than this one")
     command.upgrade(alembic_config(connection), head["revision"])
     rows, waiting = 0, list[dict[str, Any]]()
     target, names = table(""), list[str]()
@@ -197,11 +221,11 @@ def _load(connection: Connection, lines: Iterator[Any]) -> int:
         if isinstance(value, dict):
             send()
             names = value["columns"]
-            target = _writable(value["table"], names)
+            target = writable(value["table"], names)
             continue
         waiting.append(dict(zip(names, map(_read, target.columns, value), strict=True)))
         rows += 1
-        if len(waiting) == _AT_ONCE:
+        if len(waiting) == AT_ONCE:
             send()
     send()
     if connection.dialect.name == "postgresql":
@@ -216,7 +240,7 @@ def _refuse_unless_empty(connection: Connection) -> None:
         raise HubProblem(409, "hub_not_empty", "this hub has users already", hint=hint)
 
 
-def _writable(name: str, columns: list[str]) -> TableClause:
+def writable(name: str, columns: Iterable[str]) -> TableClause:
     """Return a table as the backup has it, whose schema may be older than this release's."""
     known = Base.metadata.tables.get(name)
     types = {one.name: one.type for one in known.columns} if known is not None else {}
@@ -245,10 +269,9 @@ def _count_on(connection: Connection) -> None:
                 connection.execute(select(func.setval(sequence, last or 1, last is not None)))
 
 
-def _bad_backup(fault: str) -> HubProblem:
-    return HubProblem(
-        422, "bad_backup", f"the backup cannot be used: {fault}", hint="take another copy of it"
-    )
+def bad_copy(fault: str) -> HubProblem:
+    """Return the refusal of a backup or an archive."""
+    return HubProblem(422, "bad_copy", f"the copy cannot be used: {fault}", hint="take another copy of it")
 
 
 def _plain(value: Any) -> Any:

@@ -10,6 +10,7 @@ from wander_hub.index import models as index
 from wander_hub.jobs import models as jobs
 from wander_hub.leaderboards import models as leaderboards
 from wander_hub.models import models
+from wander_hub.operation import models as operation
 from wander_hub.people import models as people
 from wander_hub.publishers import models as publishers
 from wander_hub.rights import models as rights
@@ -26,6 +27,7 @@ MODULES = (
     jobs,
     leaderboards,
     models,
+    operation,
     people,
     publishers,
     rights,

@@ -1,0 +1,78 @@
+"""Commands that carry a hub's content elsewhere: `wander-hub export` and `import`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from wander_hub.cli.options import AsJson, Data, by_command, open_database, print_row, read_settings
+from wander_hub.storage import Storage
+
+
+def export(
+    file: Path,
+    owner: Annotated[str | None, typer.Option(help="only what this owner has")] = None,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write all environments, runs, boards and models into one archive, while the hub runs.
+
+    Tokens, passwords, roles and the audit log stay behind; what is private does not.
+
+    \b
+    wander-hub export hub.tar
+    wander-hub export --owner games games.tar
+    wander-hub import games.tar --data other   into another hub
+    """
+    from wander_hub.operation.export import export as write
+
+    settings = read_settings(data=data)
+    if settings.database_url is None and not settings.data.is_dir():
+        raise FileNotFoundError(2, "there is no hub", str(settings.data))
+    with open_database(settings) as database:
+        storage = Storage.open(settings.storage_url, settings.data / "objects")
+        found = write(database, storage, file, owner=owner, origin=by_command("hub.export"))
+    told = f"{found['environments']} environments, {found['rows']} rows and {found['objects']} objects"
+    print_row(found, as_json, f"`{file}` holds {told}")
+
+
+def bring(
+    file: Path,
+    under: Annotated[
+        str | None, typer.Option("--as", metavar="OWNER", help="the owner that gets what one owner had")
+    ] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="owners and users whose names are here are the same ones")
+    ] = False,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Bring an archive into this hub, which may run and have other things already.
+
+    Names that are taken are told before anything is written. Killed in the middle, it goes on when it is
+    run again. Users who are not here become names without password, token or role.
+
+    \b
+    wander-hub import hub.tar
+    wander-hub import games.tar --as old-games
+    """
+    from wander_hub.index.public_files import FOLDER, PublicFiles
+    from wander_hub.operation import imports
+
+    settings = read_settings(data=data)
+    with open_database(settings) as database:
+        storage = Storage.open(settings.storage_url, settings.data / "objects")
+        if settings.public_files:
+            PublicFiles(database, storage, settings.data / FOLDER).attach()
+        found = imports.bring(
+            database,
+            storage,
+            file,
+            settings=settings,
+            origin=by_command("hub.import"),
+            choices=imports.Choices(under, merge),
+        )
+    told = f"{found['environments']} environments and {found['models']} models are here"
+    print_row(found, as_json, f"{told}, {found['new']} of them new")

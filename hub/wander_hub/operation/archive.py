@@ -1,0 +1,134 @@
+"""One file with rows and objects: a plain tar, for what compresses well in it is compressed already.
+
+It is read member by member, and nothing of it becomes a path: a member is the rows or an object, by a name of
+one form, and everything else is refused.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from wander_hub.http.problems import HubProblem
+from wander_hub.operation.backup import bad_copy
+from wander_hub.storage import CHUNK, Storage, object_key
+
+ROWS = "database.jsonl.zst"
+_OBJECT = re.compile(r"objects/sha256/([0-9a-f]{2})/([0-9a-f]{62})")
+
+
+@contextmanager
+def written(path: Path) -> Iterator[IO[bytes]]:
+    """Give a file that has the final name once it is whole, and that nobody else writes meanwhile."""
+    part = path.with_name(f".{path.name}.part")
+    with part.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise HubProblem(409, "busy", f"another export writes `{path}`", hint="wait for it") from None
+        os.fchmod(file.fileno(), 0o600)
+        file.truncate(0)  # what one left that was killed
+        try:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            part.replace(path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+
+
+def write(file: IO[bytes], rows: IO[bytes], storage: Storage, objects: Mapping[str, int | None]) -> None:
+    """Write an archive of rows and objects; refuse objects that are not there, or not what they should be."""
+    with tarfile.open(fileobj=file, mode="w|", format=tarfile.GNU_FORMAT) as tar:
+        size = rows.seek(0, os.SEEK_END)
+        rows.seek(0)
+        _add(tar, ROWS, rows, size)
+        for sha256 in sorted(objects):
+            with tempfile.TemporaryFile() as content:
+                digest = hashlib.sha256()
+                try:
+                    for piece in storage.pieces(sha256):
+                        digest.update(piece)
+                        content.write(piece)
+                except FileNotFoundError:
+                    raise _lacking(sha256, "is not there") from None
+                if digest.hexdigest() != sha256:
+                    raise _lacking(sha256, "has other bytes than its name says")
+                size = content.tell()
+                content.seek(0)
+                _add(tar, f"objects/{object_key(sha256)}", content, size)
+
+
+def read_rows(file: IO[bytes], into: IO[bytes]) -> None:
+    """Copy the rows, which come first, out of an archive."""
+    name, size = _next(file) or ("", 0)
+    if name != ROWS:
+        raise bad_copy(f"it does not begin with `{ROWS}`")
+    for piece in _content(file, size):
+        into.write(piece)
+
+
+def store_objects(file: IO[bytes], storage: Storage, needed: Mapping[str, int | None]) -> None:
+    """Store the objects after the rows, each as its digest says; refuse those that no row needs."""
+    left = set(needed)
+    while (member := _next(file)) is not None:
+        name, size = member
+        key = _OBJECT.fullmatch(name)
+        sha256 = key[1] + key[2] if key else ""
+        if sha256 not in needed:
+            raise bad_copy(f"nothing in it needs `{name[:100]}`")
+        if needed[sha256] not in (None, size):
+            raise bad_copy(f"`{name}` is of {size:,} bytes and should have {needed[sha256]:,}")
+        with tempfile.TemporaryFile() as content:
+            digest = hashlib.sha256()
+            for piece in _content(file, size):
+                digest.update(piece)
+                content.write(piece)
+            if digest.hexdigest() != sha256:
+                raise bad_copy(f"`{name}` has other bytes than its name says")
+            storage.keep(content, sha256, size)
+        left.discard(sha256)
+    if left:
+        raise bad_copy(f"it lacks {len(left):,} objects, such as `{min(left)}`")
+
+
+def _add(tar: tarfile.TarFile, name: str, content: IO[bytes], size: int) -> None:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size, 0o600
+    tar.addfile(info, content)
+
+
+def _next(file: IO[bytes]) -> tuple[str, int] | None:
+    """Return name and size of the next member, None at the end; refuse all but plain files."""
+    block = file.read(tarfile.BLOCKSIZE)
+    if block == bytes(tarfile.BLOCKSIZE):
+        return None
+    try:
+        info = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
+    except (tarfile.HeaderError, UnicodeError):
+        raise bad_copy("it is cut, or no archive") from None
+    if info.type != tarfile.REGTYPE or info.size < 0:
+        raise bad_copy(f"`{info.name[:100]}` in it is no plain file")
+    return info.name, info.size
+
+
+def _content(file: IO[bytes], size: int) -> Iterator[bytes]:
+    if file.tell() + size > os.fstat(file.fileno()).st_size:
+        raise bad_copy("it is cut")
+    for start in range(0, size, CHUNK):
+        yield file.read(min(CHUNK, size - start))
+    file.read(-size % tarfile.BLOCKSIZE)
+
+
+def _lacking(sha256: str, fault: str) -> HubProblem:
+    hint = "run it again; where that does not help, `wander-hub fsck` tells what needs it"
+    return HubProblem(500, "object_damaged", f"the object `{sha256}` {fault}", hint=hint)

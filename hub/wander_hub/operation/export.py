@@ -1,0 +1,45 @@
+"""Writes a whole hub, or what one owner has, into one archive, while the hub runs."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from sqlalchemy import func, select
+
+from wander_hub import audit
+from wander_hub.accounts.repository import owner_named
+from wander_hub.database import Database
+from wander_hub.http.problems import HubProblem
+from wander_hub.operation import archive
+from wander_hub.operation.backup import one_moment, write_rows
+from wander_hub.operation.belongings import needed_objects, roots_of, statements
+from wander_hub.storage import Storage
+
+FORMAT = "wander.archive/1"
+
+
+def export(
+    database: Database, storage: Storage, path: Path, *, origin: audit.Origin, owner: str | None = None
+) -> dict[str, int]:
+    """Write the archive; return how many rows, objects and environments it has.
+
+    One that is killed leaves no file of the final name, and begins anew.
+    """
+    if owner is not None:
+        with database.read() as session:
+            if owner_named(session, owner) is None:
+                hint = "names of owners are before the `/` of their environments"
+                raise HubProblem(404, "owner_not_found", f"there is no owner `{owner}`", hint=hint)
+    roots = roots_of(owner)
+    with archive.written(path) as file, tempfile.TemporaryFile(dir=path.parent) as rows:
+        with one_moment(database) as connection:
+            count = write_rows(connection, rows, FORMAT, statements(roots), owner=owner)
+            objects = needed_objects(connection, roots)
+            total = select(func.count()).select_from(roots["environments"].subquery())
+            environments = connection.scalar(total) or 0
+        archive.write(file, rows, storage, objects)
+    told = {"rows": count, "objects": len(objects), "environments": environments}
+    with database.write() as session:
+        audit.record(session, origin, owner=owner, target=owner or "", **told)
+    return told
