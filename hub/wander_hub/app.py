@@ -62,6 +62,9 @@ from wander_hub.upload import sweep as uploads
 from wander_hub.verification import routes as verification
 from wander_hub.web import routes as web
 from wander_hub.web import sign_in
+from wander_hub.webhooks import delivery as webhook_delivery
+from wander_hub.webhooks import outbox
+from wander_hub.webhooks import routes as webhooks
 
 logger = logging.getLogger("wander_hub")
 
@@ -176,7 +179,8 @@ async def keep_counting(downloads: DownloadCounter) -> AsyncIterator[None]:
 
 
 def sweep(database: Database, storage: Storage) -> None:
-    """Drop the uploads and the postings whose time is over, with all that came of them."""
+    """Drop the uploads, the postings and the deliveries to webhooks whose time is over."""
+    database.commit(webhook_delivery.sweep)
     ended, chunks = uploads.sweep(database, storage)
     if ended or chunks:
         logger.info("dropped %d unfinished uploads and %d chunks", ended, chunks)
@@ -200,6 +204,7 @@ def create_app(
     """
     database = database or Database(settings.resolved_database_url)
     storage = storage or Storage.open(settings.storage_url, settings.data / "objects")
+    database.session_info[outbox.HUB_URL] = (settings.public_url or "").rstrip("/")
     downloads = DownloadCounter(database)
     reader, upstream = AnonymousReader(database), Upstream(settings.upstream_index)
 
@@ -248,6 +253,7 @@ def _routes() -> tuple[BaseRoute, ...]:
         people.router,
         publishers.router,
         audit_routes.router,
+        webhooks.router,
         leaderboards.router,
         environments.router,
         environments.star_router,

@@ -26,6 +26,8 @@ _PERCENT = "%(?:25)*"  # an address within an address is encoded once more
 _BEGINNING = "".join(f"(?:{one}|{_PERCENT}(?i:{ord(one):02x}))" for one in PREFIX)
 _CHARACTER = f"(?:[0-9A-Za-z]|{_PERCENT}[0-9A-Fa-f]{{2}})"
 _SECRET = re.compile(f"({_BEGINNING}{_CHARACTER}{{6}}){_CHARACTER}{{8,}}")
+_SIGNER = re.compile(r"(whsec_)[0-9A-Za-z+/=]{8,}")
+"""What signs the messages to a webhook."""
 _PASSWORD = re.compile(r"(://[^/\s:@]*:)[^/\s@]+@")
 
 
@@ -65,8 +67,8 @@ def token_from_header(authorization: str | None) -> str | None:
 
 
 def without_secrets(text: str) -> str:
-    """Return a text with tokens cut to what listings show of them, and without passwords in addresses."""
-    return _PASSWORD.sub(r"\1...@", _SECRET.sub(r"\1...", text))
+    """Return a text with secrets cut to what listings show of them, and without passwords in addresses."""
+    return _PASSWORD.sub(r"\1...@", _SIGNER.sub(r"\1...", _SECRET.sub(r"\1...", text)))
 
 
 def _checksum(body: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Literal, Self
 from urllib.parse import urlsplit
@@ -151,6 +152,11 @@ class Settings(BaseSettings):
     """Whom identity tokens must be made for; unset means the host of `public_url`, and without that no
     trusted publishing: a token made for another hub must not be good here."""
 
+    webhook_http: bool = False
+    """Whether webhooks may lead to addresses that begin with `http:`."""
+    webhook_networks: tuple[str, ...] = ()
+    """Networks into which webhooks may lead, such as `10.0.0.0/8`; without any, to public addresses alone."""
+
     verification: Literal["sandbox", "unconfined", "off"] = "sandbox"
     """How the hub plays posted runs again: in a sandbox, or not where that cannot be had; `unconfined` runs
     environments' code as the hub's own user, for operators who trust every publisher; or never."""
@@ -190,6 +196,13 @@ class Settings(BaseSettings):
             if code not in OPTIONAL:
                 raise ValueError(f"`{code}` is no optional rule; these are: {', '.join(OPTIONAL)}")
         return policy
+
+    @field_validator("webhook_networks")
+    @classmethod
+    def _are_networks(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
+        for one in networks:
+            ip_network(one, strict=False)  # says itself what is wrong
+        return networks
 
     @field_validator("upstream_index")
     @classmethod

@@ -20,6 +20,7 @@ from fastapi.routing import iter_route_contexts
 from lock_files import lock_of
 from run_parcels import Parcel
 from small_models import checkpoint, digests
+from sqlalchemy import update
 from staged_uploads import announced, pushed
 from wander.wire.models import revision_of
 from wander.wire.postings import key_fingerprint
@@ -39,6 +40,7 @@ from wander_hub.rights.tokens import add_token, revoke_leaked
 from wander_hub.runs.models import Run
 from wander_hub.runs.service import find as find_run
 from wander_hub.verification.models import RunExamination
+from wander_hub.webhooks.models import WebhookDelivery
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = "/api/v1/environments/{owner}/{name}"
@@ -46,6 +48,8 @@ MODEL = "/api/v1/models/{owner}/{name}"
 UPLOADS = "/api/v1/uploads"
 POSTING = "/api/v1/postings/{sha256}"
 CLEARANCE = "/api/v1/runs/{run_id}/clearance"
+HOOKS = "/api/v1/webhooks"
+HOOK = HOOKS + "/{webhook}"
 TAKEN_BACK = {("DELETE", POSTING), ("DELETE", ENVIRONMENT + "/star")}
 """What takes back what the same address was put."""
 OPEN_TO_ROLES = {("POST", "/api/v1/runs"), ("PUT", POSTING)}
@@ -64,6 +68,8 @@ VALUES = {
     "file": "notes.txt",
     "fingerprint": key_fingerprint(PUBLIC_KEY),
     "publisher": "1",
+    "webhook": "1",
+    "delivery": "1",
     "revision": revision_of(digests(checkpoint())),
 }
 
@@ -147,6 +153,12 @@ ATTEMPTS = {
     ("DELETE", "/api/v1/keys/{fingerprint}"): Attempt(),
     ("POST", "/api/v1/runs/{run_id}/verifications"): Attempt({"sample": None}, status=201),
     ("DELETE", "/api/v1/verifications/{number}"): Attempt(),
+    ("POST", HOOKS): Attempt({"url": "https://hook.example/", "owner": "alice"}, status=201),
+    ("PUT", HOOK): Attempt({"url": "https://hook.example/new"}),
+    ("DELETE", HOOK): Attempt(),
+    ("POST", HOOK + "/secret"): Attempt(),
+    ("POST", HOOK + "/test"): Attempt(status=202),
+    ("POST", HOOK + "/deliveries/{delivery}/redeliver"): Attempt(status=202),
 }
 """One for every mutating route of the hub: a route that is missing here fails the first test below."""
 MAY = {
@@ -283,6 +295,17 @@ async def set_a_board_up(hub, method: str, path: str, make_wheel, run_of) -> Non
         assert hidden.status_code == 200, hidden.text
 
 
+async def keep_a_delivery(hub, path: str) -> None:
+    """Make a webhook, where the route is about one, and a delivery to it that ended in vain."""
+    if not path.startswith(HOOK):
+        return
+    made = await hub.client.post(HOOKS, json=ATTEMPTS["POST", HOOKS].body, headers=hub.auth())
+    assert made.json()["webhook"]["id"] == 1, made.text
+    assert (await hub.client.post(HOOKS + "/1/test", headers=hub.auth())).json()["id"] == 1
+    with hub.database.write(HUB) as session:
+        session.execute(update(WebhookDelivery).values(state="failed"))
+
+
 async def prepare(hub, method: str, path: str, make_wheel, run_of) -> None:
     """Make what the route is about."""
     await set_a_board_up(hub, method, path, make_wheel, run_of)
@@ -292,6 +315,7 @@ async def prepare(hub, method: str, path: str, make_wheel, run_of) -> None:
     if "{publisher}" in path:
         added = await attempt(hub, "POST", "/api/v1/owners/{owner}/publishers", "alice", make_wheel, run_of)
         assert added.json()["id"] == 1, added.text
+    await keep_a_delivery(hub, path)
     if "{session_id}" in path:
         opened = await attempt(hub, "POST", UPLOADS, "alice", make_wheel, run_of)
         hub.tokens["upload"] = opened.json()["id"]

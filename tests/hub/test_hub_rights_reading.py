@@ -35,6 +35,7 @@ PRIVATE = {
     "part": "run",
     "board": "0" * 8,
     "revision": "latest",
+    "webhook": "1",
 }
 ABSENT = PRIVATE | {
     "name": "no-such-thing",
@@ -150,6 +151,9 @@ async def everything_to_read(hub, make_wheel, run_of) -> dict[str, str]:
     body = announced({spec.wheel_name: spec.build()}, name=MARK, version="0.2.0")
     opened = await hub.client.post("/api/v1/uploads", json=body, headers=hub.auth())
     assert opened.status_code == 201, opened.text
+    hook = {"url": "https://hook.example/", "owner": "alice"}
+    made = await hub.client.post("/api/v1/webhooks", json=hook, headers=hub.auth())
+    assert made.json()["webhook"]["id"] == 1, made.text
     asked = await hub.client.post(
         f"/api/v1/runs/{RUN}/verifications", json={"sample": None}, headers=hub.auth()
     )

@@ -46,6 +46,11 @@ async def keep_busy(hub, kept: Kept, run_of) -> list[str]:
         await kept.ask(
             "PUT", f"/api/v1/owners/alice/members/{secret}", headers=hub.auth(), json={"role": "reader"}
         )
+    hook = {"json": {"url": "https://hook.example/?key=hunter3", "owner": "alice"}, "headers": hub.auth()}
+    signer = (await kept.ask("POST", "/api/v1/webhooks", shows=True, **hook)).json()["secret"]
+    await kept.ask("GET", f"/api/v1/runs/{signer}", headers=hub.auth())
+    for path in ("/api/v1/webhooks?owner=alice", "/api/v1/webhooks/1", "/api/v1/webhooks/1/deliveries"):
+        assert (await kept.ask("GET", path, shows="owner" in path, headers=hub.auth())).status_code == 200
     yank = {"json": {"reason": f"see https://ada:{password}@example.org"}, "headers": hub.auth()}
     place = "/api/v1/environments/alice/reverse-text/versions/0.1.0/yank"
     await kept.ask("PUT", place, shows=True, **yank)  # what somebody writes for everybody to read is theirs

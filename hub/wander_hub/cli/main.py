@@ -34,6 +34,7 @@ from wander_hub.cli.options import (
     read_settings,
 )
 from wander_hub.cli.people import find_user, user_app
+from wander_hub.cli.webhooks import webhook_app
 from wander_hub.database import Database
 from wander_hub.http.problems import HubProblem
 from wander_hub.server.data_folder import DataFolderInUse
@@ -56,6 +57,7 @@ app = group(OVERVIEW)
 token_app = group("Create, list and revoke API tokens.")
 app.add_typer(user_app, name="user")
 app.add_typer(token_app, name="token")
+app.add_typer(webhook_app, name="webhook")
 
 
 def main() -> None:

@@ -61,6 +61,7 @@ class TableQueue:
         *,
         priority: int = 0,
         created_by: int | None = None,
+        run_after: datetime | None = None,
     ) -> int:
         """Add a job, or return the one that has this key."""
         known = session.scalar(select(Job.id).where(Job.key == key))
@@ -71,7 +72,7 @@ class TableQueue:
             key=key,
             payload=payload,
             priority=priority,
-            run_after=now(),
+            run_after=run_after or now(),
             max_attempts=MAX_ATTEMPTS,
             created_by_id=created_by,
             created_at=now(),

@@ -12,6 +12,7 @@ from wander_hub.environments import service as environments
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
 from wander_hub.leaderboards import repository, service
+from wander_hub.leaderboards.events import tell_of_choice
 from wander_hub.leaderboards.listing import refresh_results
 from wander_hub.leaderboards.models import Board, BoardEntry, HiddenRun
 from wander_hub.rights import rights
@@ -80,6 +81,7 @@ def hide(session: Session, caller: Identity, run_id: str, reason: str) -> tuple[
     session.flush()
     kept = repository.find_hiding(session, run_id)
     assert kept is not None
+    tell_of_choice(session, run, kept, "hidden")
     return runs.find(session, run_id), kept
 
 
@@ -93,6 +95,7 @@ def show(session: Session, caller: Identity, run_id: str) -> None:
     run.hidden = False
     session.flush()
     refresh_results(session, run.environment)
+    tell_of_choice(session, run, known, "shown")
 
 
 def not_hidden(run_id: str) -> HubProblem:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session, joinedload
-from wander.wire.boards import TIERS
 
 from wander_hub.database import Database
 from wander_hub.environments import repository as environments
@@ -14,6 +13,7 @@ from wander_hub.environments import search, service, stars
 from wander_hub.environments.models import UNMARKED, Environment, Version
 from wander_hub.identity import HUB
 from wander_hub.leaderboards import placement, repository
+from wander_hub.leaderboards.events import telling_of_leaders
 from wander_hub.runs import repository as runs
 from wander_hub.runs.models import MISPLACED, Run
 
@@ -75,7 +75,8 @@ def fill_search(database: Database, stop: Callable[[], bool] = lambda: False) ->
 def refresh_results(session: Session, environment: Environment) -> None:
     """Bring what listings show of an environment's results up to date."""
     environments.lock_environment(session, environment)
-    placement.place(session, environment)
+    with telling_of_leaders(session, environment):
+        placement.place(session, environment)
     _set_results(session, environment)
 
 
@@ -99,7 +100,6 @@ def _best(session: Session, environment: Environment) -> tuple[str | None, float
     """
     version = service.find_version(session, environment, "latest")
     for board in repository.boards_of(session, version.id, 1):
-        for leader in repository.leaders(session, board, 1):
-            unverifiable = TIERS[leader.tier] == "unverifiable"
-            return (None, None) if unverifiable else (leader.model, 0.0 - leader.shortfall)
+        if (leader := repository.leader_of(session, board)) is not None:
+            return leader.model, 0.0 - leader.shortfall
     return None, None

@@ -12,6 +12,7 @@ from wander.wire import RunManifest, RunSummary
 from wander.wire.boards import TIERS
 
 from wander_hub.environments.models import Environment, Version
+from wander_hub.leaderboards import repository
 from wander_hub.leaderboards.bounds import Bounds
 from wander_hub.leaderboards.models import Board, BoardEntry
 from wander_hub.leaderboards.schemas import board_name
@@ -19,6 +20,8 @@ from wander_hub.runs.manifest import protocol_digest
 from wander_hub.runs.models import MISPLACED, Run
 
 _PLACES = (undefer(Board.lows), undefer(Board.highs), undefer(Board.tiers))
+LED = "boards_led"
+"""The key under which a session notes, where somebody wants to know, who led each board before it changed."""
 _BATCH = 200
 """Runs that are placed at a time; a manifest may be megabytes."""
 
@@ -151,7 +154,7 @@ def _take_down(session: Session, entry: BoardEntry) -> None:
     found = select(Board).where(Board.id == entry.board_id)
     board = session.scalars(found.options(*_PLACES)).one()
     if entry.counts:
-        _lead(board, entry, None)
+        _lead(session, board, entry, None)
     session.delete(entry)
     session.flush()
     board.runs -= not entry.withdrawn
@@ -173,11 +176,15 @@ def _choose(session: Session, board: Board, model: str, account: int) -> None:
     first = session.scalar(query)
     new = None if first is None or first.withdrawn else first
     if new is not old:
-        _lead(board, old, new)
+        _lead(session, board, old, new)
 
 
-def _lead(board: Board, old: BoardEntry | None, new: BoardEntry | None) -> None:
+def _lead(session: Session, board: Board, old: BoardEntry | None, new: BoardEntry | None) -> None:
     """Let another run count, in the intervals too that ranks are counted from."""
+    led: dict[int, str | None] | None = session.info.get(LED)
+    if led is not None and board.id not in led:
+        first = repository.leader_of(session, board)
+        led[board.id] = first.run_id if first is not None else None
     bounds = Bounds(board.lows, board.highs, board.tiers)
     if old is not None:
         old.counts = False

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Select, func, literal, select, tuple_
 from sqlalchemy.orm import Session, defer, joinedload
-from wander.wire.boards import LEVELS_UP
+from wander.wire.boards import LEVELS_UP, TIERS
 
 from wander_hub.database import UtcDateTime
 from wander_hub.environments.models import Environment
@@ -87,6 +87,12 @@ def leaders(session: Session, board: Board, limit: int) -> Sequence[BoardEntry]:
     query = select(BoardEntry).where(BoardEntry.board_id == board.id, BoardEntry.counts.is_(True))
     key = BoardEntry.tier, BoardEntry.shortfall, BoardEntry.posted_at, BoardEntry.run_id
     return session.scalars(query.order_by(*key).limit(limit)).all()
+
+
+def leader_of(session: Session, board: Board) -> BoardEntry | None:
+    """Return the leading row; none where not even the first could be verified."""
+    first = next(iter(leaders(session, board, 1)), None)
+    return first if first is not None and TIERS[first.tier] != "unverifiable" else None
 
 
 def hidden_of(session: Session, board: Board, limit: int) -> Sequence[tuple[Run, HiddenRun]]:

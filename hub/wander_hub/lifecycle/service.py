@@ -22,6 +22,8 @@ from wander_hub.leaderboards import listing
 from wander_hub.publishers import service as publishers
 from wander_hub.rights import repository as roles
 from wander_hub.rights import rights
+from wander_hub.webhooks import outbox
+from wander_hub.webhooks.events import describe_version as describe
 
 
 def yank(
@@ -46,6 +48,7 @@ def yank(
         found.yanked, found.yanked_reason = True, plain_reason(reason)
     _refresh(session, environment)
     audit.about(session, reason=found.yanked_reason)
+    outbox.tell(session, environment, "version.yanked", lambda: describe(session, environment, found))
     return environment, found
 
 
@@ -182,8 +185,10 @@ def fork(session: Session, caller: Identity, owner: str, name: str, place: NewPl
     new, old = f"{target.name}/{child.name}", f"{parent.owner.name}/{parent.name}"
     audit.about(session, whose=target.name, target=new, parent=old, version=source.version)
     child.parent_id, child.parent_version = parent.id, source.version
-    _copy(session, source, child, caller)
+    copied = _copy(session, source, child, caller)
     _refresh(session, child)
+    files = {one.filename: one.sha256 for one in source.files}
+    outbox.tell(session, child, "version.published", lambda: describe(session, child, copied, files))
     return child
 
 
@@ -266,7 +271,7 @@ def plain_reason(reason: str | None) -> str | None:
     return "".join(one for one in words if one.isprintable()) or None
 
 
-def _copy(session: Session, source: Version, child: Environment, caller: Identity) -> None:
+def _copy(session: Session, source: Version, child: Environment, caller: Identity) -> Version:
     described = (
         *("version", "summary", "requires_python", "requires_dist", "license", "tags", "entry_point"),
         *("readme", "readme_html", "check_summary", "source"),
@@ -288,3 +293,4 @@ def _copy(session: Session, source: Version, child: Environment, caller: Identit
     documents.copy(session, source, version)
     session.flush()
     session.expire(version, ["files"])
+    return version

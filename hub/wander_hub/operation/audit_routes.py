@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query
 from sqlalchemy.orm import Session
 from starlette.responses import Response, StreamingResponse
-from wander.wire.audit import AuditEntry, AuditPage
+from wander.wire.events import AuditEntry, AuditPage
 
 from wander_hub import audit
 from wander_hub.database import Database, fill

@@ -17,6 +17,7 @@ from wander_hub.rights import models as rights
 from wander_hub.runs import models as runs
 from wander_hub.upload import models as upload
 from wander_hub.verification import models as verification
+from wander_hub.webhooks import models as webhooks
 
 MODULES = (
     audit,
@@ -34,5 +35,6 @@ MODULES = (
     runs,
     upload,
     verification,
+    webhooks,
 )
 """Where the tables are described."""

@@ -33,6 +33,7 @@ from wander_hub.posting import service as posting
 from wander_hub.posting.reading import bad_rollouts
 from wander_hub.runs import signing
 from wander_hub.runs.chunks import rows_of
+from wander_hub.runs.events import tell_of_run
 from wander_hub.runs.manifest import PinnedRun, protocol_digest
 from wander_hub.runs.models import (
     PostingArtifact,
@@ -117,6 +118,7 @@ def finish(context: Context, queue: TableQueue, sha256: str, wanted: FinishPosti
         _add(session, run, chunks, artifacts, finished.checkpoints)
         posting_repository.remove(session, row)
         refresh_results(session, place[0])
+        tell_of_run(session, place[0], run, "run.posted")
         verification.request_after_post(session, queue, context.settings, run.run_id)
         return True
 

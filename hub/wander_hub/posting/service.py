@@ -37,6 +37,7 @@ from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
 from wander_hub.runs.artifacts import PostedFile
 from wander_hub.runs.chunks import write_chunk
+from wander_hub.runs.events import tell_of_run
 from wander_hub.runs.manifest import PinnedRun
 from wander_hub.runs.models import PostingArtifact, PostingChunk, PostingRow, Run
 from wander_hub.storage import Storage
@@ -278,6 +279,7 @@ def publish_run(session: Session, queue: TableQueue, run_id: str, caller: Identi
     run_repository.lock_run(session, run)
     if runs.with_rollouts(run).private:
         run.private, run.public_at = False, now()
+        tell_of_run(session, run.environment, run, "run.posted")
         if run.kind == "evaluation":
             evidence.submit(session, queue, run_id, "public")
     session.flush()

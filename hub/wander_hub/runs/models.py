@@ -19,12 +19,14 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, Session, mapped_column, relationship
 from wander.wire import VerificationLevel
+from wander.wire.events import LevelEvent
 
 from wander_hub import audit
 from wander_hub.accounts.models import Owner, User
 from wander_hub.database import READER, Base
 from wander_hub.environments.models import Environment, Version
 from wander_hub.identity import HUB
+from wander_hub.runs.events import tell_of_run
 
 MISPLACED = text(
     "board_level <> CASE WHEN kind <> 'evaluation' OR level = 'claimed' OR private OR hidden THEN ''"
@@ -210,7 +212,7 @@ class SigningKey(Base):
 
 @event.listens_for(Session, "before_flush")
 def _tell_levels(session: Session, *_: object) -> None:
-    """Have the audit log tell of every level that changes, whoever found out what: it decides who ranks."""
+    """Have audit log and webhooks tell of every level that changes, whoever found out; it decides ranks."""
     for run in [one for one in session.dirty if isinstance(one, Run)]:
         change = inspect(run).attrs.level.history
         if change.added and change.deleted:
@@ -226,3 +228,4 @@ def _tell_levels(session: Session, *_: object) -> None:
                 level=run.level,
                 reason=run.level_reason,
             )
+            tell_of_run(session, environment, run, "run.level", LevelEvent, before=change.deleted[0])

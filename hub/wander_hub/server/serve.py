@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import uvicorn
@@ -27,6 +28,7 @@ from wander_hub.server.log import log_to_stderr
 from wander_hub.server.processes import Processes
 from wander_hub.settings import Settings
 from wander_hub.verification.worker import confine, job_worker
+from wander_hub.webhooks import delivery
 
 _GRACE_SECONDS = 10
 _END_SECONDS = 20
@@ -97,10 +99,11 @@ def _run(
 ) -> None:
     """Answer requests until the end, or that of the process `followed`; the `first` also does the jobs."""
     app = create_app(settings, database=database, address=address)
-    worker = None
+    workers: list[Worker] = []
     if first and settings.serve_jobs:
         worker = job_worker(settings, database, app.state.storage, app.state.jobs, address)
         app.state.job_worker = worker
+        workers = [worker, delivery.worker(settings, database, app.state.jobs)]
     config = uvicorn.Config(
         app,
         log_level="info" if access_log else "warning",
@@ -110,7 +113,7 @@ def _run(
         server_header=False,
         timeout_graceful_shutdown=_GRACE_SECONDS,
     )
-    server = _Server(config, app, address if first else None, worker)
+    server = _Server(config, app, address if first else None, workers)
     if followed is not None:
 
         def follow() -> None:
@@ -131,12 +134,12 @@ class _Server(uvicorn.Server):
     """Says where the hub listens once it can answer, and not before; ends without losing a request."""
 
     def __init__(
-        self, config: uvicorn.Config, app: FastAPI, address: str | None, worker: Worker | None
+        self, config: uvicorn.Config, app: FastAPI, address: str | None, workers: Sequence[Worker]
     ) -> None:
         super().__init__(config)
         self._app = app
         self._address = address
-        self._worker = worker
+        self._workers = workers
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, then say so."""
@@ -144,8 +147,8 @@ class _Server(uvicorn.Server):
         if self.started and self._address is not None:
             sys.stderr.write(f"the hub listens on {self._address}\n")
             sys.stderr.flush()
-            if self._worker is not None:
-                self._worker.start()
+            for worker in self._workers:
+                worker.start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Give a running job back and send clients elsewhere, while requests are still taken; then end."""
@@ -153,8 +156,7 @@ class _Server(uvicorn.Server):
         self._app.state.draining = True
         asked_by = self._captured_signals[-1] if self._captured_signals else None
         waits = [asyncio.sleep(settings.drain_seconds if asked_by == signal.SIGTERM else 0)]
-        if self._worker is not None:
-            waits.append(asyncio.to_thread(self._worker.stop))
+        waits += [asyncio.to_thread(worker.stop) for worker in self._workers]
         await asyncio.gather(*waits)
         await super().shutdown(sockets)
 

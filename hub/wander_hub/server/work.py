@@ -22,6 +22,7 @@ from wander_hub.server.serve import INTERRUPTED, address_of, open_socket
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 from wander_hub.verification.worker import confine, job_worker
+from wander_hub.webhooks import delivery
 
 _LOOK_SECONDS = 1.0
 
@@ -55,18 +56,23 @@ def work(settings: Settings, *, hub_url: str | None, listen: str | None, once: b
                 ready = is_migrated(settings, database)
             if ready:
                 queue = queue_of(settings, database)
-                worker = job_worker(settings, database, storage, queue, hub_url or "")
+                workers = [
+                    job_worker(settings, database, storage, queue, hub_url or ""),
+                    delivery.worker(settings, database, queue),
+                ]
 
                 def stop() -> None:
                     end.wait()
-                    worker.stop()
+                    for worker in workers:
+                        worker.stop()
 
                 if once:
                     threading.Thread(target=stop, daemon=True).start()
-                    attempts = worker.run_waiting()
+                    attempts = sum(worker.run_waiting() for worker in workers)
                     _say(f"worked on {attempts} {'job' if attempts == 1 else 'jobs'}")
                 else:
-                    worker.start()
+                    for worker in workers:
+                        worker.start()
                     _say("the worker takes jobs")
                     stop()
     finally:

@@ -28,6 +28,8 @@ from wander_hub.index import service as index
 from wander_hub.leaderboards import listing
 from wander_hub.rights import rights
 from wander_hub.upload.schemas import Package, Upload, refusal
+from wander_hub.webhooks import outbox
+from wander_hub.webhooks.events import describe_version
 
 VISIBILITY_FIELD = "wander_visibility"
 
@@ -124,6 +126,13 @@ def publish(
     listing.refresh(session, environment, without_runs=None if place.version else version)
     environment.updated_at = now()
     index.write_pages(session, environment, as_listed=place.environment is not None)
+    files = {one.filename: one.sha256 for one in fresh}
+    outbox.tell(
+        session,
+        environment,
+        "version.published",
+        lambda: describe_version(session, environment, version, files),
+    )
     return Published(environment, version, created=True)
 
 

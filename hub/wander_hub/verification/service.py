@@ -9,6 +9,7 @@ from sqlalchemy import Select, func, insert, literal, select
 from sqlalchemy.orm import Session, contains_eager, joinedload
 from wander.types import EnvironmentInfo
 from wander.wire import RunSummary
+from wander.wire.events import VerificationEvent
 from wander.wire.verification import (
     Divergence,
     DivergencePage,
@@ -29,6 +30,7 @@ from wander_hub.leaderboards.listing import refresh_results
 from wander_hub.rights import rights
 from wander_hub.runs import service as runs
 from wander_hub.runs.aggregates import add_bounds
+from wander_hub.runs.events import tell_of_run
 from wander_hub.runs.models import Run
 from wander_hub.runs.repository import lock_run, readable_run
 from wander_hub.settings import Settings
@@ -328,6 +330,8 @@ def _give_level(session: Session, ended: Verification, summary: RunSummary | Non
         run.own_level = own if own in ("rescored", "replayed") else "complete"
         run.board_level = ""  # so that it is placed by that
     refresh_results(session, run.environment)
+    told = {"verification": ended.id, "reported": ended.report is not None}
+    tell_of_run(session, run.environment, run, "run.verified", VerificationEvent, **told)
     evidence.count_rerun(session, run)
 
 

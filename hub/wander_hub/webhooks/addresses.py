@@ -1,0 +1,50 @@
+"""Which addresses a webhook may lead to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
+from urllib.parse import urlsplit
+
+Address = IPv4Address | IPv6Address
+
+_GLOBAL_UNICAST = IPv6Network("2000::/3")
+_TRANSLATED = IPv6Network("64:ff9b::/96")
+"""IPv4 behind a translator (RFC 6052): where IPv6 alone is spoken, all of it."""
+
+
+def fault_of(url: str, *, http: bool, networks: Iterable[str]) -> str | None:
+    """Return what is wrong with the address of a webhook, as far as it can be told without a look-up."""
+    try:
+        parts = urlsplit(url)
+        host, _port = parts.hostname, parts.port
+    except ValueError:
+        return "it is no address"
+    if parts.scheme not in ({"https", "http"} if http else {"https"}):
+        return "it must be http or https" if http else "it must be https"
+    if not host or parts.username is not None or parts.password is not None or parts.fragment:
+        return "it needs a host, and neither user nor fragment"
+    if not (url.isascii() and url.isprintable()) or " " in url or "\\" in url:
+        return "it has characters that no address has"
+    try:
+        literal = ip_address(host)
+    except ValueError:
+        return None
+    return None if is_allowed(literal, networks) else "no webhook may lead into a private network"
+
+
+def is_allowed(address: Address, networks: Iterable[str]) -> bool:
+    """Tell whether an address is a public one, or in one of the networks that the operator allows."""
+    if isinstance(address, IPv6Address):
+        if address.scope_id is not None:
+            return False
+        inner = address.ipv4_mapped or address.sixtofour
+        if address in _TRANSLATED:
+            inner = IPv4Address(int(address) & 0xFFFFFFFF)
+        if inner is not None:
+            return is_allowed(inner, networks)
+    if any(address in ip_network(one, strict=False) for one in networks):
+        return True
+    if isinstance(address, IPv6Address) and address not in _GLOBAL_UNICAST:
+        return False
+    return address.is_global and not (address.is_multicast or address.is_reserved)

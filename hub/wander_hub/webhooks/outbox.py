@@ -1,0 +1,78 @@
+"""Tells webhooks of what a transaction does, in that transaction: nothing is lost, nothing told in vain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from sqlalchemy import or_, select
+from sqlalchemy.orm import Session
+from wander.types import Record
+from wander.wire.events import EventName, WebhookPayload
+
+from wander_hub.accounts.models import Owner
+from wander_hub.database import now
+from wander_hub.environments.models import Environment
+from wander_hub.webhooks.models import Webhook, WebhookDelivery
+from wander_hub.webhooks.signing import new_message_id
+
+HUB_URL = "hub_url"
+"""The key under which a session holds the address that links begin with."""
+_LONGEST = 500
+
+
+def subscribed(
+    session: Session, environment: Environment, event: EventName, *, private: bool = False
+) -> Sequence[Webhook]:
+    """Return the webhooks that are told of an event; of what is `private`, those of its owner alone."""
+    whose = Webhook.owner_id == environment.owner_id
+    if not (private or environment.private):
+        whose = or_(whose, Webhook.owner_id.is_(None))
+    which = or_(Webhook.environment_id.is_(None), Webhook.environment_id == environment.id)
+    found = session.scalars(select(Webhook).where(whose, which, Webhook.disabled_at.is_(None)))
+    return [one for one in found if not one.events or event in one.events]
+
+
+def tell(
+    session: Session,
+    environment: Environment,
+    event: EventName,
+    describe: Callable[[], Record],
+    *,
+    private: bool = False,
+) -> None:
+    """Have an event delivered to all who want it, if this transaction is kept."""
+    hooks = subscribed(session, environment, event, private=private)
+    if hooks:
+        add(session, hooks, event, describe())
+
+
+def add(session: Session, hooks: Sequence[Webhook], event: EventName, data: Record) -> list[WebhookDelivery]:
+    """Add a delivery for each webhook."""
+    moment = now()
+    payload = WebhookPayload.model_validate({"type": event, "timestamp": moment, "data": data})
+    body = payload.model_dump_json(by_alias=True)
+    added = [_delivery(one, event, body, moment) for one in hooks]
+    session.add_all(added)
+    return added
+
+
+def link(session: Session, path: str) -> str:
+    """Return the address of a page; a path alone where the hub was not told its own address."""
+    return f"{session.info.get(HUB_URL) or ''}{path}"
+
+
+def label_of(session: Session, environment: Environment) -> str:
+    """Return `owner/name`."""
+    return f"{session.get_one(Owner, environment.owner_id).name}/{environment.name}"
+
+
+def short(text: str | None) -> str | None:
+    """Return the beginning of a text that others wrote: no body grows beyond 20 kB."""
+    return text if text is None or len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
+def _delivery(hook: Webhook, event: EventName, body: str, moment: datetime) -> WebhookDelivery:
+    return WebhookDelivery(
+        webhook_id=hook.id, message_id=new_message_id(), event=event, body=body, created_at=moment
+    )

@@ -1,0 +1,88 @@
+"""Sends one message to one address: a POST without redirects and proxies, within a deadline."""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+import httpcore
+
+from wander_hub import __version__
+from wander_hub.jobs import storable
+from wander_hub.security import without_secrets
+from wander_hub.settings import Settings
+from wander_hub.webhooks.addresses import fault_of
+from wander_hub.webhooks.connection import Guard, NotAllowed, Resolve, resolve
+from wander_hub.webhooks.outcome import Outcome
+
+TIMEOUT_SECONDS = 15.0
+KEPT_BYTES = 1000
+_LONGEST_ERROR = 300
+
+
+class Sender:
+    """Sends messages as a hub's settings allow."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        resolver: Resolve = resolve,
+        timeout: float = TIMEOUT_SECONDS,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        self._http, self._networks = settings.webhook_http, settings.webhook_networks
+        self._resolver, self._timeout, self._ssl = resolver, timeout, ssl_context
+
+    def send(self, url: str, headers: Mapping[str, str], body: bytes) -> Outcome:
+        """POST a message; the outcome tells what went wrong, and no more of the address than its host."""
+        begun = time.monotonic()
+        try:
+            # The settings may be others than when the webhook was made.
+            if (fault := fault_of(url, http=self._http, networks=self._networks)) is not None:
+                raise NotAllowed(fault)
+            status, answer = self._post(url, headers, body, begun + self._timeout)
+            error = _fault(status)
+        except NotAllowed as refusal:
+            status, answer, error = None, None, str(refusal)
+        except httpcore.TimeoutException:
+            status, answer, error = None, None, f"no whole answer within {self._timeout:g} s"
+        except (httpcore.NetworkError, httpcore.ProtocolError, OSError, ValueError) as failure:
+            status, answer, error = None, None, _cleaned(f"{type(failure).__name__}: {failure}")
+        return Outcome(status, answer, error, time.monotonic() - begun)
+
+    def _post(self, url: str, headers: Mapping[str, str], body: bytes, deadline: float) -> tuple[int, str]:
+        given = {
+            "Host": urlsplit(url).netloc,
+            "User-Agent": f"wander-hub/{__version__}",
+            "Content-Type": "application/json",
+            "Accept-Encoding": "identity",
+            "Content-Length": str(len(body)),
+            "Connection": "close",
+            **headers,
+        }
+        kept = b""
+        context = self._ssl or ssl.create_default_context()
+        guard = Guard(self._networks, deadline, self._resolver)
+        with (
+            httpcore.ConnectionPool(ssl_context=context, network_backend=guard, max_connections=1) as pool,
+            pool.stream("POST", url, headers=list(given.items()), content=body) as answer,
+        ):
+            for piece in answer.iter_stream():
+                kept += piece
+                if len(kept) >= KEPT_BYTES:
+                    break  # the rest is not read: it need not end
+        return answer.status, _cleaned(kept[:KEPT_BYTES].decode(errors="replace"))
+
+
+def _fault(status: int) -> str | None:
+    if 200 <= status < 300:
+        return None
+    note = "; redirects are not followed" if 300 <= status < 400 else ""
+    return f"it answered {status}{note}"
+
+
+def _cleaned(text: str) -> str:
+    return without_secrets(storable(text))[: max(KEPT_BYTES, _LONGEST_ERROR)]

@@ -1,0 +1,204 @@
+"""Makes, changes, lists and removes webhooks, and asks for deliveries anew.
+
+An owner's are for its owners, the hub's for administrators; to all others none is there.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from urllib.parse import urlsplit
+
+from sqlalchemy import delete, func, select
+from sqlalchemy.orm import Session, joinedload
+from wander.wire.events import (
+    DeliveryInfo,
+    DeliveryPage,
+    NewWebhook,
+    NothingHappened,
+    WebhookInfo,
+    WebhookSecret,
+    WebhookSettings,
+)
+
+from wander_hub import audit
+from wander_hub.accounts.models import Owner
+from wander_hub.database import fill, now
+from wander_hub.environments import service as environments
+from wander_hub.http.problems import HubProblem
+from wander_hub.identity import Identity
+from wander_hub.rights import rights
+from wander_hub.settings import Settings
+from wander_hub.webhooks import outbox
+from wander_hub.webhooks.addresses import fault_of
+from wander_hub.webhooks.models import Webhook, WebhookDelivery
+from wander_hub.webhooks.signing import new_secret
+
+MOST = 20
+"""Webhooks of one owner, or of the hub."""
+_BOTH_SECRETS = timedelta(days=1)
+_NAMES = (joinedload(Webhook.owner), joinedload(Webhook.environment), joinedload(Webhook.keeper))
+
+
+def list_all(session: Session, caller: Identity, owner: str | None) -> list[WebhookInfo]:
+    """Return the webhooks of an owner, or without one those of the hub."""
+    owner_id = _owner_for(session, caller, owner)
+    query = select(Webhook).where(Webhook.owner_id.is_not_distinct_from(owner_id))
+    return [info_of(one) for one in session.scalars(query.options(*_NAMES).order_by(Webhook.id))]
+
+
+def create(session: Session, settings: Settings, caller: Identity, wanted: NewWebhook) -> WebhookSecret:
+    """Make a webhook; its secret is in this answer and in no other."""
+    owner_id, environment_id = _owner_for(session, caller, wanted.owner), None
+    if wanted.environment is not None:
+        if wanted.owner is None:
+            raise HubProblem(422, "invalid_request", "an `environment` needs its `owner`")
+        environment_id = environments.find(session, wanted.owner, wanted.environment).id
+    _require_usable(settings, wanted.url)
+    if owner_id is not None:
+        # So that of two at once one sees the other.
+        session.execute(select(Owner.id).where(Owner.id == owner_id).with_for_update(key_share=True))
+    same = Webhook.owner_id.is_not_distinct_from(owner_id)
+    if session.scalars(select(func.count()).select_from(Webhook).where(same)).one() >= MOST:
+        hint = "remove one that is of no use any more"
+        raise HubProblem(409, "too_many_webhooks", f"there are {MOST} webhooks already", hint=hint)
+    hook = Webhook(
+        owner_id=owner_id,
+        environment_id=environment_id,
+        url=wanted.url,
+        events=sorted(set(wanted.events)),
+        secret=new_secret(),
+        keeper_id=caller.user_id or None,
+        created_at=now(),
+    )
+    session.add(hook)
+    session.flush()
+    _tell(session, hook, events=hook.events)
+    return WebhookSecret(webhook=info_of(_reloaded(session, hook)), secret=hook.secret)
+
+
+def find(session: Session, caller: Identity, number: int) -> Webhook:
+    """Return a webhook that the caller may manage, or raise a 404."""
+    found = session.scalar(select(Webhook).where(Webhook.id == number).options(*_NAMES))
+    if found is not None:
+        whose = found.owner_id
+        if caller.administers if whose is None else caller.may_as_owner("manage", whose):
+            return found
+    raise HubProblem(404, "webhook_not_found", f"there is no webhook {number} that you may manage")
+
+
+def change(
+    session: Session, settings: Settings, caller: Identity, number: int, wanted: WebhookSettings
+) -> WebhookInfo:
+    """Give a webhook an address and events; one that was disabled is told again, by the caller's rights."""
+    hook = find(session, caller, number)
+    _require_usable(settings, wanted.url)
+    hook.url, hook.events = wanted.url, sorted(set(wanted.events))
+    hook.disabled_at = hook.disabled_reason = hook.failing_since = None
+    hook.slow, hook.keeper_id = False, caller.user_id or None
+    session.flush()
+    _tell(session, hook, events=hook.events)
+    return info_of(_reloaded(session, hook))
+
+
+def renew_secret(session: Session, caller: Identity, number: int) -> WebhookSecret:
+    """Give a webhook another secret; for a day, deliveries are signed with the one of before too."""
+    hook = find(session, caller, number)
+    hook.former_secret, hook.former_secret_until = hook.secret, now() + _BOTH_SECRETS
+    hook.secret = new_secret()
+    _tell(session, hook)
+    return WebhookSecret(webhook=info_of(hook), secret=hook.secret)
+
+
+def remove(session: Session, caller: Identity, number: int) -> WebhookInfo:
+    """Remove a webhook with its deliveries."""
+    hook = find(session, caller, number)
+    _tell(session, hook)
+    info = info_of(hook)
+    session.execute(delete(WebhookDelivery).where(WebhookDelivery.webhook_id == hook.id))
+    session.delete(hook)
+    return info
+
+
+def try_out(session: Session, caller: Identity, number: int) -> DeliveryInfo:
+    """Have a message delivered that says nothing."""
+    hook = find(session, caller, number)
+    _require_enabled(hook)
+    (added,) = outbox.add(session, [hook], "webhook.test", NothingHappened())
+    session.flush()
+    _tell(session, hook, delivery=added.id)
+    return fill(DeliveryInfo, added)
+
+
+def list_deliveries(
+    session: Session, caller: Identity, number: int, before: int | None, limit: int
+) -> DeliveryPage:
+    """Return a page of the deliveries of a webhook, the newest first."""
+    hook = find(session, caller, number)
+    query = select(WebhookDelivery).where(WebhookDelivery.webhook_id == hook.id)
+    if before is not None:
+        query = query.where(WebhookDelivery.id < before)
+    found = session.scalars(query.order_by(WebhookDelivery.id.desc()).limit(limit + 1)).all()
+    data = [fill(DeliveryInfo, one) for one in found[:limit]]
+    return DeliveryPage(data=data, next=data[-1].id if len(found) > limit else None)
+
+
+def redeliver(session: Session, caller: Identity, number: int, delivery: int) -> DeliveryInfo:
+    """Have a delivery made now, whatever came of it before; its message id stays."""
+    hook = find(session, caller, number)
+    found = session.get(WebhookDelivery, delivery, with_for_update=True)
+    if found is None or found.webhook_id != hook.id:
+        raise HubProblem(404, "delivery_not_found", f"webhook {number} has no delivery {delivery}")
+    _require_enabled(hook)
+    if found.state == "new":
+        audit.nothing_done(session)
+        return fill(DeliveryInfo, found)
+    # The number of a job that may wait for the next attempt goes by.
+    found.attempts, found.failures = found.attempts + 1, 0
+    found.state, found.next_at = "new", None
+    _tell(session, hook, delivery=found.id)
+    return fill(DeliveryInfo, found)
+
+
+def info_of(hook: Webhook) -> WebhookInfo:
+    """Return a webhook as lists show it."""
+    return fill(
+        WebhookInfo,
+        hook,
+        owner=hook.owner.name if hook.owner else None,
+        environment=hook.environment.name if hook.environment else None,
+        keeper=hook.keeper.name if hook.keeper else None,
+    )
+
+
+def _owner_for(session: Session, caller: Identity, owner: str | None) -> int | None:
+    if owner is None:
+        rights.administrator(caller)
+        return None
+    return rights.owner_for(session, caller, "manage", owner).id
+
+
+def _require_usable(settings: Settings, url: str) -> None:
+    fault = fault_of(url, http=settings.webhook_http, networks=settings.webhook_networks)
+    if fault is not None:
+        raise HubProblem(422, "bad_webhook_address", f"the address of the webhook cannot be used: {fault}")
+
+
+def _require_enabled(hook: Webhook) -> None:
+    if hook.disabled_at is not None:
+        detail = f"webhook {hook.id} is disabled: {hook.disabled_reason}"
+        hint = f"enable it first: `PUT /api/v1/webhooks/{hook.id}` with its `url` and `events`"
+        raise HubProblem(409, "webhook_disabled", detail, hint=hint)
+
+
+def _reloaded(session: Session, hook: Webhook) -> Webhook:
+    session.expire(hook, ["owner", "environment", "keeper"])
+    query = select(Webhook).where(Webhook.id == hook.id).options(*_NAMES)
+    return session.scalars(query.execution_options(populate_existing=True)).one()
+
+
+def _tell(session: Session, hook: Webhook, **more: object) -> None:
+    """Say in the audit log which webhook it is; what follows the host in its address may be a secret."""
+    parts = urlsplit(hook.url)
+    owner = session.get_one(Owner, hook.owner_id).name if hook.owner_id is not None else None
+    address = f"{parts.scheme}://{parts.hostname}"
+    audit.about(session, owner=owner, target=f"webhook {hook.id}", address_of=address, **more)

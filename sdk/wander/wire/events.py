@@ -1,0 +1,203 @@
+"""What a hub tells of what happens: to webhooks at once, and in its audit log."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal, get_args
+
+from pydantic import Field
+
+from wander.types import Record
+from wander.wire.environments import VerificationLevel
+
+EventName = Literal[
+    "version.published",
+    "version.yanked",
+    "run.posted",
+    "run.verified",
+    "run.level",
+    "board.changed",
+    "webhook.test",
+]
+EVENTS: tuple[EventName, ...] = get_args(EventName)
+WEBHOOK_SCHEMA: Literal["wander.webhook/1"] = "wander.webhook/1"
+
+
+class VersionEvent(Record):
+    """A version was made, took further files, was yanked, or is offered again."""
+
+    environment: str
+    """`owner/name`."""
+    version: str
+    private: bool
+    files: dict[str, str] = Field(default_factory=dict)
+    """Of `version.published`: the SHA-256 of each file that came, by its name; the first forty."""
+    yanked: bool = False
+    reason: str | None = None
+    url: str
+
+
+class RunEvent(Record):
+    """A run was posted, or shown that had been private."""
+
+    environment: str
+    version: str
+    run_id: str
+    sha256: str
+    """The digest of the whole run."""
+    kind: str
+    model: str
+    level: VerificationLevel
+    level_reason: str
+    reward_mean: float | None
+    private: bool
+    url: str
+
+
+class VerificationEvent(RunEvent):
+    """A verification of a run ended."""
+
+    verification: int
+    reported: bool
+    """Whether it ended with a report; one that failed or was called off has none."""
+
+
+class LevelEvent(RunEvent):
+    """A run has another level, whoever found out what."""
+
+    before: VerificationLevel
+
+
+class BoardEvent(Record):
+    """Another run leads a board, or an owner keeps a run off it, or lets it rank again."""
+
+    environment: str
+    version: str
+    board: str
+    """Its name among the boards of the version."""
+    change: Literal["best", "hidden", "shown"]
+    run_id: str | None
+    """The run that leads now, or that was hidden or shown; None where none leads any more."""
+    model: str | None = None
+    reward_mean: float | None = None
+    reason: str | None = None
+    private: bool
+    url: str
+
+
+class NothingHappened(Record):
+    """Somebody tries whether the webhook works."""
+
+
+class WebhookPayload(Record):
+    """The body of every request to a webhook, at most 20 kB."""
+
+    schema_: Literal["wander.webhook/1"] = Field(default=WEBHOOK_SCHEMA, alias="schema")
+    type: EventName
+    timestamp: datetime
+    """When it happened."""
+    data: VersionEvent | VerificationEvent | LevelEvent | RunEvent | BoardEvent | NothingHappened
+
+
+class WebhookSettings(Record, defer_build=False):
+    """Where a webhook leads, and what it is told."""
+
+    url: str = Field(max_length=1000)
+    events: list[EventName] = Field(default_factory=list, max_length=len(EVENTS))
+    """Empty for all."""
+
+
+class NewWebhook(WebhookSettings, defer_build=False):
+    """A webhook to make."""
+
+    owner: str | None = Field(default=None, max_length=80)
+    """Whose environments it tells of; None for all public ones of the hub, which takes an administrator."""
+    environment: str | None = Field(default=None, max_length=200)
+    """The name of the one environment of the owner that it tells of; None for all."""
+
+
+class WebhookInfo(WebhookSettings):
+    """A webhook, without its secret."""
+
+    id: int
+    owner: str | None
+    environment: str | None
+    keeper: str | None
+    """The user by whose rights it is told; None for the hub's operator."""
+    created_at: datetime
+    failing_since: datetime | None = None
+    """Since when every delivery failed."""
+    disabled_at: datetime | None = None
+    disabled_reason: str | None = None
+    former_secret_until: datetime | None = None
+    """Until when deliveries are signed with the secret of before too."""
+
+
+class WebhookSecret(Record):
+    """A webhook with its secret, which is shown this once."""
+
+    webhook: WebhookInfo
+    secret: str
+
+
+class WebhookList(Record):
+    """Webhooks, oldest first."""
+
+    data: list[WebhookInfo]
+
+
+class DeliveryInfo(Record):
+    """One event on its way to one webhook, and how the last attempt ended."""
+
+    id: int
+    message_id: str
+    """The `webhook-id` of every attempt."""
+    event: EventName
+    state: Literal["new", "waiting", "delivered", "failed"]
+    created_at: datetime
+    attempts: int
+    attempted_at: datetime | None = None
+    next_at: datetime | None = None
+    status: int | None = None
+    """Of the answer; None where none came."""
+    answer: str | None = None
+    """Its first 1,000 bytes."""
+    error: str | None = None
+    seconds: float | None = None
+    """How long the attempt took."""
+
+
+class DeliveryPage(Record):
+    """Deliveries, the newest first."""
+
+    data: list[DeliveryInfo]
+    next: int | None = None
+    """The `before` of the next page."""
+
+
+class AuditEntry(Record):
+    """One thing that somebody, or the hub itself, did."""
+
+    id: int
+    at: datetime
+    actor: str
+    """A user, `the hub`, or `wander-hub` for its command line."""
+    token: str | None = None
+    """The prefix of the token that was used, as listings show it."""
+    action: str
+    """What was done, such as `version.yank`."""
+    owner: str | None = None
+    """The owner whose it was done to, who may read this."""
+    target: str
+    detail: dict[str, Any]
+    address: str | None = None
+    """From where, as the hub or the proxy that it trusts saw it."""
+    request_id: str | None = None
+
+
+class AuditPage(Record):
+    """Entries, the newest first."""
+
+    data: list[AuditEntry]
+    next: int | None = None
+    """The `before` of the next page."""
