@@ -23,6 +23,7 @@ from wander_hub.environments import routes as environments
 from wander_hub.http import health
 from wander_hub.http import schemas as schemas_published
 from wander_hub.http.boundary import find_undeclared_routes
+from wander_hub.http.compression import Compression
 from wander_hub.http.hosts import Hosts, misdirected
 from wander_hub.http.limits import Limits
 from wander_hub.http.middleware import AnswerHeaders
@@ -236,6 +237,7 @@ def create_app(
     app.state.downloads = downloads
     app.state.jobs, app.state.job_worker = queue_of(settings, database), None
     app.router.routes.extend(_routes())
+    app.add_middleware(Compression)
     app.add_middleware(AnswerHeaders)
     install_handlers(app, web.problem_page)
     return app

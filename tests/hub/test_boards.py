@@ -319,8 +319,10 @@ async def test_metrics_have_the_interval_that_such_a_reward_has(posted):
     (cells,) = csv.DictReader(io.StringIO(text))
     assert float(cells["metric:lcs_low_95"]) == pytest.approx(row["reward_low"])
     shown = f"{row['reward_low']:.2f} to {row['reward_high']:.2f}"
-    page = (await posted.hub.get("/alice/reverse-text/leaderboard", headers=HTML)).text
+    place = "/alice/reverse-text/leaderboard"
+    page = (await posted.hub.get(place + "?metrics=true", headers=HTML)).text
     assert shown in page[page.index("<tbody>") :]
+    assert shown not in (await posted.hub.get(place, headers=HTML)).text
     assert ">95 %<" in (await posted.hub.get(f"/runs/{run_id}", headers=HTML)).text
 
 

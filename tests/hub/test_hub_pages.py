@@ -301,6 +301,66 @@ async def test_style_sheet_is_served_and_small(hub):
     answer = await hub.get(href[1])
     assert answer.headers["content-type"].startswith("text/css")
     assert "immutable" in answer.headers["cache-control"]
-    assert len(answer.content) < 15_000
+    assert len(answer.content) < 17_000
     assert b"@import" not in answer.content
     assert b"http" not in answer.content
+
+
+async def test_pages_come_compressed_and_files_as_they_are(posted):
+    plain = {"Accept-Encoding": "identity"}
+    page = await posted.get("/alice/reverse-text", headers=HTML)
+    assert (page.headers["content-encoding"], page.headers["vary"]) == ("gzip", "Accept-Encoding")
+    same = await posted.get("/alice/reverse-text", headers=HTML | plain)
+    assert "content-encoding" not in same.headers
+    assert same.text == page.text
+    assert int(page.headers["content-length"]) < int(same.headers["content-length"]) / 2
+    (file,) = (await posted.get("/api/v1/environments/alice/reverse-text/versions/0.1.0")).json()["files"]
+    assert "content-encoding" not in (await posted.get(file["url"])).headers
+
+
+async def test_what_is_deprecated_says_so_and_nobody_is_sent_there(hub, make_wheel):
+    await hub.publish(make_wheel(name="good", files={"good.py": b"def load_environment(): ...\n"}))
+    await hub.publish()
+    place, body = "/api/v1/environments/alice/reverse-text/status", {"status": "deprecated", "reason": "old"}
+    assert (await hub.client.put(place, json=body, headers=hub.auth())).status_code == 200
+    page = (await hub.get("/", headers=HTML)).text
+    assert "wander eval alice/good " in page
+    first, second = page.index('href="/alice/good"'), page.index('href="/alice/reverse-text"')
+    assert first < second < page.index("deprecated</span>")
+
+
+async def test_data_of_a_leaderboard_is_filtered_as_its_page_is(posted):
+    page = await posted.get(
+        "/alice/reverse-text/leaderboard?model=ti&runs=all&since=2026-01-01", headers=HTML
+    )
+    links = [
+        one["href"] for tag, one in parsed(page).seen if tag == "a" and "/api/v1/" in (one["href"] or "")
+    ]
+    assert [one.partition("?")[0][-4:] for one in links] == ["oard", ".csv"]
+    assert all("model=ti" in one and "runs=all" in one and "since=2026-01-01" in one for one in links)
+    rows = (await posted.get(links[0])).json()["rows"]
+    assert [row["model"] for row in rows] == ["tiny"]
+
+
+async def test_long_reasoning_says_how_long_it_is_and_where_the_rest_is(hub, run_of):
+    manifest, rollouts = run_of(await hub.publish())
+    reply = rollouts[0]["completion"][0]
+    reply["reasoning_content"] = "x" * 200_000
+    reply["tool_calls"] = [{"function": {"name": "f", "arguments": "y" * 70_000}}]
+    assert (await hub.post_run(manifest, rollouts)).status_code == 201
+    page = (await hub.get(f"/runs/{manifest['run_id']}/rollouts/0", headers=HTML)).text
+    assert "reasoning, 200\u2009000 characters" in page
+    assert "150\u2009000 more characters" in page
+
+
+async def test_a_picture_in_two_forms_is_shown_once(hub, run_of):
+    manifest, rollouts = run_of(await hub.publish())
+    files = {
+        "curves.png": b"\x89PNG\r\n\x1a\n" + bytes(99),
+        "curves.svg": b"<svg/>",
+        "other.png": b"\x89PNG\r\n\x1a\n",
+    }
+    assert (await hub.post_run(manifest, rollouts, artifacts=files)).status_code == 201
+    page = await hub.get(f"/runs/{manifest['run_id']}", headers=HTML)
+    shown = [one["alt"] for tag, one in parsed(page).seen if tag == "img"]
+    assert sorted(shown) == ["curves.svg", "other.png"]

@@ -17,6 +17,10 @@ from wander.wire.boards import HistoryPoint
 from wander_hub.web.text import number, shorten
 
 _BUCKETS = 240
+_KEY_ROW = 18
+"""Pixels of a line of a key."""
+_KEY_LETTERS = 20
+"""Of a name in a key: with its number they have room even where they are wide."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +166,7 @@ def history(points: Sequence[HistoryPoint]) -> Markup:
         )
     line = Markup('<path class="curve series-0" d="{}"/>').format(f"{path} H{across.end:.1f}")
     for place, one in enumerate(records[:-9:-1]):
-        label = f"{shorten(one.model, 28)} {number(one.reward_mean)}"
+        label = f"{shorten(one.model, _KEY_LETTERS)} {number(one.reward_mean)}"
         dots += _key("series-0", place, label, across.end, top)
     title = f"Best score over time: {len(records)} records among {len(points)} rows"
     return _svg(width, height, "chart", title, f"{grid}{dates}{line}{dots}")
@@ -170,7 +174,8 @@ def history(points: Sequence[HistoryPoint]) -> Markup:
 
 def evaluations(cells: Mapping[str, Sequence[tuple[int, float, float, float]]]) -> Markup:
     """Draw evaluations over the steps: of each cell (step, mean, low, high), joined, with intervals."""
-    width, height, left, bottom, top, right = 640, 220, 52, 30, 12, 170
+    width, left, bottom, top, right = 720, 52, 30, 12, 250
+    height = max(220, top + bottom + _KEY_ROW * len(cells))
     every = [point for points in cells.values() for point in points]
     lowest, highest = min(low for _, _, low, _ in every), max(high for _, _, _, high in every)
     across = Axis(min(step for step, *_ in every), max(step for step, *_ in every), left, width - right)
@@ -187,7 +192,7 @@ def evaluations(cells: Mapping[str, Sequence[tuple[int, float, float, float]]]) 
                 '<line class="whisker {0}" x1="{1:.1f}" x2="{1:.1f}" y1="{2:.1f}" y2="{3:.1f}"/>'
                 '<circle class="dot {0}" cx="{1:.1f}" cy="{4:.1f}" r="3.5"><title>{5}</title></circle>'
             ).format(css, x, up(low), up(high), y, f"{cell} {_interval(mean, low, high)} at step {step}")
-        key = _key(css, place, f"{shorten(cell, 18)} {number(points[-1][1])}", across.end, top)
+        key = _key(css, place, f"{shorten(cell, _KEY_LETTERS)} {number(points[-1][1])}", across.end, top)
         lines += Markup('<path class="curve {}" d="{}"/>').format(css, path) + marks + key
     title = f"Mean reward of {len(cells)} evaluations over the steps, with 95 % intervals"
     return _svg(width, height, "chart", title, f"{grid}{ticks}{lines}")
@@ -235,7 +240,7 @@ def _grid(up: Axis, left: float, right: float) -> str:
 
 def _key(css: str, place: int, text: str, end: float, top: int) -> Markup:
     """Draw the line of the key that tells what a colour stands for, right of the chart."""
-    row = top + 12 + 18 * place
+    row = top + 12 + _KEY_ROW * place
     return Markup(
         '<rect class="{}" x="{:.0f}" y="{}" width="10" height="10" rx="2"/>'
         '<text class="key-label" x="{:.0f}" y="{}">{}</text>'

@@ -179,13 +179,19 @@ def show_leaderboard(
     version: Annotated[str | None, Query(max_length=100)] = None,
     task_set: Annotated[str | None, Query(max_length=64)] = None,
     board: Annotated[str | None, Query(max_length=64)] = None,
+    metrics: bool = False,
 ) -> Response:
-    """One leaderboard."""
+    """One leaderboard; its metrics have columns where they are asked for."""
     moved = _canonical(owner, name)
     if moved is not None:
         return RedirectResponse(f"{moved}/leaderboard", 301)
     view = service.leaderboard(
-        session, base_url, owner, name, version=version, task_set=task_set, board=board, wanted=wanted
+        *(session, base_url, owner, name),
+        version=version,
+        task_set=task_set,
+        board=board,
+        wanted=wanted,
+        with_metrics=metrics,
     )
     return page(request, "leaderboard.html", view=view)
 

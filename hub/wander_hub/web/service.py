@@ -12,6 +12,7 @@ from markupsafe import Markup
 from sqlalchemy.orm import Session
 from wander.types import EnvironmentInfo, Rollout, canonical_json
 from wander.wire import (
+    ArtifactInfo,
     EnvironmentPage,
     EnvironmentSummary,
     Leaderboard,
@@ -47,6 +48,8 @@ from wander_hub.web.training_run import TrainingView, describe_training
 _RECENT_RUNS = 10
 _METRIC_COLUMNS = 5
 _NEAR_SIBLINGS = 64
+_USUAL = ("rank", "model", "reward", "interval", "level", "by", "posted", "pass", "cost", "tokens", "metrics")
+"""Columns of a board, without the examples, which all rows share and which stand above them."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,21 @@ class HomeView:
     """Not all environments were asked for, or in another order."""
     following: str | None
     """Where the next page is."""
+
+    @property
+    def listed(self) -> list[EnvironmentSummary]:
+        """The environments; where nobody chose an order, those to be used go before the others."""
+        return (
+            self.found.data
+            if self.filtered
+            else sorted(self.found.data, key=lambda one: one.status != "active")
+        )
+
+    @property
+    def example(self) -> str:
+        """An environment to begin with."""
+        usable = [f"{one.owner}/{one.name}" for one in self.found.data if one.status == "active"]
+        return usable[0] if usable else "OWNER/NAME"
 
 
 @dataclass(frozen=True)
@@ -116,9 +134,14 @@ class BoardView:
     wanted: BoardFilter
     since: str
     until: str
+    asked: str
+    """What the board was asked for, as a query."""
     following: str | None
     """Where the next page is."""
     history: Markup
+    metrics: int
+    """How many there are to be shown or left out."""
+    with_metrics: bool
 
 
 @dataclass(frozen=True)
@@ -138,6 +161,8 @@ class RunView:
     verifications: list[VerificationInfo]
     evidence: RunEvidence
     links: RunLinks
+    plots: list[ArtifactInfo]
+    """Pictures among its files; of one that is there in two forms the smaller."""
 
 
 @dataclass(frozen=True)
@@ -223,6 +248,7 @@ def leaderboard(
     task_set: str | None,
     board: str | None,
     wanted: BoardFilter,
+    with_metrics: bool = False,
 ) -> BoardView:
     """Return a board with what it takes to draw it."""
     found = environments.find(session, owner, name)
@@ -238,31 +264,36 @@ def leaderboard(
         versions=versions,
     )
     chosen = environments.find_version(session, found, shown.version)
-    since, until = (one.date().isoformat() if one else "" for one in (wanted.since, wanted.until))
-    query = query_string(
-        version=shown.version,
-        board=shown.board,
-        runs=wanted.showing,
-        level=wanted.level,
-        model=wanted.model,
-        since=since,
-        until=until,
-        sort=wanted.sort,
-        cursor=shown.next,
-    )
     pass_k = max((one.k for row in shown.rows for one in row.pass_rates), default=None)
+    since, until = (one.date().isoformat() if one else "" for one in (wanted.since, wanted.until))
+    asked = {
+        "version": shown.version,
+        "board": shown.board,
+        "runs": wanted.showing,
+        "level": wanted.level,
+        "model": wanted.model,
+        "since": since,
+        "until": until,
+        "sort": wanted.sort,
+    }
+    columns = _columns(session, chosen, shown, with_pass=pass_k is not None, with_metrics=with_metrics)
     return BoardView(
         summary=environments.summary_of(found),
         board=shown,
         versions=[one.version for one in versions],
-        columns=_columns(session, chosen, shown, with_pass=pass_k is not None),
+        columns=columns,
         pass_k=pass_k,
         axis=_common_axis(shown.rows),
         wanted=wanted,
         since=since,
         until=until,
-        following=query if shown.next else None,
+        asked=query_string(**asked),
+        following=query_string(**asked, metrics=with_metrics or None, cursor=shown.next)
+        if shown.next
+        else None,
         history=charts.history(shown.history),
+        metrics=len({name for row in shown.rows for name in row.metrics}) if _is_usual(shown) else 0,
+        with_metrics=with_metrics,
     )
 
 
@@ -296,7 +327,14 @@ def run(
         verifications=verification.list_page(session, run_id).data,
         evidence=evidence.evidence_of(session, run_id),
         links=links,
+        plots=_plots(detail.artifacts),
     )
+
+
+def _plots(artifacts: Sequence[ArtifactInfo]) -> list[ArtifactInfo]:
+    drawn = [one for one in artifacts if one.media_type in ("image/png", "image/svg+xml")]
+    smallest = {one.name.rpartition(".")[0]: one for one in sorted(drawn, key=lambda one: -one.size)}
+    return [one for one in drawn if one in smallest.values()]
 
 
 def model(session: Session, base_url: str, owner: str, name: str, word: str) -> ModelView:
@@ -388,10 +426,23 @@ def _info(session: Session, version: Version) -> EnvironmentInfo | None:
     return runs.manifest_of(newest).environment.info if newest else None
 
 
-def _columns(session: Session, version: Version, board: Leaderboard, *, with_pass: bool) -> list[str]:
-    """Return the columns of a board's table: those that its owners chose and that have something to show."""
+def _is_usual(board: Leaderboard) -> bool:
+    """Tell whether the owners of a board left its columns as they come."""
+    return board.columns == list(BOARD_COLUMNS)
+
+
+def _columns(
+    session: Session, version: Version, board: Leaderboard, *, with_pass: bool, with_metrics: bool
+) -> list[str]:
+    """Return the columns of a board's table: those that its owners chose and that have something to show.
+
+    Where they chose none, what decides stands first, and metrics only where they are asked for.
+    """
     columns: list[str] = []
-    for one in board.columns:
+    usual = _is_usual(board)
+    for one in _USUAL if usual else board.columns:
+        if one == "metrics" and usual and not with_metrics:
+            continue
         if one == "metrics":  # each in a column of its own: in the environment's order, while there is room
             info = _info(session, version)
             declared = [one.name for one in info.reward_functions] if info else []
@@ -402,8 +453,7 @@ def _columns(session: Session, version: Version, board: Leaderboard, *, with_pas
             one != "cost" or any(row.usd_per_rollout is not None for row in board.rows)
         ):
             columns.append(one)
-    usual = board.columns == list(BOARD_COLUMNS)  # then examples, which all rows share, stand above them
-    return [one for one in dict.fromkeys(columns) if one != "examples" or not usual]
+    return list(dict.fromkeys(columns))
 
 
 def _common_axis(rows: Sequence[LeaderboardRow]) -> tuple[float, float]:

@@ -29,6 +29,7 @@ class ToolCall:
 
     name: str
     arguments: str
+    omitted: int
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,10 @@ class ShownMessage:
     number: int
     text: str
     omitted: int = 0
-    """Characters left out of a very long text."""
+    """Characters left out of very long texts, the reasoning and the calls included."""
     reasoning: str = ""
+    reasoning_length: int = 0
+    """Its characters, also those left out."""
     tool_calls: list[ToolCall] = field(default_factory=list)
     name: str = ""
     player: str = ""
@@ -91,13 +94,17 @@ def _describe_message(message: Message, number: int, turn: Turn | None, user_rol
     role = str(message.get("role", "?"))
     text = message_text(message)
     long = text.count("\n") > _FOLD_LINES or len(text) > _FOLD_CHARACTERS
+    reasoning = str(message.get("reasoning_content") or "")
+    calls = [_tool_call(one) for one in message.get("tool_calls") or [] if isinstance(one, dict)]
     return ShownMessage(
         role=user_role if role == "user" else role,
         number=number,
         text=text[:_LONGEST_TEXT],
-        omitted=max(len(text) - _LONGEST_TEXT, 0),
-        reasoning=str(message.get("reasoning_content") or "")[:_LONGEST_TEXT],
-        tool_calls=[_tool_call(one) for one in message.get("tool_calls") or [] if isinstance(one, dict)],
+        omitted=sum(max(len(one) - _LONGEST_TEXT, 0) for one in (text, reasoning))
+        + sum(one.omitted for one in calls),
+        reasoning=reasoning[:_LONGEST_TEXT],
+        reasoning_length=len(reasoning),
+        tool_calls=calls,
         name=str(message.get("name") or message.get("tool_call_id") or "")[:100],
         player=str(message.get("player") or "")[:100],
         note=_note(turn),
@@ -114,7 +121,8 @@ def _tool_call(call: dict[str, Any]) -> ToolCall:
     with suppress(ValueError, RecursionError):
         if len(text) <= _LONGEST_LAID_OUT:
             text = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
-    return ToolCall(str(function.get("name", "?")), text[:_LONGEST_TEXT])
+    omitted = max(len(text) - _LONGEST_TEXT, 0)
+    return ToolCall(str(function.get("name", "?")), text[:_LONGEST_TEXT], omitted)
 
 
 def _note(turn: Turn | None) -> str:

@@ -1,0 +1,60 @@
+"""Pages and data are compressed for clients that can read that; files are sent as they are stored."""
+
+from __future__ import annotations
+
+import gzip
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from wander_hub.http.cookies import SAFE_METHODS
+
+_TEXT = ("text/html", "text/css", "text/plain", "application/json", "application/problem+json")
+_LEAST = 1024
+"""Bytes below which compressing gains nothing."""
+_EFFORT = 5
+
+
+class Compression:
+    """Plain ASGI middleware that compresses whole texts, not streams nor files of which parts can be had."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer in gzip where the client takes it."""
+        if (
+            scope["type"] != "http"
+            or scope["method"] not in SAFE_METHODS
+            or "gzip" not in Headers(scope=scope).get("accept-encoding", "")
+        ):
+            await self._app(scope, receive, send)
+            return
+        started: Message | None = None
+
+        async def send_compressed(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start" and _is_text(message):
+                started = message  # how long the text is, its first part will tell
+                return
+            if started is not None:
+                begin, started = started, None
+                body = message.get("body", b"")
+                if not message.get("more_body") and len(body) >= _LEAST:
+                    message = {**message, "body": gzip.compress(body, _EFFORT, mtime=0)}
+                    headers = MutableHeaders(scope=begin)
+                    headers["Content-Encoding"] = "gzip"
+                    headers["Content-Length"] = str(len(message["body"]))
+                await send(begin)
+            await send(message)
+
+        await self._app(scope, receive, send_compressed)
+
+
+def _is_text(start: Message) -> bool:
+    headers = MutableHeaders(scope=start)
+    kind = headers.get("content-type", "").partition(";")[0]
+    if kind not in _TEXT or "accept-ranges" in headers or "content-encoding" in headers:
+        return False
+    headers.add_vary_header("Accept-Encoding")
+    return True
