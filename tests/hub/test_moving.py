@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import io
 import json
+import lzma
 import os
 import random
 import signal
@@ -14,6 +15,7 @@ import sys
 import tarfile
 import threading
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
@@ -23,6 +25,7 @@ from hub_jobs import work_off
 from small_models import checkpoint
 from sqlalchemy import func, select
 from staged_uploads import pushed
+from wander_hub.accounts.models import User
 from wander_hub.app import create_app
 from wander_hub.audit import Origin, list_entries
 from wander_hub.database import Base, Database
@@ -55,6 +58,8 @@ PAGES = (
     *(f"/runs/{one}" for one in (RUN, OTHER, HIDDEN, GONE)),
     f"/api/v1/runs/{RUN}/artifacts/metrics.jsonl",
 )  # fmt: skip
+RECORDED = Path(__file__).parent / "recorded" / "archive.tar.xz"
+"""What the first release that could wrote of the hub that `fill` makes."""
 ORIGIN = Origin("hub.import", "wander-hub")
 
 
@@ -217,6 +222,26 @@ async def test_to_postgresql_and_a_bucket_and_back(hub, run_of, make_wheel, tmp_
         assert bring(third, tmp_path / "two.tar")["new"] == 4
         after = await pages(third)
         assert {one for one in before if before[one] != after[one]} == set()
+
+
+async def test_an_archive_of_the_first_release_that_wrote_them_comes_into_a_hub_never_started(
+    tmp_path,
+):
+    path = tmp_path / "old.tar"
+    path.write_bytes(lzma.decompress(RECORDED.read_bytes()))
+    settings = Settings(data=tmp_path / "data", bundled_packages=False, storage_url=None)
+    (tmp_path / "data").mkdir()
+    database = Database(settings.resolved_database_url)
+    database.migrate()
+    hub = SimpleNamespace(
+        database=database, settings=settings, storage=Storage.open(None, settings.data / "objects")
+    )
+    assert bring(hub, path) == {"environments": 3, "models": 1, "new": 4}
+    assert list(fsck.check(database, hub.storage, settings=settings)) == []
+    with database.read(HUB) as session:
+        administrators = session.scalars(select(User.name).where(User.admin)).all()
+        assert administrators == ["admin"], "nobody whom the archive names, and not nobody"
+    database.close()
 
 
 async def test_names_that_are_taken_are_told_and_nothing_is_written(

@@ -43,6 +43,7 @@ from wander_hub.operation.backup import AT_ONCE, bad_copy, load_rows, read_rows,
 from wander_hub.operation.belongings import needed_objects, object_column, one_of, roots_of, rows_below
 from wander_hub.operation.export import FORMAT
 from wander_hub.operation.models import Import
+from wander_hub.rights.tokens import ensure_administrator
 from wander_hub.runs.models import Run, SigningKey
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage, digest_of
@@ -106,6 +107,7 @@ def bring(
         named = {key: name for key, name in source.execute(select(owners.id, owners.name))}
         work = _Import(database, storage, source, sha256, choices or Choices(), origin, objects, named)
         _refuse_bad_names(work)
+        database.commit(ensure_administrator)  # lest a name of the archive takes that place
         with database.read(HUB) as session:
             _refuse_taken(session, work)
         archive.store_objects(file, storage, objects)

@@ -113,12 +113,18 @@ def _end(session: Session, tokens: Sequence[Token]) -> None:
 
 def first_administrator(session: Session) -> str | None:
     """On an empty hub add the user `admin` and return the secret of its token; later None."""
+    user = ensure_administrator(session)
+    return add_token(session, user, "first start") if user is not None else None
+
+
+def ensure_administrator(session: Session) -> User | None:
+    """On an empty hub add the user `admin` and return it; later None."""
     anybody = select(User.id).limit(1)
     if session.scalar(anybody) is None and session.get_bind().dialect.name == "postgresql":
         session.execute(text("LOCK TABLE users IN SHARE ROW EXCLUSIVE MODE"))  # of two hubs one waits
     if session.scalar(anybody) is not None:
         return None
-    return add_token(session, add_user(session, "admin", admin=True), "first start")
+    return add_user(session, "admin", admin=True)
 
 
 def authenticate(database: Database, secret: str, owner: str | None = None) -> Identity:
