@@ -38,6 +38,8 @@ _JOBS_KEPT = timedelta(days=1)
 _AT_ONCE = 2
 _BATCH = 200
 _SLOW_SECONDS = 2.0
+_LOCK = {"key_share": True}
+"""Of a webhook: whoever adds a delivery to it need not wait."""
 
 Send = Callable[[str, Mapping[str, str], bytes], Outcome]
 
@@ -94,7 +96,7 @@ def keep(session: Session, queue: TableQueue, number: int, attempt: int, outcome
     found = session.get(WebhookDelivery, number, with_for_update=True)
     if found is None or not _awaits(found, attempt):
         return
-    hook = session.get_one(Webhook, found.webhook_id, with_for_update=True)
+    hook = session.get_one(Webhook, found.webhook_id, with_for_update=_LOCK)
     found.attempts, found.attempted_at, found.next_at = attempt, now(), None
     found.status, found.answer, found.error = outcome.status, outcome.answer, outcome.error
     found.seconds = round(outcome.seconds, 3)
@@ -176,9 +178,11 @@ def _refusal(session: Session, hook: Webhook) -> str | None:
         return f"the webhook is disabled: {hook.disabled_reason}"
     if hook.keeper_id is None:
         return None
-    keeper = identity_of_user(session, accounts.user_with_owners(session, hook.keeper_id), HUB.token)
-    whole = keeper.administers if hook.owner_id is None else keeper.may_as_owner("manage", hook.owner_id)
-    return None if whole else f"`{keeper.user}`, who kept it, may not any more"
+    user = accounts.user_with_owners(session, hook.keeper_id)
+    keeper, owner_id = identity_of_user(session, user, HUB.token), hook.owner_id
+    if keeper and (keeper.administers if owner_id is None else keeper.may_as_owner("manage", owner_id)):
+        return None
+    return f"`{user.name}`, who kept it, may not any more"
 
 
 def _give_up(session: Session, number: int, attempt: int, refusal: str) -> None:
@@ -187,7 +191,7 @@ def _give_up(session: Session, number: int, attempt: int, refusal: str) -> None:
         return
     found.state, found.attempts, found.next_at = "failed", attempt, None
     found.attempted_at, found.error, found.status, found.answer = now(), refusal, None, None
-    hook = session.get_one(Webhook, found.webhook_id, with_for_update=True)
+    hook = session.get_one(Webhook, found.webhook_id, with_for_update=_LOCK)
     if hook.disabled_at is None:
         disable(hook, refusal)
 
