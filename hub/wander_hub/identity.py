@@ -44,11 +44,19 @@ class Identity:
     browser_session: int | None = None
     """Id of the session of a browser, which may do all that its user may; None for a caller with a token."""
 
-    def may(self, permission: Permission, owner_id: int, environment_id: int, *, private: bool) -> bool:
+    def may(
+        self,
+        permission: Permission,
+        owner_id: int,
+        environment_id: int,
+        *,
+        private: bool,
+        internal: bool = False,
+    ) -> bool:
         """Tell whether the caller may do this to an environment."""
-        open_to_all = not private and _NEEDED[permission] == 1
-        if permission == "read" and open_to_all:
+        if permission == "read" and not private:
             return True
+        open_to_all = (internal or not private) and _NEEDED[permission] == 1
         covered = self.covers(permission, owner_id, environment_id)
         return covered and (open_to_all or self.rank_on(owner_id, environment_id) >= _NEEDED[permission])
 

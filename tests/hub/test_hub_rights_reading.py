@@ -70,16 +70,20 @@ NOT_THERE = {
 
 
 @pytest.fixture
-async def private(hub, make_wheel, run_of):
-    """Alice has a public environment and a private one with a run, which carol may read; and such a model."""
+async def private(hub, make_wheel, run_of, request):
+    """Alice has a public environment and a private one with a run, which carol may read; and such a model.
+
+    An internal one where the test asks for that.
+    """
+    visibility = getattr(request, "param", "private")
     await hub.publish(make_wheel(name="open", files={"open_.py": b"def load_environment(): ...\n"}))
     spec = make_wheel(name=MARK, readme=f"# {MARK}\n", summary=f"The {MARK}.", keywords=MARK)
-    answer = await hub.upload(spec.build(), spec.wheel_name, fields={"wander_visibility": "private"})
+    answer = await hub.upload(spec.build(), spec.wheel_name, fields={"wander_visibility": visibility})
     assert answer.status_code == 200, answer.text
     manifest, rollouts = run_of(None, name=MARK, run_id=RUN)
     posted = await hub.post_run(manifest, rollouts, artifacts={"notes.txt": MARK.encode()})
     assert posted.status_code == 201, posted.text
-    model = await pushed(hub.client, hub.auth(), checkpoint(), name=MARK, private=True)
+    model = await pushed(hub.client, hub.auth(), checkpoint(), name=MARK, **{visibility: True})
     assert model.status_code == 200, model.text
     with hub.database.write(HUB) as session:
         carol = account_service.add_user(session, "carol")
@@ -116,7 +120,11 @@ def comparable(answer) -> tuple[object, ...]:
     return answer.status_code, body, headers
 
 
-@pytest.mark.parametrize("caller", [None, "bob"])
+@pytest.mark.parametrize(
+    ("private", "caller"),
+    [("private", None), ("private", "bob"), ("internal", None)],
+    indirect=["private"],
+)
 @pytest.mark.parametrize("accept", ["application/json", "text/html"])
 async def test_no_read_tells_a_stranger_anything(private, caller, accept):
     hub = private

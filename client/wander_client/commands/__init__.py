@@ -115,7 +115,7 @@ COMMANDS: dict[str, Command] = {
     "model list": Command("train.model:list_models", "list the models here, or the revisions of a hub's"),
     "model yank": Command("train.hub_model:yank", "have a revision of a model passed over"),
     "model delete": Command("train.hub_model:delete", "remove a revision or a model from the hub"),
-    "model visibility": Command("train.hub_model:visibility", "make a model private or public"),
+    "model visibility": Command("train.hub_model:visibility", "make a model public, internal or private"),
     "model sft": Command("train.sft:sft", "fine-tune a model on filtered rollouts"),
     "auth whoami": Command("account.login:whoami", "show whose token is in use"),
     "auth logout": Command("account.login:logout", "forget a hub's token"),

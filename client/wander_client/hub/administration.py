@@ -25,6 +25,7 @@ from wander.wire.changes import (
     Reason,
     TokenList,
 )
+from wander.wire.environments import Visibility
 from wander.wire.models import HubModel, ModelRevision, ModelRevisions
 from wander.wire.trusted_publishing import NewPublisher, PublisherInfo, PublisherList
 
@@ -55,9 +56,9 @@ def set_status(hub: HubApi, name: EnvironmentName, status: NewStatus) -> Environ
     return hub.change("PUT", _path(name, "status"), EnvironmentDetail, status)
 
 
-def set_visibility(hub: HubApi, name: EnvironmentName, *, private: bool) -> EnvironmentDetail:
-    """Make an environment private or public."""
-    return hub.change("PUT", _path(name, "visibility"), EnvironmentDetail, NewVisibility(private=private))
+def set_visibility(hub: HubApi, name: EnvironmentName, choice: Visibility) -> EnvironmentDetail:
+    """Make an environment public, internal or private."""
+    return hub.change("PUT", _path(name, "visibility"), EnvironmentDetail, _visibility(choice))
 
 
 def transfer(hub: HubApi, name: EnvironmentName, place: NewPlace) -> EnvironmentDetail:
@@ -70,9 +71,9 @@ def fork(hub: HubApi, name: EnvironmentName, place: NewPlace) -> EnvironmentDeta
     return hub.change("POST", _path(name, "fork"), EnvironmentDetail, place)
 
 
-def set_default_visibility(hub: HubApi, owner: str, *, private: bool) -> OwnerSettings:
+def set_default_visibility(hub: HubApi, owner: str, choice: Visibility) -> OwnerSettings:
     """Choose what new environments of an owner are."""
-    body = OwnerSettings(private_by_default=private)
+    body = OwnerSettings(private_by_default=choice != "public", internal_by_default=choice == "internal")
     return hub.change("PUT", f"/api/v1/owners/{quote_part(owner)}/settings", OwnerSettings, body)
 
 
@@ -161,10 +162,10 @@ def delete_model(hub: HubApi, model: HubModel, reason: str | None) -> None:
     hub.change("DELETE", model_path(model.owner, model.name, *below), None, params={"reason": reason})
 
 
-def set_model_visibility(hub: HubApi, model: HubModel, *, private: bool) -> ModelRevisions:
-    """Make a model private or public."""
+def set_model_visibility(hub: HubApi, model: HubModel, choice: Visibility) -> ModelRevisions:
+    """Make a model public, internal or private."""
     path = model_path(model.owner, model.name, "visibility")
-    return hub.change("PUT", path, ModelRevisions, NewVisibility(private=private))
+    return hub.change("PUT", path, ModelRevisions, _visibility(choice))
 
 
 def _path(name: EnvironmentName, *rest: str) -> str:
@@ -176,3 +177,7 @@ def _target(target: str) -> str:
     if "/" in target:
         return _path(parse_name(target))
     return f"/api/v1/owners/{quote_part(target.lower())}"
+
+
+def _visibility(choice: Visibility) -> NewVisibility:
+    return NewVisibility(private=choice != "public", internal=choice == "internal")

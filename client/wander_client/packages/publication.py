@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.utils import canonicalize_name
 from wander.wire import CheckSummary
+from wander.wire.environments import Visibility, visibility_of
 
 from wander_client.errors import ClientError, NotFound, Unavailable, UsageError
 from wander_client.hub.administration import members
@@ -40,12 +41,18 @@ class Wishes:
     dry_run: bool = False
     """Build, check and tell, but send nothing."""
     private: bool = False
+    internal: bool = False
     check: bool = True
     lock: bool = True
     exclude_newer: str | None = None
     keep_hosts: Collection[str] = ()
     attestations: Path | None = None
     """Folder with those of wheel and source."""
+
+    @property
+    def visibility(self) -> Visibility | None:
+        """Who is to see what is new; None leaves it to the owner's settings."""
+        return visibility_of(self.private, internal=self.internal) if self.private or self.internal else None
 
 
 @dataclass(frozen=True)
@@ -101,7 +108,7 @@ def publish_folder(context: Invocation, given: Path, wishes: Wishes) -> Outcome:
         if under is not None and not wishes.dry_run:
             place = wishes.attestations
             signed = None if place is None else publishing.attestations_in(place, package)
-            published = _send(context, package, under, check, lock, signed, private=wishes.private)
+            published = _send(context, package, under, check, lock, signed, seen_by=wishes.visibility)
     return Outcome(package, under, published, check, lock)
 
 
@@ -201,7 +208,7 @@ def _send(
     lock: ResolvedLock | None,
     attestations: Mapping[str, list[dict[str, Any]]] | None,
     *,
-    private: bool,
+    seen_by: Visibility | None,
 ) -> Publication:
     """Send what the hub lacks and make all of it visible."""
     output = context.output
@@ -222,7 +229,7 @@ def _send(
             package,
             check,
             lock=lock.content if lock is not None else None,
-            private=private,
+            visibility=seen_by,
             attestations=attestations,
             warn=output.warn,
             told=told,

@@ -23,6 +23,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from wander.version import __version__ as sdk_version
 from wander.wire import CheckSummary, VersionDetail
+from wander.wire.environments import Visibility
 from wander.wire.source_tree import TreeEntry, is_source, tree_digest
 from wander.wire.uploads import NewUpload, UploadFile
 
@@ -139,7 +140,7 @@ def upload(
     check: CheckSummary | None = None,
     *,
     lock: bytes | None = None,
-    private: bool = False,
+    visibility: Visibility | None = None,
     attestations: Mapping[str, list[dict[str, Any]]] | None = None,
     warn: Callable[[str], None] = lambda _: None,
     told: Told = lambda done, total: None,
@@ -177,7 +178,8 @@ def upload(
             name=canonicalize_name(package.name),
             version=package.version,
             files=listed,
-            private=True if private else None,
+            private=None if visibility is None else visibility != "public",
+            internal=visibility == "internal",
             source_sha256=package.tree_sha256,
             check=check,
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from wander.wire import EnvironmentSummary, RunDetail, VersionDetail
 from wander.wire.changes import Whoami
+from wander.wire.environments import visibility_of
 from wander.wire.models import ModelRevision, parse_model
 from wander.wire.verification import LevelSought, VerificationInfo, VerificationRequest
 
@@ -105,6 +106,7 @@ class HubCalls:
         *,
         owner: str | None = None,
         private: bool = False,
+        internal: bool = False,
         check: bool = True,
         lock: bool = True,
     ) -> Publication:
@@ -115,7 +117,7 @@ class HubCalls:
         """
         from wander_client.packages.publication import Wishes, publish_folder
 
-        wishes = Wishes(owner=owner, private=private, check=check, lock=lock)
+        wishes = Wishes(owner=owner, private=private, internal=internal, check=check, lock=lock)
         published = publish_folder(self._session, Path(folder), wishes).published
         assert published is not None  # only a dry run has none
         return published
@@ -181,7 +183,8 @@ class HubCalls:
         """
         from wander_client.training.pushing import push_model
 
-        return push_model(self._session, os.fspath(model), parse_model(name), private=private).made
+        visibility = None if private is None else visibility_of(private)
+        return push_model(self._session, os.fspath(model), parse_model(name), visibility=visibility).made
 
     @Request
     def pull_model(self, name: str) -> Path:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from wander.errors import ConfigError
+from wander.wire.environments import Visibility, visibility_of
 from wander.wire.models import (
     CARD,
     CheckpointFacts,
@@ -168,7 +169,7 @@ def evaluations_of(context: Invocation, weights_sha256: str) -> Iterator[tuple[R
 
 
 def push_model(
-    context: Invocation, word: str, name: HubModel, *, private: bool | None = None
+    context: Invocation, word: str, name: HubModel, *, visibility: Visibility | None = None
 ) -> Sent[ModelRevision]:
     """Push a checkpoint, or a training run's model, to the hub as `owner/name`.
 
@@ -186,7 +187,7 @@ def push_model(
         context.hub(login=True) as hub,
         output.progress("pushing", -(-total // _KIB), unit="KiB") as progress,
     ):
-        sent = _send(hub, packed, name, private, lambda done, _: progress.update(-(-done // _KIB)))
+        sent = _send(hub, packed, name, visibility, lambda done, _: progress.update(-(-done // _KIB)))
     if sent.resumed_bytes:
         output.note(f"{sent.resumed_bytes:,} bytes were there from an earlier attempt")
     return sent
@@ -210,7 +211,7 @@ def pack_for(context: Invocation, word: str, title: str) -> PackedModel:
 
 
 def _send(
-    hub: HubApi, packed: PackedModel, name: HubModel, private: bool | None, told: Told
+    hub: HubApi, packed: PackedModel, name: HubModel, visibility: Visibility | None, told: Told
 ) -> Sent[ModelRevision]:
     """Send what the hub lacks of a revision."""
     try:
@@ -218,13 +219,16 @@ def _send(
     except NotFound:
         pass  # so it is sent
     else:
-        if private in (None, there.private):
+        if visibility in (None, visibility_of(there.private, internal=there.internal)):
             return Sent(there, frozenset(), 0)
     files = [
         ModelFile(filename=one, size=packed.sizes[one], sha256=packed.digests[one])
         for one in sorted(packed.digests)
     ]
-    wanted = NewModel(owner=name.owner, name=name.name, files=files, private=private)
+    private = None if visibility is None else visibility != "public"
+    wanted = NewModel(
+        owner=name.owner, name=name.name, files=files, private=private, internal=visibility == "internal"
+    )
     with ExitStack() as stack:
         bodies = {one: stack.enter_context(packed.open(one)) for one in packed.digests}
         try:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import ForeignKey, String, Text
+from sqlalchemy import ForeignKey, String, Text, false
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 from wander.wire import Role
+from wander.wire.environments import Visibility, visibility_of
 
 from wander_hub.database import Base
 
@@ -34,7 +35,16 @@ class Owner(Base):
     name: Mapped[str] = mapped_column(String(39), unique=True)
     private_by_default: Mapped[bool] = mapped_column(default=False)
     """New environments of this owner are private unless the publisher says otherwise."""
+    internal_by_default: Mapped[bool] = mapped_column(default=False, server_default=false())
+    """With `private_by_default`: they are internal."""
     created_at: Mapped[datetime]
+
+    @property
+    def default_visibility(self) -> Visibility:
+        """What new environments are unless the publisher says otherwise."""
+        return visibility_of(
+            self.private_by_default, internal=self.private_by_default and self.internal_by_default
+        )
 
 
 class Membership(Base):

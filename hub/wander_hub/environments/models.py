@@ -11,6 +11,7 @@ from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from wander_hub.accounts.models import Owner, User
 from wander_hub.database import Base
+from wander_hub.visibility import HasVisibility
 
 SORT_KEYS = {
     "updated": "updated_at",
@@ -26,7 +27,7 @@ UNMARKED = sql("listed AND marks = ''")
 """Holds for environments that a hub of before there was a text index published; an index has just these."""
 
 
-class Environment(Base):
+class Environment(HasVisibility, Base):
     """A named environment of an owner, with what listings show kept beside it."""
 
     __tablename__ = "environments"
@@ -61,8 +62,6 @@ class Environment(Base):
     best_model: Mapped[str | None] = mapped_column(Text)
     created_at: Mapped[datetime]
     updated_at: Mapped[datetime]
-    private: Mapped[bool] = mapped_column(default=False)
-    """Only those with a role on it or on its owner see that it exists."""
     status: Mapped[str] = mapped_column(String(12), default="active")
     """active, deprecated or archived; what the hub's administrator imposes stands beside it."""
     status_reason: Mapped[str | None] = mapped_column(Text)

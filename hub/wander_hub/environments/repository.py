@@ -10,6 +10,7 @@ from typing import NamedTuple
 from sqlalchemy import ColumnElement, Select, and_, exists, func, inspect, or_, select, true
 from sqlalchemy.orm import Session, contains_eager, joinedload, selectinload
 from sqlalchemy.sql.base import ExecutableOption
+from wander.wire.environments import Visibility
 
 from wander_hub import audit
 from wander_hub.accounts.models import Owner
@@ -28,12 +29,16 @@ def readable(session: Session) -> ColumnElement[bool]:
 
 
 def readable_by(reader: Identity | None) -> ColumnElement[bool]:
-    """Return the condition on environments that holds for those somebody may see; None is the public."""
+    """Return the condition on environments that holds for those somebody may see; None is the public.
+
+    A token that is good for a part only sees of the rest what the public sees: internal ones are part of it.
+    """
     if reader is None:
         return Environment.private.is_(False)
     mine: list[ColumnElement[bool]] = [true()]
     if not reader.admin:
-        mine = [Environment.owner_id.in_(reader.roles) | Environment.id.in_(reader.grants)]
+        held = Environment.owner_id.in_(reader.roles) | Environment.id.in_(reader.grants)
+        mine = [held | Environment.internal.is_(True)]
     if reader.only_owner is not None:
         mine.append(Environment.owner_id == reader.only_owner)
     if reader.only_new is not None:
@@ -70,7 +75,7 @@ def find_taken(session: Session, owner_id: int, name: str) -> Environment | Form
 
 
 def add_environment(
-    session: Session, owner: Owner, name: str, *, latest_version: str, listed: bool, private: bool
+    session: Session, owner: Owner, name: str, *, latest_version: str, listed: bool, visibility: Visibility
 ) -> Environment:
     """Add an environment, whose totals are brought up to date once it has a version."""
     environment = Environment(
@@ -78,7 +83,7 @@ def add_environment(
         owner_id=owner.id,
         name=name,
         listed=listed,
-        private=private,
+        visibility=visibility,
         latest_version=latest_version,
         summary="",
         tags=[],

@@ -31,7 +31,7 @@ MOST = 200
 """Matches that a search ranks and lists."""
 _MOST_WORDS = 12
 _README_CHARACTERS = 20_000
-_PUBLIC = "public"
+_PUBLIC, _INTERNAL = "public", "internal"
 _MOST_SCOPES = 100
 """Roles of a reader up to which the index itself leaves out what they may not see; rows tell in any case."""
 _CONFIGURATION = "english"
@@ -92,9 +92,12 @@ def write(session: Session, environment: Environment, latest: Version) -> None:
     session.execute(text(f"DELETE FROM environment_search WHERE {key} = :id"), {"id": environment.id})  # noqa: S608 - ours
     if not environment.listed:
         return
-    scopes = [_PUBLIC]
+    scopes, known_to = [_PUBLIC], spelling.PUBLIC
     if environment.private:
+        known_to = environment.owner_id
         scopes = [f"owner {environment.owner_id}", f"environment {environment.id}"]
+    if environment.visibility == "internal":
+        scopes, known_to = [*scopes, _INTERNAL], spelling.INTERNAL
     tokens = [_token(one) for one in (*environment.marks.split(), *scopes, f"by {environment.owner_id}")]
     head = {
         "name": " ".join(words_of(environment.name)),
@@ -104,8 +107,7 @@ def write(session: Session, environment: Environment, latest: Version) -> None:
     readme = " ".join(words_of(latest.readme[:_README_CHARACTERS]))
     insert = _INSERT_SQLITE if _is_sqlite(session) else _INSERT_POSTGRESQL
     session.execute(insert, {"id": environment.id, **head, "readme": readme, "marks": " ".join(tokens)})
-    scope = environment.owner_id if environment.private else spelling.PUBLIC
-    spelling.learn(session, scope, {one for words in head.values() for one in words.split()})
+    spelling.learn(session, known_to, {one for words in head.values() for one in words.split()})
 
 
 def is_empty(session: Session) -> bool:
@@ -184,6 +186,7 @@ def _required(session: Session, wanted: EnvironmentFilter, owner_id: int | None)
     scopes = [_PUBLIC]
     if reader is not None:
         scopes += [
+            _INTERNAL,
             *(f"owner {one}" for one in reader.roles),
             *(f"environment {one}" for one in reader.grants),
         ]

@@ -18,8 +18,8 @@ from sqlalchemy.orm import Mapped, Session, mapped_column
 from wander_hub.database import READER, Base
 from wander_hub.identity import Identity
 
-PUBLIC = 0
-"""The scope of words that everybody knows; others are ids of owners."""
+PUBLIC, INTERNAL = 0, -1
+"""The scopes of words that everybody knows, or who is signed in; others are ids of owners."""
 _SHORTEST, _LONG, _LONGEST = 4, 8, 24
 _MOST_ROWS, _MOST_WORDS = 200, 5
 _MOST_FRESH = 100
@@ -34,7 +34,7 @@ class Spelling(Base):
     key: Mapped[str] = mapped_column(String(24), primary_key=True)
     """The word, or the word without one letter or two."""
     scope: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    """Id of the owner among whose private environments it occurs; 0 for the public ones."""
+    """Id of the owner among whose private environments it occurs; 0 for the public ones, -1 internal ones."""
     word: Mapped[str] = mapped_column(String(24), primary_key=True)
 
 
@@ -62,7 +62,7 @@ def mend(session: Session, word: str) -> list[str]:
     reader: Identity | None = session.info.get(READER)
     query = select(Spelling.word).where(Spelling.key.in_(_keys(word))).distinct().limit(_MOST_ROWS)
     if reader is None or not reader.admin:
-        query = query.where(Spelling.scope.in_([PUBLIC, *(reader.roles if reader else ())]))
+        query = query.where(Spelling.scope.in_([PUBLIC, *([INTERNAL, *reader.roles] if reader else ())]))
     most = 2 if len(word) >= _LONG else 1
     near = sorted((distance(word, one), one) for one in session.scalars(query))
     return [one for far, one in near if 0 < far <= most][:_MOST_WORDS]

@@ -128,14 +128,14 @@ def was_private(session: Session, owner: str, project: str) -> bool:
 
 
 def is_closed_to(session: Session, owner: str, roles: Sequence[int], grants: Sequence[int]) -> bool:
-    """Tell whether an owner has or had private names that are not public, and nothing for these roles."""
+    """Tell whether an owner has or had names that the reader may not see, and nothing for these roles."""
     shown = select(IndexPage.project).join(Environment, IndexPage.environment_id == Environment.id)
     shown = shown.where(IndexPage.owner_id == PrivateName.owner_id, IndexPage.project == PrivateName.project)
     left = select(FormerName.name).join(Environment, FormerName.environment_id == Environment.id)
     left = left.where(FormerName.owner_id == PrivateName.owner_id, FormerName.name == PrivateName.project)
-    public = readable_by(None)
+    seen = readable(session)
     hidden = select(PrivateName.owner_id).join(Owner, PrivateName.owner_id == Owner.id)
-    hidden = hidden.where(~shown.where(public).exists(), ~left.where(public).exists())
+    hidden = hidden.where(~shown.where(seen).exists(), ~left.where(seen).exists())
     owner_id = session.scalar(hidden.where(Owner.name == owner).limit(1))
     if owner_id is None or owner_id in roles:
         return False

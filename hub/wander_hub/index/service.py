@@ -249,9 +249,10 @@ def refuse_missing(
 ) -> HubProblem:
     """Return the answer for what is not there, or not for this caller, which it must not tell apart.
 
-    Where an owner has or had private environments, who belongs nowhere there gets the same 401 for every
-    name that is not public, and everybody else for the names that were ever private. uv stops at a 401, where
-    a 404 would send it on to the next index, at which anybody may offer the name; pip goes on in both cases.
+    Where an owner has or had environments that the caller may not see, who belongs nowhere there gets the
+    same 401 for every name that is not open to them, and everybody else for the names that were ever
+    private. uv stops at a 401, where a 404 would send it on to the next index, at which anybody may offer
+    the name; pip goes on in both cases.
     """
     assert place.owner is not None
     reader: Identity | None = session.info.get(READER)

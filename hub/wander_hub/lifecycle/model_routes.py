@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query
 from sqlalchemy.orm import Session
 from starlette.responses import Response
 from wander.wire.changes import NewVisibility, Reason
+from wander.wire.environments import visibility_of
 from wander.wire.models import ModelRevision, ModelRevisions
 
 from wander_hub import audit
@@ -65,12 +66,12 @@ def _change(
 @router.put("/visibility", response_model=ModelRevisions, responses=_REFUSALS)
 @audited("model.visibility")
 def set_visibility(context: ForManager, owner: str, name: str, body: NewVisibility) -> ModelRevisions:
-    """Make a model private or public."""
+    """Make a model public, internal or private."""
 
     def record(session: Session) -> ModelRevisions:
         model = service.model_for(session, context.caller, "manage", owner, name)
-        model.private = body.private
-        audit.about(session, private=body.private)
+        model.visibility = visibility_of(body.private, internal=body.internal)
+        audit.about(session, visibility=model.visibility)
         session.flush()
         return service.describe(session, model, context.base_url)
 

@@ -11,6 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 from wander.wire import EnvironmentDetail, VersionDetail
 from wander.wire.changes import NewPlace, NewStatus, NewVisibility, Reason
+from wander.wire.environments import visibility_of
 
 from wander_hub.environments import service
 from wander_hub.environments.models import Environment
@@ -96,9 +97,9 @@ def set_status(context: ForMaintainer, owner: str, name: str, body: NewStatus) -
 @router.put("/visibility", response_model=EnvironmentDetail, responses=_REFUSALS)
 @audited("environment.visibility")
 def set_visibility(context: ForManager, owner: str, name: str, body: NewVisibility) -> EnvironmentDetail:
-    """Make an environment private or public."""
-    what = (context.caller, owner, name)
-    return _change(context, lambda session: life.set_visibility(session, *what, private=body.private))
+    """Make an environment public, internal or private."""
+    what = (context.caller, owner, name, visibility_of(body.private, internal=body.internal))
+    return _change(context, lambda session: life.set_visibility(session, *what))
 
 
 @router.post("/transfer", response_model=EnvironmentDetail, responses=_REFUSALS)

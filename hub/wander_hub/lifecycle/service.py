@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Session
 from wander.wire.changes import NewPlace, NewStatus
+from wander.wire.environments import Visibility
 
 from wander_hub import audit, names
 from wander_hub.accounts import repository as accounts
@@ -22,6 +23,7 @@ from wander_hub.leaderboards import listing
 from wander_hub.publishers import service as publishers
 from wander_hub.rights import repository as roles
 from wander_hub.rights import rights
+from wander_hub.visibility import narrower
 from wander_hub.webhooks import outbox
 from wander_hub.webhooks.events import describe_version as describe
 
@@ -107,19 +109,19 @@ def set_status(session: Session, caller: Identity, owner: str, name: str, wanted
 
 
 def set_visibility(
-    session: Session, caller: Identity, owner: str, name: str, *, private: bool
+    session: Session, caller: Identity, owner: str, name: str, wanted: Visibility
 ) -> Environment:
-    """Hide an environment from all who have no role on it, or show it to everybody.
+    """Show an environment to everybody, to everybody who is signed in, or to those with a role on it alone.
 
-    What was forked from a private environment is shown only by somebody who may also show that one.
+    What was forked from one that fewer see is shown to more only by somebody who may also show that one.
     """
     environment = rights.environment_for(session, caller, "manage", owner, name)
-    if not private and not _parents_agree(session, caller, environment):
+    if not _parents_agree(session, caller, environment, wanted):
         hint = "make an owner of what it was forked from an owner of the fork too, who then shows it"
-        detail = f"`{owner}/{name}` was forked from a private environment, whose owner has not agreed"
+        detail = f"`{owner}/{name}` was forked from one that is not {wanted}, whose owner has not agreed"
         raise HubProblem(403, "parent_private", detail, hint=hint)
-    environment.private = private
-    audit.about(session, private=private)
+    environment.visibility = wanted
+    audit.about(session, visibility=wanted)
     _refresh(session, environment)
     return environment
 
@@ -179,7 +181,7 @@ def fork(session: Session, caller: Identity, owner: str, name: str, place: NewPl
         *(session, target, parent.name),
         latest_version=source.version,
         listed=parent.listed,
-        private=parent.private or target.private_by_default,
+        visibility=narrower(parent.visibility, target.default_visibility),
     )
     # It is the new owner's matter: that of the parent may not even see it.
     new, old = f"{target.name}/{child.name}", f"{parent.owner.name}/{parent.name}"
@@ -192,11 +194,11 @@ def fork(session: Session, caller: Identity, owner: str, name: str, place: NewPl
     return child
 
 
-def _parents_agree(session: Session, caller: Identity, environment: Environment) -> bool:
-    """Tell whether the caller may show all private environments that this one comes from, fork by fork."""
+def _parents_agree(session: Session, caller: Identity, environment: Environment, wanted: Visibility) -> bool:
+    """Tell whether the caller may show as widely all that this one comes from, fork by fork."""
     while environment.parent_id is not None:
         parent = session.get_one(Environment, environment.parent_id)  # whoever may see it
-        if not parent.private:
+        if narrower(parent.visibility, wanted) == wanted:
             return True
         if not rights.may(caller, "manage", parent):
             return False

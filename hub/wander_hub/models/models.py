@@ -9,9 +9,10 @@ from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from wander_hub.accounts.models import Owner, User
 from wander_hub.database import Base
+from wander_hub.visibility import HasVisibility
 
 
-class Model(Base):
+class Model(HasVisibility, Base):
     """A named model of an owner."""
 
     __tablename__ = "models"
@@ -21,8 +22,6 @@ class Model(Base):
     owner_id: Mapped[int] = mapped_column(ForeignKey("owners.id"))
     name: Mapped[str] = mapped_column(String(200))
     """Normalised as an environment's."""
-    private: Mapped[bool]
-    """Only those with a role on its owner see that it exists."""
     created_at: Mapped[datetime]
     deleted_at: Mapped[datetime | None]
     """The row stays for ever, so that nothing else gets the name."""

@@ -22,7 +22,8 @@ def _readable(session: Session) -> ColumnElement[bool]:
     public = Model.private.is_(False)
     if reader is None or reader.only_environment is not None:
         return public
-    mine: list[ColumnElement[bool]] = [true() if reader.admin else Model.owner_id.in_(reader.roles)]
+    held = Model.owner_id.in_(reader.roles) | Model.internal.is_(True)
+    mine: list[ColumnElement[bool]] = [true() if reader.admin else held]
     if reader.only_owner is not None:
         mine.append(Model.owner_id == reader.only_owner)
     return or_(public, and_(*mine))

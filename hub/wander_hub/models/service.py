@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sqlalchemy.orm import Session
+from wander.wire.environments import Visibility
 from wander.wire.models import ModelFileInfo, ModelRevision, ModelRevisions
 
 from wander_hub import names
@@ -87,6 +88,7 @@ def describe(session: Session, model: Model, base_url: str) -> ModelRevisions:
         owner=model.owner.name,
         name=model.name,
         private=model.private,
+        internal=model.internal,
         latest=latest.revision if latest is not None else None,
         revisions=[describe_revision(one, base_url) for one in revisions],
     )
@@ -106,6 +108,7 @@ def describe_revision(revision: Revision, base_url: str) -> ModelRevision:
         size=sum(one.size for one in revision.files),
         files=[fill(ModelFileInfo, one, url=f"{place}/{one.filename}") for one in files],
         private=model.private,
+        internal=model.internal,
         deleted=revision.deleted_at is not None,
         pushed_by=revision.pushed_by.name,
         url=page_of(revision, base_url),
@@ -119,7 +122,7 @@ def page_of(revision: Revision, base_url: str) -> str:
 
 
 def require_pusher(
-    session: Session, caller: Identity, owner: Owner, name: str, *, private: bool | None = None
+    session: Session, caller: Identity, owner: Owner, name: str, visibility: Visibility | None = None
 ) -> Model | None:
     """Return the model of a name, None for a new one; refuse who may not push there, and bad names."""
     rights.owner_for(session, caller, "publish", owner.name)
@@ -133,10 +136,9 @@ def require_pusher(
     if held.deleted_at is not None:
         detail = f"the model `{label}` was deleted; its name is not given again"
         raise HubProblem(409, "name_deleted", detail, hint="choose another name")
-    if private is not None and private != held.private:
-        word, other = ("private", "public") if held.private else ("public", "private")
-        hint = f"`wander model visibility {label} {other}` changes that"
-        raise HubProblem(409, "visibility_differs", f"`{label}` is {word} already", hint=hint)
+    if visibility not in (None, held.visibility):
+        hint = f"`wander model visibility {label} {visibility}` changes that"
+        raise HubProblem(409, "visibility_differs", f"`{label}` is {held.visibility} already", hint=hint)
     return held
 
 
@@ -145,5 +147,5 @@ def model_for(session: Session, caller: Identity, permission: Permission, owner:
     model = find(session, owner, name)
     rights.owner_for(session, caller, permission, model.owner.name)
     accounts.lock_owner(session, model.owner)
-    session.refresh(model, ["private", "deleted_at"])
+    session.refresh(model, ["private", "internal", "deleted_at"])
     return model

@@ -28,7 +28,8 @@ def may(identity: Identity, permission: Permission, environment: Environment) ->
     """Tell whether the caller may do this to an environment."""
     if identity.only_new == (environment.owner_id, environment.name):
         identity = replace(identity, only_environment=environment.id)  # it may have begun in this transaction
-    return identity.may(permission, environment.owner_id, environment.id, private=environment.private)
+    seen = {"private": environment.private, "internal": environment.internal}
+    return identity.may(permission, environment.owner_id, environment.id, **seen)
 
 
 def environment_for(

@@ -107,13 +107,15 @@ def remove_owner_role(context: ForManager, owner: str, user: User) -> MemberList
 @router.put(_OWNER + "/settings", response_model=OwnerSettings, responses=_REFUSALS)
 @audited("owner.settings")
 def change_owner_settings(context: ForManager, owner: str, body: OwnerSettings) -> OwnerSettings:
-    """Choose whether new environments of an owner are private."""
+    """Choose whether new environments of an owner are public, internal or private."""
 
     def record(session: Session) -> OwnerSettings:
         found = rights.owner_for(session, context.caller, "manage", owner)
-        found.private_by_default = body.private_by_default
-        audit.about(session, private_by_default=body.private_by_default)
-        return body
+        internal = body.internal_by_default
+        found.private_by_default = body.private_by_default or internal
+        found.internal_by_default = internal
+        audit.about(session, visibility_by_default=found.default_visibility)
+        return OwnerSettings(private_by_default=found.private_by_default, internal_by_default=internal)
 
     return context.commit(record)
 

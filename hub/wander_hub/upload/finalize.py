@@ -107,7 +107,7 @@ def _require_ready(session: Session, found: UploadSession, context: Context) -> 
     files = {one.filename: one.sha256 for one in found.files if one.kind != "lock"}
     service.place_for(
         *(session, found.owner, found.name, found.version, files, context.caller),
-        private=found.stated["private"],
+        visibility=found.visibility,
         open_days=context.settings.version_open_days,
     )
 
@@ -218,7 +218,7 @@ def _record(
             checked.packages,
             context.caller,
             check=CheckSummary.model_validate(check) if check else None,
-            private=found.stated["private"],
+            visibility=found.visibility,
             open_days=context.settings.version_open_days,
             compared=checked.compared,
             attested=checked.attested,

@@ -7,10 +7,12 @@ from typing import Any
 
 from sqlalchemy import JSON, BigInteger, ForeignKey, Index, String, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column, relationship
+from wander.wire.environments import Visibility
 from wander.wire.uploads import StagedKind, UploadStatus
 
 from wander_hub.accounts.models import Owner
 from wander_hub.database import Base
+from wander_hub.visibility import wanted_visibility
 
 
 class UploadSession(Base):
@@ -29,13 +31,18 @@ class UploadSession(Base):
     """The version in PEP 440's normal form; of a model the revision."""
     status: Mapped[UploadStatus] = mapped_column(String(12))
     stated: Mapped[dict[str, Any]] = mapped_column(JSON)
-    """What else the publisher said: `private`, `check` and `source_sha256` of a `NewUpload`."""
+    """What else the publisher said: `private`, `internal`, `check` and `source_sha256` of a `NewUpload`."""
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime] = mapped_column(index=True)
     owner: Mapped[Owner] = relationship(lazy="raise")
     files: Mapped[list[StagedFile]] = relationship(
         lazy="raise", order_by="StagedFile.id", cascade="all, delete-orphan"
     )
+
+    @property
+    def visibility(self) -> Visibility | None:
+        """Who is to see what is new; None leaves it to the owner's settings."""
+        return wanted_visibility(self.stated["private"], internal=self.stated.get("internal", False))
 
     @property
     def of_model(self) -> bool:

@@ -11,6 +11,7 @@ from datetime import timedelta
 
 from sqlalchemy.orm import Session
 from wander.errors import ConfigError
+from wander.wire.environments import Visibility
 from wander.wire.models import (
     CARD,
     CheckpointFacts,
@@ -40,6 +41,7 @@ from wander_hub.upload import finalize as finishing
 from wander_hub.upload import session_repository as repository
 from wander_hub.upload import sessions
 from wander_hub.upload.models import StagedFile, UploadSession
+from wander_hub.visibility import wanted_visibility
 
 
 def begin(context: Context, wanted: NewModel) -> tuple[SessionInfo, bool]:
@@ -50,11 +52,12 @@ def begin(context: Context, wanted: NewModel) -> tuple[SessionInfo, bool]:
     caller, name = context.caller, names.normalise_environment(wanted.name)
     _check_files(wanted, context.settings)
     revision = revision_of({one.filename: one.sha256 for one in wanted.files})
-    stated = {"private": wanted.private}
+    stated = {"private": wanted.private, "internal": wanted.internal}
+    visibility = wanted_visibility(wanted.private, internal=wanted.internal)
 
     def record(session: Session) -> tuple[SessionInfo, bool]:
         owner = rights.find_owner(session, caller, wanted.owner)
-        _place_for(session, context, owner, name, revision, private=wanted.private)
+        _place_for(session, context, owner, name, revision, visibility)
         for known in repository.open_sessions(session, caller.user_id, owner.id, name, revision):
             if known.of_model:  # the revision says that its files are the same
                 known.stated = stated
@@ -77,7 +80,7 @@ def finalize(context: Context, session_id: str) -> tuple[ModelRevision, bool]:
         if found.status == "published":
             return _describe(session, found, context), False
         finishing.require_whole(found)
-        _place_for(session, context, found.owner, found.name, found.version, private=found.stated["private"])
+        _place_for(session, context, found.owner, found.name, found.version, found.visibility)
     try:
         for file in found.files:
             finishing.check_digest(context, file, _digest(context.storage, file))
@@ -109,10 +112,15 @@ def _check_files(wanted: NewModel, settings: Settings) -> None:
 
 
 def _place_for(
-    session: Session, context: Context, owner: Owner, name: str, revision: str, *, private: bool | None
+    session: Session,
+    context: Context,
+    owner: Owner,
+    name: str,
+    revision: str,
+    visibility: Visibility | None,
 ) -> tuple[Model | None, Revision | None]:
     """Return the model and the revision that are there; refuse what must not be pushed to."""
-    model = models.require_pusher(session, context.caller, owner, name, private=private)
+    model = models.require_pusher(session, context.caller, owner, name, visibility)
     if model is None:
         return None, None
     rows = model_repository.revisions_of(session, model)
@@ -163,15 +171,15 @@ def _record(
             audit.nothing_done(session)
             return _describe(session, found, context), False
         sessions.require_open(found)
-        owner, private = found.owner, found.stated["private"]
+        owner = found.owner
         accounts.lock_owner(session, owner)
-        model, known = _place_for(session, context, owner, found.name, found.version, private=private)
+        model, known = _place_for(session, context, owner, found.name, found.version, found.visibility)
         context.database.lock_objects(session, exclusive=False)
         for file in found.files:  # one may have gone meanwhile, with the revision that had it
             context.storage.keep_pieces(finishing.pieces(context.storage, file), file.sha256, file.size)
         if model is None:
-            private = owner.private_by_default if private is None else private
-            model = Model(owner=owner, name=found.name, private=private, created_at=now())
+            visibility = found.visibility or owner.default_visibility
+            model = Model(owner=owner, name=found.name, visibility=visibility, created_at=now())
             session.add(model)
             session.flush()
         if known is None:

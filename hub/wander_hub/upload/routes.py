@@ -38,7 +38,7 @@ _BODY = form_body(
         },
         service.VISIBILITY_FIELD: {
             "type": "string",
-            "enum": ["private", "public"],
+            "enum": ["public", "internal", "private"],
             "description": "of an environment that is new; else the owner's settings decide",
         },
         "content": {"type": "string", "format": "binary"},
@@ -89,7 +89,7 @@ def _publish(form: FormData, owner_name: str, context: Context) -> tuple[Version
     package = checks.check(upload, context.settings)
     attested = verify(fields.get(FIELD), package.filename, sha256, caller.claims)
     storage.keep(upload.body, sha256, size)
-    private = service.read_visibility(upload)
+    visibility = service.read_visibility(upload)
 
     def record(session: Session) -> tuple[VersionDetail, bool]:
         owner = rights.find_uploading_owner(session, caller, owner_name)
@@ -98,7 +98,7 @@ def _publish(form: FormData, owner_name: str, context: Context) -> tuple[Version
         published = service.publish(
             *(session, owner, [package], caller),
             check=check,
-            private=private,
+            visibility=visibility,
             open_days=context.settings.version_open_days,
             attested={package.filename: attested},
         )

@@ -10,6 +10,7 @@ from datetime import timedelta
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import set_committed_value
 from wander.wire import CheckSummary
+from wander.wire.environments import Visibility
 from wander.wire.source_tree import SourceInfo
 
 from wander_hub import audit, names
@@ -28,6 +29,7 @@ from wander_hub.index import service as index
 from wander_hub.leaderboards import listing
 from wander_hub.rights import rights
 from wander_hub.upload.schemas import Package, Upload, refusal
+from wander_hub.visibility import LEVELS
 from wander_hub.webhooks import outbox
 from wander_hub.webhooks.events import describe_version
 
@@ -54,14 +56,15 @@ class Published:
     """False when the hub already had these very bytes."""
 
 
-def read_visibility(upload: Upload) -> bool | None:
-    """Return whether the publisher wants a new environment to be private; None where nothing is said."""
+def read_visibility(upload: Upload) -> Visibility | None:
+    """Return who is to see a new environment; None where the publisher says nothing."""
     stated = upload.fields.get(VISIBILITY_FIELD)
     if not stated:
         return None
-    if stated not in ("private", "public"):
-        raise refusal("bad_form", f"`{VISIBILITY_FIELD}` is `private` or `public`")
-    return stated == "private"
+    found = next((one for one in LEVELS if one == stated), None)
+    if found is None:
+        raise refusal("bad_form", f"`{VISIBILITY_FIELD}` is `public`, `internal` or `private`")
+    return found
 
 
 def publish(
@@ -73,7 +76,7 @@ def publish(
     listed: bool = True,
     replace: bool = False,
     check: CheckSummary | None = None,
-    private: bool | None = None,
+    visibility: Visibility | None = None,
     open_days: int | None = None,
     compared: Mapping[str, Sequence[str]] | None = None,
     attested: Mapping[str, Outcome] | None = None,
@@ -91,7 +94,7 @@ def publish(
     first = wheels_first[0]
     place = place_for(
         *(session, owner, first.name, first.version, {one.filename: one.sha256 for one in packages}, caller),
-        private=private,
+        visibility=visibility,
         open_days=open_days,
         replace=replace,
     )
@@ -101,7 +104,7 @@ def publish(
         *(session, owner, first.name),
         latest_version=first.version,
         listed=listed,
-        private=owner.private_by_default if private is None else private,
+        visibility=visibility or owner.default_visibility,
     )
     fresh = [one for one in wheels_first if not _is_there(place, one.filename, one.sha256)]
     label = f"{owner.name}/{environment.name}@{first.version}"
@@ -144,7 +147,7 @@ def place_for(
     files: Mapping[str, str],
     caller: Identity,
     *,
-    private: bool | None = None,
+    visibility: Visibility | None = None,
     open_days: int | None = None,
     replace: bool = False,
 ) -> Place:
@@ -152,7 +155,7 @@ def place_for(
 
     Refuses them for all that can be said before their bytes are known.
     """
-    environment = _environment_for(session, owner, name, caller, private=private)
+    environment = _environment_for(session, owner, name, caller, visibility)
     if environment is None:
         return Place()
     found = environments.version_of(session, environment, version)
@@ -193,7 +196,7 @@ def require_publisher(
 
 
 def _environment_for(
-    session: Session, owner: Owner, name: str, caller: Identity, *, private: bool | None
+    session: Session, owner: Owner, name: str, caller: Identity, visibility: Visibility | None
 ) -> Environment | None:
     """Return the environment of a name, None for a new one; refuse who may not publish there."""
     held = require_publisher(session, owner, name, caller)
@@ -215,10 +218,9 @@ def _environment_for(
         undo = None if status == "quarantined" else f"`wander env deprecate {label} --undo` opens it again"
         detail = f"`{label}` is {status}: it takes no uploads"
         raise HubProblem(409, f"environment_{status}", detail, hint=undo)
-    if private is not None and private != held.private:
-        word = "private" if held.private else "public"
-        hint = f"`wander env owner visibility {label}` changes that"
-        raise HubProblem(409, "visibility_differs", f"`{label}` is {word} already", hint=hint)
+    if visibility not in (None, held.visibility):
+        hint = f"`wander env owner visibility {label} {visibility}` changes that"
+        raise HubProblem(409, "visibility_differs", f"`{label}` is {held.visibility} already", hint=hint)
     return held
 
 

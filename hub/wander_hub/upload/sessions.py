@@ -35,6 +35,7 @@ from wander_hub.upload import checks, service
 from wander_hub.upload import session_repository as repository
 from wander_hub.upload.models import StagedChunk, StagedFile, UploadSession
 from wander_hub.upload.schemas import refusal
+from wander_hub.visibility import wanted_visibility
 
 SMALLEST_CHUNK = 64 * 1024
 """Bytes; only the last of a file may have fewer, so that no file becomes a million objects."""
@@ -48,7 +49,7 @@ def begin(context: Context, wanted: NewUpload) -> tuple[SessionInfo, bool]:
     caller, settings = context.caller, context.settings
     name, version = _check_names(wanted, settings)
     attested = {one.filename: json.dumps(one.attestations) for one in wanted.files if one.attestations}
-    stated = wanted.model_dump(mode="json", include={"private", "source_sha256", "check"})
+    stated = wanted.model_dump(mode="json", include={"private", "internal", "source_sha256", "check"})
     stated |= {"attestations": attested}
     check_attestations({one.filename: one.sha256 for one in wanted.files}, stated, caller)
     expires_at = now() + timedelta(hours=settings.upload_hours)
@@ -58,7 +59,7 @@ def begin(context: Context, wanted: NewUpload) -> tuple[SessionInfo, bool]:
         files = {one.filename: one.sha256 for one in wanted.files if one.kind != "lock"}
         place = service.place_for(
             *(session, owner, name, version, files, caller),
-            private=wanted.private,
+            visibility=wanted_visibility(wanted.private, internal=wanted.internal),
             open_days=settings.version_open_days,
         )
         for known in repository.open_sessions(session, caller.user_id, owner.id, name, version):

@@ -63,12 +63,16 @@ class OwnerSettings(Body):
     """What holds for an owner's new environments."""
 
     private_by_default: bool
+    internal_by_default: bool = Field(default=False, exclude_if=lambda internal: not internal)
+    """They are seen by everybody who is signed in, whatever `private_by_default` says."""
 
 
 class NewVisibility(Body):
-    """Makes an environment private or public."""
+    """Makes an environment public, internal or private."""
 
     private: bool
+    internal: bool = Field(default=False, exclude_if=lambda internal: not internal)
+    """For everybody who is signed in, whatever `private` says."""
 
 
 class NewStatus(Body):

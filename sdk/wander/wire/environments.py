@@ -158,6 +158,17 @@ class VersionDetail(Record):
     """Digest of its source archive's files, and which wheels are of these; None without an archive."""
 
 
+Visibility = Literal["public", "internal", "private"]
+"""Who sees an environment or a model: everybody, who is signed in, or who has a role on it or its owner."""
+
+
+def visibility_of(private: bool, *, internal: bool = False) -> Visibility:
+    """Return the word for what two marks say; what is internal is private too."""
+    if internal:
+        return "internal"
+    return "private" if private else "public"
+
+
 class EnvironmentSummary(Record):
     """One row of a listing or a search."""
 
@@ -172,6 +183,9 @@ class EnvironmentSummary(Record):
     best_reward: float | None = None
     best_model: str | None = None
     private: bool = False
+    """Strangers do not see it."""
+    internal: bool = Field(default=False, exclude_if=lambda internal: not internal)
+    """And everybody who is signed in does: `private` too is true then."""
     status: ProjectStatus = "active"
     downloads: int = 0
     """Files of it that were sent, all versions together."""

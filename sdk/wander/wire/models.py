@@ -97,6 +97,8 @@ class NewModel(Body):
     files: list[ModelFile] = Field(min_length=1, max_length=MOST_FILES)
     private: bool | None = None
     """Of a model that is new; None leaves it to the owner's settings."""
+    internal: bool = Field(default=False, exclude_if=lambda internal: not internal)
+    """Of a model that is new: for everybody who is signed in."""
 
 
 class ModelFileInfo(Record):
@@ -124,6 +126,8 @@ class ModelRevision(Record):
     files: list[ModelFileInfo]
     """Empty for a deleted one."""
     private: bool
+    internal: bool = Field(default=False, exclude_if=lambda internal: not internal)
+    """As of an environment."""
     yanked: bool
     yanked_reason: str | None = None
     deleted: bool = False
@@ -142,6 +146,8 @@ class ModelRevisions(Record):
     owner: str
     name: str
     private: bool
+    internal: bool = Field(default=False, exclude_if=lambda internal: not internal)
+    """As of an environment."""
     latest: str | None
     """The revision that is meant where none is named; None where all are deleted."""
     revisions: list[ModelRevision]

@@ -48,6 +48,8 @@ class NewUpload(Body):
     files: list[UploadFile] = Field(min_length=1, max_length=32)
     private: bool | None = None
     """Of an environment that is new; None leaves it to the owner's settings."""
+    internal: bool = Field(default=False, exclude_if=lambda internal: not internal)
+    """Of an environment that is new: for everybody who is signed in."""
     source_sha256: str | None = Field(default=None, pattern=_SHA256)
     """Tree digest of the source archive; the hub refuses an archive of another one."""
     check: CheckSummary | None = None

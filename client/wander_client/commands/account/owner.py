@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, get_args
 
 from wander_client.context import current
-from wander_client.errors import UsageError
 from wander_client.names import parse_name
 from wander_client.terminal.command import Argument, CommandGroup, Option
 from wander_client.terminal.suggestions import choose
@@ -113,27 +112,28 @@ def rename(
 @app.command()
 def visibility(
     target: Target,
-    choice: Annotated[str, Argument(help="private or public")],
+    choice: Annotated[str, Argument(help="public, internal or private")],
 ) -> None:
-    """Make an environment private or public; for an owner, choose what its new environments are.
+    """Make an environment public, internal or private; for an owner, choose what its new environments are.
 
     \b
     wander env owner visibility acme/wordle private
-    wander env owner visibility acme private
+    wander env owner visibility acme internal
+
+    Everybody who is signed in sees an internal one, and strangers do not.
     """
+    from wander.wire.environments import Visibility
+
     from wander_client.hub import administration
 
-    here = current()
-    if choice not in ("private", "public"):
-        raise UsageError(f"`{choice}` is not a visibility", hint="write `private` or `public`")
-    private = choice == "private"
+    here, wanted = current(), choose("visibility", choice, get_args(Visibility))
     with here.hub(login=True) as hub:
         if "/" not in target:
-            settings = administration.set_default_visibility(hub, target, private=private)
-            here.output.answer(settings, f"new environments of {target} are {choice}")
+            settings = administration.set_default_visibility(hub, target, wanted)
+            here.output.answer(settings, f"new environments of {target} are {wanted}")
             return
-        detail = administration.set_visibility(hub, parse_name(target), private=private)
-    here.output.answer(detail, f"{detail.owner}/{detail.name} is {choice}")
+        detail = administration.set_visibility(hub, parse_name(target), wanted)
+    here.output.answer(detail, f"{detail.owner}/{detail.name} is {wanted}")
 
 
 def _move(environment: str, *, owner: str | None, name: str | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, get_args
 
 from wander_client.context import current
 from wander_client.errors import UsageError
@@ -15,6 +15,7 @@ def push(
     private: Annotated[
         bool | None, Option("--private/--public", help="of a new model; default: the owner's setting")
     ] = None,
+    internal: Annotated[bool, Option("--internal", help="of a new model: for who is signed in")] = False,
 ) -> None:
     """Put a trained model on the hub, so that anybody can play its runs again; goes on after a break.
 
@@ -28,6 +29,7 @@ def push(
     of these very weights. Leaderboard rows and runs whose manifest names weights of this digest link here.
     `hf:` means a repository of Hugging Face, with the token that its own tools use.
     """
+    from wander.wire.environments import visibility_of
     from wander.wire.models import parse_model
 
     from wander_client.models.reference import HF_SCHEME
@@ -40,7 +42,8 @@ def push(
         here.output.answer(made, f"pushed {HF_SCHEME}{made.name}@{made.revision[:12]}\n{made.url}")
         here.output.next(f"wander model pull {HF_SCHEME}{made.name}")
         return
-    sent = push_model(here, model, parse_model(name), private=private)
+    visibility = None if private is None and not internal else visibility_of(bool(private), internal=internal)
+    sent = push_model(here, model, parse_model(name), visibility=visibility)
     revision, output = sent.made, here.output
     said = "pushed" if sent.sent else "is there already:"
     data = {**revision.model_dump(mode="json"), "sent": sorted(sent.sent)}
@@ -98,20 +101,21 @@ def delete(
 
 def visibility(
     model: Annotated[str, Argument(help="owner/name")],
-    choice: Annotated[str, Argument(help="private or public")],
+    choice: Annotated[str, Argument(help="public, internal or private")],
 ) -> None:
-    """Make a model private, for those with a role on its owner, or public.
+    """Make a model public, internal (for who is signed in) or private (for who has a role on its owner).
 
     \b
     wander model visibility acme/ttt public
     """
+    from wander.wire.environments import Visibility
     from wander.wire.models import parse_model
 
     from wander_client.hub import administration
     from wander_client.terminal.suggestions import choose
 
     here, wanted = current(), parse_model(model)
-    private = choose("visibility", choice, ("private", "public")) == "private"
+    seen_by = choose("visibility", choice, get_args(Visibility))
     with here.hub(login=True) as hub:
-        found = administration.set_model_visibility(hub, wanted, private=private)
-    here.output.answer(found, f"{found.owner}/{found.name} is {choice}")
+        found = administration.set_model_visibility(hub, wanted, seen_by)
+    here.output.answer(found, f"{found.owner}/{found.name} is {seen_by}")

@@ -21,6 +21,9 @@ def publish(
     private: Annotated[
         bool, Option("--private", help="make a new environment visible only to those with a role")
     ] = False,
+    internal: Annotated[
+        bool, Option("--internal", help="make a new environment visible only to who is signed in")
+    ] = False,
     no_check: Annotated[bool, Option("--no-check", help="publish without `wander check`")] = False,
     no_lock: Annotated[bool, Option("--no-lock", help="publish without locking its packages")] = False,
     exclude_newer: ExcludeNewer = None,
@@ -51,6 +54,7 @@ def publish(
         owner=owner,
         dry_run=dry_run,
         private=private,
+        internal=internal,
         check=not no_check,
         lock=not no_lock,
         exclude_newer=exclude_newer,
