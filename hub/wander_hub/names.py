@@ -38,9 +38,14 @@ def normalise_owner(name: str) -> str:
     return name.lower() if name.isascii() else name
 
 
+def is_owner_name(name: str) -> bool:
+    """Tell whether a user or an owner can have a name, which is in its normal form."""
+    return _OWNER.fullmatch(name) is not None
+
+
 def owner_fault(name: str) -> str | None:
     """Say what is wrong with a new owner's name; None when it may be used."""
-    if not _OWNER.fullmatch(name):
+    if not is_owner_name(name):
         return "may hold 1 to 39 of a-z, 0-9 and `-`, and neither begin nor end with `-`"
     if name in RESERVED_OWNERS:
         return "is reserved"

@@ -72,7 +72,7 @@ def test_roles_transfer_and_fork(room: HubRoom) -> None:
     with room.http.app.state.database.write() as session:
         accounts.add_user(session, "ada")
     added = room.wander("owner", "add", "admin/say-env", "ada", "--role", "reader")
-    assert added.out.splitlines()[-1].split("\t") == ["ada", "reader", "environment"]
+    assert added.out.splitlines()[-1].split("\t") == ["ada", "reader", "environment", "member"]
     assert room.wander("owner", "add", "admin", "ada", "--role", "king").status == 2
     assert room.wander("owner", "remove", "admin/say-env", "ada").status == 0
     assert [one["user"] for one in room.wander("owner", "list", "admin", "--json").data] == ["admin"]

@@ -45,7 +45,7 @@ async def test_what_was_done_is_told_to_owners_and_administrators(hub, run_of):
     ]
     level, member, yank = found[0], found[1], found[2]
     assert (level["detail"]["before"], level["detail"]["level"]) == ("complete", "claimed")
-    assert member["detail"] == {"user": "bob", "role": "reader"}
+    assert member["detail"] == {"user": "bob", "role": "reader", "invited": True}
     assert (yank["address"], yank["token"]) == ("127.0.0.1", hub.tokens["alice"][:10])
     assert yank["request_id"]
     everything = (await hub.get("/api/v1/audit", headers=hub.auth("admin"))).json()["data"]

@@ -146,7 +146,7 @@ async def test_a_token_of_the_command_may_be_narrow_and_short(hub, command):
 
 def test_lists_are_tables_or_json(command):
     plain = command("user", "list").stdout.splitlines()
-    assert plain[0] == "name\tadmin\towners\tcreated_at"
+    assert plain[0] == "name\tadmin\towners\tstate\tcreated_at"
     assert [line.split("\t")[:3] for line in plain[1:]] == [
         ["admin", "yes", "admin"],
         ["alice", "no", "alice"],

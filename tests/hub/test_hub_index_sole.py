@@ -202,7 +202,7 @@ async def test_a_name_that_was_private_stays_401(hub, behind, make_wheel):
         ).is_success
     grant = {"role": "reader"}
     path = "/api/v1/environments/alice/second/members/bob"
-    assert (await hub.client.put(path, json=grant, headers=hub.auth())).is_success
+    assert (await hub.client.put(path, json=grant, headers=hub.auth("admin"))).is_success
     for name in ("first", "second"):
         behind.offer(name)
     for place in ("simple", "index"):

@@ -196,8 +196,9 @@ async def test_an_old_version_takes_no_more_files(published, make_wheel):
 async def test_a_transfer_redirects_everything_and_drops_roles_and_tokens(published, make_wheel):
     hub = published
     for path, role in (("/api/v1/owners/bob/members/alice", "maintainer"),):
-        assert (await change(hub, "PUT", path, {"role": role}, user="bob")).status_code == 200
-    await change(hub, "PUT", f"{PATH}/members/admin", {"role": "maintainer"})
+        assert (await change(hub, "PUT", path, {"role": role}, user="admin")).status_code == 200
+    await change(hub, "PUT", f"{PATH}/members/admin", {"role": "maintainer"}, user="admin")
+    await change(hub, "PUT", f"{PATH}/members/carol", {"role": "owner"})
     body = {"name": "ci", "scopes": ["publish"], "target": "alice/reverse-text"}
     token = (await change(hub, "POST", "/api/v1/tokens", body)).json()["token"]
     file = (await hub.get(f"{PATH}/versions/0.1.0")).json()["files"][0]["url"]
@@ -233,7 +234,7 @@ async def test_a_transfer_redirects_everything_and_drops_roles_and_tokens(publis
 
 async def test_a_transfer_back_and_forth_keeps_one_environment(published):
     hub = published
-    await change(hub, "PUT", "/api/v1/owners/bob/members/alice", {"role": "owner"}, user="bob")
+    await change(hub, "PUT", "/api/v1/owners/bob/members/alice", {"role": "owner"}, user="admin")
     await change(hub, "POST", f"{PATH}/transfer", {"owner": "bob"})
     back = await change(hub, "POST", "/api/v1/environments/bob/reverse-text/transfer", {"owner": "alice"})
     assert back.status_code == 200
@@ -271,7 +272,7 @@ async def test_moves_never_take_a_name_twice(published, make_wheel):
     await hub.publish(make_wheel(name="other"))
     clash = await change(hub, "POST", f"{PATH}/transfer", {"owner": "alice", "name": "other"})
     assert (clash.status_code, clash.json()["code"]) == (409, "name_taken")
-    await change(hub, "PUT", "/api/v1/owners/bob/members/alice", {"role": "maintainer"}, user="bob")
+    await change(hub, "PUT", "/api/v1/owners/bob/members/alice", {"role": "maintainer"}, user="admin")
     await hub.publish(make_wheel(), owner="bob")
     clash = await change(hub, "POST", f"{PATH}/transfer", {"owner": "bob", "name": "fresh"})
     assert (clash.status_code, clash.json()["code"]) == (409, "name_taken"), "its files are named like bob's"
@@ -282,7 +283,7 @@ async def test_forks_know_their_parent_and_stay_private(hub, make_wheel):
     spec = make_wheel()
     await hub.upload(spec.build(), spec.wheel_name, fields={"wander_visibility": "private"})
     assert (await change(hub, "POST", f"{PATH}/fork", {"owner": "bob"}, user="bob")).status_code == 404
-    await change(hub, "PUT", f"{PATH}/members/bob", {"role": "reader"})
+    await change(hub, "PUT", f"{PATH}/members/bob", {"role": "reader"}, user="admin")
     forked = await change(hub, "POST", f"{PATH}/fork", {"owner": "bob"}, user="bob")
     assert (forked.status_code, forked.json()["parent"]) == (201, "alice/reverse-text@0.1.0")
     assert forked.json()["private"]
@@ -304,7 +305,7 @@ async def test_forks_know_their_parent_and_stay_private(hub, make_wheel):
 async def test_a_private_environment_s_forks_are_shown_when_its_owner_agrees(hub, make_wheel):
     spec = make_wheel()
     await hub.upload(spec.build(), spec.wheel_name, fields={"wander_visibility": "private"})
-    await change(hub, "PUT", f"{PATH}/members/bob", {"role": "maintainer"})
+    await change(hub, "PUT", f"{PATH}/members/bob", {"role": "maintainer"}, user="admin")
     with hub.database.write() as session:
         bob = accounts.user_named(session, "bob")
         account_service.add_member(session, "lab", bob)
@@ -323,7 +324,7 @@ async def test_a_private_environment_s_forks_are_shown_when_its_owner_agrees(hub
         assert await show(path, "bob") == 403, "neither the fork nor its fork, wherever it goes"
         assert (await hub.get(path)).status_code == 404
     assert await show(first, "bob", private=True) == 200
-    await change(hub, "PUT", f"{first}/members/alice", {"role": "owner"}, user="bob")
+    await change(hub, "PUT", f"{first}/members/alice", {"role": "owner"}, user="admin")
     assert await show(first, "alice") == 200, "who may show both agrees by showing it"
     assert await show(second, "bob") == 200, "it comes from one that is open to all now"
     assert await show(first, "bob", private=True) == 200

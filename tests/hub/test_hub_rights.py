@@ -47,6 +47,7 @@ ENVIRONMENT = "/api/v1/environments/{owner}/{name}"
 MODEL = "/api/v1/models/{owner}/{name}"
 UPLOADS = "/api/v1/uploads"
 POSTING = "/api/v1/postings/{sha256}"
+INVITATION = "/api/v1/account/invitations/{invitation}"
 CLEARANCE = "/api/v1/runs/{run_id}/clearance"
 HOOKS = "/api/v1/webhooks"
 HOOK = HOOKS + "/{webhook}"
@@ -70,6 +71,7 @@ VALUES = {
     "publisher": "1",
     "webhook": "1",
     "delivery": "1",
+    "invitation": "1",
     "revision": revision_of(digests(checkpoint())),
 }
 
@@ -99,8 +101,13 @@ ATTEMPTS = {
     ("DELETE", "/api/v1/tokens/{prefix}"): Attempt(),
     ("PUT", "/api/v1/account/password"): Attempt({"new": "seven green bottles"}, status=204),
     ("DELETE", "/api/v1/account/sessions"): Attempt(status=204),
+    ("PUT", "/api/v1/users/{user}/disabled"): Attempt(),
+    ("DELETE", "/api/v1/users/{user}/disabled"): Attempt(),
+    ("DELETE", "/api/v1/users/{user}"): Attempt(),
     ("PUT", "/api/v1/owners/{owner}/members/{user}"): Attempt({"role": "maintainer"}),
     ("DELETE", "/api/v1/owners/{owner}/members/{user}"): Attempt(),
+    ("POST", INVITATION + "/accept"): Attempt(),
+    ("DELETE", INVITATION): Attempt(),
     ("PUT", "/api/v1/owners/{owner}/settings"): Attempt({"private_by_default": True}),
     ("POST", "/api/v1/owners/{owner}/publishers"): Attempt(PUBLISHER, status=201),
     ("DELETE", "/api/v1/owners/{owner}/publishers/{publisher}"): Attempt(),
@@ -167,8 +174,10 @@ MAY = {
     "maintainer": {"maintainer", "owner", "alice", "admin", "browser of alice"},
     "owner": {"owner", "alice", "admin", "browser of alice"},
     "its maker": {"alice", "browser of alice"},
+    "the invited": {"alice", "browser of alice"},
     "its maker and administrators": {"alice", "browser of alice", "admin"},
     "owner who did not make it": {"owner", "admin"},
+    "administrator": {"admin"},
 }
 OPEN = {
     ("POST", one) for one in ("/_/oidc/mint-token", "/login", "/login/password", "/logout", "/api/v1/leaks")
@@ -312,6 +321,10 @@ async def prepare(hub, method: str, path: str, make_wheel, run_of) -> None:
     if "{number}" in path:
         asked = await attempt(hub, "POST", "/api/v1/runs/{run_id}/verifications", "alice", make_wheel, run_of)
         assert asked.json()["id"] == 1, asked.text
+    if "{invitation}" in path:
+        address, role = "/api/v1/owners/bob/members/alice", {"role": "reader"}
+        invited = await hub.client.put(address, json=role, headers=hub.auth("bob"))
+        assert invited.status_code == 200, invited.text
     if "{publisher}" in path:
         added = await attempt(hub, "POST", "/api/v1/owners/{owner}/publishers", "alice", make_wheel, run_of)
         assert added.json()["id"] == 1, added.text
@@ -487,6 +500,8 @@ async def test_an_owner_keeps_an_owner(hub):
         "/api/v1/owners/alice/members/alice", json={"role": "reader"}, headers=hub.auth()
     )
     assert (answer.status_code, answer.json()["code"]) == (409, "last_owner")
-    await hub.client.put("/api/v1/owners/alice/members/bob", json={"role": "owner"}, headers=hub.auth())
+    await hub.client.put(
+        "/api/v1/owners/alice/members/bob", json={"role": "owner"}, headers=hub.auth("admin")
+    )
     answer = await hub.client.delete("/api/v1/owners/alice/members/alice", headers=hub.auth("bob"))
     assert [one["user"] for one in answer.json()["data"]] == ["bob"]

@@ -89,7 +89,7 @@ async def private(hub, make_wheel, run_of, request):
         carol = account_service.add_user(session, "carol")
         hub.tokens["carol"] = add_token(session, carol, "test")
     path = f"/api/v1/environments/alice/{MARK}/members/carol"
-    given = await hub.client.put(path, json={"role": "reader"}, headers=hub.auth())
+    given = await hub.client.put(path, json={"role": "reader"}, headers=hub.auth("admin"))
     assert given.status_code == 200, given.text
     return hub
 

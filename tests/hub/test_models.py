@@ -60,7 +60,9 @@ async def test_the_same_files_are_the_same_revision_and_others_a_new_one(hub):
 
 async def test_two_pushes_at_once_are_one_revision(hub):
     member = "/api/v1/owners/alice/members/bob"
-    assert (await hub.client.put(member, headers=hub.auth(), json={"role": "owner"})).status_code == 200
+    assert (
+        await hub.client.put(member, headers=hub.auth("admin"), json={"role": "owner"})
+    ).status_code == 200
     answers = await asyncio.gather(*(push(hub, user=user) for user in ("alice", "bob", "alice", "bob")))
     assert {answer.status_code for answer in answers} == {200}
     assert [one["revision"] for one in (await hub.get(MODEL)).json()["revisions"]] == [REVISION]

@@ -120,6 +120,7 @@ COMMANDS: dict[str, Command] = {
     "auth whoami": Command("account.login:whoami", "show whose token is in use"),
     "auth logout": Command("account.login:logout", "forget a hub's token"),
     "auth token": Command("account.token:app", "make, list and revoke your tokens"),
+    "auth invitation": Command("account.invitation:app", "list, accept and decline roles offered to you"),
     "auth key": Command("account.key:app", "make, list and revoke keys that sign runs"),
     "cache": Command("find.cache:app", "show and free the disk space of installed environments"),
     "sandbox": Command("run.sandbox:app", "test whether the sandbox holds on this machine"),
@@ -131,7 +132,7 @@ GROUPS: dict[str, Group] = {
     "runs": Group("list, show, compare, replay and export runs", default="list"),
     "env": Group("look at environments, look after yours, import and export"),
     "model": Group("make, fine-tune, push and fetch models"),
-    "auth": Group("who you are: tokens and signing keys"),
+    "auth": Group("who you are: tokens, invitations and signing keys"),
 }
 
 FIRST_SCREEN = tuple(COMMANDS)[: tuple(COMMANDS).index("login") + 1]

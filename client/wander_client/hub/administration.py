@@ -27,10 +27,14 @@ from wander.wire.changes import (
 )
 from wander.wire.environments import Visibility
 from wander.wire.models import HubModel, ModelRevision, ModelRevisions
+from wander.wire.people import InvitationInfo, InvitationList
 from wander.wire.trusted_publishing import NewPublisher, PublisherInfo, PublisherList
 
+from wander_client.errors import NotFound
 from wander_client.hub.api import HubApi, environment_path, model_path, quote_part
 from wander_client.names import EnvironmentName, parse_name
+
+_INVITATIONS = "/api/v1/account/invitations"
 
 
 def yank(hub: HubApi, name: EnvironmentName, reason: str | None, *, undo: bool) -> VersionDetail:
@@ -91,6 +95,32 @@ def set_role(hub: HubApi, target: str, user: str, role: Role) -> list[Member]:
 def remove_role(hub: HubApi, target: str, user: str) -> list[Member]:
     """Take somebody's role."""
     return hub.change("DELETE", f"{_target(target)}/members/{quote_part(user)}", MemberList).data
+
+
+def leave(hub: HubApi, target: str) -> None:
+    """Give one's own role up."""
+    remove_role(hub, target, hub.whoami().user)
+
+
+def invitations(hub: HubApi) -> list[InvitationInfo]:
+    """Return the roles that wait for the caller."""
+    return hub.read(_INVITATIONS, InvitationList).data
+
+
+def answer_invitation(hub: HubApi, target: str, *, accept: bool) -> InvitationInfo:
+    """Take the role that waits for the caller on an owner or an environment, or refuse it."""
+    wanted = str(parse_name(target)) if "/" in target else target.lower()
+    found = next((one for one in invitations(hub) if one.target == wanted), None)
+    if found is None:
+        raise NotFound(
+            f"no invitation to `{target}` waits for you",
+            hint="run `wander auth invitation list`",
+            code="invitation_not_found",
+        )
+    path = f"{_INVITATIONS}/{found.id}"
+    if accept:
+        return hub.change("POST", f"{path}/accept", InvitationInfo)
+    return hub.change("DELETE", path, InvitationInfo)
 
 
 def new_token(hub: HubApi, wanted: NewToken) -> CreatedToken:

@@ -23,6 +23,10 @@ class User(Base):
     created_at: Mapped[datetime]
     password_hash: Mapped[str | None] = mapped_column(Text)
     """Argon2id, with its parameters and salt; None for who signs in with tokens or elsewhere."""
+    disabled_at: Mapped[datetime | None]
+    """Since when the user is nobody: no token, cookie or role of theirs is good for anything."""
+    removed_at: Mapped[datetime | None]
+    """Since when nobody is called so any more; the name is never given again."""
     memberships: Mapped[list[Membership]] = relationship(back_populates="user", lazy="raise")
 
 

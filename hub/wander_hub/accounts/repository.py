@@ -41,6 +41,13 @@ def lock_owner(session: Session, owner: Owner) -> None:
         session.execute(select(Owner.id).where(Owner.id == owner.id).with_for_update(key_share=True))
 
 
+def has_owner(session: Session, owner: Owner) -> bool:
+    """Tell whether somebody who is not disabled has the role of an owner; administrators do not count."""
+    query = select(Membership.user_id).join(Membership.user)
+    query = query.where(Membership.owner_id == owner.id, Membership.role == "owner")
+    return session.scalar(query.where(User.disabled_at.is_(None)).limit(1)) is not None
+
+
 def owners_around(session: Session, name: str) -> Sequence[str]:
     """Return the names of owners that stand around this one in their order."""
     after = select(Owner.name).where(Owner.name >= name).order_by(Owner.name).limit(NEIGHBOURS)

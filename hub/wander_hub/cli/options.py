@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,6 +77,16 @@ def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "-" if value is None else str(value)
+
+
+def confirm(word: str, what: str, *, yes: bool) -> None:
+    """Have somebody at a terminal type a word before what cannot be undone; elsewhere they pass `--yes`."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise typer.BadParameter(f"to {what}, pass --yes")
+    if typer.prompt(f"to {what}, type `{word}`", err=True) != word:
+        raise typer.Abort
 
 
 def by_command(action: str) -> Origin:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,6 +16,7 @@ from wander_hub.cli.options import (
     AsJson,
     Data,
     by_command,
+    confirm,
     group,
     open_database,
     print_row,
@@ -56,6 +58,7 @@ def list_users(data: Data = None, as_json: AsJson = False) -> None:
                 "name": user.name,
                 "admin": user.admin,
                 "owners": sorted(one.owner.name for one in user.memberships),
+                "state": "removed" if user.removed_at else "disabled" if user.disabled_at else "active",
                 "created_at": user.created_at.isoformat(),
             }
             for user in repository.users(session)
@@ -107,6 +110,59 @@ def set_password(
 
         database.commit(keep)
     print_row({"name": name}, as_json, f"`{name}` has a new password")
+
+
+@user_app.command("disable")
+def disable_user(name: str, data: Data = None, as_json: AsJson = False) -> None:
+    """Let a user in no more: tokens, sessions and codes end at once; roles wait.
+
+    \b
+    wander-hub user disable ada
+    """
+    _change("user.disable", "disabled", name, data, as_json)
+
+
+@user_app.command("enable")
+def enable_user(name: str, data: Data = None, as_json: AsJson = False) -> None:
+    """Let a disabled user in again, with the roles of before and new tokens.
+
+    \b
+    wander-hub user enable ada
+    """
+    _change("user.enable", "enabled", name, data, as_json)
+
+
+@user_app.command("remove")
+def remove_user(
+    name: str,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask for confirmation")] = False,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove a user for good. What they published stays, and nobody is given the name again.
+
+    \b
+    wander-hub user remove ada --yes
+    """
+    confirm(name, f"remove {name} for good", yes=yes)
+    _change("user.remove", "removed", name, data, as_json)
+
+
+def _change(action: str, done: str, name: str, data: Path | None, as_json: bool) -> None:
+    from wander_hub.people import departures
+
+    changes = {
+        "user.disable": departures.disable,
+        "user.enable": departures.enable,
+        "user.remove": departures.remove,
+    }
+    with open_database(read_settings(data=data)) as database:
+        work = audit.recorded(lambda session: changes[action](session, name), by_command(action))
+        changed = database.commit(work)
+    text = f"{done} `{changed.user.name}`, {changed.ended_tokens} tokens ended"
+    if changed.ownerless:
+        text += f"; left to administrators: {', '.join(changed.ownerless)}"
+    print_row(changed.model_dump(mode="json"), as_json, text)
 
 
 def find_user(session: Session, name: str) -> User:

@@ -231,6 +231,7 @@ def _refresh(session: Session, environment: Environment) -> None:
 def _drop_roles(session: Session, environment: Environment) -> None:
     for grant in roles.grants_of_environment(session, environment.id):
         session.delete(grant)
+    roles.drop_invitations(session, environment.id)
     for token in roles.tokens_bound_to(session, environment.id):
         token.revoked_at = token.revoked_at or now()
 

@@ -1,21 +1,25 @@
-"""The API on one's own account."""
+"""The API on one's own account, and for administrators on everybody's."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query
 from sqlalchemy.orm import Session
 from starlette.responses import Response
-from wander.wire.people import NewPassword
+from wander.wire.people import ChangedUser, NewPassword, UserList
 
 from wander_hub import audit
-from wander_hub.http.boundary import ForManager, audited
+from wander_hub.http.boundary import Caller, Context, ForManager, ReadSession, audited
 from wander_hub.http.problems import refusals
-from wander_hub.people import sessions, sign_in
+from wander_hub.people import departures, sessions, sign_in
 from wander_hub.rights import rights
 
 router = APIRouter(prefix="/api/v1", tags=["accounts"])
 
 _REFUSALS = refusals(400, 401, 403, 422, 429)
+_CHANGES = refusals(401, 403, 404, 409, 422)
+User = Annotated[str, Path(max_length=80)]
 
 
 @router.put("/account/password", status_code=204, responses=_REFUSALS, response_class=Response)
@@ -39,3 +43,42 @@ def sign_out_everywhere(context: ForManager) -> Response:
 
     context.commit(end)
     return Response(status_code=204)
+
+
+@router.get("/users", response_model=UserList, responses=refusals(401, 403, 422))
+def list_users(
+    session: ReadSession,
+    caller: Caller,
+    cursor: Annotated[str, Query(max_length=80, description="`next` of the page before")] = "",
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> UserList:
+    """List the users; for administrators."""
+    rights.administrator(caller)
+    found = departures.list_users(session, after=cursor, limit=limit + 1)
+    return UserList(data=found[:limit], next=found[limit - 1].name if len(found) > limit else None)
+
+
+@router.put("/users/{user}/disabled", response_model=ChangedUser, responses=_CHANGES)
+@audited("user.disable")
+def disable_user(context: ForManager, user: User) -> ChangedUser:
+    """Let a user in no more: tokens, sessions and codes end at once. For administrators."""
+    return _change(context, departures.disable, user)
+
+
+@router.delete("/users/{user}/disabled", response_model=ChangedUser, responses=_CHANGES)
+@audited("user.enable")
+def enable_user(context: ForManager, user: User) -> ChangedUser:
+    """Let a disabled user in again, with the roles of before and new tokens. For administrators."""
+    return _change(context, departures.enable, user)
+
+
+@router.delete("/users/{user}", response_model=ChangedUser, responses=_CHANGES)
+@audited("user.remove")
+def remove_user(context: ForManager, user: User) -> ChangedUser:
+    """Remove a user for good; what they published stays, and so does the name. For administrators."""
+    return _change(context, departures.remove, user)
+
+
+def _change(context: Context, change: departures.Change, user: str) -> ChangedUser:
+    rights.administrator(context.caller)
+    return context.commit(lambda session: change(session, user))

@@ -12,6 +12,7 @@ from wander.wire import TokenInfo
 from wander_hub.accounts.models import User
 from wander_hub.accounts.repository import user_with_owners
 from wander_hub.database import Database, now
+from wander_hub.http.problems import HubProblem
 from wander_hub.identity import ALL_SCOPES, Identity
 from wander_hub.people.models import BrowserSession
 from wander_hub.rights.tokens import identity_of_user
@@ -23,7 +24,12 @@ _BYTES = 32
 
 
 def begin(session: Session, user: User, settings: Settings) -> str:
-    """Begin a session; return the cookie, a new one each time, of which a hash is kept."""
+    """Begin a session; return the cookie, a new one each time, of which a hash is kept.
+
+    Whatever somebody signs in with, a disabled user gets none; the row of `user` is locked.
+    """
+    if user.disabled_at is not None:
+        raise HubProblem(401, "user_disabled", "this account is disabled")
     secret, moment = secrets.token_urlsafe(_BYTES), now()
     session.execute(delete(BrowserSession).where(BrowserSession.expires_at < moment))
     session.add(
@@ -55,7 +61,7 @@ def authenticate(database: Database, settings: Settings, cookie: str) -> Identit
             last_used_at=row.seen_at,
         )
         identity = identity_of_user(session, user, info, browser_session=row.id)
-    if moment - row.seen_at >= _SEEN_PRECISION:
+    if identity is not None and moment - row.seen_at >= _SEEN_PRECISION:
         with database.write() as session:
             # In one statement: another request may end the session now.
             here = update(BrowserSession).where(BrowserSession.id == row.id)

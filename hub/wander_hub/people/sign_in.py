@@ -29,14 +29,14 @@ def sign_in(database: Database, settings: Settings, name: str, password: str, or
     attempts.begin(database, name, address)
     with database.read() as session:
         user = accounts.user_named(session, name)
-    kept = user.password_hash if user is not None else None
+    kept = user.password_hash if user is not None and user.disabled_at is None else None
     if not passwords.verify(password, kept) or user is None or kept is None:
         raise _refusal()
     renewed = passwords.hash_again(password) if passwords.is_outdated(kept) else kept
 
     def begin(session: Session) -> str:
         found = session.get_one(User, user.id, with_for_update=True)
-        if found.password_hash != kept:  # it was changed while this one was checked
+        if found.password_hash != kept or found.disabled_at is not None:  # since this one was checked
             raise _refusal()
         found.password_hash = renewed
         attempts.succeed(session, name, address)
@@ -86,6 +86,9 @@ def set_hash(session: Session, user: User, kept: str, *, but: int | None = None)
 
 def make_code(session: Session, user: User) -> str:
     """Return a code with which a user may choose a password, once, within a week; an earlier one ends."""
+    if user.disabled_at is not None:
+        hint = f"`wander-hub user enable {user.name}` lets them back in"
+        raise HubProblem(409, "user_disabled", f"the user `{user.name}` is disabled", hint=hint)
     secret = secrets.token_urlsafe(_CODE_BYTES)
     row = session.get(OneTimeCode, user.id) or OneTimeCode(user_id=user.id)
     row.sha256, row.expires_at = token_hash(secret), now() + _CODE_LIVES

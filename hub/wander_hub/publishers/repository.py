@@ -8,6 +8,7 @@ from datetime import datetime
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session, joinedload
 
+from wander_hub.accounts.models import User
 from wander_hub.publishers.models import Publisher, UsedAssertion
 from wander_hub.rights.models import Token
 
@@ -21,8 +22,12 @@ def of_owner(session: Session, owner_id: int) -> Sequence[Publisher]:
 
 
 def with_subject(session: Session, issuer: str, subject: str) -> Sequence[Publisher]:
-    """Return the publishers that a token of this issuer about this subject may be for."""
-    query = select(Publisher).where(Publisher.issuer == issuer, Publisher.subject == subject)
+    """Return the publishers that a token of this issuer about this subject may be for.
+
+    What a disabled user trusts, nobody trusts.
+    """
+    query = select(Publisher).join(Publisher.created_by).where(User.disabled_at.is_(None))
+    query = query.where(Publisher.issuer == issuer, Publisher.subject == subject)
     return session.scalars(query.order_by(Publisher.id).options(*_WHOLE)).all()
 
 

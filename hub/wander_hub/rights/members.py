@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Literal, cast
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -16,7 +17,7 @@ from wander_hub.environments import service as environments
 from wander_hub.environments.models import Environment
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
-from wander_hub.rights import repository, rights
+from wander_hub.rights import invitations, repository, rights
 from wander_hub.rights import tokens as token_service
 from wander_hub.rights.models import Grant
 
@@ -29,15 +30,20 @@ def of_owner(session: Session, caller: Identity, name: str) -> list[Member]:
 def change_owner_role(
     session: Session, caller: Identity, name: str, user: str, role: Role | None
 ) -> list[Member]:
-    """Give somebody a role on all environments of an owner; None takes it away."""
-    owner = rights.owner_for(session, caller, "manage", name)
+    """Give somebody a role on all environments of an owner, or invite them; None takes it away.
+
+    Everybody may leave, and is told no more of those who stay.
+    """
+    user = names.normalise_owner(user)
+    leaving = role is None and user == caller.user
+    owner = rights.owner_for(session, caller, "read" if leaving else "manage", name)
     accounts.lock_owner(session, owner)
-    _change_role(session, Membership, {"owner_id": owner.id}, owner.name, user, role)
-    members = _members(session, owner)
-    if not any(one.role == "owner" for one in members):
+    had_owner = accounts.has_owner(session, owner)
+    _change_role(session, caller, Membership, {"owner_id": owner.id}, owner.name, user, role)
+    if had_owner and not accounts.has_owner(session, owner):
         hint = "make somebody else an owner first"
         raise HubProblem(409, "last_owner", f"`{owner.name}` would be left without an owner", hint=hint)
-    return members
+    return [] if leaving else _members(session, owner)
 
 
 def of_environment(session: Session, caller: Identity, owner: str, name: str) -> list[Member]:
@@ -52,38 +58,51 @@ def of_environment(session: Session, caller: Identity, owner: str, name: str) ->
 def change_environment_role(
     session: Session, caller: Identity, owner: str, name: str, user: str, role: Role | None
 ) -> list[Member]:
-    """Give somebody a role on one environment; None takes it away."""
-    environment = rights.environment_for(session, caller, "manage", owner, name)
+    """Give somebody a role on one environment, or invite them; None takes it away.
+
+    Everybody may leave, and is told no more of those who stay.
+    """
+    user = names.normalise_owner(user)
+    leaving = role is None and user == caller.user
+    environment = rights.environment_for(session, caller, "read" if leaving else "manage", owner, name)
     label = f"{environment.owner.name}/{environment.name}"
-    _change_role(session, Grant, {"environment_id": environment.id}, label, user, role)
-    return _members_of(session, environment)
+    _change_role(session, caller, Grant, {"environment_id": environment.id}, label, user, role)
+    return [] if leaving else _members_of(session, environment)
 
 
 def _change_role(
     session: Session,
+    caller: Identity,
     table: type[Membership | Grant],
     target: dict[str, int],
     label: str,
-    user: str,
+    name: str,
     role: Role | None,
 ) -> None:
-    name = names.normalise_owner(user)
-    found = accounts.user_named(session, name)
-    if found is None:
-        hint = f"whoever runs the hub adds users: `wander-hub user add {name[:80]}`"
-        raise HubProblem(404, "user_not_found", f"there is no user `{user[:80]}`", hint=hint)
     audit.about(session, user=name, role=role)
-    key = {**target, "user_id": found.id}
-    known = session.get(Grant, key) if table is Grant else session.get(Membership, key)
-    if role is None and known is None:
-        hint = f"`wander env owner list {label}` shows who has one"
-        raise HubProblem(404, "no_role", f"`{user[:80]}` has no role on `{label}` itself", hint=hint)
+    column, number = next(iter(target.items()))
+    query = select(table).join(table.user).where(User.name == name, getattr(table, column) == number)
+    known = cast("Membership | Grant | None", session.scalar(query))
+    if known is not None and known.role == "owner" and role != "owner":
+        invitations.drop_made_by(session, known.user_id, target)
     if role is None:
-        session.delete(known)
-    elif known is None:
+        if known is not None:
+            session.delete(known)
+        elif not invitations.withdraw(session, target, name):
+            hint = f"`wander env owner list {label}` shows who has one"
+            raise HubProblem(404, "no_role", f"`{name[:80]}` has no role on `{label}` itself", hint=hint)
+    elif known is not None:
+        known.role = role
+    elif caller.administers:
+        found = accounts.user_named(session, name)
+        if found is None or found.removed_at is not None:
+            hint = f"whoever runs the hub adds users: `wander-hub user add {name[:80]}`"
+            raise HubProblem(404, "user_not_found", f"there is no user `{name[:80]}`", hint=hint)
+        invitations.withdraw(session, target, name)
         session.add(table(**target, user_id=found.id, role=role))
     else:
-        known.role = role
+        audit.about(session, invited=True)
+        invitations.invite(session, caller, target, name, role)
     session.flush()
 
 
@@ -143,10 +162,21 @@ def _target(session: Session, caller: Identity, wanted: NewToken) -> tuple[Owner
 def _members(session: Session, owner: Owner) -> list[Member]:
     query = select(User.name, Membership.role).join(Membership.user).where(Membership.owner_id == owner.id)
     found = session.execute(query.order_by(User.name))
-    return [Member(user=user, role=role, through="owner") for user, role in found]
+    members = [Member(user=user, role=role, through="owner") for user, role in found]
+    return members + _invited(session, {"owner_id": owner.id}, "owner")
 
 
 def _members_of(session: Session, environment: Environment) -> list[Member]:
     grants = repository.grants_of_environment(session, environment.id)
     single = [Member(user=one.user.name, role=one.role, through="environment") for one in grants]
-    return _members(session, environment.owner) + single
+    invited = _invited(session, {"environment_id": environment.id}, "environment")
+    return _members(session, environment.owner) + single + invited
+
+
+def _invited(
+    session: Session, target: dict[str, int], through: Literal["owner", "environment"]
+) -> list[Member]:
+    return [
+        Member(user=one.name, role=one.role, through=through, pending_until=one.expires_at)
+        for one in invitations.waiting(session, target)
+    ]

@@ -1,10 +1,10 @@
-"""Tables of tokens, and of roles on single environments."""
+"""Tables of tokens, of roles on single environments, and of invitations."""
 
 from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import JSON, ForeignKey, String
+from sqlalchemy import JSON, ForeignKey, Index, String
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 from wander.wire import Role
 
@@ -22,6 +22,28 @@ class Grant(Base):
     user_id: Mapped[int] = mapped_column(ForeignKey("users.id"), primary_key=True, index=True)
     role: Mapped[Role] = mapped_column(String(12))
     user: Mapped[User] = relationship(lazy="raise")
+
+
+class Invitation(Base):
+    """A role that waits for whoever has a name, which need not be a user's."""
+
+    __tablename__ = "invitations"
+    __table_args__ = (
+        Index("uq_invitations_owner", "owner_id", "name", unique=True),
+        Index("uq_invitations_environment", "environment_id", "name", unique=True),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    owner_id: Mapped[int | None] = mapped_column(ForeignKey("owners.id"))
+    environment_id: Mapped[int | None] = mapped_column(ForeignKey("environments.id"))
+    name: Mapped[str] = mapped_column(String(39), index=True)
+    role: Mapped[Role] = mapped_column(String(12))
+    invited_by_id: Mapped[int] = mapped_column(ForeignKey("users.id"), index=True)
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime] = mapped_column(index=True)
+    owner: Mapped[Owner | None] = relationship(lazy="raise")
+    environment: Mapped[Environment | None] = relationship(lazy="raise")
+    invited_by: Mapped[User] = relationship(lazy="raise")
 
 
 class Token(Base):

@@ -91,7 +91,7 @@ def whole_token(identity: Identity) -> None:
     """Refuse a token that is good for a part only, so that none can make a mightier one."""
     if not identity.whole:
         hint = "log in with a token of scope `manage` that has no target"
-        raise HubProblem(403, "token_scope", "this token may not make or end tokens", hint=hint)
+        raise HubProblem(403, "token_scope", "this token may not act on the account as a whole", hint=hint)
 
 
 def refusal(identity: Identity, permission: Permission, environment: Environment) -> HubProblem:

@@ -8,12 +8,12 @@ from fastapi import APIRouter, Body, Depends, Path, Request
 from sqlalchemy.orm import Session
 from wander.wire import TokenInfo
 from wander.wire.changes import CreatedToken, MemberList, NewRole, NewToken, OwnerSettings, TokenList, Whoami
-from wander.wire.people import LeakedToken, LeakReceipt
+from wander.wire.people import InvitationInfo, InvitationList, LeakedToken, LeakReceipt
 
 from wander_hub import audit
 from wander_hub.http.boundary import ByBody, Caller, ForManager, HubDatabase, ReadSession, audited, origin_of
 from wander_hub.http.problems import refusals
-from wander_hub.rights import members, rights
+from wander_hub.rights import invitations, members, rights
 from wander_hub.rights import tokens as token_service
 from wander_hub.security import well_formed
 
@@ -23,6 +23,8 @@ _REFUSALS = refusals(308, 400, 401, 403, 404, 409, 410, 422)
 _OWNER = "/owners/{owner}"
 _ENVIRONMENT = "/environments/{owner}/{name}"
 User = Annotated[str, Path(max_length=80)]
+Number = Annotated[int, Path(ge=1, le=2**31 - 1)]
+_ANSWER_REFUSALS = refusals(401, 403, 404, 409, 422)
 
 
 @router.get("/whoami", response_model=Whoami, responses=refusals(401))
@@ -91,7 +93,10 @@ def list_owner_members(session: ReadSession, caller: Caller, owner: str) -> Memb
 @router.put(_OWNER + "/members/{user}", response_model=MemberList, responses=_REFUSALS)
 @audited("member.set")
 def set_owner_role(context: ForManager, owner: str, user: User, body: NewRole) -> MemberList:
-    """Give somebody a role on all environments of an owner."""
+    """Invite somebody to a role on all environments of an owner; of a member, change it at once.
+
+    The answer is the same whether there is such a user. Administrators give a role at once.
+    """
     what = (context.caller, owner, user, body.role)
     return MemberList(data=context.commit(lambda session: members.change_owner_role(session, *what)))
 
@@ -99,9 +104,31 @@ def set_owner_role(context: ForManager, owner: str, user: User, body: NewRole) -
 @router.delete(_OWNER + "/members/{user}", response_model=MemberList, responses=_REFUSALS)
 @audited("member.remove")
 def remove_owner_role(context: ForManager, owner: str, user: User) -> MemberList:
-    """Remove somebody's role on an owner."""
+    """Remove somebody's role on an owner, or withdraw an invitation; your own role is yours to remove."""
     what = (context.caller, owner, user, None)
     return MemberList(data=context.commit(lambda session: members.change_owner_role(session, *what)))
+
+
+@router.get("/account/invitations", response_model=InvitationList, responses=refusals(401, 403))
+def list_invitations(session: ReadSession, caller: Caller) -> InvitationList:
+    """List the roles that wait for you."""
+    return InvitationList(data=invitations.of_caller(session, caller))
+
+
+@router.post(
+    "/account/invitations/{invitation}/accept", response_model=InvitationInfo, responses=_ANSWER_REFUSALS
+)
+@audited("invitation.accept")
+def accept_invitation(context: ForManager, invitation: Number) -> InvitationInfo:
+    """Take a role that waits for you."""
+    return context.commit(lambda session: invitations.accept(session, context.caller, invitation))
+
+
+@router.delete("/account/invitations/{invitation}", response_model=InvitationInfo, responses=_ANSWER_REFUSALS)
+@audited("invitation.decline")
+def decline_invitation(context: ForManager, invitation: Number) -> InvitationInfo:
+    """Refuse a role that waits for you."""
+    return context.commit(lambda session: invitations.decline(session, context.caller, invitation))
 
 
 @router.put(_OWNER + "/settings", response_model=OwnerSettings, responses=_REFUSALS)
@@ -129,7 +156,10 @@ def list_environment_members(session: ReadSession, caller: Caller, owner: str, n
 @router.put(_ENVIRONMENT + "/members/{user}", response_model=MemberList, responses=_REFUSALS)
 @audited("member.set")
 def set_environment_role(context: ForManager, owner: str, name: str, user: User, body: NewRole) -> MemberList:
-    """Give somebody a role on one environment."""
+    """Invite somebody to a role on one environment; of a member, change it at once.
+
+    The answer is the same whether there is such a user. Administrators give a role at once.
+    """
     what = (context.caller, owner, name, user, body.role)
     return MemberList(data=context.commit(lambda session: members.change_environment_role(session, *what)))
 
@@ -137,6 +167,6 @@ def set_environment_role(context: ForManager, owner: str, name: str, user: User,
 @router.delete(_ENVIRONMENT + "/members/{user}", response_model=MemberList, responses=_REFUSALS)
 @audited("member.remove")
 def remove_environment_role(context: ForManager, owner: str, name: str, user: User) -> MemberList:
-    """Remove somebody's role on one environment."""
+    """Remove a role on one environment, or withdraw an invitation; your own role is yours to remove."""
     what = (context.caller, owner, name, user, None)
     return MemberList(data=context.commit(lambda session: members.change_environment_role(session, *what)))

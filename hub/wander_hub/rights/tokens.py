@@ -52,6 +52,9 @@ def make_token(
     It ends after its `lifetime`, and at `latest` then. A `shared` secret is that of several owners' tokens;
     each is good at its owner's addresses alone.
     """
+    if (user := session.get_one(User, user_id)).disabled_at is not None:
+        hint = f"an administrator lets them back in: `wander-hub user enable {user.name}`"
+        raise HubProblem(409, "user_disabled", f"the user `{user.name}` is disabled", hint=hint)
     secret, moment = shared or security.new_token(), now()
     ends = [one for one in (latest, moment + lifetime if lifetime else None) if one is not None]
     token = Token(
@@ -143,12 +146,13 @@ def authenticate(database: Database, secret: str, owner: str | None = None) -> I
             sha256 = security.token_hash(f"{normalise_owner(owner)}/{secret}")
             token = repository.token_hashed(session, sha256)
         if token is None or not hmac.compare_digest(token.sha256, sha256) or token.revoked_at is not None:
-            hint = "ask for a new one (`wander-hub token create`), then run `wander login`"
-            raise HubProblem(401, "bad_token", "the token is unknown or revoked", hint=hint)
+            raise _unknown()
         if token.expires_at is not None and token.expires_at <= now():
             hint = "make a new one with `wander auth token new`, then run `wander login`"
             raise HubProblem(401, "token_expired", "the token has expired", hint=hint)
         identity = identity_of(session, token)
+    if identity is None:
+        raise _unknown()
     moment = now()
     if token.last_used_at is None or moment - token.last_used_at >= _LAST_USE_PRECISION:
         with database.write() as session:
@@ -158,8 +162,13 @@ def authenticate(database: Database, secret: str, owner: str | None = None) -> I
     return identity
 
 
-def identity_of(session: Session, token: Token) -> Identity:
-    """Return the caller that a loaded token stands for."""
+def _unknown() -> HubProblem:
+    hint = "ask for a new one (`wander-hub token create`), then run `wander login`"
+    return HubProblem(401, "bad_token", "the token is unknown or revoked", hint=hint)
+
+
+def identity_of(session: Session, token: Token) -> Identity | None:
+    """Return the caller that a loaded token stands for; None when its user is disabled."""
     only_environment, only_new = token.environment_id, None
     if token.owner_id is not None and token.environment_name is not None:
         only_new = (token.owner_id, token.environment_name)
@@ -173,13 +182,18 @@ def identity_of(session: Session, token: Token) -> Identity:
         token_id=token.id,
         claims=token.claims,
     )
-    if token.owner is not None and only_new is not None and identity.may_begin(*only_new):
+    if identity and token.owner is not None and only_new is not None and identity.may_begin(*only_new):
         return replace(identity, owners=tuple(sorted({*identity.owners, token.owner.name})))
     return identity
 
 
-def identity_of_user(session: Session, user: User, token: TokenInfo, **limits: Any) -> Identity:
-    """Return a user, loaded with memberships, as a caller with what a token is good for."""
+def identity_of_user(session: Session, user: User, token: TokenInfo, **limits: Any) -> Identity | None:
+    """Return a user, loaded with memberships, as a caller with what a token is good for.
+
+    Every caller, with a token or a cookie, comes from here: a disabled user is nobody, and None.
+    """
+    if user.disabled_at is not None:
+        return None
     grants = session.scalars(select(Grant).where(Grant.user_id == user.id)).all()
     identity = Identity(
         user_id=user.id,

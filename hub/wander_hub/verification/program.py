@@ -138,7 +138,8 @@ class ClientProgram:
         What a hub that was killed in the same job has left goes first.
         """
         with self._database.write() as session:
-            user = session.scalar(select(User).where(User.admin).order_by(User.id).limit(1))
+            administrators = select(User).where(User.admin, User.disabled_at.is_(None))
+            user = session.scalar(administrators.order_by(User.id).limit(1))
             if user is None:
                 raise JobRefused("this hub has no administrator, in whose name it could read the run")
             session.execute(delete(Token).where(Token.user_id == user.id, Token.name == JOB_TOKEN + name))

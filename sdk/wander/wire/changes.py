@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Literal
 
 from pydantic import Field
@@ -45,6 +46,8 @@ class Member(Record):
     role: Role
     through: Literal["owner", "environment"]
     """Whether the role is on all of the owner's environments or on this one."""
+    pending_until: datetime | None = None
+    """So long an invitation waits for whoever has the name; None for a member."""
 
 
 class MemberList(Record):

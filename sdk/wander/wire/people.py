@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from pydantic import Field
 
+from wander.types import Record
 from wander.wire.changes import Body
+from wander.wire.environments import Role
 
 
 class LeakedToken(Body):
@@ -29,3 +33,50 @@ class NewPassword(Body):
     new: str = Field(max_length=1000)
     old: str | None = Field(default=None, max_length=1000)
     """The present one, of who has one."""
+
+
+class UserInfo(Record):
+    """A user, as administrators see them."""
+
+    name: str
+    admin: bool
+    created_at: datetime
+    disabled_at: datetime | None = None
+    """Since when nothing lets them in."""
+    removed_at: datetime | None = None
+    """Since when there is no such user any more; the name is kept from others."""
+
+
+class UserList(Record):
+    """Users by name."""
+
+    data: list[UserInfo]
+    next: str | None = None
+    """Where the next page goes on: the last name of this one."""
+
+
+class ChangedUser(Record):
+    """What disabling, enabling or removing a user did."""
+
+    user: UserInfo
+    ended_tokens: int
+    ownerless: list[str]
+    """Owners that nobody is left to manage but administrators."""
+
+
+class InvitationInfo(Record):
+    """A role that waits for somebody to accept it."""
+
+    id: int
+    target: str
+    """`owner` or `owner/name`."""
+    role: Role
+    invited_by: str
+    created_at: datetime
+    expires_at: datetime
+
+
+class InvitationList(Record):
+    """What somebody is invited to."""
+
+    data: list[InvitationInfo]

@@ -45,11 +45,13 @@ def add(
     user: Annotated[str, Argument(help="user name")],
     role: Annotated[str, Option(help="reader, maintainer or owner")] = "maintainer",
 ) -> None:
-    """Give somebody a role, or change it.
+    """Invite somebody to a role, or change that of a member.
 
     \b
     wander env owner add acme ada --role owner
     wander env owner add acme/wordle bob --role reader
+
+    An invitation waits 14 days; administrators of the hub give a role at once.
     """
     from wander.wire import Role
 
@@ -57,12 +59,37 @@ def add(
 
     given = choose("--role", role, get_args(Role))
     with current().hub(login=True) as hub:
-        _show(administration.set_role(hub, target, user, given))
+        found = administration.set_role(hub, target, user, given)
+    _show(found)
+    through = "environment" if "/" in target else "owner"
+    asked = (user.lower(), through)
+    if any((one.user, one.through) == asked and one.pending_until for one in found):
+        here = current().output
+        here.note(f"{user} has the role after `wander auth invitation accept {target}`")
+
+
+@app.command()
+def leave(
+    target: Target, yes: Annotated[bool, Option("--yes", "-y", help="do not ask for confirmation")] = False
+) -> None:
+    """Give your own role up; the last owner stays.
+
+    \b
+    wander env owner leave acme
+    """
+    from wander_client.hub import administration
+
+    here = current()
+    if not yes:
+        here.output.confirm(target, f"leave {target}")
+    with here.hub(login=True) as hub:
+        administration.leave(hub, target)
+    here.output.answer({"target": target, "left": True}, f"you left {target}")
 
 
 @app.command()
 def remove(target: Target, user: Annotated[str, Argument(help="user name")]) -> None:
-    """Remove somebody's role.
+    """Remove somebody's role, or withdraw an invitation.
 
     \b
     wander env owner remove acme ada
@@ -151,5 +178,13 @@ def _move(environment: str, *, owner: str | None, name: str | None) -> None:
 
 def _show(found: list[Member]) -> None:
     output = current().output
-    rows = [[one.user, one.role, one.through] for one in found]
-    output.answer(found, lambda: output.table(["user", "role", "through"], rows))
+    rows = [
+        [
+            one.user,
+            one.role,
+            one.through,
+            f"invited until {one.pending_until:%Y-%m-%d}" if one.pending_until else "member",
+        ]
+        for one in found
+    ]
+    output.answer(found, lambda: output.table(["user", "role", "through", "state"], rows))

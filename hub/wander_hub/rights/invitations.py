@@ -1,0 +1,155 @@
+"""Invitations: a role that waits by name until somebody of that name accepts it.
+
+Nothing here looks whether there is such a user, so nobody learns it from an invitation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, cast
+
+from sqlalchemy import ColumnElement, CursorResult, Select, delete, func, or_, select
+from sqlalchemy.orm import Session, joinedload
+from wander.wire import Role
+from wander.wire.people import InvitationInfo
+
+from wander_hub import audit, names
+from wander_hub.accounts import repository as accounts
+from wander_hub.accounts.models import Membership, User
+from wander_hub.database import now
+from wander_hub.environments import repository as environments
+from wander_hub.environments.models import Environment
+from wander_hub.http.problems import HubProblem
+from wander_hub.identity import Identity, outranks
+from wander_hub.rights import rights
+from wander_hub.rights.models import Grant, Invitation
+
+_LASTS = timedelta(days=14)
+_MOST = 500
+"""Invitations of one owner, or of one environment, that may wait."""
+
+Target = Mapping[str, int]
+"""`owner_id` or `environment_id`."""
+
+
+def invite(session: Session, caller: Identity, target: Target, name: str, role: Role) -> None:
+    """Have a role wait for whoever has a name; again, with another role and for another 14 days."""
+    if not names.is_owner_name(name):
+        raise HubProblem(422, "bad_name", f"nobody can be called `{name[:80]}`")
+    session.execute(delete(Invitation).where(Invitation.expires_at <= now()))
+    found = session.scalar(select(Invitation).where(*_at(target), Invitation.name == name))
+    if found is None:
+        waiting = session.scalar(select(func.count()).select_from(Invitation).where(*_at(target)))
+        if waiting is not None and waiting >= _MOST:
+            hint = "withdraw some: `wander env owner remove OWNER NAME`"
+            raise HubProblem(409, "too_many_invitations", f"{waiting} invitations wait already", hint=hint)
+        found = Invitation(**target, name=name, created_at=now())
+        session.add(found)
+    found.role, found.invited_by_id, found.expires_at = role, caller.user_id, now() + _LASTS
+
+
+def withdraw(session: Session, target: Target, name: str) -> bool:
+    """Take an invitation back; tell whether there was one."""
+    gone = session.execute(delete(Invitation).where(*_at(target), Invitation.name == name))
+    return cast("CursorResult[Any]", gone).rowcount > 0
+
+
+def waiting(session: Session, target: Target) -> Sequence[Invitation]:
+    """Return the invitations that wait, by name."""
+    query = select(Invitation).where(*_at(target), Invitation.expires_at > now())
+    return session.scalars(query.order_by(Invitation.name)).all()
+
+
+def drop_made_by(session: Session, user_id: int, target: Target) -> None:
+    """Take back what somebody invited others to who is no owner of it any more."""
+    below = select(Environment.id).where(Environment.owner_id == target.get("owner_id"))
+    of_them = or_(*_at(target), Invitation.environment_id.in_(below))
+    session.execute(delete(Invitation).where(Invitation.invited_by_id == user_id, of_them))
+
+
+def drop_of_user(session: Session, user: User) -> None:
+    """End the invitations of a user and those that they made."""
+    theirs = (Invitation.name == user.name) | (Invitation.invited_by_id == user.id)
+    session.execute(delete(Invitation).where(theirs))
+
+
+def of_caller(session: Session, caller: Identity) -> list[InvitationInfo]:
+    """Return what the caller is invited to."""
+    rights.whole_token(caller)
+    return [_info(one) for one in session.scalars(_of(caller).order_by(Invitation.id))]
+
+
+def accept(session: Session, caller: Identity, number: int) -> InvitationInfo:
+    """Give the caller the role that waits for them; a greater one that they have already stays."""
+    invitation = _lock(session, caller, number)
+    key = {"user_id": caller.user_id, **_target_of(invitation)}
+    table = Membership if invitation.environment_id is None else Grant
+    known = session.get(Membership, key) if table is Membership else session.get(Grant, key)
+    if known is None:
+        session.add(table(**key, role=invitation.role))
+    elif outranks(invitation.role, known.role):
+        known.role = invitation.role
+    return _end(session, invitation)
+
+
+def decline(session: Session, caller: Identity, number: int) -> InvitationInfo:
+    """Refuse a role that waits for the caller."""
+    return _end(session, _lock(session, caller, number))
+
+
+def _lock(session: Session, caller: Identity, number: int) -> Invitation:
+    """Return an invitation of the caller, when it still waits once nobody else changes those roles."""
+    rights.whole_token(caller)
+    query = _of(caller).where(Invitation.id == number)
+    if (found := session.scalar(query)) is not None:
+        owner = found.environment.owner if found.environment is not None else found.owner
+        assert owner is not None  # an invitation is to one of both
+        accounts.lock_owner(session, owner)
+        if found.environment is not None:
+            environments.lock_environment(session, found.environment)
+        found = session.scalar(query.execution_options(populate_existing=True))
+    if found is None:
+        hint = "`wander auth invitation list` shows yours"
+        raise HubProblem(404, "invitation_not_found", f"no invitation {number} waits for you", hint=hint)
+    return found
+
+
+def _end(session: Session, invitation: Invitation) -> InvitationInfo:
+    told = _info(invitation)
+    owner = told.target.partition("/")[0]
+    audit.about(session, owner=owner, target=told.target, role=told.role, invited_by=told.invited_by)
+    session.delete(invitation)
+    return told
+
+
+def _of(caller: Identity) -> Select[Invitation]:
+    whole = joinedload(Invitation.environment).joinedload(Environment.owner)
+    options = (joinedload(Invitation.owner), whole, joinedload(Invitation.invited_by))
+    mine = (Invitation.name == caller.user, Invitation.expires_at > now())
+    return select(Invitation).where(*mine).options(*options)
+
+
+def _at(target: Target) -> list[ColumnElement[bool]]:
+    return [getattr(Invitation, column) == value for column, value in target.items()]
+
+
+def _target_of(invitation: Invitation) -> dict[str, int | None]:
+    if invitation.environment_id is None:
+        return {"owner_id": invitation.owner_id}
+    return {"environment_id": invitation.environment_id}
+
+
+def _info(invitation: Invitation) -> InvitationInfo:
+    owner, environment = invitation.owner, invitation.environment
+    target = owner.name if owner is not None else ""
+    if environment is not None:
+        target = f"{environment.owner.name}/{environment.name}"
+    return InvitationInfo(
+        id=invitation.id,
+        target=target,
+        role=invitation.role,
+        invited_by=invitation.invited_by.name,
+        created_at=invitation.created_at,
+        expires_at=invitation.expires_at,
+    )
