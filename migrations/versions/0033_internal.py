@@ -21,5 +21,4 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     for table, column in _COLUMNS.items():
-        with op.batch_alter_table(table) as batch:
-            batch.drop_column(column)
+        op.drop_column(table, column)

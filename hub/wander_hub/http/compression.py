@@ -56,5 +56,6 @@ def _is_text(start: Message) -> bool:
     kind = headers.get("content-type", "").partition(";")[0]
     if kind not in _TEXT or "accept-ranges" in headers or "content-encoding" in headers:
         return False
-    headers.add_vary_header("Accept-Encoding")
+    if "accept-encoding" not in headers.get("vary", "").lower():
+        headers.add_vary_header("Accept-Encoding")
     return True
