@@ -173,8 +173,8 @@ def _import(module: str, name: str, spec: str) -> ModuleType:
             f"`{module}` is a folder here, not an installed environment",
             hint=f'write `./{module}` for that folder, or take one from a hub: `wander.load("{whole}")`',
         )
-    whole = sys.modules.get(module.partition(".")[0], found)
-    sources.update(getattr(whole, "__path__", None) or [whole.__file__ or os.devnull])
+    package = sys.modules.get(module.partition(".")[0], found)
+    sources.update(getattr(package, "__path__", None) or [package.__file__ or os.devnull])
     return found
 
 
