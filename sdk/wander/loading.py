@@ -10,7 +10,6 @@ import inspect
 import json
 import os
 import re
-import sys
 import tomllib
 import traceback
 from collections.abc import Callable, Mapping
@@ -26,7 +25,7 @@ from pydantic.errors import PydanticUserError
 from wander.adapters import adapters
 from wander.environment import Environment
 from wander.errors import ArgumentsRefused, ArgumentsUnfit, ConfigError, LoadError, did_you_mean
-from wander.modules import NoModule, import_file, import_from, import_module, sources
+from wander.modules import NoModule, import_file, import_from, import_module
 
 GROUP = "wander.environments"
 
@@ -101,7 +100,6 @@ def find_factory(name: str) -> Factory:
 def find_path_factory(path: str | Path) -> Factory:
     """Import the module of a project folder or a `.py` file, as `load_path` does."""
     place = Path(path).expanduser().resolve()
-    sources.add(str(place))
     if place.is_file() and place.suffix == ".py":
         return Factory(place.stem, _factory(import_file(place), "load_environment"))
     if not place.is_dir():
@@ -173,8 +171,6 @@ def _import(module: str, name: str, spec: str) -> ModuleType:
             f"`{module}` is a folder here, not an installed environment",
             hint=f'write `./{module}` for that folder, or take one from a hub: `wander.load("{whole}")`',
         )
-    package = sys.modules.get(module.partition(".")[0], found)
-    sources.update(getattr(package, "__path__", None) or [package.__file__ or os.devnull])
     return found
 
 

@@ -15,9 +15,6 @@ from types import ModuleType
 from wander.adapters import adapters
 from wander.errors import LoadError
 
-sources: set[str] = set()
-"""Files and folders from which this process loaded environments."""
-
 _BLOCK = re.compile(r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
 
 

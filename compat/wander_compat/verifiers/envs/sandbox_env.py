@@ -8,7 +8,6 @@ taken and has no effect, apart from a sandbox client of one's own, which is refu
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any, TypedDict
 
 from wander.envs.rlm.repl import Query, Repl, ReplLimits
@@ -54,8 +53,6 @@ class SandboxEnv(StatefulToolEnv):
 
     outside = True
     """Code may read the clock and the machine, so rollouts are not declared deterministic."""
-    interpreter: str | None = sys._base_executable  # type: ignore[attr-defined]
-    """Runs in the sandbox; None is that of the environment's virtual environment."""
 
     def __init__(
         self,
@@ -76,7 +73,7 @@ class SandboxEnv(StatefulToolEnv):
     async def setup_state(self, state: State, **kwargs: Any) -> Any:
         """Prepare the rollout's sandbox; its process starts with the first command."""
         sandbox_id = f"local-{id(state):x}"
-        self.sandboxes[sandbox_id] = Repl(self.repl_limits, sandbox="auto", python=self.interpreter)
+        self.sandboxes[sandbox_id] = Repl(self.repl_limits, sandbox="auto")
         state["sandbox_id"] = sandbox_id
         state["sandbox_state"] = {"ready": True}
         return await super().setup_state(state, **kwargs)
@@ -130,11 +127,9 @@ class SandboxEnv(StatefulToolEnv):
 class PythonEnv(SandboxEnv):
     """Offers the tool `python`: code whose variables live as long as the rollout.
 
-    Packages are those of the environment's own virtual environment, without the environment's;
-    `pip_install_packages` must be among its dependencies.
+    Packages are those of the environment's own virtual environment; `pip_install_packages` must be among its
+    dependencies.
     """
-
-    interpreter = None
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)

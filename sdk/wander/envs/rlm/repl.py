@@ -1,9 +1,7 @@
 """A Python REPL in a process of its own, for code that a model writes.
 
 Always: its own process group, an empty environment, limits on memory, files and open handles, a time limit a
-cell, output that is cut. With `sandbox="bwrap"` also no network and nothing of the host's files to write. In
-a sandbox, its own or the worker's, it cannot read the environment's package (`hidden.py`): its own covers
-that with empty folders, and in the worker's, where nothing can be mounted, the process gives up reading it.
+cell, output that is cut. With `sandbox="bwrap"` also no network and nothing of the host's files to write.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from wander.envs.rlm.hidden import hidden_paths
 from wander.errors import SandboxError
 from wander.sandbox import launcher
 from wander.sandbox.support import FIRST_UID
@@ -329,19 +326,17 @@ async def _spawn(repl: Repl, folder: Path, output: int, child: socket.socket) ->
     `/proc/sys`. A root host takes on an ordinary user first.
     """
     limits, interpreter = repl.limits, repl.python or sys.executable
+    arguments = [str(each) for each in (child.fileno(), limits.memory_mb, limits.file_mb, repl.seed)]
+    # -s and -P keep user packages and the current folder out; -I would also ignore PYTHONHASHSEED.
+    command = [interpreter, "-s", "-P", "-c", SOURCE.read_text(encoding="utf-8"), *arguments]
+    environment = ENVIRONMENT | {"HOME": str(folder), "TMPDIR": str(folder)}
+    taken_on: dict[str, Any] = {}
     bwrap = None if repl.sandbox == "none" else shutil.which("bwrap")
     # In a sandbox no other can be made. It has no network and nothing of the host's to write either, and the
     # worker's memory is closed to it.
     confined = os.environ.get("WANDER_CONFINED") == "bubblewrap"
     if confined:
         confined = Path("/proc/1/comm").read_text(encoding="utf-8").strip() == "bwrap"  # noqa: ASYNC240
-    hidden = await asyncio.to_thread(hidden_paths) if bwrap or confined else []
-    numbers = (child.fileno(), limits.memory_mb, limits.file_mb, repl.seed)
-    arguments = [*map(str, numbers), json.dumps(hidden if confined else [])]
-    # -s and -P keep user packages and the current folder out; -I would also ignore PYTHONHASHSEED.
-    command = [interpreter, "-s", "-P", "-c", SOURCE.read_text(encoding="utf-8"), *arguments]
-    environment = ENVIRONMENT | {"HOME": str(folder), "TMPDIR": str(folder)}
-    taken_on: dict[str, Any] = {}
     if repl.sandbox != "none" and not (repl.sandbox == "auto" and bwrap is None) and not confined:
         if bwrap is None:
             raise SandboxError(
@@ -353,11 +348,11 @@ async def _spawn(repl: Repl, folder: Path, output: int, child: socket.socket) ->
         if as_root and not all(map(_is_open_to_all, roots)):
             # Root's own interpreter lies where no ordinary user gets: the launcher shows it to one.
             shown = {launcher.stage_path(at): root for at, root in enumerate(roots)}
-            profile = [bwrap, *_profile(shown, hidden, limits.file_mb * 4, repl.folders), "--", *command]
+            profile = [bwrap, *_profile(shown, limits.file_mb * 4, repl.folders), "--", *command]
             plan = {"groups": [], "limits": {}, "uid": FIRST_UID, "binds": roots, "command": profile}
             command = [sys.executable, "-I", "-S", str(launcher.__file__), json.dumps(plan)]
         else:
-            profile = _profile({root: root for root in roots}, hidden, limits.file_mb * 4, repl.folders)
+            profile = _profile({root: root for root in roots}, limits.file_mb * 4, repl.folders)
             command = [bwrap, *profile, "--", *command]
             if as_root:
                 taken_on = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
@@ -391,18 +386,11 @@ def _is_open_to_all(folder: str) -> bool:
     return all(each.stat().st_mode & 0o001 for each in (Path(folder), *Path(folder).parents))
 
 
-def _profile(
-    shown: dict[str, str], hidden: Sequence[str], disk_mb: int, folders: Sequence[str] = ()
-) -> list[str]:
+def _profile(shown: dict[str, str], disk_mb: int, folders: Sequence[str] = ()) -> list[str]:
     """Return bubblewrap's arguments: no network, a read-only system, `/tmp` and `folders` as places to write.
 
-    `shown` says what is shown beside `/usr`, and where in the sandbox; of that, `hidden` is covered.
+    `shown` says what is shown beside `/usr`, and where in the sandbox.
     """
-    covers: list[str] = []
-    for path in map(Path, hidden):
-        if any(path.is_relative_to(root) for root in ("/usr", *shown.values())):
-            empty = ("--tmpfs", str(path), "--remount-ro")
-            covers += [*(empty if path.is_dir() else ("--ro-bind", "/dev/null")), str(path)]
     variables = {**ENVIRONMENT, "HOME": SCRATCH, "TMPDIR": SCRATCH}
     beside: list[str] = []  # what programs expect beside `/usr`: links into it, or folders of their own
     for path in map(Path, ("/bin", "/sbin", "/lib", "/lib64")):
@@ -419,7 +407,6 @@ def _profile(
         # Before the interpreter, which may lie below one of them.
         *(part for each in (SCRATCH, *folders) for part in ("--size", str(disk_mb << 20), "--tmpfs", each)),
         *(part for source, place in shown.items() for part in ("--ro-bind", source, place)),
-        *covers,
         *("--proc", "/proc", "--dev", "/dev"),
         *("--size", str(16 << 20), "--tmpfs", "/dev/shm"),  # noqa: S108 - the sandbox's own
         *("--chdir", SCRATCH, "--remount-ro", "/"),

@@ -1,15 +1,13 @@
 """The process that runs a model's code. It imports nothing but the standard library.
 
-Started as `python -c <this source> <fd> <memory_mb> <file_mb> <seed> <hidden paths as JSON>`. It speaks
-length-prefixed JSON with its host over the file descriptor; standard output and error are a file that the
-host reads. The sandbox, when there is one, is around the process, and the host checks every message. All
-that this process does for security is `stop_reading`, before any code of the model is there.
+Started as `python -c <this source> <fd> <memory_mb> <file_mb> <seed>`. It speaks length-prefixed JSON with
+its host over the file descriptor; standard output and error are a file that the host reads. Nothing here is
+a security boundary: the host checks every message, and the sandbox, when there is one, is around the process.
 """
 
 from __future__ import annotations
 
 import ast
-import ctypes
 import errno
 import io
 import json
@@ -27,10 +25,6 @@ from typing import Any
 
 CELL = "<cell "
 ROOM_BYTES = 1 << 16
-# Landlock's calls, the same on every machine since they are new, and its rights to files.
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-_READ_AND_EXECUTE = 1 << 2 | 1 << 0
-_NO_NEW_PRIVILEGES = 38
 
 
 class CellTimeout(BaseException):
@@ -221,38 +215,9 @@ def _keep_cells(shown: traceback.TracebackException | None) -> None:
         shown = shown.__context__
 
 
-def stop_reading(hidden: list[str]) -> None:
-    """Give up reading files and what is in folders, with all processes that this one starts, by Landlock.
-
-    It knows only what may be read, so that is everything beside them, and beside the folders above. A kernel
-    without it hides nothing; names of files can be listed as before.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    rules = libc.syscall(_CREATE_RULESET, struct.pack("=Q", _READ_AND_EXECUTE), 8, 0)
-    if rules < 0:
-        return
-    above: set[str] = set()
-    for path in hidden:
-        while path != "/":
-            path = os.path.dirname(path)
-            above.add(path)
-    for folder in above:
-        for entry in os.scandir(folder):
-            if entry.path in above or entry.path in hidden or entry.is_symlink():
-                continue
-            place = os.open(entry.path, os.O_PATH)
-            libc.syscall(_ADD_RULE, rules, 1, struct.pack("=Qi", _READ_AND_EXECUTE, place), 0)
-            os.close(place)
-    if libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) or libc.syscall(_RESTRICT_SELF, rules, 0):
-        raise OSError(ctypes.get_errno(), "the environment's files cannot be hidden")
-    os.close(rules)
-
-
 def serve(arguments: list[str]) -> None:
     """Answer the host until it closes the channel."""
-    fd, memory_mb, file_mb, seed = map(int, arguments[:4])
-    if hidden := json.loads(arguments[4]):
-        stop_reading(hidden)
+    fd, memory_mb, file_mb, seed = (int(argument) for argument in arguments)
     channel = Channel(fd)
     session = Session(channel)
     # Of this process and those it starts; macOS has no limit on address space.
