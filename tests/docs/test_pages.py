@@ -77,7 +77,7 @@ def page_run(request, tmp_path, mirror, endpoint) -> Iterator[PageRun]:
         yield run
 
 
-TABLES = {"deprecation", "upload-rules", "walks"}
+TABLES = {"deprecation", "rights", "upload-rules", "walks"}
 """Pages of which another test compares every row with the code."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -13,6 +14,7 @@ _TEXT = ("text/html", "text/css", "text/plain", "application/json", "application
 _LEAST = 1024
 """Bytes below which compressing gains nothing."""
 _EFFORT = 5
+_TAKEN = re.compile(r"\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))", re.I)
 
 
 class Compression:
@@ -26,7 +28,7 @@ class Compression:
         if (
             scope["type"] != "http"
             or scope["method"] not in SAFE_METHODS
-            or "gzip" not in Headers(scope=scope).get("accept-encoding", "")
+            or not _TAKEN.search(Headers(scope=scope).get("accept-encoding", ""))
         ):
             await self._app(scope, receive, send)
             return

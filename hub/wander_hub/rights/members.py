@@ -65,6 +65,8 @@ def change_environment_role(
     user = names.normalise_owner(user)
     leaving = role is None and user == caller.user
     environment = rights.environment_for(session, caller, "read" if leaving else "manage", owner, name)
+    if not caller.covers("manage", environment.owner_id, environment.id):
+        raise rights.refusal(caller, "manage", environment)
     label = f"{environment.owner.name}/{environment.name}"
     _change_role(session, caller, Grant, {"environment_id": environment.id}, label, user, role)
     return [] if leaving else _members_of(session, environment)
@@ -86,13 +88,15 @@ def _change_role(
     if known is not None and known.role == "owner" and role != "owner":
         invitations.drop_made_by(session, known.user_id, target)
     if role is None:
+        invited = invitations.withdraw(session, target, name)
         if known is not None:
             session.delete(known)
-        elif not invitations.withdraw(session, target, name):
+        elif not invited:
             hint = f"`wander env owner list {label}` shows who has one"
             raise HubProblem(404, "no_role", f"`{name[:80]}` has no role on `{label}` itself", hint=hint)
     elif known is not None:
         known.role = role
+        invitations.withdraw(session, target, name)
     elif caller.administers:
         found = accounts.user_named(session, name)
         if found is None or found.removed_at is not None:

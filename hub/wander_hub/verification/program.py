@@ -35,7 +35,8 @@ _PASSED_STARTS = ("UV_", "PIP_")
 """How operators name the package index that environments' dependencies come from."""
 _FOLDERS = ("data", "cache", "config", "runs")
 _LONGEST_ANSWER = 16 << 20
-_RETRYABLE = ("timeout", "unavailable", "index_unreachable", "network")
+_RETRYABLE = ("timeout", "unavailable", "index_unreachable", "network", "bad_token")
+"""Codes of what another try may mend; the next one is lent another token."""
 
 
 class ClientProgram:

@@ -161,7 +161,7 @@ def _submit(
     queue.submit(
         session,
         KIND,
-        f"{KIND} {found.id} {attempt}",
+        f"{KIND} {found.message_id} {attempt}",
         {"delivery": found.id, "attempt": attempt},
         priority=-1 if behind else 0,
         run_after=found.next_at,

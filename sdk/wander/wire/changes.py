@@ -46,7 +46,7 @@ class Member(Record):
     role: Role
     through: Literal["owner", "environment"]
     """Whether the role is on all of the owner's environments or on this one."""
-    pending_until: datetime | None = None
+    pending_until: datetime | None = Field(default=None, exclude_if=lambda until: until is None)
     """So long an invitation waits for whoever has the name; None for a member."""
 
 
