@@ -38,7 +38,7 @@ async def waiting_for(hub, who: str) -> list[dict]:
 
 async def roles(hub, where: str = TEAM) -> dict[str, str]:
     found = (await ask(hub, "GET", where)).json()["data"]
-    return {one["user"]: ("invited " if one["pending_until"] else "") + one["role"] for one in found}
+    return {one["user"]: ("invited " if one.get("pending_until") else "") + one["role"] for one in found}
 
 
 async def test_nobody_learns_whether_there_is_such_a_user(hub):
