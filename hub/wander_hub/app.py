@@ -204,8 +204,8 @@ def create_app(
     Given the `address` that it listens on, it answers requests alone that call it by a name of its own.
     """
     database = database or Database(settings.resolved_database_url)
-    storage = storage or Storage.open(settings.storage_url, settings.data / "objects")
-    database.session_info[outbox.HUB_URL] = (settings.public_url or "").rstrip("/")
+    storage = storage or Storage.of(settings)
+    outbox.begin_links(database, settings)
     downloads = DownloadCounter(database)
     reader, upstream = AnonymousReader(database), Upstream(settings.upstream_index)
 

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -18,6 +18,8 @@ from typing import IO, TYPE_CHECKING
 
 import obstore
 from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, ObjectStore, S3Store, from_url
+
+from wander_hub.settings import Settings
 
 if TYPE_CHECKING:
     from obstore.store import RetryConfig
@@ -57,6 +59,16 @@ def digest_of(file: IO[bytes]) -> tuple[str, int]:
     return digest.hexdigest(), size
 
 
+def copy_pieces(pieces: Iterable[bytes], into: IO[bytes] | None = None) -> str:
+    """Write pieces one after another, where a file is given, and return the SHA-256 of them together."""
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+        if into is not None:
+            into.write(piece)
+    return digest.hexdigest()
+
+
 class Storage:
     """Content-addressed objects in a folder, in S3 or in memory."""
 
@@ -74,6 +86,11 @@ class Storage:
             return cls(MemoryStore())
         plain = any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS)
         return cls(from_url(url, retry_config=_RETRIES, client_options={"allow_http": plain}))
+
+    @classmethod
+    def of(cls, settings: Settings) -> Storage:
+        """Open the store of a hub."""
+        return cls.open(settings.storage_url, settings.data / "objects")
 
     def put(self, file: IO[bytes]) -> str:
         """Store a seekable file and return its SHA-256."""
@@ -120,10 +137,7 @@ class Storage:
 
     def digest(self, sha256: str) -> str:
         """Return the SHA-256 that an object's bytes really have."""
-        found = hashlib.sha256()
-        for piece in self.pieces(sha256):
-            found.update(piece)
-        return found.hexdigest()
+        return copy_pieces(self.pieces(sha256))
 
     def read(self, sha256: str, start: int = 0, length: int | None = None) -> bytes:
         """Return the whole content or a part of it."""

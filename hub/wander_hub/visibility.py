@@ -10,7 +10,7 @@ from typing import get_args
 
 from sqlalchemy import false
 from sqlalchemy.orm import Mapped, mapped_column
-from wander.wire.environments import Visibility, visibility_of
+from wander.wire.environments import Visibility, marks_of, visibility_of
 
 LEVELS: tuple[Visibility, ...] = get_args(Visibility)
 """From what most may see to what fewest may."""
@@ -31,12 +31,7 @@ class HasVisibility:
 
     @visibility.setter
     def visibility(self, wanted: Visibility) -> None:
-        self.private, self.internal = wanted != "public", wanted == "internal"
-
-
-def wanted_visibility(private: bool | None, *, internal: bool) -> Visibility | None:
-    """Return what a request asks for, None where it leaves that open; `internal` says it all."""
-    return None if private is None and not internal else visibility_of(bool(private), internal=internal)
+        self.private, self.internal = marks_of(wanted)
 
 
 def narrower(one: Visibility, two: Visibility) -> Visibility:

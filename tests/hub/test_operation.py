@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from contextvars import Context
 
 import httpx
 import pytest
@@ -99,7 +100,7 @@ def test_a_line_of_the_json_log_is_one_object_without_secrets():
         record = logging.LogRecord(
             "wander_hub", logging.ERROR, "", 0, "no %s", (secret,), (ValueError, error, None)
         )
-    line = JsonFormatter().format(record)
+    line = Context().run(JsonFormatter().format, record)  # of no request
     told = json.loads(line)
     assert (told["level"], told["message"], told["request"]) == ("ERROR", "no wnd_aaaaaa...", "-")
     assert "ValueError: bad wnd_aaaaaa..." in told["traceback"]

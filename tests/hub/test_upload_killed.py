@@ -18,7 +18,7 @@ from wander_hub.fsck import check as fsck
 from wander_hub.upload.sweep import sweep
 
 BEFORE = {
-    "the first byte": "finalize._put_together",
+    "the first byte": "finalize.copy_pieces",
     "the gate": "checks.check",
     "the objects": "Storage.keep",
     "the transaction": "service.publish",

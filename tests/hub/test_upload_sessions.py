@@ -335,17 +335,17 @@ async def test_a_finalize_that_comes_late_is_answered_like_the_first(hub, begin,
     """The chunks go while it reads them: the version is there."""
     upload = await begin(BOTH)
     await upload.send_all()
-    read = finalize._put_together
+    read = finalize.copy_pieces
     answers = []
 
     def slow(*arguments):
-        monkeypatch.setattr(finalize, "_put_together", read)
+        monkeypatch.setattr(finalize, "copy_pieces", read)
         caller = authenticate(hub.database, hub.tokens["alice"])
         context = Context(caller, hub.database, storage, hub.settings, "http://hub.test")
         answers.append(finalize.finalize(context, upload.id))
         return read(*arguments)
 
-    monkeypatch.setattr(finalize, "_put_together", slow)
+    monkeypatch.setattr(finalize, "copy_pieces", slow)
     answer = await upload.finalize()
     assert (answer.status_code, answer.headers["x-wander-upload"]) == (200, "unchanged"), answer.text
     assert answers[0][0].model_dump(mode="json") == answer.json()

@@ -25,7 +25,7 @@ from wander.wire.changes import (
     Reason,
     TokenList,
 )
-from wander.wire.environments import Visibility
+from wander.wire.environments import Visibility, marks_of
 from wander.wire.models import HubModel, ModelRevision, ModelRevisions
 from wander.wire.people import InvitationInfo, InvitationList
 from wander.wire.trusted_publishing import NewPublisher, PublisherInfo, PublisherList
@@ -77,7 +77,8 @@ def fork(hub: HubApi, name: EnvironmentName, place: NewPlace) -> EnvironmentDeta
 
 def set_default_visibility(hub: HubApi, owner: str, choice: Visibility) -> OwnerSettings:
     """Choose what new environments of an owner are."""
-    body = OwnerSettings(private_by_default=choice != "public", internal_by_default=choice == "internal")
+    private, internal = marks_of(choice)
+    body = OwnerSettings(private_by_default=private, internal_by_default=internal)
     return hub.change("PUT", f"/api/v1/owners/{quote_part(owner)}/settings", OwnerSettings, body)
 
 
@@ -210,4 +211,5 @@ def _target(target: str) -> str:
 
 
 def _visibility(choice: Visibility) -> NewVisibility:
-    return NewVisibility(private=choice != "public", internal=choice == "internal")
+    private, internal = marks_of(choice)
+    return NewVisibility(private=private, internal=internal)

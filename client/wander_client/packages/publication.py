@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.utils import canonicalize_name
 from wander.wire import CheckSummary
-from wander.wire.environments import Visibility, visibility_of
+from wander.wire.environments import Visibility, wanted_visibility
 
 from wander_client.errors import ClientError, NotFound, Unavailable, UsageError
 from wander_client.hub.administration import members
@@ -52,7 +52,7 @@ class Wishes:
     @property
     def visibility(self) -> Visibility | None:
         """Who is to see what is new; None leaves it to the owner's settings."""
-        return visibility_of(self.private, internal=self.internal) if self.private or self.internal else None
+        return wanted_visibility(self.private or None, internal=self.internal)
 
 
 @dataclass(frozen=True)

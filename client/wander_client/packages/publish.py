@@ -23,7 +23,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from wander.version import __version__ as sdk_version
 from wander.wire import CheckSummary, VersionDetail
-from wander.wire.environments import Visibility
+from wander.wire.environments import Visibility, marks_of
 from wander.wire.source_tree import TreeEntry, is_source, tree_digest
 from wander.wire.uploads import NewUpload, UploadFile
 
@@ -173,13 +173,14 @@ def upload(
             digest = hashlib.sha256(lock).hexdigest()
             listed.append(UploadFile(filename=LOCK, kind="lock", size=len(lock), sha256=digest))
             bodies[LOCK] = BytesIO(lock)
+        private, internal = marks_of(visibility) if visibility is not None else (None, False)
         wanted = NewUpload(
             owner=owner,
             name=canonicalize_name(package.name),
             version=package.version,
             files=listed,
-            private=None if visibility is None else visibility != "public",
-            internal=visibility == "internal",
+            private=private,
+            internal=internal,
             source_sha256=package.tree_sha256,
             check=check,
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from wander.wire import EnvironmentSummary, RunDetail, VersionDetail
 from wander.wire.changes import Whoami
-from wander.wire.environments import visibility_of
+from wander.wire.environments import wanted_visibility
 from wander.wire.models import ModelRevision, parse_model
 from wander.wire.verification import LevelSought, VerificationInfo, VerificationRequest
 
@@ -183,7 +183,7 @@ class HubCalls:
         """
         from wander_client.training.pushing import push_model
 
-        visibility = None if private is None else visibility_of(private)
+        visibility = wanted_visibility(private, internal=False)
         return push_model(self._session, os.fspath(model), parse_model(name), visibility=visibility).made
 
     @Request

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from wander.errors import ConfigError
-from wander.wire.environments import Visibility, visibility_of
+from wander.wire.environments import Visibility, marks_of, visibility_of
 from wander.wire.models import (
     CARD,
     CheckpointFacts,
@@ -225,10 +225,8 @@ def _send(
         ModelFile(filename=one, size=packed.sizes[one], sha256=packed.digests[one])
         for one in sorted(packed.digests)
     ]
-    private = None if visibility is None else visibility != "public"
-    wanted = NewModel(
-        owner=name.owner, name=name.name, files=files, private=private, internal=visibility == "internal"
-    )
+    private, internal = marks_of(visibility) if visibility is not None else (None, False)
+    wanted = NewModel(owner=name.owner, name=name.name, files=files, private=private, internal=internal)
     with ExitStack() as stack:
         bodies = {one: stack.enter_context(packed.open(one)) for one in packed.digests}
         try:

@@ -32,6 +32,7 @@ from wander_hub.cli.options import (
     print_row,
     print_rows,
     read_settings,
+    settings_of_hub,
 )
 from wander_hub.cli.people import find_user, user_app
 from wander_hub.cli.webhooks import webhook_app
@@ -184,12 +185,10 @@ def fsck(
     from wander_hub.index.public_files import FOLDER, PublicFiles
     from wander_hub.verification.worker import confine
 
-    settings = read_settings(data=data)
-    if settings.database_url is None and not settings.data.is_dir():
-        raise FileNotFoundError(2, "there is no hub", str(settings.data))
+    settings = settings_of_hub(data)
     found = []
     with open_database(settings) as database:
-        storage = Storage.open(settings.storage_url, settings.data / "objects")
+        storage = Storage.of(settings)
         links = PublicFiles(database, storage, settings.data / FOLDER) if settings.public_files else None
         # Where another machine does the jobs, this one need not be able to.
         verified = confine(settings) if settings.serve_jobs else settings
@@ -216,11 +215,9 @@ def backup(folder: Path, data: Data = None, as_json: AsJson = False) -> None:
     """
     from wander_hub.operation.backup import back_up
 
-    settings = read_settings(data=data)
-    if settings.database_url is None and not settings.data.is_dir():
-        raise FileNotFoundError(2, "there is no hub", str(settings.data))
+    settings = settings_of_hub(data)
     with open_database(settings) as database:
-        found = back_up(database, Storage.open(settings.storage_url, settings.data / "objects"), folder)
+        found = back_up(database, Storage.of(settings), folder)
     print_row(found, as_json, f"`{folder}` holds {found['rows']} rows and {found['objects']} objects")
 
 
@@ -233,7 +230,7 @@ def restore(folder: Path, data: Data = None, as_json: AsJson = False) -> None:
     settings.data.mkdir(parents=True, exist_ok=True)
     database = Database(settings.resolved_database_url)
     try:
-        storage = Storage.open(settings.storage_url, settings.data / "objects")
+        storage = Storage.of(settings)
         found = backups.restore(database, storage, folder)
     finally:
         database.close()

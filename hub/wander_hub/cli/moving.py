@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from wander_hub.cli.options import AsJson, Data, by_command, open_database, print_row, read_settings
+from wander_hub.cli.options import (
+    AsJson,
+    Data,
+    by_command,
+    open_database,
+    print_row,
+    read_settings,
+    settings_of_hub,
+)
 from wander_hub.storage import Storage
 
 
@@ -28,11 +36,9 @@ def export(
     """
     from wander_hub.operation.export import export as write
 
-    settings = read_settings(data=data)
-    if settings.database_url is None and not settings.data.is_dir():
-        raise FileNotFoundError(2, "there is no hub", str(settings.data))
+    settings = settings_of_hub(data)
     with open_database(settings) as database:
-        storage = Storage.open(settings.storage_url, settings.data / "objects")
+        storage = Storage.of(settings)
         found = write(database, storage, file, owner=owner, origin=by_command("hub.export"))
     told = f"{found['environments']} environments, {found['rows']} rows and {found['objects']} objects"
     print_row(found, as_json, f"`{file}` holds {told}")
@@ -63,7 +69,7 @@ def bring(
 
     settings = read_settings(data=data)
     with open_database(settings) as database:
-        storage = Storage.open(settings.storage_url, settings.data / "objects")
+        storage = Storage.of(settings)
         if settings.public_files:
             PublicFiles(database, storage, settings.data / FOLDER).attach()
         found = imports.bring(

@@ -6,15 +6,17 @@ import getpass
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from sqlalchemy.orm import Session
 
-from wander_hub.audit import Origin
-from wander_hub.database import Database
+from wander_hub.audit import Origin, recorded
+from wander_hub.database import Database, Result
+from wander_hub.identity import HUB
 from wander_hub.settings import Settings
 
 Data = Annotated[
@@ -40,6 +42,14 @@ def group(help: str) -> typer.Typer:
 def read_settings(**given: Any) -> Settings:
     """Return the hub's settings, with the options that were given."""
     return Settings(**{name: value for name, value in given.items() if value is not None})
+
+
+def settings_of_hub(data: Path | None) -> Settings:
+    """Return the settings of a hub that is there; an empty folder is not made to one by looking at it."""
+    settings = read_settings(data=data)
+    if settings.database_url is None and not settings.data.is_dir():
+        raise FileNotFoundError(2, "there is no hub", str(settings.data))
+    return settings
 
 
 @contextmanager
@@ -87,6 +97,14 @@ def confirm(word: str, what: str, *, yes: bool) -> None:
         raise typer.BadParameter(f"to {what}, pass --yes")
     if typer.prompt(f"to {what}, type `{word}`", err=True) != word:
         raise typer.Abort
+
+
+def commit(action: str, change: Callable[[Session, Settings], Result], data: Path | None) -> Result:
+    """Make a change of the operator's, and tell the audit log of it."""
+    settings = read_settings(data=data)
+    with open_database(settings) as database:
+        work = recorded(lambda session: change(session, settings), by_command(action))
+        return database.commit(work, HUB)
 
 
 def by_command(action: str) -> Origin:

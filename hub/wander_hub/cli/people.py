@@ -16,6 +16,7 @@ from wander_hub.cli.options import (
     AsJson,
     Data,
     by_command,
+    commit,
     confirm,
     group,
     open_database,
@@ -156,9 +157,7 @@ def _change(action: str, done: str, name: str, data: Path | None, as_json: bool)
         "user.enable": departures.enable,
         "user.remove": departures.remove,
     }
-    with open_database(read_settings(data=data)) as database:
-        work = audit.recorded(lambda session: changes[action](session, name), by_command(action))
-        changed = database.commit(work)
+    changed = commit(action, lambda session, _: changes[action](session, name), data)
     text = f"{done} `{changed.user.name}`, {changed.ended_tokens} tokens ended"
     if changed.ownerless:
         text += f"; left to administrators: {', '.join(changed.ownerless)}"

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 from sqlalchemy.orm import Session
 
-from wander_hub import audit
 from wander_hub.cli.options import (
     AsJson,
     Data,
-    by_command,
+    commit,
     group,
     open_database,
     print_row,
     print_rows,
     read_settings,
 )
-from wander_hub.database import Result
 from wander_hub.identity import HUB
 from wander_hub.settings import Settings
 
@@ -63,7 +60,7 @@ def add_webhook(
         made = service.create(session, settings, HUB, wanted)
         return made.webhook.model_dump(mode="json") | {"secret": made.secret}
 
-    row = _do("webhook.create", add, data)
+    row = commit("webhook.create", add, data)
     print_row(row, as_json, f"webhook {row['id']}: {row['secret']}")
 
 
@@ -72,7 +69,7 @@ def remove_webhook(number: int, data: Data = None, as_json: AsJson = False) -> N
     """Remove a webhook with its deliveries."""
     from wander_hub.webhooks import service
 
-    row = _do("webhook.remove", lambda session, _: service.remove(session, HUB, number), data)
+    row = commit("webhook.remove", lambda session, _: service.remove(session, HUB, number), data)
     print_row(row.model_dump(mode="json"), as_json, f"removed webhook {number}")
 
 
@@ -81,7 +78,7 @@ def try_webhook(number: int, data: Data = None, as_json: AsJson = False) -> None
     """Have `webhook.test` delivered by the running hub; `deliveries` tells how that ends."""
     from wander_hub.webhooks import service
 
-    row = _do("webhook.test", lambda session, _: service.try_out(session, HUB, number), data)
+    row = commit("webhook.test", lambda session, _: service.try_out(session, HUB, number), data)
     print_row(row.model_dump(mode="json"), as_json, f"delivery {row.id} waits")
 
 
@@ -105,13 +102,7 @@ def redeliver(number: int, delivery: int, data: Data = None, as_json: AsJson = F
     """Have a delivery made again now."""
     from wander_hub.webhooks import service
 
-    row = _do("webhook.redeliver", lambda session, _: service.redeliver(session, HUB, number, delivery), data)
+    row = commit(
+        "webhook.redeliver", lambda session, _: service.redeliver(session, HUB, number, delivery), data
+    )
     print_row(row.model_dump(mode="json"), as_json, f"delivery {row.id} waits")
-
-
-def _do(action: str, change: Callable[[Session, Settings], Result], data: Any) -> Result:
-    """Make a change of the operator's, and tell the audit log of it."""
-    settings = read_settings(data=data)
-    with open_database(settings) as database:
-        work = audit.recorded(lambda session: change(session, settings), by_command(action))
-        return database.commit(work, HUB)

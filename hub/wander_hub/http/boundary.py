@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Protocol, TypeVar
 
-from fastapi import Depends, Request
+from fastapi import Depends, Path, Query, Request
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute, iter_route_contexts
 from sqlalchemy.orm import Session
@@ -248,6 +248,10 @@ async def _base_url(request: Request) -> str:
     return base_url_of(request)
 
 
+_LARGEST = 2**31 - 1
+Number = Annotated[int, Path(ge=1, le=_LARGEST)]
+"""Of a row, in the path of a request."""
+Before = Annotated[int | None, Query(ge=1, le=_LARGEST, description="`next` of the page before")]
 ReadSession = Annotated[Session, Depends(read_session, scope="function")]
 Caller = Annotated[Identity, Depends(require_identity)]
 Poster = Annotated[Identity, Depends(Needs("results"))]

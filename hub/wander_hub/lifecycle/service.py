@@ -21,8 +21,8 @@ from wander_hub.identity import Identity
 from wander_hub.index import service as index
 from wander_hub.leaderboards import listing
 from wander_hub.publishers import service as publishers
+from wander_hub.rights import invitations, rights
 from wander_hub.rights import repository as roles
-from wander_hub.rights import rights
 from wander_hub.visibility import narrower
 from wander_hub.webhooks import outbox
 from wander_hub.webhooks.events import describe_version as describe
@@ -231,7 +231,7 @@ def _refresh(session: Session, environment: Environment) -> None:
 def _drop_roles(session: Session, environment: Environment) -> None:
     for grant in roles.grants_of_environment(session, environment.id):
         session.delete(grant)
-    roles.drop_invitations(session, environment.id)
+    invitations.drop_all(session, {"environment_id": environment.id})
     for token in roles.tokens_bound_to(session, environment.id):
         token.revoked_at = token.revoked_at or now()
 

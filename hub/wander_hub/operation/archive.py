@@ -7,7 +7,6 @@ one form, and everything else is refused.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import re
 import tarfile
@@ -18,10 +17,9 @@ from pathlib import Path
 from typing import IO
 
 from wander_hub.http.problems import HubProblem
-from wander_hub.operation.backup import bad_copy
-from wander_hub.storage import CHUNK, Storage, object_key
+from wander_hub.operation.backup import ROWS, bad_copy
+from wander_hub.storage import CHUNK, Storage, copy_pieces, object_key
 
-ROWS = "database.jsonl.zst"
 _OBJECT = re.compile(r"objects/sha256/([0-9a-f]{2})/([0-9a-f]{62})")
 
 
@@ -54,14 +52,11 @@ def write(file: IO[bytes], rows: IO[bytes], storage: Storage, objects: Mapping[s
         _add(tar, ROWS, rows, size)
         for sha256 in sorted(objects):
             with tempfile.TemporaryFile() as content:
-                digest = hashlib.sha256()
                 try:
-                    for piece in storage.pieces(sha256):
-                        digest.update(piece)
-                        content.write(piece)
+                    found = copy_pieces(storage.pieces(sha256), content)
                 except FileNotFoundError:
                     raise _lacking(sha256, "is not there") from None
-                if digest.hexdigest() != sha256:
+                if found != sha256:
                     raise _lacking(sha256, "has other bytes than its name says")
                 size = content.tell()
                 content.seek(0)
@@ -73,8 +68,7 @@ def read_rows(file: IO[bytes], into: IO[bytes]) -> None:
     name, size = _next(file) or ("", 0)
     if name != ROWS:
         raise bad_copy(f"it does not begin with `{ROWS}`")
-    for piece in _content(file, size):
-        into.write(piece)
+    copy_pieces(_content(file, size), into)
 
 
 def store_objects(file: IO[bytes], storage: Storage, needed: Mapping[str, int | None]) -> None:
@@ -89,11 +83,7 @@ def store_objects(file: IO[bytes], storage: Storage, needed: Mapping[str, int | 
         if needed[sha256] not in (None, size):
             raise bad_copy(f"`{name}` is of {size:,} bytes and should have {needed[sha256]:,}")
         with tempfile.TemporaryFile() as content:
-            digest = hashlib.sha256()
-            for piece in _content(file, size):
-                digest.update(piece)
-                content.write(piece)
-            if digest.hexdigest() != sha256:
+            if copy_pieces(_content(file, size), content) != sha256:
                 raise bad_copy(f"`{name}` has other bytes than its name says")
             storage.keep(content, sha256, size)
         left.discard(sha256)

@@ -13,7 +13,7 @@ from wander.wire.events import AuditEntry, AuditPage
 
 from wander_hub import audit
 from wander_hub.database import Database, fill
-from wander_hub.http.boundary import Caller, HubDatabase, ReadSession
+from wander_hub.http.boundary import Before, Caller, HubDatabase, ReadSession
 from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.identity import HUB, Identity
 from wander_hub.rights import members, rights
@@ -53,7 +53,6 @@ def _in_utc(moment: datetime) -> datetime:
 
 
 Asked = Annotated[dict[str, Any], Depends(_asked)]
-Before = Annotated[int | None, Query(ge=1, le=2**31 - 1, description="`next` of the page before")]
 Limit = Annotated[int, Query(ge=1, le=_AT_ONCE)]
 
 

@@ -47,7 +47,7 @@ from wander_hub.http.problems import HubProblem
 from wander_hub.identity import HUB
 from wander_hub.leaderboards import listing
 from wander_hub.operation import tables  # noqa: F401 - registers every table
-from wander_hub.storage import CHUNK, Storage, digest_of
+from wander_hub.storage import Storage, copy_pieces
 
 FORMAT = "wander.backup/1"
 ROWS = "database.jsonl.zst"
@@ -103,12 +103,11 @@ def _copy(source: Storage, target: Storage) -> tuple[int, list[str]]:
             continue
         with tempfile.TemporaryFile() as file:
             try:
-                for start in range(0, one.size, CHUNK):
-                    file.write(source.read(one.sha256, start, min(CHUNK, one.size - start)))
+                found = copy_pieces(source.pieces(one.sha256), file)
             except FileNotFoundError:
                 count -= 1  # deleted meanwhile
                 continue
-            if digest_of(file)[0] != one.sha256:
+            if found != one.sha256:
                 count -= 1
                 damaged.append(one.path)
                 continue

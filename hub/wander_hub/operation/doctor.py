@@ -95,7 +95,7 @@ def _look_at_storage(settings: Settings) -> str:
     if settings.storage_url is None and not settings.data.is_dir():
         raise FileNotFoundError(f"there is no folder `{settings.data}`")
     storage, key, content = (
-        Storage.open(settings.storage_url, settings.data / "objects"),
+        Storage.of(settings),
         f"doctor-{secrets.token_hex(8)}",
         secrets.token_bytes(32),
     )

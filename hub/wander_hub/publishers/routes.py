@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from wander.wire.trusted_publishing import (
     Audience,
     MintedToken,
@@ -21,6 +21,7 @@ from wander_hub.http.boundary import (
     ForManager,
     HubDatabase,
     HubSettings,
+    Number,
     ReadSession,
     audited,
     origin_of,
@@ -51,9 +52,7 @@ def add_publisher(context: ForManager, owner: str, body: NewPublisher) -> Publis
 
 @router.delete(_PUBLISHERS + "/{publisher}", response_model=PublisherInfo, responses=_REFUSALS)
 @audited("publisher.remove")
-def remove_publisher(
-    context: ForManager, owner: str, publisher: Annotated[int, Path(ge=1, le=2**31 - 1)]
-) -> PublisherInfo:
+def remove_publisher(context: ForManager, owner: str, publisher: Number) -> PublisherInfo:
     """Stop trusting a workflow."""
     return context.commit(lambda session: service.remove(session, context.caller, owner, publisher))
 

@@ -61,6 +61,11 @@ def waiting(session: Session, target: Target) -> Sequence[Invitation]:
     return session.scalars(query.order_by(Invitation.name)).all()
 
 
+def drop_all(session: Session, target: Target) -> None:
+    """End all invitations to an owner or an environment."""
+    session.execute(delete(Invitation).where(*_at(target)))
+
+
 def drop_made_by(session: Session, user_id: int, target: Target) -> None:
     """Take back what somebody invited others to who is no owner of it any more."""
     below = select(Environment.id).where(Environment.owner_id == target.get("owner_id"))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import delete, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session, joinedload
 
 from wander_hub.accounts.models import Membership, Owner, User
 from wander_hub.environments.models import Environment
-from wander_hub.rights.models import Grant, Invitation, Token
+from wander_hub.rights.models import Grant, Token
 
 _TARGET = (joinedload(Token.owner), joinedload(Token.environment).joinedload(Environment.owner))
 """Loads what a token is good for."""
@@ -56,8 +56,3 @@ def grants_of_environment(session: Session, environment_id: int) -> Sequence[Gra
     """Return who has a role on one environment, by name."""
     query = select(Grant).join(Grant.user).options(joinedload(Grant.user))
     return session.scalars(query.where(Grant.environment_id == environment_id).order_by(User.name)).all()
-
-
-def drop_invitations(session: Session, environment_id: int) -> None:
-    """End all invitations to one environment."""
-    session.execute(delete(Invitation).where(Invitation.environment_id == environment_id))

@@ -11,7 +11,16 @@ from wander.wire.changes import CreatedToken, MemberList, NewRole, NewToken, Own
 from wander.wire.people import InvitationInfo, InvitationList, LeakedToken, LeakReceipt
 
 from wander_hub import audit
-from wander_hub.http.boundary import ByBody, Caller, ForManager, HubDatabase, ReadSession, audited, origin_of
+from wander_hub.http.boundary import (
+    ByBody,
+    Caller,
+    ForManager,
+    HubDatabase,
+    Number,
+    ReadSession,
+    audited,
+    origin_of,
+)
 from wander_hub.http.problems import refusals
 from wander_hub.rights import invitations, members, rights
 from wander_hub.rights import tokens as token_service
@@ -23,7 +32,6 @@ _REFUSALS = refusals(308, 400, 401, 403, 404, 409, 410, 422)
 _OWNER = "/owners/{owner}"
 _ENVIRONMENT = "/environments/{owner}/{name}"
 User = Annotated[str, Path(max_length=80)]
-Number = Annotated[int, Path(ge=1, le=2**31 - 1)]
 _ANSWER_REFUSALS = refusals(401, 403, 404, 409, 422)
 
 

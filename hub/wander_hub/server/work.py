@@ -102,7 +102,7 @@ class _End:
 @contextmanager
 def _answer_health(listen: str | None, settings: Settings, database: Database) -> Iterator[Storage]:
     """Give the storage, and answer `GET /health` as the hub does meanwhile."""
-    storage = Storage.open(settings.storage_url, settings.data / "objects")
+    storage = Storage.of(settings)
     if listen is None:
         yield storage
         return

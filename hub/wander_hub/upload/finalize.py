@@ -11,7 +11,6 @@ and listed with the version.
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -30,7 +29,7 @@ from wander_hub.environments import service as environment_service
 from wander_hub.http.boundary import Context
 from wander_hub.http.problems import HubProblem
 from wander_hub.lifecycle import locks
-from wander_hub.storage import CHUNK, Storage
+from wander_hub.storage import CHUNK, Storage, copy_pieces
 from wander_hub.upload import checks, service, sessions, sweep
 from wander_hub.upload import session_repository as repository
 from wander_hub.upload.models import StagedFile, UploadSession
@@ -65,7 +64,7 @@ def finalize(context: Context, session_id: str) -> tuple[VersionDetail, bool]:
         for file in found.files:
             body = cast(BinaryIO, stack.enter_context(tempfile.SpooledTemporaryFile(_IN_MEMORY)))
             try:
-                check_digest(context, file, _put_together(context.storage, file, body))
+                check_digest(context, file, copy_pieces(pieces(context.storage, file), body))
             except FileNotFoundError:
                 return _without_chunks(context, file), False
             uploads.append(Upload(found.owner.name, file.filename, body, file.size, file.sha256))
@@ -110,15 +109,6 @@ def _require_ready(session: Session, found: UploadSession, context: Context) -> 
         visibility=found.visibility,
         open_days=context.settings.version_open_days,
     )
-
-
-def _put_together(storage: Storage, file: StagedFile, body: BinaryIO) -> str:
-    """Write a file's bytes and return their SHA-256."""
-    digest = hashlib.sha256()
-    for piece in pieces(storage, file):
-        digest.update(piece)
-        body.write(piece)
-    return digest.hexdigest()
 
 
 def pieces(storage: Storage, file: StagedFile) -> Iterator[bytes]:

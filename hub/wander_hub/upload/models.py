@@ -7,12 +7,11 @@ from typing import Any
 
 from sqlalchemy import JSON, BigInteger, ForeignKey, Index, String, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column, relationship
-from wander.wire.environments import Visibility
+from wander.wire.environments import Visibility, wanted_visibility
 from wander.wire.uploads import StagedKind, UploadStatus
 
 from wander_hub.accounts.models import Owner
 from wander_hub.database import Base
-from wander_hub.visibility import wanted_visibility
 
 
 class UploadSession(Base):

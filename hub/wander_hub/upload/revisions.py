@@ -6,12 +6,11 @@ lies in a temporary folder and no more than a chunk is in memory.
 
 from __future__ import annotations
 
-import hashlib
 from datetime import timedelta
 
 from sqlalchemy.orm import Session
 from wander.errors import ConfigError
-from wander.wire.environments import Visibility
+from wander.wire.environments import Visibility, wanted_visibility
 from wander.wire.models import (
     CARD,
     CheckpointFacts,
@@ -36,12 +35,11 @@ from wander_hub.models import service as models
 from wander_hub.models.models import Model, Revision, RevisionFile
 from wander_hub.rights import rights
 from wander_hub.settings import Settings
-from wander_hub.storage import Storage
+from wander_hub.storage import Storage, copy_pieces
 from wander_hub.upload import finalize as finishing
 from wander_hub.upload import session_repository as repository
 from wander_hub.upload import sessions
 from wander_hub.upload.models import StagedFile, UploadSession
-from wander_hub.visibility import wanted_visibility
 
 
 def begin(context: Context, wanted: NewModel) -> tuple[SessionInfo, bool]:
@@ -135,10 +133,7 @@ def _digest(storage: Storage, file: StagedFile) -> str:
     """Return the SHA-256 of a file that was sent; one that the model had is known."""
     if file.published and storage.exists(file.sha256):
         return file.sha256
-    digest = hashlib.sha256()
-    for piece in finishing.pieces(storage, file):
-        digest.update(piece)
-    return digest.hexdigest()
+    return copy_pieces(finishing.pieces(storage, file))
 
 
 def _read(context: Context, found: UploadSession) -> tuple[CheckpointFacts, str]:

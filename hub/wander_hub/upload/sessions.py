@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import Any
 
 from sqlalchemy.orm import Session
+from wander.wire.environments import wanted_visibility
 from wander.wire.models import ModelFile
 from wander.wire.uploads import OFFSET_HEADER, NewUpload, StagedKind, UploadedFile, UploadFile
 from wander.wire.uploads import UploadSession as SessionInfo
@@ -35,7 +36,6 @@ from wander_hub.upload import checks, service
 from wander_hub.upload import session_repository as repository
 from wander_hub.upload.models import StagedChunk, StagedFile, UploadSession
 from wander_hub.upload.schemas import refusal
-from wander_hub.visibility import wanted_visibility
 
 SMALLEST_CHUNK = 64 * 1024
 """Bytes; only the last of a file may have fewer, so that no file becomes a million objects."""

@@ -21,6 +21,7 @@ from wander.wire.verification import (
 from wander_hub.http.boundary import (
     ForManager,
     ForPoster,
+    Number,
     ReadSession,
     audited,
     wake_jobs,
@@ -32,7 +33,6 @@ from wander_hub.verification import duplicates, evidence, service, version_check
 router = APIRouter(prefix="/api/v1", tags=["verification"])
 
 RunId = Annotated[str, Path(max_length=64)]
-Number = Annotated[int, Path(ge=1, le=2**31 - 1)]
 
 
 @router.get("/runs/{run_id}/verifications", response_model=VerificationList, responses=refusals(404, 422))

@@ -80,11 +80,8 @@ class HomeView:
     @property
     def listed(self) -> list[EnvironmentSummary]:
         """The environments; where nobody chose an order, those to be used go before the others."""
-        return (
-            self.found.data
-            if self.filtered
-            else sorted(self.found.data, key=lambda one: one.status != "active")
-        )
+        found = self.found.data
+        return found if self.filtered else sorted(found, key=lambda one: one.status != "active")
 
     @property
     def example(self) -> str:
@@ -276,21 +273,18 @@ def leaderboard(
         "until": until,
         "sort": wanted.sort,
     }
-    columns = _columns(session, chosen, shown, with_pass=pass_k is not None, with_metrics=with_metrics)
     return BoardView(
         summary=environments.summary_of(found),
         board=shown,
         versions=[one.version for one in versions],
-        columns=columns,
+        columns=_columns(session, chosen, shown, with_pass=pass_k is not None, with_metrics=with_metrics),
         pass_k=pass_k,
         axis=_common_axis(shown.rows),
         wanted=wanted,
         since=since,
         until=until,
         asked=query_string(**asked),
-        following=query_string(**asked, metrics=with_metrics or None, cursor=shown.next)
-        if shown.next
-        else None,
+        following=query_string(**asked, metrics=with_metrics, cursor=shown.next) if shown.next else None,
         history=charts.history(shown.history),
         metrics=len({name for row in shown.rows for name in row.metrics}) if _is_usual(shown) else 0,
         with_metrics=with_metrics,
@@ -329,12 +323,6 @@ def run(
         links=links,
         plots=_plots(detail.artifacts),
     )
-
-
-def _plots(artifacts: Sequence[ArtifactInfo]) -> list[ArtifactInfo]:
-    drawn = [one for one in artifacts if one.media_type in ("image/png", "image/svg+xml")]
-    smallest = {one.name.rpartition(".")[0]: one for one in sorted(drawn, key=lambda one: -one.size)}
-    return [one for one in drawn if one in smallest.values()]
 
 
 def model(session: Session, base_url: str, owner: str, name: str, word: str) -> ModelView:
@@ -411,6 +399,12 @@ def reproduce_command(manifest: RunManifest, checkpoint: str | None = None) -> s
     return shlex.join(words)
 
 
+def _plots(artifacts: Sequence[ArtifactInfo]) -> list[ArtifactInfo]:
+    drawn = [one for one in artifacts if one.media_type in ("image/png", "image/svg+xml")]
+    smallest = {one.name.rpartition(".")[0]: one for one in sorted(drawn, key=lambda one: -one.size)}
+    return [one for one in drawn if one in smallest.values()]
+
+
 def _info(session: Session, version: Version) -> EnvironmentInfo | None:
     """Return what an environment says about itself, where the hub heard it say so.
 
@@ -439,10 +433,10 @@ def _columns(
     Where they chose none, what decides stands first, and metrics only where they are asked for.
     """
     columns: list[str] = []
-    usual = _is_usual(board)
-    for one in _USUAL if usual else board.columns:
-        if one == "metrics" and usual and not with_metrics:
-            continue
+    chosen = board.columns
+    if _is_usual(board):
+        chosen = [one for one in _USUAL if with_metrics or one != "metrics"]
+    for one in chosen:
         if one == "metrics":  # each in a column of its own: in the environment's order, while there is room
             info = _info(session, version)
             declared = [one.name for one in info.reward_functions] if info else []

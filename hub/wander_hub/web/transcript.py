@@ -100,8 +100,7 @@ def _describe_message(message: Message, number: int, turn: Turn | None, user_rol
         role=user_role if role == "user" else role,
         number=number,
         text=text[:_LONGEST_TEXT],
-        omitted=sum(max(len(one) - _LONGEST_TEXT, 0) for one in (text, reasoning))
-        + sum(one.omitted for one in calls),
+        omitted=_beyond(text) + _beyond(reasoning) + sum(one.omitted for one in calls),
         reasoning=reasoning[:_LONGEST_TEXT],
         reasoning_length=len(reasoning),
         tool_calls=calls,
@@ -121,8 +120,12 @@ def _tool_call(call: dict[str, Any]) -> ToolCall:
     with suppress(ValueError, RecursionError):
         if len(text) <= _LONGEST_LAID_OUT:
             text = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
-    omitted = max(len(text) - _LONGEST_TEXT, 0)
-    return ToolCall(str(function.get("name", "?")), text[:_LONGEST_TEXT], omitted)
+    return ToolCall(str(function.get("name", "?")), text[:_LONGEST_TEXT], _beyond(text))
+
+
+def _beyond(text: str) -> int:
+    """Return how many characters of a text are left out."""
+    return max(len(text) - _LONGEST_TEXT, 0)
 
 
 def _note(turn: Turn | None) -> str:

@@ -20,7 +20,7 @@ from wander_hub.jobs.choice import worker_of
 from wander_hub.rights.tokens import identity_of_user
 from wander_hub.settings import Settings
 from wander_hub.webhooks.models import Webhook, WebhookDelivery
-from wander_hub.webhooks.outbox import HUB_URL
+from wander_hub.webhooks.outbox import begin_links
 from wander_hub.webhooks.outcome import Outcome
 from wander_hub.webhooks.signing import signed_headers
 
@@ -123,7 +123,7 @@ def disable(hook: Webhook, reason: str) -> None:
 
 def worker(settings: Settings, database: Database, queue: TableQueue, send: Send | None = None) -> Worker:
     """Return a worker that does nothing but deliver, not yet started: nobody waits here for a replay."""
-    database.session_info[HUB_URL] = (settings.public_url or "").rstrip("/")
+    begin_links(database, settings)
     queue.on_failure[KIND] = lambda session, ids: _keep_deaths(session, queue, ids)
     handlers = {KIND: Deliverer(database, queue, send or sender(settings))}
     name = f"{socket.gethostname()} {os.getpid()} webhooks"

@@ -11,14 +11,20 @@ from wander.types import Record
 from wander.wire.events import EventName, WebhookPayload
 
 from wander_hub.accounts.models import Owner
-from wander_hub.database import now
+from wander_hub.database import Database, now
 from wander_hub.environments.models import Environment
+from wander_hub.settings import Settings
 from wander_hub.webhooks.models import Webhook, WebhookDelivery
 from wander_hub.webhooks.signing import new_message_id
 
-HUB_URL = "hub_url"
+_HUB_URL = "hub_url"
 """The key under which a session holds the address that links begin with."""
 _LONGEST = 500
+
+
+def begin_links(database: Database, settings: Settings) -> None:
+    """Have what is told lead to the hub's own address, where it knows one."""
+    database.session_info[_HUB_URL] = (settings.public_url or "").rstrip("/")
 
 
 def subscribed(
@@ -59,7 +65,7 @@ def add(session: Session, hooks: Sequence[Webhook], event: EventName, data: Reco
 
 def link(session: Session, path: str) -> str:
     """Return the address of a page; a path alone where the hub was not told its own address."""
-    return f"{session.info.get(HUB_URL) or ''}{path}"
+    return f"{session.info.get(_HUB_URL) or ''}{path}"
 
 
 def label_of(session: Session, environment: Environment) -> str:

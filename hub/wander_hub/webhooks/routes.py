@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Query
 from wander.wire.events import (
     DeliveryInfo,
     DeliveryPage,
@@ -15,15 +15,13 @@ from wander.wire.events import (
     WebhookSettings,
 )
 
-from wander_hub.http.boundary import Caller, ForManager, ReadSession, audited
+from wander_hub.http.boundary import Before, Caller, ForManager, Number, ReadSession, audited
 from wander_hub.http.problems import refusals
 from wander_hub.webhooks import service
 
 router = APIRouter(prefix="/api/v1/webhooks", tags=["webhooks"])
 
 _REFUSALS = refusals(400, 401, 403, 404, 409, 422)
-_MOST = 2**31 - 1
-Number = Annotated[int, Path(ge=1, le=_MOST)]
 
 
 @router.get("", response_model=WebhookList, responses=_REFUSALS)
@@ -84,7 +82,7 @@ def list_deliveries(
     session: ReadSession,
     caller: Caller,
     webhook: Number,
-    before: Annotated[int | None, Query(ge=1, le=_MOST, description="`next` of the page before")] = None,
+    before: Before = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> DeliveryPage:
     """List what was and is to be delivered to a webhook in the last 30 days, the newest first."""

@@ -19,7 +19,6 @@ from wander_hub.webhooks.outcome import Outcome
 
 TIMEOUT_SECONDS = 15.0
 KEPT_BYTES = 1000
-_LONGEST_ERROR = 300
 
 
 class Sender:
@@ -85,4 +84,4 @@ def _fault(status: int) -> str | None:
 
 
 def _cleaned(text: str) -> str:
-    return without_secrets(storable(text))[: max(KEPT_BYTES, _LONGEST_ERROR)]
+    return without_secrets(storable(text))[:KEPT_BYTES]

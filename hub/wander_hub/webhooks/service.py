@@ -21,6 +21,7 @@ from wander.wire.events import (
 )
 
 from wander_hub import audit
+from wander_hub.accounts import repository as accounts
 from wander_hub.accounts.models import Owner
 from wander_hub.database import fill, now
 from wander_hub.environments import service as environments
@@ -41,22 +42,22 @@ _NAMES = (joinedload(Webhook.owner), joinedload(Webhook.environment), joinedload
 
 def list_all(session: Session, caller: Identity, owner: str | None) -> list[WebhookInfo]:
     """Return the webhooks of an owner, or without one those of the hub."""
-    owner_id = _owner_for(session, caller, owner)
-    query = select(Webhook).where(Webhook.owner_id.is_not_distinct_from(owner_id))
+    found = _owner_for(session, caller, owner)
+    query = select(Webhook).where(Webhook.owner_id.is_not_distinct_from(found.id if found else None))
     return [info_of(one) for one in session.scalars(query.options(*_NAMES).order_by(Webhook.id))]
 
 
 def create(session: Session, settings: Settings, caller: Identity, wanted: NewWebhook) -> WebhookSecret:
     """Make a webhook; its secret is in this answer and in no other."""
-    owner_id, environment_id = _owner_for(session, caller, wanted.owner), None
+    owner, environment_id = _owner_for(session, caller, wanted.owner), None
     if wanted.environment is not None:
         if wanted.owner is None:
             raise HubProblem(422, "invalid_request", "an `environment` needs its `owner`")
         environment_id = environments.find(session, wanted.owner, wanted.environment).id
     _require_usable(settings, wanted.url)
-    if owner_id is not None:
-        # So that of two at once one sees the other.
-        session.execute(select(Owner.id).where(Owner.id == owner_id).with_for_update(key_share=True))
+    if owner is not None:
+        accounts.lock_owner(session, owner)  # so that of two at once one sees the other
+    owner_id = owner.id if owner is not None else None
     same = Webhook.owner_id.is_not_distinct_from(owner_id)
     if session.scalars(select(func.count()).select_from(Webhook).where(same)).one() >= MOST:
         hint = "remove one that is of no use any more"
@@ -170,11 +171,11 @@ def info_of(hook: Webhook) -> WebhookInfo:
     )
 
 
-def _owner_for(session: Session, caller: Identity, owner: str | None) -> int | None:
+def _owner_for(session: Session, caller: Identity, owner: str | None) -> Owner | None:
     if owner is None:
         rights.administrator(caller)
         return None
-    return rights.owner_for(session, caller, "manage", owner).id
+    return rights.owner_for(session, caller, "manage", owner)
 
 
 def _require_usable(settings: Settings, url: str) -> None:

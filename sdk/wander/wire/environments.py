@@ -169,6 +169,16 @@ def visibility_of(private: bool, *, internal: bool = False) -> Visibility:
     return "private" if private else "public"
 
 
+def marks_of(wanted: Visibility) -> tuple[bool, bool]:
+    """Return the marks `private` and `internal` that say it, which `visibility_of` reads."""
+    return wanted != "public", wanted == "internal"
+
+
+def wanted_visibility(private: bool | None, *, internal: bool) -> Visibility | None:
+    """Return what is asked for, None where that is left open; `internal` says it all."""
+    return None if private is None and not internal else visibility_of(bool(private), internal=internal)
+
+
 class EnvironmentSummary(Record):
     """One row of a listing or a search."""
 

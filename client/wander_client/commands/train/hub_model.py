@@ -29,7 +29,7 @@ def push(
     of these very weights. Leaderboard rows and runs whose manifest names weights of this digest link here.
     `hf:` means a repository of Hugging Face, with the token that its own tools use.
     """
-    from wander.wire.environments import visibility_of
+    from wander.wire.environments import wanted_visibility
     from wander.wire.models import parse_model
 
     from wander_client.models.reference import HF_SCHEME
@@ -42,7 +42,7 @@ def push(
         here.output.answer(made, f"pushed {HF_SCHEME}{made.name}@{made.revision[:12]}\n{made.url}")
         here.output.next(f"wander model pull {HF_SCHEME}{made.name}")
         return
-    visibility = None if private is None and not internal else visibility_of(bool(private), internal=internal)
+    visibility = wanted_visibility(private, internal=internal)
     sent = push_model(here, model, parse_model(name), visibility=visibility)
     revision, output = sent.made, here.output
     said = "pushed" if sent.sent else "is there already:"
