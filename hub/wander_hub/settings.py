@@ -136,6 +136,10 @@ class Settings(BaseSettings):
     traces: bool = False
     """Send a span for every request by OpenTelemetry, to where its own `OTEL_*` variables say."""
 
+    organisations: Literal["anybody", "administrators"] = "anybody"
+    """Who may make organisations: owners without a user of their name."""
+    max_organisations: int = Field(default=20, ge=0)
+    """How many organisations one user may own and make another one."""
     session_hours: float = Field(default=14 * 24, gt=0)
     """How long somebody who signed in with a browser stays so at most."""
     session_idle_hours: float = Field(default=48, gt=0)

@@ -106,6 +106,7 @@ ATTEMPTS = {
     ("DELETE", "/api/v1/users/{user}"): Attempt(),
     ("PUT", "/api/v1/owners/{owner}/members/{user}"): Attempt({"role": "maintainer"}),
     ("DELETE", "/api/v1/owners/{owner}/members/{user}"): Attempt(),
+    ("POST", "/api/v1/owners"): Attempt({"name": "fresh"}, status=201),
     ("POST", INVITATION + "/accept"): Attempt(),
     ("DELETE", INVITATION): Attempt(),
     ("PUT", "/api/v1/owners/{owner}/settings"): Attempt({"private_by_default": True}),

@@ -121,6 +121,7 @@ COMMANDS: dict[str, Command] = {
     "auth logout": Command("account.login:logout", "forget a hub's token"),
     "auth token": Command("account.token:app", "make, list and revoke your tokens"),
     "auth invitation": Command("account.invitation:app", "list, accept and decline roles offered to you"),
+    "auth org": Command("account.organisation:app", "make organisations, list the owners you belong to"),
     "auth key": Command("account.key:app", "make, list and revoke keys that sign runs"),
     "cache": Command("find.cache:app", "show and free the disk space of installed environments"),
     "sandbox": Command("run.sandbox:app", "test whether the sandbox holds on this machine"),

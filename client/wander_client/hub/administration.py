@@ -27,7 +27,7 @@ from wander.wire.changes import (
 )
 from wander.wire.environments import Visibility, marks_of
 from wander.wire.models import HubModel, ModelRevision, ModelRevisions
-from wander.wire.people import InvitationInfo, InvitationList
+from wander.wire.people import InvitationInfo, InvitationList, NewOwner, OwnerInfo, OwnerList
 from wander.wire.trusted_publishing import NewPublisher, PublisherInfo, PublisherList
 
 from wander_client.errors import NotFound
@@ -96,6 +96,16 @@ def set_role(hub: HubApi, target: str, user: str, role: Role) -> list[Member]:
 def remove_role(hub: HubApi, target: str, user: str) -> list[Member]:
     """Take somebody's role."""
     return hub.change("DELETE", f"{_target(target)}/members/{quote_part(user)}", MemberList).data
+
+
+def owners(hub: HubApi) -> list[OwnerInfo]:
+    """Return the owners on which the caller has a role."""
+    return hub.read("/api/v1/owners", OwnerList).data
+
+
+def make_organisation(hub: HubApi, name: str) -> OwnerInfo:
+    """Make an organisation."""
+    return hub.change("POST", "/api/v1/owners", OwnerInfo, NewOwner(name=name.lower()))
 
 
 def leave(hub: HubApi, target: str) -> None:

@@ -14,15 +14,20 @@ from wander_hub.http.problems import HubProblem
 
 def add_user(session: Session, name: str, *, admin: bool = False) -> User:
     """Add a user and the owner of the same name; refuse a name that is bad or taken."""
-    name = names.normalise_owner(name)
-    if repository.user_named(session, name) or repository.owner_named(session, name):
-        raise HubProblem(409, "name_taken", f"the name `{name}` is taken", hint="choose another name")
-    owner = new_owner(session, name)
-    user = User(name=name, admin=admin, created_at=now())
+    owner = add_owner(session, name)
+    user = User(name=owner.name, admin=admin, created_at=now())
     session.add(user)
     session.flush()
     session.add(Membership(owner_id=owner.id, user_id=user.id, role="owner"))
     return user
+
+
+def add_owner(session: Session, name: str) -> Owner:
+    """Add an owner without members; refuse a name that is bad, or taken by anybody, removed or not."""
+    name = names.normalise_owner(name)
+    if repository.user_named(session, name) or repository.owner_named(session, name):
+        raise HubProblem(409, "name_taken", f"the name `{name}` is taken", hint="choose another name")
+    return new_owner(session, name)
 
 
 def add_member(session: Session, owner_name: str, user: User, role: Role | None = None) -> Owner:

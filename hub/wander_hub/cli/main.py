@@ -34,6 +34,7 @@ from wander_hub.cli.options import (
     read_settings,
     settings_of_hub,
 )
+from wander_hub.cli.organisations import organisation_app
 from wander_hub.cli.people import find_user, user_app
 from wander_hub.cli.webhooks import webhook_app
 from wander_hub.database import Database
@@ -57,6 +58,7 @@ Exit status: 0 done, 1 refused or failed, 2 wrong usage, a taken port or an unus
 app = group(OVERVIEW)
 token_app = group("Create, list and revoke API tokens.")
 app.add_typer(user_app, name="user")
+app.add_typer(organisation_app, name="org")
 app.add_typer(token_app, name="token")
 app.add_typer(webhook_app, name="webhook")
 

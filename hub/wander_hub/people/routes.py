@@ -7,12 +7,12 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 from sqlalchemy.orm import Session
 from starlette.responses import Response
-from wander.wire.people import ChangedUser, NewPassword, UserList
+from wander.wire.people import ChangedUser, NewOwner, NewPassword, OwnerInfo, OwnerList, UserList
 
 from wander_hub import audit
 from wander_hub.http.boundary import Caller, Context, ForManager, ReadSession, audited
 from wander_hub.http.problems import refusals
-from wander_hub.people import departures, sessions, sign_in
+from wander_hub.people import departures, organisations, sessions, sign_in
 from wander_hub.rights import rights
 
 router = APIRouter(prefix="/api/v1", tags=["accounts"])
@@ -43,6 +43,20 @@ def sign_out_everywhere(context: ForManager) -> Response:
 
     context.commit(end)
     return Response(status_code=204)
+
+
+@router.get("/owners", response_model=OwnerList, responses=refusals(401, 403))
+def list_owners(session: ReadSession, caller: Caller) -> OwnerList:
+    """List the owners on which you have a role."""
+    return OwnerList(data=organisations.of_caller(session, caller))
+
+
+@router.post("/owners", status_code=201, response_model=OwnerInfo, responses=_CHANGES)
+@audited("owner.create")
+def make_organisation(context: ForManager, body: NewOwner) -> OwnerInfo:
+    """Make an organisation, an owner without a user of its name; you are its first owner."""
+    what = (context.caller, context.settings, body.name)
+    return context.commit(lambda session: organisations.make(session, *what))
 
 
 @router.get("/users", response_model=UserList, responses=refusals(401, 403, 422))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Literal
 
 from pydantic import Field
 
@@ -80,3 +81,25 @@ class InvitationList(Record):
     """What somebody is invited to."""
 
     data: list[InvitationInfo]
+
+
+class NewOwner(Body):
+    """Asks for an organisation."""
+
+    name: str = Field(max_length=39)
+
+
+class OwnerInfo(Record):
+    """An owner, as somebody with a role on it sees it."""
+
+    name: str
+    kind: Literal["user", "organisation"]
+    """Whether it is a user's own, or one that people make and leave."""
+    role: Role
+    created_at: datetime
+
+
+class OwnerList(Record):
+    """The owners on which somebody has a role."""
+
+    data: list[OwnerInfo]

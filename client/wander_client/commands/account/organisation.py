@@ -1,0 +1,51 @@
+"""`wander auth org`: the owners you belong to, and organisations of your own."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from wander_client.context import current
+from wander_client.terminal.command import Argument, CommandGroup
+
+app = CommandGroup(
+    help="""Make organisations, and list the owners on which you have a role.
+
+    \b
+    wander env owner add acme ada        invite somebody
+    wander env owner leave acme          give your own role up""",
+)
+
+
+@app.command()
+def new(name: Annotated[str, Argument(help="1 to 39 of a-z, 0-9 and `-`")]) -> None:
+    """Make an organisation; you are its first owner.
+
+    \b
+    wander auth org new acme
+    """
+    from wander.wire.people import NewOwner
+
+    from wander_client.failures import validate
+    from wander_client.hub import administration
+
+    here = current()
+    validate(NewOwner, {"name": name}, "`wander auth org new --help` has an example")
+    with here.hub(login=True) as hub:
+        made = administration.make_organisation(hub, name)
+    here.output.answer(made, f"made {made.name}; you are its {made.role}")
+
+
+@app.command("list")
+def list_owners() -> None:
+    """List the owners on which you have a role.
+
+    \b
+    wander auth org list
+    """
+    from wander_client.hub import administration
+
+    here = current()
+    with here.hub(login=True) as hub:
+        found = administration.owners(hub)
+    rows = [[one.name, one.kind, one.role] for one in found]
+    here.output.answer(found, lambda: here.output.table(["owner", "kind", "role"], rows))

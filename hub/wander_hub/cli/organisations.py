@@ -1,0 +1,121 @@
+"""Commands on organisations: `wander-hub org`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+from sqlalchemy.orm import Session
+from wander.wire import Role
+
+from wander_hub.cli.options import (
+    AsJson,
+    Data,
+    commit,
+    confirm,
+    group,
+    open_database,
+    print_row,
+    print_rows,
+    read_settings,
+)
+from wander_hub.cli.people import find_user
+from wander_hub.identity import HUB
+
+organisation_app = group("Make, list and remove organisations, and say who belongs to them.")
+
+
+@organisation_app.command("add")
+def add_organisation(
+    name: str,
+    owner: Annotated[str, typer.Option(help="user who owns it first")],
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make an organisation.
+
+    \b
+    wander-hub org add lab --owner ada
+    """
+    from wander_hub.people import organisations
+
+    def make(session: Session, _: object) -> str:
+        return organisations.add(session, name, find_user(session, owner)).name
+
+    row = {"name": commit("owner.create", make, data), "owner": owner}
+    print_row(row, as_json, f"made `{row['name']}`, owner: {owner}")
+
+
+@organisation_app.command("list")
+def list_organisations(data: Data = None, as_json: AsJson = False) -> None:
+    """List the organisations; one without owners is left to administrators."""
+    from wander_hub.people import organisations
+
+    with open_database(read_settings(data=data)) as database, database.read() as session:
+        rows = [
+            {"name": one.name, "owners": owners, "created_at": one.created_at.isoformat()}
+            for one, owners in organisations.with_owners(session).items()
+        ]
+    print_rows(rows, as_json)
+
+
+@organisation_app.command("members")
+def show_members(
+    name: str,
+    add: Annotated[str | None, typer.Option(metavar="USER", help="give this user the role at once")] = None,
+    role: Annotated[
+        Literal["reader", "maintainer", "owner"], typer.Option(help="of who is added")
+    ] = "maintainer",
+    remove: Annotated[str | None, typer.Option(metavar="USER", help="take this user's role")] = None,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """List who belongs to an organisation and who is invited; give somebody a role, or take it.
+
+    \b
+    wander-hub org members lab
+    wander-hub org members lab --add ada --role owner
+    wander-hub org members lab --remove bob
+    """
+    from wander_hub import audit
+    from wander_hub.people import organisations
+    from wander_hub.rights import members
+
+    def change(action: str, user: str, given: Role | None) -> None:
+        def work(session: Session, _: object) -> None:
+            owner = organisations.named(session, name).name
+            audit.about(session, owner=owner, target=owner)
+            members.change_owner_role(session, HUB, owner, user, given)
+
+        commit(action, work, data)
+
+    if add is not None:
+        change("member.set", add, role)
+    if remove is not None:
+        change("member.remove", remove, None)
+    with open_database(read_settings(data=data)) as database, database.read() as session:
+        found = members.of_owner(session, HUB, organisations.named(session, name).name)
+    rows = [
+        {"user": one.user, "role": one.role, "state": "invited" if one.pending_until else "member"}
+        for one in found
+    ]
+    print_rows(rows, as_json)
+
+
+@organisation_app.command("remove")
+def remove_organisation(
+    name: str,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask for confirmation")] = False,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """End all roles, invitations, tokens and trust of an organisation. What it published stays, and its name.
+
+    \b
+    wander-hub org remove lab --yes
+    """
+    from wander_hub.people import organisations
+
+    confirm(name, f"remove {name} for good", yes=yes)
+    owner = commit("owner.remove", lambda session, _: organisations.remove(session, name).name, data)
+    print_row({"name": owner}, as_json, f"removed `{owner}`; what it published is left to administrators")

@@ -1,0 +1,103 @@
+"""Organisations: owners without a user of their name, which people make and leave."""
+
+from __future__ import annotations
+
+from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select, update
+from sqlalchemy.orm import Session
+from wander.wire.people import OwnerInfo
+
+from wander_hub import audit, names
+from wander_hub.accounts import repository as accounts
+from wander_hub.accounts import service
+from wander_hub.accounts.models import Membership, Owner, User
+from wander_hub.database import now
+from wander_hub.environments.models import Environment
+from wander_hub.http.problems import HubProblem
+from wander_hub.identity import Identity
+from wander_hub.publishers.models import Publisher
+from wander_hub.rights import rights
+from wander_hub.rights.models import Grant, Invitation, Token
+from wander_hub.settings import Settings
+
+
+def make(session: Session, caller: Identity, settings: Settings, name: str) -> OwnerInfo:
+    """Make an organisation, of which the caller is the first owner."""
+    rights.whole_token(caller)
+    if settings.organisations == "administrators":
+        rights.administrator(caller)
+    # Of two requests at once one waits, so that both count.
+    user = session.get_one(User, caller.user_id, with_for_update={"key_share": True})
+    owned = select(func.count()).select_from(Membership).join(Membership.owner).where(_is_organisation())
+    count = session.scalar(owned.where(Membership.user_id == user.id, Membership.role == "owner")) or 0
+    if count >= settings.max_organisations and not caller.administers:
+        hint = "whoever runs the hub can make more: `wander-hub org add NAME --owner USER`"
+        raise HubProblem(409, "too_many_organisations", f"you own {count} organisations", hint=hint)
+    return add(session, name, user)
+
+
+def add(session: Session, name: str, user: User) -> OwnerInfo:
+    """Make an organisation for its first owner."""
+    owner = service.add_owner(session, name)
+    session.add(Membership(owner_id=owner.id, user_id=user.id, role="owner"))
+    audit.about(session, owner=owner.name, target=owner.name, first_owner=user.name)
+    return OwnerInfo(name=owner.name, kind="organisation", role="owner", created_at=owner.created_at)
+
+
+def of_caller(session: Session, caller: Identity) -> list[OwnerInfo]:
+    """Return the owners on which the caller has a role, by name."""
+    rights.whole_token(caller)
+    query = select(Owner, Membership.role, _is_organisation()).join(
+        Membership, Membership.owner_id == Owner.id
+    )
+    found = session.execute(query.where(Membership.user_id == caller.user_id).order_by(Owner.name))
+    return [
+        OwnerInfo(
+            name=owner.name,
+            kind="organisation" if organisation else "user",
+            role=role,
+            created_at=owner.created_at,
+        )
+        for owner, role, organisation in found
+    ]
+
+
+def with_owners(session: Session) -> dict[Owner, list[str]]:
+    """Return every organisation, by name, with the users who own it."""
+    theirs = Membership.owner_id == Owner.id, Membership.role == "owner"
+    query = select(Owner, User.name).outerjoin(Membership, and_(*theirs)).outerjoin(Membership.user)
+    found: dict[Owner, list[str]] = {}
+    for owner, user in session.execute(query.where(_is_organisation()).order_by(Owner.name, User.name)):
+        found.setdefault(owner, []).extend([user] if user else [])
+    return found
+
+
+def named(session: Session, name: str) -> Owner:
+    """Return an organisation, or say how to make one."""
+    name = names.normalise_owner(name)
+    owner = session.scalar(select(Owner).where(Owner.name == name, _is_organisation()))
+    if owner is None:
+        hint = "`wander-hub org list` names the organisations"
+        raise HubProblem(404, "owner_not_found", f"there is no organisation `{name[:80]}`", hint=hint)
+    return owner
+
+
+def remove(session: Session, name: str) -> Owner:
+    """End all roles, invitations, tokens and trust of an organisation.
+
+    What it published stays, for administrators to look after, and so does its name.
+    """
+    owner = named(session, name)
+    accounts.lock_owner(session, owner)
+    its = select(Environment.id).where(Environment.owner_id == owner.id)
+    for table in (Membership, Invitation, Publisher):
+        session.execute(delete(table).where(table.owner_id == owner.id))
+    for single in (Grant, Invitation):
+        session.execute(delete(single).where(single.environment_id.in_(its)))
+    live = or_(Token.owner_id == owner.id, Token.environment_id.in_(its)) & Token.revoked_at.is_(None)
+    session.execute(update(Token).where(live).values(revoked_at=now()))
+    audit.about(session, owner=owner.name, target=owner.name)
+    return owner
+
+
+def _is_organisation() -> ColumnElement[bool]:
+    return (Owner.name != names.BUNDLED_OWNER) & ~exists().where(User.name == Owner.name).correlate(Owner)

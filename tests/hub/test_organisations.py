@@ -1,0 +1,94 @@
+"""Organisations: who makes them, how many, and what is left of one that is removed."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+from typer.testing import CliRunner
+from wander_hub.accounts import repository as accounts
+from wander_hub.accounts import service
+from wander_hub.cli.main import app as command
+from wander_hub.http.problems import HubProblem
+from wander_hub.people import organisations
+from wander_hub.rights.tokens import authenticate
+
+
+async def ask(hub, method: str, path: str, who: str = "alice", **options):
+    return await hub.client.request(method, f"/api/v1{path}", headers=hub.auth(who), **options)
+
+
+async def test_whoever_makes_one_is_its_first_owner(hub, make_wheel):
+    made = await ask(hub, "POST", "/owners", json={"name": "Lab"})
+    assert (made.status_code, made.json()["name"], made.json()["role"]) == (201, "lab", "owner")
+    found = (await ask(hub, "GET", "/owners")).json()["data"]
+    assert [(one["name"], one["kind"]) for one in found] == [("alice", "user"), ("lab", "organisation")]
+    spec = make_wheel()
+    assert (await hub.upload(spec.build(), spec.wheel_name, owner="lab")).status_code == 200
+    for name, code in (("lab", "name_taken"), ("bob", "name_taken"), ("api", "bad_name"), ("-", "bad_name")):
+        refused = await ask(hub, "POST", "/owners", json={"name": name})
+        assert refused.json()["code"] == code, name
+    await ask(hub, "DELETE", "/users/bob", "admin")
+    taken = await ask(hub, "POST", "/owners", json={"name": "bob"})
+    assert taken.json()["code"] == "name_taken", "nor the name of somebody who was removed"
+    with pytest.raises(HubProblem, match="is taken"), hub.database.write() as session:
+        service.add_user(session, "lab")
+
+
+def test_a_user_owns_so_many_and_no_more(hub):
+    few = hub.settings.model_copy(update={"max_organisations": 2})
+    alice, admin = (authenticate(hub.database, hub.tokens[one]) for one in ("alice", "admin"))
+    barrier, refused = threading.Barrier(4), []
+
+    def make(name: str) -> None:
+        barrier.wait()
+        try:
+            hub.database.commit(lambda session: organisations.make(session, alice, few, name))
+        except HubProblem as problem:
+            refused.append(problem.code)
+
+    threads = [threading.Thread(target=make, args=(f"lab-{number}",)) for number in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert refused == ["too_many_organisations"] * 2
+    closed = hub.settings.model_copy(update={"organisations": "administrators"})
+    with hub.database.write() as session:
+        with pytest.raises(HubProblem, match="administrators"):
+            organisations.make(session, alice, closed, "mine")
+        assert organisations.make(session, admin, closed, "mine").name == "mine"
+
+
+async def test_an_operator_makes_fills_and_removes_one(hub, make_wheel, monkeypatch):
+    monkeypatch.setenv("WANDER_HUB_DATABASE_URL", hub.database.url)
+    monkeypatch.setenv("WANDER_HUB_DATA", str(hub.settings.data))
+
+    def run(*words: str, status: int = 0) -> str:
+        done = CliRunner().invoke(command, ["org", *words])
+        assert done.exit_code == status, done.output
+        return done.stdout
+
+    assert run("add", "lab", "--owner", "alice") == "made `lab`, owner: alice\n"
+    added = json.loads(run("members", "lab", "--add", "bob", "--role", "reader", "--json"))["data"]
+    assert [(one["user"], one["role"], one["state"]) for one in added] == [
+        ("alice", "owner", "member"),
+        ("bob", "reader", "member"),
+    ]
+    assert "bob" not in run("members", "lab", "--remove", "bob")
+    assert [one["name"] for one in json.loads(run("list", "--json"))["data"]] == ["lab"]
+    assert run("list").splitlines()[1].startswith("lab\talice\t")
+    spec = make_wheel()
+    await hub.upload(spec.build(), spec.wheel_name, owner="lab")
+    narrow = {"name": "ci", "scopes": ["publish"], "target": "lab"}
+    hub.tokens["ci"] = (await ask(hub, "POST", "/tokens", json=narrow)).json()["token"]
+    await ask(hub, "PUT", "/owners/lab/members/carol", json={"role": "reader"})
+    run("remove", "lab", status=2)
+    assert run("remove", "lab", "--yes").startswith("removed `lab`")
+    assert (await ask(hub, "GET", "/whoami", "ci")).status_code == 401
+    assert (await ask(hub, "GET", "/owners/lab/members")).status_code == 403
+    assert (await ask(hub, "GET", "/owners/lab/members", "admin")).json()["data"] == []
+    assert (await hub.get("/api/v1/environments/lab/reverse-text")).status_code == 200
+    with hub.database.read() as session:
+        assert accounts.owner_named(session, "lab") is not None
