@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import os
 import re
+import tempfile
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from obstore.store import RetryConfig
 
 CHUNK = 1024 * 1024
+IN_MEMORY = 4 * 1024 * 1024
+"""Bytes above which what is put together lies on disk."""
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
 _RETRIES: RetryConfig = {"max_retries": 4, "retry_timeout": timedelta(seconds=20)}
 """Somebody waits for the answer; the default would keep trying for three minutes."""
@@ -150,6 +153,18 @@ class Storage:
         """Yield the content, some at a time."""
         for piece in obstore.get(self._store, object_key(sha256)).stream(min_chunk_size=CHUNK):
             yield bytes(piece)
+
+    def open_file(self, sha256: str) -> IO[bytes]:
+        """Open the content as a seekable file; outside a folder a copy of it."""
+        path = self.local_path(sha256)
+        if path is not None:
+            return path.open("rb")
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(tempfile.SpooledTemporaryFile(IN_MEMORY))
+            copy_pieces(self.pieces(sha256), file)
+            file.seek(0)
+            stack.pop_all()  # whoever takes it closes it
+        return file
 
     async def stream(self, sha256: str, start: int, end: int) -> AsyncIterator[bytes]:
         """Yield the bytes from `start` up to, not including, `end`."""

@@ -29,15 +29,13 @@ from wander_hub.environments import service as environment_service
 from wander_hub.http.boundary import Context
 from wander_hub.http.problems import HubProblem
 from wander_hub.lifecycle import locks
-from wander_hub.storage import CHUNK, Storage, copy_pieces
+from wander_hub.storage import CHUNK, IN_MEMORY, Storage, copy_pieces
 from wander_hub.upload import checks, service, sessions, sweep
 from wander_hub.upload import session_repository as repository
 from wander_hub.upload.models import StagedFile, UploadSession
 from wander_hub.upload.schemas import Package, Upload, refusal
 
 MOST_GENERATED = 200
-_IN_MEMORY = 4 * 1024 * 1024
-"""Bytes of a file above which it is put together on disk."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ def finalize(context: Context, session_id: str) -> tuple[VersionDetail, bool]:
     with ExitStack() as stack:
         uploads: list[Upload] = []
         for file in found.files:
-            body = cast(BinaryIO, stack.enter_context(tempfile.SpooledTemporaryFile(_IN_MEMORY)))
+            body = cast(BinaryIO, stack.enter_context(tempfile.SpooledTemporaryFile(IN_MEMORY)))
             try:
                 check_digest(context, file, copy_pieces(pieces(context.storage, file), body))
             except FileNotFoundError:

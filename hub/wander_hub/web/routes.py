@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated, Literal
+from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.routing import APIRoute
@@ -14,20 +15,22 @@ from wander_hub.environments import service as environments
 from wander_hub.environments.repository import owners_of, packages_of
 from wander_hub.environments.schemas import EnvironmentFilter, Sort
 from wander_hub.http.answers import IMMUTABLE, REVALIDATE
-from wander_hub.http.boundary import BaseUrl, HubStorage, ReadSession, database_of
+from wander_hub.http.boundary import BaseUrl, HubStorage, ReadSession, base_url_of, database_of
+from wander_hub.http.middleware import PAGE_CSP
 from wander_hub.http.problems import HubProblem
 from wander_hub.leaderboards.routes import page_filter
 from wander_hub.leaderboards.schemas import BoardFilter
 from wander_hub.models import repository as models
 from wander_hub.models.service import LATEST
 from wander_hub.runs import service as runs
-from wander_hub.web import service, transcript
-from wander_hub.web.templates import STYLE_DIGEST, STYLE_SHEET, page
+from wander_hub.web import service, source, transcript
+from wander_hub.web.templates import SOURCE_SCRIPT, STYLE_DIGEST, STYLE_SHEET, page
 
 router = APIRouter(include_in_schema=False)
 
 _PER_PAGE = 50
 Cursor = Annotated[str | None, Query(max_length=300)]
+_SCRIPT = "/static/source.js"
 Offset = Annotated[int, Query(ge=0, le=2**31)]
 
 
@@ -65,6 +68,12 @@ def style_sheet(request: Request, v: str = "") -> Response:
     """The one style sheet."""
     caching = IMMUTABLE if v == STYLE_DIGEST else REVALIDATE
     return Response(STYLE_SHEET, media_type="text/css", headers={"Cache-Control": caching})
+
+
+@router.get(_SCRIPT)
+def source_script() -> Response:
+    """The one script: it marks the lines that an address names."""
+    return Response(SOURCE_SCRIPT, media_type="text/javascript", headers={"Cache-Control": REVALIDATE})
 
 
 @router.get("/robots.txt")
@@ -166,6 +175,44 @@ def show_environment(
         return RedirectResponse(moved, 301)
     view = service.environment(session, base_url, owner, name, version)
     return page(request, "environment.html", view=view)
+
+
+@router.get("/{owner}/{name}/versions/{version}/source")
+def show_source(
+    request: Request,
+    session: ReadSession,
+    storage: HubStorage,
+    owner: str,
+    name: str,
+    version: str,
+    file: Annotated[str | None, Query(max_length=1000)] = None,
+) -> Response:
+    """The source code of one version, a file at a time."""
+    moved = _canonical(owner, name)
+    if moved is not None:
+        return RedirectResponse(f"{moved}/versions/{quote(version)}/source", 301)
+    view = source.show_source(session, storage, owner, name, version, file)
+    answer = page(request, "source.html", view=view)
+    answer.headers["Content-Security-Policy"] = f"{PAGE_CSP}; script-src {base_url_of(request)}{_SCRIPT}"
+    return answer
+
+
+@router.get("/{owner}/{name}/changes")
+def show_changes(
+    request: Request,
+    session: ReadSession,
+    storage: HubStorage,
+    owner: str,
+    name: str,
+    old: Annotated[str | None, Query(max_length=100)] = None,
+    new: Annotated[str, Query(max_length=100)] = "latest",
+) -> Response:
+    """What a version changed of another one, or of the one before it, line by line."""
+    moved = _canonical(owner, name)
+    if moved is not None:
+        return RedirectResponse(f"{moved}/changes?{service.query_string(old=old, new=new)}", 301)
+    view = source.show_changes(session, storage, owner, name, old, new)
+    return page(request, "changes.html", view=view)
 
 
 @router.get("/{owner}/{name}/leaderboard")

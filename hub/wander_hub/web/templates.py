@@ -20,6 +20,7 @@ from wander_hub.web import charts, text
 
 _HERE = Path(__file__).parent
 STYLE_SHEET = (_HERE / "static" / "wander.css").read_bytes()
+SOURCE_SCRIPT = (_HERE / "static" / "source.js").read_bytes()
 STYLE_DIGEST = hashlib.sha256(STYLE_SHEET).hexdigest()[:12]
 
 _templates = Environment(

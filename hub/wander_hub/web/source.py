@@ -1,0 +1,261 @@
+"""The source code of a version on pages: a file of its wheel line by line, and what two versions changed.
+
+The wheel is what installs and runs, so that is read, and not a source archive that may hold something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from difflib import unified_diff
+from functools import partial
+from itertools import groupby, islice
+from pathlib import PurePosixPath
+from typing import Any, Literal
+from zipfile import ZipFile, ZipInfo
+
+from markupsafe import Markup
+from pygments.lexer import Lexer
+from pygments.lexers.configs import TOMLLexer
+from pygments.lexers.data import JsonLexer
+from pygments.lexers.python import PythonLexer
+from pygments.token import STANDARD_TYPES, Text
+from sqlalchemy.orm import Session
+
+from wander_hub.environments import service as environments
+from wander_hub.environments.models import Environment, Version
+from wander_hub.environments.repository import versions_of
+from wander_hub.http.problems import HubProblem
+from wander_hub.storage import CHUNK, Storage, copy_pieces
+from wander_hub.web.text import size, visible
+
+_MOST_BYTES = 64 * 1024 * 1024
+"""Of a wheel, unpacked or not, that is read to draw a page."""
+_MOST_TEXT = 256 * 1024
+_MOST_COLOURED = 64 * 1024
+_MOST_LINES = 4_000
+_MOST_COMPARED = 2_000
+"""Lines of a file that are compared; the cost grows with their square at worst."""
+_LEXERS: dict[str, type[Lexer]] = {
+    ".py": PythonLexer,
+    ".pyi": PythonLexer,
+    ".json": JsonLexer,
+    ".toml": TOMLLexer,
+}
+"""YAML's takes minutes for some texts."""
+_COLOURED = ("k", "s", "c", "m", "nf", "nc")
+"""Pygments' short names of keywords, strings, comments, numbers, and names that a line defines."""
+
+Line = tuple[Literal["", "add", "del", "hunk"], str]
+
+
+@dataclass(frozen=True)
+class SourceView:
+    """The files of one version, and one of them."""
+
+    owner: str
+    name: str
+    version: str
+    versions: list[str]
+    """All of the environment, newest first."""
+    wheel: str
+    files: list[ZipInfo]
+    shown: str
+    lines: list[Markup]
+    left_out: str
+    """What of the shown file is not there, and why; empty for all of it."""
+
+
+@dataclass(frozen=True)
+class FileChange:
+    """A file that is not the same in two versions."""
+
+    path: str
+    kind: Literal["added", "removed", "changed"]
+    lines: list[Line] = field(default_factory=list)
+    left_out: str = ""
+
+
+@dataclass(frozen=True)
+class ChangeView:
+    """What one version changed of another."""
+
+    owner: str
+    name: str
+    old: str
+    new: str
+    versions: list[str]
+    changes: list[FileChange]
+    same: int
+    """Files that are the same in both."""
+
+
+def show_source(
+    session: Session, storage: Storage, owner: str, name: str, version: str, path: str | None
+) -> SourceView:
+    """Return a version's files and one of them: the one asked for, or the module with its entry point."""
+    found = environments.find(session, owner, name)
+    chosen = environments.find_version(session, found, version)
+    with _open_wheel(storage, found, chosen) as (wheel, archive):
+        files = sorted((one for one in archive.infolist() if not one.is_dir()), key=_order)
+        member = _find_member(files, path) if path is not None else _first_member(files, chosen)
+        text, left_out = _read_text(archive, member)
+    lines = list(islice(_draw_lines(member.filename, text), _MOST_LINES + 1))
+    if len(lines) > _MOST_LINES:
+        lines, left_out = lines[:_MOST_LINES], f"Only the first {_MOST_LINES:,} lines are shown"
+    return SourceView(
+        *(found.owner.name, found.name, chosen.version),
+        versions=_list_versions(session, found),
+        wheel=wheel,
+        files=files,
+        shown=member.filename,
+        lines=lines,
+        left_out=left_out,
+    )
+
+
+def show_changes(
+    session: Session, storage: Storage, owner: str, name: str, old: str | None, new: str
+) -> ChangeView:
+    """Return which files of a version are not those of another one, line by line where they are texts."""
+    found = environments.find(session, owner, name)
+    after = environments.find_version(session, found, new)
+    known = _list_versions(session, found)
+    earlier = known[known.index(after.version) + 1 :]
+    before = environments.find_version(session, found, old or next(iter(earlier), after.version))
+    with _open_wheel(storage, found, before) as (_, one), _open_wheel(storage, found, after) as (_, two):
+        olds, news = _list_members(one, before), _list_members(two, after)
+        changes = []
+        for path in sorted({*olds, *news}):
+            change = _compare(path, (one, olds.get(path)), (two, news.get(path)))
+            changes += [change] if change is not None else []
+    same = len({*olds, *news}) - len(changes)
+    return ChangeView(
+        *(found.owner.name, found.name, before.version, after.version),
+        versions=known,
+        changes=changes,
+        same=same,
+    )
+
+
+@contextmanager
+def _open_wheel(
+    storage: Storage, environment: Environment, version: Version
+) -> Iterator[tuple[str, ZipFile]]:
+    """Open the wheel that most machines install; the upload has checked its form."""
+    wheels = [one for one in environments.list_offered_files(environment, version) if one.kind == "wheel"]
+    label = f"{environment.owner.name}/{environment.name}@{version.version}"
+    if not wheels:
+        raise HubProblem(404, "no_source", f"`{label}` has no wheel whose source could be shown")
+    wheel = min(wheels, key=lambda one: (not one.filename.endswith("-none-any.whl"), one.filename))
+    too_large = HubProblem(
+        *(413, "source_too_large", f"the wheel of `{label}` is too large to be shown"),
+        hint=f"download `{wheel.filename}` and unpack it",
+    )
+    if wheel.size > _MOST_BYTES:
+        raise too_large
+    with storage.open_file(wheel.sha256) as file, ZipFile(file) as archive:
+        if sum(one.file_size for one in archive.infolist()) > _MOST_BYTES:
+            raise too_large
+        yield wheel.filename, archive
+
+
+def _list_versions(session: Session, environment: Environment) -> list[str]:
+    return [one.version for one in environments.newest_first(list(versions_of(session, environment)))]
+
+
+def _order(member: ZipInfo) -> tuple[bool, str]:
+    """Sort metadata behind what runs."""
+    return ".dist-info/" in member.filename, member.filename
+
+
+def _find_member(files: list[ZipInfo], path: str) -> ZipInfo:
+    found = next((one for one in files if one.filename == path), None)
+    if found is None:
+        raise HubProblem(404, "file_not_found", f"this version has no file `{path[:200]}`")
+    return found
+
+
+def _first_member(files: list[ZipInfo], version: Version) -> ZipInfo:
+    """Return the module that the entry point names, or the first file."""
+    module = (version.entry_point or "").partition(":")[0].replace(".", "/")
+    wanted = [f"{module}.py", f"{module}/__init__.py"]
+    return next((one for one in files if one.filename in wanted), files[0])
+
+
+def _list_members(archive: ZipFile, version: Version) -> dict[str, ZipInfo]:
+    """Return the files by paths that do not change with the version's number; RECORD says nothing new."""
+    files = {}
+    for one in archive.infolist():
+        head, _, rest = one.filename.partition("/")
+        folder = head.removesuffix(".dist-info").removesuffix(".data")
+        if folder != head:
+            head = head.replace(f"-{version.version}.", ".", 1)
+        if not one.is_dir() and (folder == head or rest != "RECORD"):
+            files[f"{head}/{rest}" if rest else head] = one
+    return files
+
+
+def _read_text(archive: ZipFile, member: ZipInfo) -> tuple[str, str]:
+    """Return a file's text and what is left out of it."""
+    if member.file_size > _MOST_TEXT:
+        return "", f"This file is too large to show ({size(member.file_size)})"
+    try:
+        text = archive.read(member).decode()
+    except UnicodeDecodeError:
+        return "", f"This file is not text ({size(member.file_size)})"
+    return text.replace("\r\n", "\n"), ""
+
+
+def _draw_lines(path: str, text: str) -> Iterator[Markup]:
+    """Yield the lines of a file, coloured where its kind is known, with hidden characters as their codes."""
+    lexer = _LEXERS.get(PurePosixPath(path).suffix) if len(text) <= _MOST_COLOURED else None
+    tokens = lexer(stripnl=False, ensurenl=False).get_tokens(text) if lexer else [(Text, text)]
+    line: list[Markup] = []
+    for css, some in groupby(tokens, key=_colour):
+        for number, part in enumerate("".join(value for _, value in some).split("\n")):
+            if number:
+                yield Markup("").join(line)
+                line = []
+            if part:
+                drawn = visible(part)
+                line.append(Markup('<span class="{}">{}</span>').format(css, drawn) if css else drawn)
+    if line:
+        yield Markup("").join(line)
+
+
+def _colour(token: tuple[Any, str]) -> str | None:
+    return next((one for one in _COLOURED if STANDARD_TYPES.get(token[0], "").startswith(one)), None)
+
+
+def _compare(
+    path: str, old: tuple[ZipFile, ZipInfo | None], new: tuple[ZipFile, ZipInfo | None]
+) -> FileChange | None:
+    """Return what happened to a file; None for nothing, by its bytes and not by the sums beside them."""
+    if old[1] is not None and new[1] is not None and _digest(old[0], old[1]) == _digest(new[0], new[1]):
+        return None
+    texts, reasons = [], []
+    for archive, member in (old, new):
+        text, left_out = _read_text(archive, member) if member is not None else ("", "")
+        texts.append(text.splitlines())
+        reasons += [left_out] if left_out else []
+    kind: Literal["added", "removed", "changed"] = (
+        "added" if old[1] is None else "removed" if new[1] is None else "changed"
+    )
+    if not reasons and max(map(len, texts)) > _MOST_COMPARED:
+        reasons.append(f"Files of more than {_MOST_COMPARED:,} lines are not compared here")
+    if reasons:
+        return FileChange(path, kind, left_out=reasons[-1])
+    found = islice(unified_diff(texts[0], texts[1], lineterm="", n=3), 2, None)
+    return FileChange(path, kind, lines=[_mark(one) for one in found])
+
+
+def _digest(archive: ZipFile, member: ZipInfo) -> str:
+    with archive.open(member) as file:
+        return copy_pieces(iter(partial(file.read, CHUNK), b""))
+
+
+def _mark(line: str) -> Line:
+    marks: dict[str, Literal["add", "del", "hunk"]] = {"+": "add", "-": "del", "@": "hunk"}
+    return marks.get(line[:1], ""), line

@@ -1,0 +1,22 @@
+// Marks the lines that an address names, `#L10-L20`; shift and a click on a number names a range.
+"use strict";
+const named = () => (location.hash.match(/^#L(\d+)(?:-L(\d+))?$/) || []).slice(1).map(Number);
+
+function mark() {
+  const [first, last] = named();
+  for (const line of document.querySelectorAll(".source .marked")) line.classList.remove("marked");
+  for (let number = first; number <= Math.max(first, last || first); number++) {
+    document.getElementById(`L${number}`)?.classList.add("marked");
+  }
+  if (last) document.getElementById(`L${first}`)?.scrollIntoView({ block: "center" });
+}
+
+document.querySelector(".source")?.addEventListener("click", (event) => {
+  const clicked = Number(event.target.closest("a")?.hash.slice(2));
+  const [first] = named();
+  if (!clicked || !first || !event.shiftKey) return;
+  event.preventDefault();
+  location.hash = `#L${Math.min(first, clicked)}-L${Math.max(first, clicked)}`;
+});
+addEventListener("hashchange", mark);
+mark();

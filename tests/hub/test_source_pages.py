@@ -1,0 +1,103 @@
+"""Pages of source code: what a wheel installs, line by line, and what two versions changed."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from wander_hub.web import source
+
+HTML = {"Accept": "text/html"}
+MODULE = (
+    b'"""Reverse."""\n\n\ndef load_environment():\n    return "</pre><script>alert(1)</script>\xe2\x80\xae"\n'
+)
+AT = "/alice/reverse-text"
+
+
+@pytest.fixture
+async def two(hub, make_wheel):
+    """Two versions: a module changed in one line, one came, one went, and bytes that are no text."""
+    files = {"reverse_text.py": MODULE, "gone.py": b"", "weights.bin": b"\xff\xfe" * 9, "same.json": b"{}"}
+    await hub.publish(make_wheel(files=files))
+    files = {
+        **files,
+        "reverse_text.py": MODULE + b"\nLIMIT = 3\n",
+        "weights.bin": b"\xff\xfd" * 9,
+        "új.py": b"A = 1\n",
+    }
+    del files["gone.py"]
+    await hub.publish(make_wheel(version="0.2.0", files=files))
+    return hub.client
+
+
+async def show(client, path: str, **options):
+    answer = await client.get(AT + path, headers=HTML, **options)
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+async def test_a_version_shows_the_module_of_its_entry_point_line_by_line(two):
+    text = (await show(two, "/versions/0.1.0/source")).text
+    assert '<span id="L4"><a href="#L4">4</a><span class="k">def</span>' in text
+    assert "<script>alert" not in text
+    assert "&lt;/pre&gt;&lt;script&gt;" in text
+    assert "U+202E" in text, "what reorders a line is seen"
+    assert re.findall(r'href="\?file=([^"]+)"', text)[:2] == ["gone.py", "reverse_text.py"]
+    assert f'<form class="chooser" action="{AT}/changes">' in text
+    assert "LIMIT" in (await show(two, "/versions/latest/source", params={"file": "reverse_text.py"})).text
+
+
+async def test_every_line_of_a_file_stands_under_its_number(two):
+    text = (await show(two, "/versions/0.2.0/source")).text
+    drawn = re.search(r'<pre class="source">(.*?)</pre>', text, re.DOTALL)[1]
+    lines = re.findall(r'<span id="L(\d+)"><a href="#L\1">\1</a>(.*?)\n</span>', drawn, re.DOTALL)
+    assert [int(number) for number, _ in lines] == list(range(1, 8))
+    assert re.sub("<[^>]*>", "", lines[6][1]) == "LIMIT = 3"
+
+
+async def test_what_is_no_text_or_not_there_says_so(two, monkeypatch):
+    text = (await show(two, "/versions/0.1.0/source", params={"file": "weights.bin"})).text
+    assert "not text (18 B)" in text
+    assert 'class="source"' not in text
+    assert (
+        "This file is empty" in (await show(two, "/versions/0.1.0/source", params={"file": "gone.py"})).text
+    )
+    missing = await two.get(f"{AT}/versions/0.1.0/source", params={"file": "../../etc/passwd"}, headers=HTML)
+    assert (missing.status_code, "no file" in missing.text) == (404, True)
+    monkeypatch.setattr(source, "_MOST_LINES", 2)
+    assert "Only the first 2 lines" in (await show(two, "/versions/0.1.0/source")).text
+    monkeypatch.setattr(source, "_MOST_BYTES", 100)
+    refused = await two.get(f"{AT}/versions/0.1.0/source")
+    assert (refused.status_code, "too large" in refused.text) == (413, True)
+
+
+async def test_two_versions_are_compared_by_their_bytes(two):
+    text = (await show(two, "/changes")).text
+    headings = re.findall(r'<h2><span class="mono">([^<]+)</span> <span class="badge \w+">(\w+)</span>', text)
+    assert dict(headings) == {
+        **{"gone.py": "removed", "új.py": "added"},
+        **dict.fromkeys(("reverse_text.py", "weights.bin", "reverse_text.dist-info/METADATA"), "changed"),
+    }
+    assert '<span class="add">+LIMIT = 3' in text
+    assert "<script>alert" not in text
+    assert "+Version: 0.2.0" in text
+    assert "same files" in (await show(two, "/changes?old=0.2.0")).text
+    back = (await show(two, "/changes", params={"old": "latest", "new": "0.1.0"})).text
+    assert '<span class="del">-LIMIT = 3' in back
+    assert "same files" in (await show(two, "/changes", params={"new": "0.1.0"})).text, "nothing before it"
+
+
+async def test_source_is_read_by_whom_the_version_is_offered(two, hub):
+    page = f"{AT}/versions/0.1.0/source"
+    await hub.client.put(f"/api/v1/environments{AT}/visibility", json={"private": True}, headers=hub.auth())
+    for path in (page, f"{AT}/changes"):
+        assert (await two.get(path, headers=HTML)).status_code == 404
+        assert (await two.get(path, headers={**HTML, **hub.auth()})).status_code == 200
+
+
+async def test_only_the_page_of_source_may_run_the_hubs_own_script(two):
+    policy = (await show(two, "/versions/0.1.0/source")).headers["content-security-policy"]
+    assert policy.endswith("script-src http://hub.test/static/source.js")
+    script = await two.get("/static/source.js")
+    assert (script.status_code, script.headers["content-type"].split(";")[0]) == (200, "text/javascript")
+    assert "script-src" not in (await show(two, "/changes")).headers["content-security-policy"]
