@@ -113,6 +113,34 @@ def set_password(
     print_row({"name": name}, as_json, f"`{name}` has a new password")
 
 
+@user_app.command("second-factor")
+def second_factor(
+    name: str,
+    remove: Annotated[bool, typer.Option("--remove", help="of who lost phone and recovery codes")] = False,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell whether a user signs in with a second factor, or have them sign in without one.
+
+    \b
+    wander-hub user second-factor ada --remove
+    """
+    from wander_hub.people import second_factor
+
+    with open_database(read_settings(data=data)) as database:
+
+        def change(session: Session) -> bool:
+            user = find_user(session, name)
+            if not remove:
+                return second_factor.state_of(session, user.id).on
+            audit.record(session, by_command("user.second_factor.remove"), target=user.name)
+            second_factor.remove(session, user.id)
+            return False
+
+        on = database.commit(change)
+    print_row({"name": name, "on": on}, as_json, f"the second factor of `{name}` is {'on' if on else 'off'}")
+
+
 @user_app.command("disable")
 def disable_user(name: str, data: Data = None, as_json: AsJson = False) -> None:
     """Let a user in no more: tokens, sessions and codes end at once; roles wait.

@@ -59,6 +59,7 @@ PARENTS = {
 """By table, the column that says which row a row belongs to."""
 LEFT_OUT = {
     *("audit", "attempts", "browser_sessions", "grants", "memberships", "one_time_codes", "tokens"),
+    "second_factors",
     *("publishers", "used_assertions", "stars", "imports", "webhooks", "webhook_deliveries", "invitations"),
     *("index_pages", "search_spellings"),  # made anew
     *("postings", "posting_chunks", "posting_artifacts"),

@@ -1,7 +1,8 @@
 """Slows down who guesses, without a word on whether what they guess at exists, and nobody else.
 
 Each failure is counted twice: for the name from this address, and for the address. Who signs in from another
-address waits for nobody, so nobody can lock a user out.
+address waits for nobody, so nobody can lock a user out. Guesses at a second factor are counted together, from
+wherever: who makes them knows the password.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from wander_hub.http.limits import network_of
 from wander_hub.http.problems import HubProblem
 from wander_hub.people.models import Attempts
 
-_FREE = {"name": 5, "address": 50}
+_FREE = {"name": 5, "address": 50, "code": 10}
 """Failures before anybody waits."""
 _LONGEST = timedelta(minutes=15)
 _KEPT = timedelta(days=1)
@@ -30,11 +31,45 @@ def begin(database: Database, name: str, address: str) -> None:
 
     Counted before: of a hundred attempts at once no more are tried than one after another.
     """
+    _refuse(_count(database, _keys(name, address)))
+
+
+def begin_guess(database: Database, user_id: int) -> None:
+    """Count a guess at somebody's second factor, wherever it comes from; raise a 429 when it is too early."""
+    _refuse(_count(database, {"code": _guesses_at(user_id)}))
+
+
+def may_guess(database: Database, name: str, address: str, user_id: int | None) -> bool:
+    """Count such a guess and tell whether it may be tried; `user_id` is None where the password was wrong.
+
+    Who does not know the password guesses nothing and keeps nobody out; something is counted all the same, or
+    time would tell that the password is right.
+    """
+    key = _hash(f"{network_of(address)}|code|{name}") if user_id is None else _guesses_at(user_id)
+    return _count(database, {"code": key}) == 0
+
+
+def forget_guesses(session: Session, user_id: int) -> None:
+    """Forget what was guessed at somebody's second factor."""
+    session.execute(delete(Attempts).where(Attempts.sha256 == _guesses_at(user_id)))
+
+
+def _refuse(wait: int) -> None:
+    if wait:
+        raise HubProblem(
+            429,
+            "too_many_attempts",
+            f"too many attempts; try again in {wait} s",
+            headers={"Retry-After": str(wait)},
+        )
+
+
+def _count(database: Database, keys: dict[str, str]) -> int:
+    """Count a failure under each key, or return for how many seconds nobody may try."""
 
     def count(session: Session) -> int:
-        moment = now()
+        moment, found = now(), []
         session.execute(delete(Attempts).where(Attempts.until < moment - _KEPT))
-        keys, found = _keys(name, address), []
         if wait := _wait(moment, [row for key in keys.values() if (row := session.get(Attempts, key))]):
             return wait  # who is refused adds nothing
         for kind, key in keys.items():
@@ -52,13 +87,7 @@ def begin(database: Database, name: str, address: str) -> None:
             row.until = moment + min(timedelta(seconds=2**over if over >= 0 else 0), _LONGEST)
         return 0
 
-    if wait := database.commit(count):
-        raise HubProblem(
-            429,
-            "too_many_attempts",
-            f"too many attempts; try again in {wait} s",
-            headers={"Retry-After": str(wait)},
-        )
+    return database.commit(count)
 
 
 def _wait(moment: datetime, rows: list[Attempts]) -> int:
@@ -80,4 +109,12 @@ def succeed(session: Session, name: str, address: str) -> None:
 def _keys(name: str, address: str) -> dict[str, str]:
     network = network_of(address)
     texts = {"address": network, "name": f"{network}|{name}"}
-    return {kind: hashlib.sha256(text.encode(errors="replace")).hexdigest() for kind, text in texts.items()}
+    return {kind: _hash(text) for kind, text in texts.items()}
+
+
+def _guesses_at(user_id: int) -> str:
+    return _hash(f"code|{user_id}")
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="replace")).hexdigest()

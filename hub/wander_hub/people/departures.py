@@ -14,7 +14,7 @@ from wander_hub.accounts import repository as accounts
 from wander_hub.accounts.models import Membership, Owner, User
 from wander_hub.database import fill, now
 from wander_hub.http.problems import HubProblem
-from wander_hub.people import sessions
+from wander_hub.people import second_factor, sessions
 from wander_hub.people.models import OneTimeCode
 from wander_hub.rights import invitations
 from wander_hub.rights.models import Grant, Token
@@ -50,6 +50,7 @@ def remove(session: Session, name: str) -> ChangedUser:
     user.disabled_at = user.disabled_at or user.removed_at
     changed = _end_access(session, user)
     user.admin, user.password_hash = False, None
+    second_factor.remove(session, user.id)
     for table in (Membership, Grant):
         session.execute(delete(table).where(table.user_id == user.id))
     return changed

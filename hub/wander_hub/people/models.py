@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import ForeignKey, String
+from sqlalchemy import JSON, ForeignKey, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from wander_hub.database import Base
@@ -33,6 +33,21 @@ class OneTimeCode(Base):
     user_id: Mapped[int] = mapped_column(ForeignKey("users.id"), primary_key=True)
     sha256: Mapped[str] = mapped_column(String(64), unique=True)
     expires_at: Mapped[datetime]
+
+
+class SecondFactor(Base):
+    """What makes the codes of a user's authenticator app."""
+
+    __tablename__ = "second_factors"
+
+    user_id: Mapped[int] = mapped_column(ForeignKey("users.id"), primary_key=True)
+    secret: Mapped[str] = mapped_column(String(64))
+    confirmed_at: Mapped[datetime | None]
+    """Since when it is asked for; None until a first code of it came."""
+    last_step: Mapped[int]
+    """The time step, of 30 s since 1970, of the last code that was used: it and older ones are not taken."""
+    recovery: Mapped[list[str]] = mapped_column(JSON)
+    """Hashes of the recovery codes that were not used yet."""
 
 
 class Attempts(Base):

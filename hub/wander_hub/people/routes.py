@@ -7,17 +7,30 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 from sqlalchemy.orm import Session
 from starlette.responses import Response
-from wander.wire.people import ChangedUser, NewOwner, NewPassword, OwnerInfo, OwnerList, UserList
+from wander.wire.people import (
+    ChangedUser,
+    FactorCode,
+    NewOwner,
+    NewPassword,
+    NewSecondFactor,
+    OwnerInfo,
+    OwnerList,
+    Password,
+    RecoveryCodes,
+    SecondFactorState,
+    UserList,
+)
 
 from wander_hub import audit
 from wander_hub.http.boundary import Caller, Context, ForManager, ReadSession, audited
 from wander_hub.http.problems import refusals
-from wander_hub.people import departures, organisations, sessions, sign_in
+from wander_hub.people import departures, organisations, second_factor, sessions, sign_in
 from wander_hub.rights import rights
 
 router = APIRouter(prefix="/api/v1", tags=["accounts"])
 
 _REFUSALS = refusals(400, 401, 403, 422, 429)
+_FACTOR = refusals(400, 401, 403, 409, 422, 429)
 _CHANGES = refusals(401, 403, 404, 409, 422)
 User = Annotated[str, Path(max_length=80)]
 
@@ -27,7 +40,35 @@ User = Annotated[str, Path(max_length=80)]
 def change_password(context: ForManager, body: NewPassword) -> Response:
     """Choose another password; you are signed out in all other browsers."""
     rights.whole_token(context.caller)
-    sign_in.change_password(context, body.old, body.new)
+    sign_in.change_password(context, body.old, body.new, body.code)
+    return Response(status_code=204)
+
+
+@router.get("/account/second-factor", response_model=SecondFactorState, responses=refusals(401))
+def show_second_factor(session: ReadSession, caller: Caller) -> SecondFactorState:
+    """Tell whether you sign in with a second factor."""
+    return second_factor.state_of(session, caller.user_id)
+
+
+@router.post("/account/second-factor", response_model=NewSecondFactor, responses=_FACTOR)
+@audited("user.second_factor.begin")
+def begin_second_factor(context: ForManager, body: Password) -> NewSecondFactor:
+    """Make a secret for an authenticator app (TOTP); it is asked for once you confirmed it with a code."""
+    return second_factor.begin(context, body.password)
+
+
+@router.put("/account/second-factor", response_model=RecoveryCodes, responses=_FACTOR)
+@audited("user.second_factor.on")
+def confirm_second_factor(context: ForManager, body: FactorCode) -> RecoveryCodes:
+    """Turn it on with a code; you get ten recovery codes, and are signed out in all other browsers."""
+    return second_factor.confirm(context, body.code)
+
+
+@router.post("/account/second-factor/off", status_code=204, responses=_FACTOR, response_class=Response)
+@audited("user.second_factor.off")
+def end_second_factor(context: ForManager, body: FactorCode) -> Response:
+    """Turn it off, with a code or a recovery code."""
+    second_factor.turn_off(context, body.code)
     return Response(status_code=204)
 
 

@@ -14,7 +14,7 @@ from wander_hub.accounts.models import User
 from wander_hub.database import Database, now
 from wander_hub.http.boundary import Context
 from wander_hub.http.problems import HubProblem
-from wander_hub.people import attempts, passwords, sessions
+from wander_hub.people import attempts, passwords, second_factor, sessions
 from wander_hub.people.models import OneTimeCode
 from wander_hub.security import token_hash
 from wander_hub.settings import Settings
@@ -23,20 +23,31 @@ _CODE_LIVES = timedelta(days=7)
 _CODE_BYTES = 24
 
 
-def sign_in(database: Database, settings: Settings, name: str, password: str, origin: audit.Origin) -> str:
-    """Return the cookie of a new session; refuse whatever is wrong in the same words, after the same time."""
+def sign_in(
+    database: Database, settings: Settings, name: str, password: str, code: str, origin: audit.Origin
+) -> str:
+    """Return the cookie of a new session; refuse whatever is wrong in the same words, after the same time.
+
+    `code` is that of a second factor, which nobody is told whether a user has.
+    """
     name, address = names.normalise_owner(name.strip()), origin.address or ""
     attempts.begin(database, name, address)
     with database.read() as session:
         user = accounts.user_named(session, name)
+        fits = second_factor.fits(session, user.id if user is not None else 0, code)
     kept = user.password_hash if user is not None and user.disabled_at is None else None
-    if not passwords.verify(password, kept) or user is None or kept is None:
+    known = passwords.verify(password, kept)
+    known_id = user.id if user is not None and known else None
+    guess = not code or attempts.may_guess(database, name, address, known_id)
+    if user is None or kept is None or not (known and guess and fits):
         raise _refusal()
     renewed = passwords.hash_again(password) if passwords.is_outdated(kept) else kept
 
     def begin(session: Session) -> str:
         found = session.get_one(User, user.id, with_for_update=True)
         if found.password_hash != kept or found.disabled_at is not None:  # since this one was checked
+            raise _refusal()
+        if not second_factor.spend(session, found.id, code):
             raise _refusal()
         found.password_hash = renewed
         attempts.succeed(session, name, address)
@@ -48,29 +59,34 @@ def sign_in(database: Database, settings: Settings, name: str, password: str, or
 
 def _refusal() -> HubProblem:
     hint = "whoever runs the hub gives you a way back: `wander-hub user password NAME --link`"
-    return HubProblem(401, "wrong_password", "the name or the password is wrong", hint=hint)
+    wrong = "the name, the password or the code of a second factor is wrong"
+    return HubProblem(401, "wrong_password", wrong, hint=hint)
 
 
-def change_password(context: Context, old: str | None, new: str) -> None:
-    """Give the caller another password; all their sessions end but the one in which that is done."""
+def change_password(context: Context, old: str | None, new: str, code: str) -> None:
+    """Give the caller another password; all their sessions end but the one in which that is done.
+
+    Who has a second factor sends a `code` of it, too.
+    """
     caller, address = context.caller, (context.origin and context.origin.address) or ""
     with context.read() as session:
         user = session.get_one(User, caller.user_id)
     present = user.password_hash
     wrong = HubProblem(403, "wrong_password", "the present password is another one")
-    if present is not None:
-        attempts.begin(context.database, user.name, address)
-        if not passwords.verify(old or "", present):
-            raise wrong
+    attempts.begin(context.database, user.name, address)
+    if present is not None and not passwords.verify(old or "", present):
+        raise wrong
+    if code:
+        attempts.begin_guess(context.database, user.id)
     kept = passwords.hash_password(new, user.name)
 
     def change(session: Session) -> None:
         found = session.get_one(User, user.id, with_for_update=True)
         if found.password_hash != present:  # it was changed while this one was checked
             raise wrong
+        second_factor.require(session, found.id, code)
         set_hash(session, found, kept, but=caller.browser_session)
-        if present is not None:
-            attempts.succeed(session, user.name, address)
+        attempts.succeed(session, user.name, address)
         audit.about(session, target=user.name)
 
     context.commit(change)
@@ -101,8 +117,13 @@ def link_of(code: str, base_url: str) -> str:
     return f"{base_url}/login/password#{code}"
 
 
-def use_code(database: Database, settings: Settings, code: str, new: str, origin: audit.Origin) -> str:
-    """Choose a password with a code; return the cookie of a new session."""
+def use_code(
+    database: Database, settings: Settings, code: str, new: str, second: str, origin: audit.Origin
+) -> str:
+    """Choose a password with a code; return the cookie of a new session.
+
+    Who has a second factor sends a code of that, too.
+    """
     address = origin.address or ""
     attempts.begin(database, "", address)
     digest = token_hash(code.strip().rpartition("#")[2])  # who copied the whole link means its end
@@ -113,11 +134,14 @@ def use_code(database: Database, settings: Settings, code: str, new: str, origin
             raise _spent()
         user = session.get_one(User, row.user_id)
     kept = passwords.hash_password(new, user.name)
+    if second:
+        attempts.begin_guess(database, user.id)
 
     def choose(session: Session) -> str:
         if session.scalar(query.with_for_update()) is None:
             raise _spent()
         found = session.get_one(User, user.id, with_for_update=True)
+        second_factor.require(session, found.id, second)
         set_hash(session, found, kept)
         attempts.succeed(session, "", address)
         audit.about(session, actor=user.name, target=user.name)

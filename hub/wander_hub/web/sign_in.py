@@ -49,9 +49,9 @@ async def sign_in(
     """Begin a session, and go on to where the visitor came from."""
     form = await _read_own_form(request, base_url)
     following = local_path(form.get("next", "/"))
-    what = (database, settings, form.get("name", ""), form.get("password", ""), origin_of(request, None))
+    what = (form.get("name", ""), form.get("password", ""), form.get("second", ""))
     try:
-        cookie = await run_in_threadpool(people.sign_in, *what)
+        cookie = await run_in_threadpool(people.sign_in, database, settings, *what, origin_of(request, None))
     except HubProblem as refused:
         return _again(request, refused, "login.html", next=following)
     return _signed_in(cookie, settings, base_url, following)
@@ -70,9 +70,9 @@ async def choose_password(
 ) -> Response:
     """Choose a password with a code, and sign in."""
     form = await _read_own_form(request, base_url)
-    what = (database, settings, form.get("code", ""), form.get("password", ""), origin_of(request, None))
+    what = (form.get("code", ""), form.get("password", ""), form.get("second", ""))
     try:
-        cookie = await run_in_threadpool(people.use_code, *what)
+        cookie = await run_in_threadpool(people.use_code, database, settings, *what, origin_of(request, None))
     except HubProblem as refused:
         return _again(request, refused, "password.html")
     return _signed_in(cookie, settings, base_url, "/")

@@ -34,6 +34,8 @@ class NewPassword(Body):
     new: str = Field(max_length=1000)
     old: str | None = Field(default=None, max_length=1000)
     """The present one, of who has one."""
+    code: str = Field(default="", max_length=100)
+    """Of the second factor, of who has one."""
 
 
 class UserInfo(Record):
@@ -103,3 +105,37 @@ class OwnerList(Record):
     """The owners on which somebody has a role."""
 
     data: list[OwnerInfo]
+
+
+class Password(Body):
+    """Proves who asks."""
+
+    password: str = Field(max_length=1000)
+
+
+class FactorCode(Body):
+    """A code of a second factor, or a recovery code."""
+
+    code: str = Field(max_length=100)
+
+
+class NewSecondFactor(Record):
+    """The secret of a second factor, which is shown this once."""
+
+    secret: str
+    uri: str
+    """What authenticator apps read: `otpauth://totp/...`."""
+
+
+class RecoveryCodes(Record):
+    """Codes that stand for a lost second factor, each once; shown this once."""
+
+    data: list[str]
+
+
+class SecondFactorState(Record):
+    """Whether somebody signs in with a second factor."""
+
+    on: bool
+    recovery_codes: int
+    """How many were not used yet."""

@@ -1,0 +1,173 @@
+"""The second factor: codes of an authenticator app (TOTP, RFC 6238), and recovery codes for who lost it."""
+
+from __future__ import annotations
+
+import secrets
+from urllib.parse import urlsplit
+
+from sqlalchemy.orm import Session
+from wander.wire.people import NewSecondFactor, RecoveryCodes, SecondFactorState
+
+from wander_hub import audit
+from wander_hub.accounts.models import User
+from wander_hub.database import now
+from wander_hub.http.boundary import Context
+from wander_hub.http.problems import HubProblem
+from wander_hub.people import attempts, passwords, sessions
+from wander_hub.people.models import SecondFactor
+from wander_hub.rights import rights
+from wander_hub.security import token_hash
+
+_RECOVERY_CODES = 10
+_RECOVERY_BYTES = 10
+_CLOCKS_DIFFER = 1
+"""Steps of 30 s by which the clocks of phone and hub may differ."""
+
+
+def state_of(session: Session, user_id: int) -> SecondFactorState:
+    """Tell whether a user has a second factor."""
+    row = _confirmed(session, user_id)
+    return SecondFactorState(on=row is not None, recovery_codes=len(row.recovery) if row is not None else 0)
+
+
+def begin(context: Context, password: str) -> NewSecondFactor:
+    """Return a new secret, which is asked for once a code of it was sent."""
+    from pyotp import TOTP, random_base32
+
+    rights.whole_token(context.caller)
+    caller, secret = context.caller, random_base32()
+    with context.read() as session:
+        kept = session.get_one(User, caller.user_id).password_hash
+    if kept is None:
+        hint = "whoever runs the hub gives you one: `wander-hub user password NAME --link`"
+        raise HubProblem(409, "no_password", "a second factor goes with a password", hint=hint)
+    attempts.begin(context.database, caller.user, _address(context))
+    if not passwords.verify(password, kept):
+        raise HubProblem(403, "wrong_password", "the password is another one")
+
+    def keep(session: Session) -> None:
+        session.get_one(User, caller.user_id, with_for_update=True)
+        if _confirmed(session, caller.user_id) is not None:
+            hint = "turn it off first, with a code: `POST /api/v1/account/second-factor/off`"
+            raise HubProblem(409, "second_factor_on", "there is a second factor already", hint=hint)
+        remove(session, caller.user_id)
+        session.flush()
+        session.add(SecondFactor(user_id=caller.user_id, secret=secret, last_step=0, recovery=[]))
+        attempts.succeed(session, caller.user, _address(context))
+        audit.about(session, target=caller.user)
+
+    context.commit(keep)
+    issuer = f"Wander {urlsplit(context.base_url).hostname}"
+    uri = TOTP(secret).provisioning_uri(name=caller.user, issuer_name=issuer)
+    return NewSecondFactor(secret=secret, uri=uri)
+
+
+def confirm(context: Context, code: str) -> RecoveryCodes:
+    """Ask for the second factor from now on; return its recovery codes, which are not shown again."""
+    rights.whole_token(context.caller)
+    caller = context.caller
+    codes = [secrets.token_hex(_RECOVERY_BYTES) for _ in range(_RECOVERY_CODES)]
+    attempts.begin_guess(context.database, caller.user_id)
+
+    def turn_on(session: Session) -> None:
+        session.get_one(User, caller.user_id, with_for_update=True)
+        row = session.get(SecondFactor, caller.user_id)
+        if row is None or row.confirmed_at is not None:
+            hint = "begin with `POST /api/v1/account/second-factor`"
+            raise HubProblem(409, "nothing_to_confirm", "no second factor waits for a code", hint=hint)
+        if not _spend(row, code):
+            raise _wrong()
+        row.confirmed_at, row.recovery = now(), [token_hash(one) for one in codes]
+        sessions.end_all(session, caller.user_id, but=caller.browser_session)
+        attempts.forget_guesses(session, caller.user_id)
+        audit.about(session, target=caller.user)
+
+    context.commit(turn_on)
+    return RecoveryCodes(data=codes)
+
+
+def turn_off(context: Context, code: str) -> None:
+    """Ask for no second factor any more."""
+    rights.whole_token(context.caller)
+    caller = context.caller
+    attempts.begin_guess(context.database, caller.user_id)
+
+    def end(session: Session) -> None:
+        session.get_one(User, caller.user_id, with_for_update=True)
+        require(session, caller.user_id, code)
+        remove(session, caller.user_id)
+        audit.about(session, target=caller.user)
+
+    context.commit(end)
+
+
+def remove(session: Session, user_id: int) -> None:
+    """Forget the second factor of a user, if there is one."""
+    if (row := session.get(SecondFactor, user_id)) is not None:
+        session.delete(row)
+
+
+def fits(session: Session, user_id: int, code: str) -> bool:
+    """Tell whether a code would do; whatever is given does for who has no second factor."""
+    row = _confirmed(session, user_id)
+    return row is None or _step(row, code) is not None or _digest(row, code) != ""
+
+
+def spend(session: Session, user_id: int, code: str) -> bool:
+    """Use a code up, and tell whether it was right; of who has none, any is. The user's row is locked."""
+    row = _confirmed(session, user_id)
+    if row is not None and not _spend(row, code):
+        return False
+    attempts.forget_guesses(session, user_id)
+    return True
+
+
+def require(session: Session, user_id: int, code: str) -> None:
+    """Use a code up; raise a 403 for a wrong one."""
+    if not spend(session, user_id, code):
+        raise _wrong()
+
+
+def _confirmed(session: Session, user_id: int) -> SecondFactor | None:
+    row = session.get(SecondFactor, user_id, populate_existing=True)
+    return row if row is not None and row.confirmed_at is not None else None
+
+
+def _wrong() -> HubProblem:
+    hint = "send the `code` that your app shows now, or a recovery code; each is good once"
+    return HubProblem(403, "wrong_code", "the code of the second factor is missing or wrong", hint=hint)
+
+
+def _spend(row: SecondFactor, code: str) -> bool:
+    """Take a code once: neither it nor an older one is taken again."""
+    if (step := _step(row, code)) is not None:
+        row.last_step = step
+        return True
+    if digest := _digest(row, code):
+        row.recovery = [one for one in row.recovery if one != digest]
+        return True
+    return False
+
+
+def _step(row: SecondFactor, code: str) -> int | None:
+    """Return the time step of a code, when it is later than those that were used."""
+    from pyotp import TOTP
+    from pyotp.exceptions import OTPVerificationError
+
+    try:
+        step = TOTP(row.secret).verify_and_get_timecode(
+            code.replace(" ", ""), for_time=now().timestamp(), valid_window=_CLOCKS_DIFFER
+        )
+    except OTPVerificationError:
+        return None
+    return step if step > row.last_step else None
+
+
+def _digest(row: SecondFactor, code: str) -> str:
+    """Return the hash of a recovery code that was not used yet, else nothing."""
+    digest = token_hash(code.strip().lower())
+    return digest if digest in row.recovery else ""
+
+
+def _address(context: Context) -> str:
+    return (context.origin and context.origin.address) or ""
