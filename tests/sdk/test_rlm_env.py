@@ -416,7 +416,7 @@ async def test_batches_that_wait_for_everyone_do_not_wait_for_who_asks_through_c
     """A policy under training answers when every rollout waits; one whose code asks is waiting too."""
     sizes = []
 
-    def run(requests):
+    def run(requests, tell):
         sizes.append(len(requests))
         return [
             "sub answer"

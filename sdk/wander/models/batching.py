@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -14,6 +14,9 @@ from wander.clients.sub_calls import main_rollout_id
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
+
+Tell = Callable[[Sequence[tuple[int, Answer]]], None]
+"""Takes the answers of a batch that are known before the rest, by their places in it, in any thread."""
 
 _PART = 32
 """Answers that are handed out at once: what is done with them goes on its way, to another process perhaps,
@@ -34,9 +37,10 @@ class Batcher(Generic[Request, Answer]):
     """Runs a batch when every rollout in flight waits for it, when it is full, or after a short quiet time.
 
     `run` is called in a thread of its own, one batch at a time, so the event loop and the environments go on
-    while a batch is computed. With `quiet_seconds=None` a batch waits for every rollout in flight, so its
-    composition, and with it every bit of the result, is the same each time. A rollout whose code asks the
-    model (`wander.clients.sub_calls`) counts as waiting, and its sub-calls are not counted beside it.
+    while a batch is computed; what it tells before its end goes to its rollouts at once. With
+    `quiet_seconds=None` a batch waits for every rollout in flight, so its composition, and with it every bit
+    of the result, is the same each time. A rollout whose code asks the model (`wander.clients.sub_calls`)
+    counts as waiting, and its sub-calls are not counted beside it.
 
     With several `waves` the groups in flight are dealt out among them, and a batch waits for every rollout of
     its wave: while one wave is computed, the environments of the others work. What a wave holds depends on
@@ -45,7 +49,7 @@ class Batcher(Generic[Request, Answer]):
 
     def __init__(
         self,
-        run: Callable[[Sequence[Request]], Sequence[Answer]],
+        run: Callable[[Sequence[Request], Tell[Answer]], Sequence[Answer]],
         *,
         order: Callable[[Request], object],
         max_batch_size: int,
@@ -161,7 +165,16 @@ class Batcher(Generic[Request, Answer]):
         self._last_wave = wave or 0
         self._computing = True
         loop = asyncio.get_running_loop()
-        computed = loop.run_in_executor(self._executor, self._run, [entry.request for entry in batch])
+        requests = Counter(entry.main_id for entry in batch)
+
+        def tell(known: Sequence[tuple[int, Answer]]) -> None:
+            # What a rollout asks next goes into the next batch either way. One with several requests in this
+            # batch would ask some of that now and some of it later, and perhaps too late.
+            answered = [(batch[place], answer) for place, answer in known]
+            sole = [(entry, answer) for entry, answer in answered if requests[entry.main_id] == 1]
+            loop.call_soon_threadsafe(_give, sole)
+
+        computed = loop.run_in_executor(self._executor, self._run, [entry.request for entry in batch], tell)
         computed.add_done_callback(lambda done: self._deliver(batch, done))
 
     def _wave_of(self, entry: _Entry[Request, Answer]) -> int:
@@ -180,10 +193,16 @@ class Batcher(Generic[Request, Answer]):
 
     def _hand_out(self, answered: Iterator[tuple[_Entry[Request, Answer], Answer]]) -> None:
         """Give the next answers; then the loop turns before the ones after them."""
-        given = 0
-        for entry, answer in islice(answered, _PART):
-            given += 1
-            if not entry.answer.done():
-                entry.answer.set_result(answer)
+        given = _give(islice(answered, _PART))
         loop = asyncio.get_running_loop()
         loop.call_soon(*((self._hand_out, answered) if given == _PART else (self._consider,)))
+
+
+def _give(answered: Iterable[tuple[_Entry[Request, Answer], Answer]]) -> int:
+    """Answer those that still wait; return how many there were in all."""
+    given = 0
+    for entry, answer in answered:
+        given += 1
+        if not entry.answer.done():
+            entry.answer.set_result(answer)
+    return given

@@ -57,7 +57,7 @@ class TransformersClient(Client):
         self._begun: dict[str, dict[str, Conversation]] = {}
         """The conversations of each rollout in flight, as far as they have come: one, or one a player."""
         self._batcher: Batcher[Job, Sample] = Batcher(
-            self._sample,
+            lambda jobs, tell: self._sample(jobs),
             # Alike lengths share a batch: padding is computed too.
             order=lambda job: (len(job.request.ids), job.rollout_id),
             max_batch_size=max_batch_size,
@@ -178,13 +178,14 @@ def response_of(
     sample: Sample,
     left_out: tuple[int, int] | None = None,
 ) -> ModelResponse:
-    """Build the answer from what was sampled."""
-    return ModelResponse(
+    """Build the answer from what was sampled: all of it is ours, so that nothing is validated."""
+    return ModelResponse.assemble(
         message=form.read(request.ids, sample.ids, request.stop, asked.tools, asked.turn),
         finish_reason=sample.finish_reason,
-        usage=Usage(prompt_tokens=len(request.ids), completion_tokens=len(sample.ids)),
-        tokens=TurnTokens(
+        usage=Usage.assemble(prompt_tokens=len(request.ids), completion_tokens=len(sample.ids)),
+        tokens=TurnTokens.assemble(
             prompt_ids=request.ids, completion_ids=sample.ids, logprobs=sample.logprobs, step=sample.step
         ),
         left_out=left_out,
+        cached=False,
     )

@@ -9,7 +9,7 @@ cache and reads the conversation again each turn.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -123,9 +123,12 @@ class Sampler:
 
     @torch.inference_mode()
     def sample(
-        self, requests: Sequence[SampleRequest], cache: ConversationCache | None = None
+        self,
+        requests: Sequence[SampleRequest],
+        cache: ConversationCache | None = None,
+        ended: Callable[[dict[int, Sample]], None] = lambda samples: None,
     ) -> list[Sample]:
-        """Sample one completion a request.
+        """Sample one completion a request; `ended` hears, token by token, of those that are over, by row.
 
         With `cache`, its rows must be those of the requests, and every request's ids must begin with what is
         cached of its row; only the rest is computed.
@@ -133,7 +136,7 @@ class Sampler:
         training = self.model.training
         self.model.eval()
         try:
-            stepper = _Stepper(self, requests, cache or self.new_cache())
+            stepper = _Stepper(self, requests, cache or self.new_cache(), ended)
             return stepper.run()
         finally:
             self.model.train(training)
@@ -143,12 +146,17 @@ class _Stepper:
     """The state of one batch while it is sampled."""
 
     def __init__(
-        self, sampler: Sampler, requests: Sequence[SampleRequest], cache: ConversationCache | None
+        self,
+        sampler: Sampler,
+        requests: Sequence[SampleRequest],
+        cache: ConversationCache | None,
+        ended: Callable[[dict[int, Sample]], None],
     ) -> None:
         self.sampler = sampler
         self.requests = requests
         self.samples = [Sample() for _ in requests]
         self.cache = cache
+        self.ended = ended
         self.live = list(range(len(requests)))
         """Rows that are still sampling."""
         self.batch = list(self.live)
@@ -192,7 +200,10 @@ class _Stepper:
             sample.entropy += entropy
             if not self._is_over(row, sample, token):
                 still.append(row)
+        over = set(self.live).difference(still)
         self.live = still
+        if over and still:  # the last ones are returned in a moment
+            self.ended({row: self.samples[row] for row in sorted(over)})
 
     def _is_over(self, row: int, sample: Sample, token: int) -> bool:
         request = self.requests[row]

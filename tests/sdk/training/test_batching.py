@@ -5,7 +5,7 @@ import threading
 from collections.abc import Sequence
 
 import pytest
-from wander.models.batching import Batcher
+from wander.models.batching import Batcher, Tell
 
 
 class Squares:
@@ -16,7 +16,7 @@ class Squares:
         self.threads: set[int] = set()
         self.error: Exception | None = None
 
-    def run(self, numbers: Sequence[int]) -> list[int]:
+    def run(self, numbers: Sequence[int], tell: Tell[int]) -> list[int]:
         self.batches.append(list(numbers))
         self.threads.add(threading.get_ident())
         if self.error is not None:
@@ -93,10 +93,39 @@ async def test_a_cancelled_request_is_left_out() -> None:
     batcher.close()
 
 
+async def test_who_is_answered_before_the_batch_ends_works_meanwhile_and_waits_for_the_next() -> None:
+    asked_again = threading.Event()
+    batches = []
+
+    def run(numbers: Sequence[int], tell: Tell[int]) -> list[int]:
+        batches.append(list(numbers))
+        if len(batches) == 1:  # a; b, whose code asks twice; c
+            tell([(0, 10), (1, 20)])
+            tell([(3, 40)])
+            assert asked_again.wait(120)
+        return [number * 10 for number in numbers]
+
+    batcher: Batcher[int, int] = Batcher(run, order=lambda n: n, max_batch_size=9, quiet_seconds=None)
+    for name in ("a/0", "b/0", "c/0"):
+        batcher.begin(name)
+    names = ("a/0", "b/0/sub:1", "b/0/sub:2", "c/0")
+    asked = [asyncio.ensure_future(batcher.submit(name, n)) for n, name in enumerate(names, 1)]
+    assert [await asked[0], await asked[3]] == [10, 40]
+    assert not asked[1].done()  # else it might ask for the next before the other answer is there
+    again = [asyncio.ensure_future(batcher.submit(name, n)) for n, name in ((6, "c/0"), (5, "a/0"))]
+    await asyncio.sleep(0)
+    asked_again.set()
+    assert await asyncio.gather(asked[1], asked[2]) == [20, 30]
+    batcher.end("b/0")
+    assert await asyncio.gather(*again) == [60, 50]
+    assert batches == [[1, 2, 3, 4], [5, 6]]
+    batcher.close()
+
+
 async def test_one_wave_is_computed_while_the_environments_of_another_work() -> None:
     environment_works = threading.Event()
 
-    def run(numbers: Sequence[int]) -> list[int]:
+    def run(numbers: Sequence[int], tell: Tell[int]) -> list[int]:
         # The first wave's batch ends only when an environment of the other wave has worked meanwhile.
         if 0 in numbers:
             assert environment_works.wait(120)

@@ -414,7 +414,7 @@ async def play(
     )
     left = iter(texts)
 
-    def sample(requests: Any, cache: Any = None) -> list[Sample]:
+    def sample(requests: Any, cache: Any = None, ended: Any = None) -> list[Sample]:
         ids = [*client.format.encode(next(left)), loaded.tokenizer.eos_token_id]
         return [Sample(ids=ids, logprobs=[-1.0] * len(ids), finish_reason="stop")]
 

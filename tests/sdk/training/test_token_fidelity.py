@@ -202,7 +202,7 @@ def scripted_sampling(client, say):
     """Let a client sample what `say(turn)` writes, token by token, with the end of turn."""
     end = client.format.tokenizer.eos_token_id
 
-    def sample(requests, cache=None):
+    def sample(requests, cache=None, ended=None):
         turn = client.turns
         client.turns += 1
         ids = [*client.format.encode(say(turn)), end]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from wander.models.batching import Batcher
+from wander.models.batching import Batcher, Tell
 
 if TYPE_CHECKING:
     import torch
@@ -151,18 +151,23 @@ class BatchedEngine(Engine):
         return await self._batcher.submit(job.rollout_id, (self, job))
 
     @abstractmethod
-    def _sample(self, jobs: Sequence[Job]) -> list[Sample]:
-        """Sample a batch, in the batcher's thread."""
+    def _sample(self, jobs: Sequence[Job], tell: Tell[Sample]) -> list[Sample]:
+        """Sample a batch, in the batcher's thread; `tell` may hear of turns that end before the others."""
 
     async def close(self) -> None:
         """Stop the thread that computes batches."""
         self._batcher.close()
 
 
-def _sample_batch(asked: Sequence[tuple[BatchedEngine, Job]]) -> list[Sample]:
+def _sample_batch(asked: Sequence[tuple[BatchedEngine, Job]], tell: Tell[Sample]) -> list[Sample]:
     """Sample the turns of one engine after those of another."""
     found: dict[int, Sample] = {}
     for engine in dict.fromkeys(engine for engine, _ in asked):
         places = [place for place, (of, _) in enumerate(asked) if of is engine]
-        found |= zip(places, engine._sample([asked[place][1] for place in places]), strict=True)
+
+        def ended(known: Sequence[tuple[int, Sample]], places: list[int] = places) -> None:
+            tell([(places[number], sample) for number, sample in known])
+
+        sampled = engine._sample([asked[place][1] for place in places], ended)
+        found |= zip(places, sampled, strict=True)
     return [found[place] for place in range(len(asked))]

@@ -1,7 +1,8 @@
 """The first engine: a transformers model in this process, with keys and values kept between turns.
 
 Batches wait for every rollout in flight and are ordered by when the rollouts began: on a CPU, the same seed
-gives the same bits.
+gives the same bits. A turn that ends before the others of its batch is answered at once, so that its
+environment works while those are sampled.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from wander.errors import ModelError
+from wander.models.batching import Tell
 from wander.models.engines.base import BatchedEngine, Job, Weights
 from wander.models.kv import ConversationCache
 from wander.models.sampling import Sample, Sampler
@@ -83,12 +85,20 @@ class TransformersEngine(BatchedEngine):
             "dtype": str(self.sampler.model.dtype).removeprefix("torch."),
         }
 
-    def _sample(self, jobs: Sequence[Job]) -> list[Sample]:
+    def _sample(self, jobs: Sequence[Job], tell: Tell[Sample]) -> list[Sample]:
         started = perf_counter()
         answers: dict[str, Sample] = {}
+        places = {job.rollout_id: place for place, job in enumerate(jobs)}
         try:
             for part, cohort in self._parts(jobs):
-                sampled = self.sampler.sample([job.request for job in part], cohort.cache if cohort else None)
+
+                def ended(known: dict[int, Sample], part: list[Job] = part) -> None:
+                    for sample in known.values():
+                        sample.step = self.step
+                    tell([(places[part[row].rollout_id], sample) for row, sample in known.items()])
+
+                cache = cohort.cache if cohort else None
+                sampled = self.sampler.sample([job.request for job in part], cache, ended)
                 answers |= {job.rollout_id: sample for job, sample in zip(part, sampled, strict=True)}
         except RuntimeError as error:
             raise ModelError(

@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from wander.errors import MissingExtra, ModelError
+from wander.models.batching import Tell
 from wander.models.engines.base import BatchedEngine, Job, Weights
 from wander.models.engines.vllm_server import vllm_parameters
 from wander.models.sampling import Sample
@@ -80,7 +81,7 @@ class VLLMColocatedEngine(BatchedEngine):
         """Return what samples."""
         return {"engine": "vllm", "memory": self._memory, "context_length": self._context_length}
 
-    def _sample(self, jobs: Sequence[Job]) -> list[Sample]:
+    def _sample(self, jobs: Sequence[Job], tell: Tell[Sample]) -> list[Sample]:
         from vllm import SamplingParams  # type: ignore[import-not-found, unused-ignore]
 
         started = perf_counter()

@@ -21,6 +21,7 @@ from wander.clients.base import Client
 from wander.clients.players import PlayersClient, require_players
 from wander.errors import ConfigError
 from wander.evals.store import jsonl
+from wander.models.batching import Tell
 from wander.models.engines.base import BatchedEngine, Job, Weights
 from wander.models.engines.transformers import TransformersEngine
 from wander.models.loading import LoadedModel, weights_digest
@@ -43,9 +44,9 @@ class SharedEngine(TransformersEngine):
     turn = Lock()
     """Of all such models: only sampling takes them, and what samples alone is faster."""
 
-    def _sample(self, jobs: Sequence[Job]) -> list[Sample]:
+    def _sample(self, jobs: Sequence[Job], tell: Tell[Sample]) -> list[Sample]:
         with self.turn:
-            return super()._sample(jobs)
+            return super()._sample(jobs, tell)
 
 
 class OtherPolicy(PolicyClient):

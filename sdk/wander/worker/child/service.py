@@ -183,7 +183,7 @@ class Service:
             self._send_played(asked, make_failed_rollouts(asked.example, asked.indices, failure))
 
     def _send_played(self, asked: Play, rollouts: list[Rollout]) -> None:
-        text = Played.model_construct(id=asked.id, rollouts=rollouts).model_dump_json()
+        text = Played.assemble(type="played", id=asked.id, rollouts=rollouts).model_dump_json()
         if self._too_long(text):
             failure = self._oversize("the record of this rollout", text).failure()
             failed = make_failed_rollouts(asked.example, asked.indices, failure)
@@ -204,7 +204,8 @@ class Service:
         answer: asyncio.Future[ModelResponse] = asyncio.get_running_loop().create_future()
         self._calls[call] = answer
         try:
-            text = Complete.model_construct(id=call, play=play, request=request).model_dump_json()
+            asked = Complete.assemble(type="complete", id=call, play=play, request=request)
+            text = asked.model_dump_json()
             if self._too_long(text):
                 raise self._oversize("the conversation", text)
             await self._channel.room()

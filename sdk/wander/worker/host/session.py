@@ -179,7 +179,8 @@ class WorkerSession:
         before.
         """
         client, names = request.client, list(request.rollout_ids)
-        asked = Play.model_construct(
+        asked = Play.assemble(
+            type="play",
             id=self._number(),
             example=request.example,
             group=request.together,
@@ -349,7 +350,7 @@ class WorkerSession:
         """Ask the host's client on behalf of the worker."""
         try:
             response = await client.complete(request)
-            answer = Completed.model_construct(id=number, response=response)
+            answer = Completed.assemble(type="completed", id=number, response=response, fault=None)
             text = answer.model_dump_json()
         except ModelError as error:
             text = Completed(id=number, fault=Fault.of(error)).model_dump_json()
