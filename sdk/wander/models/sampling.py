@@ -17,6 +17,9 @@ import torch
 
 from wander.models.kv import ConversationCache
 
+TELLINGS = 8
+"""Into so many parts a batch is told at most: each telling is messages to other processes, which cost."""
+
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
@@ -128,7 +131,7 @@ class Sampler:
         cache: ConversationCache | None = None,
         ended: Callable[[dict[int, Sample]], None] = lambda samples: None,
     ) -> list[Sample]:
-        """Sample one completion a request; `ended` hears, token by token, of those that are over, by row.
+        """Sample one completion a request; `ended` hears, a part at a time, of those that are over, by row.
 
         With `cache`, its rows must be those of the requests, and every request's ids must begin with what is
         cached of its row; only the rest is computed.
@@ -157,6 +160,8 @@ class _Stepper:
         self.samples = [Sample() for _ in requests]
         self.cache = cache
         self.ended = ended
+        self.untold: list[int] = []
+        """Rows that are over and not told of yet."""
         self.live = list(range(len(requests)))
         """Rows that are still sampling."""
         self.batch = list(self.live)
@@ -200,10 +205,11 @@ class _Stepper:
             sample.entropy += entropy
             if not self._is_over(row, sample, token):
                 still.append(row)
-        over = set(self.live).difference(still)
+        self.untold += sorted(set(self.live).difference(still))
         self.live = still
-        if over and still:  # the last ones are returned in a moment
-            self.ended({row: self.samples[row] for row in sorted(over)})
+        if still and len(self.untold) >= len(self.requests) / TELLINGS:  # the last are returned in a moment
+            self.ended({row: self.samples[row] for row in self.untold})
+            self.untold = []
 
     def _is_over(self, row: int, sample: Sample, token: int) -> bool:
         request = self.requests[row]

@@ -8,7 +8,15 @@ import pytest
 import torch
 import transformers
 from wander.models.loading import LoadedModel, load_model
-from wander.models.sampling import CACHED_TYPES, Sampler, SampleRequest, distribution, draw, uniform_numbers
+from wander.models.sampling import (
+    CACHED_TYPES,
+    Sample,
+    Sampler,
+    SampleRequest,
+    distribution,
+    draw,
+    uniform_numbers,
+)
 
 COMMON = {
     "vocab_size": 97,
@@ -149,6 +157,27 @@ def test_a_sample_does_not_depend_on_its_batch() -> None:
     assert [sample.ids for sample in together] == [sample.ids for sample in alone]
     repeated = sampler.sample([requests[0]] * 3)
     assert repeated[0].ids == repeated[1].ids == repeated[2].ids
+
+
+def test_who_ends_before_the_others_is_told_of_once_and_whole() -> None:
+    sampler = Sampler(model_of("llama"), Words())
+    requests = [SampleRequest([2, 3 + n], max_tokens=1 + n // 2, seed=n) for n in range(20)]
+    told: list[dict[int, Sample]] = []
+    copies: list[dict[int, list[int]]] = []
+
+    def ended(samples: dict[int, Sample]) -> None:
+        told.append(samples)
+        copies.append({row: list(sample.ids) for row, sample in samples.items()})
+
+    samples = sampler.sample(requests, sampler.new_cache(), ended)
+    rows = [row for part in told for row in part]
+    assert rows
+    assert len(rows) == len(set(rows)) < 20  # the last ones are returned
+    assert all(samples[row] is sample for part in told for row, sample in part.items())
+    assert all(samples[row].ids == ids for part in copies for row, ids in part.items())
+    assert [len(sample.ids) for sample in samples] == [
+        len(sample.ids) for sample in sampler.sample(requests, sampler.new_cache())
+    ]
 
 
 def test_greedy_is_what_generate_gives() -> None:
