@@ -103,6 +103,10 @@ class Batcher(Generic[Request, Answer]):
         self._consider()
         return await answer
 
+    def wait(self) -> None:
+        """Wait for the batch that is being computed; not on the event loop."""
+        self._executor.submit(bool).result()
+
     def close(self) -> None:
         """Wait for the batch that is being computed and stop the thread."""
         self._executor.shutdown(wait=True)

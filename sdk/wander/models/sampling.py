@@ -195,7 +195,7 @@ class _Stepper:
             )
         picked = draw(logprobs, requests, self.uniforms[self.live, step])
         chosen = logprobs.gather(1, picked[:, None])[:, 0].tolist()
-        still = []
+        still: list[int] = []
         for row, token, logprob, entropy in zip(
             self.live, picked.tolist(), chosen, entropies.tolist(), strict=True
         ):
@@ -203,9 +203,7 @@ class _Stepper:
             sample.ids.append(token)
             sample.logprobs.append(logprob)
             sample.entropy += entropy
-            if not self._is_over(row, sample, token):
-                still.append(row)
-        self.untold += sorted(set(self.live).difference(still))
+            (self.untold if self._is_over(row, sample, token) else still).append(row)
         self.live = still
         if still and len(self.untold) >= len(self.requests) / TELLINGS:  # the last are returned in a moment
             self.ended({row: self.samples[row] for row in self.untold})

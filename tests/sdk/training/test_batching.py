@@ -122,6 +122,30 @@ async def test_who_is_answered_before_the_batch_ends_works_meanwhile_and_waits_f
     batcher.close()
 
 
+async def test_who_needs_the_weights_can_wait_for_a_batch_whose_rollouts_have_all_ended() -> None:
+    goes_on, over = threading.Event(), []
+
+    def run(numbers: Sequence[int], tell: Tell[int]) -> list[int]:
+        tell([(0, 10)])
+        assert goes_on.wait(120)
+        over.extend(numbers)
+        return [number * 10 for number in numbers]
+
+    batcher: Batcher[int, int] = Batcher(run, order=lambda n: n, max_batch_size=9, quiet_seconds=None)
+    for name in ("a/0", "b/0"):
+        batcher.begin(name)
+    first, second = (asyncio.ensure_future(batcher.submit(name, n)) for name, n in (("a/0", 1), ("b/0", 2)))
+    assert await first == 10
+    second.cancel()  # by its environment
+    waiting = asyncio.ensure_future(asyncio.to_thread(batcher.wait))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    goes_on.set()
+    await waiting
+    assert over == [1, 2]
+    batcher.close()
+
+
 async def test_one_wave_is_computed_while_the_environments_of_another_work() -> None:
     environment_works = threading.Event()
 

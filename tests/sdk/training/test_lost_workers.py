@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from wander.errors import RunError
 from wander.handle import EnvironmentHandle
+from wander.models.engines.transformers import TransformersEngine
 from wander.models.loading import load_model
 from wander.models.policy import PolicyClient
 from wander.train.config import GRPOSettings
@@ -131,7 +132,7 @@ def played(tiny: Path, path: Path, *, at_once: int | None = None, **arguments: A
     source = RolloutSource(
         opener(path, workers=2),
         client,
-        sampling=SamplingArgs(temperature=1.0, max_tokens=5),
+        sampling=SamplingArgs(temperature=1.0, max_tokens=12),
         run_seed=3,
         choices=[EnvironmentChoice(arguments=arguments)],
         at_once=at_once,
@@ -157,10 +158,18 @@ def test_a_worker_killed_in_a_step_changes_nothing(tiny: Path, environment: Path
     assert not kill.exists()
 
 
-def test_as_many_rollouts_play_at_once_as_are_allowed(tiny: Path, environment: Path) -> None:
+def test_as_many_rollouts_play_at_once_as_are_allowed_and_early_answers_change_nothing(
+    tiny: Path, environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = played(tiny, environment, at_once=3)
     assert int(environment.with_name("most").read_text()) <= 3
+    held: list[Any] = []
+    sample = TransformersEngine._sample
+    monkeypatch.setattr(
+        TransformersEngine, "_sample", lambda engine, jobs, tell: sample(engine, jobs, held.extend)
+    )
     assert played(tiny, environment, at_once=3) == first
+    assert held, "some would have been answered before the others of their batch"
 
 
 def settings_for(tiny: Path, **sections: Any) -> GRPOSettings:

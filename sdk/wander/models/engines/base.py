@@ -154,6 +154,14 @@ class BatchedEngine(Engine):
     def _sample(self, jobs: Sequence[Job], tell: Tell[Sample]) -> list[Sample]:
         """Sample a batch, in the batcher's thread; `tell` may hear of turns that end before the others."""
 
+    def take_totals(self) -> SamplingTotals:
+        """Return the totals and start new ones, after the batch that is being computed.
+
+        That one goes on where all of its rollouts ended that were not answered yet; weights must not change.
+        """
+        self._batcher.wait()
+        return super().take_totals()
+
     async def close(self) -> None:
         """Stop the thread that computes batches."""
         self._batcher.close()
