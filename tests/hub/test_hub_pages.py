@@ -313,6 +313,9 @@ async def test_pages_come_compressed_and_files_as_they_are(posted):
     same = await posted.get("/alice/reverse-text", headers=HTML | plain)
     assert "content-encoding" not in same.headers
     assert same.text == page.text
+    for wanted, told in (("gzip;q=0", None), ("br, GZIP ; q=0.00, *", None), ("br, gzip;q=0.5", "gzip")):
+        answer = await posted.get("/alice/reverse-text", headers=HTML | {"Accept-Encoding": wanted})
+        assert answer.headers.get("content-encoding") == told
     assert int(page.headers["content-length"]) < int(same.headers["content-length"]) / 2
     (file,) = (await posted.get("/api/v1/environments/alice/reverse-text/versions/0.1.0")).json()["files"]
     assert "content-encoding" not in (await posted.get(file["url"])).headers

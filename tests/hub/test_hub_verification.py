@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
 from wander.types import EnvironmentInfo
-from wander.wire import EnvironmentPin, Platform
+from wander.wire import EnvironmentPin, Platform, Problem
 from wander.wire.verification import Divergence, ReplayReport, VerifiedWith
 from wander_hub import __version__
 from wander_hub.jobs import JobContext, JobWorker, TableQueue
@@ -200,6 +202,32 @@ async def test_every_divergence_is_listed_page_by_page(hub, run):
     assert page["data"][0] == wrong[240].model_dump()
     assert (await hub.get(f"{path}?limit=5000")).status_code == 422
     assert (await hub.get("/api/v1/verifications/4711/divergences")).status_code == 404
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """A hub that no longer knows the token it lent."""
+
+    def do_GET(self) -> None:
+        self.send_response(401)
+        self.send_header("Content-Type", "application/problem+json")
+        self.end_headers()
+        refusal = Problem(title="Unauthorized", status=401, code="bad_token", detail="unknown or revoked")
+        self.wfile.write(refusal.model_dump_json().encode())
+
+
+async def test_a_token_that_ends_during_a_replay_costs_a_try_and_not_the_verification(hub, run, tmp_path):
+    await ask(hub)
+    with HTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        program = ClientProgram(hub.database, url, tmp_path, sandbox=False, seconds=60)
+        storage = hub.client._transport.app.state.storage
+        replayer = Replayer(program, hub.database, storage, hub.settings)
+        assert JobWorker(TableQueue(hub.database), {service.KIND: replayer}, "test").run_one()
+        server.shutdown()
+    (found,) = await listed(hub)
+    assert found["state"] == "queued", found
+    assert "unknown or revoked" in found["error"]
 
 
 async def test_levels_are_asked_for_one_by_one_and_rescoring_gives_its_own(hub, run):

@@ -13,6 +13,7 @@ from wander_hub.accounts import service
 from wander_hub.accounts.models import Membership
 from wander_hub.audit import list_entries
 from wander_hub.database import now
+from wander_hub.environments import repository as environments
 from wander_hub.http.problems import HubProblem
 from wander_hub.rights import invitations, members
 from wander_hub.rights.models import Invitation
@@ -74,6 +75,10 @@ async def test_an_invitation_is_accepted_or_declined_by_whom_it_is_for(hub):
         assert (await ask(hub, method, path, "narrow")).status_code == 403
     assert (await ask(hub, "POST", f"{MINE}/{mine['id']}/accept", "bob")).json()["target"] == "alice"
     assert await roles(hub) == {"alice": "owner", "bob": "maintainer"}
+    members = (await ask(hub, "GET", TEAM)).json()["data"]
+    assert not any("pending_until" in one for one in members), (
+        "older clients refuse fields that they do not know"
+    )
     assert (await ask(hub, "POST", f"{MINE}/{mine['id']}/accept", "bob")).status_code == 404, "once"
     await invite(hub, "bob", "reader")
     assert await roles(hub) == {"alice": "owner", "bob": "reader"}, "of a member it changes at once"
@@ -143,6 +148,37 @@ async def test_a_role_is_never_lost_by_accepting(hub):
     assert (await ask(hub, "DELETE", f"{TEAM}/alice")).status_code == 200, "another owner is left"
     last = await ask(hub, "DELETE", f"{TEAM}/bob", "bob")
     assert (last.status_code, last.json()["code"]) == (409, "last_owner")
+
+
+@pytest.mark.parametrize(("change", "left"), [({"role": "reader"}, "reader"), (None, None)])
+async def test_who_changes_or_removes_a_member_withdraws_what_the_member_was_invited_to(hub, change, left):
+    await invite(hub, "bob", "owner")
+    with hub.database.write() as session:
+        service.add_member(session, "alice", accounts.user_named(session, "bob"), "maintainer")
+    method = "PUT" if change else "DELETE"
+    assert (await ask(hub, method, f"{TEAM}/bob", json=change)).status_code == 200
+    assert await waiting_for(hub, "bob") == []
+    assert (await roles(hub)).get("bob") == left
+
+
+async def test_a_token_for_one_environment_leaves_no_other(hub, make_wheel):
+    with hub.database.write() as session:
+        bob = accounts.user_named(session, "bob")
+    for name in ("mine", "other"):
+        files = {f"{name}.py": b"def load_environment(): ...\n"}
+        await hub.publish(make_wheel(name=name, files=files, entry_points=None))
+        answer = await ask(
+            hub, "PUT", f"/environments/alice/{name}/members/bob", "admin", json={"role": "owner"}
+        )
+        assert answer.status_code == 200, answer.text
+    with hub.database.write() as session:
+        hub.tokens["narrow"] = add_token(
+            session, bob, "n", environment=environments.environment_named(session, "alice", "mine")
+        )
+    leave = "/environments/alice/{}/members/bob"
+    assert (await ask(hub, "DELETE", leave.format("other"), "narrow")).status_code == 403
+    assert (await roles(hub, "/environments/alice/other/members"))["bob"] == "owner"
+    assert (await ask(hub, "DELETE", leave.format("mine"), "narrow")).status_code == 200
 
 
 @pytest.mark.parametrize("other", ["accept", "withdraw"])

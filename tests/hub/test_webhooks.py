@@ -326,6 +326,19 @@ async def test_what_ended_long_ago_is_forgotten(hub, receiver, deliver):
     assert (await hub.client.delete(f"{HOOKS}/{number}", headers=hub.auth())).status_code == 200
 
 
+async def test_a_webhook_made_anew_is_told_too_though_sqlite_gives_its_deliveries_numbers_of_before(
+    hub, make_wheel, receiver, deliver
+):
+    for version in ("0.1.0", "0.2.0"):
+        number, _ = await hooked(hub, receiver.url)
+        await hub.publish(make_wheel(version=version))
+        await deliver()
+        (found,) = await deliveries(hub, number)
+        assert (found["state"], receiver.received[-1].payload.data.version) == ("delivered", version)
+        assert (await hub.client.delete(f"{HOOKS}/{number}", headers=hub.auth())).status_code == 200
+    assert len(receiver.received) == 2
+
+
 async def test_bad_addresses_and_too_many_are_refused(hub, receiver):
     for url in ("ftp://example.org/", "http://10.0.0.1/", "https://ada:pw@example.org/"):
         body = {"url": url, "owner": "alice"}
