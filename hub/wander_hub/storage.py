@@ -23,6 +23,7 @@ from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, ObjectS
 from wander_hub.settings import Settings
 
 if TYPE_CHECKING:
+    from obstore import WritableFile
     from obstore.store import RetryConfig
 
 CHUNK = 1024 * 1024
@@ -62,7 +63,7 @@ def digest_of(file: IO[bytes]) -> tuple[str, int]:
     return digest.hexdigest(), size
 
 
-def copy_pieces(pieces: Iterable[bytes], into: IO[bytes] | None = None) -> str:
+def copy_pieces(pieces: Iterable[bytes], into: IO[bytes] | WritableFile | None = None) -> str:
     """Write pieces one after another, where a file is given, and return the SHA-256 of them together."""
     digest = hashlib.sha256()
     for piece in pieces:
@@ -107,14 +108,19 @@ class Storage:
             file.seek(0)
             obstore.put(self._store, object_key(sha256), file)
 
-    def keep_pieces(self, pieces: Iterator[bytes], sha256: str, size: int) -> None:
-        """Store content, whose digest and size are known, unless it is there; only then are pieces taken."""
-        if self._size(sha256) != size:
-            # `put` would take the pieces within its own runtime, where no other object can be read.
-            writer = obstore.open_writer(self._store, object_key(sha256))
-            for piece in pieces:
-                writer.write(piece)
+    def keep_pieces(self, pieces: Iterator[bytes], sha256: str, size: int) -> str:
+        """Read pieces once, store them unless they are there, and return their SHA-256.
+
+        Where that is another than `sha256`, nothing is stored.
+        """
+        if self._size(sha256) == size:
+            return copy_pieces(pieces)
+        # `put` would take the pieces within its own runtime, where no other object can be read.
+        writer = obstore.open_writer(self._store, object_key(sha256))
+        found = copy_pieces(pieces, writer)
+        if found == sha256:
             writer.close()  # only this makes the object
+        return found
 
     def ensure(self, sha256: str | None, file: IO[bytes]) -> None:
         """Store a file once more should its object have been deleted since `put`."""

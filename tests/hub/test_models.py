@@ -21,6 +21,11 @@ async def push(hub, files=FILES, user="alice", **stated):
     return await pushed(hub.client, hub.auth(user), files, **stated)
 
 
+def kept(hub) -> list[str]:
+    """The objects that are there, of whatever is not still on its way."""
+    return [one.sha256 for one in hub.client._transport.app.state.storage.objects() if one.sha256]
+
+
 async def test_a_pushed_model_is_what_its_files_say(hub):
     answer = await push(hub)
     assert answer.status_code == 200, answer.text
@@ -90,6 +95,7 @@ async def test_what_is_no_checkpoint_is_refused(hub):
         assert (answer.status_code, answer.json()["code"]) == (422, "bad_model")
         assert told in answer.json()["detail"]
         assert (await hub.get(MODEL)).status_code == 404
+        assert kept(hub) == []
 
 
 async def test_bytes_other_than_announced_are_refused(hub):
@@ -98,6 +104,7 @@ async def test_bytes_other_than_announced_are_refused(hub):
     await upload.send_all()
     refused = await upload.finalize()
     assert (refused.status_code, refused.json()["code"]) == (422, "digest_mismatch")
+    assert kept(hub) == [], "nor of the files that were right"
     upload.files, upload.opened = FILES, await upload.show()
     await upload.send_all()
     assert (await upload.finalize()).status_code == 200

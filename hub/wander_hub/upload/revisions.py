@@ -1,7 +1,7 @@
 """Takes models in: a revision's files are announced, come in chunks, and become visible together.
 
-Weights are read from their chunks as a stream, once to be hashed and once to be stored, so no copy of them
-lies in a temporary folder and no more than a chunk is in memory.
+Weights are read from their chunks as a stream, once, to be hashed and stored, so no copy of them lies in a
+temporary folder and no more than a few chunks are in memory.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from wander_hub.models import repository as model_repository
 from wander_hub.models import service as models
 from wander_hub.models.models import Model, Revision, RevisionFile
 from wander_hub.rights import rights
+from wander_hub.runs.objects import discard
 from wander_hub.settings import Settings
-from wander_hub.storage import Storage, copy_pieces
+from wander_hub.storage import Storage
 from wander_hub.upload import finalize as finishing
 from wander_hub.upload import session_repository as repository
 from wander_hub.upload import sessions
@@ -81,12 +82,13 @@ def finalize(context: Context, session_id: str) -> tuple[ModelRevision, bool]:
         _place_for(session, context, found.owner, found.name, found.version, found.visibility)
     try:
         for file in found.files:
-            finishing.check_digest(context, file, _digest(context.storage, file))
+            finishing.check_digest(context, file, _keep(context.storage, file))
         facts, card = _read(context, found)
-        for file in found.files:
-            context.storage.keep_pieces(finishing.pieces(context.storage, file), file.sha256, file.size)
     except FileNotFoundError:
         return _without_bytes(context, found), False
+    except HubProblem:
+        discard(context.database, context.storage, [file.sha256 for file in found.files])
+        raise
     outcome = _record(context, session_id, facts, card)
     finishing.drop_staged(context.storage, session_id)
     return outcome
@@ -129,11 +131,11 @@ def _place_for(
     return model, known
 
 
-def _digest(storage: Storage, file: StagedFile) -> str:
-    """Return the SHA-256 of a file that was sent; one that the model had is known."""
+def _keep(storage: Storage, file: StagedFile) -> str:
+    """Store a file that was sent and return its SHA-256; one that the model had is there."""
     if file.published and storage.exists(file.sha256):
         return file.sha256
-    return copy_pieces(finishing.pieces(storage, file))
+    return storage.keep_pieces(finishing.pieces(storage, file), file.sha256, file.size)
 
 
 def _read(context: Context, found: UploadSession) -> tuple[CheckpointFacts, str]:
@@ -171,7 +173,8 @@ def _record(
         model, known = _place_for(session, context, owner, found.name, found.version, found.visibility)
         context.database.lock_objects(session, exclusive=False)
         for file in found.files:  # one may have gone meanwhile, with the revision that had it
-            context.storage.keep_pieces(finishing.pieces(context.storage, file), file.sha256, file.size)
+            if not context.storage.exists(file.sha256):
+                _keep(context.storage, file)
         if model is None:
             visibility = found.visibility or owner.default_visibility
             model = Model(owner=owner, name=found.name, visibility=visibility, created_at=now())
