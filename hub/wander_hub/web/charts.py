@@ -86,6 +86,33 @@ def interval_bar(mean: float, low: float, high: float, axis_low: float, axis_hig
     return _svg(width, height, "interval-chart", _interval(mean, low, high), body)
 
 
+def scatter(points: Mapping[tuple[float, float], int]) -> Markup:
+    """Draw pairs of values, larger where more are the same."""
+    side, left, base = 300, 40, 270
+    values = [value for pair in points for value in pair]
+    low, high = min([0.0, *values]), max([1.0, *values])
+    across, up = Axis(low, high, left, side - 10), Axis(low, high, base, 10)
+    most = max(points.values(), default=1)
+    dots = "".join(
+        f'<circle class="dot" cx="{across(x):.1f}" cy="{up(y):.1f}" '
+        f'r="{2.5 + 7 * math.sqrt(count / most):.1f}">'
+        f"<title>{number(x)} and {number(y)}: {count} examples</title></circle>"
+        for (x, y), count in sorted(points.items(), key=lambda one: -one[1])
+    )
+    frame = (
+        f'<line class="axis" x1="{left}" x2="{side - 10}" y1="{base}" y2="{base}"/>'
+        f'<line class="axis" x1="{left}" x2="{left}" y1="10" y2="{base}"/>'
+        f'<line class="grid" x1="{left}" x2="{side - 10}" y1="{base}" y2="10"/>'
+    )
+    marks = "".join(
+        f'<text class="tick" x="{left - 6}" y="{up(value) + 4:.1f}" text-anchor="end">'
+        f"{_tick_text(value)}</text>"
+        for value in _round_ticks(low, high, 5)
+    )
+    title = f"Mean rewards of {sum(points.values())} examples in both runs"
+    return _svg(side, side, "chart scatter", title, frame + _ticks(across, base, 5) + marks + dots)
+
+
 def outcome_bar(parts: Sequence[tuple[str, str, int]]) -> Markup:
     """Draw shares of one whole: (class, label, count)."""
     total = sum(count for _, _, count in parts) or 1

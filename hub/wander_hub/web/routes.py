@@ -23,7 +23,7 @@ from wander_hub.leaderboards.schemas import BoardFilter
 from wander_hub.models import repository as models
 from wander_hub.models.service import LATEST
 from wander_hub.runs import service as runs
-from wander_hub.web import service, source, transcript
+from wander_hub.web import compare, service, source, transcript
 from wander_hub.web.templates import SOURCE_SCRIPT, STYLE_DIGEST, STYLE_SHEET, page
 
 router = APIRouter(include_in_schema=False)
@@ -107,6 +107,18 @@ def list_runs(
     return page(
         request, "runs.html", runs=found.data, environment=environment, model=model, following=following
     )
+
+
+@router.get("/compare")
+def compare_runs(
+    request: Request,
+    session: ReadSession,
+    storage: HubStorage,
+    base_url: BaseUrl,
+    run: Annotated[list[str] | None, Query(max_length=20)] = None,
+) -> Response:
+    """Two to six runs, the others against the first: who does better, and on which examples."""
+    return page(request, "compare.html", view=compare.compare(session, storage, base_url, run or []))
 
 
 @router.get("/runs/{run_id}")

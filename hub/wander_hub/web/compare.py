@@ -1,0 +1,147 @@
+"""Compares posted runs example by example, for a page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from markupsafe import Markup
+from sqlalchemy.orm import Session
+from wander.errors import RunError
+from wander.evals.stats.comparison import Comparison, ExampleDifference, compare_runs
+from wander.evals.store.jsonl import split_lines
+from wander.evals.store.manifest import differences_in_words
+from wander.types import Rollout
+from wander.wire import RolloutRow, RunDetail
+
+from wander_hub.http.problems import HubProblem
+from wander_hub.runs import service as runs
+from wander_hub.runs.models import Run
+from wander_hub.storage import Storage
+from wander_hub.web import charts
+
+FEWEST, MOST = 2, 6
+_MOST_ROLLOUTS = 10_000
+_MOST_BYTES = 64 * 1024 * 1024
+"""Of the rollouts of one run, which a page reads whole."""
+_APART = 5
+"""Examples that are shown of those on which one run did better than the other."""
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """An example on which two runs came to other rewards, with the rollout of each that shows it best."""
+
+    example: ExampleDifference
+    rollouts: tuple[RolloutRow, RolloutRow]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A run against the first one."""
+
+    run: RunDetail
+    refused: str = ""
+    """Why the two cannot be compared."""
+    comparison: Comparison | None = None
+    differing: str = ""
+    """What they do not share beside the model."""
+    scatter: Markup | None = None
+    disagreements: list[Disagreement] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class CompareView:
+    """The first run, and the others against it."""
+
+    first: RunDetail
+    pairs: list[Pair]
+    widest: float
+    """The greatest difference that an interval allows: the end of the axis that all share."""
+
+
+def compare(session: Session, storage: Storage, base_url: str, words: Sequence[str]) -> CompareView | None:
+    """Compare runs, each named by its id or how it begins, with the first of them; None for less than two."""
+    found = list({one.run_id: one for one in (runs.find_by_prefix(session, word) for word in words)}.values())
+    if len(found) < FEWEST:
+        return None
+    if len(found) > MOST:
+        raise HubProblem(422, "invalid_request", f"at most {MOST} runs are compared, not {len(found)}")
+    first, *others = (_Scored(session, storage, one) for one in found)
+    pairs = [_compare(first, one, base_url) for one in others]
+    ends = [
+        abs(end)
+        for one in pairs
+        if one.comparison
+        for end in (one.comparison.low, one.comparison.high)
+        if end
+    ]
+    return CompareView(runs.detail_of(first.run, base_url), pairs, max(ends, default=1.0))
+
+
+class _Scored:
+    """A run with its rollouts, read once for each comparison and never held together."""
+
+    def __init__(self, session: Session, storage: Storage, run: Run) -> None:
+        self._session, self._storage = session, storage
+        self.run, self.manifest = run, runs.manifest_of(run)
+        self._ends: dict[str, tuple[tuple[float, int], tuple[float, int]]] = {}
+        """The rollouts of each example with the least and the greatest reward: (reward, number)."""
+        if runs.count_of(run) > _MOST_ROLLOUTS:
+            raise _too_large(run)
+
+    def read(self) -> Iterator[Rollout]:
+        """Yield the rollouts in order."""
+        read = 0
+        lines = split_lines(runs.rollout_lines(self._session, self._storage, runs.with_rollouts(self.run)))
+        for number, line in enumerate(lines):
+            read += len(line)
+            if read > _MOST_BYTES:
+                raise _too_large(self.run)
+            rollout = Rollout.model_validate_json(line)
+            if rollout.reward is not None:
+                one = rollout.reward, number
+                least, greatest = self._ends.get(rollout.example_id, (one, one))
+                self._ends[rollout.example_id] = min(least, one), max(greatest, one)
+            yield rollout
+
+    def row(self, example: str, *, greatest: bool) -> RolloutRow:
+        """Return the rollout of an example with the greatest reward, or with the least."""
+        number = self._ends[example][greatest][1]
+        return runs.rows_numbered(self._session, self._storage, self.run, [number])[0]
+
+
+def _too_large(run: Run) -> HubProblem:
+    hint = "`wander compare` compares runs of any size on your machine"
+    return HubProblem(
+        413, "run_too_large", f"`{run.run_id}` is too large to be compared on a page", hint=hint
+    )
+
+
+def _compare(first: _Scored, other: _Scored, base_url: str) -> Pair:
+    detail = runs.detail_of(other.run, base_url)
+    try:
+        found = compare_runs(first.manifest, first.read(), other.manifest, other.read())
+    except RunError as error:
+        return Pair(detail, refused=str(error))
+    apart = sorted(found.by_example, key=lambda one: (-abs(one.difference), one.example_id))
+    apart = [one for one in apart[:_APART] if one.difference]
+    return Pair(
+        detail,
+        comparison=found,
+        differing=differences_in_words(found.differing),
+        scatter=charts.scatter(
+            Counter((round(one.before, 3), round(one.after, 3)) for one in found.by_example)
+        ),
+        disagreements=[
+            Disagreement(
+                one,
+                (
+                    first.row(one.example_id, greatest=one.difference < 0),
+                    other.row(one.example_id, greatest=one.difference > 0),
+                ),
+            )
+            for one in apart
+        ],
+    )

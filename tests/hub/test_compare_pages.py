@@ -1,0 +1,87 @@
+"""The page that compares runs: the numbers of `wander compare`, and nothing that its reader may not see."""
+
+from __future__ import annotations
+
+import html
+import re
+
+import pytest
+from wander.evals.stats.comparison import compare_runs
+from wander.types import Rollout
+from wander.wire import RunManifest
+from wander_hub.web import compare
+
+HTML = {"Accept": "text/html"}
+OTHER = "<i>other</i>"
+
+
+@pytest.fixture
+async def posted(hub, make_wheel, run_of):
+    """Two runs of one task set; returns them as (manifest, rollouts)."""
+    sha256 = await hub.publish(make_wheel())
+    made = []
+    for number, (model, rewards) in enumerate(
+        (("tiny", [0.0, 0.25, 0.5, 1.0, 1.0, 1.0]), (OTHER, [1.0, 0.5, 0.5, 1.0, 1.0, 0.0]))
+    ):
+        manifest, rollouts = run_of(
+            sha256, run_id=f"01JRUNNUMBER{number}0000000000000", reward=rewards, model=model
+        )
+        assert (await hub.post_run(manifest, rollouts)).status_code == 201
+        made.append((manifest, rollouts))
+    return made
+
+
+async def show(hub, *runs, **headers):
+    return await hub.client.get("/compare", params=[("run", one) for one in runs], headers=HTML | headers)
+
+
+async def test_the_page_says_what_the_command_does(hub, posted):
+    (first, before), (second, after) = posted
+    text = (await show(hub, first["run_id"], second["run_id"])).text
+    found = compare_runs(
+        RunManifest.model_validate(first),
+        [Rollout.model_validate(one) for one in before],
+        RunManifest.model_validate(second),
+        [Rollout.model_validate(one) for one in after],
+    )
+    assert f"{found.wins} / {found.ties} / {found.losses}" in text
+    assert html.escape(OTHER) in text
+    assert OTHER not in text
+    shown = re.findall(r"<h3>Example <span class=\"mono\">([^<]+)</span>: ([0-9.]+) → ([0-9.]+)</h3>", text)
+    apart = sorted((one for one in found.by_example if one.difference), key=lambda one: -abs(one.difference))
+    assert [name for name, *_ in shown] == [one.example_id for one in apart]
+    for run in (first, second):
+        assert f'href="/runs/{run["run_id"]}/rollouts/' in text
+    assert text.count("<circle") >= 3, "a dot for each pair of means, and one in the interval"
+
+
+async def test_a_leaderboard_and_a_run_lead_to_it(hub, posted):
+    board = (await hub.client.get("/alice/reverse-text/leaderboard", headers=HTML)).text
+    assert len(re.findall(r'<input type="checkbox" name="run" value="01JRUN', board)) == 2
+    assert '<form action="/compare">' in board
+    run = (await hub.client.get(f"/runs/{posted[0][0]['run_id']}", headers=HTML)).text
+    assert 'action="/compare"' in run
+
+
+async def test_what_cannot_be_compared_says_why(hub, posted, make_wheel, run_of, monkeypatch):
+    first = posted[0][0]["run_id"]
+    for given in ([], [first], [first, first]):
+        asked = await show(hub, *given)
+        assert (asked.status_code, "Choose two to six runs" in asked.text) == (200, True)
+    assert (await show(hub, first, "01JRUNNOTTHERE000000000000")).status_code == 404
+    sha256 = await hub.publish(make_wheel(name="other", files={"other.py": b"def load_environment(): ...\n"}))
+    elsewhere = run_of(sha256, name="other", run_id="01JRUNELSEWHERE00000000000")
+    assert (await hub.post_run(*elsewhere)).status_code == 201
+    text = (await show(hub, first, elsewhere[0]["run_id"])).text
+    assert "two environments" in text
+    monkeypatch.setattr(compare, "_MOST_BYTES", 100)
+    refused = await show(hub, first, posted[1][0]["run_id"])
+    assert (refused.status_code, "wander compare" in refused.text) == (413, True)
+
+
+async def test_a_private_run_is_not_there_for_strangers(hub, posted):
+    runs = [one["run_id"] for one, _ in posted]
+    path = "/api/v1/environments/alice/reverse-text/visibility"
+    assert (await hub.client.put(path, json={"private": True}, headers=hub.auth())).status_code == 200
+    assert (await show(hub, *runs)).status_code == 404
+    assert (await show(hub, *runs, **hub.auth())).status_code == 200
