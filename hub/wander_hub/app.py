@@ -50,6 +50,7 @@ from wander_hub.posting import routes as postings
 from wander_hub.posting import run_routes as run_changes
 from wander_hub.posting import service as posting
 from wander_hub.publishers import routes as publishers
+from wander_hub.quotas import routes as quotas
 from wander_hub.rights import routes as accounts
 from wander_hub.rights.tokens import authenticate
 from wander_hub.runs import routes as runs
@@ -253,6 +254,7 @@ def _routes() -> tuple[BaseRoute, ...]:
         schemas_published.router,
         accounts.router,
         people.router,
+        quotas.router,
         publishers.router,
         audit_routes.router,
         webhooks.router,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from wander.wire.trusted_publishing import PublisherKind
 
@@ -84,6 +84,12 @@ class Settings(BaseSettings):
     """How long a staged upload is kept, counted from its last chunk."""
     max_open_uploads: int = Field(default=20, ge=1)
     """How many staged uploads one user may have open."""
+    quota_stored_bytes: ByteSize | None = Field(default=None, ge=0)
+    """How much each owner may store, such as `10GiB`; unset is no limit. Some may have their own."""
+    quota_versions: int | None = Field(default=None, ge=0)
+    """How many versions of environments and models each owner may have."""
+    quota_runs: int | None = Field(default=None, ge=0)
+    """How many posted runs."""
     version_open_days: int = Field(default=14, ge=0)
     """After so many days a version takes no further files: who steals a token cannot add to an old one."""
     max_unpacked_bytes: int = Field(default=1024 * MIB, gt=0, lt=4096 * MIB)

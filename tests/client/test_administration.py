@@ -76,6 +76,11 @@ def test_roles_transfer_and_fork(room: HubRoom) -> None:
     assert room.wander("owner", "add", "admin", "ada", "--role", "king").status == 2
     assert room.wander("owner", "remove", "admin/say-env", "ada").status == 0
     assert [one["user"] for one in room.wander("owner", "list", "admin", "--json").data] == ["admin"]
+    assert room.wander("owner", "quota", "admin").out.splitlines()[2].split("\t") == [
+        "versions",
+        "1",
+        "no limit",
+    ]
     forked = room.wander("fork", "admin/say-env", "--owner", "ada", "--json")
     assert (forked.data["owner"], forked.data["parent"]) == ("ada", "admin/say-env@0.1.0")
     source = Path(forked.data["path"])

@@ -118,6 +118,7 @@ ATTEMPTS = {
     ("POST", "/api/v1/owners"): Attempt({"name": "fresh"}, status=201),
     ("POST", INVITATION + "/accept"): Attempt(),
     ("DELETE", INVITATION): Attempt(),
+    ("PUT", "/api/v1/owners/{owner}/quota"): Attempt({"runs": 5}),
     ("PUT", "/api/v1/owners/{owner}/settings"): Attempt({"private_by_default": True}),
     ("POST", "/api/v1/owners/{owner}/publishers"): Attempt(PUBLISHER, status=201),
     ("DELETE", "/api/v1/owners/{owner}/publishers/{publisher}"): Attempt(),

@@ -27,7 +27,7 @@ from wander.wire.changes import (
 )
 from wander.wire.environments import Visibility, marks_of
 from wander.wire.models import HubModel, ModelRevision, ModelRevisions
-from wander.wire.people import InvitationInfo, InvitationList, NewOwner, OwnerInfo, OwnerList
+from wander.wire.people import InvitationInfo, InvitationList, NewOwner, OwnerInfo, OwnerList, OwnerQuota
 from wander.wire.trusted_publishing import NewPublisher, PublisherInfo, PublisherList
 
 from wander_client.errors import NotFound
@@ -85,6 +85,11 @@ def set_default_visibility(hub: HubApi, owner: str, choice: Visibility) -> Owner
 def members(hub: HubApi, target: str) -> list[Member]:
     """Return who has a role on an owner or an environment."""
     return hub.read(f"{_target(target)}/members", MemberList).data
+
+
+def quota(hub: HubApi, owner: str) -> OwnerQuota:
+    """Return how much an owner has and may have."""
+    return hub.read(f"{_target(owner)}/quota", OwnerQuota)
 
 
 def set_role(hub: HubApi, target: str, user: str, role: Role) -> list[Member]:

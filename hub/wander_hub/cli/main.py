@@ -36,6 +36,7 @@ from wander_hub.cli.options import (
 )
 from wander_hub.cli.organisations import organisation_app
 from wander_hub.cli.people import find_user, user_app
+from wander_hub.cli.quotas import quota_app
 from wander_hub.cli.webhooks import webhook_app
 from wander_hub.database import Database
 from wander_hub.http.problems import HubProblem
@@ -60,6 +61,7 @@ token_app = group("Create, list and revoke API tokens.")
 app.add_typer(user_app, name="user")
 app.add_typer(organisation_app, name="org")
 app.add_typer(token_app, name="token")
+app.add_typer(quota_app, name="quota")
 app.add_typer(webhook_app, name="webhook")
 
 

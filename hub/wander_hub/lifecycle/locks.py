@@ -8,6 +8,7 @@ publisher's machine), what would leak (credentials) and what belongs to another 
 
 from __future__ import annotations
 
+import hashlib
 import io
 import re
 import tomllib
@@ -26,6 +27,7 @@ from wander_hub.environments.models import Environment, Version, VersionDocument
 from wander_hub.http.boundary import Context
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
+from wander_hub.quotas import service as quotas
 from wander_hub.rights import rights
 from wander_hub.storage import Storage, digest_of
 
@@ -147,11 +149,14 @@ def offer(context: Context, owner: str, name: str, version: str, content: bytes)
         built_as = canonicalize_name(next(iter(wheels), environment.name).partition("-")[0])
         wanted = LockedVersion(built_as, found.version, found.requires_dist, wheels)
         check(content, wanted, context.settings.max_lock_bytes)
+        files = {hashlib.sha256(content).hexdigest(): len(content)}
+        quotas.foresee(session, context.settings, environment.owner, files=files)
     context.storage.put(io.BytesIO(content))
 
     def record(session: Session) -> VersionDetail:
         context.database.lock_objects(session, exclusive=False)
         attached = attach(session, context.storage, context.caller, owner, name, version, content)
+        quotas.require_room(session, context.settings, attached[0].owner, quotas.OF_VERSIONS[:1])
         return service.version_detail(*attached, context.base_url)
 
     return context.commit(record)

@@ -106,7 +106,8 @@ def set_visibility(context: ForManager, owner: str, name: str, body: NewVisibili
 @audited("environment.transfer")
 def transfer_environment(context: ForManager, owner: str, name: str, body: NewPlace) -> EnvironmentDetail:
     """Give an environment another owner or name; the old ones redirect to it."""
-    return _change(context, lambda session: life.move(session, context.caller, owner, name, body))
+    what = (context.settings, context.caller, owner, name, body)
+    return _change(context, lambda session: life.move(session, *what))
 
 
 @router.post("/fork", status_code=201, response_model=EnvironmentDetail, responses=_REFUSALS)
@@ -116,7 +117,7 @@ def fork_environment(context: ForMaintainer, owner: str, name: str, body: NewPla
 
     def fork(session: Session) -> Environment:
         context.database.lock_objects(session, exclusive=False)
-        return life.fork(session, context.caller, owner, name, body)
+        return life.fork(session, context.settings, context.caller, owner, name, body)
 
     return _change(context, fork)
 

@@ -21,8 +21,10 @@ from wander_hub.identity import Identity
 from wander_hub.index import service as index
 from wander_hub.leaderboards import listing
 from wander_hub.publishers import service as publishers
+from wander_hub.quotas import service as quotas
 from wander_hub.rights import invitations, rights
 from wander_hub.rights import repository as roles
+from wander_hub.settings import Settings
 from wander_hub.visibility import narrower
 from wander_hub.webhooks import outbox
 from wander_hub.webhooks.events import describe_version as describe
@@ -126,7 +128,9 @@ def set_visibility(
     return environment
 
 
-def move(session: Session, caller: Identity, owner: str, name: str, place: NewPlace) -> Environment:
+def move(
+    session: Session, settings: Settings, caller: Identity, owner: str, name: str, place: NewPlace
+) -> Environment:
     """Give an environment another owner, another name or both; the old ones lead to it for ever.
 
     Trusted publishers of the old name end, and with the old owner roles and tokens, which were its choice.
@@ -161,10 +165,13 @@ def move(session: Session, caller: Identity, owner: str, name: str, place: NewPl
     _refresh(session, environment)
     if target.id != old_owner.id:
         index.write_root(session, old_owner)
+        quotas.require_room(session, settings, target, quotas.OF_VERSIONS)
     return environment
 
 
-def fork(session: Session, caller: Identity, owner: str, name: str, place: NewPlace) -> Environment:
+def fork(
+    session: Session, settings: Settings, caller: Identity, owner: str, name: str, place: NewPlace
+) -> Environment:
     """Begin an environment of another owner with one version of this one, and note where it came from."""
     parent = service.find(session, owner, name)
     if parent.quarantine_reason is not None:
@@ -189,6 +196,7 @@ def fork(session: Session, caller: Identity, owner: str, name: str, place: NewPl
     child.parent_id, child.parent_version = parent.id, source.version
     copied = _copy(session, source, child, caller)
     _refresh(session, child)
+    quotas.require_room(session, settings, target, quotas.OF_VERSIONS)
     files = {one.filename: one.sha256 for one in source.files}
     outbox.tell(session, child, "version.published", lambda: describe(session, child, copied, files))
     return child

@@ -61,6 +61,7 @@ LEFT_OUT = {
     *("audit", "attempts", "browser_sessions", "grants", "memberships", "one_time_codes", "tokens"),
     "second_factors",
     *("publishers", "used_assertions", "stars", "imports", "webhooks", "webhook_deliveries", "invitations"),
+    "quotas",  # how much an owner may have, each hub's operator says
     *("index_pages", "search_spellings"),  # made anew
     *("postings", "posting_chunks", "posting_artifacts"),
     *("upload_sessions", "staged_files", "staged_chunks"),

@@ -13,6 +13,7 @@ from wander_hub.models import models
 from wander_hub.operation import models as operation
 from wander_hub.people import models as people
 from wander_hub.publishers import models as publishers
+from wander_hub.quotas import models as quotas
 from wander_hub.rights import models as rights
 from wander_hub.runs import models as runs
 from wander_hub.upload import models as upload
@@ -31,6 +32,7 @@ MODULES = (
     operation,
     people,
     publishers,
+    quotas,
     rights,
     runs,
     upload,

@@ -31,8 +31,9 @@ from wander_hub.leaderboards.listing import refresh_results
 from wander_hub.posting import repository as posting_repository
 from wander_hub.posting import service as posting
 from wander_hub.posting.reading import bad_rollouts
-from wander_hub.runs import signing
-from wander_hub.runs.chunks import rows_of
+from wander_hub.quotas import service as quotas
+from wander_hub.runs import objects, signing
+from wander_hub.runs.chunks import rows_of, stored_size
 from wander_hub.runs.events import tell_of_run
 from wander_hub.runs.manifest import PinnedRun, protocol_digest
 from wander_hub.runs.models import (
@@ -110,19 +111,27 @@ def finish(context: Context, queue: TableQueue, sha256: str, wanted: FinishPosti
         context.database.lock_objects(session, exclusive=False)
         storage.ensure(order_sha256, order)
         place = posting.require_permission(session, pinned.manifest, caller)
+        limited = quotas.lock_poster(session, context.settings, caller.user)  # owners before environments
         environments.lock_environment(session, place[0])
         audit.about(session, target=row.run_id, sha256=sha256, private=row.private)
         run = _run(row, place, pinned.manifest, finished, caller, order_sha256)
         run.signing_key_id = key.id if key is not None else None
         run.signature = wanted.signature.signature if wanted.signature is not None else None
+        run.stored_bytes = _stored_bytes(run, finished, chunks, artifacts)
         _add(session, run, chunks, artifacts, finished.checkpoints)
+        if limited is not None:
+            quotas.require_room(session, context.settings, limited, quotas.OF_RUNS)
         posting_repository.remove(session, row)
         refresh_results(session, place[0])
         tell_of_run(session, place[0], run, "run.posted")
         verification.request_after_post(session, queue, context.settings, run.run_id)
         return True
 
-    return pinned.manifest.run_id, context.commit(record)
+    try:
+        return pinned.manifest.run_id, context.commit(record)
+    except HubProblem:
+        objects.discard(context.database, storage, [order_sha256] if order_sha256 else [])
+        raise
 
 
 def _chunks(session: Session, row: PostingRow, count: int) -> list[PostingChunk]:
@@ -244,6 +253,17 @@ def _run(
         posted_by_id=caller.user_id,
         posted_at=posted_at,
     )
+
+
+def _stored_bytes(
+    run: Run,
+    finished: FinishedRun,
+    chunks: Sequence[PostingChunk],
+    artifacts: Sequence[PostingArtifact],
+) -> int:
+    objects = {one.object_sha256: stored_size(one) for one in chunks}
+    objects |= {one.sha256: one.size for one in artifacts}
+    return len(run.manifest.encode()) + len(finished.order) + sum(objects.values())
 
 
 def _add(

@@ -30,6 +30,7 @@ from wander_hub.jobs import TableQueue
 from wander_hub.leaderboards.listing import refresh_results
 from wander_hub.posting import repository
 from wander_hub.posting.reading import rollouts_in_order, unpack
+from wander_hub.quotas import service as quotas
 from wander_hub.rights import rights
 from wander_hub.runs import manifest as manifests
 from wander_hub.runs import objects
@@ -80,6 +81,8 @@ def open_posting(context: Context, text: bytes, sha256: str, *, private: bool) -
         require_permission(session, manifest, context.caller)
         if is_known(session, manifest.run_id, sha256):
             return Posting(sha256=sha256, run_id=manifest.run_id, posted=True), False
+        own = quotas.poster(session, context.caller.user)
+        quotas.foresee(session, settings, own, stored_bytes=len(text), runs=1)
     forget_expired(context.database, context.storage)
 
     def record(session: Session) -> tuple[Posting, bool]:

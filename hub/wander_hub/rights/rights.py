@@ -52,6 +52,8 @@ def owner_for(session: Session, identity: Identity, permission: Permission, name
     """Return an owner all of whose environments the caller may change so; raise 404 or 403 otherwise."""
     owner = find_owner(session, identity, name)
     if not identity.may_as_owner(permission, owner.id):
+        if permission == "read":  # what members alone read is not there for others
+            raise _no_owner(identity, owner.name)
         raise _owner_refusal(identity, permission, owner.name)
     return owner
 
@@ -75,10 +77,13 @@ def find_owner(session: Session, identity: Identity, name: str) -> Owner:
     name = names.normalise_owner(name)
     owner = repository.owner_named(session, name)
     if owner is None:
-        raise HubProblem(
-            404, "owner_not_found", f"there is no owner `{name[:80]}`", hint=_publishing_hint(identity)
-        )
+        raise _no_owner(identity, name)
     return owner
+
+
+def _no_owner(identity: Identity, name: str) -> HubProblem:
+    detail, hint = f"there is no owner `{name[:80]}`", _publishing_hint(identity)
+    return HubProblem(404, "owner_not_found", detail, hint=hint)
 
 
 def administrator(identity: Identity) -> None:

@@ -203,6 +203,11 @@ def write_chunk(rollouts: Iterable[tuple[Rollout, bytes]], target: IO[bytes]) ->
     return frames, len(rows)
 
 
+def stored_size(chunk: StoredChunk) -> int:
+    """Return the bytes of a chunk's object, which ends with its rows."""
+    return sum(chunk.row_frames[-1]) if chunk.row_frames else 0
+
+
 def rows_of(storage: Storage, chunk: StoredChunk) -> Iterator[Row]:
     """Yield all rows of a chunk, a frame at a time."""
     for number in range(len(chunk.row_frames)):

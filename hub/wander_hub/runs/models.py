@@ -46,6 +46,7 @@ class Run(Base):
     __table_args__ = (
         Index("ix_runs_listing", "environment_id", "posted_at"),
         Index("ix_runs_version", "version_id", "posted_at"),
+        Index("ix_runs_of_poster", "posted_by_id", "withdrawn_at", "stored_bytes"),
         Index(
             "ix_runs_training",
             "environment_id",
@@ -107,6 +108,8 @@ class Run(Base):
     signing_key_id: Mapped[int | None] = mapped_column(ForeignKey("signing_keys.id"))
     posted_by_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
     posted_at: Mapped[datetime] = mapped_column(index=True)
+    stored_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    """Of its manifest and its objects, each counted once."""
     environment: Mapped[Environment] = relationship(lazy="raise")
     version: Mapped[Version] = relationship(lazy="raise")
     posted_by: Mapped[User] = relationship(lazy="raise", foreign_keys=[posted_by_id])

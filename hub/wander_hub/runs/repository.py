@@ -125,7 +125,7 @@ def remove_contents(session: Session, run: Run) -> list[str]:
     ]
     session.execute(delete(RunChunk).where(chunks))
     session.execute(delete(RunArtifact).where(artifacts))
-    run.order_sha256 = None
+    run.order_sha256, run.stored_bytes = None, len(run.manifest.encode())
     session.flush()
     session.expire(run, ["artifacts"])
     return loose

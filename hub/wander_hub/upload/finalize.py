@@ -29,6 +29,7 @@ from wander_hub.environments import service as environment_service
 from wander_hub.http.boundary import Context
 from wander_hub.http.problems import HubProblem
 from wander_hub.lifecycle import locks
+from wander_hub.quotas import service as quotas
 from wander_hub.storage import CHUNK, IN_MEMORY, Storage, copy_pieces
 from wander_hub.upload import checks, service, sessions, sweep
 from wander_hub.upload import session_repository as repository
@@ -102,11 +103,12 @@ def _require_ready(session: Session, found: UploadSession, context: Context) -> 
     """Refuse a session that is not whole, or whose place is no longer free, before any file is read."""
     require_whole(found)
     files = {one.filename: one.sha256 for one in found.files if one.kind != "lock"}
-    service.place_for(
+    place = service.place_for(
         *(session, found.owner, found.name, found.version, files, context.caller),
         visibility=found.visibility,
         open_days=context.settings.version_open_days,
     )
+    sessions.foresee(session, context, found.owner, found.files, fresh=place.version is None)
 
 
 def pieces(storage: Storage, file: StagedFile) -> Iterator[bytes]:
@@ -214,6 +216,8 @@ def _record(
         if checked.lock is not None:
             place = (found.owner.name, published.environment.name, found.version)
             locks.attach(session, context.storage, context.caller, *place, checked.lock)
+        if published.created or checked.lock is not None:
+            quotas.require_room(session, context.settings, found.owner, quotas.OF_VERSIONS)
         found.status = "published"
         repository.drop_chunks(session, found.files)
         detail = _describe_version(session, found, context.base_url)

@@ -33,6 +33,7 @@ from wander_hub.http.problems import HubProblem
 from wander_hub.models import repository as model_repository
 from wander_hub.models import service as models
 from wander_hub.models.models import Model, Revision, RevisionFile
+from wander_hub.quotas import service as quotas
 from wander_hub.rights import rights
 from wander_hub.runs.objects import discard
 from wander_hub.settings import Settings
@@ -56,15 +57,16 @@ def begin(context: Context, wanted: NewModel) -> tuple[SessionInfo, bool]:
 
     def record(session: Session) -> tuple[SessionInfo, bool]:
         owner = rights.find_owner(session, caller, wanted.owner)
-        _place_for(session, context, owner, name, revision, visibility)
+        _, there = _place_for(session, context, owner, name, revision, visibility)
+        sessions.foresee(session, context, owner, wanted.files, fresh=there is None)
         for known in repository.open_sessions(session, caller.user_id, owner.id, name, revision):
             if known.of_model:  # the revision says that its files are the same
                 known.stated = stated
                 known.expires_at = now() + timedelta(hours=context.settings.upload_hours)
                 return sessions.describe_session(known, context), False
-        there = model_repository.held_files(session, owner.id, name)
+        held = model_repository.held_files(session, owner.id, name)
         files = [
-            sessions.stage(one, "model", published=there.get((one.filename, one.sha256)) == one.size)
+            sessions.stage(one, "model", published=held.get((one.filename, one.sha256)) == one.size)
             for one in wanted.files
         ]
         return sessions.open_session(session, context, owner, (name, revision), stated, files), True
@@ -79,7 +81,8 @@ def finalize(context: Context, session_id: str) -> tuple[ModelRevision, bool]:
         if found.status == "published":
             return _describe(session, found, context), False
         finishing.require_whole(found)
-        _place_for(session, context, found.owner, found.name, found.version, found.visibility)
+        _, there = _place_for(session, context, found.owner, found.name, found.version, found.visibility)
+        sessions.foresee(session, context, found.owner, found.files, fresh=there is None)
     try:
         for file in found.files:
             finishing.check_digest(context, file, _keep(context.storage, file))
@@ -182,6 +185,7 @@ def _record(
             session.flush()
         if known is None:
             session.add(_revision(session, context, model, found, facts, card))
+            quotas.require_room(session, context.settings, owner, quotas.OF_VERSIONS)
         found.status = "published"
         label = f"{owner.name}/{found.name}@{found.version}"
         audit.about(session, owner=owner.name, target=label, kind="model")

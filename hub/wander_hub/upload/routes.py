@@ -17,6 +17,7 @@ from wander_hub.environments import service as environment_service
 from wander_hub.http.bodies import form_body, multipart_form
 from wander_hub.http.boundary import Context, ForPublisher, audited
 from wander_hub.http.problems import HubProblem, refusals
+from wander_hub.quotas import service as quotas
 from wander_hub.rights import rights
 from wander_hub.storage import digest_of
 from wander_hub.upload import checks, service
@@ -88,8 +89,18 @@ def _publish(form: FormData, owner_name: str, context: Context) -> tuple[Version
     caller, database, storage = context.caller, context.database, context.storage
     package = checks.check(upload, context.settings)
     attested = verify(fields.get(FIELD), package.filename, sha256, caller.claims)
-    storage.keep(upload.body, sha256, size)
     visibility = service.read_visibility(upload)
+    with context.read() as session:
+        owner = rights.find_uploading_owner(session, caller, owner_name)
+        files, place = {package.filename: sha256}, (owner, package.name, package.version)
+        open_days = context.settings.version_open_days
+        known = service.place_for(
+            session, *place, files, caller, visibility=visibility, open_days=open_days
+        ).version
+        quotas.foresee(
+            session, context.settings, owner, files={sha256: size}, versions=0 if known is not None else 1
+        )
+    storage.keep(upload.body, sha256, size)
 
     def record(session: Session) -> tuple[VersionDetail, bool]:
         owner = rights.find_uploading_owner(session, caller, owner_name)
@@ -102,6 +113,8 @@ def _publish(form: FormData, owner_name: str, context: Context) -> tuple[Version
             open_days=context.settings.version_open_days,
             attested={package.filename: attested},
         )
+        if published.created:
+            quotas.require_room(session, context.settings, owner, quotas.OF_VERSIONS)
         environment, version = published.environment, published.version
         detail = environment_service.version_detail(environment, version, context.base_url)
         warnings = [*package.warnings, *attested.warnings]

@@ -30,6 +30,7 @@ from wander_hub.http.boundary import Context
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
 from wander_hub.models import service as models
+from wander_hub.quotas import service as quotas
 from wander_hub.rights import rights
 from wander_hub.settings import Settings
 from wander_hub.upload import checks, service
@@ -62,6 +63,7 @@ def begin(context: Context, wanted: NewUpload) -> tuple[SessionInfo, bool]:
             visibility=wanted_visibility(wanted.private, internal=wanted.internal),
             open_days=settings.version_open_days,
         )
+        foresee(session, context, owner, wanted.files, fresh=place.version is None)
         for known in repository.open_sessions(session, caller.user_id, owner.id, name, version):
             if _distributions(known.files) == _distributions(wanted.files):
                 _take_lock(session, known, wanted)
@@ -104,6 +106,19 @@ def open_session(
     session.add(opened)
     session.flush()
     return describe_session(opened, context)
+
+
+def foresee(
+    session: Session,
+    context: Context,
+    owner: Owner,
+    files: Iterable[StagedFile | UploadFile | ModelFile],
+    *,
+    fresh: bool,
+) -> None:
+    """Refuse files, of a version that is new or not, for which their owner has no room."""
+    sizes = {one.sha256: one.size for one in files}
+    quotas.foresee(session, context.settings, owner, files=sizes, versions=int(fresh))
 
 
 def find(session: Session, caller: Identity, session_id: str, *, lock: bool = False) -> UploadSession:

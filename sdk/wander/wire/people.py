@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -139,3 +139,36 @@ class SecondFactorState(Record):
     on: bool
     recovery_codes: int
     """How many were not used yet."""
+
+
+Limit = Annotated[int, Field(ge=0, lt=2**53)] | Literal["unlimited"] | None
+"""At most so many; None is what the hub's settings say."""
+
+
+class NewQuota(Body):
+    """Says how much an owner may have; what is not said is as the hub's settings say."""
+
+    stored_bytes: Limit = None
+    versions: Limit = None
+    """Of environments and models."""
+    runs: Limit = None
+
+
+class Allowance(Record):
+    """How much of something an owner has and may have."""
+
+    used: int
+    allowed: int | None
+    """None for as much as there is room for."""
+    own: bool
+    """Whether the limit is this owner's own, and not that of all."""
+
+
+class OwnerQuota(Record):
+    """How much an owner has and may have."""
+
+    owner: str
+    stored_bytes: Allowance
+    """Bytes of files, each counted once, and of the runs that the user of this name posted."""
+    versions: Allowance
+    runs: Allowance

@@ -163,6 +163,26 @@ def visibility(
     here.output.answer(detail, f"{detail.owner}/{detail.name} is {wanted}")
 
 
+@app.command()
+def quota(owner: Annotated[str, Argument(help="owner")]) -> None:
+    """Show how much an owner has and may have on the hub.
+
+    \b
+    wander env owner quota acme
+    """
+    from wander_client.hub import administration
+
+    with current().hub(login=True) as hub:
+        found = administration.quota(hub, owner)
+    output = current().output
+    kinds = {"stored bytes": found.stored_bytes, "versions": found.versions, "runs": found.runs}
+    rows = [
+        [kind, f"{one.used:,}", "no limit" if one.allowed is None else f"{one.allowed:,}"]
+        for kind, one in kinds.items()
+    ]
+    output.answer(found, lambda: output.table(["of", "used", "allowed"], rows))
+
+
 def _move(environment: str, *, owner: str | None, name: str | None) -> None:
     from wander.wire.changes import NewPlace
 

@@ -1,0 +1,19 @@
+"""The table of limits that owners have of their own."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, ForeignKey
+from sqlalchemy.orm import Mapped, mapped_column
+
+from wander_hub.database import Base
+
+
+class Quota(Base):
+    """What one owner may have; None is what the hub's settings say, `UNLIMITED` is no limit."""
+
+    __tablename__ = "quotas"
+
+    owner_id: Mapped[int] = mapped_column(ForeignKey("owners.id"), primary_key=True)
+    stored_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    versions: Mapped[int | None] = mapped_column(BigInteger)
+    runs: Mapped[int | None] = mapped_column(BigInteger)

@@ -1,0 +1,179 @@
+"""Counts what owners have, and refuses what would be more than they may have.
+
+Nothing is kept as a counter: what an owner has is summed from the rows, where a limit is to be held. Whoever
+adds something locks the owner, adds the rows, and sums then, so that of several at once no more come in than
+there is room for. `foresee` refuses before that, and before bytes are taken in, what cannot fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, get_args
+
+from sqlalchemy import Subquery, func, select, union_all
+from sqlalchemy.orm import Session
+from wander.wire.people import Allowance, NewQuota, OwnerQuota
+
+from wander_hub import audit
+from wander_hub.accounts import repository as accounts
+from wander_hub.accounts.models import Owner, User
+from wander_hub.environments.models import Environment, File, Version, VersionDocument
+from wander_hub.http.problems import HubProblem
+from wander_hub.identity import Identity
+from wander_hub.models.models import Model, Revision, RevisionFile
+from wander_hub.quotas.models import Quota
+from wander_hub.rights import rights
+from wander_hub.runs.models import Run
+from wander_hub.settings import Settings
+
+Kind = Literal["stored_bytes", "versions", "runs"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+UNLIMITED = -1
+OF_VERSIONS: tuple[Kind, ...] = ("stored_bytes", "versions")
+OF_RUNS: tuple[Kind, ...] = ("stored_bytes", "runs")
+_BATCH = 500
+_WORDS: dict[Kind, str] = {"stored_bytes": "stored bytes", "versions": "versions", "runs": "runs"}
+
+
+def limits_of(session: Session, settings: Settings, owner: Owner) -> dict[Kind, int]:
+    """Return what an owner may have, of each kind that is limited."""
+    own = session.get(Quota, owner.id, populate_existing=True)
+    found: dict[Kind, int] = {}
+    for kind in KINDS:
+        limit: int | None = getattr(own, kind, None)
+        limit = getattr(settings, f"quota_{kind}") if limit is None else limit
+        if limit not in (None, UNLIMITED):
+            found[kind] = limit
+    return found
+
+
+def used_by(session: Session, owner: Owner, kind: Kind) -> int:
+    """Return how much an owner has; runs are of the user of that name, who posted them."""
+    posted = select(func.count()).select_from(Run).join(User, Run.posted_by_id == User.id)
+    posted = posted.where(User.name == owner.name)
+    if kind == "runs":
+        return session.scalar(posted.where(Run.withdrawn_at.is_(None))) or 0
+    if kind == "versions":
+        versions = select(func.count()).select_from(Version).join(Version.environment)
+        versions = versions.where(Environment.owner_id == owner.id, Version.deleted_at.is_(None))
+        revisions = select(func.count()).select_from(Revision).join(Revision.model)
+        revisions = revisions.where(Model.owner_id == owner.id, Revision.deleted_at.is_(None))
+        return (session.scalar(versions) or 0) + (session.scalar(revisions) or 0)
+    objects = _objects(owner)
+    once = select(func.max(objects.c.size).label("size")).group_by(objects.c.sha256).subquery()
+    stored = session.scalar(select(func.sum(once.c.size))) or 0
+    return int(stored) + int(session.scalar(posted.with_only_columns(func.sum(Run.stored_bytes))) or 0)
+
+
+def _objects(owner: Owner) -> Subquery:
+    """Return digests and sizes of all that an owner's versions and models have, one several times."""
+    environments = select(Environment.id).where(Environment.owner_id == owner.id)
+    versions = select(Version.id).where(
+        Version.environment_id.in_(environments), Version.deleted_at.is_(None)
+    )
+    models = select(Model.id).where(Model.owner_id == owner.id)
+    revisions = select(Revision.id).where(Revision.model_id.in_(models), Revision.deleted_at.is_(None))
+    return union_all(
+        select(File.sha256, File.size).where(File.version_id.in_(versions)),
+        select(VersionDocument.sha256, VersionDocument.size).where(VersionDocument.version_id.in_(versions)),
+        select(RevisionFile.sha256, RevisionFile.size).where(RevisionFile.revision_id.in_(revisions)),
+    ).subquery()
+
+
+def require_room(session: Session, settings: Settings, owner: Owner, kinds: Sequence[Kind]) -> None:
+    """Refuse what was just added, in a transaction that locked the owner before, where it is too much."""
+    session.flush()
+    for kind, allowed in limits_of(session, settings, owner).items():
+        if kind in kinds and (needed := used_by(session, owner, kind)) > allowed:
+            raise _refusal(owner, kind, allowed, needed)
+
+
+def foresee(
+    session: Session,
+    settings: Settings,
+    owner: Owner | None,
+    *,
+    files: Mapping[str, int] | None = None,
+    stored_bytes: int = 0,
+    versions: int = 0,
+    runs: int = 0,
+) -> None:
+    """Refuse what is announced where it is too much; of files, those that are there cost nothing."""
+    if owner is None:
+        return
+    limits = limits_of(session, settings, owner)
+    if "stored_bytes" in limits and files:
+        stored_bytes += sum(size for sha256, size in files.items() if sha256 in _fresh(session, owner, files))
+    for kind, more in (("stored_bytes", stored_bytes), ("versions", versions), ("runs", runs)):
+        if more and kind in limits and (needed := used_by(session, owner, kind) + more) > limits[kind]:
+            raise _refusal(owner, kind, limits[kind], needed)
+
+
+def _fresh(session: Session, owner: Owner, files: Mapping[str, int]) -> set[str]:
+    objects, fresh = _objects(owner), set(files)
+    for start in range(0, len(files), _BATCH):
+        some = list(files)[start : start + _BATCH]
+        fresh.difference_update(session.scalars(select(objects.c.sha256).where(objects.c.sha256.in_(some))))
+    return fresh
+
+
+def poster(session: Session, user: str) -> Owner | None:
+    """Return the owner that a user's runs count to."""
+    return accounts.owner_named(session, user)
+
+
+def lock_poster(session: Session, settings: Settings, user: str) -> Owner | None:
+    """Return the owner that a user's runs count to, where it is limited, and have others wait."""
+    owner = poster(session, user)
+    if owner is None or not limits_of(session, settings, owner).keys() & set(OF_RUNS):
+        return None
+    accounts.lock_owner(session, owner)
+    return owner
+
+
+def of_owner(session: Session, settings: Settings, caller: Identity, name: str) -> OwnerQuota:
+    """Return what an owner has and may have; for its members."""
+    return describe(session, settings, rights.owner_for(session, caller, "read", name))
+
+
+def describe(session: Session, settings: Settings, owner: Owner) -> OwnerQuota:
+    """Return what an owner has and may have."""
+    own, limits = session.get(Quota, owner.id), limits_of(session, settings, owner)
+    found = {
+        kind: Allowance(
+            used=used_by(session, owner, kind),
+            allowed=limits.get(kind),
+            own=getattr(own, kind, None) is not None,
+        )
+        for kind in KINDS
+    }
+    return OwnerQuota(owner=owner.name, **found)
+
+
+def change(session: Session, settings: Settings, caller: Identity, name: str, wanted: NewQuota) -> OwnerQuota:
+    """Give an owner limits of its own; for administrators. What it has already stays, however much it is."""
+    rights.administrator(caller)
+    owner = rights.find_owner(session, caller, name)
+    accounts.lock_owner(session, owner)
+    own = session.get(Quota, owner.id, populate_existing=True) or Quota(owner_id=owner.id)
+    told = wanted.model_dump()
+    for kind in KINDS:
+        setattr(own, kind, UNLIMITED if told[kind] == "unlimited" else told[kind])
+    session.add(own)
+    session.flush()
+    audit.about(session, owner=owner.name, target=owner.name, **told)
+    return describe(session, settings, owner)
+
+
+def list_own(session: Session, settings: Settings) -> list[OwnerQuota]:
+    """Return the owners with limits of their own, by name."""
+    query = select(Owner).join(Quota, Quota.owner_id == Owner.id).order_by(Owner.name)
+    return [describe(session, settings, one) for one in session.scalars(query)]
+
+
+def _refusal(owner: Owner, kind: Kind, allowed: int, needed: int) -> HubProblem:
+    detail = f"with this, `{owner.name}` would have {needed:,} {_WORDS[kind]}, and may have {allowed:,}"
+    hint = f"`wander env owner quota {owner.name}` shows what there is; delete some of it, or ask whoever"
+    hint += f" runs the hub for more: `wander-hub quota set {owner.name}`"
+    told = [{"limit": kind, "allowed": allowed, "needed": needed}]
+    return HubProblem(403, "quota_exceeded", detail, hint=hint, errors=told)
