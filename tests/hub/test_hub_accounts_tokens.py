@@ -59,7 +59,7 @@ async def test_no_token_makes_a_mightier_one(hub):
         answer = await hub.client.post("/api/v1/tokens", json=wanted, headers=bearer(bound))
         assert (answer.status_code, answer.json()["code"]) == (403, "token_scope")
     assert (await made(hub, "bob", scopes=["publish"], target="alice/reverse-text")).status_code == 403
-    assert (await made(hub, "bob", scopes=["read"], target="alice")).status_code == 403
+    assert (await made(hub, "bob", scopes=["read"], target="alice")).status_code == 404
     assert (await made(hub, scopes=[])).status_code == 422
 
 

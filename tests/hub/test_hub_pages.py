@@ -316,6 +316,9 @@ async def test_pages_come_compressed_and_files_as_they_are(posted):
     for wanted, told in (("gzip;q=0", None), ("br, GZIP ; q=0.00, *", None), ("br, gzip;q=0.5", "gzip")):
         answer = await posted.get("/alice/reverse-text", headers=HTML | {"Accept-Encoding": wanted})
         assert answer.headers.get("content-encoding") == told
+    assert page.headers["etag"] == f"W/{same.headers['etag']}", "these are other bytes"
+    held = await posted.get("/alice/reverse-text", headers=HTML | {"If-None-Match": page.headers["etag"]})
+    assert held.status_code == 304
     assert int(page.headers["content-length"]) < int(same.headers["content-length"]) / 2
     (file,) = (await posted.get("/api/v1/environments/alice/reverse-text/versions/0.1.0")).json()["files"]
     assert "content-encoding" not in (await posted.get(file["url"])).headers

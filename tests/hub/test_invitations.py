@@ -10,11 +10,12 @@ import pytest
 from sqlalchemy import select, update
 from wander_hub.accounts import repository as accounts
 from wander_hub.accounts import service
-from wander_hub.accounts.models import Membership
+from wander_hub.accounts.models import Membership, User
 from wander_hub.audit import list_entries
 from wander_hub.database import now
 from wander_hub.environments import repository as environments
 from wander_hub.http.problems import HubProblem
+from wander_hub.people import departures
 from wander_hub.rights import invitations, members
 from wander_hub.rights.models import Invitation
 from wander_hub.rights.tokens import add_token, authenticate
@@ -84,7 +85,7 @@ async def test_an_invitation_is_accepted_or_declined_by_whom_it_is_for(hub):
     assert await roles(hub) == {"alice": "owner", "bob": "reader"}, "of a member it changes at once"
     left = await ask(hub, "DELETE", f"{TEAM}/bob", "bob")
     assert (left.status_code, left.json()["data"]) == (200, []), "who left sees nobody"
-    assert (await ask(hub, "DELETE", f"{TEAM}/bob", "bob")).status_code == 403
+    assert (await ask(hub, "DELETE", f"{TEAM}/bob", "bob")).status_code == 404
     await invite(hub, "bob")
     (mine,) = await waiting_for(hub, "bob")
     await ask(hub, "DELETE", f"{MINE}/{mine['id']}", "bob")
@@ -131,7 +132,15 @@ async def test_it_ends_by_time_by_its_author_s_role_and_with_its_people(hub, mak
     assert (left.status_code, left.json()["data"]) == (200, [])
     await invite(hub, "bob")
     await ask(hub, "PUT", "/users/bob/disabled", "admin")
-    assert "bob" not in await roles(hub), "who is disabled is invited no more"
+    assert "bob" in await roles(hub), "whoever invites a name learns nothing of who has it"
+    await ask(hub, "DELETE", "/users/bob/disabled", "admin")
+    with hub.database.write() as session:
+        hub.tokens["bob"] = add_token(session, accounts.user_named(session, "bob"), "new")
+    (mine,) = await waiting_for(hub, "bob")
+    with hub.database.write() as session:
+        service.add_member(session, "alice", accounts.user_named(session, "alice"), "maintainer")
+    assert await waiting_for(hub, "bob") == [], "alice may not invite any more"
+    assert (await ask(hub, "POST", f"{MINE}/{mine['id']}/accept", "bob")).status_code == 404
 
 
 async def test_a_role_is_never_lost_by_accepting(hub):
@@ -181,7 +190,7 @@ async def test_a_token_for_one_environment_leaves_no_other(hub, make_wheel):
     assert (await ask(hub, "DELETE", leave.format("mine"), "narrow")).status_code == 200
 
 
-@pytest.mark.parametrize("other", ["accept", "withdraw"])
+@pytest.mark.parametrize("other", ["accept", "withdraw", "remove"])
 async def test_of_two_at_once_one_is_too_late(hub, other):
     await invite(hub, "bob")
     (mine,) = await waiting_for(hub, "bob")
@@ -192,6 +201,8 @@ async def test_of_two_at_once_one_is_too_late(hub, other):
         def work(session):
             if which == "accept":
                 return invitations.accept(session, bob, mine["id"])
+            if which == "remove":
+                return departures.remove(session, "bob")
             return members.change_owner_role(session, alice, "alice", "bob", None)
 
         barrier.wait()
@@ -209,6 +220,9 @@ async def test_of_two_at_once_one_is_too_late(hub, other):
     left = await roles(hub)
     if other == "accept":
         assert (done, refused, left["bob"]) == (["accept"], ["invitation_not_found"], "maintainer")
+    elif other == "remove":
+        with hub.database.read() as session:
+            assert session.scalar(select(Membership).join(User).where(User.name == "bob")) is None
     else:  # it is withdrawn before, or the role is taken after
         assert "bob" not in left
         assert refused in ([], ["invitation_not_found"])

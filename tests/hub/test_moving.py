@@ -26,6 +26,7 @@ from small_models import checkpoint
 from sqlalchemy import func, select
 from staged_uploads import pushed
 from wander_hub.accounts.models import User
+from wander_hub.accounts.repository import owner_named
 from wander_hub.app import create_app
 from wander_hub.audit import Origin, list_entries
 from wander_hub.database import Base, Database
@@ -249,6 +250,9 @@ async def test_names_that_are_taken_are_told_and_nothing_is_written(
 ):
     await fill(hub, run_of, make_wheel)
     path, mine = tmp_path / "alice.tar", tmp_path / "mine"
+    with hub.database.write() as session:
+        careful = owner_named(session, "alice")
+        careful.private_by_default = careful.internal_by_default = True
     assert (await written(hub, path, owner="alice"))["environments"] == 2
     hub.storage = hub.client._transport.app.state.storage
     was = rows(hub.database)
@@ -261,6 +265,11 @@ async def test_names_that_are_taken_are_told_and_nothing_is_written(
     assert rows(hub.database) == was
     async with second_hub(mine, "sqlite", request) as other:
         assert bring(other, path, under="elsewhere") == {"environments": 2, "models": 1, "new": 3}
+        with pytest.raises(HubProblem, match="as what `elsewhere` has") as another:
+            bring(other, path, under="third")
+        assert another.value.hint == "go on with `--as elsewhere`"
+        with other.database.read(HUB) as session:
+            assert owner_named(session, "elsewhere").default_visibility == "internal"
         found = await other.client.get("/api/v1/environments/elsewhere/reverse-text")
         assert found.json()["owner"] == "elsewhere"
         assert (await other.client.get("/elsewhere/simple/reverse-text/")).status_code == 200
@@ -270,6 +279,24 @@ async def test_names_that_are_taken_are_told_and_nothing_is_written(
             assert session.scalar(select(func.count()).select_from(Base.metadata.tables["memberships"])) == 1
         with pytest.raises(HubProblem, match="no owner `nobody`"):
             export(other.database, other.storage, path, origin=ORIGIN, owner="nobody")
+
+
+def test_an_export_that_ends_while_another_begins_is_left_alone(tmp_path, monkeypatch):
+    path, part, locked = tmp_path / "hub.tar", tmp_path / ".hub.tar.part", archive.fcntl.flock
+
+    def finish_meanwhile(descriptor, operation):
+        monkeypatch.undo()
+        part.write_bytes(b"whole")
+        part.replace(path)
+        locked(descriptor, operation)
+
+    monkeypatch.setattr(archive.fcntl, "flock", finish_meanwhile)
+    with archive.written(path) as file:
+        assert path.read_bytes() == b"whole"
+        with pytest.raises(HubProblem, match="another export"), archive.written(path):
+            pass
+        file.write(b"next")
+    assert path.read_bytes() == b"next"
 
 
 class Forge:

@@ -87,7 +87,7 @@ async def test_an_operator_makes_fills_and_removes_one(hub, make_wheel, monkeypa
     run("remove", "lab", status=2)
     assert run("remove", "lab", "--yes").startswith("removed `lab`")
     assert (await ask(hub, "GET", "/whoami", "ci")).status_code == 401
-    assert (await ask(hub, "GET", "/owners/lab/members")).status_code == 403
+    assert (await ask(hub, "GET", "/owners/lab/members")).status_code == 404
     assert (await ask(hub, "GET", "/owners/lab/members", "admin")).json()["data"] == []
     assert (await hub.get("/api/v1/environments/lab/reverse-text")).status_code == 200
     with hub.database.read() as session:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import socket
 import ssl
+import threading
 from ipaddress import ip_address
 
 import pytest
@@ -137,6 +138,15 @@ def test_bytes_now_and_then_do_not_prolong_it():
         receiver.how = "dripping"
         outcome = sender(timeout=0.5).send(receiver.url, HEADERS, b"{}")
     assert outcome.error == "no whole answer within 0.5 s"
+
+
+def test_a_name_server_that_does_not_answer_holds_nobody_up():
+    asked = threading.Event()
+    outcome = sender(timeout=0.3, resolver=lambda *_: asked.wait(60) and []).send(
+        "http://slow.example/", HEADERS, b"{}"
+    )
+    asked.set()
+    assert outcome.error == "no whole answer within 0.3 s"
 
 
 def test_who_does_not_answer_or_speaks_otherwise_is_told_of():

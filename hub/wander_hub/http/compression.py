@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import re
+from functools import partial
 
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -13,6 +15,8 @@ from wander_hub.http.cookies import SAFE_METHODS
 _TEXT = ("text/html", "text/css", "text/plain", "application/json", "application/problem+json")
 _LEAST = 1024
 """Bytes below which compressing gains nothing."""
+_LONG = 64 * 1024
+"""Bytes from which compressing is work for a thread."""
 _EFFORT = 5
 _TAKEN = re.compile(r"\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))", re.I)
 
@@ -43,8 +47,13 @@ class Compression:
                 begin, started = started, None
                 body = message.get("body", b"")
                 if not message.get("more_body") and len(body) >= _LEAST:
-                    message = {**message, "body": gzip.compress(body, _EFFORT, mtime=0)}
+                    # A long text would hold up every other request.
+                    pack = partial(gzip.compress, body, _EFFORT, mtime=0)
+                    packed = pack() if len(body) < _LONG else await run_in_threadpool(pack)
+                    message = {**message, "body": packed}
                     headers = MutableHeaders(scope=begin)
+                    if (etag := headers.get("etag", "W/")).startswith('"'):
+                        headers["ETag"] = f"W/{etag}"  # these are not the bytes that it is of
                     headers["Content-Encoding"] = "gzip"
                     headers["Content-Length"] = str(len(message["body"]))
                 await send(begin)

@@ -27,11 +27,7 @@ _OBJECT = re.compile(r"objects/sha256/([0-9a-f]{2})/([0-9a-f]{62})")
 def written(path: Path) -> Iterator[IO[bytes]]:
     """Give a file that has the final name once it is whole, and that nobody else writes meanwhile."""
     part = path.with_name(f".{path.name}.part")
-    with part.open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise HubProblem(409, "busy", f"another export writes `{path}`", hint="wait for it") from None
+    with _locked(part, path) as file:
         os.fchmod(file.fileno(), 0o600)
         file.truncate(0)  # what one left that was killed
         try:
@@ -42,6 +38,22 @@ def written(path: Path) -> Iterator[IO[bytes]]:
         except BaseException:
             part.unlink(missing_ok=True)
             raise
+
+
+def _locked(part: Path, path: Path) -> IO[bytes]:
+    """Open a file that nobody else writes; one that got its final name before it was locked is left alone."""
+    while True:
+        file = part.open("ab")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(part.stat(), os.fstat(file.fileno())):
+                return file
+        except BlockingIOError:
+            file.close()
+            raise HubProblem(409, "busy", f"another export writes `{path}`", hint="wait for it") from None
+        except FileNotFoundError:
+            pass
+        file.close()
 
 
 def write(file: IO[bytes], rows: IO[bytes], storage: Storage, objects: Mapping[str, int | None]) -> None:

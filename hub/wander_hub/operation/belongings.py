@@ -67,7 +67,10 @@ LEFT_OUT = {
     *("upload_sessions", "staged_files", "staged_chunks"),
 }
 """Tables of rights, of what is under way, and of what is derived."""
-_NAMED = {"owners": ("id", "name", "private_by_default", "created_at"), "users": ("id", "name", "created_at")}
+_NAMED = {
+    "owners": ("id", "name", "private_by_default", "internal_by_default", "created_at"),
+    "users": ("id", "name", "created_at"),
+}
 """Columns that tell who is named; the others are nobody else's business."""
 _OBJECTS = {
     "files": "sha256",

@@ -109,6 +109,7 @@ def bring(
         _refuse_bad_names(work)
         database.commit(ensure_administrator)  # lest a name of the archive takes that place
         with database.read(HUB) as session:
+            _refuse_another(session, work)
             _refuse_taken(session, work)
         archive.store_objects(file, storage, objects)
         work.keys.update(database.commit(partial(_name_people, work=work), HUB))
@@ -215,6 +216,18 @@ def _refuse_taken(session: Session, work: _Import) -> None:
         raise HubProblem(409, "names_taken", detail, hint=hint)
 
 
+def _refuse_another(session: Session, work: _Import) -> None:
+    """Refuse to go on under another owner than the one under which a part of the archive is already."""
+    came = _came(session, work.sha256)
+    for name in work.owners.values():
+        key = came.get(("owner", name))
+        began = session.get_one(Owner, key).name if key is not None else None
+        if began not in (None, work.name_here(name)):
+            hint = f"go on with `--as {began}`" if began != name else "go on without `--as`"
+            detail = f"what `{name}` has in this archive is coming here as what `{began}` has"
+            raise HubProblem(409, "names_taken", detail, hint=hint)
+
+
 def _projects(work: _Import, environment: int) -> set[str]:
     files = _TABLES["files"].c
     found = work.source.scalars(select(files.filename).where(files.environment_id == environment))
@@ -259,7 +272,11 @@ def _name_people(session: Session, work: _Import) -> dict[str, dict[int, int]]:
         owner = accounts.owner_named(session, work.name_here(row.name))
         if owner is None:
             owner = new_owner(session, work.name_here(row.name))
-            owner.private_by_default, owner.created_at = row.private_by_default, row.created_at
+            owner.private_by_default, owner.internal_by_default = (
+                row.private_by_default,
+                row.internal_by_default,
+            )
+            owner.created_at = row.created_at
         owners[row.id] = owner.id
         private = _TABLES["private_names"].c
         projects = work.source.scalars(select(private.project).where(private.owner_id == row.id))

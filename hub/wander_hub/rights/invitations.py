@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, cast
 
-from sqlalchemy import ColumnElement, CursorResult, Select, delete, func, or_, select
+from sqlalchemy import ColumnElement, CursorResult, Select, delete, exists, func, literal, or_, select
 from sqlalchemy.orm import Session, joinedload
 from wander.wire import Role
 from wander.wire.people import InvitationInfo
@@ -74,9 +74,11 @@ def drop_made_by(session: Session, user_id: int, target: Target) -> None:
 
 
 def drop_of_user(session: Session, user: User) -> None:
-    """End the invitations of a user and those that they made."""
-    theirs = (Invitation.name == user.name) | (Invitation.invited_by_id == user.id)
-    session.execute(delete(Invitation).where(theirs))
+    """End the invitations that a user made.
+
+    Those to the user stay, which only they could accept: who made one would else learn that there was a user.
+    """
+    session.execute(delete(Invitation).where(Invitation.invited_by_id == user.id))
 
 
 def of_caller(session: Session, caller: Identity) -> list[InvitationInfo]:
@@ -106,7 +108,9 @@ def decline(session: Session, caller: Identity, number: int) -> InvitationInfo:
 def _lock(session: Session, caller: Identity, number: int) -> Invitation:
     """Return an invitation of the caller, when it still waits once nobody else changes those roles."""
     rights.whole_token(caller)
-    query = _of(caller).where(Invitation.id == number)
+    # Whoever disables or removes a user locks them first, too, and takes their roles.
+    user = session.get_one(User, caller.user_id, with_for_update={"key_share": True}, populate_existing=True)
+    query = _of(caller).where(Invitation.id == number, literal(user.disabled_at is None))
     if (found := session.scalar(query)) is not None:
         owner = found.environment.owner if found.environment is not None else found.owner
         assert owner is not None  # an invitation is to one of both
@@ -131,8 +135,23 @@ def _end(session: Session, invitation: Invitation) -> InvitationInfo:
 def _of(caller: Identity) -> Select[Invitation]:
     whole = joinedload(Invitation.environment).joinedload(Environment.owner)
     options = (joinedload(Invitation.owner), whole, joinedload(Invitation.invited_by))
-    mine = (Invitation.name == caller.user, Invitation.expires_at > now())
+    mine = (Invitation.name == caller.user, Invitation.expires_at > now(), _inviter_may())
     return select(Invitation).where(*mine).options(*options)
+
+
+def _inviter_may() -> ColumnElement[bool]:
+    """Return the condition that holds while who made an invitation may still make it."""
+    environment = select(Environment.owner_id).where(Environment.id == Invitation.environment_id)
+    owner_id = func.coalesce(Invitation.owner_id, environment.scalar_subquery())
+    roles = [
+        exists().where(table.user_id == Invitation.invited_by_id, table.role == "owner", at)
+        for table, at in (
+            (Membership, Membership.owner_id == owner_id),
+            (Grant, Grant.environment_id == Invitation.environment_id),
+        )
+    ]
+    inviter = (User.id == Invitation.invited_by_id, User.disabled_at.is_(None))
+    return exists().where(*inviter, or_(User.admin, *roles))
 
 
 def _at(target: Target) -> list[ColumnElement[bool]]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from ipaddress import ip_address
 from typing import Any
 
@@ -47,7 +49,7 @@ class Guard(httpcore.NetworkBackend):
     ) -> httpcore.NetworkStream:
         """Connect to the first address of a host that is allowed and answers."""
         try:
-            found = [ip_address(one) for one in self._resolver(host, port)]
+            found = [ip_address(one) for one in self._look_up(host, port)]
         except (OSError, ValueError, UnicodeError):
             found = []
         # A name that is not there is not told from one that leads inside: who asks learns no names.
@@ -62,6 +64,24 @@ class Guard(httpcore.NetworkBackend):
                 if number == len(allowed):
                     raise
         raise AssertionError("one was allowed")
+
+    def _look_up(self, host: str, port: int) -> Sequence[str]:
+        """Return the addresses of a host, unless the name server takes longer than the deadline.
+
+        Python cannot stop a look-up; its thread ends by itself once the system gives it up.
+        """
+        found: Future[Sequence[str]] = Future()
+
+        def ask() -> None:
+            try:
+                found.set_result(self._resolver(host, port))
+            except Exception as error:  # noqa: BLE001 - raised where it is waited for
+                found.set_exception(error)
+
+        threading.Thread(target=ask, name="look-up", daemon=True).start()
+        if not wait([found], _left(self._deadline)).done:
+            raise httpcore.ConnectTimeout("no address came in time")
+        return found.result()
 
 
 class _Stream(httpcore.NetworkStream):
