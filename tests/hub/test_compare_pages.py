@@ -32,7 +32,9 @@ async def posted(hub, make_wheel, run_of):
 
 
 async def show(hub, *runs, **headers):
-    return await hub.client.get("/compare", params=[("run", one) for one in runs], headers=HTML | headers)
+    return await hub.client.get(
+        "/runs/compare", params=[("run", one) for one in runs], headers=HTML | headers
+    )
 
 
 async def test_the_page_says_what_the_command_does(hub, posted):
@@ -58,9 +60,9 @@ async def test_the_page_says_what_the_command_does(hub, posted):
 async def test_a_leaderboard_and_a_run_lead_to_it(hub, posted):
     board = (await hub.client.get("/alice/reverse-text/leaderboard", headers=HTML)).text
     assert len(re.findall(r'<input type="checkbox" name="run" value="01JRUN', board)) == 2
-    assert '<form action="/compare">' in board
+    assert '<form action="/runs/compare">' in board
     run = (await hub.client.get(f"/runs/{posted[0][0]['run_id']}", headers=HTML)).text
-    assert 'action="/compare"' in run
+    assert 'action="/runs/compare"' in run
 
 
 async def test_what_cannot_be_compared_says_why(hub, posted, make_wheel, run_of, monkeypatch):

@@ -23,10 +23,11 @@ from wander_hub.leaderboards.schemas import BoardFilter
 from wander_hub.models import repository as models
 from wander_hub.models.service import LATEST
 from wander_hub.runs import service as runs
-from wander_hub.web import compare, service, source, transcript
+from wander_hub.web import compare, machines, service, source, transcript
 from wander_hub.web.templates import SOURCE_SCRIPT, STYLE_DIGEST, STYLE_SHEET, page
 
 router = APIRouter(include_in_schema=False)
+router.include_router(machines.router)
 
 _PER_PAGE = 50
 Cursor = Annotated[str | None, Query(max_length=300)]
@@ -76,12 +77,6 @@ def source_script() -> Response:
     return Response(SOURCE_SCRIPT, media_type="text/javascript", headers={"Cache-Control": REVALIDATE})
 
 
-@router.get("/robots.txt")
-def robots() -> Response:
-    """Pages may be read by machines; downloads need not be crawled."""
-    return Response("User-agent: *\nDisallow: /api/\n", media_type="text/plain")
-
-
 @router.get("/docs")
 def show_api(request: Request) -> Response:
     """Every route of the API, which the OpenAPI document describes in full."""
@@ -109,7 +104,7 @@ def list_runs(
     )
 
 
-@router.get("/compare")
+@router.get("/runs/compare")
 def compare_runs(
     request: Request,
     session: ReadSession,

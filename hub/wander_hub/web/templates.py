@@ -38,6 +38,7 @@ _templates.filters |= {
     "duration": text.duration,
     "moment": text.moment,
     "number": text.number,
+    "plain": text.plain,
     "shortened": text.shorten,
     "size": text.size,
     "visible": text.visible,
@@ -53,13 +54,17 @@ _templates.globals |= {
 }
 
 
+def render(template: str, **values: Any) -> bytes:
+    """Fill a template."""
+    return _templates.get_template(template).render(**values).encode("utf-8", "replace")
+
+
 def page(request: Request, template: str, *, status: int = 200, **values: Any) -> Response:
     """Render a page; a browser that holds the same one gets a 304."""
     base_url = base_url_of(request)
     viewer = getattr(request.state, "identity", None)
     values |= {"base_url": base_url, "path": without_secrets(request.url.path), "viewer": viewer}
-    html = _templates.get_template(template).render(**values)
-    body = html.encode("utf-8", "replace")
+    body = render(template, **values)
     headers = {"ETag": f'"{hashlib.sha256(body).hexdigest()[:32]}"', "Cache-Control": REVALIDATE}
     if status == 200 and (same := not_modified(request, headers["ETag"], headers)) is not None:
         return same

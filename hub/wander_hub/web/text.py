@@ -31,6 +31,11 @@ def visible(text: str) -> Markup:
     return Markup("").join([*parts, escape(text[end:])])
 
 
+def plain(text: str) -> str:
+    """Return text in one line, without hidden characters, for where no markup can stand."""
+    return " ".join(_HIDDEN.sub("", text).split())
+
+
 def number(value: float | None, digits: int = 3) -> str:
     """Return a number with at most so many decimals; a dash for none."""
     if value is None or not math.isfinite(value):

@@ -1,0 +1,69 @@
+"""What programs read beside the API: a badge for READMEs, a site map, and the hub in words for models."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from markupsafe import Markup
+from starlette.responses import Response
+
+from wander_hub.environments import service as environments
+from wander_hub.environments.schemas import EnvironmentFilter
+from wander_hub.http.boundary import BaseUrl, ReadSession
+from wander_hub.leaderboards import service as leaderboards
+from wander_hub.web.templates import render
+from wander_hub.web.text import number, score_digits
+
+router = APIRouter(include_in_schema=False)
+
+_MOST, _FIRST = 2_000, 100
+"""Environments of a site map, those that changed last, and of `llms.txt`, those with most runs."""
+_SHORT = {"Cache-Control": "max-age=300"}
+_LETTER = 6.6
+"""Pixels of a letter of 11 pixels, on the average and no less than most."""
+
+
+@router.get("/robots.txt")
+def robots(base_url: BaseUrl) -> Response:
+    """Pages may be read by machines; downloads need not be crawled."""
+    text = f"User-agent: *\nDisallow: /api/\nSitemap: {base_url}/sitemap.xml\n"
+    return Response(text, media_type="text/plain")
+
+
+@router.get("/sitemap.xml")
+def site_map(session: ReadSession, base_url: BaseUrl) -> Response:
+    """The pages of environments."""
+    found = environments.list_page(session, EnvironmentFilter(limit=_MOST))
+    body = render("sitemap.xml", environments=found.data, base_url=base_url)
+    return Response(body, media_type="application/xml", headers=_SHORT)
+
+
+@router.get("/llms.txt")
+def describe_hub(session: ReadSession, base_url: BaseUrl) -> Response:
+    """What the hub is and how to use it, in Markdown (llmstxt.org)."""
+    found = environments.list_page(session, EnvironmentFilter(limit=_FIRST, sort="runs"))
+    body = render("llms.txt", environments=found.data, base_url=base_url)
+    return Response(body, media_type="text/markdown", headers=_SHORT)
+
+
+@router.get("/{owner}/{name}/badge.svg")
+def badge(session: ReadSession, base_url: BaseUrl, owner: str, name: str) -> Response:
+    """The best result of an environment, as an image for a README."""
+    found = environments.find(session, owner, name)
+    rows = leaderboards.leaderboard(session, found, base_url, brief=True).rows
+    said = "no result yet"
+    if rows:
+        best = rows[0]
+        said = f"{number(best.reward_mean, score_digits(best.reward_low, best.reward_high))} {best.level}"
+    drawn = _draw_badge(f"{found.owner.name}/{found.name}", said)
+    return Response(drawn, media_type="image/svg+xml", headers=_SHORT)
+
+
+def _draw_badge(label: str, said: str) -> Markup:
+    left, right = (round(len(text) * _LETTER) + 14 for text in (label, said))
+    return Markup(
+        '<svg xmlns="http://www.w3.org/2000/svg" width="{0}" height="20" role="img" aria-label="{1}: {2}">'
+        '<rect width="{0}" height="20" rx="3" fill="#0072b2"/>'
+        '<path d="M3 0h{3}v20H3a3 3 0 0 1-3-3V3a3 3 0 0 1 3-3z" fill="#3b4249"/>'
+        '<g fill="#fff" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11" '
+        'text-anchor="middle"><text x="{4}" y="14">{1}</text><text x="{5}" y="14">{2}</text></g></svg>'
+    ).format(left + right, label, said, left - 3, left / 2, left + right / 2)

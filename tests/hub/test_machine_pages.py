@@ -1,0 +1,49 @@
+"""What programs read beside the API: the badge, the site map, llms.txt, and the descriptions of pages."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+HTML = {"Accept": "text/html"}
+HOSTILE = 'A "><script>alert(1)</script> summary\u202e'
+
+
+async def test_a_badge_shows_the_best_result(hub, make_wheel, run_of):
+    sha256 = await hub.publish(make_wheel())
+    badge = await hub.client.get("/alice/reverse-text/badge.svg")
+    assert (badge.headers["content-type"], "no result yet" in badge.text) == ("image/svg+xml", True)
+    manifest, rollouts = run_of(sha256, reward=0.75)
+    assert (await hub.post_run(manifest, rollouts)).status_code == 201
+    drawn = ElementTree.fromstring((await hub.client.get("/alice/reverse-text/badge.svg")).text)
+    texts = [one.text for one in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts == ["alice/reverse-text", "0.75 complete"]
+    page = (await hub.client.get("/alice/reverse-text", headers=HTML)).text
+    assert "badge.svg)](http://hub.test/alice/reverse-text)" in page
+
+
+async def test_machines_find_what_is_public(hub, make_wheel):
+    await hub.publish(make_wheel(summary=HOSTILE))
+    spec = make_wheel(name="secret", files={"secret.py": b"def load_environment(): ...\n"})
+    answer = await hub.upload(spec.build(), spec.wheel_name, fields={"wander_visibility": "private"})
+    assert answer.status_code == 200
+    site_map = ElementTree.fromstring((await hub.client.get("/sitemap.xml")).content)
+    places = [one.text for one in site_map.iter("{http://www.sitemaps.org/schemas/sitemap/0.9}loc")]
+    assert places == ["http://hub.test/", "http://hub.test/alice/reverse-text"]
+    assert "http://hub.test/sitemap.xml" in (await hub.client.get("/robots.txt")).text
+    text = (await hub.client.get("/llms.txt")).text
+    line = '- [alice/reverse-text](http://hub.test/alice/reverse-text): A "><script>alert(1)</script> summary'
+    assert line in text.splitlines()
+    assert "secret" not in text
+    badge = "/alice/secret/badge.svg"
+    assert (await hub.client.get(badge)).status_code == 404
+    assert (await hub.client.get(badge, headers=hub.auth())).headers["cache-control"].startswith("private")
+
+
+async def test_a_page_describes_itself_in_words_that_cannot_act(hub, make_wheel):
+    await hub.publish(make_wheel(summary=HOSTILE))
+    page = (await hub.client.get("/alice/reverse-text", headers=HTML)).text
+    described = re.findall(r'<meta (?:name="description"|property="og:description") content="([^"]*)">', page)
+    assert len(described) == 2
+    assert all("summary" in one and "<" not in one for one in described)
+    assert '<meta property="og:title" content="alice/reverse-text 0.1.0 · Wander">' in page
