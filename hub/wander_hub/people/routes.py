@@ -92,7 +92,7 @@ def list_owners(session: ReadSession, caller: Caller) -> OwnerList:
     return OwnerList(data=organisations.of_caller(session, caller))
 
 
-@router.post("/owners", status_code=201, response_model=OwnerInfo, responses=_CHANGES)
+@router.post("/owners", status_code=201, response_model=OwnerInfo, responses=_CHANGES | refusals(400))
 @audited("owner.create")
 def make_organisation(context: ForManager, body: NewOwner) -> OwnerInfo:
     """Make an organisation, an owner without a user of its name; you are its first owner."""
