@@ -103,7 +103,7 @@ def foresee(
         return
     limits = limits_of(session, settings, owner)
     if "stored_bytes" in limits and files:
-        stored_bytes += sum(size for sha256, size in files.items() if sha256 in _fresh(session, owner, files))
+        stored_bytes += sum(files[sha256] for sha256 in _fresh(session, owner, files))
     for kind, more in (("stored_bytes", stored_bytes), ("versions", versions), ("runs", runs)):
         if more and kind in limits and (needed := used_by(session, owner, kind) + more) > limits[kind]:
             raise _refusal(owner, kind, limits[kind], needed)
