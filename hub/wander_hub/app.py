@@ -62,6 +62,7 @@ from wander_hub.upload import routes as upload
 from wander_hub.upload import session_routes as upload_sessions
 from wander_hub.upload import sweep as uploads
 from wander_hub.verification import routes as verification
+from wander_hub.web import provider as sign_in_provider
 from wander_hub.web import routes as web
 from wander_hub.web import sign_in
 from wander_hub.webhooks import delivery as webhook_delivery
@@ -275,6 +276,7 @@ def _routes() -> tuple[BaseRoute, ...]:
         attestations.router,
         index.router,
         sign_in.router,
+        sign_in_provider.router,
         web.router,
     )
     # Taken as they are: `include_router` would make each a second time, to give it what ours have already.

@@ -28,6 +28,8 @@ _CHARACTER = f"(?:[0-9A-Za-z]|{_PERCENT}[0-9A-Fa-f]{{2}})"
 _SECRET = re.compile(f"({_BEGINNING}{_CHARACTER}{{6}}){_CHARACTER}{{8,}}")
 _SIGNER = re.compile(r"(whsec_)[0-9A-Za-z+/=]{8,}")
 """What signs the messages to a webhook."""
+_RETURN = re.compile(r"(/login/oidc/callback\?)\S+")
+"""What a provider says of who comes back."""
 _PASSWORD = re.compile(r"(://[^/\s:@]*:)[^/\s@]+@")
 
 
@@ -68,6 +70,7 @@ def token_from_header(authorization: str | None) -> str | None:
 
 def without_secrets(text: str) -> str:
     """Return a text with secrets cut to what listings show of them, and without passwords in addresses."""
+    text = _RETURN.sub(r"\1...", text)
     return _PASSWORD.sub(r"\1...@", _SIGNER.sub(r"\1...", _SECRET.sub(r"\1...", text)))
 
 

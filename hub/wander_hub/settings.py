@@ -45,6 +45,49 @@ class JudgeSettings(BaseModel):
         }
 
 
+class ProviderSettings(BaseModel):
+    """An OpenID Connect provider where people sign in."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    issuer: str = Field(max_length=300)
+    client_id: str
+    secret_variable: str | None = None
+    """The variable of the hub's process that holds the client's secret."""
+    secret_file: Path | None = None
+    """A file that holds it instead; a client without a secret has PKCE alone."""
+    label: str = ""
+    """What the page calls the provider; its host without one."""
+    scopes: str = "openid profile email"
+    name_claim: str = "preferred_username"
+    """Names users who are added."""
+    add_users: bool = False
+    """Add a user for somebody whom nobody has linked."""
+    domains: tuple[str, ...] = ()
+    """Of addresses, verified by the provider, whose people alone sign in."""
+    groups_claim: str = "groups"
+    groups: tuple[str, ...] = ()
+    """Of which somebody must be in one to sign in."""
+
+    @field_validator("issuer")
+    @classmethod
+    def _is_https(cls, issuer: str) -> str:
+        if not acceptable_address(issuer):
+            raise ValueError(f"the issuer `{issuer}` must be an https address")
+        return issuer
+
+    @property
+    def name(self) -> str:
+        """What the page calls it."""
+        return self.label or urlsplit(self.issuer).netloc
+
+    def secret(self) -> str | None:
+        """Return the client's secret, None for a client without; raise where it cannot be read."""
+        if self.secret_file is not None:
+            return self.secret_file.read_text().strip()
+        return os.environ[self.secret_variable] if self.secret_variable else None
+
+
 class Settings(BaseSettings):
     """Everything an operator may set; the defaults run a hub from one folder."""
 
@@ -150,6 +193,8 @@ class Settings(BaseSettings):
     """How long somebody who signed in with a browser stays so at most."""
     session_idle_hours: float = Field(default=48, gt=0)
     """How long a browser may do nothing and stay signed in."""
+    sign_in_provider: ProviderSettings | None = None
+    """Where people sign in beside their passwords."""
     oidc_issuers: dict[str, PublisherKind] = Field(
         default={
             "https://token.actions.githubusercontent.com": "github",

@@ -6,7 +6,7 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,6 +28,10 @@ class Issuer:
     asked: list[str] = field(default_factory=list)
     job: dict[str, Any] = field(default_factory=dict)
     """Claims of the job that asks for its identity token the way it is done on GitHub."""
+    endpoints: dict[str, str] = field(default_factory=dict)
+    """What its configuration says beside where its keys are."""
+    trade: Callable[[str, dict[str, str]], tuple[int, dict[str, Any]]] | None = None
+    """Answers at `/token`, given the header `Authorization` and the form."""
 
     def new_key(self) -> str:
         """Add a key and return its id."""
@@ -84,6 +88,7 @@ def token_issuer() -> Iterator[Issuer]:
                 "/.well-known/openid-configuration": lambda: {
                     "issuer": issuer.url,
                     "jwks_uri": f"{issuer.url}/keys",
+                    **issuer.endpoints,
                 },
                 "/keys": issuer.key_set,
                 "/job-token": lambda: {
@@ -91,8 +96,17 @@ def token_issuer() -> Iterator[Issuer]:
                 },
             }
             answer = answers.get(parts.path)
-            body = json.dumps(answer() if answer else {}).encode()
-            self.send_response(200 if answer else 404)
+            self.reply(200 if answer else 404, answer() if answer else {})
+
+        def do_POST(self) -> None:
+            assert issuer.trade is not None
+            text = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            form = {name: values[0] for name, values in parse_qs(text).items()}
+            self.reply(*issuer.trade(self.headers.get("Authorization", ""), form))
+
+        def reply(self, status: int, answer: dict[str, Any]) -> None:
+            body = json.dumps(answer).encode()
+            self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

@@ -191,7 +191,15 @@ MAY = {
     "administrator": {"admin"},
 }
 OPEN = {
-    ("POST", one) for one in ("/_/oidc/mint-token", "/login", "/login/password", "/logout", "/api/v1/leaks")
+    ("POST", one)
+    for one in (
+        "/_/oidc/mint-token",
+        "/login",
+        "/login/oidc/link",
+        "/login/password",
+        "/logout",
+        "/api/v1/leaks",
+    )
 }
 """Routes whose body proves who asks, with tests of their own."""
 

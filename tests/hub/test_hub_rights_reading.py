@@ -61,6 +61,8 @@ NOT_THERE = {
     "/api/v1/runs/{run_id}/hiding",
     "/files/{project}/{filename}",
     "/files/{project}/{filename}.metadata",
+    "/login/oidc",
+    "/login/oidc/callback",
     "/schemas/{part}/{version}.json",
     "/simple/namespace/{namespace}",
     "/simple/{project}/",

@@ -141,6 +141,42 @@ def second_factor(
     print_row({"name": name, "on": on}, as_json, f"the second factor of `{name}` is {'on' if on else 'off'}")
 
 
+@user_app.command("identity")
+def identities_of(
+    name: str,
+    link: Annotated[str | None, typer.Option(metavar="SUBJECT", help="let them sign in as this one")] = None,
+    unlink: Annotated[str | None, typer.Option(metavar="SUBJECT", help="and no more as this one")] = None,
+    issuer: Annotated[str | None, typer.Option(help="[default: that of the setting]")] = None,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """List as whom a user signs in at the provider; link somebody there, or end that.
+
+    \b
+    wander-hub user identity ada
+    wander-hub user identity ada --link 248289761001
+    """
+    from wander_hub.people import identities
+
+    provider = read_settings(data=data).sign_in_provider
+    place = issuer or (provider.issuer if provider is not None else None)
+    if place is None and (link or unlink):
+        raise typer.BadParameter("set `WANDER_HUB_SIGN_IN_PROVIDER`, or pass --issuer")
+
+    def change(session: Session, _: object) -> None:
+        user = find_user(session, name)
+        if link is not None:
+            identities.link(session, str(place), link, user.id)
+        if unlink is not None:
+            identities.unlink(session, str(place), unlink, user)
+
+    if link is not None or unlink is not None:
+        commit("user.identity.link" if link is not None else "user.identity.unlink", change, data)
+    with open_database(read_settings(data=data)) as database, database.read() as session:
+        found = identities.of_user(session, find_user(session, name).id)
+    print_rows([{"issuer": one.issuer, "subject": one.subject} for one in found], as_json)
+
+
 @user_app.command("disable")
 def disable_user(name: str, data: Data = None, as_json: AsJson = False) -> None:
     """Let a user in no more: tokens, sessions and codes end at once; roles wait.

@@ -25,7 +25,15 @@ _UPLOADS = ("/api/v1/uploads", "/api/v1/postings")
 
 _FOR_ANYBODY = frozenset(
     {
-        *("/api/v1/leaks", "/login", "/login/password", "/logout", "/_/oidc/mint-token"),
+        *(
+            "/api/v1/leaks",
+            "/login",
+            "/login/password",
+            "/login/oidc",
+            "/login/oidc/callback",
+            "/logout",
+            "/_/oidc/mint-token",
+        ),
         *("/docs", "/health", "/live", "/ready"),
     }
 )

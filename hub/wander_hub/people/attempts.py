@@ -8,7 +8,7 @@ wherever: who makes them knows the password.
 from __future__ import annotations
 
 import hashlib
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from sqlalchemy import delete
 from sqlalchemy.orm import Session
@@ -68,19 +68,20 @@ def _count(database: Database, keys: dict[str, str]) -> int:
     """Count a failure under each key, or return for how many seconds nobody may try."""
 
     def count(session: Session) -> int:
-        moment, found = now(), []
-        session.execute(delete(Attempts).where(Attempts.until < moment - _KEPT))
-        if wait := _wait(moment, [row for key in keys.values() if (row := session.get(Attempts, key))]):
+        found = []
+        session.execute(delete(Attempts).where(Attempts.until < now() - _KEPT))
+        if wait := _wait([row for key in keys.values() if (row := session.get(Attempts, key))]):
             return wait  # who is refused adds nothing
         for kind, key in keys.items():
             row = session.get(Attempts, key, with_for_update=True)
             if row is None:
-                row = Attempts(sha256=key, failures=0, until=moment)
+                row = Attempts(sha256=key, failures=0, until=now())
                 session.add(row)
                 session.flush()
             found.append((kind, row))
-        if wait := _wait(moment, [row for _, row in found]):
+        if wait := _wait([row for _, row in found]):
             return wait
+        moment = now()
         for kind, row in found:
             row.failures = (row.failures >> min((moment - row.until) // _HALVED, 30)) + 1
             over = min(row.failures - _FREE[kind], 10)
@@ -90,8 +91,9 @@ def _count(database: Database, keys: dict[str, str]) -> int:
     return database.commit(count)
 
 
-def _wait(moment: datetime, rows: list[Attempts]) -> int:
+def _wait(rows: list[Attempts]) -> int:
     """Return for how many seconds somebody must wait, 0 for who need not."""
+    moment = now()  # after the rows were read: who was counted a moment ago is no reason to wait
     wait = max(((row.until - moment).total_seconds() for row in rows), default=0)
     return int(wait) + 1 if wait > 0 else 0
 

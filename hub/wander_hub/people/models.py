@@ -35,6 +35,18 @@ class OneTimeCode(Base):
     expires_at: Mapped[datetime]
 
 
+class LinkedIdentity(Base):
+    """As whom a user signs in at a provider."""
+
+    __tablename__ = "linked_identities"
+
+    issuer: Mapped[str] = mapped_column(String(300), primary_key=True)
+    subject: Mapped[str] = mapped_column(String(255), primary_key=True)
+    """What the provider calls them for ever, unlike a name or an address."""
+    user_id: Mapped[int] = mapped_column(ForeignKey("users.id"), index=True)
+    created_at: Mapped[datetime]
+
+
 class SecondFactor(Base):
     """What makes the codes of a user's authenticator app."""
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ _LONGEST_SECONDS = 24 * 3600
 _FETCH_SECONDS = 5
 _FETCH_BYTES = 512 * 1024
 _COOL_DOWN_SECONDS = 60
+_KEPT_SECONDS = 3600
+"""After this time keys are asked for again: an issuer may have taken one back."""
 _ALGORITHMS = ["RS256", "ES256", "EdDSA"]
 
 
@@ -38,12 +41,15 @@ class _Keys:
 
 
 class IdentityTokens:
-    """Verifies identity tokens of the issuers it knows; keeps their keys."""
+    """Verifies identity tokens of the issuers it knows; keeps their keys.
 
-    def __init__(self, issuers: Mapping[str, str], audience: str) -> None:
-        self._issuers = frozenset(issuers)
+    Those of workflows have a `jti`, by which each is used once; those of people need none.
+    """
+
+    def __init__(self, issuers: Iterable[str], audience: str, *, jti: bool = True) -> None:
         self._audience = audience
         self._keys = {issuer: _Keys() for issuer in issuers}
+        self._required = ["iss", "aud", "sub", "iat", "exp", *(["jti"] if jti else [])]
 
     def claims(self, token: str) -> dict[str, Any]:
         """Return what a token claims; raise a 422 unless it is genuine, current and made for this hub."""
@@ -54,7 +60,7 @@ class IdentityTokens:
             issuer = jwt.decode(token, options={"verify_signature": False}).get("iss")
         except jwt.PyJWTError as error:
             raise refusal("invalid_token", "it is no JSON Web Token") from error
-        if not isinstance(issuer, str) or issuer not in self._issuers:
+        if not isinstance(issuer, str) or issuer not in self._keys:
             raise refusal("unknown_issuer", f"its issuer `{str(issuer)[:200]}` is none that this hub trusts")
         key = self._key(issuer, str(header.get("kid", "")))
         try:
@@ -65,20 +71,23 @@ class IdentityTokens:
                 audience=self._audience,
                 issuer=issuer,
                 leeway=LEEWAY_SECONDS,
-                options={"require": ["iss", "aud", "sub", "iat", "exp", "jti"], "strict_aud": True},
+                options={"require": self._required},
             )
         except jwt.PyJWTError as error:
             said = str(error)
             raise refusal("invalid_token", said[:1].lower() + said[1:200]) from error
+        if claims["aud"] not in (self._audience, [self._audience]):
+            raise refusal("invalid_token", "it is made for others, too")
         if claims["exp"] - claims["iat"] > _LONGEST_SECONDS:
             raise refusal("invalid_token", "it is valid for more than a day")
         return claims
 
     def _key(self, issuer: str, kid: str) -> jwt.PyJWK:
-        """Return a key by its id; keys that are not known yet are fetched, at most once a minute."""
+        """Return a key by its id; one that is not known yet is asked for, at most once a minute."""
         keys = self._keys[issuer]
         with keys.lock:  # who comes meanwhile waits for the answer
-            if kid not in keys.found and time.monotonic() - keys.asked_at >= _COOL_DOWN_SECONDS:
+            old = _KEPT_SECONDS if kid in keys.found else _COOL_DOWN_SECONDS
+            if time.monotonic() - keys.asked_at >= old:
                 keys.asked_at = time.monotonic()
                 keys.found = _fetch(issuer)
         if kid not in keys.found:
@@ -93,30 +102,40 @@ def refusal(code: str, reason: str) -> HubProblem:
     return HubProblem(422, code, f"the identity token is refused: {reason}", hint=hint, errors=errors)
 
 
-def _fetch(issuer: str) -> dict[str, jwt.PyJWK]:
-    """Return the signing keys of an issuer by their id."""
+@contextmanager
+def answering(issuer: str) -> Iterator[None]:
+    """Raise a 503 where an issuer cannot be asked, or answers with what is no answer."""
     import httpx
     import jwt
 
     try:
-        document = _json(f"{issuer.rstrip('/')}/.well-known/openid-configuration")
-        if document.get("issuer") != issuer:
-            raise ValueError("its configuration names another issuer")
-        key_set = _json(str(document["jwks_uri"]))
-        return {key.key_id: key for key in jwt.PyJWKSet.from_dict(key_set).keys if key.key_id}
+        yield
     except (httpx.HTTPError, jwt.PyJWTError, ValueError, KeyError, TypeError) as error:
-        logger.warning("the keys of %s cannot be had: %s", issuer, error)
-        detail = f"the hub cannot get the keys of `{issuer}`"
+        logger.warning("%s does not answer as it should: %s", issuer, error)
+        detail = f"the hub gets no answer of `{issuer}` that it can use"
         raise HubProblem(503, "issuer_unreachable", detail, hint="try again in a minute") from error
 
 
-def _json(url: str) -> dict[str, Any]:
+def discover(issuer: str) -> dict[str, Any]:
+    """Return what an issuer says of itself."""
+    document = ask(f"{issuer.rstrip('/')}/.well-known/openid-configuration")[1]
+    if document.get("issuer") != issuer:
+        raise ValueError("its configuration names another issuer")
+    return document
+
+
+def ask(
+    url: str, form: Mapping[str, str] | None = None, credentials: tuple[str, str] | None = None
+) -> tuple[int, dict[str, Any]]:
+    """Return the status and the object that an address answers with; a form's refusal is an answer, too."""
     if not acceptable_address(url):
         raise ValueError(f"`{url[:200]}` is not https")
     import httpx
 
-    with httpx.stream("GET", url, timeout=_FETCH_SECONDS, follow_redirects=False) as answer:
-        answer.raise_for_status()
+    method = "GET" if form is None else "POST"
+    with httpx.stream(method, url, data=form, auth=credentials, timeout=_FETCH_SECONDS) as answer:
+        if form is None or not answer.is_client_error:
+            answer.raise_for_status()
         body = b""
         for piece in answer.iter_bytes():
             body += piece
@@ -125,4 +144,13 @@ def _json(url: str) -> dict[str, Any]:
     found = httpx.Response(200, content=body).json()
     if not isinstance(found, dict):
         raise TypeError(f"`{url[:200]}` does not answer with an object")
-    return found
+    return answer.status_code, found
+
+
+def _fetch(issuer: str) -> dict[str, jwt.PyJWK]:
+    """Return the signing keys of an issuer by their id."""
+    import jwt
+
+    with answering(issuer):
+        key_set = ask(str(discover(issuer)["jwks_uri"]))[1]
+        return {key.key_id: key for key in jwt.PyJWKSet.from_dict(key_set).keys if key.key_id}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -18,11 +18,12 @@ from wander_hub.http.boundary import (
     HubDatabase,
     HubSettings,
     audited,
+    optional_identity,
     origin_of,
     part_of_another,
 )
 from wander_hub.http.problems import HubProblem
-from wander_hub.people import sessions
+from wander_hub.people import identities, sessions
 from wander_hub.people import sign_in as people
 from wander_hub.settings import Settings
 from wander_hub.web.templates import page
@@ -38,7 +39,8 @@ Next = Annotated[str, Query(max_length=2000)]
 @router.get("/login")
 def show_form(request: Request, next: Next = "/") -> Response:
     """The form."""
-    return page(request, "login.html", next=local_path(next), fault=None)
+    optional_identity(request)
+    return login_page(request, local_path(next))
 
 
 @router.post("/login", dependencies=[Depends(ByBody())])
@@ -53,14 +55,14 @@ async def sign_in(
     try:
         cookie = await run_in_threadpool(people.sign_in, database, settings, *what, origin_of(request, None))
     except HubProblem as refused:
-        return _again(request, refused, "login.html", next=following)
-    return _signed_in(cookie, settings, base_url, following)
+        return login_page(request, following, refused)
+    return signed_in(cookie, settings, base_url, following)
 
 
 @router.get("/login/password")
 def show_password_form(request: Request) -> Response:
     """The form for who has a code."""
-    return page(request, "password.html", fault=None)
+    return _form(request, "password.html")
 
 
 @router.post("/login/password", dependencies=[Depends(ByBody())])
@@ -74,8 +76,8 @@ async def choose_password(
     try:
         cookie = await run_in_threadpool(people.use_code, database, settings, *what, origin_of(request, None))
     except HubProblem as refused:
-        return _again(request, refused, "password.html")
-    return _signed_in(cookie, settings, base_url, "/")
+        return _form(request, "password.html", refused)
+    return signed_in(cookie, settings, base_url, "/")
 
 
 @router.post("/logout", dependencies=[Depends(ByBody())])
@@ -107,13 +109,27 @@ async def _read_own_form(request: Request, base_url: str) -> dict[str, str]:
     return {name: values[0].replace("\0", "") for name, values in fields.items()}
 
 
-def _signed_in(cookie: str, settings: Settings, base_url: str, following: str) -> Response:
+def login_page(request: Request, following: str = "/", refused: HubProblem | None = None) -> Response:
+    """Return the form, with what was wrong about the last one."""
+    viewer = getattr(request.state, "identity", None)
+    provider, linked = request.app.state.settings.sign_in_provider, []
+    if provider is not None and viewer is not None:
+        with request.app.state.database.read() as session:
+            linked = [one.subject for one in identities.of_user(session, viewer.user_id)]
+    known = {"provider": provider and provider.name, "linked": linked}
+    return _form(request, "login.html", refused, next=following, **known)
+
+
+def signed_in(cookie: str, settings: Settings, base_url: str, following: str) -> Response:
+    """Give the browser the cookie of its session, and lead it on."""
     answer = RedirectResponse(following, 303)
     cookies.write(answer, base_url, cookie, int(settings.session_hours * 3600))
     return answer
 
 
-def _again(request: Request, refused: HubProblem, template: str, **values: str) -> Response:
+def _form(request: Request, template: str, refused: HubProblem | None = None, **values: Any) -> Response:
+    if refused is None:
+        return page(request, template, fault=None, **values)
     fault = refused.detail + (f" ({refused.hint})" if refused.hint else "")
     answer = page(request, template, status=refused.status, fault=fault, **values)
     answer.headers.update(refused.headers)

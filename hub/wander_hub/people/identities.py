@@ -1,0 +1,80 @@
+"""Who signs in by a provider: linked by its issuer and the subject there, never by a name or an address."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from wander_hub import audit
+from wander_hub.accounts import service
+from wander_hub.accounts.models import User
+from wander_hub.database import now
+from wander_hub.http.problems import HubProblem
+from wander_hub.people import sessions
+from wander_hub.people.models import LinkedIdentity
+from wander_hub.people.provider import refusal
+from wander_hub.settings import Settings
+
+
+def sign_in(session: Session, settings: Settings, claims: Mapping[str, Any]) -> str:
+    """Return the cookie of a new session, of the user who is linked, or made where the settings say so.
+
+    The provider's second factor stands for the hub's.
+    """
+    found = session.get(LinkedIdentity, (claims["iss"], claims["sub"]))
+    user_id = found.user_id if found is not None else _add_user(session, settings, claims).id
+    user = session.get_one(User, user_id, with_for_update=True)
+    audit.about(session, actor=user.name, target=user.name, issuer=claims["iss"])
+    return sessions.begin(session, user, settings)
+
+
+def link(session: Session, issuer: str, subject: str, user_id: int) -> User:
+    """Let a user sign in as a subject of a provider; refuse one that is another user's."""
+    user = session.get_one(User, user_id, with_for_update=True)
+    if user.disabled_at is not None:
+        raise HubProblem(409, "user_disabled", f"the user `{user.name}` is disabled")
+    found = session.get(LinkedIdentity, (issuer, subject))
+    if found is not None and found.user_id != user_id:
+        raise HubProblem(409, "identity_taken", "this account of the provider is linked to another user")
+    if found is None:
+        session.add(LinkedIdentity(issuer=issuer, subject=subject, user_id=user_id, created_at=now()))
+    audit.about(session, target=user.name, issuer=issuer, subject=subject)
+    return user
+
+
+def unlink(session: Session, issuer: str, subject: str, user: User) -> None:
+    """Let a user sign in so no more; their sessions end, since those may have begun so."""
+    found = session.get(LinkedIdentity, (issuer, subject))
+    if found is None or found.user_id != user.id:
+        hint = f"`wander-hub user identity {user.name}` lists what is linked"
+        raise HubProblem(
+            404, "identity_not_found", f"`{subject[:80]}` is not linked to `{user.name}`", hint=hint
+        )
+    session.delete(found)
+    sessions.end_all(session, user.id)
+    audit.about(session, target=user.name, issuer=issuer, subject=subject)
+
+
+def of_user(session: Session, user_id: int) -> list[LinkedIdentity]:
+    """Return what a user may sign in as, by issuer and subject."""
+    query = select(LinkedIdentity).where(LinkedIdentity.user_id == user_id)
+    return list(session.scalars(query.order_by(LinkedIdentity.issuer, LinkedIdentity.subject)))
+
+
+def _add_user(session: Session, settings: Settings, claims: Mapping[str, Any]) -> User:
+    """Add a user of the name that a claim says; nobody gets an account that is there because of its name."""
+    provider, subject = settings.sign_in_provider, claims["sub"]
+    if provider is None or not provider.add_users:
+        hint = "sign in with your password and link it here, or send whoever runs the hub this: "
+        hint += f"`wander-hub user identity NAME --link {subject[:80]}`"
+        raise HubProblem(403, "identity_unknown", f"no user is linked to `{subject[:80]}`", hint=hint)
+    name = claims.get(provider.name_claim)
+    if not isinstance(name, str):
+        raise refusal("no_name", f"the provider does not say `{provider.name_claim}`, which names users here")
+    user = service.add_user(session, name)
+    session.add(LinkedIdentity(issuer=claims["iss"], subject=subject, user_id=user.id, created_at=now()))
+    audit.about(session, added=True)
+    return user

@@ -1,0 +1,166 @@
+"""The provider where people sign in (OpenID Connect Core 1.0): the way there, and what it says of a visitor.
+
+The code flow with PKCE (RFC 7636). What the way back must fit is derived from one secret of the browser's
+cookie, so the hub keeps nothing meanwhile, and no address holds what would do for somebody else.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, unquote, urlencode
+
+from wander_hub.http.problems import HubProblem
+from wander_hub.names import acceptable_address
+from wander_hub.publishers import identity_tokens
+from wander_hub.settings import ProviderSettings
+
+_SECRET_BYTES = 32
+_DISCOVERED_SECONDS = 600
+_LONGEST_SUBJECT = 255
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One way to the provider and back, as a browser's cookie remembers it."""
+
+    secret: str
+    following: str
+    """Where the visitor goes on to."""
+    session: str = ""
+    """The cookie of whose account is linked, so that no other browser can end this; empty to sign in."""
+
+    @classmethod
+    def begin(cls, following: str, session: str = "") -> Visit:
+        """Return a new one."""
+        return cls(secrets.token_urlsafe(_SECRET_BYTES), following, session)
+
+    @classmethod
+    def of(cls, cookie: str, session: str) -> Visit:
+        """Return the one that a cookie remembers."""
+        secret, _, rest = cookie.partition(".")
+        linking, _, following = rest.partition(".")
+        return cls(secret, unquote(following), session if linking == "link" else "")
+
+    @property
+    def cookie(self) -> str:
+        """What the browser keeps meanwhile."""
+        return f"{self.secret}.{'link' if self.session else 'in'}.{quote(self.following, safe='')}"
+
+    def derive(self, word: str) -> str:
+        """Return what belongs to this visit alone; none of it tells another, nor the secret."""
+        return _digest(f"{word}|{self.secret}|{self.session}")
+
+
+class Provider:
+    """Knows where the provider's addresses and keys are; asks again when they grow old."""
+
+    def __init__(self, settings: ProviderSettings) -> None:
+        self.settings = settings
+        try:
+            self._secret = settings.secret()
+        except (OSError, KeyError) as error:
+            hint = "whoever runs the hub looks at `secret_file` and `secret_variable`"
+            raise HubProblem(503, "no_secret", "the hub has no secret for the provider", hint=hint) from error
+        self._tokens = identity_tokens.IdentityTokens([settings.issuer], settings.client_id, jti=False)
+        self._document: dict[str, Any] = {}
+        self._asked_at = float("-inf")
+        self._lock = threading.Lock()
+
+    def address(self, visit: Visit, redirect_uri: str) -> str:
+        """Return where the browser is sent."""
+        fields = {
+            "response_type": "code",
+            "client_id": self.settings.client_id,
+            "redirect_uri": redirect_uri,
+            "scope": self.settings.scopes,
+            "state": visit.derive("state"),
+            "nonce": visit.derive("nonce"),
+            "code_challenge": _digest(visit.derive("verifier")),
+            "code_challenge_method": "S256",
+        }
+        address = str(self._discovered()["authorization_endpoint"])
+        return f"{address}{'&' if '?' in address else '?'}{urlencode(fields)}"
+
+    def claims(self, visit: Visit, answer: Mapping[str, str], redirect_uri: str) -> dict[str, Any]:
+        """Return what the provider says of who came back with its answer; raise a 403 for what is wrong."""
+        if not hmac.compare_digest(answer.get("state", "").encode(), visit.derive("state").encode()):
+            raise refusal("wrong_state", "this is not the way back of a visit that began here")
+        if answer.get("iss", self.settings.issuer) != self.settings.issuer:  # RFC 9207
+            raise refusal("wrong_issuer", "the answer is another provider's")
+        if "code" not in answer:
+            raise refusal("not_signed_in", f"the provider says `{answer.get('error', 'nothing')[:80]}`")
+        token = self._trade(answer["code"], visit, redirect_uri)
+        try:
+            claims = self._tokens.claims(token)
+        except HubProblem as refused:
+            if refused.status >= 500:
+                raise
+            raise refusal(refused.code, refused.detail) from refused
+        if not hmac.compare_digest(str(claims.get("nonce")).encode(), visit.derive("nonce").encode()):
+            raise refusal("wrong_nonce", "the identity token belongs to another visit")
+        if not 0 < len(claims["sub"]) <= _LONGEST_SUBJECT:
+            raise refusal("invalid_token", f"`sub` must have 1 to {_LONGEST_SUBJECT} characters")
+        self._require_allowed(claims)
+        return claims
+
+    def _trade(self, code: str, visit: Visit, redirect_uri: str) -> str:
+        """Return the identity token that the provider gives for a code."""
+        client, document = self.settings.client_id, self._discovered()
+        fields = {
+            "grant_type": "authorization_code",
+            "code": code,
+            "redirect_uri": redirect_uri,
+            "code_verifier": visit.derive("verifier"),
+        }
+        credentials = None
+        by_header = document.get("token_endpoint_auth_methods_supported", ["client_secret_basic"])
+        if self._secret is not None and "client_secret_basic" in by_header:
+            credentials = quote(client, safe=""), quote(self._secret, safe="")
+        else:
+            fields |= {"client_id": client} | ({"client_secret": self._secret} if self._secret else {})
+        with identity_tokens.answering(self.settings.issuer):
+            status, answer = identity_tokens.ask(str(document["token_endpoint"]), fields, credentials)
+        if status >= 400 or not isinstance(answer.get("id_token"), str):
+            said = str(answer.get("error", "no identity token"))[:80]
+            raise refusal("code_refused", f"the provider does not take the code: `{said}`")
+        return str(answer["id_token"])
+
+    def _discovered(self) -> dict[str, Any]:
+        with self._lock:
+            if time.monotonic() - self._asked_at >= _DISCOVERED_SECONDS:
+                with identity_tokens.answering(self.settings.issuer):
+                    document = identity_tokens.discover(self.settings.issuer)
+                    for name in ("authorization_endpoint", "token_endpoint"):
+                        if not acceptable_address(str(document[name])):
+                            raise ValueError(f"its `{name}` is not https")
+                self._document, self._asked_at = document, time.monotonic()
+            return self._document
+
+    def _require_allowed(self, claims: Mapping[str, Any]) -> None:
+        domains, groups = self.settings.domains, self.settings.groups
+        email, verified = str(claims.get("email", "")), claims.get("email_verified") is True
+        if domains and not (verified and email.rpartition("@")[2].lower() in map(str.lower, domains)):
+            raise refusal(
+                "not_allowed", "this hub takes people of other domains, with an address that is verified"
+            )
+        given = claims.get(self.settings.groups_claim)
+        if groups and not set(groups) & set(given if isinstance(given, list) else []):
+            raise refusal("not_allowed", "this hub takes people of other groups")
+
+
+def refusal(code: str, reason: str) -> HubProblem:
+    """Return the refusal of somebody whom a provider sent."""
+    hint = "sign in once more; when that does not help, ask whoever runs the hub"
+    return HubProblem(403, code, reason, hint=hint)
+
+
+def _digest(text: str) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()

@@ -1,0 +1,307 @@
+"""Signing in at a provider: a real one over HTTP, its wrong answers, and who is taken for whom."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import re
+import time
+from typing import Any
+
+import jwt
+import pytest
+from browsers import PASSWORD, browser, form, give_password
+from cryptography.hazmat.primitives.asymmetric import rsa
+from sign_in_provider import CLIENT, SECRET, SignInProvider
+from sqlalchemy import func, select
+from typer.testing import CliRunner
+from wander_hub.accounts import repository as accounts
+from wander_hub.accounts.models import User
+from wander_hub.app import create_app
+from wander_hub.audit import list_entries
+from wander_hub.cli.main import app as command
+from wander_hub.database import now
+from wander_hub.people import departures, identities
+from wander_hub.people.models import BrowserSession, LinkedIdentity, SecondFactor
+from wander_hub.publishers import identity_tokens
+from wander_hub.security import without_secrets
+from wander_hub.settings import ProviderSettings, Settings
+
+SUBJECT = "248289761001"
+OWN = {"Sec-Fetch-Site": "same-origin"}
+
+
+@pytest.fixture
+def settings(settings: Settings, issuer: Any, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setenv("OIDC_SECRET", SECRET)
+    provider = ProviderSettings(issuer=issuer.url, client_id=CLIENT, secret_variable="OIDC_SECRET")
+    return settings.model_copy(update={"sign_in_provider": provider})
+
+
+@pytest.fixture
+def provider(issuer: Any) -> SignInProvider:
+    return SignInProvider(issuer)
+
+
+@pytest.fixture
+def linked(hub: Any, provider: SignInProvider) -> Any:
+    """Alice is linked to the provider's person."""
+    with hub.database.write() as session:
+        alice = accounts.user_named(session, "alice")
+        identities.link(session, provider.issuer.url, SUBJECT, alice.id)
+    return hub
+
+
+def with_provider(hub: Any, **changes: Any) -> None:
+    """Change what the hub is told of the provider."""
+    state = hub.client._transport.app.state
+    told = state.settings.sign_in_provider.model_copy(update=changes)
+    state.settings, state.provider = state.settings.model_copy(update={"sign_in_provider": told}), None
+
+
+async def come_back(client: Any, provider: SignInProvider, next: str = "/") -> Any:
+    left = await client.get("/login/oidc", params={"next": next})
+    assert left.status_code == 303, left.text
+    return await client.get(provider.sign_in(left.headers["location"]))
+
+
+async def go_to_link(client: Any) -> str:
+    """Return where the page leads that links an account."""
+    shown = await client.post("/login/oidc/link", headers=OWN)
+    assert shown.status_code == 200, shown.text
+    return html.unescape(re.search(r'<a href="(http[^"]*)"', shown.text)[1])
+
+
+async def whoami(client: Any) -> str | None:
+    return (await client.get("/api/v1/whoami")).json().get("user")
+
+
+def sessions_of(hub: Any) -> int:
+    with hub.database.read() as session:
+        return session.scalar(select(func.count()).select_from(BrowserSession))
+
+
+async def test_who_links_their_account_signs_in_with_it(hub, provider):
+    give_password(hub, "alice", "bob")
+    async with browser(hub) as client:
+        assert "/login/oidc?next=/" in (await client.get("/login")).text
+        await form(client, "/login", name="alice", password=PASSWORD)
+        done = await client.get(provider.sign_in(await go_to_link(client)))
+        assert (done.status_code, done.headers["location"]) == (303, "/login")
+        assert f'Linked: <span class="mono">{SUBJECT}</span>' in (await client.get("/login")).text
+    with hub.database.write() as session:  # the provider's second factor stands for the hub's
+        alice = accounts.user_named(session, "alice").id
+        session.add(
+            SecondFactor(user_id=alice, secret="A" * 32, last_step=0, recovery=[], confirmed_at=now())
+        )
+    async with browser(hub, "https://hub.test") as client:
+        client.cookies.set("__Host-wander-session", "planted", domain="hub.test")
+        answer = await come_back(client, provider, "/alice/x?version=1")
+        assert (answer.status_code, answer.headers["location"]) == (303, "/alice/x?version=1")
+        assert client.cookies["__Host-wander-session"] != "planted"
+        assert await whoami(client) == "alice"
+        assert "__Host-wander-oidc" not in client.cookies
+    async with browser(hub) as client:
+        await form(client, "/login", name="bob", password=PASSWORD)
+        taken = await client.get(provider.sign_in(await go_to_link(client)))
+        assert taken.status_code == 409
+        assert await whoami(client) == "bob"
+    with hub.database.read() as session:
+        told = [(one.action, one.actor) for one in list_entries(session, limit=6)]
+    assert ("user.identity.link", "alice") in told
+    assert told[1] == ("user.sign_in", "alice")
+
+
+async def test_nobody_is_taken_for_who_has_their_name_or_address(hub, provider):
+    provider.person |= {"preferred_username": "alice", "email": "alice@hub.test", "email_verified": True}
+    async with browser(hub) as client:
+        answer = await come_back(client, provider)
+        assert (answer.status_code, SUBJECT in answer.text) == (403, True)
+        with_provider(hub, add_users=True)
+        answer = await come_back(client, provider)
+        assert (answer.status_code, "is taken" in answer.text) == (409, True)
+        assert await whoami(client) is None
+    with hub.database.read() as session:
+        assert session.scalar(select(LinkedIdentity)) is None
+
+
+async def test_what_the_provider_must_not_say_signs_nobody_in(linked, provider, issuer):
+    moment, stranger = int(time.time()), rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    claims = {"iss": issuer.url, "aud": CLIENT, "sub": SUBJECT, "iat": moment, "exp": moment + 300}
+    spoilt: dict[str, dict[str, Any]] = {
+        "nonce": {"nonce": "another"},
+        "no nonce": {"nonce": None},
+        "audience": {"aud": "another"},
+        "audiences": {"aud": [CLIENT, "another"]},
+        "issuer": {"iss": "https://evil.example"},
+        "expired": {"iat": moment - 900, "exp": moment - 60},
+        "no end": {"exp": None},
+        "subject": {"sub": "7" * 256},
+        "no subject": {"sub": None},
+        "key": {"key": stranger},
+        "unknown key": {"key": stranger, "kid": "nobody"},
+        "shared secret": {"key": SECRET * 2, "algorithm": "HS256"},
+        "unsigned": {"raw": jwt.encode(claims, None, algorithm="none")},
+        "no token": {"raw": "wnd_abc"},
+    }
+    for number, (what, provider.spoilt) in enumerate(spoilt.items()):
+        async with browser(linked, address=f"192.0.2.{number}") as client:
+            answer = await come_back(client, provider)
+            assert (answer.status_code, await whoami(client)) == (403, None), (what, answer.text)
+    assert sessions_of(linked) == 0
+    provider.spoilt = {"aud": [CLIENT]}
+    async with browser(linked) as client:
+        assert (await come_back(client, provider)).status_code == 303
+
+
+async def test_a_way_back_is_good_once_in_the_browser_that_left(linked, provider):
+    async with browser(linked) as client, browser(linked, address="192.0.2.1") as other:
+        left = (await client.get("/login/oidc")).headers["location"]
+        cookie = client.cookies["wander-oidc"]
+        back = provider.sign_in(left)
+        assert (await other.get(back)).status_code == 403, "without a cookie"
+        await other.get("/login/oidc")
+        assert (await other.get(back)).status_code == 403, "with the cookie of another visit"
+        assert cookie.partition(".")[0] not in left + back
+        assert (await client.get(back)).status_code == 303
+        assert (await client.get(back)).status_code == 403, "the cookie is gone"
+        client.cookies.set("wander-oidc", cookie)
+        again = await client.get(back)
+        assert (again.status_code, "invalid_grant" in again.text) == (403, True)
+        client.cookies.clear()
+        left = (await client.get("/login/oidc")).headers["location"]
+        denied = await client.get(provider.sign_in(left).replace("code=", "error=access_denied&x="))
+        assert (denied.status_code, "access_denied" in denied.text) == (403, True)
+        left = (await client.get("/login/oidc")).headers["location"]
+        assert (await client.get(provider.sign_in(left) + "&iss=https://evil.example")).status_code == 403
+    assert sessions_of(linked) == 1
+
+
+@pytest.mark.parametrize(
+    "wanted", ["https://evil.test", "//evil.test", "/\\evil.test", "/\r\nSet-Cookie: a=b"]
+)
+async def test_the_way_on_is_within_the_hub(linked, provider, wanted):
+    async with browser(linked) as client:
+        assert (await come_back(client, provider, wanted)).headers["location"] == "/"
+        left = (await client.get("/login/oidc")).headers["location"]
+        secret = client.cookies["wander-oidc"].partition(".")[0]
+        client.cookies.clear()
+        client.cookies.set("wander-oidc", f"{secret}.in.%2F%2Fevil.test")
+        assert (await client.get(provider.sign_in(left))).headers["location"] == "/"
+
+
+async def test_only_the_session_that_left_links_an_account(hub, provider):
+    give_password(hub, "alice", "bob")
+    async with browser(hub) as client, browser(hub) as other:
+        assert (await client.post("/login/oidc/link", headers=OWN)).status_code == 401
+        await form(client, "/login", name="alice", password=PASSWORD)
+        await form(other, "/login", name="bob", password=PASSWORD)
+        assert (await client.post("/login/oidc/link")).status_code == 403, "not from a page elsewhere"
+        back = provider.sign_in(await go_to_link(client))
+        other.cookies.set("wander-oidc", client.cookies["wander-oidc"])
+        assert (await other.get(back)).status_code == 403, "a planted cookie links nobody"
+        await form(client, "/logout")
+        assert (await client.get(back)).status_code == 403
+    with hub.database.read() as session:
+        assert session.scalar(select(LinkedIdentity)) is None
+
+
+async def test_new_keys_are_taken_and_old_ones_no_more(linked, provider, issuer, monkeypatch):
+    monkeypatch.setattr(identity_tokens, "_COOL_DOWN_SECONDS", 0)
+    async with browser(linked) as client:
+        assert (await come_back(client, provider)).status_code == 303
+        issuer.new_key()
+        assert (await come_back(client, provider)).status_code == 303
+        provider.spoilt = {"kid": "key-0", "key": issuer.keys.pop("key-0")}
+        monkeypatch.setattr(identity_tokens, "_KEPT_SECONDS", 0)
+        assert (await come_back(client, provider)).status_code == 403
+
+
+async def test_a_provider_that_is_down_is_told(linked, provider, issuer):
+    async with browser(linked) as client:
+        left = (await client.get("/login/oidc")).headers["location"]
+        provider.down = True
+        answer = await client.get(provider.sign_in(left))
+        assert (answer.status_code, "try again in a minute" in answer.text) == (503, True)
+        issuer.endpoints = {"authorization_endpoint": "javascript:alert(1)", "token_endpoint": "/"}
+        with_provider(linked)
+        assert (await client.get("/login/oidc")).status_code == 503
+        for changes in ({"issuer": "http://127.0.0.1:9"}, {"secret_variable": "NOT_SET"}):
+            with_provider(linked, **changes)
+            assert (await client.get("/login/oidc")).status_code == 503
+
+
+async def test_people_are_added_where_the_setting_says_so(hub, provider):
+    with_provider(hub, add_users=True, domains=("lab.example",), groups=("rl", "ops"))
+    person = {
+        "preferred_username": "Dora",
+        "email": "dora@Lab.example",
+        "email_verified": True,
+        "groups": ["rl"],
+    }
+    wrong = (
+        {"email_verified": False},
+        {"email": "dora@lab.example.evil"},
+        {"groups": ["x"]},
+        {"groups": "rl"},
+    )
+    for number, changes in enumerate((*wrong, {"preferred_username": None}, {"preferred_username": "d@x"})):
+        provider.person = {"sub": "dora", **person, **changes}
+        async with browser(hub, address=f"192.0.2.{number}") as client:
+            assert (await come_back(client, provider)).status_code in (403, 422), changes
+    provider.person = {"sub": "dora", **person}
+    async with browser(hub) as here, browser(hub) as there:
+        both = await asyncio.gather(come_back(here, provider), come_back(there, provider))
+        assert [one.status_code for one in both] == [303, 303]
+        assert await whoami(here) == await whoami(there) == "dora"
+        with hub.database.write() as session:
+            assert session.scalar(select(func.count()).select_from(User).where(User.name == "dora")) == 1
+            departures.remove(session, "dora")
+        assert await whoami(here) is None
+        provider.person["preferred_username"] = "dora2"
+        assert (await come_back(here, provider)).status_code == 401, "who was removed is not added again"
+
+
+async def test_an_operator_links_and_unlinks(hub, provider, monkeypatch, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text(SECRET + "\n")
+    with_provider(hub, secret_variable=None, secret_file=secret)
+    monkeypatch.setenv("WANDER_HUB_DATABASE_URL", hub.database.url)
+    told = hub.client._transport.app.state.settings.sign_in_provider.model_dump_json()
+    monkeypatch.setenv("WANDER_HUB_SIGN_IN_PROVIDER", told)
+    run = ["user", "identity", "bob"]
+    done = CliRunner().invoke(command, [*run, "--link", SUBJECT])
+    assert done.stdout == f"issuer\tsubject\n{provider.issuer.url}\t{SUBJECT}\n", done.output
+    async with browser(hub) as client:
+        assert (await come_back(client, provider)).status_code == 303
+        assert await whoami(client) == "bob"
+        assert CliRunner().invoke(command, [*run, "--unlink", "another"]).exit_code == 1
+        assert CliRunner().invoke(command, [*run, "--unlink", SUBJECT]).stdout == ""
+        assert await whoami(client) is None
+        assert (await come_back(client, provider)).status_code == 403
+
+
+async def test_nothing_of_the_way_is_logged(linked, provider, caplog):
+    caplog.set_level("DEBUG")
+    async with browser(linked) as client:
+        left = (await client.get("/login/oidc")).headers["location"]
+        cookie, back = client.cookies["wander-oidc"], provider.sign_in(left)
+        code = next(iter(provider.codes))
+        assert (await client.get(back)).status_code == 303
+        begun = client.cookies["wander-session"]
+    with linked.database.read() as session:
+        kept = repr([vars(one) for one in list_entries(session)])
+    here = "\n".join(one.getMessage() for one in caplog.records if one.name.startswith(("wander", "uvicorn")))
+    assert [one for one in (code, cookie, begun, SECRET) if one in here + kept] == []
+    line = f'127.0.0.1 - "GET {back.removeprefix("http://hub.test")} HTTP/1.1" 303'
+    assert without_secrets(line).endswith('"GET /login/oidc/callback?... HTTP/1.1" 303')
+
+
+async def test_a_hub_without_a_provider_knows_none(hub):
+    settings = hub.settings.model_copy(update={"sign_in_provider": None})
+    app = create_app(settings, database=hub.database)
+    hub.client._transport.app = app
+    async with browser(hub) as client:
+        assert "/login/oidc" not in (await client.get("/login")).text
+        for path in ("/login/oidc", "/login/oidc/callback"):
+            assert (await client.get(path)).status_code == 404
