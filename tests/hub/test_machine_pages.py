@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from datetime import timedelta
 from xml.etree import ElementTree
+
+from sqlalchemy import select
+from wander_hub.database import now
+from wander_hub.environments.models import Version
+from wander_hub.identity import HUB
+from wander_hub.index import downloads
 
 HTML = {"Accept": "text/html"}
 HOSTILE = 'A "><script>alert(1)</script> summary\u202e'
@@ -47,3 +55,30 @@ async def test_a_page_describes_itself_in_words_that_cannot_act(hub, make_wheel)
     assert len(described) == 2
     assert all("summary" in one and "<" not in one for one in described)
     assert '<meta property="og:title" content="alice/reverse-text 0.1.0 · Wander">' in page
+
+
+async def test_an_environment_says_who_uses_it(hub, make_wheel, run_of):
+    sha256 = await hub.publish(make_wheel())
+    manifest, rollouts = run_of(sha256, model="<b>tiny</b>")
+    assert (await hub.post_run(manifest, rollouts)).status_code == 201
+    user = {
+        "files": {"user.py": b"def load_environment(): ...\n"},
+        "requires_dist": ("wander-sdk", "reverse-text"),
+    }
+    await hub.publish(make_wheel(name="user", **user))
+    page = (await hub.client.get("/alice/reverse-text", headers=HTML)).text
+    assert "a day, last" not in page
+    assert '&amp;model=%3Cb%3Etiny%3C/b%3E">&lt;b&gt;tiny&lt;/b&gt;</a> <span class="muted">1</span>' in page
+    assert '<dt>needed by</dt><dd><a href="/alice/user">alice/user</a>' in page
+    today = now().date()
+    with hub.database.write(HUB) as session:
+        version = session.scalars(select(Version).order_by(Version.id)).first()
+        days = {
+            today: 3,
+            today - timedelta(days=29): 1,
+            today - timedelta(days=30): 50,
+            today + timedelta(days=1): 2,
+        }
+        downloads.add(session, Counter({(version.id, day): count for day, count in days.items()}))
+    page = (await hub.client.get("/alice/reverse-text", headers=HTML)).text
+    assert 'aria-label="6 downloads in 30 days, at most 5 a day"' in page

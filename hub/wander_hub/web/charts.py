@@ -86,6 +86,19 @@ def interval_bar(mean: float, low: float, high: float, axis_low: float, axis_hig
     return _svg(width, height, "interval-chart", _interval(mean, low, high), body)
 
 
+def days(counts: Sequence[int], noun: str) -> Markup:
+    """Draw a count for each of the last days, the newest on the right."""
+    width, height, tallest = 240, 36, max([*counts, 1])
+    wide = width / len(counts)
+    bars = "".join(
+        f'<rect class="bar" x="{place * wide:.1f}" y="{height - max(height * count / tallest, 1):.1f}" '
+        f'width="{wide - 1:.1f}" height="{max(height * count / tallest, 1):.1f}"/>'
+        for place, count in enumerate(counts)
+    )
+    title = f"{sum(counts)} {noun} in {len(counts)} days, at most {max(counts)} a day"
+    return _svg(width, height, "chart", title, bars)
+
+
 def scatter(points: Mapping[tuple[float, float], int]) -> Markup:
     """Draw pairs of values, larger where more are the same."""
     side, left, base = 300, 40, 270

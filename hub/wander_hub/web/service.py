@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 from urllib.parse import urlencode
 
@@ -24,20 +25,23 @@ from wander.wire import (
     VersionDetail,
 )
 from wander.wire.boards import BOARD_COLUMNS
+from wander.wire.environments import UsedBy
 from wander.wire.models import ModelRevision
 from wander.wire.postings import LinkedRun, RunLinks
 from wander.wire.verification import HubCheck, RunEvidence, VerificationInfo
 
+from wander_hub.database import now
 from wander_hub.environments import browse
 from wander_hub.environments import repository as environment_repository
 from wander_hub.environments import service as environments
-from wander_hub.environments.models import Version
+from wander_hub.environments.models import Environment, Version
 from wander_hub.environments.schemas import EnvironmentFilter
 from wander_hub.leaderboards import service as leaderboards
 from wander_hub.leaderboards.schemas import BoardFilter
 from wander_hub.models import service as models
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
+from wander_hub.runs import use
 from wander_hub.runs.models import Run
 from wander_hub.storage import Storage
 from wander_hub.verification import evidence, version_checks
@@ -47,6 +51,8 @@ from wander_hub.web.training_run import TrainingView, describe_training
 
 _RECENT_RUNS = 10
 _METRIC_COLUMNS = 5
+_DAYS = 30
+"""Of downloads that an environment's page shows."""
 _NEAR_SIBLINGS = 64
 _USUAL = ("rank", "model", "reward", "interval", "level", "by", "posted", "pass", "cost", "tokens", "metrics")
 """Columns of a board, without the examples, which all rows share and which stand above them."""
@@ -115,6 +121,9 @@ class EnvironmentView:
     status_reason: str | None
     successor: str | None
     parent: str | None
+    downloads: list[int]
+    """Of the last days, the newest last."""
+    used_by: UsedBy
 
 
 @dataclass(frozen=True)
@@ -232,6 +241,8 @@ def environment(session: Session, base_url: str, owner: str, name: str, version:
         status_reason=environments.reason_of(found),
         successor=environments.successor_of(found),
         parent=environments.parent_of(session, found),
+        downloads=_downloads(session, found),
+        used_by=use.used_by(session, found),
     )
 
 
@@ -403,6 +414,15 @@ def _plots(artifacts: Sequence[ArtifactInfo]) -> list[ArtifactInfo]:
     drawn = [one for one in artifacts if one.media_type in ("image/png", "image/svg+xml")]
     smallest = {one.name.rpartition(".")[0]: one for one in sorted(drawn, key=lambda one: -one.size)}
     return [one for one in drawn if one in smallest.values()]
+
+
+def _downloads(session: Session, environment: Environment) -> list[int]:
+    today = now().date()
+    found = environment_repository.downloads_of(session, environment, today - timedelta(days=_DAYS - 1))
+    counts = [0] * _DAYS
+    for day, _, count in found:
+        counts[_DAYS - 1 - max((today - day).days, 0)] += count  # the clock of another server may be ahead
+    return counts
 
 
 def _info(session: Session, version: Version) -> EnvironmentInfo | None:

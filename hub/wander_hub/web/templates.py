@@ -44,6 +44,7 @@ _templates.filters |= {
     "visible": text.visible,
 }
 _templates.globals |= {
+    "days": charts.days,
     "histogram": charts.histogram,
     "hub_version": __version__,
     "level_facts": LEVEL_FACTS,
