@@ -151,6 +151,7 @@ def test_sft_then_train_then_resume(wander: Wander, games: Path, tiny: Path, hom
     assert done.status == 0, done.out
     assert done.data["steps"] == 3
     assert done.data["rollouts"] == 48
+    assert "16 rollouts a step are few: with under 256, runs on games collapsed" in done.out
     manifest = json.loads((home / "run" / "run.json").read_text())
     assert manifest["kind"] == "training"
     assert manifest["environment"]["arguments"] == {"num_examples": 32, "num_groups": 4}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from wander import Rubric, ToolEnv
 from wander.errors import ConfigError, InvalidResponse, RunError
 from wander.models.loading import load_model, weights_digest
@@ -96,6 +97,20 @@ def test_a_special_token_that_no_text_becomes_may_lie_beyond_the_rows(model: Pat
     rows = json.loads((model / "config.json").read_text())["vocab_size"]
     add_token(model, rows, special=True)
     assert load_model(model).tokenizer.convert_tokens_to_ids("<|extra|>") == rows
+
+
+def test_a_mixture_of_experts_is_refused_as_its_balancing_loss_is_not_computed(
+    model: Path, tmp_path: Path
+) -> None:
+    rows = json.loads((model / "config.json").read_text())["vocab_size"]
+    small = {"hidden_size": 16, "intermediate_size": 16, "moe_intermediate_size": 16, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    config = Qwen3MoeConfig(**small, **heads, num_experts=2, num_experts_per_tok=1, vocab_size=rows)
+    Qwen3MoeForCausalLM(config).save_pretrained(model)
+    with pytest.raises(ConfigError, match="is a mixture of experts: its balancing loss") as caught:
+        train_grpo(opener_of(bandit), settings_for(model), tmp_path / "run")
+    assert "wander model sft" in str(caught.value.hint)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_staleness_below_zero_is_refused_by_its_name() -> None:
