@@ -14,20 +14,18 @@ import subprocess
 import sys
 import tarfile
 import threading
-from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
-import httpx
 import pytest
 import zstandard
 from hub_jobs import work_off
+from second_hub import second_hub
 from small_models import checkpoint
 from sqlalchemy import func, select
 from staged_uploads import pushed
 from wander_hub.accounts.models import User
 from wander_hub.accounts.repository import owner_named
-from wander_hub.app import create_app
 from wander_hub.audit import Origin, list_entries
 from wander_hub.database import Base, Database
 from wander_hub.environments import documents
@@ -40,7 +38,6 @@ from wander_hub.identity import HUB
 from wander_hub.jobs import TableQueue
 from wander_hub.operation import archive, belongings, imports, tables
 from wander_hub.operation.export import export
-from wander_hub.rights.tokens import first_administrator
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 
@@ -105,33 +102,6 @@ async def fill(hub, run_of, make_wheel) -> None:
         documents.attach(
             session, storage, found, "lock", io.BytesIO(lock), storage.put(io.BytesIO(lock)), len(lock)
         )
-
-
-@asynccontextmanager
-async def second_hub(folder, kind, request):
-    """Give another hub, with an administrator and nothing else."""
-    storage_url = request.getfixturevalue("s3_url") if kind == "postgresql" else None
-    settings = Settings(data=folder, bundled_packages=False, storage_url=storage_url)
-    folder.mkdir()
-    storage = Storage.open(settings.storage_url, folder / "objects")
-    context = request.getfixturevalue("postgres").database() if kind == "postgresql" else None
-    url = context.__enter__() if context else settings.resolved_database_url
-    database = Database(url)
-    database.migrate()
-    with database.write() as session:
-        token = first_administrator(session)
-    app = create_app(settings, database=database, storage=storage)
-    client = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://hub.test")
-    try:
-        async with app.router.lifespan_context(app), client:
-            yield SimpleNamespace(
-                client=client, database=database, storage=storage, settings=settings, tokens={"admin": token},
-                auth=lambda user="admin": {"Authorization": f"Bearer {token}"},
-            )  # fmt: skip
-    finally:
-        database.close()
-        if context:
-            context.__exit__(None, None, None)
 
 
 def bring(hub, path, **choices):

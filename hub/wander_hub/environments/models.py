@@ -74,6 +74,8 @@ class Environment(HasVisibility, Base):
     parent_id: Mapped[int | None] = mapped_column(ForeignKey("environments.id"), index=True)
     """The environment that this one was forked from."""
     parent_version: Mapped[str | None] = mapped_column(String(100))
+    mirror_of: Mapped[str | None] = mapped_column(Text)
+    """The address of the same environment on the hub that this one follows, which alone changes it."""
     owner: Mapped[Owner] = relationship(lazy="raise")
 
 

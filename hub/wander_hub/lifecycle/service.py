@@ -139,6 +139,7 @@ def move(
     for _, one in sorted(both.items()):  # in one order, so that two transfers cannot wait for each other
         accounts.lock_owner(session, one)
     environment = rights.environment_for(session, caller, "manage", owner, name)
+    rights.require_original(caller, environment)
     old_owner, old_name = environment.owner, environment.name
     target = rights.owner_for(session, caller, "publish", place.owner)
     new_name = _new_name(place.name) if place.name is not None else old_name

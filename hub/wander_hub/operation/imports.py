@@ -158,7 +158,8 @@ def _scratch(file: IO[bytes]) -> Iterator[tuple[Connection, str]]:
 def _refuse_bad_names(work: _Import) -> None:
     """Refuse names that this hub would give nobody, lest they become paths or addresses."""
     bad = [f"owner `{one}`" for one in work.owners.values() if names.owner_fault(one)]
-    bad += [f"user `{one.name}`" for one in work.rows("users") if names.owner_fault(one.name)]
+    people = [one.name for one in work.rows("users") if not names.is_foreign(one.name)]
+    bad += [f"user `{one}`" for one in people if names.owner_fault(one)]
     for table in ("environments", "models"):
         found = [one.name for one in work.rows(table)]
         bad += [f"`{one}`" for one in found if not names.is_environment_name(one)]
@@ -285,7 +286,7 @@ def _name_people(session: Session, work: _Import) -> dict[str, dict[int, int]]:
     for row in work.rows("users"):
         user = accounts.user_named(session, row.name)
         if user is None:
-            if accounts.owner_named(session, row.name) is None:
+            if accounts.owner_named(session, row.name) is None and not names.is_foreign(row.name):
                 new_owner(session, row.name)
             user = User(name=row.name, admin=False, created_at=row.created_at)
             session.add(user)

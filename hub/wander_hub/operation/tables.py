@@ -9,6 +9,7 @@ from wander_hub.environments import spelling
 from wander_hub.index import models as index
 from wander_hub.jobs import models as jobs
 from wander_hub.leaderboards import models as leaderboards
+from wander_hub.mirrors import models as mirrors
 from wander_hub.models import models
 from wander_hub.operation import models as operation
 from wander_hub.people import models as people
@@ -28,6 +29,7 @@ MODULES = (
     index,
     jobs,
     leaderboards,
+    mirrors,
     models,
     operation,
     people,

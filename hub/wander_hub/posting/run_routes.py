@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import tempfile
-from collections.abc import Sequence
-from typing import Annotated, BinaryIO
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from sqlalchemy.orm import Session
@@ -14,16 +11,15 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData
 from starlette.responses import Response
 from wander.wire import RunDetail
-from wander.wire.postings import FinishPosting, RolloutsDigest, line_digest, run_digest
 
 from wander_hub.http.bodies import form_body, multipart_form
 from wander_hub.http.boundary import Context, ForPoster, audited, wake_jobs
 from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.jobs import TableQueue
-from wander_hub.posting import finish as finishing
 from wander_hub.posting import service as posting
-from wander_hub.posting.reading import Line, lines_that_count, split, unpack
+from wander_hub.posting.reading import Line, lines_that_count, unpack
 from wander_hub.posting.routes import answer_run
+from wander_hub.posting.whole import post_whole
 from wander_hub.runs import manifest as manifests
 from wander_hub.runs import service
 from wander_hub.runs.artifacts import PostedFile, check_file
@@ -44,7 +40,6 @@ _BODY = form_body(
 
 ONE_REQUEST_BYTES = 1024 * 1024 * 1024
 """A run that is larger comes in parts."""
-_CHUNK_BYTES = 8 * 1024 * 1024
 
 
 @router.post(
@@ -129,45 +124,4 @@ def _post(form: FormData, context: Context, queue: TableQueue) -> tuple[str, boo
         if rollouts is not None:
             unpack(rollouts.file, plain, settings.max_run_bytes, "the rollouts are")
             lines = lines_that_count(plain, PinnedRun.of(manifest))
-        return _post_parts(context, queue, text, plain, lines, artifacts, private=private == "true")
-
-
-def _post_parts(
-    context: Context,
-    queue: TableQueue,
-    manifest: bytes,
-    plain: BinaryIO,
-    lines: Sequence[Line],
-    artifacts: Sequence[PostedFile],
-    *,
-    private: bool,
-) -> tuple[str, bool]:
-    """Post a run by the same steps as one that comes in parts; `lines` of `plain` are its rollouts."""
-    digest = RolloutsDigest()
-    for line in lines:
-        digest.add(line_digest(_read(plain, line)))
-    sha256 = run_digest(manifest, digest.hexdigest(), {one.name: one.sha256 for one in artifacts})
-    opened, created = posting.open_posting(context.part, manifest, sha256, private=private)
-    if opened.posted:
-        return opened.run_id, False
-    try:
-        count = 0
-        for count, part in enumerate(split(lines, _CHUNK_BYTES), start=1):
-            text = b"".join(_read(plain, line).rstrip(b"\n") + b"\n" for line in part)
-            stated = hashlib.sha256(text).hexdigest()
-            posting.add_chunk(context.part, sha256, count - 1, io.BytesIO(text), stated)
-        for artifact in artifacts:
-            posting.add_artifact(context.part, sha256, artifact)
-        return finishing.finish(context, queue, sha256, FinishPosting(chunks=count))
-    except Exception as error:
-        with context.read() as session:
-            if posting.is_known(session, opened.run_id, sha256):
-                return opened.run_id, False  # another request for the same run came first
-        if created and getattr(error, "code", None) != "posting_not_found":
-            posting.drop(context.part, sha256)
-        raise
-
-
-def _read(plain: BinaryIO, line: Line) -> bytes:
-    plain.seek(line.offset)
-    return plain.read(line.length)
+        return post_whole(context, queue, text, plain, lines, artifacts, private=private == "true")

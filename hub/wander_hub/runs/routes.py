@@ -49,6 +49,16 @@ def get_run(session: ReadSession, base_url: BaseUrl, run_id: RunId) -> RunDetail
     return service.detail_of(service.find_by_prefix(session, run_id), base_url)
 
 
+@router.get(
+    "/{run_id}/run.json",
+    responses={200: {"content": {"application/json": {}}, "description": "The file"}, **refusals(404, 422)},
+    response_class=Response,
+)
+def get_manifest(session: ReadSession, run_id: RunId) -> Response:
+    """Send a run's manifest byte for byte as it was posted, which its digest is made of."""
+    return Response(service.find(session, run_id).manifest.encode(), media_type="application/json")
+
+
 @router.get("/{run_id}/links", response_model=RunLinks, responses=refusals(404, 422))
 def get_links(session: ReadSession, run_id: RunId) -> RunLinks:
     """Show the evaluations of a training run's weights, or the training runs behind an evaluation."""

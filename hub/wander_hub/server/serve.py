@@ -22,6 +22,7 @@ from wander_hub.app import create_app
 from wander_hub.database import Database
 from wander_hub.jobs import Worker
 from wander_hub.jobs.choice import migrate
+from wander_hub.mirrors import service as mirrors
 from wander_hub.operation.metrics import FOLDER_VARIABLE
 from wander_hub.server import data_folder, first_token
 from wander_hub.server.log import log_to_stderr
@@ -103,7 +104,11 @@ def _run(
     if first and settings.serve_jobs:
         worker = job_worker(settings, database, app.state.storage, app.state.jobs, address)
         app.state.job_worker = worker
-        workers = [worker, delivery.worker(settings, database, app.state.jobs)]
+        workers = [
+            worker,
+            delivery.worker(settings, database, app.state.jobs),
+            mirrors.worker(settings, database, app.state.storage, app.state.jobs),
+        ]
     config = uvicorn.Config(
         app,
         log_level="info" if access_log else "warning",

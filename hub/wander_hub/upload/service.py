@@ -213,8 +213,9 @@ def _environment_for(
     if held.deleted_at is not None:
         detail = f"`{label}` was deleted; its name is not given again"
         raise HubProblem(409, "name_deleted", detail, hint="choose another name")
+    rights.require_original(caller, held)
     status = environment_service.status_of(held)
-    if status in ("archived", "quarantined"):
+    if status == "quarantined" or (status == "archived" and held.mirror_of is None):
         undo = None if status == "quarantined" else f"`wander env deprecate {label} --undo` opens it again"
         detail = f"`{label}` is {status}: it takes no uploads"
         raise HubProblem(409, f"environment_{status}", detail, hint=undo)

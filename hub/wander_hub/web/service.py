@@ -121,6 +121,7 @@ class EnvironmentView:
     status_reason: str | None
     successor: str | None
     parent: str | None
+    mirror_of: str | None
     downloads: list[int]
     """Of the last days, the newest last."""
     used_by: UsedBy
@@ -241,6 +242,7 @@ def environment(session: Session, base_url: str, owner: str, name: str, version:
         status_reason=environments.reason_of(found),
         successor=environments.successor_of(found),
         parent=environments.parent_of(session, found),
+        mirror_of=found.mirror_of,
         downloads=_downloads(session, found),
         used_by=use.used_by(session, found),
     )

@@ -1,4 +1,4 @@
-"""Connections of webhooks: to the very addresses that were checked, and no longer than a deadline.
+"""Connections that the hub makes: to the very addresses that were checked, and no longer than a deadline.
 
 A name is resolved once, its addresses are checked, and the connection goes to one of those: a name server
 that answers otherwise a moment later gains nothing. TLS and `Host` keep the name.
@@ -23,7 +23,7 @@ Resolve = Callable[[str, int], Sequence[str]]
 
 
 class NotAllowed(Exception):
-    """A webhook leads to where no webhook may."""
+    """An address leads to where the hub may not call."""
 
 
 def resolve(host: str, port: int) -> Sequence[str]:
@@ -33,10 +33,12 @@ def resolve(host: str, port: int) -> Sequence[str]:
 
 
 class Guard(httpcore.NetworkBackend):
-    """Connects to allowed addresses alone, and gives all of a request no longer than its deadline."""
+    """Connects to allowed addresses alone, and gives all of a request no longer than the deadline."""
 
     def __init__(self, networks: Sequence[str], deadline: float, resolver: Resolve = resolve) -> None:
-        self._networks, self._deadline, self._resolver = networks, deadline, resolver
+        self._networks, self._resolver = networks, resolver
+        self.deadline = deadline
+        """Whoever makes several requests, or reads long answers, moves it."""
         self._backend = httpcore.SyncBackend()
 
     def connect_tcp(
@@ -58,8 +60,7 @@ class Guard(httpcore.NetworkBackend):
             raise NotAllowed(f"`{host}` has no address that this hub may call")
         for number, one in enumerate(allowed, start=1):
             try:
-                left = _left(self._deadline)
-                return _Stream(self._backend.connect_tcp(one, port, left), self._deadline)
+                return _Stream(self._backend.connect_tcp(one, port, self.left()), self)
             except httpcore.NetworkError:
                 if number == len(allowed):
                     raise
@@ -79,22 +80,29 @@ class Guard(httpcore.NetworkBackend):
                 found.set_exception(error)
 
         threading.Thread(target=ask, name="look-up", daemon=True).start()
-        if not wait([found], _left(self._deadline)).done:
+        if not wait([found], self.left()).done:
             raise httpcore.ConnectTimeout("no address came in time")
         return found.result()
+
+    def left(self) -> float:
+        """Return how many seconds are left; raise when none is."""
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise httpcore.ReadTimeout("no whole answer came in time")
+        return left
 
 
 class _Stream(httpcore.NetworkStream):
     """A connection all of whose waits end at one moment: a byte every few seconds does not prolong it."""
 
-    def __init__(self, stream: httpcore.NetworkStream, deadline: float) -> None:
-        self._stream, self._deadline = stream, deadline
+    def __init__(self, stream: httpcore.NetworkStream, guard: Guard) -> None:
+        self._stream, self._guard = stream, guard
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        return self._stream.read(max_bytes, _left(self._deadline))
+        return self._stream.read(max_bytes, self._guard.left())
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        self._stream.write(buffer, _left(self._deadline))
+        self._stream.write(buffer, self._guard.left())
 
     def close(self) -> None:
         self._stream.close()
@@ -105,15 +113,8 @@ class _Stream(httpcore.NetworkStream):
         server_hostname: str | None = None,
         timeout: float | None = None,
     ) -> httpcore.NetworkStream:
-        inner = self._stream.start_tls(ssl_context, server_hostname, _left(self._deadline))
-        return _Stream(inner, self._deadline)
+        inner = self._stream.start_tls(ssl_context, server_hostname, self._guard.left())
+        return _Stream(inner, self._guard)
 
     def get_extra_info(self, info: str) -> Any:
         return self._stream.get_extra_info(info)
-
-
-def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise httpcore.ReadTimeout("no whole answer came in time")
-    return left
