@@ -72,6 +72,8 @@ class Batcher(Generic[Request, Answer]):
         self._last_wave = 0
         self._waiting: list[_Entry[Request, Answer]] = []
         self._computing = False
+        self._last_seconds = 0.0
+        """How long the last batch was computed."""
         self._timer: asyncio.TimerHandle | None = None
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="wander-model")
 
@@ -124,7 +126,9 @@ class Batcher(Generic[Request, Answer]):
         if wave is not None or full:
             self._flush(wave)
         elif self._waiting and self._quiet_seconds is not None:
-            self._timer = asyncio.get_running_loop().call_later(self._quiet_seconds, self._flush)
+            # To wait a little of what a batch takes is cheaper than to compute another one.
+            quiet = max(self._quiet_seconds, self._last_seconds / 10)
+            self._timer = asyncio.get_running_loop().call_later(quiet, self._flush)
 
     def _complete_wave(self) -> int | None:
         """Return a wave of which every rollout in flight waits, and not the last one where another does."""
@@ -169,6 +173,7 @@ class Batcher(Generic[Request, Answer]):
         self._last_wave = wave or 0
         self._computing = True
         loop = asyncio.get_running_loop()
+        started = loop.time()
         requests = Counter(entry.main_id for entry in batch)
 
         def tell(known: Sequence[tuple[int, Answer]]) -> None:
@@ -179,13 +184,15 @@ class Batcher(Generic[Request, Answer]):
             loop.call_soon_threadsafe(_give, sole)
 
         computed = loop.run_in_executor(self._executor, self._run, [entry.request for entry in batch], tell)
-        computed.add_done_callback(lambda done: self._deliver(batch, done))
+        computed.add_done_callback(lambda done: self._deliver(batch, done, loop.time() - started))
 
     def _wave_of(self, entry: _Entry[Request, Answer]) -> int:
         return self._in_flight.get(entry.main_id, 0)
 
-    def _deliver(self, batch: list[_Entry[Request, Answer]], done: asyncio.Future[Sequence[Answer]]) -> None:
-        self._computing = False
+    def _deliver(
+        self, batch: list[_Entry[Request, Answer]], done: asyncio.Future[Sequence[Answer]], seconds: float
+    ) -> None:
+        self._computing, self._last_seconds = False, seconds
         error = asyncio.CancelledError() if done.cancelled() else done.exception()
         if error is None:
             self._hand_out(zip(batch, done.result(), strict=True))

@@ -17,6 +17,7 @@ from wander.models.batching import Batcher
 from wander.models.chat import ChatFormat, Conversation
 from wander.models.compaction import go_on
 from wander.models.engines.base import Job
+from wander.models.kv import ConversationCache
 from wander.models.loading import LoadedModel, load_model, weights_digest
 from wander.models.sampling import Sample, Sampler, SampleRequest
 from wander.types import SamplingArgs, TurnTokens, Usage
@@ -56,10 +57,12 @@ class TransformersClient(Client):
         self.format = ChatFormat(loaded.tokenizer, self.sampler.end_ids)
         self._begun: dict[str, dict[str, Conversation]] = {}
         """The conversations of each rollout in flight, as far as they have come: one, or one a player."""
-        self._batcher: Batcher[Job, Sample] = Batcher(
-            lambda jobs, tell: self._sample(jobs),
+        self._cached: tuple[list[str], ConversationCache] | None = None
+        """The conversations of the last batch, with what was computed of them."""
+        self._batcher: Batcher[tuple[str, Job], Sample] = Batcher(
+            lambda asked, tell: self._sample(asked),
             # Alike lengths share a batch: padding is computed too.
-            order=lambda job: (len(job.request.ids), job.rollout_id),
+            order=lambda asked: (len(asked[1].request.ids), asked[1].rollout_id),
             max_batch_size=max_batch_size,
             quiet_seconds=quiet_seconds,
         )
@@ -76,7 +79,7 @@ class TransformersClient(Client):
         conversation, _ = go_on(self.format, kept.get(request.conversation), request, room_of(request))
         sample_request = sample_request_of(request, list(conversation.ids), self.sampler.context_length)
         job = Job(request.rollout_id, 0, sample_request)
-        sample = await self._batcher.submit(request.rollout_id, job)
+        sample = await self._batcher.submit(request.rollout_id, (request.conversation, job))
         response = response_of(self.format, request, sample_request, sample, conversation.left_out)
         if request.rollout_id in self._begun:
             self.format.append_completion(conversation, sample.ids)
@@ -92,14 +95,42 @@ class TransformersClient(Client):
         """Raise `ModelError` for a sampling argument that is unknown here, or out of the model's reach."""
         require_sampling(sampling, self.sampler.context_length)
 
-    def _sample(self, jobs: Sequence[Job]) -> list[Sample]:
+    def _sample(self, jobs: Sequence[tuple[str, Job]]) -> list[Sample]:
+        names, requests = [name for name, _ in jobs], [job.request for _, job in jobs]
+        cache = self._cache_of(names, requests)
+        # Nobody finds it again while it is written to, or where that fails.
+        self._cached = None
         try:
-            return self.sampler.sample([job.request for job in jobs])
+            samples = self.sampler.sample(requests, cache)
+            self._cached = None if cache is None else (names, cache)
+            return samples
         except RuntimeError as error:  # what torch raises, for want of memory mostly
             raise ModelError(
                 f"the model failed on a batch of {len(jobs)}: {str(error).splitlines()[0]}",
                 hint="a smaller batch size needs less memory",
             ) from error
+
+    def _cache_of(self, names: list[str], requests: list[SampleRequest]) -> ConversationCache | None:
+        """Return the cache of the last batch as far as these conversations go on from there, or a new one.
+
+        A row that is not in it is read from its start beside the others; where none is, or the columns are
+        mostly holes by now, all are.
+        """
+        known, cache = self._cached or ([], None)
+        if cache is not None and cache.mask.shape[1] <= 2 * max(len(request.ids) for request in requests):
+            places: dict[str, int] = {name: place for place, name in enumerate(known)}
+            rows = [
+                place
+                if (place := places.get(name)) is not None
+                and len(cache.tokens[place]) < len(request.ids)
+                and cache.tokens[place] == request.ids[: len(cache.tokens[place])]
+                else None
+                for name, request in zip(names, requests, strict=True)
+            ]
+            if any(row is not None for row in rows):
+                cache.select(rows)
+                return cache
+        return self.sampler.new_cache()
 
     def begin(self, rollout_id: str) -> None:
         """Count a rollout whose requests batches wait for."""
@@ -109,6 +140,8 @@ class TransformersClient(Client):
     def end(self, rollout_id: str) -> None:
         """Stop waiting for a rollout."""
         self._begun.pop(rollout_id, None)
+        if not self._begun:
+            self._cached = None  # memory that nobody comes back to
         self._batcher.end(rollout_id)
 
     def describe(self) -> dict[str, Any]:

@@ -8,6 +8,8 @@ cache to them, so that one long completion does not cost a whole batch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
@@ -129,17 +131,18 @@ class ConversationCache:
         self.tokens = [[] for _ in range(rows)]
         self.mask = torch.zeros(rows, 0, dtype=torch.long, device=self.device)
 
-    def select(self, rows: list[int]) -> None:
-        """Keep only these rows, in this order; a row may be repeated."""
+    def select(self, rows: Sequence[int | None]) -> None:
+        """Keep only these rows, in this order; a row may be repeated, and None is a row of no tokens."""
         if rows == list(range(len(self.tokens))):
             self.focus(None)
             return
-        index = torch.tensor(rows, device=self.device)
+        index = torch.tensor([row or 0 for row in rows], device=self.device)
         for layer in self.layers:
             layer.select(index)
         self.rows = None
         self.mask = self.mask[index]
-        self.tokens = [list(self.tokens[row]) for row in rows]
+        self.mask[[row is None for row in rows]] = 0
+        self.tokens = [[] if row is None else list(self.tokens[row]) for row in rows]
 
     def focus(self, rows: list[int] | None) -> None:
         """Compute only these rows from now on; None means all rows again."""

@@ -9,6 +9,7 @@ cache and reads the conversation again each turn.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -235,10 +236,17 @@ class _Stepper:
             block = [ids[len(known) :] for ids, known in zip(contexts, cache.tokens, strict=True)]
             return self._forward(cache.append(block))
         # The rollouts of a group share their first prompt: compute each distinct context once.
-        distinct = {tuple(ids): None for ids in contexts}
+        distinct = list(dict.fromkeys(tuple(ids) for ids in contexts))
         place = {ids: number for number, ids in enumerate(distinct)}
-        cache.start(len(distinct))
-        logits = self._forward(cache.append([list(ids) for ids in distinct]))
+        shared = len(os.path.commonprefix([ids[:-1] for ids in distinct]))  # noqa: RUF071 - of ids
+        if shared * (len(distinct) - 1) < MOST_TWICE:
+            cache.start(len(distinct))
+            shared = 0
+        else:  # a long system prompt or worked examples
+            cache.start(1)
+            self._forward(cache.append([list(distinct[0][:shared])]))
+            cache.select([0] * len(distinct))
+        logits = self._forward(cache.append([list(ids[shared:]) for ids in distinct]))
         rows = [place[tuple(ids)] for ids in contexts]
         cache.select(rows)
         return logits[rows]
@@ -272,6 +280,10 @@ class _Stepper:
         logits: torch.Tensor = output.logits[:, -1]
         return logits
 
+
+MOST_TWICE = 1024
+"""Tokens of a batch of new conversations that are computed more than once, at most: what they begin with
+together is computed by itself where that spares more."""
 
 CACHED_TYPES = frozenset({"llama", "qwen2", "qwen3", "smollm3"})
 """Model types whose layers use a plain key-value cache; tests check each on a tiny configuration."""

@@ -11,6 +11,7 @@ from wander.errors import ConfigError, ContextOverflow, InvalidResponse, ModelEr
 from wander.models.client import TransformersClient
 from wander.models.loading import LoadedModel, load_model
 from wander.models.policy import PolicyClient
+from wander.models.sampling import Sampler, SampleRequest
 from wander.train.rollouts.rows import trajectories_of
 from wander.types import Rollout, SamplingArgs
 
@@ -127,7 +128,7 @@ def test_a_name_that_leads_nowhere_is_a_clear_error(tmp_path: Path) -> None:
         TransformersClient(tmp_path)
 
 
-async def played(client: PolicyClient, count: int = 6) -> list[Rollout]:
+async def played(client: PolicyClient | TransformersClient, count: int = 6) -> list[Rollout]:
     handle = LocalEnvironment(bandit())
     examples = await handle.examples("train", 0, count)
     names = [f"{n}" for n in range(count)]
@@ -174,6 +175,55 @@ async def test_the_cache_between_turns_does_not_change_what_is_sampled(loaded: L
     assert plain.engine.totals.cached_tokens == 0
     await cached.close()
     await plain.close()
+
+
+def counted(sampler: Sampler, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets how many tokens each forward pass computes."""
+    read: list[int] = []
+    forward = sampler.model.forward
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        read.append(kwargs["input_ids"].numel())
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(sampler.model, "forward", counting)
+    return read
+
+
+async def test_an_evaluation_goes_on_from_what_it_has_read(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches of four of six rollouts hold some whose last turn was in another batch."""
+    plain = TransformersClient(loaded)
+    plain.sampler.keeps_cache = False
+    without = await played(plain)
+    for size in (64, 4):
+        client = TransformersClient(loaded, max_batch_size=size)
+        read = counted(client.sampler, monkeypatch)
+        with_cache = await played(client)
+        assert [r.completion for r in with_cache] == [r.completion for r in without]
+        if size == 64:  # no column is computed twice, but where rows of a batch differ in length
+            contexts = [len(turn.tokens.prompt_ids) for r in with_cache for turn in r.turns if turn.tokens]
+            assert sum(read) < sum(contexts)
+        await client.close()
+    await plain.close()
+
+
+def test_what_new_conversations_begin_with_is_read_once(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler = Sampler(loaded.model, loaded.tokenizer)
+    shown = loaded.tokenizer.encode("Worked examples. " * 30)
+    requests = [
+        SampleRequest(ids=[*shown, *loaded.tokenizer.encode(f"Question {n}.")], max_tokens=5, seed=n)
+        for n in range(8)
+    ]
+    together = sampler.sample(requests)
+    assert [each.ids for each in together] == [sampler.sample([request])[0].ids for request in requests]
+    read = counted(sampler, monkeypatch)
+    sampler.sample(requests)
+    assert read[0] >= len(shown) - 1
+    assert sum(read) < 2 * len(shown)
 
 
 async def test_the_same_rollouts_come_out_bit_for_bit(loaded: LoadedModel) -> None:
