@@ -21,6 +21,7 @@ from typing import Any
 
 from wander import load_environment
 from wander.evals import RunFolder
+from wander.models.smollm2 import SMOLLM2, cache_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "environments"
@@ -28,6 +29,7 @@ PAGE = ROOT / "docs" / "catalogue.md"
 NAMES = sorted(path.parent.name for path in FOLDER.glob("*/pyproject.toml"))
 RUNS = {
     "random": "random player",
+    "random-easy": "random player, easy",
     "smollm2": "SmolLM2-135M-Instruct",
     "smollm2-easy": "SmolLM2-135M-Instruct, easy",
     "expert": "scripted expert",
@@ -48,15 +50,27 @@ def play(name: str, run: str) -> None:
     said, out = project(name)["catalogue"], FOLDER / name / "reference" / run
     if run.startswith("smollm2"):
         tokens = str(said.get("tokens", SMOLLM2_TOKENS))
-        chosen = ["-m", "smollm2", "-n", str(SMOLLM2_EXAMPLES), "--max-tokens", tokens]
+        chosen = ["-m", model_for(name), "-n", str(SMOLLM2_EXAMPLES), "--max-tokens", tokens]
     else:
-        player = f"scripted:{name}.players:{said.get(run, run)}"
+        kind = run.removesuffix("-easy")
+        player = f"scripted:{name}.players:{said.get(kind, kind)}"
         chosen = ["-m", player, "-n", str(said.get("examples", EXAMPLES))]
     arguments = ["--args", json.dumps(said["easy"])] if run.endswith("-easy") else []
     shutil.rmtree(out, ignore_errors=True)
     command = [sys.executable, "-m", "wander_client", "eval", f"./environments/{name}", *chosen, *arguments]
     print(f"{name}: {run}", flush=True)
     subprocess.run([*command, "--out", str(out), "--no-progress"], cwd=ROOT, check=True)
+
+
+def model_for(name: str) -> str:
+    """Return SmolLM2, with a chat template that knows of tools where the environment offers any."""
+    folder = cache_folder() / f"{SMOLLM2}-tools"
+    if tools_of(name) == "-":
+        return "smollm2"
+    if not folder.exists():
+        command = [sys.executable, "-m", "wander_client", "model", "tools", "smollm2", "--out", str(folder)]
+        subprocess.run(command, check=True)
+    return str(folder)
 
 
 def summaries(name: str) -> dict[str, dict[str, Any]]:
@@ -103,9 +117,10 @@ def row(name: str) -> str:
     """Return an environment's row in the page."""
     said, found = project(name), summaries(name)
     info = load_environment(said["name"]).info
-    smollm2 = score(found.get("smollm2"))
-    if "smollm2-easy" in found:
-        smollm2 += f"; easy {score(found['smollm2-easy'])}"
+    floor, smollm2 = score(found["random"], interval=False), score(found.get("smollm2"))
+    if "random-easy" in found:
+        floor += f"; easy {score(found['random-easy'], interval=False)}"
+        smollm2 += f"; easy {score(found.get('smollm2-easy'))}"
     cells = [
         f"[{said['name']}](../environments/{name}/README.md)",
         info.kind.replace("_", " "),
@@ -114,7 +129,7 @@ def row(name: str) -> str:
         said["catalogue"]["data"],
         "yes" if info.deterministic else "no",
         said["license"],
-        score(found["random"], interval=False),
+        floor,
         smollm2,
         score(found["expert"], interval=False),
     ]
@@ -159,9 +174,9 @@ def main(command: str, *names: str) -> int:
             path.write_text(text)
         return 0
     for name in names or NAMES:
-        easy = "easy" in project(name)["catalogue"]
-        runs = ["random", "expert"] if command == "play" else ["smollm2", *(["smollm2-easy"] if easy else [])]
-        for run in runs:
+        runs = ["random", "expert"] if command == "play" else ["smollm2"]
+        easy = [f"{runs[0]}-easy"] if "easy" in project(name)["catalogue"] else []
+        for run in runs + easy:
             play(name, run)
     return 0
 

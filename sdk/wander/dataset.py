@@ -109,6 +109,11 @@ class Dataset:
             yield example
             index += 1
 
+    def show(self, messages: Messages) -> None:
+        """Put these messages before every question, in place of what was shown there."""
+        self.few_shot = messages
+        self._examples.clear()
+
     def _reader(self) -> _RowReader:
         if self._opened is None:
             self._opened = _open(self._rows, self.split)

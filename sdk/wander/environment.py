@@ -32,11 +32,13 @@ from wander.errors import (
     did_you_mean,
 )
 from wander.handle import EnvironmentHandle, Player, RolloutRequest, Split
+from wander.loop_thread import LoopThread
 from wander.parsers import Parser
 from wander.rollout.calls import ModelCalls
 from wander.rollout.faults import blame
 from wander.rollout.hooks import CLEANUP, TEARDOWN, call_hook, find_marked
 from wander.rubrics import Rubric, Score
+from wander.rubrics.gold import script_of
 from wander.rubrics.reward_function import check_bounds
 from wander.seeding import Key, derived_rng
 from wander.types import (
@@ -60,6 +62,7 @@ class Environment(Player):
     - `dataset`, `eval_dataset`: rows (see `wander.dataset`); one of the two is enough, and a split that is
       missing falls back to the other.
     - `system_prompt`, `few_shot`: put before the question of rows that have no `prompt` of their own.
+      `few_shot` is messages, or how many examples of the train split to show as `gold` plays them.
     - `seed`: seeds the examples that have no `seed` column.
     - `deterministic`: False declares that outside observations enter the rollouts.
     - `strata`: how many strata the `stratum` column distinguishes, or the name of another column that holds
@@ -82,7 +85,7 @@ class Environment(Player):
         dataset: Rows | ProceduralRows | None = None,
         eval_dataset: Rows | ProceduralRows | None = None,
         system_prompt: str | None = None,
-        few_shot: Messages | None = None,
+        few_shot: Messages | int | None = None,
         parser: Parser | None = None,
         rubric: Rubric | None = None,
         *,
@@ -100,7 +103,10 @@ class Environment(Player):
         self.rubric = rubric or Rubric()
         self.parser = parser or self.rubric.parser or Parser()
         self.system_prompt = system_prompt
-        self.few_shot = few_shot
+        self.few_shot = few_shot if isinstance(few_shot, list) else None
+        self._examples_to_show = 0 if isinstance(few_shot, list) else few_shot or 0
+        if self._examples_to_show < 0:
+            raise ConfigError(f"`{few_shot}` examples cannot be shown", hint="give 0 or more")
         self.seed = seed
         self.name = name
         self.summary = summary
@@ -142,7 +148,42 @@ class Environment(Player):
 
     def dataset(self, split: Split = "train") -> Dataset:
         """Return the examples of a split, or those of the other one when the environment lacks it."""
+        if self._examples_to_show:
+            count, self._examples_to_show = self._examples_to_show, 0
+            self._show_examples(count)
         return self._datasets.get(split) or next(iter(self._datasets.values()))
+
+    def _show_examples(self, count: int) -> None:
+        """Put the first examples of the train split, as `gold` plays them, before every question."""
+        chosen = self.dataset("train").examples(0, count)
+        # Datasets are asked for by functions that cannot wait, on event loops too.
+        loop = LoopThread("wander-examples")
+        try:
+            shown = loop.run(self._play_gold(chosen))
+        finally:
+            loop.close()
+        self.few_shot = shown
+        for dataset in self._datasets.values():
+            dataset.show(shown)
+
+    async def _play_gold(self, examples: Sequence[Example]) -> Messages:
+        """Return the conversations in which `gold` plays the examples, one after the other."""
+        shown: Messages = []
+        for example in examples:
+            gold = script_of(self.gold(example), example, self.parser, self.turn_limit, self._players)
+            if gold is None or self._players:
+                raise ConfigError(
+                    f"`{type(self).__name__}` does not say how one player plays its examples right",
+                    hint="override `gold`, or pass the messages themselves as `few_shot`",
+                )
+            request = RolloutRequest.of(ScriptedClient(gold), example, [0], together=False)
+            state = (await self._play_one_episode(request, 0, request.rollout_ids[0])).state
+            if state["failure"] is not None:
+                raise ConfigError(
+                    f"example `{example.example_id}` cannot be shown: {state['failure'].message}"
+                )
+            shown += [each for each in state["prompt"] if each["role"] != "system"] + state["completion"]
+        return shown
 
     @property
     def info(self) -> EnvironmentInfo:
@@ -211,6 +252,7 @@ class Environment(Player):
         rows = self.openings()
         if rows is None:
             return []
+        self.dataset()  # so that `few_shot` has the examples to show
         bound = Dataset(
             rows, split="eval", seed=self.seed, system_prompt=self.system_prompt, few_shot=self.few_shot
         )

@@ -18,6 +18,7 @@ from wander import ReplayClient, ScriptedClient, load_environment
 from wander.checks import check_environment
 from wander.environment import LocalEnvironment
 from wander.errors import ConfigError
+from wander.evals import RunFolder, replay_run
 from wander.loading import installed_environments, load_path
 from wander.parsers import message_text
 from wander.types import Rollout
@@ -147,6 +148,15 @@ async def test_the_expert_earns_much_and_the_random_player_little(project):
         assert [getattr(first, name) for name in kept] == [getattr(second, name) for name in kept]
 
 
+async def test_the_easy_setting_shows_examples_that_mislead_no_player(project):
+    easy = project["easy"]
+    (one,) = await played(project, player(project, "expert"), 1, **easy)
+    asked = [message for message in one.prompt if message["role"] == "assistant"]
+    assert len(asked) >= easy["show_examples"]
+    assert one.reward > 0.4
+    (one,) = await played(project, player(project, "random"), 1, **easy)
+
+
 @pytest.mark.parametrize("reply", ["", "I do not know.", "<answer></answer><guess></guess>", "done"])
 async def test_form_alone_earns_nothing(project, reply):
     if project["folder"].name == "mcp_files":
@@ -164,17 +174,16 @@ def test_no_prompt_holds_the_answer_and_no_answer_is_in_the_other_split(project)
 
 
 @pytest.mark.full
-def test_the_reference_runs_play_again_to_the_same_record(project):
+async def test_the_reference_runs_play_again_to_the_same_record(project):
     runs = sorted((project["folder"] / "reference").iterdir())
     assert {"expert", "random"} <= {run.name for run in runs}
     if not load_environment(project["name"]).info.deterministic:
         return
-    for run in runs:
-        command = [sys.executable, "-m", "wander_client", "runs", "replay", str(run)]
-        said = subprocess.run(
-            [*command, "--env", str(project["folder"]), "--json"], capture_output=True, text=True, timeout=300
-        )
-        assert said.returncode == 0, said.stdout + said.stderr
+    for run in map(RunFolder.open, runs):
+        handle = LocalEnvironment(load_environment(project["name"], **run.manifest.environment.arguments))
+        report = await replay_run(handle, run.manifest, list(run.rollouts()))
+        await handle.close()
+        assert (report.refused, report.same) == (None, run.manifest.expected_rollouts), report.divergences[:1]
 
 
 @needs_reasoning_gym

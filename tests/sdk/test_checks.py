@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wander.checks import CHECKS, CheckReport, check_environment
 from wander.checks.package import check_package
-from wander.checks.players import write_answer
 from wander.checks.report import result
 from wander.evals.replay import first_difference
 from wander.parsers import MaybeThinkParser, Parser, ThinkParser, XMLParser
+from wander.rubrics.gold import write_answer
 from wander.types import Example, Rollout
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -46,6 +46,55 @@ async def test_a_rollout_is_played_scored_and_recorded():
     assert type(rollout).model_validate_json(rollout.model_dump_json()) == rollout
 
 
+async def test_examples_are_shown_as_gold_plays_them():
+    """What the answer column says will do; the rollouts' own messages begin with their question."""
+    env = adder(system_prompt="Add.", few_shot=2, parser=XMLParser(["answer"]))
+    prompt = env.dataset("eval")[1].prompt
+    assert [(each["role"], each["content"]) for each in prompt] == [
+        ("system", "Add."),
+        ("user", "2+2?"),
+        ("assistant", "<answer>\n4\n</answer>"),
+        ("user", "3+4?"),
+        ("assistant", "<answer>\n7\n</answer>"),
+        ("user", "3+4?"),
+    ]
+    seen = []
+    client = ScriptedClient(lambda request: seen.append(request.own_messages) or "8")
+    await env.rollout(client, env.dataset("eval")[1])
+    assert seen == [[{"role": "user", "content": "3+4?"}]]
+
+
+async def test_shown_games_end_before_the_question():
+    class Told(Echo):
+        def gold(self, example):
+            return ["one", "two"]
+
+    env = Told(ROWS, few_shot=1, max_turns=2)
+    seen = []
+    client = ScriptedClient(lambda request: seen.append(request.own_messages) or "three")
+    rollout = await env.rollout(client, env.dataset("train")[1])
+    said = [message["content"] for message in rollout.prompt]
+    assert said == ["2+2?", "one", "you said one", "two", "3+4?"]
+    assert [[message["content"] for message in each] for each in seen] == [
+        ["3+4?"],
+        ["3+4?", "three", "you said three"],
+    ]
+
+
+def test_examples_that_cannot_be_shown_are_a_clear_error():
+    with pytest.raises(ConfigError, match="`Echo` does not say how one player plays"):
+        Echo(ROWS, few_shot=1).dataset()
+    with pytest.raises(ConfigError, match="`-1` examples cannot be shown"):
+        adder(few_shot=-1)
+
+    class Wrong(Echo):
+        def gold(self, example):
+            return ["one"]
+
+    with pytest.raises(ConfigError, match="example `0` cannot be shown: the script has 1 replies"):
+        Wrong(ROWS, few_shot=1, max_turns=2).dataset()
+
+
 async def test_a_wrong_answer_scores_zero_and_is_no_failure():
     env = adder()
     rollout = await env.rollout(ScriptedClient(["5"]), env.dataset("train")[0])

@@ -34,6 +34,7 @@ SURNAMES_TEXT = """
 SURNAMES = SURNAMES_TEXT.split()
 REFERENCE_SCORES: dict[str, float] = {
     "random player": 0.155,
+    "random player, easy": 0.480,
     "SmolLM2-135M-Instruct": 0.000,
     "scripted expert": 1.000,
 }
@@ -94,7 +95,7 @@ def exact(state: State, parser: Parser) -> bool:
 
 
 def load_environment(
-    num_examples: int = 1000, turns: int = 3, names: int = 4, seed: int = 0
+    num_examples: int = 1000, turns: int = 3, names: int = 4, seed: int = 0, show_examples: int = 0
 ) -> AlphabetSortEnv:
     """Return the environment; example i has 1 + i mod `turns` batches of `names` names."""
     if num_examples < 1 or turns < 1 or names < 2 or turns * names > len(SURNAMES):
@@ -123,6 +124,7 @@ def load_environment(
     return AlphabetSortEnv(
         dataset=rows("train"),
         eval_dataset=rows("eval"),
+        few_shot=show_examples,
         max_turns=turns,
         system_prompt=SYSTEM_PROMPT,
         parser=XMLParser(["sorted"], answer_field="sorted"),

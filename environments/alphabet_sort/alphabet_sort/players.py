@@ -19,7 +19,10 @@ def by_surname(name: str) -> str:
 def names_in(request: ModelRequest) -> list[str]:
     """Return all names that the user has given."""
     lines = [
-        line for each in request.messages if each["role"] == "user" for line in message_text(each).split("\n")
+        line
+        for each in request.own_messages
+        if each["role"] == "user"
+        for line in message_text(each).split("\n")
     ]
     return [line.removeprefix("- ") for line in lines if line.startswith("- ")]
 

@@ -26,6 +26,7 @@ BLOCK = re.compile(r"```python[ \t]*\n(.*?)```", re.DOTALL)
 LIMITS = ReplLimits(cell_seconds=5.0, memory_mb=512, file_mb=1, output_chars=100)
 REFERENCE_SCORES: dict[str, float] = {
     "random player": 0.000,
+    "random player, easy": 0.000,
     "SmolLM2-135M-Instruct": 0.000,
     "scripted expert": 1.000,
 }
@@ -76,6 +77,7 @@ def load_environment(
     tests: int = 8,
     sandbox: Sandbox = "auto",
     seed: int = 0,
+    show_examples: int = 0,
 ) -> CodeExecEnv:
     """Return the environment: a problem with its number drawn for each example, and `tests` hidden tests.
 
@@ -120,6 +122,7 @@ def load_environment(
     return CodeExecEnv(
         dataset=rows("train"),
         eval_dataset=rows("eval"),
+        few_shot=show_examples,
         system_prompt=SYSTEM_PROMPT,
         parser=Parser(find_code),
         rubric=Rubric([solved]),

@@ -20,6 +20,7 @@ SYSTEM_PROMPT = (
 )
 REFERENCE_SCORES: dict[str, float] = {
     "random player": 0.010,
+    "random player, easy": 0.000,
     "scripted expert": 1.000,
 }
 """Mean rewards of the runs in `reference/`."""
@@ -70,7 +71,7 @@ def touched(state: State) -> bool:
 
 
 def load_environment(
-    num_examples: int = 1000, levels: int = 3, max_turns: int = 8, seed: int = 0
+    num_examples: int = 1000, levels: int = 3, max_turns: int = 8, seed: int = 0, show_examples: int = 0
 ) -> DatabaseSessionEnv:
     """Return the environment; example i has level i mod `levels`: one row, a condition, two tables."""
     if num_examples < 1 or not 1 <= levels <= 3 or max_turns < 1:
@@ -105,6 +106,7 @@ def load_environment(
     env = DatabaseSessionEnv(
         dataset=rows("train"),
         eval_dataset=rows("eval"),
+        few_shot=show_examples,
         max_turns=max_turns,
         system_prompt=SYSTEM_PROMPT,
         rubric=rubric,

@@ -17,7 +17,7 @@ Player = Callable[[ModelRequest], Message]
 
 def order_in(request: ModelRequest) -> str:
     """Return what the user asked for."""
-    return message_text(next(each for each in request.messages if each["role"] == "user"))
+    return message_text(next(each for each in request.own_messages if each["role"] == "user"))
 
 
 def call(request: ModelRequest, statement: str) -> Message:

@@ -17,6 +17,7 @@ SYSTEM_PROMPT = "Work out the result. Put it into <answer> and </answer>, every 
 LARGEST = (9, 99, 99)
 REFERENCE_SCORES: dict[str, float] = {
     "random player": 0.010,
+    "random player, easy": 0.030,
     "SmolLM2-135M-Instruct": 0.000,
     "scripted expert": 1.000,
 }
@@ -76,7 +77,11 @@ def draw_question(rng: random.Random, level: int) -> tuple[str, int]:
 
 
 def load_environment(
-    num_examples: int = 1000, levels: int = 3, doubt: str = "Are you sure?", seed: int = 0
+    num_examples: int = 1000,
+    levels: int = 3,
+    doubt: str = "Are you sure?",
+    seed: int = 0,
+    show_examples: int = 0,
 ) -> DoubleCheckEnv:
     """Return the environment; example i has the difficulty i mod `levels`."""
     if num_examples < 1 or not 1 <= levels <= len(LARGEST):
@@ -103,6 +108,7 @@ def load_environment(
         doubt=doubt,
         dataset=rows("train"),
         eval_dataset=rows("eval"),
+        few_shot=show_examples,
         system_prompt=SYSTEM_PROMPT,
         parser=XMLParser(["answer"]),
         rubric=rubric,

@@ -14,7 +14,7 @@ Player = Callable[[ModelRequest], str]
 
 def result_of(request: ModelRequest) -> int:
     """Return the result of the question that a conversation began with."""
-    asked = next(message_text(each) for each in request.messages if each["role"] == "user")
+    asked = next(message_text(each) for each in request.own_messages if each["role"] == "user")
     a, operation, b, second, c = re.findall(r"\d+|[-+*]", asked)
     total = int(a) * int(b) if operation == "*" else int(a) + int(b)
     return total + int(c) if second == "+" else total - int(c)

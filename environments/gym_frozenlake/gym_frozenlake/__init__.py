@@ -21,6 +21,7 @@ SYSTEM_PROMPT = (
 SLIPPERY = " The ice is slippery: a step goes where you meant in one case of three, and else to either side."
 REFERENCE_SCORES: dict[str, float] = {
     "random player": 0.020,
+    "random player, easy": 0.240,
     "scripted expert": 1.000,
 }
 """Mean rewards of the runs in `reference/`."""
@@ -67,6 +68,7 @@ def load_environment(
     slippery: bool = False,
     max_turns: int = 20,
     seed: int = 0,
+    show_examples: int = 0,
 ) -> FrozenLakeEnv:
     """Return the environment: lakes of `size` by `size` squares, each ice with the probability `frozen`."""
     if num_examples < 1 or not 3 <= size <= 16 or not 0.5 <= frozen <= 0.9 or max_turns < 1:
@@ -94,6 +96,7 @@ def load_environment(
         max_turns=max_turns,
         dataset=rows("train"),
         eval_dataset=rows("eval"),
+        few_shot=show_examples,
         system_prompt=SYSTEM_PROMPT.format(slippery=SLIPPERY if slippery else "", turns=max_turns),
         seed=seed,
         summary="Cross Gymnasium's frozen lake, another one for every example.",

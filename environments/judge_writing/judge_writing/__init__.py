@@ -39,6 +39,8 @@ states nothing, and a wrong statement takes a point away. \
 Reply with JSON only: {"reason": "...", "score": share from 0 to 1}"""
 REFERENCE_SCORES: dict[str, float] = {
     "random player": 0.050,
+    "random player, easy": 0.050,
+    "SmolLM2-135M-Instruct": 0.000,
     "scripted expert": 1.000,
 }
 """Mean rewards of the runs in `reference/`."""
@@ -84,6 +86,7 @@ def load_environment(
     judge_base_url: str = "http://127.0.0.1:8000/v1",
     judge: Client | None = None,
     seed: int = 0,
+    show_examples: int = 0,
 ) -> JudgeWritingEnv:
     """Return the environment; the judge is a model at an OpenAI-compatible endpoint, or a given client.
 
@@ -121,6 +124,7 @@ def load_environment(
     return JudgeWritingEnv(
         dataset=rows("train"),
         eval_dataset=rows("eval"),
+        few_shot=show_examples,
         system_prompt=SYSTEM_PROMPT,
         rubric=rubric,
         seed=seed,

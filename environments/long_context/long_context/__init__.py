@@ -26,6 +26,7 @@ LINE_CHARS = 49
 """Length of a record, roughly."""
 REFERENCE_SCORES: dict[str, float] = {
     "random player": 0.000,
+    "random player, easy": 0.000,
     "scripted expert": 1.000,
 }
 """Mean rewards of the runs in `reference/`."""
@@ -81,6 +82,7 @@ def load_environment(
     max_turns: int = 8,
     sandbox: Literal["none", "auto", "bwrap"] = "auto",
     seed: int = 0,
+    show_examples: int = 0,
 ) -> LongContextEnv:
     """Return the environment; example i has the kind i mod `levels`: a needle, a count, a sum.
 
@@ -101,6 +103,7 @@ def load_environment(
     return LongContextEnv(
         dataset=rows("train"),
         eval_dataset=rows("eval"),
+        few_shot=show_examples,
         max_turns=max_turns,
         sandbox=sandbox,
         rubric=Rubric([right]),

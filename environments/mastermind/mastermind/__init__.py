@@ -20,6 +20,7 @@ SYSTEM_PROMPT = (
 )
 REFERENCE_SCORES: dict[str, float] = {
     "random player": 0.033,
+    "random player, easy": 0.570,
     "scripted expert": 0.823,
 }
 """Mean rewards of the runs in `reference/`."""
@@ -86,7 +87,12 @@ def guesses(state: State) -> int:
 
 
 def load_environment(
-    num_examples: int = 1000, length: int = 4, symbols: int = 6, max_turns: int = 10, seed: int = 0
+    num_examples: int = 1000,
+    length: int = 4,
+    symbols: int = 6,
+    max_turns: int = 10,
+    seed: int = 0,
+    show_examples: int = 0,
 ) -> MastermindEnv:
     """Return the environment: codes of `length` digits from 1 to `symbols`, and `max_turns` guesses."""
     if num_examples < 1 or max_turns < 1 or not 2 <= length <= 5 or not 3 <= symbols <= 9:
@@ -119,6 +125,7 @@ def load_environment(
         symbols=symbols,
         dataset=rows("train"),
         eval_dataset=rows("eval"),
+        few_shot=show_examples,
         max_turns=max_turns,
         system_prompt=SYSTEM_PROMPT.format(length=length, symbols=symbols, turns=max_turns, sample=sample),
         parser=XMLParser(["guess"], answer_field="guess"),

@@ -32,7 +32,7 @@ def codes(request: ModelRequest) -> list[str]:
 
 def expert(request: ModelRequest) -> str:
     """Guess one of the codes that fit every answer."""
-    said = "\n".join(message_text(each) for each in request.messages if each["role"] == "user")
+    said = "\n".join(message_text(each) for each in request.own_messages if each["role"] == "user")
     answers = [(guess, (int(a), int(b))) for guess, a, b in ANSWER.findall(said)]
     fitting = [
         code for code in codes(request) if all(compared(guess, code) == answer for guess, answer in answers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from typing import Any, Literal
 
@@ -18,6 +17,7 @@ SYSTEM_PROMPT = "Work with the tools, one step at a time. Put the result into <a
 LARGEST = 10**12
 REFERENCE_SCORES: dict[str, float] = {
     "random player": 0.000,
+    "random player, easy": 0.140,
     "scripted expert": 1.000,
 }
 """Mean rewards of the runs in `reference/`."""
@@ -92,39 +92,18 @@ def draw_question(rng: random.Random, level: int, low: int, high: int) -> tuple[
     return question, sum(prime_factors(a * b + c))
 
 
-def shown_examples() -> Messages:
-    """Return two questions that are answered with a tool."""
-    shown: Messages = []
-    for number, (a, operation, b) in enumerate(((4, "*", 6), (7, "+", 5))):
-        arguments = json.dumps({"a": a, "operation": operation, "b": b})
-        call = {
-            "id": f"shown{number}",
-            "type": "function",
-            "function": {"name": "calculate", "arguments": arguments},
-        }
-        result = str(calculate(a, operation, b))  # type: ignore[arg-type]
-        shown += [
-            {"role": "user", "content": f"What is {a} {operation} {b}?"},
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": call["id"], "content": result},
-            {"role": "assistant", "content": f"<answer>{result}</answer>"},
-        ]
-    return shown
-
-
 def load_environment(
     num_examples: int = 1000,
     levels: int = 3,
     digits: int = 4,
     *,
     largest: int = 0,
-    show_examples: bool = False,
+    show_examples: int = 0,
     seed: int = 0,
 ) -> MathToolsEnv:
     """Return the environment; example i takes 1 + i mod `levels` calls.
 
-    Numbers have `digits` digits, or with `largest` go from 2 to it. `show_examples` puts two answered
-    questions before each, for models that were never taught to call tools.
+    Numbers have `digits` digits, or with `largest` go from 2 to it.
     """
     if num_examples < 1 or not 1 <= levels <= 3 or not 1 <= digits <= 6 or not (largest or 9) >= 9:
         raise ConfigError(
@@ -150,7 +129,7 @@ def load_environment(
         tools=[calculate, prime_factors],
         max_turns=8,
         system_prompt=SYSTEM_PROMPT,
-        few_shot=shown_examples() if show_examples else None,
+        few_shot=show_examples,
         parser=XMLParser(["answer"]),
         rubric=Rubric([right]),
         seed=seed,

@@ -57,13 +57,6 @@ async def test_a_right_answer_counts_however_it_was_found():
     ).reward == 0.0
 
 
-def test_shown_examples_are_of_no_split():
-    env = load_environment(levels=1, digits=1, show_examples=True, num_examples=50)
-    shown = [message["content"] for message in env.dataset("eval")[0].prompt if message["role"] == "user"]
-    assert len(shown) == 3
-    assert env.dataset("eval")[0].prompt[2]["tool_calls"]
-
-
 def test_digits_are_bounded():
     with pytest.raises(ConfigError, match="`digits` 7"):
         load_environment(digits=7)

@@ -23,6 +23,7 @@ SYSTEM_PROMPT = (
 SERVER = Path(__file__).with_name("server.py")
 REFERENCE_SCORES: dict[str, float] = {
     "random player": 0.000,
+    "random player, easy": 0.000,
     "scripted expert": 1.000,
 }
 """Mean rewards of the runs in `reference/`."""
@@ -53,7 +54,7 @@ def draw_question(rng: random.Random, service: Service, level: int) -> tuple[str
 
 
 def load_environment(
-    num_examples: int = 1000, levels: int = 3, max_turns: int = 10, seed: int = 0
+    num_examples: int = 1000, levels: int = 3, max_turns: int = 10, seed: int = 0, show_examples: int = 0
 ) -> MCPFilesEnv:
     """Return the environment; example i has the difficulty i mod `levels`. Each seed has another tree."""
     if num_examples < 1 or not 1 <= levels <= 3 or max_turns < 1:
@@ -76,6 +77,7 @@ def load_environment(
     return MCPFilesEnv(
         dataset=rows("train"),
         eval_dataset=rows("eval"),
+        few_shot=show_examples,
         mcp_servers=[MCPServer("files", command=sys.executable, args=(str(SERVER), str(seed)))],
         session="environment",  # the tree is read-only, so that all rollouts may share a server
         deterministic=True,  # the package's own server, a pure function of the seed and the call

@@ -28,7 +28,7 @@ def answer(text: object) -> Message:
 
 def question_in(request: ModelRequest) -> str:
     """Return what the user asked."""
-    return message_text(next(each for each in request.messages if each["role"] == "user"))
+    return message_text(next(each for each in request.own_messages if each["role"] == "user"))
 
 
 def expert(request: ModelRequest) -> Message:

@@ -22,6 +22,7 @@ SYSTEM_PROMPT = (
 PATIENCE = 0.98
 REFERENCE_SCORES: dict[str, float] = {
     "random player": 0.136,
+    "random player, easy": 0.147,
     "scripted expert": 0.750,
 }
 """Mean rewards of the runs in `reference/`."""
@@ -144,6 +145,7 @@ def load_environment(
     rounds: int = 6,
     seed: int = 0,
     partner: Literal["environment", "player"] = "environment",
+    show_examples: int = 0,
 ) -> NegotiationEnv:
     """Return the environment; each side has `rounds` moves.
 
@@ -182,6 +184,7 @@ def load_environment(
         rounds=rounds,
         dataset=rows("train"),
         eval_dataset=rows("eval"),
+        few_shot=show_examples,
         max_turns=2 * rounds if partner == "player" else rounds,
         players=SIDES if partner == "player" else (),
         system_prompt=SYSTEM_PROMPT.format(highest=HIGHEST, cost=100 * (1 - PATIENCE), rounds=rounds),

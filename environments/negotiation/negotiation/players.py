@@ -43,12 +43,12 @@ def asked_price(side: str, limit: int, reach: int, bend: float, time: float) -> 
 
 def position(request: ModelRequest) -> tuple[str, int, list[int], int]:
     """Return the side, its limit, what it was offered so far, and how many moves are left."""
-    heard = "\n".join(message_text(each) for each in request.messages if each["role"] != "assistant")
+    heard = "\n".join(message_text(each) for each in request.own_messages if each["role"] != "assistant")
     limit = re.search(r"It cost you (\d+)|It is worth (\d+)", heard)
-    rounds = re.search(r"You have (\d+) moves", heard)
+    rounds = re.search(r"You have (\d+) moves", message_text(request.messages[0]))
     assert limit is not None
     assert rounds is not None
-    made = sum(each["role"] == "assistant" for each in request.messages)
+    made = sum(each["role"] == "assistant" for each in request.own_messages)
     offers = [int(price) for price in re.findall(r"offers (\d+)\.", heard)]
     return ("seller" if limit[1] else "buyer"), int(limit[1] or limit[2]), offers, int(rounds[1]) - made
 

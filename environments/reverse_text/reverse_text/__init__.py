@@ -72,7 +72,7 @@ def format(completion: Messages, parser: Parser) -> float:
 
 
 def load_environment(
-    num_examples: int = 1000, min_words: int = 3, max_words: int = 8, seed: int = 0
+    num_examples: int = 1000, min_words: int = 3, max_words: int = 8, seed: int = 0, show_examples: int = 0
 ) -> SingleTurnEnv:
     """Return the environment; the train and the eval split have `num_examples` texts each.
 
@@ -98,6 +98,7 @@ def load_environment(
     return SingleTurnEnv(
         dataset=rows("train"),
         eval_dataset=rows("eval"),
+        few_shot=show_examples,
         system_prompt=SYSTEM_PROMPT,
         parser=XMLParser(["reversed_text"], answer_field="reversed_text"),
         rubric=rubric,

@@ -194,6 +194,7 @@ def load_environment(
     seed: int = 0,
     opponent: Literal["environment", "player"] = "environment",
     random_moves: int = 0,
+    show_examples: int = 0,
 ) -> TicTacToeEnv:
     """Return the environment; the train and the eval split have `num_examples` different games each.
 
@@ -228,6 +229,7 @@ def load_environment(
         most_careless=max_random_move_prob,
         dataset=rows("train"),
         eval_dataset=rows("eval"),
+        few_shot=show_examples,
         max_turns=2 * max_turns if opponent == "player" else max_turns,
         players=("X", "O") if opponent == "player" else (),
         system_prompt=SYSTEM_PROMPT,

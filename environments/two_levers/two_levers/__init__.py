@@ -22,6 +22,8 @@ SYSTEM_PROMPT = (
 )
 REFERENCE_SCORES: dict[str, float] = {
     "random player": -0.067,
+    "random player, easy": -0.063,
+    "SmolLM2-135M-Instruct": -1.403,
     "scripted expert": 0.977,
 }
 """Mean rewards of the runs in `reference/`."""
@@ -80,7 +82,11 @@ def invalid_pulls(state: State) -> int:
 
 
 def load_environment(
-    num_examples: int = 1000, pulls: int = 10, gaps: Sequence[float] = GAPS, seed: int = 0
+    num_examples: int = 1000,
+    pulls: int = 10,
+    gaps: Sequence[float] = GAPS,
+    seed: int = 0,
+    show_examples: int = 0,
 ) -> TwoLeversEnv:
     """Return the environment; the train and the eval split have `num_examples` pairs of levers each.
 
@@ -111,6 +117,7 @@ def load_environment(
         bandit,
         dataset=rows("train"),
         eval_dataset=rows("eval"),
+        few_shot=show_examples,
         max_turns=pulls + 1,  # the last pull is answered too
         system_prompt=SYSTEM_PROMPT.format(pulls=pulls),
         parser=XMLParser(["pull"], answer_field="pull"),

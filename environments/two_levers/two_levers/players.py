@@ -25,7 +25,7 @@ def pull(lever: str) -> str:
 
 def seen(request: ModelRequest) -> list[tuple[str, bool]]:
     """Return the levers pulled so far, and whether each paid."""
-    said = [message_text(message) for message in request.messages if message["role"] == "user"]
+    said = [message_text(message) for message in request.own_messages if message["role"] == "user"]
     found = [re.fullmatch(r"(left|right) pays ([01])", text) for text in said]
     return [(match[1], match[2] == "1") for match in found if match]
 

@@ -21,6 +21,7 @@ SYSTEM_PROMPT = (
 )
 REFERENCE_SCORES: dict[str, float] = {
     "random player": 0.000,
+    "random player, easy": 0.020,
     "scripted expert": 1.000,
 }
 """Mean rewards of the runs in `reference/`."""
@@ -57,7 +58,7 @@ def draw_question(rng: random.Random, country: Country, hops: int) -> tuple[str,
 
 
 def load_environment(
-    num_examples: int = 1000, hops: int = 3, max_turns: int = 10, seed: int = 0
+    num_examples: int = 1000, hops: int = 3, max_turns: int = 10, seed: int = 0, show_examples: int = 0
 ) -> WikiSearchEnv:
     """Return the environment; example i takes 1 + i mod `hops` articles.
 
@@ -100,6 +101,7 @@ def load_environment(
     return WikiSearchEnv(
         dataset=rows("train"),
         eval_dataset=rows("eval"),
+        few_shot=show_examples,
         tools=[search, read],
         max_turns=max_turns,
         system_prompt=SYSTEM_PROMPT,

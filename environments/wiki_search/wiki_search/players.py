@@ -36,7 +36,7 @@ def answer(text: str) -> Message:
 
 def expert(request: ModelRequest) -> Message:
     """Search the article where the question starts, then follow its links."""
-    question = message_text(next(each for each in request.messages if each["role"] == "user"))
+    question = message_text(next(each for each in request.own_messages if each["role"] == "user"))
     start = next(found[1] for pattern in STARTS if (found := re.search(pattern, question)))
     last = message_text(request.messages[-1])
     if request.turn == 0:

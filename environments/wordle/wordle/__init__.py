@@ -20,6 +20,8 @@ SYSTEM_PROMPT = (
 )
 REFERENCE_SCORES: dict[str, float] = {
     "random player": 0.042,
+    "random player, easy": 0.042,
+    "SmolLM2-135M-Instruct": 0.000,
     "scripted expert": 0.810,
 }
 """Mean rewards of the runs in `reference/`."""
@@ -77,7 +79,9 @@ def guesses(state: State) -> int:
     return len(state["marks"])
 
 
-def load_environment(num_examples: int = 1000, hints: int = 0, seed: int = 0) -> WordleEnv:
+def load_environment(
+    num_examples: int = 1000, hints: int = 0, seed: int = 0, show_examples: int = 0
+) -> WordleEnv:
     """Return the environment; the prompt shows `hints` letters of the word in their places."""
     if num_examples < 1 or not 0 <= hints <= 4:
         raise ConfigError(
@@ -104,6 +108,7 @@ def load_environment(num_examples: int = 1000, hints: int = 0, seed: int = 0) ->
     return WordleEnv(
         dataset=rows("train"),
         eval_dataset=rows("eval"),
+        few_shot=show_examples,
         max_turns=6,
         system_prompt=SYSTEM_PROMPT,
         parser=XMLParser(["guess"], answer_field="guess"),

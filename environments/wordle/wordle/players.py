@@ -20,7 +20,7 @@ FORM = re.compile(r"The word: ([A-Z_ ]+)\n")
 
 def fitting(request: ModelRequest) -> list[str]:
     """Return the words that fit every mark and the letters shown."""
-    said = "\n".join(message_text(each) for each in request.messages if each["role"] == "user")
+    said = "\n".join(message_text(each) for each in request.own_messages if each["role"] == "user")
     marked = [
         (guess.replace(" ", "").lower(), marks.replace(" ", "")) for guess, marks in MARKED.findall(said)
     ]

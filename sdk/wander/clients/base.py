@@ -41,6 +41,19 @@ class ModelRequest(Record):
         """What a client keeps its sampled ids by: the rollout, or one player's part of it."""
         return conversation_id(self.rollout_id, self.player)
 
+    @property
+    def own_messages(self) -> list[Message]:
+        """The messages from the rollout's own question on, without the worked examples shown before it.
+
+        With players, to whom no examples are shown, these are all messages.
+        """
+        if self.player is not None:
+            return self.messages
+        said = [place for place, message in enumerate(self.messages) if message["role"] == "assistant"]
+        first = said[-self.turn] if self.turn else len(self.messages)
+        asked = [place for place in range(first) if self.messages[place]["role"] == "user"]
+        return self.messages[asked[-1] if asked else 0 :]
+
 
 class ModelResponse(Record):
     """The answer to one model call."""

@@ -15,7 +15,7 @@ from wander.envs.tool.schema import Tool
 from wander.errors import ConfigError, EnvironmentFault
 from wander.rollout.calls import ModelCalls
 from wander.rollout.hooks import cleanup, teardown
-from wander.types import State
+from wander.types import Example, Messages, State
 
 Server = MCPServer | Mapping[str, Any] | str
 """What says where a server is; see `MCPServer.of`."""
@@ -86,6 +86,14 @@ class MCPEnv(ToolEnv):
                 connections = list(self._shared)
         state["mcp_tools"] = {**self._tools, **name_tools(connections, taken=set(self._tools))}
         await super().play(state, model)
+
+    async def _play_gold(self, examples: Sequence[Example]) -> Messages:
+        """Play the examples to show, on an event loop of their own, which shared sessions do not outlive."""
+        try:
+            return await super()._play_gold(examples)
+        finally:
+            self._opening = None
+            await self.close_shared_sessions()
 
     @cleanup(priority=-100)
     async def close_sessions(self, state: State) -> None:
