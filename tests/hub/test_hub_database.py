@@ -6,14 +6,15 @@ import asyncio
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from live_hub import hub_command
-from sqlalchemy import inspect, text
+from sqlalchemy import Inspector, column, insert, inspect, select, table, text
 from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.orm import Session
 from wander_hub.database import (
@@ -57,25 +58,60 @@ def test_migrations_go_down_and_up_again(tmp_path):
     database.close()
 
 
-def test_the_release_before_works_on_the_schema_of_this_one(tmp_path):
-    """What it knows is still there and no stricter, and what it does not know needs nothing of it."""
+async def test_the_release_before_works_on_the_schema_of_this_one(hub, run_of, tmp_path, request):
+    """What it knows is still there and no stricter; rows as it writes them are taken."""
+    manifest, rollouts = run_of(await hub.publish())
+    assert (await hub.post_run(manifest, rollouts, artifacts={"notes.txt": b"notes"})).status_code == 201
     database = Database(f"sqlite:///{tmp_path / 'hub.db'}")
     database.migrate()
-    new = columns_of(database)
+    new = inspect(database.engine)
     with database.engine.execution_options(writes=True).begin() as connection:
         command.downgrade(alembic_config(connection), RELEASED)
-    for table, old in columns_of(database).items():
-        for name, column in old.items():
-            assert new[table][name]["nullable"] >= column["nullable"], (table, name)
-        for name in new[table].keys() - old.keys():
-            added = new[table][name]
-            assert added["nullable"] or added["default"] is not None, (table, name)
+    old = inspect(database.engine)
+    for name in old.get_table_names():
+        known = {one["name"]: one for one in old.get_columns(name)}
+        there = {one["name"]: one for one in new.get_columns(name)}
+        assert [one for one in known if one not in there] == [], name
+        for one, before in known.items():
+            assert there[one]["nullable"] >= before["nullable"], (name, one)
+            assert repr(there[one]["type"]) == repr(before["type"]), (name, one)
+        loose = {one for one, told in there.items() if one not in known and told["nullable"]}
+        stricter = restrictions(new, name) - restrictions(old, name)
+        assert [one for one in stricter if not loose & set(one)] == [], name
+    columns = {name: [one["name"] for one in old.get_columns(name)] for name in old.get_table_names()}
     database.close()
+    write_as_before(hub.database, columns, tmp_path, request)
 
 
-def columns_of(database: Database) -> dict[str, dict[str, Any]]:
-    found = inspect(database.engine)
-    return {name: {one["name"]: one for one in found.get_columns(name)} for name in found.get_table_names()}
+def restrictions(found: Inspector, table: str) -> set[tuple[str, ...]]:
+    """Return what a table refuses: what stands in it once alone, what must be in another, what is checked."""
+    unique = [one for one in found.get_indexes(table) if one["unique"]] + found.get_unique_constraints(table)
+    return {
+        *(("once", *map(str, one["column_names"])) for one in unique),
+        *(("elsewhere", *one["constrained_columns"]) for one in found.get_foreign_keys(table)),
+        *(("checked", one["sqltext"]) for one in found.get_check_constraints(table)),
+        ("key", *found.get_pk_constraint(table)["constrained_columns"]),
+    }
+
+
+def write_as_before(database: Database, columns: dict[str, list[str]], folder: Path, request) -> None:
+    """Add the rows of a hub to an empty database of the same kind, by the columns that a release knew."""
+    with ExitStack() as stack:
+        url = f"sqlite:///{folder / 'empty.db'}"
+        if database.engine.dialect.name == "postgresql":
+            url = stack.enter_context(request.getfixturevalue("postgres").database())
+        other, added = Database(url), set()
+        stack.callback(other.close)
+        other.migrate()
+        source = stack.enter_context(database.engine.connect())
+        target = stack.enter_context(other.engine.execution_options(writes=True).begin())
+        for each in Base.metadata.sorted_tables:
+            known = [each.c[one] for one in columns.get(each.name, ())]
+            rows = [dict(one) for one in source.execute(select(*known)).mappings()] if known else []
+            if rows:
+                target.execute(insert(table(each.name, *(column(one.name, one.type) for one in known))), rows)
+                added.add(each.name)
+    assert {"owners", "users", "environments", "versions", "files", "runs", "run_chunks", "jobs"} <= added
 
 
 def test_a_hub_starts_on_the_schema_of_a_newer_release(hub):
