@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import delete, select, text, update
 from wander_hub.database import READER
+from wander_hub.environments import browse
 from wander_hub.environments import repository as environments
 from wander_hub.environments.models import Environment, Version
 from wander_hub.environments.spelling import Spelling, distance, learn
@@ -75,6 +76,20 @@ async def test_words_with_a_slip_are_found(filled):
         2,
         1,
     ]
+
+
+async def test_filters_find_the_same_however_the_rows_are_found(filled, monkeypatch):
+    for few in (0, 1, 500):
+        for name, most in {"_FIRST": 1, "_FEW": few, "_WALKED": 2}.items():
+            monkeypatch.setattr(browse, name, most)
+        assert await names(filled, "tag=game&sort=newest") == [
+            "word-ladder",
+            "opening-book",
+            "chess-endgames",
+        ]
+        assert await names(filled, "tag=game&sort=newest&limit=1") == ["word-ladder"]
+        assert await names(filled, "tag=math&owner=alice&limit=1") == ["proofs"]
+        assert await names(filled, "tag=nothing") == []
 
 
 async def test_filters_orders_and_pages(filled):

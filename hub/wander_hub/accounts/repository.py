@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session, selectinload
 
 from wander_hub.accounts.models import Membership, Owner, User
 
-NEIGHBOURS = 100
+NEIGHBOURS = 50
 """Names to either side of one that is missing, among which those that look like it are sought."""
 
 

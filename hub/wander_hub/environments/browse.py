@@ -1,8 +1,8 @@
 """Listings of environments: in the order of a column, filtered, page by page, or what a search found.
 
 A page costs the same however many environments a hub has. Without filters an index has it. With filters the
-first rows in the order are looked through; where too few of them fit, few fit at all, and the text index has
-those.
+first rows in the order are looked through. Where too few of them fit, the text index has those that do, as
+long as they are few; of many, enough are found among more rows in the order.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, func, or_, select
 from sqlalchemy.orm import Session
+from sqlalchemy.sql.expression import FromClause
 
 from wander_hub.accounts import repository as accounts
 from wander_hub.database import READER
 from wander_hub.environments import search
 from wander_hub.environments.models import SORT_KEYS, Environment
-from wander_hub.environments.repository import readable, visible
+from wander_hub.environments.repository import chosen, readable, visible
 from wander_hub.environments.schemas import EnvironmentFilter, ListPosition
 
-_WALKED = 2000
-"""Rows in the order of a listing that are held against filters one by one."""
+_FIRST, _WALKED = 100, 2000
+"""Rows in the order of a listing that are held against filters one by one: at first, and where many fit."""
+_FEW = 500
+"""Rows that fit the filters of a listing, up to which all are read and put in order."""
 COUNTED = 1000
 """More than so many are not counted, but called more."""
 
@@ -94,14 +97,22 @@ def _in_order(
     if not wanted.marks():
         return session.scalars(ordered(visible(session).where(*where), wanted.limit + 1)).all()
     where_marked = [*where, *search.conditions(wanted, owner_id)]
-    first = ordered(select(Environment.id).where(*where), _WALKED).subquery()
-    among = visible(session).where(Environment.id.in_(select(first.c.id)), *where_marked)
-    rows = session.scalars(ordered(among, wanted.limit + 1)).all()
+
+    def fitting(ids: FromClause) -> Sequence[Environment]:
+        among = visible(session).join(ids, chosen(session, ids)).where(*where_marked)
+        return session.scalars(ordered(among, wanted.limit + 1)).all()
+
+    def walk(most: int) -> Sequence[Environment]:
+        return fitting(ordered(select(Environment.id).where(*where), most).subquery("found"))
+
+    rows = walk(_FIRST)
     if len(rows) > wanted.limit:
         return rows
     ids = search.marked(session, wanted, owner_id)
-    everything = visible(session).join(ids, Environment.id == search.joining_id(session, ids))
-    return session.scalars(ordered(everything.where(*where_marked), wanted.limit + 1)).all()
+    few = session.scalars(select(ids.c.id).limit(_FEW + 1)).all()
+    if len(few) > _FEW and len(rows := walk(_WALKED)) > wanted.limit:
+        return rows
+    return fitting(ids) if few else []
 
 
 def _shares(session: Session) -> list[ColumnElement[bool]]:

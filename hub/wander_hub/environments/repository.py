@@ -7,9 +7,10 @@ from datetime import date, datetime
 from itertools import chain
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Select, and_, exists, func, inspect, or_, select, true
+from sqlalchemy import ColumnElement, Select, and_, exists, func, inspect, literal_column, or_, select, true
 from sqlalchemy.orm import Session, contains_eager, joinedload, selectinload
 from sqlalchemy.sql.base import ExecutableOption
+from sqlalchemy.sql.expression import FromClause
 from wander.wire.environments import Visibility
 
 from wander_hub import audit
@@ -53,6 +54,15 @@ def visible(session: Session) -> Select[Environment]:
     """Return the statement every read builds on: the environments the caller may see, owner loaded."""
     query = select(Environment).join(Environment.owner).options(contains_eager(Environment.owner))
     return query.where(readable(session))
+
+
+def chosen(session: Session, found: FromClause) -> ColumnElement[bool]:
+    """Return the condition that joins the rows of the ids in a subquery, `found.id`.
+
+    SQLite goes from the ids to the rows by it, where it would else go through all rows.
+    """
+    sqlite = session.get_bind().dialect.name == "sqlite"
+    return Environment.id == (literal_column("+found.id") if sqlite else found.c.id)
 
 
 def environment_named(session: Session, owner: str, name: str) -> Environment | None:
@@ -117,9 +127,9 @@ def lock_environment(session: Session, environment: Environment) -> None:
 
 def owners_of(session: Session, name: str) -> Sequence[str]:
     """Return the owners of listed environments of this name, or of some of them."""
-    some = select(Environment.id).where(Environment.name == name).limit(NEIGHBOURS)
+    some = select(Environment.id).where(Environment.name == name).limit(NEIGHBOURS).subquery("found")
     query = select(Owner.name).join(Environment, Environment.owner_id == Owner.id)
-    query = query.where(Environment.id.in_(some), Environment.listed, readable(session))
+    query = query.join(some, chosen(session, some)).where(Environment.listed, readable(session))
     return session.scalars(query.order_by(Owner.name)).all()
 
 
@@ -134,7 +144,8 @@ def names_around(session: Session, owner: str, name: str) -> Sequence[str]:
     after = owned.where(Environment.name >= name).order_by(Environment.name).limit(NEIGHBOURS)
     before = owned.where(Environment.name < name).order_by(Environment.name.desc()).limit(NEIGHBOURS)
     shown = select(Environment.name).where(Environment.listed, readable(session))
-    by_order = (session.scalars(shown.where(Environment.id.in_(some))) for some in (after, before))
+    around = (after.subquery("found"), before.subquery("found"))
+    by_order = (session.scalars(shown.join(some, chosen(session, some))) for some in around)
     return [*chain.from_iterable(by_order)]
 
 

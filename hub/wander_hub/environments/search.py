@@ -23,7 +23,7 @@ from wander_hub.accounts.models import Owner
 from wander_hub.database import READER
 from wander_hub.environments import spelling
 from wander_hub.environments.models import Environment, Version
-from wander_hub.environments.repository import readable
+from wander_hub.environments.repository import chosen, readable
 from wander_hub.environments.schemas import EnvironmentFilter, mark
 from wander_hub.identity import Identity
 
@@ -147,7 +147,7 @@ def _look(
         ids = _ids(session, words, where, required, prefix=prefix)
         ranked = (Environment.run_count, Environment.download_count, Environment.star_count)
         query = select(Environment.id, Owner.name, Environment.name, *ranked).join(Environment.owner)
-        query = query.join(ids, Environment.id == joining_id(session, ids))
+        query = query.join(ids, chosen(session, ids))
         query = query.where(Environment.listed, readable(session), *conditions(wanted, owner_id))
         query = query.order_by(ids.c.id.desc()).limit(MOST)
         rows = [Match(*row) for row in session.execute(query)]
@@ -218,11 +218,6 @@ def _any_of(words: Sequence[str], syntax: tuple[str, str], end: str = "") -> str
     """Return the expression for any of some words, which hold letters and digits alone."""
     quote, between = syntax
     return f"({between.join(f'{quote}{one}{quote}{end}' for one in words)})"
-
-
-def joining_id(session: Session, ids: FromClause) -> ColumnElement[int]:
-    """Return the id that rows are joined by, so that SQLite goes from the words to the rows, not back."""
-    return literal_column("+found.id") if _is_sqlite(session) else ids.c.id
 
 
 def _token(mark: str) -> str:
