@@ -90,6 +90,40 @@ async def test_code_reads_the_context_and_asks_tools_and_models(language):
     assert (again.completion, again.reward) == (rollout.completion, rollout.reward)
 
 
+SESSIONS = {
+    "bash": (vf.SandboxEnv, "command", ["echo 3 > n; cat n", "cat n missing"], "sleep 60"),
+    "python": (vf.PythonEnv, "code", ["n = 3; n", "print(n); 1 / 0"], "import time; time.sleep(60)"),
+}
+
+
+@pytest.mark.parametrize("tool", SESSIONS)
+async def test_commands_of_a_rollout_run_in_one_sandbox_that_ends_with_it(tool):
+    kind, argument, steps, long = SESSIONS[tool]
+    rows = [{"question": "Count."}]
+
+    def answering(steps):
+        def answer(request):
+            return call(tool, **{argument: steps[request.turn]}) if request.turn < len(steps) else "3"
+
+        return ScriptedClient(answer)
+
+    env = kind(dataset=rows, docker_image="python:3.11", max_turns=9)
+    adapted = AdaptedEnvironment(env)
+    assert not adapted.info.deterministic
+    example = adapted.dataset("train")[0]
+    for index in range(2):  # the second finds nothing of the first
+        rollout = await adapted.rollout(answering(steps), example, index=index)
+        assert rollout.failure is None
+        told = [message["content"] for message in rollout.completion if message["role"] == "tool"]
+        assert told[0] == "3"
+        assert told[1].startswith("3\n")
+        assert ("No such file" if tool == "bash" else "ZeroDivisionError") in told[1]
+        assert not env.sandboxes
+    slow = AdaptedEnvironment(kind(dataset=rows, timeout_per_command_seconds=1, max_turns=2))
+    rollout = await slow.rollout(answering([long]), example)
+    assert rollout.completion[1]["content"].endswith("Error: timed out after 1 s")
+
+
 async def test_a_model_that_fails_under_code_fails_the_rollout():
     def answer(request):
         if request.messages[-1]["content"] == "one":
