@@ -49,7 +49,7 @@ def play(name: str, run: str) -> None:
     """Evaluate on the first examples of the eval split; the run replaces the one that was there."""
     said, out = project(name)["catalogue"], FOLDER / name / "reference" / run
     if run.startswith("smollm2"):
-        tokens = str(said.get("tokens", SMOLLM2_TOKENS))
+        tokens = str(said.get("easy_tokens" if run.endswith("-easy") else "tokens", SMOLLM2_TOKENS))
         chosen = ["-m", model_for(name), "-n", str(SMOLLM2_EXAMPLES), "--max-tokens", tokens]
     else:
         kind = run.removesuffix("-easy")

@@ -103,8 +103,8 @@ class Environment(Player):
         self.rubric = rubric or Rubric()
         self.parser = parser or self.rubric.parser or Parser()
         self.system_prompt = system_prompt
-        self.few_shot = few_shot if isinstance(few_shot, list) else None
-        self._examples_to_show = 0 if isinstance(few_shot, list) else few_shot or 0
+        self.few_shot = None if isinstance(few_shot, int) else few_shot
+        self._examples_to_show = few_shot if isinstance(few_shot, int) else 0
         if self._examples_to_show < 0:
             raise ConfigError(f"`{few_shot}` examples cannot be shown", hint="give 0 or more")
         self.seed = seed
