@@ -252,7 +252,8 @@ def test_an_owner_is_asked_for_before_anything_is_built(
         mine.publish(folder, owner="bob")
     with room.http.app.state.database.write() as session:
         token = add_token(session, accounts.add_user(session, "ada"), "hers")
-    with pytest.raises(ClientError, match="`ada` may not publish under `admin`") as caught:
+    # Whether somebody has that name, a stranger is not told.
+    with pytest.raises(NotFound, match="there is no owner `admin`") as caught:
         Hub(token=token, transport=room.transport).publish(folder, owner="admin")
     assert caught.value.hint == "you may publish under `ada`"
 
