@@ -182,6 +182,8 @@ class Settings(BaseSettings):
     """After SIGTERM the hub answers for so long, and sends clients elsewhere with their next request."""
     log_format: Literal["text", "json"] = "text"
     """How lines of the log look on standard error."""
+    styleguide: bool = False
+    """Show `/styleguide`: the tokens and parts of the pages, for who works on them."""
     traces: bool = False
     """Send a span for every request by OpenTelemetry, to where its own `OTEL_*` variables say."""
 

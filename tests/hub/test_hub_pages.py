@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import re
 from html.parser import HTMLParser
 
+import httpx
 import pytest
 from sqlalchemy import insert, select
 from wander_hub import names
 from wander_hub.accounts.repository import NEIGHBOURS
+from wander_hub.app import create_app
 from wander_hub.environments.models import Environment
 
 HTML = {"Accept": "text/html,application/xhtml+xml"}
@@ -103,10 +106,14 @@ async def test_page_is_whole_and_inert(posted, path):
     answer = await posted.get(path, headers=HTML)
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/html")
-    assert "script" not in answer.headers["content-security-policy"].replace("script-src", "")
+    policy = answer.headers["content-security-policy"]
+    assert policy.endswith("; script-src http://hub.test/static/; connect-src 'self'")
     tags = parsed(answer)
     names = {tag for tag, _ in tags.seen}
-    assert not names & {"script", "iframe", "object", "style", "img"}
+    assert not names & {"iframe", "object", "style", "img"}
+    scripts = [attributes for tag, attributes in tags.seen if tag == "script"]
+    assert all(one["src"].startswith("http://hub.test/static/") for one in scripts)
+    assert answer.text.count("></script>") == len(scripts), "none has a text of its own"
     for _, attributes in tags.seen:
         assert not any(name.startswith("on") or name == "style" for name in attributes)
         for name in ("href", "src", "action"):
@@ -301,9 +308,22 @@ async def test_style_sheet_is_served_and_small(hub):
     answer = await hub.get(href[1])
     assert answer.headers["content-type"].startswith("text/css")
     assert "immutable" in answer.headers["cache-control"]
-    assert len(answer.content) < 20_000
+    assert len(gzip.compress(answer.content)) < 12_000
     assert b"@import" not in answer.content
     assert b"http" not in answer.content
+
+
+async def test_the_style_guide_shows_every_token_where_it_is_asked_for(hub):
+    assert (await hub.get("/styleguide", headers=HTML)).status_code == 404
+    app = create_app(hub.settings.model_copy(update={"styleguide": True}), database=hub.database)
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://hub.test") as client:
+        page = await client.get("/styleguide", headers=HTML)
+        parsed(page)
+        swatches = set(re.findall(r"swatch-([\w-]+)", page.text))
+        assert swatches > {"ground", "link", "series-7"}
+        known = (await client.get("/styleguide.css")).text
+    assert all(f".swatch-{one} " in known for one in swatches)
 
 
 async def test_pages_come_compressed_and_files_as_they_are(posted):

@@ -66,6 +66,7 @@ NOT_THERE = {
     "/schemas/{part}/{version}.json",
     "/simple/namespace/{namespace}",
     "/simple/{project}/",
+    "/static/{name}",
     "/{owner}/integrity/{project}/{version}/{filename}/provenance",
 }
 """What the hub of these tests does not have, or has of public environments alone."""

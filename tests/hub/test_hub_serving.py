@@ -146,7 +146,7 @@ def test_the_wheel_and_the_source_archive_ship_the_migrations(tmp_path):
     assert "wander_hub/migrations/env.py" in shipped
     assert any(re.fullmatch(r"wander_hub/migrations/versions/0001_\w+\.py", name) for name in shipped)
     assert "wander_hub/web/templates/base.html" in shipped
-    assert "wander_hub/web/static/wander.css" in shipped
+    assert {"wander_hub/web/static/wander.js", "wander_hub/web/static/styles/1-tokens.css"} <= {*shipped}
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")
     (unpacked,) = (path for path in tmp_path.iterdir() if path.is_dir())

@@ -95,9 +95,19 @@ async def test_source_is_read_by_whom_the_version_is_offered(two, hub):
         assert (await two.get(path, headers={**HTML, **hub.auth()})).status_code == 200
 
 
-async def test_only_the_page_of_source_may_run_the_hubs_own_script(two):
-    policy = (await show(two, "/versions/0.1.0/source")).headers["content-security-policy"]
-    assert policy.endswith("script-src http://hub.test/static/source.js")
-    script = await two.get("/static/source.js")
-    assert (script.status_code, script.headers["content-type"].split(";")[0]) == (200, "text/javascript")
-    assert "script-src" not in (await show(two, "/changes")).headers["content-security-policy"]
+async def test_pages_run_the_hubs_own_scripts_alone(two):
+    page = await show(two, "/versions/0.1.0/source")
+    assert page.headers["content-security-policy"].endswith(
+        "script-src http://hub.test/static/; connect-src 'self'"
+    )
+    loaded = re.findall(
+        r'<script type="module" src="http://hub.test(/static/\w+\.js\?v=\w+)"></script>', page.text
+    )
+    assert [one.partition("?")[0] for one in loaded] == ["/static/wander.js", "/static/source.js"]
+    for address in loaded:
+        script = await two.get(address)
+        assert (script.status_code, script.headers["content-type"].split(";")[0]) == (200, "text/javascript")
+        assert "immutable" in script.headers["cache-control"]
+    assert page.text.count("<script") == 2
+    assert "source.js" not in (await show(two, "/changes")).text
+    assert (await two.get("/static/templates.py")).status_code == 404

@@ -12,7 +12,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from wander_hub.http.cookies import SAFE_METHODS
 
-_TEXT = ("text/html", "text/css", "text/plain", "application/json", "application/problem+json")
+_TEXT = (
+    *("text/html", "text/css", "text/javascript", "text/plain", "text/markdown"),
+    *("application/json", "application/problem+json", "application/atom+xml", "application/xml"),
+)
 _LEAST = 1024
 """Bytes below which compressing gains nothing."""
 _LONG = 64 * 1024

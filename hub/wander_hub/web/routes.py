@@ -15,8 +15,7 @@ from wander_hub.environments import service as environments
 from wander_hub.environments.repository import owners_of, packages_of
 from wander_hub.environments.schemas import EnvironmentFilter, Sort
 from wander_hub.http.answers import IMMUTABLE, REVALIDATE
-from wander_hub.http.boundary import BaseUrl, HubStorage, ReadSession, base_url_of, database_of
-from wander_hub.http.middleware import PAGE_CSP
+from wander_hub.http.boundary import BaseUrl, HubStorage, ReadSession, database_of
 from wander_hub.http.problems import HubProblem
 from wander_hub.leaderboards.routes import page_filter
 from wander_hub.leaderboards.schemas import BoardFilter
@@ -24,14 +23,13 @@ from wander_hub.models import repository as models
 from wander_hub.models.service import LATEST
 from wander_hub.runs import service as runs
 from wander_hub.web import compare, machines, service, source, transcript
-from wander_hub.web.templates import SOURCE_SCRIPT, STYLE_DIGEST, STYLE_SHEET, page
+from wander_hub.web.templates import STATIC, page
 
 router = APIRouter(include_in_schema=False)
 router.include_router(machines.router)
 
 _PER_PAGE = 50
 Cursor = Annotated[str | None, Query(max_length=300)]
-_SCRIPT = "/static/source.js"
 Offset = Annotated[int, Query(ge=0, le=2**31)]
 
 
@@ -64,17 +62,14 @@ def home(
     return page(request, "home.html", view=view, wanted=wanted, q=q, tag=given["tag"])
 
 
-@router.get("/static/wander.css")
-def style_sheet(request: Request, v: str = "") -> Response:
-    """The one style sheet."""
-    caching = IMMUTABLE if v == STYLE_DIGEST else REVALIDATE
-    return Response(STYLE_SHEET, media_type="text/css", headers={"Cache-Control": caching})
-
-
-@router.get(_SCRIPT)
-def source_script() -> Response:
-    """The one script: it marks the lines that an address names."""
-    return Response(SOURCE_SCRIPT, media_type="text/javascript", headers={"Cache-Control": REVALIDATE})
+@router.get("/static/{name}")
+def static_file(name: str, v: str = "") -> Response:
+    """The style sheet, or a script."""
+    found = STATIC.get(name)
+    if found is None:
+        raise HubProblem(404, "not_found", f"the pages have no file `{name[:100]}`")
+    caching = IMMUTABLE if v == found.digest else REVALIDATE
+    return Response(found.body, media_type=found.media_type, headers={"Cache-Control": caching})
 
 
 @router.get("/docs")
@@ -199,9 +194,7 @@ def show_source(
     if moved is not None:
         return RedirectResponse(f"{moved}/versions/{quote(version)}/source", 301)
     view = source.show_source(session, storage, owner, name, version, file)
-    answer = page(request, "source.html", view=view)
-    answer.headers["Content-Security-Policy"] = f"{PAGE_CSP}; script-src {base_url_of(request)}{_SCRIPT}"
-    return answer
+    return page(request, "source.html", view=view, scripts=["source.js"])
 
 
 @router.get("/{owner}/{name}/changes")

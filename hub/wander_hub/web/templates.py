@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,35 @@ from wander.wire.levels import LEVEL_FACTS
 from wander_hub import __version__
 from wander_hub.http.answers import REVALIDATE, not_modified
 from wander_hub.http.boundary import base_url_of
+from wander_hub.http.middleware import PAGE_CSP
 from wander_hub.security import without_secrets
 from wander_hub.web import charts, text
 
 _HERE = Path(__file__).parent
-STYLE_SHEET = (_HERE / "static" / "wander.css").read_bytes()
-SOURCE_SCRIPT = (_HERE / "static" / "source.js").read_bytes()
-STYLE_DIGEST = hashlib.sha256(STYLE_SHEET).hexdigest()[:12]
+_STATIC = _HERE / "static"
+
+
+@dataclass(frozen=True)
+class StaticFile:
+    """What every page loads from the hub, under an address that changes with it."""
+
+    body: bytes
+    media_type: str
+
+    @property
+    def digest(self) -> str:
+        """Beginning of the SHA-256 of its bytes."""
+        return hashlib.sha256(self.body).hexdigest()[:12]
+
+
+STATIC = {
+    "wander.css": StaticFile(
+        b"".join(one.read_bytes() for one in sorted((_STATIC / "styles").glob("*.css"))), "text/css"
+    ),
+    **{one.name: StaticFile(one.read_bytes(), "text/javascript") for one in sorted(_STATIC.glob("*.js"))},
+}
+"""The style sheet, of all files of `static/styles` in the order of their names, and the scripts."""
+_ADDRESSES = {name: f"/static/{name}?v={one.digest}" for name, one in STATIC.items()}
 
 _templates = Environment(
     loader=FileSystemLoader(_HERE / "templates"),
@@ -51,7 +75,7 @@ _templates.globals |= {
     "interval_bar": charts.interval_bar,
     "outcome_bar": charts.outcome_bar,
     "score_digits": text.score_digits,
-    "style_digest": STYLE_DIGEST,
+    "static": _ADDRESSES,
 }
 
 
@@ -60,13 +84,23 @@ def render(template: str, **values: Any) -> bytes:
     return _templates.get_template(template).render(**values).encode("utf-8", "replace")
 
 
-def page(request: Request, template: str, *, status: int = 200, **values: Any) -> Response:
-    """Render a page; a browser that holds the same one gets a 304."""
+def page(
+    request: Request, template: str, *, status: int = 200, scripts: Sequence[str] = (), **values: Any
+) -> Response:
+    """Render a page; a browser that holds the same one gets a 304.
+
+    `scripts` are those of `static/` that it has beside `wander.js`; it may run no other.
+    """
     base_url = base_url_of(request)
+    values["scripts"] = ["wander.js", *scripts]
     viewer = getattr(request.state, "identity", None)
     values |= {"base_url": base_url, "path": without_secrets(request.url.path), "viewer": viewer}
     body = render(template, **values)
-    headers = {"ETag": f'"{hashlib.sha256(body).hexdigest()[:32]}"', "Cache-Control": REVALIDATE}
+    headers = {
+        "ETag": f'"{hashlib.sha256(body).hexdigest()[:32]}"',
+        "Cache-Control": REVALIDATE,
+        "Content-Security-Policy": f"{PAGE_CSP}; script-src {base_url}/static/; connect-src 'self'",
+    }
     if status == 200 and (same := not_modified(request, headers["ETag"], headers)) is not None:
         return same
     return HTMLResponse(body, status, headers=headers)

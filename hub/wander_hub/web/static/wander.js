@@ -1,0 +1,56 @@
+// What pages do beyond HTML: copy a command, go to the search box, search while somebody writes.
+"use strict";
+const WAIT = 120; // milliseconds after the last letter
+
+for (const box of document.querySelectorAll("pre.command")) {
+  if (box.closest(".empty")?.querySelector("input")) continue;
+  const frame = document.createElement("div");
+  frame.className = "copyable";
+  box.replaceWith(frame);
+  const button = document.createElement("button");
+  button.type = "button";
+  button.textContent = "Copy";
+  button.addEventListener("click", async () => {
+    const text = [...box.childNodes].filter((one) => one.className !== "comment").map((one) => one.textContent);
+    await navigator.clipboard.writeText(text.join("").trim());
+    button.textContent = "Copied";
+    setTimeout(() => (button.textContent = "Copy"), 1500);
+  });
+  frame.append(box, button);
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.target.closest("input, textarea, select, [contenteditable]")) return;
+  const search = document.querySelector('form[role="search"] input');
+  if (!search) return;
+  event.preventDefault();
+  search.focus();
+  search.select();
+});
+
+const results = document.getElementById("results");
+const form = document.getElementById("filters");
+if (results && form) {
+  let waiting, asked;
+  const find = async () => {
+    const wanted = new URLSearchParams([...new FormData(form)].filter(([, value]) => value));
+    const address = `${form.getAttribute("action")}?${wanted}`;
+    asked?.abort();
+    asked = new AbortController();
+    try {
+      const answer = await fetch(address, { headers: { Accept: "text/html" }, signal: asked.signal });
+      const found = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("results");
+      if (!answer.ok || !found) return;
+      results.replaceChildren(...found.childNodes);
+      history.replaceState(null, "", address);
+    } catch (error) {
+      if (error.name !== "AbortError") throw error;
+    }
+  };
+  const soon = () => {
+    clearTimeout(waiting);
+    waiting = setTimeout(find, WAIT);
+  };
+  form.addEventListener("input", soon);
+}
