@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from datetime import timedelta
 
 import pytest
@@ -95,6 +96,42 @@ async def test_posting_again_moves_no_row(posted):
     assert [row["run_id"] for row in every if row["best"]] == [first, other]
     detail = (await posted.hub.get("/api/v1/environments/alice/reverse-text")).json()
     assert (detail["best_model"], detail["best_reward"]) == ("often", 0.8)
+
+
+async def test_the_mean_of_all_runs_of_a_model_is_asked_for_by_name(posted):
+    first = await posted.run("often", 16)
+    await posted.run("seldom", 14)
+    lucky, unlucky, third = [await posted.run("often", ones) for ones in (20, 0, 4)]
+    posted.give(unlucky, "unverifiable")  # what was proved less than the first is left out
+    await posted.put(f"/api/v1/runs/{third}/hiding", {"reason": "a mistake"})
+    page = await posted.board(runs="mean", limit=1)
+    (row,) = page["rows"]
+    assert (row["model"], row["run_id"], row["runs"], row["reward_mean"]) == ("often", first, 2, 0.9)
+    ends = {one["run_id"]: one["reward_low"] for one in (await posted.board(runs="all"))["rows"]}
+    assert row["reward_low"] == pytest.approx((ends[first] + ends[lucky]) / 2)
+    (other,) = (await posted.board(runs="mean", cursor=page["next"]))["rows"]
+    assert (other["model"], other["reward_mean"], "runs" in other) == ("seldom", 0.7, False)
+    text = (await posted.hub.get("/alice/reverse-text/leaderboard?runs=mean", headers=HTML)).text
+    assert '<span class="small muted">2 runs</span>' in text
+    answer = await posted.hub.get(BOARD + ".csv", params={"runs": "mean"})
+    assert [one["reward_mean"] for one in csv.DictReader(io.StringIO(answer.text))] == ["0.9", "0.7"]
+
+
+async def test_a_level_tells_what_it_does_not_prove(posted):
+    run_id = await posted.run("<b>a</b>", 5)
+    posted.give(run_id, "replayed")
+    place = "/alice/reverse-text/leaderboard"
+    text = (await posted.hub.get(place, headers=HTML)).text
+    assert f'popovertarget="proof-{run_id}"' in text
+    opened = text[text.index(f'<div popover id="proof-{run_id}"') :].partition("</div>")[0]
+    assert "submitter's claim" in opened
+    assert f'href="/runs/{run_id}#evidence"' in opened
+    assert opened.count("✓") == 3
+    assert "rerun</b>, not proved" in opened
+    assert "<b>a</b>" not in text
+    sorted_by = re.findall(r'aria-sort="descending"><a href="([^"]+)"', text)
+    assert len(sorted_by) == 1
+    assert "sort=reward" in sorted_by[0]
 
 
 async def test_nobody_moves_the_row_of_another_account(posted):
@@ -274,7 +311,7 @@ async def test_owners_arrange_a_board(posted):
     assert first["columns"] == columns
     page = (await posted.hub.get("/alice/reverse-text/leaderboard", headers=HTML)).text
     assert "Few examples." in page
-    assert page.index(">Model, stated<") < page.index(">Rank<")
+    assert page.index(">Model<") < page.index(">Rank<")
     assert ">Tokens, stated<" not in page
     await posted.put(path + busy["board"], {"pinned": True})
     assert (await posted.board())["board"] == busy["board"], "one board of a version is pinned"
@@ -320,9 +357,10 @@ async def test_metrics_have_the_interval_that_such_a_reward_has(posted):
     assert float(cells["metric:lcs_low_95"]) == pytest.approx(row["reward_low"])
     shown = f"{row['reward_low']:.2f} to {row['reward_high']:.2f}"
     place = "/alice/reverse-text/leaderboard"
-    page = (await posted.hub.get(place + "?metrics=true", headers=HTML)).text
-    assert shown in page[page.index("<tbody>") :]
-    assert shown not in (await posted.hub.get(place, headers=HTML)).text
+    told = f'data-label="lcs" title="95 % interval, clustered by example: {shown}">'
+    for query in ("?column=metrics", "?column=rank&column=metric:lcs"):
+        assert told in (await posted.hub.get(place + query, headers=HTML)).text
+    assert told not in (await posted.hub.get(place, headers=HTML)).text
     assert ">95 %<" in (await posted.hub.get(f"/runs/{run_id}", headers=HTML)).text
 
 

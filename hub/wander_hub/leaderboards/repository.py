@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import Select, func, literal, select, tuple_
-from sqlalchemy.orm import Session, defer, joinedload
+from sqlalchemy import Select, Subquery, and_, func, literal, select, tuple_
+from sqlalchemy.orm import Session, aliased, defer, joinedload
 from wander.wire.boards import LEVELS_UP, TIERS
 
 from wander_hub.database import UtcDateTime
@@ -21,11 +21,20 @@ _UNKNOWN = 1e300
 """What stands for tokens and costs that nobody knows, so that they come last."""
 BOARD_ORDER = (Board.pinned.desc(), Board.runs.desc(), Board.last_posted_at.desc(), Board.name)
 """The pinned board of a version first, then the busiest."""
-_VALUES: dict[str, Any] = {
-    "reward": BoardEntry.shortfall,
-    "tokens": func.coalesce(BoardEntry.tokens, _UNKNOWN),
-    "cost": func.coalesce(BoardEntry.usd, _UNKNOWN),
-}
+_MEANS = ("shortfall", "low", "high", "tokens", "usd")
+
+
+class BoardRow(NamedTuple):
+    """A run of a board, and the numbers of its row: its own, or means of several runs."""
+
+    run: Run
+    entry: BoardEntry
+    shortfall: float
+    low: float | None
+    high: float | None
+    tokens: float | None
+    usd: float | None
+    runs: int
 
 
 def boards_of(session: Session, version_id: int, limit: int) -> Sequence[Board]:
@@ -34,14 +43,21 @@ def boards_of(session: Session, version_id: int, limit: int) -> Sequence[Board]:
     return session.scalars(query.order_by(*BOARD_ORDER).limit(limit)).all()
 
 
-def page(session: Session, board: Board, wanted: BoardFilter) -> Sequence[tuple[Run, BoardEntry]]:
+def page(session: Session, board: Board, wanted: BoardFilter) -> Sequence[BoardRow]:
     """Return up to `limit + 1` runs of a board, as the filter orders them."""
     query = _thin(session).add_columns(BoardEntry).join(BoardEntry, BoardEntry.run_id == Run.run_id)
     query = query.where(BoardEntry.board_id == board.id)
-    if wanted.showing == "best":
-        query = query.where(BoardEntry.counts.is_(True))
-    else:
+    if wanted.showing == "all":
         query = query.where(BoardEntry.withdrawn.is_(False))
+    else:
+        query = query.where(BoardEntry.counts.is_(True))
+    shown: Any = BoardEntry
+    if wanted.showing == "mean":
+        shown = _means(board).c
+        same = (shown.model == BoardEntry.model, shown.posted_by_id == BoardEntry.posted_by_id)
+        query = query.join(shown.model.table, and_(*same))
+    query = query.add_columns(*(getattr(shown, name) for name in _MEANS))
+    query = query.add_columns(shown.runs if wanted.showing == "mean" else literal(1))
     if wanted.level in LEVELS_UP[1:]:
         query = query.where(BoardEntry.level.in_(LEVELS_UP[LEVELS_UP.index(wanted.level) :]))
     if wanted.model:
@@ -50,26 +66,48 @@ def page(session: Session, board: Board, wanted: BoardFilter) -> Sequence[tuple[
         query = query.where(BoardEntry.posted_at >= wanted.since)
     if wanted.until is not None:
         query = query.where(BoardEntry.posted_at < wanted.until)
+    query = _ordered(query, shown, wanted).limit(wanted.limit + 1)
+    return [BoardRow(*row) for row in session.execute(query)]
+
+
+def _means(board: Board) -> Subquery:
+    """Return the means of each model's runs by one account that were proved as far as the one that counts."""
+    every, counting = aliased(BoardEntry), aliased(BoardEntry)
+    same = [getattr(every, name) == getattr(counting, name) for name in ("board_id", "model", "posted_by_id")]
+    query = (
+        select(every.model, every.posted_by_id, func.count().label("runs"))
+        .add_columns(*(func.avg(getattr(every, name)).label(name) for name in _MEANS))
+        .join(counting, and_(*same, counting.counts, every.tier <= counting.tier))
+        .where(every.board_id == board.id, every.withdrawn.is_(False))
+    )
+    return query.group_by(every.model, every.posted_by_id).subquery("means")
+
+
+def _ordered(query: Select[Any], shown: Any, wanted: BoardFilter) -> Select[Any]:
+    """Order rows, and leave out those of the pages before."""
     descending = wanted.sort == "posted"
     key: list[Any] = [BoardEntry.posted_at, BoardEntry.run_id]
     types: list[Any] = [UtcDateTime(), BoardEntry.run_id.type]
     if not descending:
-        key = [BoardEntry.tier, _VALUES[wanted.sort], *key]
+        values = {"reward": shown.shortfall, "tokens": shown.tokens, "cost": shown.usd}
+        value = (
+            values[wanted.sort] if wanted.sort == "reward" else func.coalesce(values[wanted.sort], _UNKNOWN)
+        )
+        key = [BoardEntry.tier, value, *key]
         types = [BoardEntry.tier.type, BoardEntry.shortfall.type, *types]
     if wanted.cursor:
         at = BoardPosition.from_cursor(wanted.cursor, wanted.sort)
-        values = [at.posted_at, at.run_id] if descending else [at.tier, at.value, at.posted_at, at.run_id]
-        place = tuple_(*(literal(one, kind) for one, kind in zip(values, types, strict=True)))
+        places = [at.posted_at, at.run_id] if descending else [at.tier, at.value, at.posted_at, at.run_id]
+        place = tuple_(*(literal(one, kind) for one, kind in zip(places, types, strict=True)))
         query = query.where(tuple_(*key) < place if descending else tuple_(*key) > place)
-    query = query.order_by(*(one.desc() if descending else one for one in key)).limit(wanted.limit + 1)
-    return [(run, entry) for run, entry in session.execute(query)]
+    return query.order_by(*(one.desc() if descending else one for one in key))
 
 
-def position(entry: BoardEntry, wanted: BoardFilter) -> BoardPosition:
+def position(row: BoardRow, wanted: BoardFilter) -> BoardPosition:
     """Return where a page ends whose last row this is."""
-    value = {"reward": entry.shortfall, "posted": 0.0, "tokens": entry.tokens, "cost": entry.usd}[wanted.sort]
+    value = {"reward": row.shortfall, "posted": 0.0, "tokens": row.tokens, "cost": row.usd}[wanted.sort]
     known = value if value is not None else _UNKNOWN
-    return BoardPosition(wanted.sort, entry.tier, known, entry.posted_at, entry.run_id)
+    return BoardPosition(wanted.sort, row.entry.tier, known, row.entry.posted_at, row.entry.run_id)
 
 
 def counting_places(session: Session, board: Board, models: Set[str]) -> dict[tuple[str, int], Place]:

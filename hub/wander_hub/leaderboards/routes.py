@@ -33,7 +33,8 @@ BoardName = Annotated[str | None, Query(max_length=64, description="as `others` 
 
 def board_filter(
     runs: Annotated[
-        Showing, Query(description="the run that counts of each model and account, or all")
+        Showing,
+        Query(description="the run that counts of each model and account, the mean of its runs, or all"),
     ] = "best",
     sort: Annotated[BoardSort, Query(description="best, newest, fewest tokens or cheapest first")] = "reward",
     level: Annotated[VerificationLevel, Query(description="at least")] = "unverifiable",

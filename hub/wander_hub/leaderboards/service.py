@@ -17,7 +17,7 @@ from wander_hub.environments.models import Environment, Version
 from wander_hub.http.problems import HubProblem
 from wander_hub.leaderboards import repository
 from wander_hub.leaderboards.bounds import Bounds
-from wander_hub.leaderboards.models import Board, BoardEntry, HiddenRun
+from wander_hub.leaderboards.models import Board, HiddenRun
 from wander_hub.leaderboards.schemas import BoardFilter
 from wander_hub.models.repository import names_of_weights
 from wander_hub.runs.models import Run
@@ -130,7 +130,7 @@ def _fill(
         columns=board.columns if board.columns is not None else list(BOARD_COLUMNS),
         showing=wanted.showing,
         rows=_rows(session, board, shown, chosen, base_url),
-        next=repository.position(shown[-1][1], wanted).cursor() if more else None,
+        next=repository.position(shown[-1], wanted).cursor() if more else None,
         hidden_incomplete=repository.count_incomplete(session, chosen.id, board.task_set_sha256),
     )
 
@@ -203,29 +203,30 @@ def _other_versions(
 def _rows(
     session: Session,
     board: Board,
-    found: Sequence[tuple[Run, BoardEntry]],
+    found: Sequence[repository.BoardRow],
     version: Version,
     base_url: str,
 ) -> list[LeaderboardRow]:
-    own = {(entry.model, entry.posted_by_id): entry.place for _, entry in found if entry.counts}
-    if unknown := {(entry.model, entry.posted_by_id) for _, entry in found} - set(own):
+    own = {(entry.model, entry.posted_by_id): entry.place for _, entry, *_ in found if entry.counts}
+    if unknown := {(entry.model, entry.posted_by_id) for _, entry, *_ in found} - set(own):
         own |= repository.counting_places(session, board, {model for model, _ in unknown})
     session.refresh(board, ["lows", "highs", "tiers"])  # which no other reader of a board needs
     bounds = Bounds(board.lows, board.highs, board.tiers)
-    checkpoints = names_of_weights(session, [run.weights_sha256 for run, _ in found])
+    checkpoints = names_of_weights(session, [one.run.weights_sha256 for one in found])
     rows = []
-    for run, entry in found:
+    for one in found:
+        run, entry = one.run, one.entry
         ranks = bounds.ranks(entry.place, own.get((entry.model, entry.posted_by_id)))
         summary = RunSummary.model_validate(run.summary)
-        mean = 0.0 - entry.shortfall
+        mean = 0.0 - one.shortfall
         row = fill(
             LeaderboardRow,
             run,
             rank_low=ranks[0],
             rank_high=ranks[1],
             reward_mean=mean,
-            reward_low=entry.low if entry.low is not None else mean,
-            reward_high=entry.high if entry.high is not None else mean,
+            reward_low=one.low if one.low is not None else mean,
+            reward_high=one.high if one.high is not None else mean,
             examples=summary.examples,
             rollouts=summary.rollouts,
             failed=summary.failed,
@@ -235,8 +236,8 @@ def _rows(
                 for name, metric in summary.metrics.items()
                 if metric.low is not None and metric.high is not None
             },
-            tokens_per_rollout=entry.tokens,
-            usd_per_rollout=entry.usd,
+            tokens_per_rollout=one.tokens,
+            usd_per_rollout=one.usd,
             seconds_per_rollout=summary.seconds_mean,
             pass_rates=summary.pass_rates,
             checkpoint=checkpoints.get(run.weights_sha256 or ""),
@@ -247,6 +248,7 @@ def _rows(
             posted_at=entry.posted_at,
             url=f"{base_url}/runs/{run.run_id}",
             best=entry.counts,
+            runs=one.runs,
         )
         rows.append(row)
     return rows

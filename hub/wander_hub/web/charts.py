@@ -178,9 +178,9 @@ def history(points: Sequence[HistoryPoint]) -> Markup:
     width, height, left, bottom, top, right = 960, 260, 52, 30, 12, 240
     times = [one.posted_at.timestamp() for one in points]
     rewards = [one.reward_mean for one in points]
-    lowest, highest = min(rewards), max(rewards)
+    room = 0.05 * (max(rewards) - min(rewards))
     across = Axis(min(times), max(times), left, width - right)
-    up = Axis.around(lowest, highest, height - bottom, top)
+    up = Axis.around(min(rewards) - room, max(rewards) + room, height - bottom, top)
     grid = _grid(up, left, width - right)
     ends = (("start", points[0], left), ("end", points[-1], width - right))
     dates = "".join(
@@ -209,7 +209,7 @@ def history(points: Sequence[HistoryPoint]) -> Markup:
         label = f"{shorten(one.model, _KEY_LETTERS)} {number(one.reward_mean)}"
         dots += _key("series-0", place, label, across.end, top)
     title = f"Best score over time: {len(records)} records among {len(points)} rows"
-    return _svg(width, height, "chart", title, f"{grid}{dates}{line}{dots}")
+    return _svg(width, height, "chart legible", title, f"{grid}{dates}{line}{dots}")
 
 
 def evaluations(cells: Mapping[str, Sequence[tuple[int, float, float, float]]]) -> Markup:

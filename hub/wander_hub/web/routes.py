@@ -22,7 +22,9 @@ from wander_hub.leaderboards.schemas import BoardFilter
 from wander_hub.models import repository as models
 from wander_hub.models.service import LATEST
 from wander_hub.runs import service as runs
+from wander_hub.web import board as board_page
 from wander_hub.web import compare, machines, service, source, transcript
+from wander_hub.web.query import query_string
 from wander_hub.web.templates import STATIC, page
 
 router = APIRouter(include_in_schema=False)
@@ -93,7 +95,7 @@ def list_runs(
     )
     following = None
     if found.next:
-        following = service.query_string(environment=environment, model=model, cursor=found.next)
+        following = query_string(environment=environment, model=model, cursor=found.next)
     return page(
         request, "runs.html", runs=found.data, environment=environment, model=model, following=following
     )
@@ -128,7 +130,7 @@ def show_run(
         raise HubProblem(422, "invalid_request", "the list of rollouts has no such order or filter")
     query = service.RolloutQuery(offset=offset, sort=sort, only=only)
     view = service.run(session, storage, base_url, run_id, query, step)
-    return page(request, "run.html", view=view, query_string=service.query_string)
+    return page(request, "run.html", view=view, query_string=query_string)
 
 
 @router.get("/runs/{run_id}/rollouts/{number}")
@@ -160,7 +162,7 @@ def show_owner(request: Request, session: ReadSession, owner: str, cursor: Curso
     found = environments.list_page(session, wanted)
     packages = packages_of(session, owner_id, _PER_PAGE + 1)
     pushed = [one.name for one in models.models_of(session, owner_id, _PER_PAGE)]
-    following = service.query_string(cursor=found.next) if found.next else None
+    following = query_string(cursor=found.next) if found.next else None
     return page(
         request, "owner.html", owner=name, found=found, packages=packages, models=pushed, following=following
     )
@@ -210,7 +212,7 @@ def show_changes(
     """What a version changed of another one, or of the one before it, line by line."""
     moved = _canonical(owner, name)
     if moved is not None:
-        return RedirectResponse(f"{moved}/changes?{service.query_string(old=old, new=new)}", 301)
+        return RedirectResponse(f"{moved}/changes?{query_string(old=old, new=new)}", 301)
     view = source.show_changes(session, storage, owner, name, old, new)
     return page(request, "changes.html", view=view)
 
@@ -226,19 +228,19 @@ def show_leaderboard(
     version: Annotated[str | None, Query(max_length=100)] = None,
     task_set: Annotated[str | None, Query(max_length=64)] = None,
     board: Annotated[str | None, Query(max_length=64)] = None,
-    metrics: bool = False,
+    column: Annotated[list[str] | None, Query(max_length=60)] = None,
 ) -> Response:
-    """One leaderboard; its metrics have columns where they are asked for."""
+    """One leaderboard; `column` names what to show beside what every board shows."""
     moved = _canonical(owner, name)
     if moved is not None:
         return RedirectResponse(f"{moved}/leaderboard", 301)
-    view = service.leaderboard(
+    view = board_page.leaderboard(
         *(session, base_url, owner, name),
         version=version,
         task_set=task_set,
         board=board,
         wanted=wanted,
-        with_metrics=metrics,
+        wanted_columns=column or (),
     )
     return page(request, "leaderboard.html", view=view)
 

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
-from urllib.parse import urlencode
 
-from markupsafe import Markup
 from sqlalchemy.orm import Session
 from wander.types import EnvironmentInfo, Rollout, canonical_json
 from wander.wire import (
@@ -17,14 +15,12 @@ from wander.wire import (
     EnvironmentPage,
     EnvironmentSummary,
     Leaderboard,
-    LeaderboardRow,
     MetricSummary,
     RolloutRow,
     RunDetail,
     RunManifest,
     VersionDetail,
 )
-from wander.wire.boards import BOARD_COLUMNS
 from wander.wire.environments import UsedBy
 from wander.wire.models import ModelRevision
 from wander.wire.postings import LinkedRun, RunLinks
@@ -34,28 +30,24 @@ from wander_hub.database import now
 from wander_hub.environments import browse
 from wander_hub.environments import repository as environment_repository
 from wander_hub.environments import service as environments
-from wander_hub.environments.models import Environment, Version
+from wander_hub.environments.models import Environment
 from wander_hub.environments.schemas import EnvironmentFilter
 from wander_hub.leaderboards import service as leaderboards
-from wander_hub.leaderboards.schemas import BoardFilter
 from wander_hub.models import service as models
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
 from wander_hub.runs import use
-from wander_hub.runs.models import Run
 from wander_hub.storage import Storage
 from wander_hub.verification import evidence, version_checks
 from wander_hub.verification import service as verification
-from wander_hub.web import charts
+from wander_hub.web.board import common_axis, find_info
+from wander_hub.web.query import query_string
 from wander_hub.web.training_run import TrainingView, describe_training
 
 _RECENT_RUNS = 10
-_METRIC_COLUMNS = 5
 _DAYS = 30
 """Of downloads that an environment's page shows."""
 _NEAR_SIBLINGS = 64
-_USUAL = ("rank", "model", "reward", "interval", "level", "by", "posted", "pass", "cost", "tokens", "metrics")
-"""Columns of a board, without the examples, which all rows share and which stand above them."""
 
 
 @dataclass(frozen=True)
@@ -125,30 +117,6 @@ class EnvironmentView:
     downloads: list[int]
     """Of the last days, the newest last."""
     used_by: UsedBy
-
-
-@dataclass(frozen=True)
-class BoardView:
-    """One leaderboard page."""
-
-    summary: EnvironmentSummary
-    board: Leaderboard
-    versions: list[str]
-    columns: list[str]
-    """Of the table: `metrics` stands for none any more, each has its own."""
-    pass_k: int | None
-    axis: tuple[float, float]
-    wanted: BoardFilter
-    since: str
-    until: str
-    asked: str
-    """What the board was asked for, as a query."""
-    following: str | None
-    """Where the next page is."""
-    history: Markup
-    metrics: int
-    """How many there are to be shown or left out."""
-    with_metrics: bool
 
 
 @dataclass(frozen=True)
@@ -232,9 +200,9 @@ def environment(session: Session, base_url: str, owner: str, name: str, version:
         version=detail,
         versions=[environments.version_detail(found, one, base_url) for one in versions],
         readme_html=chosen.readme_html.removeprefix(f"<h1>{found.name}</h1>").lstrip(),
-        info=_info(session, chosen),
+        info=find_info(session, chosen),
         board=board,
-        axis=_common_axis(board.rows),
+        axis=common_axis(board.rows),
         recent=recent.data,
         training=[runs.detail_of(one, base_url) for one in training],
         digest=wheels[0] if wheels else "",
@@ -245,62 +213,6 @@ def environment(session: Session, base_url: str, owner: str, name: str, version:
         mirror_of=found.mirror_of,
         downloads=_downloads(session, found),
         used_by=use.used_by(session, found),
-    )
-
-
-def leaderboard(
-    session: Session,
-    base_url: str,
-    owner: str,
-    name: str,
-    *,
-    version: str | None,
-    task_set: str | None,
-    board: str | None,
-    wanted: BoardFilter,
-    with_metrics: bool = False,
-) -> BoardView:
-    """Return a board with what it takes to draw it."""
-    found = environments.find(session, owner, name)
-    versions = environments.newest_first(list(environment_repository.versions_of(session, found)))
-    shown = leaderboards.leaderboard(
-        session,
-        found,
-        base_url,
-        version=version,
-        task_set=task_set,
-        board=board,
-        wanted=wanted,
-        versions=versions,
-    )
-    chosen = environments.find_version(session, found, shown.version)
-    pass_k = max((one.k for row in shown.rows for one in row.pass_rates), default=None)
-    since, until = (one.date().isoformat() if one else "" for one in (wanted.since, wanted.until))
-    asked = {
-        "version": shown.version,
-        "board": shown.board,
-        "runs": wanted.showing,
-        "level": wanted.level,
-        "model": wanted.model,
-        "since": since,
-        "until": until,
-        "sort": wanted.sort,
-    }
-    return BoardView(
-        summary=environments.summary_of(found),
-        board=shown,
-        versions=[one.version for one in versions],
-        columns=_columns(session, chosen, shown, with_pass=pass_k is not None, with_metrics=with_metrics),
-        pass_k=pass_k,
-        axis=_common_axis(shown.rows),
-        wanted=wanted,
-        since=since,
-        until=until,
-        asked=query_string(**asked),
-        following=query_string(**asked, metrics=with_metrics, cursor=shown.next) if shown.next else None,
-        history=charts.history(shown.history),
-        metrics=len({name for row in shown.rows for name in row.metrics}) if _is_usual(shown) else 0,
-        with_metrics=with_metrics,
     )
 
 
@@ -425,61 +337,3 @@ def _downloads(session: Session, environment: Environment) -> list[int]:
     for day, _, count in found:
         counts[_DAYS - 1 - max((today - day).days, 0)] += count  # the clock of another server may be ahead
     return counts
-
-
-def _info(session: Session, version: Version) -> EnvironmentInfo | None:
-    """Return what an environment says about itself, where the hub heard it say so.
-
-    Where the hub plays nothing, the last run of who published the version tells: what others post is no word
-    of the environment.
-    """
-    heard = verification.find_info(session, version.id)
-    if heard is not None:
-        return heard
-    query = run_repository.visible(session).where(Run.version_id == version.id, run_repository.counts())
-    query = query.where(Run.posted_by_id == version.uploaded_by_id)
-    newest = session.scalar(query.order_by(Run.posted_at.desc(), Run.run_id).limit(1))
-    return runs.manifest_of(newest).environment.info if newest else None
-
-
-def _is_usual(board: Leaderboard) -> bool:
-    """Tell whether the owners of a board left its columns as they come."""
-    return board.columns == list(BOARD_COLUMNS)
-
-
-def _columns(
-    session: Session, version: Version, board: Leaderboard, *, with_pass: bool, with_metrics: bool
-) -> list[str]:
-    """Return the columns of a board's table: those that its owners chose and that have something to show.
-
-    Where they chose none, what decides stands first, and metrics only where they are asked for.
-    """
-    columns: list[str] = []
-    chosen = board.columns
-    if _is_usual(board):
-        chosen = [one for one in _USUAL if with_metrics or one != "metrics"]
-    for one in chosen:
-        if one == "metrics":  # each in a column of its own: in the environment's order, while there is room
-            info = _info(session, version)
-            declared = [one.name for one in info.reward_functions] if info else []
-            known = {name for row in board.rows for name in row.metrics}
-            ordered = [name for name in dict.fromkeys([*declared, *sorted(known)]) if name in known]
-            columns += [f"metric:{name}" for name in ordered[:_METRIC_COLUMNS]]
-        elif (one != "pass" or with_pass) and (
-            one != "cost" or any(row.usd_per_rollout is not None for row in board.rows)
-        ):
-            columns.append(one)
-    return list(dict.fromkeys(columns))
-
-
-def _common_axis(rows: Sequence[LeaderboardRow]) -> tuple[float, float]:
-    if not rows:
-        return 0.0, 1.0
-    low = min(0.0, *(row.reward_low for row in rows))
-    return low, max(1.0, *(row.reward_high for row in rows))
-
-
-def query_string(**values: Any) -> str:
-    """Return the values that are set as a query."""
-    given = {key: value for key, value in values.items() if value not in (None, "", 0)}
-    return f"?{urlencode(given)}" if given else ""

@@ -7,7 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
-from wander.wire import EnvironmentSummary, LeaderboardRow
+from wander.wire import EnvironmentSummary, LeaderboardRow, VerificationLevel
+from wander.wire.environments import ProjectStatus
 
 from wander_hub.http.answers import REVALIDATE
 from wander_hub.web.templates import STATIC, page
@@ -27,6 +28,11 @@ def _list_tokens() -> dict[str, str]:
 @router.get("/styleguide")
 def show_styleguide(request: Request) -> Response:
     """Every token and every part."""
+    shown: list[tuple[str, float, VerificationLevel]] = [
+        ("a-model-with-a-rather-long-name-8b-instruct", 0.81, "rerun"),
+        ("another-model", 0.74, "replayed"),
+        ("third", 0.52, "complete"),
+    ]
     rows = [
         LeaderboardRow(
             rank_low=place + 1,
@@ -48,14 +54,9 @@ def show_styleguide(request: Request) -> Response:
             posted_at=_DAY - timedelta(days=place),
             url="",
         )
-        for place, (model, mean, level) in enumerate(
-            [
-                ("a-model-with-a-rather-long-name-8b-instruct", 0.81, "rerun"),
-                ("another-model", 0.74, "replayed"),
-                ("third", 0.52, "complete"),
-            ]
-        )
+        for place, (model, mean, level) in enumerate(shown)
     ]
+    states: list[ProjectStatus] = ["active", "deprecated"]
     environments = [
         EnvironmentSummary(
             owner="alice",
@@ -71,7 +72,7 @@ def show_styleguide(request: Request) -> Response:
             status=status,
             stars=2,
         )
-        for status in ("active", "deprecated")
+        for status in states
     ]
     tokens = _list_tokens()
     colours = [name for name, value in tokens.items() if value.startswith("#")]
@@ -80,7 +81,10 @@ def show_styleguide(request: Request) -> Response:
     return page(
         request,
         "styleguide.html",
-        **{"colours": colours, "spaces": spaces, "others": others, "rows": rows},
+        colours=colours,
+        spaces=spaces,
+        others=others,
+        rows=rows,
         environments=environments,
     )
 

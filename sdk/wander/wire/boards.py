@@ -82,6 +82,11 @@ class LeaderboardRow(Record):
     best: bool = True
     """Whether it is the run that counts of its model and account on this board: the first, not the best."""
 
+    runs: int = Field(default=1, exclude_if=lambda runs: runs == 1)
+    """How many runs its numbers are the mean of: those of its model and account that were proved as far as
+    the one that counts. The ends of its interval are the means of theirs, which is no narrower than theirs
+    together would be; metrics and passes are those of the one that counts."""
+
     stated: str = "model tokens_per_rollout usd_per_rollout seconds_per_rollout"
     """Which of its fields nothing proves: they are as the submitter stated them."""
 
@@ -176,9 +181,9 @@ class Leaderboard(Record):
     """That stand on it, whatever the filters."""
     models: int = 0
     """Its rows; a model that two accounts posted has two."""
-    showing: Literal["best", "all"] = "best"
-    """The first run of each model and account (`best`), or all runs. Neither this nor a filter changes a
-    rank."""
+    showing: Literal["best", "mean", "all"] = "best"
+    """The first run of each model and account (`best`), the mean of its runs, or all runs. Neither this nor a
+    filter changes a rank."""
     rows: list[LeaderboardRow]
     next: str | None = None
     """Cursor of the next page."""

@@ -1,0 +1,202 @@
+"""Gathers what the page of a leaderboard shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from markupsafe import Markup
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+from wander.types import EnvironmentInfo
+from wander.wire import EnvironmentSummary, Leaderboard, LeaderboardRow
+from wander.wire.boards import BOARD_COLUMNS, REQUIRED_COLUMNS
+from wander.wire.verification import TokenCheck
+
+from wander_hub.environments import repository as environment_repository
+from wander_hub.environments import service as environments
+from wander_hub.environments.models import Version
+from wander_hub.leaderboards import service as leaderboards
+from wander_hub.leaderboards.schemas import BoardFilter
+from wander_hub.runs import repository as run_repository
+from wander_hub.runs import service as runs
+from wander_hub.runs.models import Run
+from wander_hub.verification import service as verification
+from wander_hub.verification.models import RunExamination
+from wander_hub.web import charts
+from wander_hub.web.query import query_string
+
+_METRIC_COLUMNS = 5
+"""Of metrics that nobody chose one by one."""
+_MOST_METRICS = 30
+"""That can be chosen."""
+_USUAL = ("rank", "model", "reward", "interval", "level", "by", "posted", "pass", "cost", "tokens")
+"""Columns of a board, without the examples, which all rows share and which stand above them."""
+_ORDER = (*_USUAL, "examples", "metrics")
+_SORTS = {"reward": "reward", "posted": "posted", "tokens": "tokens", "cost": "cost"}
+"""Columns by which a board can be sorted."""
+
+
+class RowFacts(NamedTuple):
+    """What a row's level rests on, and what is known of its tokens."""
+
+    reason: str
+    tokens: TokenCheck | None
+
+    @property
+    def counted(self) -> bool:
+        """Whether the hub counted the completion tokens, and they agree with what was stated."""
+        return self.tokens is not None and not self.tokens.understated
+
+
+@dataclass(frozen=True)
+class BoardView:
+    """One leaderboard page."""
+
+    summary: EnvironmentSummary
+    board: Leaderboard
+    versions: list[str]
+    columns: list[str]
+    """Of the table: `metrics` stands for none any more, each has its own."""
+    choices: list[str]
+    """Columns that a reader may show or leave out."""
+    facts: dict[str, RowFacts]
+    """By run."""
+    pass_k: int | None
+    axis: tuple[float, float]
+    wanted: BoardFilter
+    since: str
+    until: str
+    asked: str
+    """What the board was asked for, as a query."""
+    sorts: dict[str, str]
+    """The query that sorts by a column."""
+    following: str | None
+    """Where the next page is."""
+    history: Markup
+
+
+def leaderboard(
+    session: Session,
+    base_url: str,
+    owner: str,
+    name: str,
+    *,
+    version: str | None,
+    task_set: str | None,
+    board: str | None,
+    wanted: BoardFilter,
+    wanted_columns: Sequence[str] = (),
+) -> BoardView:
+    """Return a board with what it takes to draw it."""
+    found = environments.find(session, owner, name)
+    versions = environments.newest_first(list(environment_repository.versions_of(session, found)))
+    shown = leaderboards.leaderboard(
+        session,
+        found,
+        base_url,
+        version=version,
+        task_set=task_set,
+        board=board,
+        wanted=wanted,
+        versions=versions,
+    )
+    metrics = _list_metrics(session, environments.find_version(session, found, shown.version), shown)
+    pass_k = max((one.k for row in shown.rows for one in row.pass_rates), default=None)
+    empty = {"pass"} if pass_k is None else set()
+    empty |= {"cost"} if all(row.usd_per_rollout is None for row in shown.rows) else set()
+    empty |= {"tokens"} if all(row.tokens_per_rollout is None for row in shown.rows) else set()
+    columns = [one for one in _columns(shown, metrics, wanted_columns) if one not in empty]
+    since, until = (one.date().isoformat() if one else "" for one in (wanted.since, wanted.until))
+    asked = {
+        "version": shown.version,
+        "board": shown.board,
+        "runs": wanted.showing,
+        "level": wanted.level,
+        "model": wanted.model,
+        "since": since,
+        "until": until,
+    }
+    kept = {**asked, "column": list(wanted_columns)}
+    following = query_string(**kept, sort=wanted.sort, cursor=shown.next) if shown.next else None
+    return BoardView(
+        summary=environments.summary_of(found),
+        board=shown,
+        versions=[one.version for one in versions],
+        columns=columns,
+        choices=[
+            one
+            for one in (*_ORDER[:-1], *(f"metric:{name}" for name in metrics[:_MOST_METRICS]))
+            if one not in REQUIRED_COLUMNS and one not in empty
+        ],
+        facts=_find_facts(session, [row.run_id for row in shown.rows]),
+        pass_k=pass_k,
+        axis=common_axis(shown.rows),
+        wanted=wanted,
+        since=since,
+        until=until,
+        asked=query_string(**asked, sort=wanted.sort),
+        sorts={column: query_string(**kept, sort=sort) for column, sort in _SORTS.items()},
+        following=following,
+        history=charts.history(shown.history),
+    )
+
+
+def common_axis(rows: Sequence[LeaderboardRow]) -> tuple[float, float]:
+    """Return the least and the greatest end of all intervals, 0 and 1 included."""
+    if not rows:
+        return 0.0, 1.0
+    low = min(0.0, *(row.reward_low for row in rows))
+    return low, max(1.0, *(row.reward_high for row in rows))
+
+
+def find_info(session: Session, version: Version) -> EnvironmentInfo | None:
+    """Return what an environment says about itself, where the hub heard it say so.
+
+    Where the hub plays nothing, the last run of who published the version tells: what others post is no word
+    of the environment.
+    """
+    heard = verification.find_info(session, version.id)
+    if heard is not None:
+        return heard
+    query = run_repository.visible(session).where(Run.version_id == version.id, run_repository.counts())
+    query = query.where(Run.posted_by_id == version.uploaded_by_id)
+    newest = session.scalar(query.order_by(Run.posted_at.desc(), Run.run_id).limit(1))
+    return runs.manifest_of(newest).environment.info if newest else None
+
+
+def _list_metrics(session: Session, version: Version, board: Leaderboard) -> list[str]:
+    """Return the metrics of a board's rows, in the environment's order."""
+    info = find_info(session, version) if board.rows else None
+    declared = [one.name for one in info.reward_functions] if info else []
+    known = {name for row in board.rows for name in row.metrics}
+    return [name for name in dict.fromkeys([*declared, *sorted(known)]) if name in known]
+
+
+def _columns(board: Leaderboard, metrics: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    """Return the columns of a board's table: those of its reader, else of its owners, else the usual ones.
+
+    Where nobody chose any, what decides stands first, and no metric.
+    """
+    if wanted:
+        chosen = [one for one in _ORDER if one in wanted or one in REQUIRED_COLUMNS]
+        chosen += [one for one in wanted if one.removeprefix("metric:") in metrics and one not in _ORDER]
+    else:
+        chosen = list(_USUAL) if board.columns == list(BOARD_COLUMNS) else board.columns
+    columns: list[str] = []
+    for one in chosen:
+        every = [f"metric:{name}" for name in metrics[:_METRIC_COLUMNS]]
+        columns += every if one == "metrics" else [one]
+    return list(dict.fromkeys(columns))
+
+
+def _find_facts(session: Session, run_ids: Sequence[str]) -> dict[str, RowFacts]:
+    query = select(Run.run_id, Run.level_reason, RunExamination.tokens).outerjoin(
+        RunExamination, RunExamination.run_id == Run.run_id
+    )
+    found: Any = session.execute(query.where(Run.run_id.in_(run_ids)))
+    return {
+        run_id: RowFacts(reason, TokenCheck.model_validate(tokens) if tokens else None)
+        for run_id, reason, tokens in found
+    }
