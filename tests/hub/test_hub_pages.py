@@ -360,7 +360,9 @@ async def test_data_of_a_leaderboard_is_filtered_as_its_page_is(posted):
         "/alice/reverse-text/leaderboard?model=ti&runs=all&since=2026-01-01", headers=HTML
     )
     links = [
-        one["href"] for tag, one in parsed(page).seen if tag == "a" and "/api/v1/" in (one["href"] or "")
+        one["href"]
+        for tag, one in parsed(page).seen
+        if tag == "a" and "/leaderboard" in (one["href"] or "") and "/api/" in one["href"]
     ]
     assert [one.partition("?")[0][-4:] for one in links] == ["oard", ".csv"]
     assert all("model=ti" in one and "runs=all" in one and "since=2026-01-01" in one for one in links)
