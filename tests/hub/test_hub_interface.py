@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 
 import httpx
+import psycopg
 import pytest
 from fastapi.routing import iter_route_contexts
+from live_hub import free_port
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as NoConnectionFree
 from wander_hub.app import create_app
 from wander_hub.http.boundary import ByBody, find_mutating_routes
 from wander_hub.http.limits import Limits
 from wander_hub.http.problems import HubProblem
+from wander_hub.settings import Settings
 
 MUTATING = {"POST", "PUT", "PATCH", "DELETE"}
 
@@ -154,6 +158,8 @@ async def test_pages_and_data_are_chosen_by_what_is_accepted(hub):
         (OSError(28, "No space left on device"), 507, "storage_full"),
         (OperationalError("INSERT", {}, Exception("database or disk is full")), 507, "storage_full"),
         (OperationalError("SELECT", {}, Exception("disk I/O error")), 500, "internal_error"),
+        (OperationalError("SELECT", {}, psycopg.OperationalError("no secret")), 503, "database_unavailable"),
+        (NoConnectionFree("all of 50 are in use"), 503, "database_unavailable"),
         (RuntimeError("secret detail"), 500, "internal_error"),
         (HubProblem(409, "taken", "it is"), 409, "taken"),
     ],
@@ -171,6 +177,18 @@ async def test_failures_inside_become_problems_without_their_details(hub, failur
     assert (answer.status_code, answer.json()["code"]) == (status, code)
     assert "secret" not in answer.text
     assert answer.headers["x-request-id"]
+
+
+async def test_a_database_that_cannot_be_reached_is_told_by_index_and_api_alike(tmp_path):
+    nobody = f"postgresql+psycopg://wander@127.0.0.1:{free_port()}/wander"
+    app = create_app(Settings(data=tmp_path, database_url=nobody))
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://hub.test") as client:
+        for path in ("/alice/simple/reverse-text/", "/api/v1/environments", "/alice/files/x/x-1.whl"):
+            answer = await client.get(path)
+            assert (answer.status_code, answer.json()["code"]) == (503, "database_unavailable"), path
+        assert (await client.get("/health")).json()["database"] is False
+        assert (await client.get("/live")).status_code == 200
 
 
 async def test_answers_are_strict_with_browsers(hub):

@@ -282,6 +282,23 @@ def test_a_worker_that_ends_gives_its_job_back_uncounted(queue, working):
     assert waiting_done(queue, lambda context: nothing) == 1
 
 
+def test_whose_clock_is_wrong_takes_no_job_from_another(make_queue, monkeypatch):
+    queue = make_queue(lease_seconds=60)
+    if queue.database.engine.dialect.name == "sqlite":
+        pytest.skip("all processes are on one machine, whose clock they share")
+    number = submit(queue)
+    lease = queue.claim("w1", ["play"])
+    tomorrow = now() + timedelta(days=1)
+    for module in ("wander_hub.jobs.table", "wander_hub.database"):
+        monkeypatch.setattr(f"{module}.now", lambda: tomorrow)
+    assert queue.claim("w2", ["play"]) is None
+    queue.beat(lease, {})
+    later = submit(queue, "two")
+    monkeypatch.undo()
+    assert queue.claim("w3", ["play"]).job_id == later, "it waits for no clock but the database's"
+    assert (state(queue, number), job(queue, number).lease_owner) == ("running", "w1")
+
+
 def test_a_worker_that_lost_its_lease_hears_of_it(make_queue):
     queue = make_queue(lease_seconds=0.6)
     number = submit(queue)

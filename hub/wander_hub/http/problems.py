@@ -16,7 +16,8 @@ from urllib.parse import quote
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from obstore.exceptions import BaseError
-from sqlalchemy.exc import DataError, IntegrityError, OperationalError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as NoConnectionFree
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from wander.wire import Problem
@@ -62,7 +63,7 @@ class Moved(Exception):
 
 _HANDLED = (
     *(HubProblem, HTTPException, RequestValidationError, IntegrityError, OperationalError, DataError),
-    *(BaseError, OSError, OverflowError),
+    *(InterfaceError, NoConnectionFree, BaseError, OSError, OverflowError),
 )
 """The exceptions answered inside the middleware; the server logs any other with its traceback."""
 
@@ -152,8 +153,21 @@ def problem_of(error: Exception) -> HubProblem:
         logger.error("the object store does not work: %s", error)
         hint = "try again; if the error persists, tell the hub's operator"
         return HubProblem(503, "storage_unavailable", "the hub's object store does not answer", hint=hint)
+    if _is_away(error):
+        logger.error("the database does not work: %s", getattr(error, "orig", error))
+        hint = "try again; if the error persists, tell the hub's operator"
+        return HubProblem(503, "database_unavailable", "the hub's database does not answer", hint=hint)
     logger.error("unexpected failure", exc_info=error)
     return HubProblem(500, "internal_error", "the hub failed; the operator's log has the request id")
+
+
+def _is_away(error: Exception) -> bool:
+    """Tell whether PostgreSQL cannot be reached, ends, or has no connection left."""
+    if isinstance(error, OperationalError):
+        return hasattr(error.orig, "sqlstate")
+    return isinstance(error, NoConnectionFree) or (
+        isinstance(error, DBAPIError) and error.connection_invalidated
+    )
 
 
 def wants_page(request: Request) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from sqlalchemy import Select
 from sqlalchemy.dialects import sqlite
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
 from wander_hub.database import Database
@@ -106,7 +107,10 @@ class AnonymousReader:
             except sqlite3.Error:
                 return None  # locked or broken: the usual way waits, and reports
             return row
-        return await run_in_threadpool(self._from_pool, statement, values)
+        try:
+            return await run_in_threadpool(self._from_pool, statement, values)
+        except SQLAlchemyError:
+            return None  # likewise
 
     def _open_database(self) -> sqlite3.Connection:
         if self._connection is None:

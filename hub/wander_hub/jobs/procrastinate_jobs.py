@@ -24,7 +24,7 @@ from sqlalchemy import make_url, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from wander_hub.database import now
+from wander_hub.database import SOON_GIVEN_UP, now
 from wander_hub.identity import HUB
 from wander_hub.jobs.models import Job
 from wander_hub.jobs.table import TableQueue
@@ -55,7 +55,7 @@ class ProcrastinateQueue(TableQueue):
         """Return a pool of connections to the same database, not yet open."""
         url = make_url(self.database.url).set(drivername="postgresql")
         address = url.render_as_string(hide_password=False)
-        conninfo = make_conninfo(address, client_encoding="utf8")  # as the hub's own connections
+        conninfo = make_conninfo(address, client_encoding="utf8", **SOON_GIVEN_UP)  # as the hub's own
         return PsycopgConnector(conninfo=conninfo, min_size=1, max_size=connections)
 
     def recover(self) -> None:

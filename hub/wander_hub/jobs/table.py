@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import and_, case, or_, select, update
+from sqlalchemy import ColumnElement, and_, case, or_, select, update
 from sqlalchemy.orm import Session
 
 from wander_hub.database import Database, now
@@ -72,7 +72,7 @@ class TableQueue:
             key=key,
             payload=payload,
             priority=priority,
-            run_after=run_after or now(),
+            run_after=run_after or self.database.moment(),
             max_attempts=MAX_ATTEMPTS,
             created_by_id=created_by,
             created_at=now(),
@@ -93,9 +93,9 @@ class TableQueue:
         """Take the next job, or that one, once those of dead workers are given back; None when none waits."""
         wanted = and_(Job.state == "queued", Job.kind.in_(list(kinds)))
         # Who names a job was told that its time has come.
-        wanted = and_(wanted, Job.run_after <= now() if job_id is None else Job.id == job_id)
+        wanted = and_(wanted, Job.run_after <= self.database.moment() if job_id is None else Job.id == job_id)
         with self.database.read() as session:  # look without taking the write lock, which uploads want too
-            if session.scalar(select(Job.id).where(or_(wanted, _dead())).limit(1)) is None:
+            if session.scalar(select(Job.id).where(or_(wanted, self._dead())).limit(1)) is None:
                 return None
 
         def take(session: Session) -> Lease | None:
@@ -146,7 +146,7 @@ class TableQueue:
                 state=state,
                 error=storable(hide_paths(error))[:_LONGEST_ERROR],
                 lease_until=None,
-                run_after=now() + pause,
+                run_after=self.database.moment(pause),
                 finished_at=None if state == "queued" else now(),
             )
             if state == "queued":
@@ -169,7 +169,7 @@ class TableQueue:
     def _requeue_dead(self, session: Session) -> None:
         """Requeue jobs whose lease ran out, fail those that were tried often enough."""
         # Rows that another worker is looking at are its own to requeue; waiting for each other is a deadlock.
-        dead = list(session.scalars(select(Job.id).where(_dead()).with_for_update(skip_locked=True)))
+        dead = list(session.scalars(select(Job.id).where(self._dead()).with_for_update(skip_locked=True)))
         if not dead:
             return
         tried = Job.attempt >= Job.max_attempts
@@ -188,8 +188,11 @@ class TableQueue:
             ended = select(Job.id).where(Job.id.in_(dead), Job.kind == kind, Job.state != "queued")
             settle(session, session.scalars(ended).all())
 
-    def _until(self) -> datetime:
-        return now() + timedelta(seconds=self.lease_seconds)
+    def _until(self) -> ColumnElement[datetime]:
+        return self.database.moment(timedelta(seconds=self.lease_seconds))
+
+    def _dead(self) -> ColumnElement[bool]:
+        return and_(Job.state == "running", Job.lease_until < self.database.moment())
 
 
 def hide_paths(text: str) -> str:
@@ -202,10 +205,6 @@ def hide_paths(text: str) -> str:
 def storable(text: str) -> str:
     """Return a text without what no database keeps: zero characters, and halves of characters."""
     return text.replace("\x00", "\ufffd").encode(errors="replace").decode()
-
-
-def _dead() -> Any:
-    return and_(Job.state == "running", Job.lease_until < now())
 
 
 def _write(session: Session, lease: Lease, **values: Any) -> None:

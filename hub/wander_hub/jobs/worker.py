@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from wander_hub.jobs.table import Lease, LeaseLost, TableQueue
@@ -133,7 +133,7 @@ class Attempts:
             except LeaseLost:
                 context.lost = True
                 context.stopping.set()
-            except OperationalError:
+            except SQLAlchemyError:
                 # The database is away for a moment: two more beats fit into the lease.
                 logger.warning("the lease of job %s could not be renewed", context.lease.job_id)
 

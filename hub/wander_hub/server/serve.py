@@ -35,6 +35,8 @@ _GRACE_SECONDS = 10
 _END_SECONDS = 20
 """How long a process of several has for its end, beside the time in which it still answers."""
 _BACKLOG = 2048
+_KEPT_OPEN_SECONDS = 75
+"""How long a connection may be idle: longer than proxies keep theirs (60), which else send into its end."""
 INTERRUPTED = 130
 """Exit status after Ctrl-C; SIGTERM ends with 0."""
 
@@ -59,7 +61,7 @@ def serve(
     address = address_of(host, listener.getsockname()[1])
     settings.data.mkdir(parents=True, exist_ok=True)
     data_folder.hold(settings, address)
-    database = Database(settings.resolved_database_url)
+    database = Database(settings.resolved_database_url, settings.database_connections)
     migrate(settings, database)
     first_token.hand_out(database, token_file, new=new_token)
     log_to_stderr(settings.log_format)
@@ -74,7 +76,7 @@ def serve(
     supervisor = os.getpid()
 
     def work(number: int) -> None:
-        own = Database(settings.resolved_database_url)
+        own = Database(settings.resolved_database_url, settings.database_connections)
         first = number == 0
         mine = settings if first else settings.model_copy(update={"bundled_packages": False})
         _run(mine, own, listener, address, access_log=access_log, followed=supervisor, first=first)
@@ -117,6 +119,7 @@ def _run(
         proxy_headers=True,
         server_header=False,
         timeout_graceful_shutdown=_GRACE_SECONDS,
+        timeout_keep_alive=_KEPT_OPEN_SECONDS,
     )
     server = _Server(config, app, address if first else None, workers)
     if followed is not None:

@@ -46,7 +46,7 @@ def work(settings: Settings, *, hub_url: str | None, listen: str | None, once: b
             hint="run `wander-hub work --hub http://HOST:8600`",
         )
     end = _End()
-    database = Database(settings.resolved_database_url)
+    database = Database(settings.resolved_database_url, settings.database_connections)
     try:
         with _answer_health(listen, settings, database) as storage:
             ready = is_migrated(settings, database)
