@@ -81,6 +81,7 @@ COMMANDS: dict[str, Command] = {
     "runs show": Command("run.runs:show", "show what a run pinned, how it came out, its files"),
     "runs diff": Command("run.runs:diff", "tell how two runs differ, down to the first message"),
     "runs compare": Command("run.compare:compare", "tell whether one run does better than another"),
+    "runs merge": Command("run.merge:merge", "make one run of the shards in which it was played"),
     "runs report": Command("run.runs:report", "report on runs side by side: text, Markdown, a page"),
     "runs plot": Command("run.runs:plot", "draw the curves of training runs"),
     "runs export": Command("run.runs:export_runs", "write rollouts as JSON Lines, Parquet or a dataset"),

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from wander.sandbox import SandboxPolicy
     from wander.types import Record, SamplingArgs
     from wander.wire import TokenPrices
+    from wander.wire.run_record import Shard
 else:
     Record = object
 
@@ -142,6 +143,19 @@ def _read_prices(given: dict[str, Any]) -> "TokenPrices":
         raise UsageError(
             f"`--price {word}` is no price", hint="write it as `--price 0.15/0.60`, USD per million tokens"
         ) from None
+
+
+def _read_shard(given: dict[str, Any]) -> "Shard":
+    from wander.wire.run_record import Shard
+
+    word = given["shard"]
+    if isinstance(word, Shard):
+        return word
+    number, slash, of = str(word).partition("/")
+    if not (slash and number.isdecimal() and of.isdecimal() and int(number) < int(of)):
+        last = f"to `{int(of) - 1}/{of}`" if of.isdecimal() and int(of) > 1 else "to `7/8` of eight"
+        raise UsageError(f"`--shard {word}` is no part of a run", hint=f"shards are numbered `0/N` {last}")
+    return Shard(first=int(number), end=int(number) + 1, of=int(of))
 
 
 def _write_sandbox(policy: "SandboxPolicy | None") -> str:
@@ -455,6 +469,17 @@ class EvaluationOptions(Record):
         str | None,
         Option("--device", "for a model in this process: cpu, cuda, mps", FREE, MODEL, section=ENDPOINT),
     ] = None
+    shard: Annotated[
+        "Shard | None",
+        Option(
+            *("--shard", "play this part of the run alone (from 0/N)", BESIDE, SAMPLED),
+            kind=str | None,
+            metavar="I/N",
+            section=THE_RUN,
+        ),
+        Rule(read=_read_shard),
+    ] = None
+    """`wander runs merge` makes one run of all parts."""
     rerun_of: str | None = None
     """The run that is repeated."""
     environment_files: Annotated[dict[str, str] | None, FREE] = None

@@ -15,6 +15,7 @@ from pydantic import ConfigDict, SerializerFunctionWrapHandler, ValidationError,
 from wander.sandbox import SandboxPolicy
 from wander.types import Record, SamplingArgs
 from wander.wire import TokenPrices
+from wander.wire.run_record import Shard
 
 from wander_client.environments.workers import AUTOMATIC, WorkerChoice, read_addresses
 from wander_client.errors import UsageError
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 
 
 # What `options` names in quotes, found there from here on.
-vars(options).update(SamplingArgs=SamplingArgs, SandboxPolicy=SandboxPolicy, TokenPrices=TokenPrices)
+vars(options).update(
+    SamplingArgs=SamplingArgs, SandboxPolicy=SandboxPolicy, TokenPrices=TokenPrices, Shard=Shard
+)
 
 
 class EvaluationSettings(EvaluationOptions, Record):
@@ -41,11 +44,12 @@ class EvaluationSettings(EvaluationOptions, Record):
     model_config = ConfigDict(strict=True, frozen=True)
 
     @model_serializer(mode="wrap")
-    def _leave_out_no_players(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What is written names the folders of suites' runs: those of before there were players are kept."""
+    def _leave_out_what_is_new(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What is written names the folders of suites' runs: those of before these fields were are kept."""
         written: dict[str, Any] = write(self)
-        if not self.players:
-            written.pop("players", None)
+        for name in ("players", "shard"):
+            if not getattr(self, name):
+                written.pop(name, None)
         return written
 
     def choose_workers(self) -> WorkerChoice:

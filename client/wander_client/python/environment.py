@@ -245,6 +245,7 @@ class LoadedEnvironment:
         budget_tokens: int | None = None,
         budget_usd: float | None = None,
         prices: TokenPrices | None = None,
+        shard: str | None = None,
         out: str | os.PathLike[str] | None = None,
         resume: str | os.PathLike[str] | None = None,
         only_failed: bool = False,
@@ -263,6 +264,7 @@ class LoadedEnvironment:
         - `call_timeout`: seconds that one call may take; `cache` keeps answers of endpoints for later runs.
         - `players`: who plays whom beside the model, `{"O": "scripted:tictactoe.players:optimal"}`.
         - `budget_tokens`, `budget_usd` with `prices`: no rollout begins once that is spent.
+        - `shard`: `"0/8"` plays the first of eight parts of the run alone; `Run.merge` makes one run of them.
         - `out`: the run's folder; by default a new one below `runs`.
         - `resume`: a run, or its folder: what is missing or failed is played, with `only_failed` the latter.
 

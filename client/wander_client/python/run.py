@@ -35,6 +35,18 @@ class Run(os.PathLike[str]):
         self.path = Path(path)
         self._found = LocalRun(RunFolder.open(self.path))
 
+    @classmethod
+    @called_from_python
+    def merge(cls, shards: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]) -> Run:
+        """Make the run of which these are the shards (`env.evaluate(..., shard="0/8")`), in a new folder.
+
+        Raises `RunError` where one is missing, there twice, not played to its end, or of another run.
+        """
+        from wander_client.suites.merge import merge
+
+        (merged,) = merge([Path(each) for each in shards], Path(out))
+        return cls(merged.run_dir)
+
     @property
     def id(self) -> str:
         """The run's id, here and on a hub."""

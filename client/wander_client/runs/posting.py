@@ -31,6 +31,12 @@ def pack(context: Invocation, folder: RunFolder, *, incomplete: bool = False) ->
     lacks rollouts unless `incomplete` says so, and one in which a token of this machine stands.
     """
     manifest = folder.manifest
+    if manifest.shard is not None:
+        raise ClientError(
+            f"`{folder.path}` is shard {manifest.shard} of a run: a hub takes the whole alone",
+            hint="make it of all shards with `wander runs merge FOLDERS... --out RUN`, and post that",
+            code="shard_alone",
+        )
     require_published(
         manifest.environment,
         hint="publish it with `wander publish`, then evaluate it by its name: `wander eval OWNER/NAME`",

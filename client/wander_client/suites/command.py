@@ -16,7 +16,7 @@ from wander_client.evaluate.evaluation import (
     resume_command,
 )
 from wander_client.evaluate.options import NEWEST, CommandFlags
-from wander_client.evaluate.schema import BESIDE, FILE, options_in
+from wander_client.evaluate.schema import BESIDE, FILE, options_in, settings_in
 from wander_client.evaluate.settings import EvaluationSettings, require_needed, settings_for
 from wander_client.suites.file import SUITE_FILE, Suite, find_newest, name_run, read_suite, require_distinct
 from wander_client.suites.play import Outcome, describe_spending, play_suite, prepare, share_budget
@@ -47,7 +47,7 @@ def play(context: Invocation, said: dict[str, Any], flags: CommandFlags) -> int:
     suite, begun = _find_suite(context.settings, said, flags)
     # A typed budget is that of all evaluations.
     budgets: dict[str, Any] = {name: said[name] for name in ("budget_tokens", "budget_usd") if name in said}
-    suite = suite.model_copy(update=budgets)
+    suite = _take_part(suite.model_copy(update=budgets), said.get("shard"), begun)
     folder = begun or flags.out or fresh_folder(context.settings.runs_dir, suite.name)
     if begun is None and (folder / SUITE_FILE).exists():
         raise UsageError(f"`{folder}` holds a suite already", hint=f"go on with `{resume_command(folder)}`")
@@ -100,7 +100,8 @@ def _find_suite(user: Settings, said: dict[str, Any], flags: CommandFlags) -> tu
 def _suite_of_models(said: dict[str, Any], user: Settings) -> Suite:
     if "environment" not in said:
         raise UsageError("the environment is missing", hint="run `wander eval --help` for examples")
-    alone = {key: value for key, value in said.items() if key not in ("budget_tokens", "budget_usd")}
+    of_all = ("budget_tokens", "budget_usd", "shard")
+    alone = {key: value for key, value in said.items() if key not in of_all}
     runs = []
     for model in said["model"]:
         settings = settings_for({**alone, "model": model}, user)
@@ -109,6 +110,20 @@ def _suite_of_models(said: dict[str, Any], user: Settings) -> Suite:
     require_distinct(runs)
     at_once = min(4, len(runs))
     return Suite(name="models", concurrency=settings.concurrency, evaluations_at_once=at_once, runs=runs)
+
+
+def _take_part(suite: Suite, word: str | None, begun: Path | None) -> Suite:
+    """Return the part of a suite that a command line means: the one that its folder holds, if it goes on."""
+    held = Suite.load(begun).shard if begun is not None else None
+    if word is None:
+        return suite.model_copy(update={"shard": held})
+    asked = settings_in(EvaluationSettings)["shard"].read({"shard": word})
+    if begun is not None and asked != held:
+        what = f"shard {held}" if held else "all of the suite"
+        raise UsageError(
+            f"`{begun}` holds {what}, not shard {asked}", hint="choose another folder with `--out`"
+        )
+    return suite.model_copy(update={"shard": asked})
 
 
 _COLUMNS = ["evaluation", "rollouts", "reward", "low", "high", "failed", "tokens", "USD", "state", "run"]

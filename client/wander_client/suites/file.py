@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, ValidationError, create_model
 from wander.errors import ConfigError
 from wander.types import Record, SamplingArgs, canonical_json
+from wander.wire.run_record import Shard
 
 from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.evaluate.schema import settings_in, suite_keys
@@ -102,6 +103,28 @@ class Suite(Record):
     """Tokens that all runs may spend together."""
     budget_usd: float | None = None
     runs: list[SuiteRun]
+    shard: Shard | None = Field(default=None, exclude_if=lambda shard: shard is None)
+    """Which part of all this the folder holds; None where it is the whole."""
+
+    def parts(self) -> list[SuiteRun]:
+        """Return what is played here: all runs, or a shard's runs and parts of runs.
+
+        The runs are laid out one after another, those of a model side by side, and each shard gets an equal
+        stretch of that, so that it opens few models and environments.
+        """
+        shard = self.shard
+        if shard is None:
+            return self.runs
+        by_model = sorted(self.runs, key=lambda run: (run.settings.model, run.settings.environment))
+        begin, end, parts = shard.first * len(by_model), shard.end * len(by_model), []
+        for place, run in enumerate(by_model):
+            first, last = (min(max(edge - place * shard.of, 0), shard.of) for edge in (begin, end))
+            if first < last:
+                part = None if last - first == shard.of else Shard(first=first, end=last, of=shard.of)
+                parts.append(
+                    run.model_copy(update={"settings": run.settings.model_copy(update={"shard": part})})
+                )
+        return [each for run in self.runs for each in parts if each.folder == run.folder]
 
     @classmethod
     def load(cls, folder: Path) -> Suite:

@@ -72,7 +72,7 @@ class Common:
 def prepare(context: Invocation, suite: Suite, folder: Path, *, allow_changed_code: bool) -> list[Ready]:
     """Find, and install where needed, every environment; raises for the first that cannot be found."""
     ready = []
-    for run in suite.runs:
+    for run in suite.parts():
         run_dir = folder / run.folder
         try:
             settings, location = _settle(context, run.settings, run_dir)

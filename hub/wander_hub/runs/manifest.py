@@ -62,6 +62,8 @@ def parse(text: bytes) -> RunManifest:
         raise bad_manifest(f"the environment's arguments: {error}") from error
     if not all(is_finite(value) for name, value in manifest if name not in ("example_ids", "strata")):
         raise bad_manifest("it holds NaN or infinity; a manifest holds finite numbers")
+    if manifest.shard is not None:
+        raise bad_manifest("it is a shard of a run; `wander runs merge` makes the run of all shards")
     _check_ids(manifest)
     _check_model(manifest.model)
     own = 0 if manifest.kind == "training" else 1  # in training the model may leave the first one to others

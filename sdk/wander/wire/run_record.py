@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from wander.types import EnvironmentInfo, Record, SamplingArgs, Usage
 from wander.wire.reproduction import Reproduction
@@ -162,6 +162,38 @@ class EndpointUse(Record):
         )
 
 
+class Shard(Record):
+    """A part of a run that is played by itself, in a folder of its own.
+
+    What is played together (a rollout, or where rewards compare them the rollouts of an example) is numbered
+    in the manifest's order; the shard holds those whose number leaves `first` to `end - 1` when it is divided
+    by `of`. So every beginning of a shard is as even as that of the whole.
+    """
+
+    first: int = Field(ge=0)
+    end: int
+    of: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Shard:
+        if not self.first < self.end <= self.of:
+            raise ValueError(f"there is no part {self.first} to {self.end} of {self.of}")
+        return self
+
+    def __str__(self) -> str:
+        last = self.end - 1
+        return f"{self.first}/{self.of}" if last == self.first else f"{self.first}-{last}/{self.of}"
+
+    def takes(self, number: int) -> bool:
+        """Tell whether what has this number is played here."""
+        return self.first <= number % self.of < self.end
+
+    def count(self, whole: int) -> int:
+        """Return how many of so many are played here."""
+        rounds, rest = divmod(whole, self.of)
+        return rounds * (self.end - self.first) + max(0, min(rest, self.end) - self.first)
+
+
 class MixedEnvironment(Record):
     """One of several environments that a training run mixes."""
 
@@ -214,6 +246,8 @@ class RunManifest(Record):
     """Of an exhaustive run: how many lines there are; None until all of them are known. 1 where a person made
     the environment's choices."""
     notes: str = ""
+    shard: Shard | None = Field(default=None, exclude_if=lambda shard: shard is None)
+    """Which part of the run this folder holds; None where it is the whole."""
     players: dict[str, ModelPin] = Field(default_factory=dict, exclude_if=lambda players: not players)
     """Who played in the model's place, by player; of kind `script`, a function of the environment's package.
     Empty where the model played alone, or everybody."""
@@ -224,11 +258,19 @@ class RunManifest(Record):
         return {player: pin.name for player, pin in self.players.items() if pin.kind == SCRIPT}
 
     @property
+    def played_together(self) -> int:
+        """How many rollouts of an example are played, retried and resumed as one."""
+        return self.rollouts_per_example if self.environment.info.group_rewards else 1
+
+    @property
     def expected_rollouts(self) -> int:
-        """How many rollouts a complete run holds."""
+        """How many rollouts a complete run holds; of a shard, how many its folder does."""
         if self.kind == "exhaustive" and self.lines is not None:
             return self.lines
-        return len(self.example_ids) * self.rollouts_per_example
+        whole = len(self.example_ids) * self.rollouts_per_example
+        if self.shard is None:
+            return whole
+        return self.shard.count(whole // self.played_together) * self.played_together
 
 
 class MetricSummary(Record):

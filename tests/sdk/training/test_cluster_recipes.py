@@ -8,20 +8,22 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from wander.train.config import GRPOSettings
 
 RECIPES = Path(__file__).resolve().parents[3] / "examples" / "distributed"
 
 
-def manifests() -> list[dict[str, Any]]:
-    return list(yaml.safe_load_all((RECIPES / "kubernetes.yaml").read_text()))
+def manifests(name: str = "kubernetes.yaml") -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((RECIPES / name).read_text()))
 
 
-def test_the_slurm_job_is_a_shell_script() -> None:
+@pytest.mark.parametrize("name", ["train.slurm", "eval.slurm"])
+def test_the_slurm_jobs_are_shell_scripts(name: str) -> None:
     bash = shutil.which("bash")
     assert bash is not None
-    command = [bash, "-n", str(RECIPES / "train.slurm")]
+    command = [bash, "-n", str(RECIPES / name)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -49,6 +51,18 @@ def test_the_kubernetes_job_is_whole() -> None:
     assert {volume["name"]: volume for volume in pod["volumes"]}["settings"]["configMap"]["name"] == settings[
         "metadata"
     ]["name"]
+
+
+def test_the_indexed_job_plays_a_shard_a_pod() -> None:
+    claim, job = manifests("eval.yaml")
+    spec, pod = job["spec"], job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert (spec["completionMode"], pod["restartPolicy"]) == ("Indexed", "Never")
+    (script,) = container["args"]
+    assert f'--shard "$JOB_COMPLETION_INDEX/{spec["completions"]}"' in script
+    (volume,) = pod["volumes"]
+    assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    assert container["volumeMounts"][0]["name"] == volume["name"]
 
 
 def test_its_settings_are_those_of_a_run() -> None:

@@ -13,7 +13,7 @@ from wander.evals.run.budget import Budget, Share
 from wander.handle import EnvironmentHandle, Split
 from wander.seeding import derived_rng
 from wander.types import Example, SamplingArgs
-from wander.wire.run_record import ExampleChoice
+from wander.wire.run_record import ExampleChoice, Shard
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,8 @@ class EvaluationPlan:
     """The run's part in a budget that it shares with others, beside its own."""
     only_failed: bool = False
     """Of a run that is resumed, play the rollouts that failed and leave those that are missing."""
+    shard: Shard | None = None
+    """Play this part of the run alone, into a folder of its own; None plays the whole."""
     notes: str = ""
     rerun_of: str | None = None
     """Id of the run that this one repeats."""

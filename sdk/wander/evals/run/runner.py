@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ from wander.evals.run.admission import Admission
 from wander.evals.run.budget import Meter, MeteredClient, count_tokens
 from wander.evals.run.plan import EvaluationPlan, planned_examples
 from wander.evals.run.stopping import FailureWatch, StopRequest
-from wander.evals.stats.summary import RunningSummary, summarise_run
+from wander.evals.stats.in_order import SummaryInOrder
+from wander.evals.stats.summary import summarise_run
 from wander.evals.store.folder import RunFolder, run_folder
 from wander.evals.store.manifest import model_pin, new_manifest, player_pins
 from wander.handle import EnvironmentHandle, RolloutRequest
@@ -137,7 +139,14 @@ async def evaluate(
         split=examples[0].split,
         seed=plan.seed,
         notes=plan.notes,
-    ).model_copy(update={"choice": plan.choice, "rerun_of": plan.rerun_of, "players": player_pins(client)})
+    ).model_copy(
+        update={
+            "choice": plan.choice,
+            "rerun_of": plan.rerun_of,
+            "players": player_pins(client),
+            "shard": plan.shard,
+        }
+    )
     folder = run_folder(run_dir, manifest, resume=resume)
     bound = contextlib.nullcontext() if client.limiter is None else client.limiter.at_most(plan.concurrency)
     evaluation = _Evaluation(environment, client, plan, folder, manifest, on_progress, stop or StopRequest())
@@ -189,11 +198,11 @@ class _Evaluation:
         self.folder = folder
         self.on_progress = on_progress
         self.stop = stop
-        self.running = RunningSummary(self.manifest.environment.info)
+        self.running = SummaryInOrder(self.manifest)
         self.watch = FailureWatch(most, why_lost=lambda: environment.lost_reason)
         self.kept: list[Rollout] = []
         self.total = self.manifest.expected_rollouts
-        self.unit = plan.rollouts_per_example if environment.info.group_rewards else 1
+        self.unit = self.manifest.played_together
         """How many rollouts are played together."""
         self.most_jobs = max(1, most // self.unit)
         self.resumed = 0
@@ -282,11 +291,12 @@ class _Evaluation:
             # Of a group one failed rollout is enough: it is played again as a whole.
             wanted = {(name, index - index % self.unit) for name, index in failed}
             self.left_out = self.total - self.resumed - len(wanted) * self.unit
+        shard = self.plan.shard
         return (
             (example, range(start, start + self.unit))
-            for example in examples
-            for start in starts
-            if (example.example_id, start) not in done
+            for number, (example, start) in enumerate(product(examples, starts))
+            if (shard is None or shard.takes(number))
+            and (example.example_id, start) not in done
             and (wanted is None or (example.example_id, start) in wanted)
         )
 
@@ -385,7 +395,7 @@ class _Evaluation:
                 retried=self.retried,
                 in_flight=self.in_flight,
                 reward_mean=running.reward_mean,
-                usage=Usage(prompt_tokens=running.usage_prompt, completion_tokens=running.usage_completion),
+                usage=running.usage,
                 seconds=now - self._started,
                 calls_in_flight=status.in_flight if status else self.in_flight,
                 rate=status.rate if status else None,

@@ -140,11 +140,16 @@ class RunFolder:
         metric), a failed rollout that says so. On a full disk the line is taken back, so that everything
         before it stays readable.
         """
+        rollout, line = _recordable(rollout)
+        self.append_line(line)
+        return rollout
+
+    def append_line(self, line: bytes) -> None:
+        """Add the line of a rollout, its newline included, as `append` writes it."""
         if self._file is None:
             self.resume()
         file = self._file
         assert file is not None
-        rollout, line = _recordable(rollout)
         before = os.fstat(file).st_size
         with _disk_errors(self.path):
             try:
@@ -155,7 +160,6 @@ class RunFolder:
         self._dirty = True
         if self.sync_seconds is not None and monotonic() - self._synced_at >= self.sync_seconds:
             self.sync()
-        return rollout
 
     def sync(self) -> None:
         """Force what was appended to the disk, unless that is done already."""
@@ -166,7 +170,11 @@ class RunFolder:
                 os.fsync(self._file)
 
     def rollouts(self) -> Iterator[Rollout]:
-        """Yield one rollout for each key, in the order of the file; the last line of a key counts.
+        """Yield one rollout for each key, in the order of the file; the last line of a key counts."""
+        return (rollout for rollout, _ in self.records())
+
+    def records(self) -> Iterator[tuple[Rollout, bytes]]:
+        """Yield one rollout for each key, with its line, in the order of the file.
 
         Reads the file twice and keeps one number per key. A line that is no rollout, or that repeats one
         without need, raises `RunError` with its number; a torn last line is left out (`torn` tells of it).
@@ -190,7 +198,7 @@ class RunFolder:
                     hint="take that line out: a rollout is played again only after a failure",
                 )
             if number in counts:
-                yield rollout
+                yield rollout, line
 
     def keys_done(self) -> set[tuple[str, int]]:
         """Return the (example, index) pairs that hold a rollout that did not fail."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -119,6 +121,19 @@ def replace_file(path: Path) -> Iterator[IO[bytes]]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def make_folder(target: Path) -> Iterator[Path]:
+    """Yield a folder beside a target, which takes its name once the block has ended well, and else goes."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+    try:
+        yield place
+        place.chmod(0o755)
+        place.rename(target)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -40,6 +40,15 @@ def new_run_id() -> str:
         fresh = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10), "big")
         _last_id = fresh if fresh > _last_id else _last_id + 1
         number = _last_id
+    return _write_id(number)
+
+
+def run_id_of(milliseconds: int, tail: bytes) -> str:
+    """Return the id of a run that began at a time, with 10 bytes in place of the random ones."""
+    return _write_id(milliseconds << 80 | int.from_bytes(tail, "big"))
+
+
+def _write_id(number: int) -> str:
     return "".join(_ALPHABET[number >> shift & 31] for shift in range(125, -1, -5))
 
 
@@ -167,6 +176,7 @@ _WORDS = (
     ("rollouts_per_example", "the number of rollouts of each example"),
     ("seed", "the seed"),
     ("training", "the training settings"),
+    ("shard", "which part of the run it is"),
     ("", "its settings"),
 )
 """What the fields of a manifest are called; of two that fit a name the first counts."""
@@ -194,6 +204,7 @@ def _pins(manifest: RunManifest) -> dict[str, Any]:
             "task_set_sha256": True,
             "seed": True,
             "training": True,
+            "shard": True,
         },
     )
     if pins["environment"]["lock_sha256"] is not None:

@@ -1,0 +1,208 @@
+"""Makes one run of the shards in which it was played: all of them, of the same pins, or nothing.
+
+The lines are those of the shards, byte for byte, in the manifest's order; of a rollout that was played again
+only the line that counts. Merged again, the same shards give the same run, its id included.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import tempfile
+from array import array
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from itertools import pairwise
+from operator import add
+from pathlib import Path
+
+from wander.errors import RunError
+from wander.evals.stats.summary import summarise_run
+from wander.evals.store.folder import RunFolder
+from wander.evals.store.jsonl import make_folder
+from wander.evals.store.manifest import differences_in_words, find_differing_pins, run_id_of
+from wander.types import Rollout, Usage
+from wander.wire import EndpointUse, RunManifest, RunSummary, Spending
+from wander.wire.run_record import Shard
+
+_NOWHERE = -1
+
+
+def merge_shards(folders: Sequence[RunFolder], target: Path) -> tuple[RunManifest, RunSummary]:
+    """Write the run that these shards make to a new folder, complete or not at all.
+
+    Raises `RunError` for a folder that is no shard, for shards of different runs or versions, one that is
+    missing, there twice or not played to its end, and for a target that is there.
+    """
+    shards = _in_order(folders)
+    first = shards[0].manifest
+    for other in shards[1:]:
+        _require_same(shards[0], other)
+    _require_all(shards)
+    if target.exists():
+        raise RunError(f"`{target}` is there already", hint="choose another folder with `--out`")
+    manifest = first.model_copy(
+        update={
+            "shard": None,
+            "run_id": _run_id(shards),
+            "started_at": min(each.manifest.started_at for each in shards),
+            "endpoints": _endpoints(shards),
+            "spending": _spending(shards),
+        }
+    )
+    ended = max(each.manifest.ended_at for each in shards if each.manifest.ended_at is not None)
+    with make_folder(target) as place:
+        folder = RunFolder.create(place, manifest)
+        try:
+            for line in _lines_in_order(shards, manifest, place):
+                folder.append_line(line)
+            summary = summarise_run(manifest, folder.rollouts())
+            folder.finish(summary, ended_at=ended)
+        finally:
+            folder.close()
+    return folder.manifest, summary
+
+
+def shard_of(folder: RunFolder) -> Shard:
+    """Return which part of a run a folder holds; raises `RunError` for one that holds no part."""
+    if folder.manifest.shard is None:
+        raise RunError(
+            f"`{folder.path}` is a whole run, not a shard of one",
+            hint="leave it out; a shard is what `wander eval --shard` plays",
+        )
+    return folder.manifest.shard
+
+
+def require_tiles(shards: Sequence[tuple[str, Shard]], *, what: str = "the run") -> None:
+    """Raise `RunError` unless parts, with the names of their folders, are the whole, each there once."""
+    of = shards[0][1].of
+    for name, shard in shards:
+        if shard.of != of:
+            raise RunError(
+                f"`{shards[0][0]}` is a shard of {of}, and `{name}` one of {shard.of}",
+                hint="merge the shards of one division",
+            )
+    parts = sorted((shard.first, shard.end, name) for name, shard in shards)
+    for before, after in pairwise(parts):
+        if after[0] < before[1]:
+            raise RunError(
+                f"shard {after[0]}/{of} is in `{before[2]}` and in `{after[2]}`", hint="leave one of them out"
+            )
+    there = {number for first, end, _ in parts for number in range(first, end)}
+    missing = [f"{number}/{of}" for number in range(of) if number not in there]
+    if missing:
+        shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+        subject, verb = ("shards", "are") if len(missing) > 1 else ("shard", "is")
+        raise RunError(
+            f"{subject} {shown} of {what} {verb} missing",
+            hint=f"play it with the command of the others and `--shard {missing[0]}`, then merge all of them",
+        )
+
+
+def _in_order(folders: Sequence[RunFolder]) -> list[RunFolder]:
+    if not folders:
+        raise RunError("there is nothing to merge", hint="name the folders of all shards")
+    return sorted(folders, key=lambda each: (shard_of(each).of, shard_of(each).first))
+
+
+def _require_same(one: RunFolder, other: RunFolder) -> None:
+    """Raise `RunError` for shards of different runs, or of different versions of what makes numbers."""
+    whole = (each.manifest.model_copy(update={"shard": None}) for each in (one, other))
+    if differing := find_differing_pins(*whole):
+        raise RunError(
+            f"`{one.path}` and `{other.path}` are no shards of one run: "
+            f"other in one than in the other are {differences_in_words(differing)}",
+            hint="play all shards with one command, but for `--shard` and `--out`",
+        )
+    before, after = one.manifest.platform, other.manifest.platform
+    versions: dict[str, tuple[str | None, str | None]] = {"wander": (before.wander, after.wander)}
+    versions |= {
+        name: (before.packages.get(name), after.packages.get(name))
+        for name in before.packages.keys() | after.packages.keys()
+    }
+    for name, (here, there) in sorted(versions.items()):
+        if here != there:
+            raise RunError(
+                f"`{one.path}` was played with {name} {here or 'not installed'}, "
+                f"and `{other.path}` with {there or 'none'}",
+                hint="install one version on all machines, and play the shards of the other again",
+            )
+
+
+def _require_all(shards: Sequence[RunFolder]) -> None:
+    require_tiles([(str(each.path), shard_of(each)) for each in shards])
+    for each in shards:
+        if each.manifest.ended_at is None:
+            raise RunError(
+                f"shard {each.manifest.shard} in `{each.path}` is not played to its end",
+                hint=_go_on(each),
+            )
+
+
+def _go_on(shard: RunFolder) -> str:
+    return f"go on with `wander eval --resume {shlex.quote(str(shard.path))}`, then merge again"
+
+
+def _run_id(shards: Sequence[RunFolder]) -> str:
+    """Return an id that follows from the shards'."""
+    ids = "\n".join(each.manifest.run_id for each in shards)
+    earliest = min(each.manifest.started_at for each in shards)
+    tail = hashlib.sha256(ids.encode()).digest()[:10]
+    return run_id_of(int(earliest.timestamp() * 1000), tail)
+
+
+def _endpoints(shards: Sequence[RunFolder]) -> EndpointUse | None:
+    used = [each.manifest.endpoints for each in shards if each.manifest.endpoints is not None]
+    return reduce(add, used) if used else None
+
+
+def _spending(shards: Sequence[RunFolder]) -> Spending | None:
+    """Return what all shards spent; bounds held for each by itself, so the whole has none."""
+    parts = [each.manifest.spending for each in shards if each.manifest.spending is not None]
+    if not parts:
+        return None
+    prices = parts[0].prices if all(each.prices == parts[0].prices for each in parts) else None
+    usage = sum((each.usage for each in parts), Usage())
+    costs = [each.usd for each in parts if each.usd is not None]
+    return Spending(usage=usage, usd=sum(costs) if len(costs) == len(parts) else None, prices=prices)
+
+
+def _lines_in_order(shards: Sequence[RunFolder], manifest: RunManifest, place: Path) -> Iterator[bytes]:
+    """Yield the line of every rollout in the manifest's order, by way of a file with all of them."""
+    each = manifest.rollouts_per_example
+    first = {name: number * each for number, name in enumerate(manifest.example_ids)}
+    offsets, lengths = (array("q", [_NOWHERE]) * manifest.expected_rollouts for _ in range(2))
+    with tempfile.TemporaryFile(dir=place) as spool:
+        offset = 0
+        for shard in shards:
+            held = 0
+            for rollout, line in shard.records():
+                line = line.removesuffix(b"\n") + b"\n"
+                number = _place(rollout, shard, first, manifest)
+                offsets[number], lengths[number] = offset, len(line)
+                spool.write(line)
+                offset += len(line)
+                held += 1
+            expected = shard.manifest.expected_rollouts
+            if held != expected:
+                raise RunError(
+                    f"`{shard.path}` holds {held:,} of the {expected:,} rollouts of its shard",
+                    hint=_go_on(shard),
+                )
+        spool.flush()
+        for start, length in zip(offsets, lengths, strict=True):
+            yield os.pread(spool.fileno(), length, start)
+
+
+def _place(rollout: Rollout, shard: RunFolder, first: dict[str, int], manifest: RunManifest) -> int:
+    """Return the place of a rollout in the whole run; raises `RunError` for one that is not of this shard."""
+    start = first.get(rollout.example_id)
+    number = None if start is None else start + rollout.index
+    inside = number is not None and 0 <= rollout.index < manifest.rollouts_per_example
+    if number is None or not inside or not shard_of(shard).takes(number // manifest.played_together):
+        raise RunError(
+            f"`{shard.path}` holds rollout `{rollout.example_id}/{rollout.index}`, which is not of its shard",
+            hint="play that shard again into another folder",
+        )
+    return number

@@ -1,0 +1,190 @@
+"""Parts of a run played by themselves, and the run that they make."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import wander as wander_package
+from chat_endpoint import chat_endpoint
+from command_line import Result, Wander
+from shard_records import aggregates_of, records_of
+from wander.evals.store.folder import RunFolder
+from wander.wire.run_record import Shard
+
+SOLVER, WRONG = "scripted:say_env:solver", "scripted:say_env:wrong"
+SUITE = """
+[defaults]
+num_examples = 5
+in_process = true
+[[eval]]
+environment = "./say-env"
+model = ["scripted:say_env:solver", "scripted:say_env:wrong"]
+seed = [0, 1]
+"""
+
+
+def play_shards(wander: Wander, of: int, *words: str, name: str = "part") -> list[Path]:
+    """Play every shard of a command line, and return their folders."""
+    places = [Path(f"{name}-{number}") for number in range(of)]
+    for number, place in enumerate(places):
+        done = wander("eval", *words, "--shard", f"{number}/{of}", "--out", str(place), "--json")
+        assert done.status in (0, 6), done.out
+    return places
+
+
+def merge(wander: Wander, places: list[Path], out: str = "whole") -> Result:
+    return wander("runs", "merge", *map(str, places), "--out", out, "--json")
+
+
+def test_shards_make_the_run_that_is_played_at_once(wander: Wander, folder: Path) -> None:
+    words = (
+        str(folder),
+        "-m",
+        "scripted:say_env:breaks_on_three",
+        "-n",
+        "7",
+        "-r",
+        "3",
+        "--shuffle",
+        "--in-process",
+    )
+    assert wander("eval", *words, "--out", "at-once").status == 6
+    places = play_shards(wander, 4, *words)
+    assert [RunFolder.open(place).manifest.expected_rollouts for place in places] == [6, 5, 5, 5]
+    assert [len(records_of(place)) for place in places] == [6, 5, 5, 5]
+    merged = merge(wander, places[::-1])
+    assert merged.status == 6, merged.out
+    assert records_of(Path("whole")) == records_of(Path("at-once"))
+    assert aggregates_of(Path("whole")) == aggregates_of(Path("at-once"))
+    one, other = (RunFolder.open(Path(name)).manifest for name in ("whole", "at-once"))
+    clock = {"run_id", "started_at", "ended_at"}
+    assert one.model_dump(exclude=clock) == other.model_dump(exclude=clock)
+    keys = [rollout.key for rollout in RunFolder.open(Path("whole")).rollouts()]
+    assert keys == [(name, index) for name in one.example_ids for index in range(3)]
+    assert merge(wander, places, "again").data["runs"][0]["run_id"] == one.run_id
+    resumed = wander("eval", "--resume", "whole", "--only-failed", "--json")
+    assert (resumed.status, resumed.data["summary"]["rollouts"]) == (6, 21)
+
+
+def test_a_shard_resumes_as_any_run_and_is_not_posted(wander: Wander, folder: Path) -> None:
+    (place,) = play_shards(wander, 1, str(folder), "-m", SOLVER, "-n", "2", "--in-process")
+    with pytest.raises(ValueError, match="no part"):
+        Shard(first=2, end=2, of=3)
+    again = wander("eval", "--resume", str(place), "--json")
+    assert (again.status, again.data["resumed"]) == (0, 2)
+    other = wander("eval", "--resume", str(place), "--shard", "1/2", "--json").json["error"]
+    assert other["code"] == "other_settings"
+    posted = wander("post", str(place), "--json").json["error"]
+    assert (posted["code"], "runs merge" in posted["hint"]) == ("shard_alone", True)
+
+
+def test_what_does_not_fit_together_is_told_and_nothing_is_written(wander: Wander, folder: Path) -> None:
+    words = (str(folder), "-m", SOLVER, "-n", "4", "--in-process")
+    places = play_shards(wander, 3, *words)
+    (other_seed,) = play_shards(wander, 1, *words, "--seed", "1", name="seed")
+    wander("eval", *words, "--out", "unsharded")
+
+    def changed(name: str, change: Callable[[dict[str, Any]], None]) -> Path:
+        shutil.copytree(places[1], name)
+        manifest = json.loads(Path(name, "run.json").read_text())
+        change(manifest)
+        Path(name, "run.json").write_text(json.dumps(manifest))
+        return Path(name)
+
+    older = changed("older", lambda run: run["platform"].update(wander="0.0.1"))
+    stopped = changed("stopped", lambda run: run.update(ended_at=None))
+    foreign = changed("foreign", lambda run: run["shard"].update(first=2, end=3))
+    short = changed("short", lambda run: run["shard"].update(first=0, end=2, of=4))
+    edited = changed("edited", lambda run: None)
+    settings = json.loads((edited / "command.json").read_text())
+    settings["environment_files"]["say_env.py"] = "0" * 64
+    (edited / "command.json").write_text(json.dumps(settings))
+    cases = [
+        ([places[0], places[2]], "shard 1/3 of the run is missing", "--shard 1/3"),
+        ([places[0]], "shards 1/3, 2/3 of the run are missing", "--shard 1/3"),
+        ([*places, places[1]], "shard 1/3 is in `part-1` and in `part-1`", "leave one"),
+        ([places[0], other_seed], "other in one than in the other are the seed", "one command"),
+        ([places[0], older, places[2]], "`older` with 0.0.1", "install one version"),
+        ([places[0], stopped, places[2]], "`stopped` is not played to its end", "--resume stopped"),
+        ([places[0], places[1], foreign], "which is not of its shard", "play that shard again"),
+        ([places[0], short], "a shard of 3, and `short` one of 4", "one division"),
+        ([places[0], edited, places[2]], "not the same for all shards: say_env.py", "one copy"),
+        ([Path("unsharded")], "is a whole run, not a shard", "leave it out"),
+        ([Path("nowhere")], "is not a run folder", ""),
+    ]
+    for chosen, said, hint in cases:
+        error = merge(wander, chosen).json["error"]
+        assert said in error["message"], error
+        assert hint in (error["hint"] or "")
+        assert not Path("whole").exists()
+    assert list(Path().glob(".whole*")) == []
+    assert "is there already" in merge(wander, places, "unsharded").json["error"]["message"]
+    for wrong in ("3/3", "1", "a/b", "-1/3"):
+        error = wander("eval", *words, f"--shard={wrong}", "--json").json["error"]
+        assert "no part of a run" in error["message"], error
+
+
+def test_a_suite_is_played_in_shards_that_open_few_models(wander: Wander, folder: Path, home: Path) -> None:
+    (home / "suite.toml").write_text(SUITE)
+    assert wander("eval", "suite.toml", "--out", "at-once").status == 0
+    places = play_shards(wander, 3, "suite.toml")
+    models = [
+        {json.loads(path.read_text())["model"]["name"] for path in place.glob("*/run.json")}
+        for place in places
+    ]
+    assert sorted(map(len, models)) == [1, 1, 2]
+    assert "shard 2/3 of the suite is missing" in merge(wander, places[:2]).json["error"]["message"]
+    merged = merge(wander, places)
+    assert merged.status == 0, merged.out
+    runs = [each.parent.name for each in sorted(Path("at-once").glob("*/run.json"))]
+    assert sorted(Path(each["run_dir"]).name for each in merged.data["runs"]) == runs
+    for name in runs:
+        assert records_of(Path("whole", name)) == records_of(Path("at-once", name))
+        assert aggregates_of(Path("whole", name)) == aggregates_of(Path("at-once", name))
+    kept = wander("eval", "--resume", "whole", "--json")
+    assert {each["state"] for each in kept.data["runs"]} == {"kept"}
+    again = wander("eval", "--resume", str(places[0]), "--json")
+    assert {each["state"] for each in again.data["runs"]} == {"kept"}
+    mixed = wander("eval", "suite.toml", "--resume", str(places[0]), "--shard", "1/3", "--json")
+    assert "holds shard 0/3" in mixed.json["error"]["message"]
+
+
+def test_shards_over_http_make_the_run_that_is_played_at_once(wander: Wander, folder: Path) -> None:
+    def answer(messages: list[dict[str, str]]) -> str:
+        return messages[-1]["content"].removeprefix("say ")
+
+    with chat_endpoint(answer) as endpoint:
+        words = (
+            str(folder),
+            "-m",
+            "test-model",
+            "-b",
+            endpoint.base_url,
+            "-n",
+            "5",
+            "-r",
+            "2",
+            "--in-process",
+        )
+        assert wander("eval", *words, "--out", "at-once").status == 0
+        places = play_shards(wander, 3, *words)
+    assert merge(wander, places).status == 0
+    assert records_of(Path("whole")) == records_of(Path("at-once"))
+    assert aggregates_of(Path("whole")) == aggregates_of(Path("at-once"))
+    endpoints = RunFolder.open(Path("whole")).manifest.endpoints
+    assert endpoints is not None
+    assert endpoints.calls == 10
+
+
+def test_python_plays_shards_and_merges_them(say_env: Any, tmp_path: Path) -> None:
+    shards = [
+        say_env.evaluate_sync(SOLVER, n=3, shard=f"{number}/2", out=tmp_path / str(number))
+        for number in range(2)
+    ]
+    whole = wander_package.Run.merge(shards, tmp_path / "whole")
+    assert (whole.summary.rollouts, whole.reward) == (3, 1.0)
