@@ -49,9 +49,7 @@ class Env(MultiTurnEnv):
     async def env_response(self, messages, state):
         # Ends in another order than rollouts began, and each time in another one.
         await asyncio.sleep(self.rng(state, "pause", HERE.joinpath("most").stat().st_mtime_ns).random() / 50)
-        if state["index"] == 2 and len(state.turns) == 2 and (HERE / "kill").exists():
-            if (HERE / "kill").read_text() == "once":
-                (HERE / "kill").unlink()
+        if state["index"] == 2 and len(state.turns) == 2 and is_to_be_killed():
             os.kill(os.getpid(), signal.SIGKILL)
         luck = self.rng(state, "lever", len(state.turns)).random()
         return [{"role": "user", "content": f"Pull again: {luck:.3f}"}]
@@ -61,6 +59,15 @@ class Env(MultiTurnEnv):
         done = len(state.turns) > 1 + state["index"] % 3
         self.playing -= done
         return done
+
+
+def is_to_be_killed():
+    try:  # two processes may come here at once, and one of them takes the file away
+        if (HERE / "kill").read_text() == "once":
+            (HERE / "kill").unlink()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def vowels(completion):
