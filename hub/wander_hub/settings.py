@@ -185,6 +185,9 @@ class Settings(BaseSettings):
     """After SIGTERM the hub answers for so long, and sends clients elsewhere with their next request."""
     log_format: Literal["text", "json"] = "text"
     """How lines of the log look on standard error."""
+    featured: tuple[str, ...] = ()
+    """Environments, `owner/name`, that the first page shows first; unset means those with most runs whose
+    newest version this hub has checked."""
     styleguide: bool = False
     """Show `/styleguide`: the tokens and parts of the pages, for who works on them."""
     traces: bool = False

@@ -13,7 +13,9 @@ from sqlalchemy import insert, select
 from wander_hub import names
 from wander_hub.accounts.repository import NEIGHBOURS
 from wander_hub.app import create_app
-from wander_hub.environments.models import Environment
+from wander_hub.environments.models import Environment, Version
+from wander_hub.identity import HUB
+from wander_hub.runs.models import Run
 
 HTML = {"Accept": "text/html,application/xhtml+xml"}
 HOSTILE = '<script>alert(1)</script><img src=x onerror="alert(2)">\u202e\x1b[31m\x00'
@@ -110,7 +112,8 @@ async def test_page_is_whole_and_inert(posted, path):
     assert policy.endswith("; script-src http://hub.test/static/; connect-src 'self'")
     tags = parsed(answer)
     names = {tag for tag, _ in tags.seen}
-    assert not names & {"iframe", "object", "style", "img"}
+    assert not names & {"iframe", "object", "style"}
+    assert all(one["src"].endswith("/badge.svg") for tag, one in tags.seen if tag == "img")
     scripts = [attributes for tag, attributes in tags.seen if tag == "script"]
     assert all(one["src"].startswith("http://hub.test/static/") for one in scripts)
     assert answer.text.count("></script>") == len(scripts), "none has a text of its own"
@@ -329,7 +332,7 @@ async def test_the_style_guide_shows_every_token_where_it_is_asked_for(hub):
 async def test_pages_come_compressed_and_files_as_they_are(posted):
     plain = {"Accept-Encoding": "identity"}
     page = await posted.get("/alice/reverse-text", headers=HTML)
-    assert (page.headers["content-encoding"], page.headers["vary"]) == ("gzip", "Accept-Encoding")
+    assert (page.headers["content-encoding"], page.headers["vary"]) == ("gzip", "Accept, Accept-Encoding")
     same = await posted.get("/alice/reverse-text", headers=HTML | plain)
     assert "content-encoding" not in same.headers
     assert same.text == page.text
@@ -342,6 +345,38 @@ async def test_pages_come_compressed_and_files_as_they_are(posted):
     assert int(page.headers["content-length"]) < int(same.headers["content-length"]) / 2
     (file,) = (await posted.get("/api/v1/environments/alice/reverse-text/versions/0.1.0")).json()["files"]
     assert "content-encoding" not in (await posted.get(file["url"])).headers
+
+
+async def test_the_first_page_promotes_what_is_in_use_checked_and_proved(hub, make_wheel, run_of):
+    ids = {}
+    for name in ("good", "failed", "old", "reverse-text"):
+        spec = make_wheel(name=name, files={f"{name.replace('-', '_')}.py": b"def load_environment(): ...\n"})
+        ids[name] = await hub.publish(spec)
+    for place, name in enumerate(ids):
+        manifest, rollouts = run_of(ids[name], name=name, run_id=f"01RUN{place:021d}", model=f"of-{name}")
+        assert (await hub.post_run(manifest, rollouts)).status_code == 201
+    place, body = "/api/v1/environments/alice/old/status", {"status": "deprecated", "reason": "old"}
+    assert (await hub.client.put(place, json=body, headers=hub.auth())).status_code == 200
+    with hub.database.write(HUB) as session:
+        for version in session.scalars(select(Version)):
+            version.checked = version.environment_id != 2
+        for run in session.scalars(select(Run)):
+            run.level = "replayed" if run.model != "of-reverse-text" else "complete"
+
+    async def first(featured=()) -> str:
+        app = create_app(hub.settings.model_copy(update={"featured": featured}), database=hub.database)
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://hub.test") as client:
+            page = (await client.get("/", headers=HTML)).text
+        return page[page.index('id="results"') : page.index("All environments")]
+
+    shown = await first()
+    cards, _, results = shown.partition("Newest proved results")
+    assert re.findall('class="name" href="([^"]+)"', cards) == ["/alice/reverse-text", "/alice/good"]
+    assert sorted(re.findall(r"of-[\w-]+", results)) == ["of-failed", "of-good"]
+    chosen = await first(("alice/failed", "alice/old", "bob/none"))
+    assert re.findall('class="name" href="([^"]+)"', chosen) == ["/alice/failed"]
+    assert "Chosen by who runs this hub" in chosen
 
 
 async def test_what_is_deprecated_says_so_and_nobody_is_sent_there(hub, make_wheel):

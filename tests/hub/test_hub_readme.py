@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wander_hub.environments.readme import render
+from wander_hub.environments.readme import clean, list_headings, place_images, render
 from wander_hub.web import text
 
 
@@ -18,7 +19,7 @@ def html(markdown: str) -> str:
 def test_markdown_with_tables_code_and_details():
     table, code = "| a | b |\n|---|--:|\n| 1 | 2 |", "```python\nx < 1\n```"
     page = html(f"# Title\n\n{table}\n\n{code}\n\n<details><summary>s</summary>t</details>")
-    assert "<h1>Title</h1>" in page
+    assert '<h1 id="readme-title">Title</h1>' in page
     assert '<th align="right">b</th>' in page
     assert "x &lt; 1" in page
     assert "<details><summary>s</summary>t</details>" in page
@@ -59,6 +60,45 @@ def test_nothing_in_it_can_act(hostile):
         assert forbidden not in page
     assert "before" in page
     assert "after" in page
+
+
+def test_task_lists_footnotes_anchors_and_formulas():
+    page = html(
+        "## Part *one*\n\n- [x] done\n- [ ] open\n\n[up](#part-one) said[^1] $x^2$, $5\n\n[^1]: so.\n\n"
+        "$$\\frac{a}{b}$$"
+    )
+    assert "<li>☑ done</li>\n<li>☐ open</li>" in page
+    assert '<a href="#readme-part-one"' in page
+    assert '<a href="#readme-fn1" id="readme-fnref1"' in page
+    assert '<li id="readme-fn1">' in page
+    assert '<math display="inline"><mrow><msup><mi>x</mi><mn>2</mn></msup></mrow></math></span>, $5' in page
+    assert "<mfrac>" in page
+    assert clean(page) == page
+    assert list_headings(page) == [(2, "readme-part-one", "Part one")]
+
+
+@pytest.mark.parametrize(
+    "tex", ["{" * 3000, r"\frac{" * 300, "\\begin{matrix}", r"\text{<script>}", r"\href{javascript:x}{y}"]
+)
+def test_no_formula_breaks_a_page_or_acts(tex):
+    page = html(f"before $${tex}$$ after")
+    assert "before" in page
+    assert "after" in page
+    assert "<script" not in page
+    assert "href" not in page.replace("\\href", "")
+
+
+def test_images_of_the_package_are_shown_from_the_hub():
+    page = html(
+        '![a "plot"](./img/a%20b.png) <img src="c.JPG" onerror="x"> ![d](../d.png) ![e](/e.png) ![f](f.svg)'
+    )
+    assert re.findall(r"<img[^>]*>", page) == [
+        '<img src="image?file=img/a%20b.png" alt="a &quot;plot&quot;" loading="lazy">',
+        '<img src="image?file=c.JPG" alt="image" loading="lazy">',
+    ]
+    assert place_images(page, "/a/b/versions/1/").count('<img src="/a/b/versions/1/image?file=') == 2
+    assert clean(page) == page
+    assert "<img" not in clean('<img src="https://evil.example/x.png">').replace("<img>", "")
 
 
 def test_remote_images_become_links():

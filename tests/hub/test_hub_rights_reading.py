@@ -67,6 +67,7 @@ NOT_THERE = {
     "/simple/namespace/{namespace}",
     "/simple/{project}/",
     "/static/{name}",
+    "/{owner}/{name}/versions/{version}/image",
     "/{owner}/integrity/{project}/{version}/{filename}/provenance",
 }
 """What the hub of these tests does not have, or has of public environments alone."""

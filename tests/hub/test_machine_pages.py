@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections import Counter
 from datetime import timedelta
 from xml.etree import ElementTree
 
+from PIL import Image
 from sqlalchemy import select
 from wander_hub.database import now
 from wander_hub.environments.models import Version
 from wander_hub.identity import HUB
 from wander_hub.index import downloads
 
+ATOM = "{http://www.w3.org/2005/Atom}"
 HTML = {"Accept": "text/html"}
 HOSTILE = 'A "><script>alert(1)</script> summary\u202e'
 
@@ -82,3 +85,54 @@ async def test_an_environment_says_who_uses_it(hub, make_wheel, run_of):
         downloads.add(session, Counter({(version.id, day): count for day, count in days.items()}))
     page = (await hub.client.get("/alice/reverse-text", headers=HTML)).text
     assert 'aria-label="6 downloads in 30 days, at most 5 a day"' in page
+
+
+async def test_feeds_tell_of_versions_and_results(hub, make_wheel, run_of):
+    sha256 = await hub.publish(make_wheel(summary=HOSTILE))
+    manifest, rollouts = run_of(sha256, model="<b>tiny</b>", reward=0.75)
+    assert (await hub.post_run(manifest, rollouts)).status_code == 201
+    run = f"/runs/{manifest['run_id']}"
+    version = "/alice/reverse-text/versions/0.1.0"
+    for path, told in {
+        "/feed.atom": [version],
+        "/runs/feed.atom": [run],
+        "/alice/reverse-text/feed.atom": [run, version],
+    }.items():
+        answer = await hub.client.get(path)
+        assert answer.headers["content-type"].startswith("application/atom+xml")
+        feed = ElementTree.fromstring(answer.content)
+        links = [one.get("href") for one in feed.findall(f"{ATOM}entry/{ATOM}link")]
+        assert links == [f"http://hub.test{one}" for one in told]
+        assert all(one.text for one in feed.iter(f"{ATOM}updated"))
+    assert "&lt;b&gt;tiny&lt;/b&gt; on alice/reverse-text 0.1.0" in answer.text
+
+
+async def test_a_card_shows_an_environment_as_a_picture(hub, make_wheel):
+    await hub.publish(make_wheel(summary=f"{HOSTILE} Żółw 亀 " + "long " * 90))
+    answer = await hub.client.get("/alice/reverse-text/card.png")
+    assert answer.headers["content-type"] == "image/png"
+    assert Image.open(io.BytesIO(answer.content)).size == (1200, 630)
+    page = (await hub.client.get("/alice/reverse-text", headers=HTML)).text
+    assert '<meta property="og:image" content="http://hub.test/alice/reverse-text/card.png">' in page
+
+
+async def test_pages_are_json_for_who_asks_for_that(hub, make_wheel, run_of):
+    sha256 = await hub.publish(make_wheel())
+    manifest, rollouts = run_of(sha256, model="tiny", reward=0.75)
+    assert (await hub.post_run(manifest, rollouts)).status_code == 201
+    environment = "/api/v1/environments/alice/reverse-text"
+    run = f"/runs/{manifest['run_id']}"
+    for page, api in {
+        "/?q=reverse": "/api/v1/environments?q=reverse",
+        "/alice": "/api/v1/environments?owner=alice",
+        "/alice/reverse-text": environment,
+        "/alice/reverse-text/versions/0.1.0": f"{environment}/versions/0.1.0",
+        "/alice/reverse-text/leaderboard?model=ti": f"{environment}/leaderboard?model=ti",
+        "/runs": "/api/v1/runs",
+        run: f"/api/v1{run}",
+    }.items():
+        answer = await hub.client.get(page, headers={"Accept": "application/json"})
+        assert answer.headers["vary"].startswith("Accept")
+        assert answer.json() == (await hub.client.get(api)).json(), page
+        shown = await hub.client.get(page, headers={"Accept": "text/html,application/json;q=0.9,*/*;q=0.8"})
+        assert shown.headers["content-type"].startswith("text/html")

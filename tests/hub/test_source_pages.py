@@ -111,3 +111,18 @@ async def test_pages_run_the_hubs_own_scripts_alone(two):
     assert page.text.count("<script") == 2
     assert "source.js" not in (await show(two, "/changes")).text
     assert (await two.get("/static/templates.py")).status_code == 404
+
+
+async def test_images_of_a_package_are_shown_in_its_readme(hub, make_wheel):
+    spec = make_wheel(readme="![curve](reverse_text/curve.png) ![no](gone.png)")
+    spec.files = {**spec.files, "reverse_text/curve.png": b"\x89PNG\r\n", "reverse_text/x.html": b"<script>"}
+    await hub.publish(spec)
+    page = (await show(hub.client, "")).text
+    (address,) = re.findall(r'<img src="([^"]+curve.png)" alt="curve"', page)
+    assert address == f"{AT}/versions/0.1.0/image?file=reverse_text/curve.png"
+    image = await hub.client.get(address)
+    assert (image.content, image.headers["content-type"]) == (b"\x89PNG\r\n", "image/png")
+    assert image.headers["content-security-policy"].startswith("sandbox")
+    for path in ("gone.png", "reverse_text/x.html", "../curve.png"):
+        answer = await hub.client.get(f"{AT}/versions/0.1.0/image", params={"file": path})
+        assert answer.status_code == 404, path

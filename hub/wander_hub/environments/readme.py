@@ -1,39 +1,85 @@
 """Renders a README to HTML that is safe to show: markdown, then an allow-list of tags and attributes.
 
-Remote images are turned into links: showing them would tell their server who reads the page.
+Remote images are turned into links: showing them would tell their server who reads the page. Images that the
+package ships are shown, from the hub.
 """
 
 from __future__ import annotations
 
 import html
+import posixpath
 import re
+from typing import NamedTuple
+from urllib.parse import quote, unquote
 
-_REMOVED = {"img", "map", "area", "article", "aside", "footer", "header", "nav", "style"}
+from markupsafe import Markup
+
+_REMOVED = {"map", "area", "article", "aside", "footer", "header", "nav", "style"}
+_MATH = {
+    *("math", "mi", "mn", "mo", "mtext", "mspace", "mrow", "mfrac", "msqrt", "mroot", "mstyle", "mpadded"),
+    *("mphantom", "msub", "msup", "msubsup", "munder", "mover", "munderover", "mtable", "mtr", "mtd"),
+}
+_NAMED = {*["h1", "h2", "h3", "h4", "h5", "h6", "li"]}
+"""What a link within the README may lead to."""
 _ATTRIBUTES = {
-    "a": {"href", "title"},
+    "a": {"href", "title", "id"},
+    "img": {"src", "alt", "loading"},
     "th": {"align", "scope", "colspan", "rowspan"},
     "td": {"align", "colspan", "rowspan"},
     "ol": {"start"},
     "code": {"class"},
     "details": {"open"},
+    "math": {"display"},
+    "mo": {"stretchy", "fence", "form", "separator", "movablelimits", "largeop"},
+    "mi": {"mathvariant"},
+    "mstyle": {"displaystyle", "scriptlevel"},
+    "mspace": {"width", "linebreak"},
+    "mover": {"accent"},
+    "mfrac": {"linethickness"},
+    "mtable": {"columnalign", "rowspacing", "columnspacing"},
+    **{tag: {"id"} for tag in _NAMED},
 }
+_PREFIX = "readme-"
+"""Of every id, so that none is one of the page's own."""
+_SHIPPED = "image?file="
+"""With what the address of an image of the package begins; `place_images` says where it is."""
 _DECEIVING = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """Control characters, and those that change the direction of text."""
 _ALIGNED = re.compile(r'style="text-align:\s*(left|right|center);?"')
 _IMAGE = re.compile(r"<img\b[^>]*>", re.IGNORECASE)
 _ATTRIBUTE = re.compile(r"""\b(src|alt)\s*=\s*("[^"]*"|'[^']*')""", re.IGNORECASE)
+_PICTURE = re.compile(r"\.(png|jpe?g|gif|webp)$", re.IGNORECASE)
+_TASK = re.compile(r'<input class="task-list-item-checkbox"( checked="checked")?[^>]*>')
+_HEADING = re.compile(r'<h([23]) id="(readme-[^"]+)">(.*?)</h\1>', re.DOTALL)
+_LONGEST_FORMULA = 2000
+
+
+class Heading(NamedTuple):
+    """A heading of a README, for its table of contents."""
+
+    level: int
+    name: str
+    """Its id."""
+    text: str
 
 
 def render(text: str, content_type: str) -> str:
     """Return safe HTML; what is not markdown is shown as it was written."""
     from markdown_it import MarkdownIt
+    from mdit_py_plugins.anchors import anchors_plugin
+    from mdit_py_plugins.dollarmath import dollarmath_plugin
+    from mdit_py_plugins.footnote import footnote_plugin
+    from mdit_py_plugins.tasklists import tasklists_plugin
 
     text = _DECEIVING.sub("\ufffd", text)
     if content_type != "text/markdown":
         return f"<pre>{html.escape(text)}</pre>" if text.strip() else ""
     markdown = MarkdownIt("js-default", {"html": True, "linkify": False, "typographer": False})
+    markdown.use(anchors_plugin, max_level=6).use(footnote_plugin).use(tasklists_plugin)
+    markdown.use(dollarmath_plugin, allow_digits=False, renderer=_formula)
     raw = _ALIGNED.sub(r'align="\1"', markdown.render(text))
-    return clean(_IMAGE.sub(_image_link, raw))
+    raw = _TASK.sub(lambda box: "☑" if box[1] else "☐", raw)
+    return clean(_IMAGE.sub(_image, raw))
 
 
 def clean(text: str) -> str:
@@ -42,16 +88,57 @@ def clean(text: str) -> str:
 
     return nh3.clean(
         text,
-        tags=(nh3.ALLOWED_TAGS - _REMOVED) | {"details", "summary"},
+        tags=(nh3.ALLOWED_TAGS - _REMOVED) | _MATH | {"details", "summary", "img"},
         attributes=_ATTRIBUTES,
+        attribute_filter=_allowed,
         url_schemes={"http", "https", "mailto"},
         link_rel="nofollow noopener noreferrer",
     )
 
 
-def _image_link(image: re.Match[str]) -> str:
+def place_images(rendered: str, base: str) -> str:
+    """Return a rendered README whose images are under an address, which ends with `/`."""
+    return rendered.replace(f'<img src="{_SHIPPED}', f'<img src="{html.escape(base)}{_SHIPPED}')
+
+
+def list_headings(rendered: str) -> list[Heading]:
+    """Return the headings of the second and third level of a rendered README."""
+    return [
+        Heading(int(level), name, html.unescape(Markup(inner).striptags()))  # noqa: S704 - tags are taken off
+        for level, name, inner in _HEADING.findall(rendered)
+    ]
+
+
+def _allowed(tag: str, attribute: str, value: str) -> str | None:
+    """Return what an attribute may be: ids have the prefix, links to them too, and images are the hub's."""
+    if attribute == "id":
+        return value if value.startswith(_PREFIX) else f"{_PREFIX}{value}"
+    if attribute == "href" and value.startswith("#") and not value.startswith(f"#{_PREFIX}"):
+        return f"#{_PREFIX}{value[1:]}"
+    if attribute == "src" and not value.startswith(_SHIPPED):
+        return None
+    return value
+
+
+def _formula(source: str, options: dict[str, bool]) -> str:
+    """Return a formula as MathML; as it was written where it is no TeX that the library reads."""
+    from latex2mathml.converter import convert
+
+    display = "block" if options.get("display_mode") else "inline"
+    if len(source) > _LONGEST_FORMULA:
+        return f"<code>{html.escape(source)}</code>"
+    try:
+        return str(convert(source, display=display))
+    except Exception:  # noqa: BLE001 - it has no base of its errors, and hostile TeX finds others
+        return f"<code>{html.escape(source)}</code>"
+
+
+def _image(image: re.Match[str]) -> str:
     found = {key.lower(): value[1:-1] for key, value in _ATTRIBUTE.findall(image.group())}
     label, address = found.get("alt") or "image", found.get("src", "")
-    if not address.startswith(("http://", "https://")):
+    if address.startswith(("http://", "https://")):
+        return f'<a href="{address}">[{label}]</a>'
+    path = posixpath.normpath(unquote(html.unescape(address)))
+    if not _PICTURE.search(path) or ":" in path or path.startswith(("/", "..")):
         return f"<em>[{label}]</em>"
-    return f'<a href="{address}">[{label}]</a>'
+    return f'<img src="{_SHIPPED}{quote(path)}" alt="{label}" loading="lazy">'

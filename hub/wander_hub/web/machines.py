@@ -1,22 +1,31 @@
-"""What programs read beside the API: a badge for READMEs, a site map, and the hub in words for models."""
+"""What programs read beside the API: badges and cards, feeds, a site map, and the hub in words for models."""
 
 from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
 
 from fastapi import APIRouter
 from markupsafe import Markup
 from starlette.responses import Response
+from wander.wire import RunDetail
 
 from wander_hub.environments import service as environments
+from wander_hub.environments.repository import versions_of
 from wander_hub.environments.schemas import EnvironmentFilter
 from wander_hub.http.boundary import BaseUrl, ReadSession
 from wander_hub.leaderboards import service as leaderboards
+from wander_hub.runs import service as runs
+from wander_hub.web.cards import draw_card
 from wander_hub.web.templates import render
-from wander_hub.web.text import number, score_digits
+from wander_hub.web.text import number, plain, score_digits
 
 router = APIRouter(include_in_schema=False)
 
 _MOST, _FIRST = 2_000, 100
 """Environments of a site map, those that changed last, and of `llms.txt`, those with most runs."""
+_ENTRIES = 30
+"""Of a feed."""
 _SHORT = {"Cache-Control": "max-age=300"}
 _LETTER = 6.6
 """Pixels of a letter of 11 pixels, on the average and no less than most."""
@@ -56,6 +65,78 @@ def badge(session: ReadSession, base_url: BaseUrl, owner: str, name: str) -> Res
         said = f"{number(best.reward_mean, score_digits(best.reward_low, best.reward_high))} {best.level}"
     drawn = _draw_badge(f"{found.owner.name}/{found.name}", said)
     return Response(drawn, media_type="image/svg+xml", headers=_SHORT)
+
+
+@router.get("/{owner}/{name}/card.png")
+def card(session: ReadSession, base_url: BaseUrl, owner: str, name: str) -> Response:
+    """The picture of an environment that other sites show beside a link to it."""
+    found = environments.find(session, owner, name)
+    summary = environments.summary_of(found)
+    facts = [f"{summary.runs:,} run{'' if summary.runs == 1 else 's'}"]
+    if summary.best_reward is not None:
+        facts.insert(0, f"best {summary.best_reward:.3f}")
+    label = f"{summary.owner}/{summary.name}"
+    body = draw_card(label, plain(summary.summary), facts, f"{base_url}/{label}".partition("://")[2])
+    return Response(body, media_type="image/png", headers=_SHORT)
+
+
+@router.get("/feed.atom")
+def feed_of_environments(session: ReadSession, base_url: BaseUrl) -> Response:
+    """The environments that changed last, as a feed."""
+    found = environments.list_page(session, EnvironmentFilter(limit=_ENTRIES)).data
+    entries = [
+        Entry(
+            f"/{one.owner}/{one.name}/versions/{one.latest_version}",
+            f"{one.owner}/{one.name} {one.latest_version}",
+            one.updated_at,
+            one.summary,
+        )
+        for one in found
+    ]
+    return _feed("/feed.atom", "/", "Environments", entries, base_url)
+
+
+@router.get("/runs/feed.atom")
+def feed_of_runs(session: ReadSession, base_url: BaseUrl) -> Response:
+    """The newest runs, as a feed."""
+    found = runs.list_page(session, base_url, limit=_ENTRIES).data
+    return _feed("/runs/feed.atom", "/runs", "Runs", [_entry_of(one) for one in found], base_url)
+
+
+@router.get("/{owner}/{name}/feed.atom")
+def feed_of_environment(session: ReadSession, base_url: BaseUrl, owner: str, name: str) -> Response:
+    """The versions and the newest runs of an environment, as a feed."""
+    found = environments.find(session, owner, name)
+    label = f"{found.owner.name}/{found.name}"
+    versions = [
+        Entry(f"/{label}/versions/{one.version}", f"{label} {one.version}", one.uploaded_at, one.summary)
+        for one in versions_of(session, found)
+    ]
+    newest = runs.list_page(session, base_url, environment=label, limit=_ENTRIES).data
+    entries = sorted([*versions, *map(_entry_of, newest)], key=lambda one: one.updated, reverse=True)
+    return _feed(f"/{label}/feed.atom", f"/{label}", label, entries[:_ENTRIES], base_url)
+
+
+class Entry(NamedTuple):
+    """One thing that a feed tells of."""
+
+    path: str
+    title: str
+    updated: datetime
+    summary: str
+
+
+def _entry_of(run: RunDetail) -> Entry:
+    pin, summary = run.manifest.environment, run.summary
+    digits = score_digits(summary.reward_low, summary.reward_high)
+    title = f"{run.manifest.model.name} on {pin.owner}/{pin.name} {pin.version}"
+    told = f"mean reward {number(summary.reward_mean, digits)}, level {run.level}, by {run.posted_by}"
+    return Entry(f"/runs/{run.run_id}", title, run.posted_at, told)
+
+
+def _feed(here: str, page: str, title: str, entries: list[Entry], base_url: str) -> Response:
+    body = render("feed.xml", here=here, page=page, title=title, entries=entries, base_url=base_url)
+    return Response(body, media_type="application/atom+xml", headers=_SHORT)
 
 
 def _draw_badge(label: str, said: str) -> Markup:

@@ -17,15 +17,17 @@ from wander_hub.environments.schemas import EnvironmentFilter, Sort
 from wander_hub.http.answers import IMMUTABLE, REVALIDATE
 from wander_hub.http.boundary import BaseUrl, HubStorage, ReadSession, database_of
 from wander_hub.http.problems import HubProblem
+from wander_hub.leaderboards import service as leaderboards
 from wander_hub.leaderboards.routes import page_filter
 from wander_hub.leaderboards.schemas import BoardFilter
 from wander_hub.models import repository as models
 from wander_hub.models.service import LATEST
 from wander_hub.runs import service as runs
 from wander_hub.web import board as board_page
-from wander_hub.web import compare, machines, service, source, transcript
+from wander_hub.web import compare, environment, machines, service, source, transcript
+from wander_hub.web.home import show_home
 from wander_hub.web.query import query_string
-from wander_hub.web.templates import STATIC, page
+from wander_hub.web.templates import STATIC, as_json, page, wants_json
 
 router = APIRouter(include_in_schema=False)
 router.include_router(machines.router)
@@ -60,7 +62,9 @@ def home(
         limit=_PER_PAGE,
         cursor=cursor,
     )
-    view = service.home(session, base_url, wanted)
+    if wants_json(request):
+        return as_json(environments.list_page(session, wanted))
+    view = show_home(session, base_url, wanted, request.app.state.settings.featured)
     return page(request, "home.html", view=view, wanted=wanted, q=q, tag=given["tag"])
 
 
@@ -93,6 +97,8 @@ def list_runs(
     found = runs.list_page(
         session, base_url, environment=environment, model=model, limit=_PER_PAGE, cursor=cursor
     )
+    if wants_json(request):
+        return as_json(found)
     following = None
     if found.next:
         following = query_string(environment=environment, model=model, cursor=found.next)
@@ -128,6 +134,8 @@ def show_run(
     """One run: what it pinned, its numbers, its rollouts."""
     if sort not in {"number", "reward", "-reward"} or only not in {"all", "scored", "failed"}:
         raise HubProblem(422, "invalid_request", "the list of rollouts has no such order or filter")
+    if wants_json(request):
+        return as_json(runs.detail_of(runs.find(session, run_id), base_url))
     query = service.RolloutQuery(offset=offset, sort=sort, only=only)
     view = service.run(session, storage, base_url, run_id, query, step)
     return page(request, "run.html", view=view, query_string=query_string)
@@ -160,6 +168,8 @@ def show_owner(request: Request, session: ReadSession, owner: str, cursor: Curso
         return RedirectResponse(f"/{name}", 301)
     wanted = EnvironmentFilter(owner=name, limit=_PER_PAGE, cursor=cursor)
     found = environments.list_page(session, wanted)
+    if wants_json(request):
+        return as_json(found)
     packages = packages_of(session, owner_id, _PER_PAGE + 1)
     pushed = [one.name for one in models.models_of(session, owner_id, _PER_PAGE)]
     following = query_string(cursor=found.next) if found.next else None
@@ -171,13 +181,25 @@ def show_owner(request: Request, session: ReadSession, owner: str, cursor: Curso
 @router.get("/{owner}/{name}")
 @router.get("/{owner}/{name}/versions/{version}")
 def show_environment(
-    request: Request, session: ReadSession, base_url: BaseUrl, owner: str, name: str, version: str = "latest"
+    request: Request,
+    session: ReadSession,
+    storage: HubStorage,
+    base_url: BaseUrl,
+    owner: str,
+    name: str,
+    version: str = "latest",
 ) -> Response:
     """One environment: what it is, how to run it, who published what, and its best results."""
     moved = _canonical(owner, name)
     if moved is not None:
         return RedirectResponse(moved, 301)
-    view = service.environment(session, base_url, owner, name, version)
+    if wants_json(request):
+        if version == "latest":
+            return as_json(environments.detail(session, owner, name, base_url))
+        found = environments.find(session, owner, name)
+        chosen = environments.find_version(session, found, version)
+        return as_json(environments.version_detail(found, chosen, base_url))
+    view = environment.show_environment(session, storage, base_url, owner, name, version)
     return page(request, "environment.html", view=view)
 
 
@@ -197,6 +219,21 @@ def show_source(
         return RedirectResponse(f"{moved}/versions/{quote(version)}/source", 301)
     view = source.show_source(session, storage, owner, name, version, file)
     return page(request, "source.html", view=view, scripts=["source.js"])
+
+
+@router.get("/{owner}/{name}/versions/{version}/image")
+def show_image(
+    session: ReadSession,
+    storage: HubStorage,
+    owner: str,
+    name: str,
+    version: str,
+    file: Annotated[str, Query(max_length=1000)],
+) -> Response:
+    """An image that a version ships, for its README."""
+    body, media_type = source.read_image(session, storage, owner, name, version, file)
+    headers = {"Cache-Control": REVALIDATE, "Content-Security-Policy": "sandbox; default-src 'none'"}
+    return Response(body, media_type=media_type, headers=headers)
 
 
 @router.get("/{owner}/{name}/changes")
@@ -234,6 +271,12 @@ def show_leaderboard(
     moved = _canonical(owner, name)
     if moved is not None:
         return RedirectResponse(f"{moved}/leaderboard", 301)
+    if wants_json(request):
+        found = environments.find(session, owner, name)
+        shown = leaderboards.leaderboard(
+            *(session, found, base_url), version=version, task_set=task_set, board=board, wanted=wanted
+        )
+        return as_json(shown)
     view = board_page.leaderboard(
         *(session, base_url, owner, name),
         version=version,

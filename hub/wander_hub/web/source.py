@@ -5,6 +5,7 @@ The wheel is what installs and runs, so that is read, and not a source archive t
 
 from __future__ import annotations
 
+import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from difflib import unified_diff
 from functools import partial
 from itertools import groupby, islice
 from pathlib import PurePosixPath
-from typing import Any, Literal
+from typing import IO, Any, Literal
 from zipfile import ZipFile, ZipInfo
 
 from markupsafe import Markup
@@ -32,6 +33,14 @@ from wander_hub.web.text import size, visible
 
 _MOST_BYTES = 64 * 1024 * 1024
 """Of a wheel, unpacked or not, that is read to draw a page."""
+_MOST_IMAGE = 8 * 1024 * 1024
+_IMAGES = {
+    ".png": "image/png",
+    ".jpg": "image/jpeg",
+    ".jpeg": "image/jpeg",
+    ".gif": "image/gif",
+    ".webp": "image/webp",
+}
 _MOST_TEXT = 256 * 1024
 _MOST_COLOURED = 64 * 1024
 _MOST_LINES = 4_000
@@ -137,6 +146,42 @@ def show_changes(
         changes=changes,
         same=same,
     )
+
+
+def read_image(
+    session: Session, storage: Storage, owner: str, name: str, version: str, path: str
+) -> tuple[bytes, str]:
+    """Return an image of a version's wheel or source archive, for its README, and its media type."""
+    found = environments.find(session, owner, name)
+    chosen = environments.find_version(session, found, version)
+    media_type = _IMAGES.get(PurePosixPath(path).suffix.lower())
+    missing = HubProblem(404, "file_not_found", f"this version has no image `{path[:200]}`")
+    if media_type is None:
+        raise missing
+    for one in environments.list_offered_files(found, chosen):
+        if one.size > _MOST_BYTES:
+            continue
+        with storage.open_file(one.sha256) as file:
+            body = _member_of_wheel(file, path) if one.kind == "wheel" else _member_of_source(file, path)
+        if body is not None:
+            return body, media_type
+    raise missing
+
+
+def _member_of_wheel(file: IO[bytes], path: str) -> bytes | None:
+    with ZipFile(file) as archive:
+        found = next((one for one in archive.infolist() if one.filename == path), None)
+        return archive.read(found) if found is not None and found.file_size <= _MOST_IMAGE else None
+
+
+def _member_of_source(file: IO[bytes], path: str) -> bytes | None:
+    """Return a file of a source archive, whose one folder its paths leave out."""
+    with tarfile.open(fileobj=file, mode="r:gz") as archive:
+        for member in archive:
+            if member.name.partition("/")[2] == path and member.isreg() and member.size <= _MOST_IMAGE:
+                taken = archive.extractfile(member)
+                return taken.read() if taken is not None else None
+    return None
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
-from wander.types import canonical_json
+from wander.types import Record, canonical_json
 from wander.wire.levels import LEVEL_FACTS
 
 from wander_hub import __version__
@@ -65,6 +65,7 @@ _templates.filters |= {
     "plain": text.plain,
     "shortened": text.shorten,
     "size": text.size,
+    "stamp": text.stamp,
     "visible": text.visible,
 }
 _templates.globals |= {
@@ -84,6 +85,18 @@ def render(template: str, **values: Any) -> bytes:
     return _templates.get_template(template).render(**values).encode("utf-8", "replace")
 
 
+def wants_json(request: Request) -> bool:
+    """Tell whether a request to a page asks for what it shows as JSON: it names that, and not HTML."""
+    accepted = request.headers.get("accept", "")
+    return "application/json" in accepted and "text/html" not in accepted
+
+
+def as_json(answer: Record) -> Response:
+    """Return what the API answers, at the address of the page that shows it."""
+    headers = {"Cache-Control": REVALIDATE, "Vary": "Accept"}
+    return Response(answer.model_dump_json(by_alias=True), media_type="application/json", headers=headers)
+
+
 def page(
     request: Request, template: str, *, status: int = 200, scripts: Sequence[str] = (), **values: Any
 ) -> Response:
@@ -99,6 +112,7 @@ def page(
     headers = {
         "ETag": f'"{hashlib.sha256(body).hexdigest()[:32]}"',
         "Cache-Control": REVALIDATE,
+        "Vary": "Accept",
         "Content-Security-Policy": f"{PAGE_CSP}; script-src {base_url}/static/; connect-src 'self'",
     }
     if status == 200 and (same := not_modified(request, headers["ETag"], headers)) is not None:

@@ -85,6 +85,11 @@ def moment(value: datetime) -> Markup:
     )
 
 
+def stamp(value: datetime | None) -> str:
+    """Return a moment as feeds write it; the beginning of time for none."""
+    return "1970-01-01T00:00:00Z" if value is None else value.isoformat(timespec="seconds")
+
+
 def duration(seconds: float | None) -> str:
     """Return a time span for people."""
     if seconds is None:

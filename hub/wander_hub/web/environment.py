@@ -1,0 +1,148 @@
+"""Gathers what the page of an environment shows: what it takes to decide whether to use it."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+
+from sqlalchemy.orm import Session
+from wander.types import EnvironmentInfo
+from wander.wire import EnvironmentSummary, Leaderboard, LeaderboardRow, RunDetail, VersionDetail
+from wander.wire.environments import UsedBy
+from wander.wire.verification import HubCheck
+
+from wander_hub.database import now
+from wander_hub.environments import repository as environment_repository
+from wander_hub.environments import service as environments
+from wander_hub.environments.models import Environment
+from wander_hub.environments.readme import Heading, list_headings, place_images
+from wander_hub.http.problems import HubProblem
+from wander_hub.leaderboards import service as leaderboards
+from wander_hub.runs import repository as run_repository
+from wander_hub.runs import service as runs
+from wander_hub.runs import use
+from wander_hub.storage import Storage
+from wander_hub.verification import version_checks
+from wander_hub.web import transcript
+from wander_hub.web.board import common_axis, find_info
+
+_RECENT_RUNS = 10
+_DAYS = 30
+"""Of downloads."""
+_MOST_MESSAGES = 12
+"""Of the rollout that stands on the page."""
+_PROVED = ("rescored", "replayed")
+
+
+@dataclass(frozen=True)
+class SampleRollout:
+    """The beginning of a recorded rollout."""
+
+    row: LeaderboardRow
+    reward: float | None
+    messages: list[transcript.ShownMessage]
+    parts: list[transcript.RewardPart]
+    more: int
+    """Messages that are left out."""
+
+
+@dataclass(frozen=True)
+class EnvironmentView:
+    """One environment's page."""
+
+    summary: EnvironmentSummary
+    listed: bool
+    """False for a plain package, which nobody evaluates."""
+    version: VersionDetail
+    versions: list[VersionDetail]
+    readme_html: str
+    headings: list[Heading]
+    """Of the README."""
+    sample: SampleRollout | None
+    """A recorded rollout of the best result."""
+    proved: int
+    """How many of the board's rows the hub's own replays proved."""
+    info: EnvironmentInfo | None
+    """What the environment said about itself in the newest run of this version; None without a run."""
+    board: Leaderboard
+    axis: tuple[float, float]
+    """Common to the board's intervals."""
+    recent: list[RunDetail]
+    training: list[RunDetail]
+    """Newest training runs on it."""
+    digest: str
+    """SHA-256 of the wheel; empty when there is none."""
+    hub_check: HubCheck | None
+    """What the hub's own checks of the version came to."""
+    status_reason: str | None
+    successor: str | None
+    parent: str | None
+    mirror_of: str | None
+    downloads: list[int]
+    """Of the last days, the newest last."""
+    used_by: UsedBy
+
+
+def show_environment(
+    session: Session, storage: Storage, base_url: str, owner: str, name: str, version: str
+) -> EnvironmentView:
+    """Return everything about one version of an environment."""
+    found = environments.find(session, owner, name)
+    label = f"{found.owner.name}/{found.name}"
+    versions = environments.newest_first(list(environment_repository.versions_of(session, found)))
+    chosen = environments.find_version(session, found, version)
+    recent = runs.list_page(session, base_url, environment=label, limit=_RECENT_RUNS)
+    detail = environments.version_detail(found, chosen, base_url)
+    wheels = [file.sha256 for file in detail.files if file.kind == "wheel"]
+    board = leaderboards.leaderboard(session, found, base_url, versions=versions, brief=True)
+    training = run_repository.find_training_runs(session, found.id, _RECENT_RUNS)
+    title = re.compile(rf'<h1(?: id="[^"]*")?>{re.escape(found.name)}</h1>\s*')
+    readme = place_images(title.sub("", chosen.readme_html, count=1), f"/{label}/versions/{chosen.version}/")
+    return EnvironmentView(
+        summary=environments.summary_of(found),
+        listed=found.listed,
+        version=detail,
+        versions=[environments.version_detail(found, one, base_url) for one in versions],
+        readme_html=readme,
+        headings=list_headings(readme),
+        sample=_find_sample(session, storage, board),
+        proved=sum(row.ranked_with in _PROVED for row in board.rows),
+        info=find_info(session, chosen),
+        board=board,
+        axis=common_axis(board.rows),
+        recent=recent.data,
+        training=[runs.detail_of(one, base_url) for one in training],
+        digest=wheels[0] if wheels else "",
+        hub_check=version_checks.info_of(session, chosen.id),
+        status_reason=environments.reason_of(found),
+        successor=environments.successor_of(found),
+        parent=environments.parent_of(session, found),
+        mirror_of=found.mirror_of,
+        downloads=_count_downloads(session, found),
+        used_by=use.used_by(session, found),
+    )
+
+
+def _find_sample(session: Session, storage: Storage, board: Leaderboard) -> SampleRollout | None:
+    """Return the beginning of the first rollout of the best result; None where its rollouts are gone."""
+    for row in board.rows[:1]:
+        with suppress(HubProblem):
+            run = runs.find(session, row.run_id)
+            rollout = runs.rollout(session, storage, run, 0)
+            messages, omitted = transcript.list_messages(rollout)
+            parts, _ = transcript.reward_parts(rollout, runs.manifest_of(run))
+            shown = messages[:_MOST_MESSAGES]
+            more = omitted + len(messages) - len(shown)
+            return SampleRollout(row, rollout.reward, shown, parts, more)
+    return None
+
+
+def _count_downloads(session: Session, environment: Environment) -> list[int]:
+    today = now().date()
+    found = environment_repository.downloads_of(session, environment, today - timedelta(days=_DAYS - 1))
+    counts = [0] * _DAYS
+    for day, _, count in found:
+        counts[_DAYS - 1 - max((today - day).days, 0)] += count  # the clock of another server may be ahead
+    return counts

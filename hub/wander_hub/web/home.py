@@ -1,0 +1,116 @@
+"""Gathers what the first page shows: what a search finds, what is worth a look, and results that were proved.
+
+What is promoted there is neither deprecated nor in quarantine: an administrator's choice, or what most runs
+were posted of and no check of this hub failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import and_, select
+from sqlalchemy.orm import Session
+from wander.wire import EnvironmentPage, EnvironmentSummary, RunDetail
+
+from wander_hub.environments import browse
+from wander_hub.environments import service as environments
+from wander_hub.environments.models import Environment, Version
+from wander_hub.environments.repository import environment_named, visible
+from wander_hub.environments.schemas import EnvironmentFilter
+from wander_hub.runs import repository as run_repository
+from wander_hub.runs import service as runs
+from wander_hub.runs.models import Run
+from wander_hub.web.query import query_string
+
+_SHOWN_FIRST = 6
+_LOOKED_AT = 300
+"""Environments with most runs, and newest runs, among which those are sought that are shown first."""
+_NEWEST = 8
+_PROVED = ("rescored", "replayed", "rerun")
+_FILTERS = ("q", "tag", "kind", "deterministic", "checked", "licence", "sort")
+
+
+@dataclass(frozen=True)
+class HomeView:
+    """The first page."""
+
+    found: EnvironmentPage
+    environments: int
+    runs: int
+    first: list[EnvironmentSummary]
+    """Worth a look."""
+    chosen: bool
+    """An administrator chose these."""
+    proved: list[RunDetail]
+    """The newest results that this hub derived again."""
+    filtered: bool
+    """Not all environments were asked for, or in another order."""
+    following: str | None
+    """Where the next page is."""
+
+    @property
+    def listed(self) -> list[EnvironmentSummary]:
+        """The environments; where nobody chose an order, those to be used go before the others."""
+        found = self.found.data
+        return found if self.filtered else sorted(found, key=lambda one: one.status != "active")
+
+    @property
+    def example(self) -> str:
+        """An environment to begin with."""
+        usable = [
+            f"{one.owner}/{one.name}" for one in [*self.first, *self.found.data] if one.status == "active"
+        ]
+        return usable[0] if usable else "OWNER/NAME"
+
+
+def show_home(
+    session: Session, base_url: str, wanted: EnvironmentFilter, featured: Sequence[str]
+) -> HomeView:
+    """Return the environments found, the hub's counts, and what is worth a look where nothing was sought."""
+    found = environments.list_page(session, wanted)
+    asked = {name: getattr(wanted, name) for name in _FILTERS}
+    asked = {name: "true" if value is True else value for name, value in asked.items()}
+    filtered = any(asked.values()) or wanted.cursor is not None
+    first = [] if filtered else _choose(session, featured) or _best_used(session)
+    return HomeView(
+        found=found,
+        filtered=filtered,
+        following=query_string(**asked, cursor=found.next) if found.next else None,
+        environments=browse.count_listed(session),
+        runs=run_repository.count_runs(session, most=browse.COUNTED + 1),
+        first=[environments.summary_of(one) for one in first],
+        chosen=bool(featured) and bool(first),
+        proved=[] if filtered else _newest_proved(session, base_url),
+    )
+
+
+def _choose(session: Session, featured: Sequence[str]) -> list[Environment]:
+    """Return the environments of these names that may be seen and are in use."""
+    pairs = [name.partition("/") for name in featured]
+    found = [environment_named(session, owner, name) for owner, _, name in pairs]
+    return [one for one in found if one is not None and environments.status_of(one) == "active"]
+
+
+def _best_used(session: Session) -> Sequence[Environment]:
+    """Return public environments with most runs, of which this hub has checked the newest version."""
+    often = select(Environment.id).where(Environment.listed, Environment.private.is_(False))
+    often = often.where(Environment.run_count > 0).order_by(
+        Environment.run_count.desc(), Environment.id.desc()
+    )
+    newest = and_(Version.environment_id == Environment.id, Version.version == Environment.latest_version)
+    query = visible(session).join(Version, newest).where(Environment.id.in_(often.limit(_LOOKED_AT)))
+    query = query.where(Version.checked.is_(True), Environment.status == "active", Version.yanked.is_(False))
+    query = query.where(Environment.quarantine_reason.is_(None), Environment.deleted_at.is_(None))
+    order = Environment.run_count.desc(), Environment.id.desc()
+    return session.scalars(query.order_by(*order).limit(_SHOWN_FIRST)).all()
+
+
+def _newest_proved(session: Session, base_url: str) -> list[RunDetail]:
+    """Return the newest public results that the hub derived again, of environments that are in use."""
+    order = Run.posted_at.desc(), Run.run_id.desc()
+    newest = select(Run.run_id).where(run_repository.counts()).order_by(*order).limit(_LOOKED_AT)
+    query = run_repository.visible(session).where(Run.run_id.in_(newest), Run.level.in_(_PROVED))
+    query = query.where(Environment.status == "active", Environment.quarantine_reason.is_(None))
+    found = session.scalars(query.order_by(*order).limit(_NEWEST)).all()
+    return [runs.detail_of(one, base_url) for one in found]
