@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import socket
 import stat
@@ -20,6 +21,7 @@ from pathlib import Path
 import httpx
 import pytest
 from wander_hub import security
+from wander_hub.server.serve import raise_file_limit
 
 COMMAND = [sys.executable, "-m", "wander_hub.cli.main"]
 HUB = Path(__file__).parents[2] / "hub"
@@ -63,6 +65,16 @@ def served(
         assert process.stderr
         process.stdout.close()
         process.stderr.close()
+
+
+def test_a_server_takes_as_many_connections_as_the_system_allows():
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, most))
+        raise_file_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, most)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, most))
 
 
 def test_first_start_prints_a_token_once_and_ends_well(tmp_path):

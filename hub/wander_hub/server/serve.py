@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -34,7 +35,7 @@ from wander_hub.webhooks import delivery
 _GRACE_SECONDS = 10
 _END_SECONDS = 20
 """How long a process of several has for its end, beside the time in which it still answers."""
-_BACKLOG = 2048
+_BACKLOG, _FILES = 2048, 65_536
 _KEPT_OPEN_SECONDS = 75
 """How long a connection may be idle: longer than proxies keep theirs (60), which else send into its end."""
 INTERRUPTED = 130
@@ -57,6 +58,7 @@ def serve(
     Raises `DataFolderInUse` when another hub runs on the data folder.
     """
     parent = os.getppid()
+    raise_file_limit()
     listener = open_socket(host, port)
     address = address_of(host, listener.getsockname()[1])
     settings.data.mkdir(parents=True, exist_ok=True)
@@ -167,6 +169,13 @@ class _Server(uvicorn.Server):
         waits += [asyncio.to_thread(worker.stop) for worker in self._workers]
         await asyncio.gather(*waits)
         await super().shutdown(sockets)
+
+
+def raise_file_limit() -> None:
+    """Let this process open as many files, so connections, as it may: most systems begin with 1,024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _FILES if most == resource.RLIM_INFINITY else most
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def open_socket(host: str, port: int) -> socket.socket:
