@@ -9,8 +9,9 @@ and is digested, so what an environment sees is the same wherever it runs.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal, Protocol
 
 from wander.errors import DatasetError
@@ -68,6 +69,7 @@ class Dataset:
         self._opened: _RowReader | None = None
         self._examples: dict[int, Example] = {}
         self._positions: dict[str, int] = {}
+        self._shown: tuple[Sequence[Messages], int, bool] = ((), 0, False)
 
     @property
     def length(self) -> int | None:
@@ -109,9 +111,12 @@ class Dataset:
             yield example
             index += 1
 
-    def show(self, messages: Messages) -> None:
-        """Put these messages before every question, in place of what was shown there."""
-        self.few_shot = messages
+    def show(self, conversations: Sequence[Messages], most: int, *, own: bool = False) -> None:
+        """Put the first `most` of these before every question.
+
+        `own` ones are of the first examples here: none is shown itself, which would be shown its answer.
+        """
+        self._shown = (conversations, most, own)
         self._examples.clear()
 
     def _reader(self) -> _RowReader:
@@ -151,14 +156,14 @@ class Dataset:
             index=index,
             split=self.split,
             seed=derived if seed is None else seed,
-            prompt=self._prompt(values, where),
+            prompt=self._prompt(values, where, index),
             answer=values["answer"] if values.get("answer") is not None else "",
             info=_info(values.get("info"), where),
             stratum=_whole_number(values.get(column), column, where),
             columns={name: value for name, value in values.items() if name not in NAMED_COLUMNS},
         )
 
-    def _prompt(self, values: dict[str, Any], where: str) -> Messages:
+    def _prompt(self, values: dict[str, Any], where: str, index: int) -> Messages:
         """Build the opening messages: the row's own, or system prompt, few-shot messages and question."""
         opening = values.get("prompt")
         if opening is None:
@@ -168,7 +173,9 @@ class Dataset:
                     f"{where} has neither `prompt` nor `question`",
                     hint=f"its columns are {', '.join(f'`{name}`' for name in values) or 'none'}",
                 )
-            shots: Messages = json.loads(json.dumps(self.few_shot))
+            conversations, most, own = self._shown
+            others = [one for place, one in enumerate(conversations) if not (own and place == index)][:most]
+            shots: Messages = json.loads(json.dumps([*self.few_shot, *chain.from_iterable(others)]))
             opening = [*shots, {"role": "user", "content": str(question)}]
         elif isinstance(opening, str):
             opening = [{"role": "user", "content": opening}]

@@ -105,6 +105,8 @@ class Environment(Player):
         self.system_prompt = system_prompt
         self.few_shot = None if isinstance(few_shot, int) else few_shot
         self._examples_to_show = few_shot if isinstance(few_shot, int) else 0
+        self._shown: tuple[list[Messages], int] = ([], 0)
+        """The examples that were played to be shown, and how many of them each question gets."""
         if self._examples_to_show < 0:
             raise ConfigError(f"`{few_shot}` examples cannot be shown", hint="give 0 or more")
         self.seed = seed
@@ -150,25 +152,31 @@ class Environment(Player):
         """Return the examples of a split, or those of the other one when the environment lacks it."""
         if self._examples_to_show:
             count, self._examples_to_show = self._examples_to_show, 0
-            self._show_examples(count)
+            try:
+                self._show_examples(count)
+            except BaseException:
+                self._examples_to_show = count  # whoever asks again is told again
+                raise
         return self._datasets.get(split) or next(iter(self._datasets.values()))
 
     def _show_examples(self, count: int) -> None:
         """Put the first examples of the train split, as `gold` plays them, before every question."""
-        chosen = self.dataset("train").examples(0, count)
+        # One more: it stands in where an example would be shown its own answer.
+        source = self.dataset("train")
+        chosen = source.examples(0, count + 1)
         # Datasets are asked for by functions that cannot wait, on event loops too.
         loop = LoopThread("wander-examples")
         try:
             shown = loop.run(self._play_gold(chosen))
         finally:
             loop.close()
-        self.few_shot = shown
+        self._shown = (shown, count)
         for dataset in self._datasets.values():
-            dataset.show(shown)
+            dataset.show(shown, count, own=dataset is source)
 
-    async def _play_gold(self, examples: Sequence[Example]) -> Messages:
-        """Return the conversations in which `gold` plays the examples, one after the other."""
-        shown: Messages = []
+    async def _play_gold(self, examples: Sequence[Example]) -> list[Messages]:
+        """Return the conversations in which `gold` plays the examples."""
+        shown: list[Messages] = []
         for example in examples:
             gold = script_of(self.gold(example), example, self.parser, self.turn_limit, self._players)
             if gold is None or self._players:
@@ -182,7 +190,8 @@ class Environment(Player):
                 raise ConfigError(
                     f"example `{example.example_id}` cannot be shown: {state['failure'].message}"
                 )
-            shown += [each for each in state["prompt"] if each["role"] != "system"] + state["completion"]
+            asked = [each for each in state["prompt"] if each["role"] != "system"]
+            shown.append([*asked, *state["completion"]])
         return shown
 
     @property
@@ -252,10 +261,11 @@ class Environment(Player):
         rows = self.openings()
         if rows is None:
             return []
-        self.dataset()  # so that `few_shot` has the examples to show
+        self.dataset()  # so that the examples to show are there
         bound = Dataset(
             rows, split="eval", seed=self.seed, system_prompt=self.system_prompt, few_shot=self.few_shot
         )
+        bound.show(*self._shown)
         return bound.examples(0, None)
 
     def choose(

@@ -47,7 +47,7 @@ async def test_a_rollout_is_played_scored_and_recorded():
 
 
 async def test_examples_are_shown_as_gold_plays_them():
-    """What the answer column says will do; the rollouts' own messages begin with their question."""
+    """What the answer column says will do; none is shown itself, and own messages begin with the question."""
     env = adder(system_prompt="Add.", few_shot=2, parser=XMLParser(["answer"]))
     prompt = env.dataset("eval")[1].prompt
     assert [(each["role"], each["content"]) for each in prompt] == [
@@ -55,9 +55,9 @@ async def test_examples_are_shown_as_gold_plays_them():
         ("user", "2+2?"),
         ("assistant", "<answer>\n4\n</answer>"),
         ("user", "3+4?"),
-        ("assistant", "<answer>\n7\n</answer>"),
-        ("user", "3+4?"),
     ]
+    apart = SingleTurnEnv(ROWS, ROWS[1:], few_shot=2)
+    assert [each["content"] for each in apart.dataset("eval")[0].prompt] == ["2+2?", "4", "3+4?", "7", "3+4?"]
     seen = []
     client = ScriptedClient(lambda request: seen.append(request.own_messages) or "8")
     await env.rollout(client, env.dataset("eval")[1])
@@ -70,6 +70,8 @@ async def test_shown_games_end_before_the_question():
             return ["one", "two"]
 
     env = Told(ROWS, few_shot=1, max_turns=2)
+    first = [message["content"] for message in env.dataset("train")[0].prompt]
+    assert first == ["3+4?", "one", "you said one", "two", "2+2?"]  # another one stands in for itself
     seen = []
     client = ScriptedClient(lambda request: seen.append(request.own_messages) or "three")
     rollout = await env.rollout(client, env.dataset("train")[1])
@@ -82,8 +84,10 @@ async def test_shown_games_end_before_the_question():
 
 
 def test_examples_that_cannot_be_shown_are_a_clear_error():
-    with pytest.raises(ConfigError, match="`Echo` does not say how one player plays"):
-        Echo(ROWS, few_shot=1).dataset()
+    silent = Echo(ROWS, few_shot=1)
+    for _ in range(2):  # who asks again is not given the questions bare
+        with pytest.raises(ConfigError, match="`Echo` does not say how one player plays"):
+            silent.dataset()
     with pytest.raises(ConfigError, match="`-1` examples cannot be shown"):
         adder(few_shot=-1)
 

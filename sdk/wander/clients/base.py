@@ -50,7 +50,8 @@ class ModelRequest(Record):
         if self.player is not None:
             return self.messages
         said = [place for place, message in enumerate(self.messages) if message["role"] == "assistant"]
-        first = said[-self.turn] if self.turn else len(self.messages)
+        own = said[len(said) - min(self.turn, len(said)) :]  # an environment may have left some out
+        first = own[0] if own else len(self.messages)
         asked = [place for place in range(first) if self.messages[place]["role"] == "user"]
         return self.messages[asked[-1] if asked else 0 :]
 

@@ -102,7 +102,8 @@ class TransformersClient(Client):
         self._cached = None
         try:
             samples = self.sampler.sample(requests, cache)
-            self._cached = None if cache is None else (names, cache)
+            if cache is not None and self._begun:  # else nobody comes back to it
+                self._cached = (names, cache)
             return samples
         except RuntimeError as error:  # what torch raises, for want of memory mostly
             raise ModelError(

@@ -87,7 +87,7 @@ class MCPEnv(ToolEnv):
         state["mcp_tools"] = {**self._tools, **name_tools(connections, taken=set(self._tools))}
         await super().play(state, model)
 
-    async def _play_gold(self, examples: Sequence[Example]) -> Messages:
+    async def _play_gold(self, examples: Sequence[Example]) -> list[Messages]:
         """Play the examples to show, on an event loop of their own, which shared sessions do not outlive."""
         try:
             return await super()._play_gold(examples)
