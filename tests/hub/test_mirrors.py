@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -23,7 +24,7 @@ from wander_hub.fsck import check as fsck
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import HUB
 from wander_hub.jobs import TableQueue
-from wander_hub.mirrors import service
+from wander_hub.mirrors import service, upstream
 from wander_hub.mirrors.models import Mirror
 from wander_hub.runs.models import Run
 from wander_hub.storage import Storage
@@ -275,6 +276,33 @@ async def test_what_is_not_as_it_should_be_is_told_and_changes_nothing(hub, door
     assert (await look(here)).problems[0] == "`alice/other`: the other hub offers it no more; what came stays"
     assert await state(here) == before
 
+    # Answers of a form that no hub gives end the look at one thing, and not at all that is followed.
+    door.on_request = lambda _path: None
+    environment, version = [(await hub.client.get(API + rest)).json() for rest in ("", "/versions/0.1.0")]
+    for path, odd, said in (
+        ("/versions/0.1.0", {**version, "uploaded_at": "2026-01-01T00:00:00"}, "timezone"),
+        ("/versions/0.1.0", {**version, "version": "one"}, "another version under this number"),
+        ("", {**environment, "name": "other"}, "it is of `alice/other`"),
+    ):
+        body = json.dumps(odd).encode()
+        door.on_request = lambda found, path=path, body=body: (200, {}, body) if found == API + path else None
+        (problem,) = (await look(here, thorough=True)).problems
+        assert said in problem
+        assert await state(here) == before
+    odd = json.dumps({**environment, "status": "quarantined", "status_reason": "x" * 500}).encode()
+    door.on_request = {API: (200, {}, odd)}.get
+    assert (await look(here, thorough=True)).problems == []
+    assert (await here.client.get(API)).json()["status"] == "quarantined"
+
+
+def test_a_listing_without_an_end_is_given_up(settings, monkeypatch):
+    hub, pages = upstream.UpstreamHub("https://hub.example.org", settings), itertools.count()
+    monkeypatch.setattr(hub, "_json", lambda path: {"data": [], "next": str(next(pages))})
+    monkeypatch.setattr(upstream, "_MOST_ROWS", 50)
+    with pytest.raises(HubProblem, match="it lists more than 50"):
+        list(hub.list_environments("games"))
+    assert next(pages) == 50
+
 
 async def test_one_that_is_cut_short_goes_on(hub, door, here, run_of, make_wheel):
     """Every request in turn is the last one, as when either hub is killed there: the end is the same."""
@@ -374,6 +402,9 @@ async def test_what_cannot_be_followed_is_refused_before_anything_is_written(
     assert (await here.client.get(API)).status_code == 404  # private here as there
     with here.database.read(HUB) as session:
         assert session.scalars(select(Environment.private)).one()
+    await change(here, "PUT", API + "/visibility", {"private": False}, "admin")
+    assert (await look(here, thorough=True)).problems == []
+    assert (await here.client.get(API)).status_code == 404  # it is no more open here than there
     token.unlink()
     assert (await look(here)).problems == ["its token cannot be read: No such file or directory"]
 

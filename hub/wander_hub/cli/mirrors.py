@@ -93,6 +93,8 @@ def sync_mirrors(
         queue, storage = queue_of(settings, database), Storage.of(settings)
         with database.read(HUB) as session:
             known = [one.id for one in service.list_all(session)]
+        if missing := sorted(set(numbers or ()).difference(known)):
+            raise service.not_there(missing[0])
         for number in numbers or known:
             found = service.look(settings, database, storage, queue, number, thorough=True)
             database.commit(lambda session, n=number, o=found: service.keep(session, settings, n, o), HUB)  # type: ignore[misc]

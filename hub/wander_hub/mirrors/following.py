@@ -18,7 +18,7 @@ from urllib.parse import quote, urlsplit
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 from wander.wire.changes import NewStatus
-from wander.wire.environments import visibility_of
+from wander.wire.environments import Visibility, visibility_of
 
 from wander_hub import audit, names
 from wander_hub.accounts import repository as accounts
@@ -111,7 +111,9 @@ class Look:
         if there.owner != owner or not names.is_environment_name(name):
             raise HubProblem(502, "upstream_odd", "the other hub lists it under a name that it cannot have")
         newest = next(self.upstream.list_runs(owner, name, 1), None)
-        mark = f"{there.updated_at.isoformat()} {there.runs} {newest.run_id if newest else ''}"
+        mark = (
+            f"{there.updated_at.isoformat()} {there.runs} {newest.run_id if newest else ''} {_shown(there)}"
+        )
         if self.mirror.seen.get(name) == mark and not self.thorough:
             return
         here = self._held(name)
@@ -119,6 +121,7 @@ class Look:
             return  # whoever runs this hub wants it gone
         detail = self.upstream.environment(owner, name)
         if here is not None:
+            self._narrow(here, detail)  # before anything comes that fewer may see there by now
             self._follow_status(here, detail)  # what is in quarantine takes no version
         for version in reversed(detail.all_versions):
             self.check()
@@ -148,7 +151,7 @@ class Look:
     def _bring_version(self, there: UpstreamEnvironment, number: str) -> None:
         owner, name = self.mirror.owner, there.name
         found = self.upstream.version(owner, name, number)
-        if names.normalise_version(number) != number or found.version != number:
+        if not _is_version(number) or found.version != number:
             raise HubProblem(502, "upstream_odd", "the other hub has another version under this number")
         here = self._version(name, number)
         if here is not None and here.deleted_at is not None:
@@ -208,11 +211,10 @@ class Look:
                 context.database.lock_objects(session, exclusive=False)
                 for sha256, body in bodies.items():
                     context.storage.ensure(sha256, body)
-                shown = visibility_of(there.private, internal=there.internal)
                 published = service.publish(
                     *(session, owner, packages, HUB),
                     check=version.check,
-                    visibility=narrower(shown, owner.default_visibility) if fresh else None,
+                    visibility=narrower(_shown(there), owner.default_visibility) if fresh else None,
                     compared=compared,
                 )
                 published.environment.mirror_of = source_of(self.mirror.url, owner_name, name)
@@ -255,6 +257,15 @@ class Look:
             lifecycle.yank(session, HUB, self.mirror.owner, name, version, reason, undo=undo)
 
         self._do("mirror.unyank" if undo else "mirror.yank", change, name, version)
+
+    def _narrow(self, here: Environment, there: UpstreamEnvironment) -> None:
+        """Show an environment to no more than see it there."""
+        shown = narrower(_shown(there), here.visibility)
+        if shown != here.visibility:
+            place = (HUB, self.mirror.owner, here.name, shown)
+            self._do(
+                "mirror.visibility", lambda session: lifecycle.set_visibility(session, *place), here.name
+            )
 
     def _follow_status(self, here: Environment, there: UpstreamEnvironment) -> None:
         """Take on what the other hub says of an environment; a quarantine of this hub's own stays."""
@@ -327,6 +338,8 @@ class Look:
                 detail = f"its manifest is of `{pin.owner}/{pin.name}` and of the run `{manifest.run_id}`"
                 raise HubProblem(502, "upstream_odd", detail)
             plain, lines = cast(BinaryIO, stack.enter_context(tempfile.SpooledTemporaryFile())), list[Line]()
+            if len(there.artifacts) > (most := settings.max_artifacts):
+                raise HubProblem(422, "too_many_artifacts", f"it has more than {most} files")
             if there.rollouts_sha256 is not None:
                 plain = fetch("rollouts.jsonl", settings.max_run_bytes)
                 lines = lines_that_count(plain, PinnedRun.of(manifest))
@@ -361,7 +374,7 @@ class Look:
         found = self.upstream.run(run_id)
         if found.withdrawn is None:
             return
-        reason = " ".join(found.withdrawn.reason.split())[:500] or "withdrawn there"
+        reason = lifecycle.plain_reason(found.withdrawn.reason) or "withdrawn there"
         origin = replace(self._origin("mirror.withdrawal", ""), params={"run": run_id})
         posting.withdraw_run(replace(self.context, caller=poster, origin=origin), run_id, reason)
 
@@ -409,6 +422,17 @@ class Look:
 def _as(here: Environment, user_id: int, name: str) -> Identity:
     """Return who posts here for another hub's user."""
     return replace(HUB, user_id=user_id, user=name, admin=False, roles={here.owner_id: "reader"})
+
+
+def _shown(there: UpstreamEnvironment) -> Visibility:
+    return visibility_of(there.private, internal=there.internal)
+
+
+def _is_version(number: str) -> bool:
+    try:
+        return names.normalise_version(number) == number
+    except ValueError:
+        return False
 
 
 def _date(here: Version, there: UpstreamVersion) -> None:

@@ -104,8 +104,7 @@ def remove(session: Session, number: int, *, release: bool = False) -> Mirror:
     """Follow something no more; what came stays as it is, or with `release` becomes this hub's own."""
     mirror = session.get(Mirror, number)
     if mirror is None:
-        hint = "`wander-hub mirror list` lists them"
-        raise HubProblem(404, "mirror_not_found", f"there is no mirror {number}", hint=hint)
+        raise not_there(number)
     if release:
         source = f"{mirror.url}/{mirror.owner}/{mirror.name}"
         same = Environment.mirror_of == source
@@ -116,6 +115,12 @@ def remove(session: Session, number: int, *, release: bool = False) -> Mirror:
     session.delete(mirror)
     audit.about(session, owner=mirror.owner, target=mirror.target, url=mirror.url, released=release)
     return mirror
+
+
+def not_there(number: int) -> HubProblem:
+    """Return the refusal of a number that no mirror has."""
+    hint = "`wander-hub mirror list` lists them"
+    return HubProblem(404, "mirror_not_found", f"there is no mirror {number}", hint=hint)
 
 
 def list_all(session: Session) -> list[Mirror]:

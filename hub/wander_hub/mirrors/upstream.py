@@ -8,12 +8,11 @@ import ssl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
-from typing import IO, Any, TypeVar
+from typing import IO, Annotated, Any, TypeVar
 from urllib.parse import quote, urlencode, urljoin, urlsplit
 
 import httpcore
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import AfterValidator, AwareDatetime, BaseModel, Field, ValidationError
 from wander.wire import CheckSummary, ProjectStatus
 
 from wander_hub import __version__
@@ -29,6 +28,12 @@ _LARGEST_ANSWER = 256 * MIB
 _LONGEST_WAIT = 24 * 3600.0
 _REDIRECTS = 3
 _RUNS_AT_ONCE = 50
+_MOST_ROWS = 200_000
+"""Of a listing that may have no end."""
+_MOST_FILES = 500
+"""Of a version, all of which lie here until it is published."""
+Reason = Annotated[str, AfterValidator(lambda text: " ".join(text.split())[:400])]
+"""Shorter than this hub takes one, so that there is room for what it says itself."""
 Answer = TypeVar("Answer", bound=BaseModel)
 
 
@@ -46,7 +51,7 @@ class UpstreamFile(BaseModel):
     filename: str = Field(default="", max_length=255)
     name: str = Field(default="", max_length=100)
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
-    uploaded_at: datetime | None = None
+    uploaded_at: AwareDatetime | None = None
 
 
 class UpstreamSource(BaseModel):
@@ -59,12 +64,12 @@ class UpstreamVersion(BaseModel):
     """A version."""
 
     version: str
-    uploaded_at: datetime
+    uploaded_at: AwareDatetime
     yanked: bool = False
-    yanked_reason: str | None = None
-    deleted_at: datetime | None = None
-    deleted_reason: str | None = None
-    files: list[UpstreamFile] = Field(default_factory=list)
+    yanked_reason: Reason | None = None
+    deleted_at: AwareDatetime | None = None
+    deleted_reason: Reason | None = None
+    files: list[UpstreamFile] = Field(default_factory=list, max_length=_MOST_FILES)
     lock: UpstreamFile | None = None
     check: CheckSummary | None = None
     source: UpstreamSource | None = None
@@ -75,18 +80,18 @@ class UpstreamEnvironment(BaseModel):
 
     owner: str
     name: str
-    updated_at: datetime
+    updated_at: AwareDatetime
     runs: int
     private: bool = False
     internal: bool = False
     status: ProjectStatus = "active"
-    status_reason: str | None = None
+    status_reason: Reason | None = None
     successor: str | None = None
     all_versions: list[str] = Field(default_factory=list)
 
 
 class _Withdrawal(BaseModel):
-    reason: str
+    reason: Reason
 
 
 class UpstreamRun(BaseModel):
@@ -123,7 +128,11 @@ class UpstreamHub:
 
     def environment(self, owner: str, name: str) -> UpstreamEnvironment:
         """Return an environment."""
-        return _read(self._json(f"{_API}/environments/{owner}/{name}"), UpstreamEnvironment)
+        path = f"{_API}/environments/{owner}/{name}"
+        found = _read(self._json(path), UpstreamEnvironment)
+        if (found.owner, found.name) != (owner, name):
+            raise _odd(path, f"it is of `{found.owner[:80]}/{found.name[:80]}`")
+        return found
 
     def version(self, owner: str, name: str, version: str) -> UpstreamVersion:
         """Return a version, also one that was deleted."""
@@ -158,6 +167,7 @@ class UpstreamHub:
 
     def _rows(self, path: str, **query: object) -> Iterator[Any]:
         cursor: object = None
+        left = _MOST_ROWS
         while True:
             page = self._json(f"{_API}{path}?{urlencode(query | ({'cursor': cursor} if cursor else {}))}")
             if not isinstance(page, dict) or not isinstance(page.get("data"), list):
@@ -165,6 +175,9 @@ class UpstreamHub:
             yield from page["data"]
             if not page.get("next") or page["next"] == cursor:
                 return
+            left -= max(1, len(page["data"]))
+            if left <= 0:
+                raise _odd(path, f"it lists more than {_MOST_ROWS:,}")
             cursor = page["next"]
 
     def _json(self, path: str) -> Any:
@@ -211,7 +224,7 @@ def _refusal(path: str, status: int, told: dict[str, str]) -> Exception:
     if status in (401, 403, 429) or status >= 500:
         wait = told.get("retry-after", "")
         return UpstreamSilent(
-            f"it answered {status}", min(float(wait), _LONGEST_WAIT) if wait.isdigit() else 0.0
+            f"it answered {status}", min(float(wait), _LONGEST_WAIT) if wait.isdecimal() else 0.0
         )
     if 300 <= status < 400:
         return HubProblem(
