@@ -332,6 +332,7 @@ SPOILED = {
     "an object too few": lambda f: f.members.pop(_object(f)),
     "another format": lambda f: f.set_lines([{**f.lines()[0], "format": "wander.archive/2"}, *f.lines()[1:]]),
     "a newer release": lambda f: f.set_lines([{**f.lines()[0], "revision": "9999"}, *f.lines()[1:]]),
+    "a release that never was": lambda f: f.set_lines([{**f.lines()[0], "revision": "0000"}, *f.lines()[1:]]),
     "a table that is none": lambda f: f.set_lines(
         [f.lines()[0], {"table": "x; DROP", "columns": ["a"]}, [1]]
     ),
@@ -371,8 +372,10 @@ async def test_a_spoiled_archive_changes_nothing(hub, run_of, tmp_path, request)
             assert refused.value.code == "bad_copy"
         forge = Forge(good)
         forge.change("versions", "readme_html", "<p>hello</p><script>steal()</script>")
+        forge.change("environments", "mirror_of", "javascript:steal()")
         forge.write(bad)
         assert bring(other, bad)["new"] == 1
+        assert "mirror_of" not in (await other.client.get("/api/v1/environments/alice/reverse-text")).json()
         page = (await other.client.get("/alice/reverse-text", headers={"Accept": "text/html"})).text
         assert "<p>hello</p>" in page
         assert "steal()" not in page

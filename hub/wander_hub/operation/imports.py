@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from alembic.util import CommandError
 from sqlalchemy import Connection, Integer, Row, Table, insert, select
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session, joinedload
@@ -52,7 +53,10 @@ from wander_hub.verification import service as verification
 _FILENAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*")
 _TOLD = 20
 _TABLES = Base.metadata.tables
-_FAULTS = (ZstdError, SQLAlchemyError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+_FAULTS = (
+    *(ZstdError, SQLAlchemyError, CommandError),
+    *(ValueError, KeyError, TypeError, AttributeError, RecursionError),
+)
 """What rows raise that no hub wrote."""
 
 
@@ -380,7 +384,9 @@ def _values_here(
                 values[column.name] = there.get(values[column.name])
             else:
                 values[column.name] = there[values[column.name]]
-    if table.name == "versions":
+    if table.name == "environments":
+        values |= {"mirror_of": None, "star_count": 0}  # as an export has them, whoever wrote this one
+    elif table.name == "versions":
         plain = render(values["readme"], "text/plain")
         values["readme_html"] = plain if values["readme_html"] == plain else clean(values["readme_html"])
     elif table.name == "model_revisions":
