@@ -71,7 +71,7 @@ async def test_what_is_no_text_or_not_there_says_so(two, monkeypatch):
     assert (refused.status_code, "too large" in refused.text) == (413, True)
 
 
-async def test_two_versions_are_compared_by_their_bytes(two):
+async def test_two_versions_are_compared_by_their_bytes(two, monkeypatch):
     text = (await show(two, "/changes")).text
     headings = re.findall(r'<h2><span class="mono">([^<]+)</span> <span class="badge \w+">(\w+)</span>', text)
     assert dict(headings) == {
@@ -85,6 +85,10 @@ async def test_two_versions_are_compared_by_their_bytes(two):
     back = (await show(two, "/changes", params={"old": "latest", "new": "0.1.0"})).text
     assert '<span class="del">-LIMIT = 3' in back
     assert "same files" in (await show(two, "/changes", params={"new": "0.1.0"})).text, "nothing before it"
+    monkeypatch.setattr(source, "_MOST_CHANGED", 0)
+    text = (await show(two, "/changes")).text
+    assert text.count("More changed than is compared on one page") == len(dict(headings))
+    assert "+LIMIT" not in text
 
 
 async def test_source_is_read_by_whom_the_version_is_offered(two, hub):

@@ -46,6 +46,8 @@ _MOST_COLOURED = 64 * 1024
 _MOST_LINES = 4_000
 _MOST_COMPARED = 2_000
 """Lines of a file that are compared; the cost grows with their square at worst."""
+_MOST_CHANGED = 40_000
+"""Lines that are compared for one page, of all its files."""
 _LEXERS: dict[str, type[Lexer]] = {
     ".py": PythonLexer,
     ".pyi": PythonLexer,
@@ -135,10 +137,12 @@ def show_changes(
     before = environments.find_version(session, found, old or next(iter(earlier), after.version))
     with _open_wheel(storage, found, before) as (_, one), _open_wheel(storage, found, after) as (_, two):
         olds, news = _list_members(one, before), _list_members(two, after)
-        changes = []
+        changes, left = list[FileChange](), _MOST_CHANGED
         for path in sorted({*olds, *news}):
-            change = _compare(path, (one, olds.get(path)), (two, news.get(path)))
-            changes += [change] if change is not None else []
+            change, read = _compare(path, (one, olds.get(path)), (two, news.get(path)), left)
+            left -= read
+            if change is not None:
+                changes.append(change)
     same = len({*olds, *news}) - len(changes)
     return ChangeView(
         *(found.owner.name, found.name, before.version, after.version),
@@ -275,25 +279,30 @@ def _colour(token: tuple[Any, str]) -> str | None:
 
 
 def _compare(
-    path: str, old: tuple[ZipFile, ZipInfo | None], new: tuple[ZipFile, ZipInfo | None]
-) -> FileChange | None:
-    """Return what happened to a file; None for nothing, by its bytes and not by the sums beside them."""
+    path: str, old: tuple[ZipFile, ZipInfo | None], new: tuple[ZipFile, ZipInfo | None], most: int
+) -> tuple[FileChange | None, int]:
+    """Return what happened to a file, and how many of the `most` lines were compared for it.
+
+    Nothing happened to one of the same bytes, whatever the sums beside them say.
+    """
     if old[1] is not None and new[1] is not None and _digest(old[0], old[1]) == _digest(new[0], new[1]):
-        return None
+        return None, 0
+    kind: Literal["added", "removed", "changed"] = (
+        "added" if old[1] is None else "removed" if new[1] is None else "changed"
+    )
+    if most <= 0:
+        return FileChange(path, kind, left_out="More changed than is compared on one page"), 0
     texts, reasons = [], []
     for archive, member in (old, new):
         text, left_out = _read_text(archive, member) if member is not None else ("", "")
         texts.append(text.splitlines())
         reasons += [left_out] if left_out else []
-    kind: Literal["added", "removed", "changed"] = (
-        "added" if old[1] is None else "removed" if new[1] is None else "changed"
-    )
     if not reasons and max(map(len, texts)) > _MOST_COMPARED:
         reasons.append(f"Files of more than {_MOST_COMPARED:,} lines are not compared here")
     if reasons:
-        return FileChange(path, kind, left_out=reasons[-1])
+        return FileChange(path, kind, left_out=reasons[-1]), 0
     found = islice(unified_diff(texts[0], texts[1], lineterm="", n=3), 2, None)
-    return FileChange(path, kind, lines=[_mark(one) for one in found])
+    return FileChange(path, kind, lines=[_mark(one) for one in found]), sum(map(len, texts))
 
 
 def _digest(archive: ZipFile, member: ZipInfo) -> str:
