@@ -81,6 +81,8 @@ def trained(home: Path, files: dict[str, bytes]) -> Path:
 def test_a_model_travels_with_a_card_from_its_run(store: Store, machine: Machine) -> None:
     files = checkpoint(README_md=None)
     run = trained(machine.home, files)
+    refused = machine.model("push", "hf:ada/ttt", str(run), "--internal")
+    assert (refused.returncode, store.private) == (2, set()), "what is internal is not shown to the world"
     pushed = machine.data("push", "hf:ada/ttt", str(run), "--private")
     assert pushed["weights_sha256"] == weights_of(digests(files))
     there = store.files("ada/ttt")

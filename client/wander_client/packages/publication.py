@@ -49,6 +49,10 @@ class Wishes:
     attestations: Path | None = None
     """Folder with those of wheel and source."""
 
+    def __post_init__(self) -> None:
+        if self.private and self.internal:
+            raise UsageError("an environment is private or internal, not both", hint="pass one of them")
+
     @property
     def visibility(self) -> Visibility | None:
         """Who is to see what is new; None leaves it to the owner's settings."""

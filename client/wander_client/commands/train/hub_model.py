@@ -37,6 +37,9 @@ def push(
     from wander_client.training.pushing import push_model
 
     here = current()
+    if internal and (private is not None or name.startswith(HF_SCHEME)):
+        hint = f"on {HF_SCHEME} pass `--private`" if private is None else "pass one of them"
+        raise UsageError("`--internal` goes with neither `--private`, `--public` nor Hugging Face", hint=hint)
     if name.startswith(HF_SCHEME):
         made = push_to_hugging_face(here, model, name, private=private)
         here.output.answer(made, f"pushed {HF_SCHEME}{made.name}@{made.revision[:12]}\n{made.url}")
