@@ -217,7 +217,7 @@ async def test_new_keys_are_taken_and_old_ones_no_more(linked, provider, issuer,
         assert (await come_back(client, provider)).status_code == 403
 
 
-async def test_a_provider_that_is_down_is_told(linked, provider, issuer):
+async def test_a_provider_that_is_down_is_told(linked, provider, issuer, monkeypatch):
     async with browser(linked) as client:
         left = (await client.get("/login/oidc")).headers["location"]
         provider.down = True
@@ -226,6 +226,12 @@ async def test_a_provider_that_is_down_is_told(linked, provider, issuer):
         issuer.endpoints = {"authorization_endpoint": "javascript:alert(1)", "token_endpoint": "/"}
         with_provider(linked)
         assert (await client.get("/login/oidc")).status_code == 503
+        asked = []
+        with monkeypatch.context() as patch:
+            patch.setattr(identity_tokens, "discover", lambda issuer: asked.append(issuer) or {})
+            with_provider(linked)
+            assert [(await client.get("/login/oidc")).status_code for _ in range(3)] == [503] * 3
+        assert len(asked) == 1, "the others do not wait for it, too"
         for changes in ({"issuer": "http://127.0.0.1:9"}, {"secret_variable": "NOT_SET"}):
             with_provider(linked, **changes)
             assert (await client.get("/login/oidc")).status_code == 503

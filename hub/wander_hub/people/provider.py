@@ -24,6 +24,8 @@ from wander_hub.settings import ProviderSettings
 
 _SECRET_BYTES = 32
 _DISCOVERED_SECONDS = 600
+_COOL_DOWN_SECONDS = 10
+"""So long nobody waits for a provider that did not answer: they would wait one after another."""
 _LONGEST_SUBJECT = 255
 
 
@@ -71,7 +73,7 @@ class Provider:
             raise HubProblem(503, "no_secret", "the hub has no secret for the provider", hint=hint) from error
         self._tokens = identity_tokens.IdentityTokens([settings.issuer], settings.client_id, jti=False)
         self._document: dict[str, Any] = {}
-        self._asked_at = float("-inf")
+        self._asked_at = self._silent_until = float("-inf")
         self._lock = threading.Lock()
 
     def address(self, visit: Visit, redirect_uri: str) -> str:
@@ -135,7 +137,11 @@ class Provider:
 
     def _discovered(self) -> dict[str, Any]:
         with self._lock:
-            if time.monotonic() - self._asked_at >= _DISCOVERED_SECONDS:
+            moment = time.monotonic()
+            if moment - self._asked_at >= _DISCOVERED_SECONDS:
+                if moment < self._silent_until:
+                    raise identity_tokens.unreachable(self.settings.issuer)
+                self._silent_until = moment + _COOL_DOWN_SECONDS
                 with identity_tokens.answering(self.settings.issuer):
                     document = identity_tokens.discover(self.settings.issuer)
                     for name in ("authorization_endpoint", "token_endpoint"):

@@ -112,8 +112,13 @@ def answering(issuer: str) -> Iterator[None]:
         yield
     except (httpx.HTTPError, jwt.PyJWTError, ValueError, KeyError, TypeError) as error:
         logger.warning("%s does not answer as it should: %s", issuer, error)
-        detail = f"the hub gets no answer of `{issuer}` that it can use"
-        raise HubProblem(503, "issuer_unreachable", detail, hint="try again in a minute") from error
+        raise unreachable(issuer) from error
+
+
+def unreachable(issuer: str) -> HubProblem:
+    """Return the 503 of an issuer that does not answer as it should."""
+    detail = f"the hub gets no answer of `{issuer}` that it can use"
+    return HubProblem(503, "issuer_unreachable", detail, hint="try again in a minute")
 
 
 def discover(issuer: str) -> dict[str, Any]:
