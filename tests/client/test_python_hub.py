@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 import wander
 from command_line import HubRoom, make_wheel
@@ -238,6 +240,27 @@ PROMISES: dict[str, tuple[type[ClientError], str, Call]] = {
         lambda hub, home: hub.leaderboard("admin/say-env", level="best"),
     ),
 }
+
+
+class _NewerHub(httpx.BaseTransport):
+    """Answers as the hub does, and tells something more in every object."""
+
+    def __init__(self, hub: httpx.BaseTransport) -> None:
+        self._hub = hub
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        answer = self._hub.handle_request(request)
+        answer.read()
+        more = json.loads(answer.content, object_hook=lambda found: found | {"told_since": "a later release"})
+        return httpx.Response(answer.status_code, json=more)
+
+
+def test_answers_of_a_newer_hub_are_read(room: HubRoom) -> None:
+    newer = Hub(token=room.token, transport=_NewerHub(room.transport))
+    assert [found.name for found in newer.search()] == ["say-env"]
+    assert newer.info("admin/say-env").latest_version == "0.3.0"
+    with pytest.raises(NotFound, match="there is no environment `admin/say-what`"):
+        newer.info("admin/say-what")
 
 
 def test_an_owner_is_asked_for_before_anything_is_built(

@@ -472,7 +472,7 @@ class HubApi:
 
     def _error(self, response: httpx.Response) -> ClientError:
         try:
-            problem = Problem.model_validate_json(response.content)
+            problem = Problem.model_validate_json(response.content, extra="ignore")
         except ValidationError:
             if response.status_code >= 500:
                 return Unavailable(
@@ -485,8 +485,8 @@ class HubApi:
         return problem_error(problem, self.url, authenticated=self.authenticated)
 
     def _parse(self, response: httpx.Response, model: type[Model]) -> Model:
-        try:
-            return model.model_validate_json(response.content)
+        try:  # a newer hub may tell more than this client knows
+            return model.model_validate_json(response.content, extra="ignore")
         except ValidationError as error:
             raise self._no_hub(response) from error
 
