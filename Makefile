@@ -11,7 +11,7 @@ LINT := $(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/lint-imports -
 # Set, it makes each of the thousands of processes that tests start compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt check test test-rest test-all coverage docs docs-site names hooks demo experiment bench lock clean
+.PHONY: help setup fmt check test test-rest test-all coverage docs docs-site names hooks demo screenshots experiment bench lock clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -59,6 +59,9 @@ hooks: setup  ## Have git run ruff, typos and a check for large files before eac
 demo: setup  ## The whole loop on real input, at most 15 minutes on 2 cores
 	@$(BIN)/python scripts/demo.py
 
+screenshots: setup  ## Draw every page at three widths, light and dark, and fail on faults of its layout
+	@$(BIN)/python scripts/screenshots.py
+
 experiment: setup  ## Tic-tac-toe from nothing to master, three seeds; NAME=reverse_text another (experiments/)
 	@$(BIN)/python experiments/run.py $(NAME) $(EXPERIMENT)
 
@@ -69,5 +72,5 @@ lock: setup  ## Resolve constraints.txt anew
 	@$(PYTHON) scripts/set_up.py --lock
 
 clean:  ## Remove what was built; keeps .venv and its downloads
-	@rm -rf demo-output site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	@rm -rf demo-output screenshots-output site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 	@find sdk client hub environments tests -name __pycache__ -type d -prune -exec rm -rf {} +

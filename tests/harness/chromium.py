@@ -16,14 +16,14 @@ FLAGS = [
 
 
 @contextmanager
-def browser_page(width: int) -> Iterator[Any]:
-    """Open a page in a headless Chromium."""
+def browser_page(width: int, **context: Any) -> Iterator[Any]:
+    """Open a page in a headless Chromium; `context` is how: `color_scheme`, `java_script_enabled`."""
     from playwright.sync_api import sync_playwright
 
     flags = [*FLAGS, "--no-sandbox"] if os.geteuid() == 0 else FLAGS
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=flags)
         try:
-            yield browser.new_page(viewport={"width": width, "height": 900})
+            yield browser.new_page(viewport={"width": width, "height": 900}, **context)
         finally:
             browser.close()

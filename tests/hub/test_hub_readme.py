@@ -8,7 +8,7 @@ from datetime import datetime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wander_hub.environments.readme import clean, list_headings, place_images, render
+from wander_hub.environments.readme import clean, list_headings, place, render
 from wander_hub.web import text
 
 
@@ -96,7 +96,7 @@ def test_images_of_the_package_are_shown_from_the_hub():
         '<img src="image?file=img/a%20b.png" alt="a &quot;plot&quot;" loading="lazy">',
         '<img src="image?file=c.JPG" alt="image" loading="lazy">',
     ]
-    assert place_images(page, "/a/b/versions/1/").count('<img src="/a/b/versions/1/image?file=') == 2
+    assert place(page, "/a/b/versions/1/").count('<img src="/a/b/versions/1/image?file=') == 2
     assert clean(page) == page
     assert "<img" not in clean('<img src="https://evil.example/x.png">').replace("<img>", "")
 

@@ -42,7 +42,7 @@ _ATTRIBUTES = {
 _PREFIX = "readme-"
 """Of every id, so that none is one of the page's own."""
 _SHIPPED = "image?file="
-"""With what the address of an image of the package begins; `place_images` says where it is."""
+"""With what the address of an image of the package begins; `place` says where it is."""
 _DECEIVING = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """Control characters, and those that change the direction of text."""
 _ALIGNED = re.compile(r'style="text-align:\s*(left|right|center);?"')
@@ -51,6 +51,7 @@ _ATTRIBUTE = re.compile(r"""\b(src|alt)\s*=\s*("[^"]*"|'[^']*')""", re.IGNORECAS
 _PICTURE = re.compile(r"\.(png|jpe?g|gif|webp)$", re.IGNORECASE)
 _TASK = re.compile(r'<input class="task-list-item-checkbox"( checked="checked")?[^>]*>')
 _HEADING = re.compile(r'<h([23]) id="(readme-[^"]+)">(.*?)</h\1>', re.DOTALL)
+_PLACED = re.compile(r'<img src="image\?file=[^"]*" alt="([^"]*)"[^>]*>')
 _LONGEST_FORMULA = 2000
 
 
@@ -96,9 +97,17 @@ def clean(text: str) -> str:
     )
 
 
-def place_images(rendered: str, base: str) -> str:
-    """Return a rendered README whose images are under an address, which ends with `/`."""
-    return rendered.replace(f'<img src="{_SHIPPED}', f'<img src="{html.escape(base)}{_SHIPPED}')
+def place(rendered: str, base: str | None) -> str:
+    """Return a rendered README for a page: wide tables scroll, and its images are under an address.
+
+    That ends with `/`; without one their names stand for them.
+    """
+    if base is None:
+        rendered = _PLACED.sub(r"<em>[\1]</em>", rendered)
+    else:
+        rendered = rendered.replace(f'<img src="{_SHIPPED}', f'<img src="{html.escape(base)}{_SHIPPED}')
+    region = '<div class="scroll" tabindex="0" role="region" aria-label="table">'
+    return rendered.replace("<table>", f"{region}<table>").replace("</table>", "</table></div>")
 
 
 def list_headings(rendered: str) -> list[Heading]:

@@ -228,7 +228,7 @@ def show_image(
     owner: str,
     name: str,
     version: str,
-    file: Annotated[str, Query(max_length=1000)],
+    file: Annotated[str, Query(max_length=1000)] = "",
 ) -> Response:
     """An image that a version ships, for its README."""
     body, media_type = source.read_image(session, storage, owner, name, version, file)

@@ -20,6 +20,7 @@ from wander.wire.models import ModelRevision
 from wander.wire.postings import LinkedRun, RunLinks
 from wander.wire.verification import RunEvidence, VerificationInfo
 
+from wander_hub.environments.readme import place
 from wander_hub.models import service as models
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
@@ -135,7 +136,7 @@ def model(session: Session, base_url: str, owner: str, name: str, word: str) -> 
         revision=models.describe_revision(shown, base_url),
         revisions=described.revisions,
         latest=described.latest,
-        card_html=shown.card_html,
+        card_html=place(shown.card_html, None),
         trained_by=runs.makers_of(session, shown.weights_sha256),
         runs=[runs.detail_of(one, base_url) for one in evaluations],
     )
