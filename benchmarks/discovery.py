@@ -93,7 +93,7 @@ def describe(number: int) -> dict[str, Any]:
     }
 
 
-def fill(database: Database, start: int, end: int) -> None:
+def fill(database: Database, start: int, end: int, spread: int = OWNERS) -> None:
     """Add environments, each with a version, and bring search and index up to date with them."""
     for first in range(start, end, _BATCH):
         with database.write(HUB) as session:
@@ -104,7 +104,7 @@ def fill(database: Database, start: int, end: int) -> None:
                 at = BEGAN + timedelta(seconds=number)
                 environments.append(
                     {
-                        "id": number, "owner_id": owners[f"owner-{number % OWNERS}"], "name": one["name"],
+                        "id": number, "owner_id": owners[f"owner-{number % spread}"], "name": one["name"],
                         "listed": True, "latest_version": "0.1.0", "summary": one["summary"],
                         "tags": one["tags"], "search_text": "", "version_count": 1, "run_count": 0,
                         "created_at": at, "updated_at": at, "download_count": one["downloads"],

@@ -1,0 +1,415 @@
+"""What every page and API call costs the hub and its PostgreSQL as a hub grows to 100,000 environments,
+1,000,000 versions and 10,000,000 rollouts; see README.md.
+
+Environments are those of `discovery.py`. One version and one run of a hundred rollouts go in through the hub;
+the database copies their rows, a version and a run for each environment, all of which share their objects.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import discovery
+import httpx
+from fastapi.routing import iter_route_contexts
+from sqlalchemy import (
+    ColumnElement,
+    FromClause,
+    Integer,
+    Text,
+    and_,
+    cast,
+    func,
+    insert,
+    literal,
+    select,
+    text,
+)
+from sqlalchemy.orm import Session, joinedload
+from wander_hub.accounts import service as accounts
+from wander_hub.accounts.models import Owner
+from wander_hub.app import create_app
+from wander_hub.audit import AuditEntry
+from wander_hub.database import Base, Database
+from wander_hub.environments import search
+from wander_hub.environments.models import Downloads, Environment, File, Version
+from wander_hub.identity import HUB
+from wander_hub.index import service as index
+from wander_hub.index.models import IndexPage
+from wander_hub.jobs import Job
+from wander_hub.leaderboards.models import Board, BoardEntry
+from wander_hub.rights.tokens import first_administrator
+from wander_hub.runs.models import Run, RunChunk
+from wander_hub.settings import Settings
+from wander_hub.verification.models import RunExamination
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "harness"))
+
+from command_line import make_wheel  # noqa: E402 - the tests' own small environment
+from postgres_server import postgres_server  # noqa: E402
+from saved_runs import write_run  # noqa: E402
+
+ROLLOUTS, OLDER, DAYS = 100, 9, 10
+"""Of a run; versions of an environment beside its newest; days on which each version was downloaded."""
+_PER_OWNER, _FIRST_FREE, _MADE = 50, 1_000_000_000, 2_000
+_ROUNDS = 3
+ASKED = {
+    "owner": "owner-1", "name": "chess-arena-1", "project": "chess-arena-1",
+    "version": "0.1.0", "revision": "main",
+    "number": "7", "part": "run", "filename": "chess_arena_1-0.1.0-py3-none-any.whl", "namespace": "owner-1",
+}  # fmt: skip
+"""What stands in the paths of requests; the run is added."""
+QUERIES = {
+    "/runs": "?model=scripted:say",
+    "/api/v1/runs": "?environment=owner-1/chess-arena-1",
+    "/api/v1/runs/{run_id}/rollouts": "?offset=50&limit=50",
+    "/runs/compare": "?run={run_id}&run={other}",
+    "/api/v1/users": "?q=owner-1",
+    "/{owner}/{name}/changes": "?from=0.0.9&to=0.1.0",
+    "/api/v1/audit": "?owner=owner-1",
+}
+"""Asked beside the plain address."""
+
+
+def copy(
+    session: Session,
+    table: type[Base],
+    rows: FromClause,
+    where: ColumnElement[bool],
+    changed: Mapping[str, Any],
+) -> None:
+    """Have the database copy rows of a table, once for each of `rows`, with some columns changed."""
+    columns = [one for one in table.__table__.c if one.name != "id"]
+    chosen = [changed.get(one.name, one) for one in columns]
+    source = select(*chosen).select_from(table.__table__.join(rows, where))
+    session.execute(insert(table).from_select([one.name for one in columns], source))
+
+
+_COPY_ENVIRONMENTS = """
+WITH source AS (
+  SELECT n, e.*, replace(e.name, e.id::text, n::text) AS fresh,
+    (SELECT id FROM owners WHERE name = 'owner-' || n % {spread}) AS owner
+  FROM generate_series({first}, {last}) AS n JOIN environments e ON e.id = 1 + (n - 1) % {base}
+)
+INSERT INTO environments (id, owner_id, name, {columns})
+SELECT n, owner, fresh, {columns} FROM source
+"""
+_COPY_SEARCH = """
+INSERT INTO environment_search (environment_id, head, body)
+SELECT e.id, named || ts_delete(s.head, b.token), named || ts_delete(s.body, b.token)
+FROM environments e JOIN environment_search s ON s.environment_id = 1 + (e.id - 1) % {base}
+JOIN environments o ON o.id = s.environment_id
+JOIN tokens a ON a.id = e.owner_id JOIN tokens b ON b.id = o.owner_id,
+LATERAL (SELECT setweight(to_tsvector('english', replace(e.name, '-', ' ')), 'A')
+  || setweight(array_to_tsvector(ARRAY[a.token]), 'C') AS named) AS made
+WHERE e.id BETWEEN {first} AND {last}
+"""
+
+
+def fill(database: Database, first: int, last: int, spread: int) -> None:
+    """Add environments of these numbers: some by the hub's own functions, copies of their rows after that."""
+    if first <= _MADE:
+        discovery.fill(database, first, min(last, _MADE) + 1, spread)
+    copied = {"first": max(first, _MADE + 1), "last": last, "base": _MADE}
+    if copied["first"] > last:
+        return
+    with database.write(HUB) as session:
+        own = {"id", "owner_id", "name"}
+        columns = ", ".join(one.name for one in Environment.__table__.c if one.name not in own)
+        session.execute(text(_COPY_ENVIRONMENTS.format(columns=columns, spread=spread, **copied)))
+        session.execute(
+            text("CREATE TEMPORARY TABLE tokens (id integer PRIMARY KEY, token text) ON COMMIT DROP")
+        )
+        for owner in session.scalars(select(Owner.id)).all():
+            told = {"id": owner, "token": search._token(f"by {owner}")}
+            session.execute(text("INSERT INTO tokens VALUES (:id, :token)"), told)
+        session.execute(text(_COPY_SEARCH.format(**copied)))
+        numbered = select(Environment.id, (1 + (Environment.id - 1) % _MADE).label("source"))
+        numbered = numbered.where(Environment.id >= copied["first"], Environment.id <= last).subquery()
+        same = and_(Version.environment_id == numbered.c.source, Version.version == "0.1.0")
+        copy(session, Version, numbered, same, {"environment_id": numbered.c.id})
+
+
+def multiply(database: Database, first: int, last: int, run_id: str) -> None:
+    """Give the environments of these numbers older versions, files, downloads, a run, a board and jobs."""
+    steps = select(func.generate_series(1, OLDER).label("n")).subquery()
+    mine = and_(Version.environment_id >= first, Version.environment_id <= last)
+    newest = select(Version.id, Version.environment_id, Environment.name, Environment.owner_id).join(
+        Version.environment
+    )
+    newest = newest.where(mine, Version.version == "0.1.0").subquery()
+    stem, number = func.replace(newest.c.name, "-", "_"), cast(newest.c.environment_id, Text)
+    own_id = literal("01scale") + func.lpad(number, 19, "0")
+    at = func.now() - func.make_interval(0, 0, 0, 0, 0, 0, cast(newest.c.environment_id, Integer))
+    template = Run.run_id == run_id
+    with database.write(HUB) as session:
+        of_version = {"version": literal("0.0.") + cast(steps.c.n, Text)}
+        copy(session, Version, steps, and_(mine, Version.version == "0.1.0"), of_version)
+        session.execute(
+            text(
+                "UPDATE environments SET version_count = :n, run_count = 1 WHERE id BETWEEN :first AND :last"
+            ),
+            {"n": OLDER + 1, "first": first, "last": last},
+        )
+        all_of = select(Version.id, Version.environment_id, Version.version, Environment.name)
+        all_of = all_of.join(Version.environment).where(mine).subquery()
+        sample = session.scalars(select(File.id).limit(1)).one()
+        name = func.replace(all_of.c.name, "-", "_") + "-" + all_of.c.version + "-py3-none-any.whl"
+        ids = {"environment_id": all_of.c.environment_id, "version_id": all_of.c.id}
+        copy(session, File, all_of, File.id == sample, {**ids, "filename": name})
+        entry = session.scalars(select(AuditEntry.id).order_by(AuditEntry.id).limit(1)).one()
+        copy(
+            session, AuditEntry, all_of, AuditEntry.id == entry, {"owner": literal("owner-1"), "target": name}
+        )
+        page = {
+            "owner_id": newest.c.owner_id,
+            "project": newest.c.name,
+            "environment_id": newest.c.environment_id,
+        }
+        copy(
+            session,
+            IndexPage,
+            newest,
+            and_(IndexPage.environment_id == 1, newest.c.environment_id >= 10),
+            page,
+        )
+        days = select(func.generate_series(1, DAYS).label("n")).subquery()
+        counts = select(newest.c.id, func.current_date() - days.c.n, days.c.n * 3).select_from(
+            newest.join(days, literal(True))
+        )
+        session.execute(insert(Downloads).from_select(["version_id", "day", "count"], counts))
+        of_run = {
+            "run_id": own_id, "environment_id": newest.c.environment_id, "version_id": newest.c.id,
+            "posted_at": at, "public_at": at,
+            "sha256": func.encode(func.sha256(func.convert_to(stem, "UTF8")), "hex"),
+        }  # fmt: skip
+        copy(session, Run, newest, template, of_run)
+        copy(session, RunChunk, newest, RunChunk.run_id == run_id, {"run_id": own_id})
+        copy(session, RunExamination, newest, RunExamination.run_id == run_id, {"run_id": own_id})
+        board, job = session.scalars(select(Board.id)).first(), session.scalars(select(Job.id)).first()
+        copy(session, Board, newest, Board.id == board, {"version_id": newest.c.id})
+        copy(session, Job, newest, Job.id == job, {"key": literal("scale ") + number})
+        boards = (
+            select(Board.id, newest.c.environment_id).join(newest, Board.version_id == newest.c.id).subquery()
+        )
+        of_entry = {
+            "board_id": boards.c.id,
+            "run_id": literal("01scale") + func.lpad(cast(boards.c.environment_id, Text), 19, "0"),
+        }
+        copy(session, BoardEntry, boards, BoardEntry.run_id == run_id, of_entry)
+
+
+class Processor:
+    """Nanoseconds of processor that this process and those of the database took."""
+
+    def __init__(self, database: Database) -> None:
+        with database.read() as session:
+            self._parent = int(session.scalar(text("SELECT pg_read_file('postmaster.pid')")).split()[0])
+
+    def now(self) -> tuple[int, int]:
+        """Return both; of database processes that ended, in hundredths of a second."""
+        children = Path(f"/proc/{self._parent}/task/{self._parent}/children").read_text().split()
+        spent = int(
+            sum(map(float, Path(f"/proc/{self._parent}/stat").read_text().rpartition(")")[2].split()[13:15]))
+            * 1e7
+        )
+        for one in children:
+            try:
+                spent += int(Path(f"/proc/{one}/schedstat").read_text().split()[0])
+            except FileNotFoundError:
+                continue
+        return time.process_time_ns(), spent
+
+
+class Bench:
+    """A hub in this process, and what its requests cost."""
+
+    def __init__(self, client: httpx.AsyncClient, database: Database, folder: Path, token: str) -> None:
+        self.client, self.database, self.folder = client, database, folder
+        self.headers = {"Authorization": f"Bearer {token}"}
+        self.processor, self.number = Processor(database), 0
+
+    async def publish(self, owner: str, name: str, version: str) -> None:
+        """Publish a wheel as package tools do."""
+        wheel = make_wheel(self.folder, name=name, version=version)
+        form = {":action": "file_upload", "protocol_version": "1"}
+        files = {"content": (wheel.name, wheel.read_bytes())}
+        answer = await self.client.post(f"/{owner}/legacy/", data=form, files=files, headers=self.headers)
+        assert answer.status_code == 200, answer.text
+
+    async def post(self) -> str:
+        """Post a run of a hundred rollouts."""
+        self.number += 1
+        rewards = [(one + self.number) % 7 / 6 for one in range(ROLLOUTS)]
+        run = write_run(self.folder / "runs" / str(self.number), rewards=rewards, owner="owner-1")
+        files = {
+            "manifest": ("run.json", (run / "run.json").read_bytes()),
+            "rollouts": ("rollouts.jsonl.zst", (run / "rollouts.jsonl.zst").read_bytes()),
+        }
+        answer = await self.client.post("/api/v1/runs", files=files, headers=self.headers)
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["run_id"])
+
+    async def cost(self, ask: Any, times: int) -> tuple[float, float] | None:
+        """Return milliseconds of processor of hub and database for one call: the median of several rounds."""
+        if await ask() is False:
+            return None
+        found = []
+        for _ in range(_ROUNDS):
+            before = self.processor.now()
+            for _ in range(times):
+                await ask()
+            found.append([(b - a) / times / 1e6 for a, b in zip(before, self.processor.now(), strict=True)])
+        hub, database = (round(statistics.median(one), 2) for one in zip(*found, strict=True))
+        return hub, database
+
+    async def costs(self, paths: Mapping[str, str], times: int) -> dict[str, tuple[float, float]]:
+        """Return what each request costs; those that are not answered with 200 are left out."""
+
+        def asks(path: str) -> Any:
+            accept = "text/html" if not path.startswith(("/api", "/simple")) else "*/*"
+
+            anybody = any(part in path for part in ("/simple/", "/index/", "/files/"))  # as installers ask
+            headers = {"Accept": accept} if anybody else {**self.headers, "Accept": accept}
+
+            async def ask() -> bool:
+                answer = await self.client.get(path, headers=headers)
+                return answer.status_code == 200
+
+            return ask
+
+        async def version() -> None:
+            self.number += 1
+            await self.publish("owner-1", "say-env", f"1.{self.number}.0")
+
+        async def environment() -> None:
+            self.number += 1
+            await self.publish("owner-1", f"fresh-{self.number}", "0.1.0")
+
+        calls = {name: asks(path) for name, path in paths.items()}
+        calls |= {"publish a version": version, "publish a new one": environment, "post a run": self.post}
+        found = {}
+        for name, call in calls.items():
+            few = 2 if name.startswith(("publish", "post")) else times
+            cost = await self.cost(call, few)
+            if cost is not None:
+                print(f"{name:<60} {cost}", flush=True)
+                found[name] = cost
+        return found
+
+
+def requests_of(app: Any, run_id: str) -> dict[str, str]:
+    """Return every address that is read, from the routes of the application, and searches."""
+    found: dict[str, str] = {}
+    values = {**ASKED, "run_id": run_id, "other": "01scale" + "3".zfill(19)}
+    for context in iter_route_contexts(app.router.routes):
+        path = context.path or ""
+        if "GET" not in (getattr(context.original_route, "methods", None) or ()) or "jsonl" in path:
+            continue
+        for query in {"", QUERIES.get(path, "")}:
+            try:
+                found[path + query] = (path.replace(":path", "") + query).format(**values)
+            except KeyError:
+                continue
+    return found | {name: path for name, path in discovery.REQUESTS.items() if "?" in path}
+
+
+async def run(url: str, sizes: list[int], times: int) -> dict[str, Any]:
+    """Return what each request costs at each size."""
+    figures: dict[str, Any] = {}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        limits = {"reads_per_minute": 0, "writes_per_minute": 0, "uploads_per_minute": 0}
+        settings = Settings(
+            data=folder, bundled_packages=False, database_url=url, verification="off", **limits
+        )
+        database = Database(url)
+        database.migrate()
+        with database.write(HUB) as session:
+            token = first_administrator(session)
+            for number in range(max(2, max(sizes) // _PER_OWNER)):
+                accounts.add_user(session, f"owner-{number}")
+        app = create_app(settings, database=database)
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://hub.test", timeout=None) as client:
+            with database.engine.begin() as connection:
+                connection.execute(text(f"ALTER SEQUENCE environments_id_seq RESTART {_FIRST_FREE}"))
+            bench = Bench(client, database, folder, token or "")
+            await bench.publish("owner-1", "say-env", "0.1.0")
+            run_id, filled = await bench.post(), 0
+            with database.write(HUB) as session:
+                seen = RunExamination(run_id=run_id, examined_at=discovery.BEGAN)
+                session.add(seen)
+                if session.scalars(select(Job.id)).first() is None:
+                    began = {"run_after": discovery.BEGAN, "created_at": discovery.BEGAN}
+                    job = Job(kind="examine", key="sample", payload={}, state="done", max_attempts=3, **began)
+                    session.add(job)
+            for size in sizes:
+                began = time.perf_counter()
+                fill(database, filled + 1, size, max(2, size // _PER_OWNER))
+                multiply(database, filled + 1, size, run_id)
+                with database.write(HUB) as session:
+                    for one in session.scalars(
+                        select(Environment).options(joinedload(Environment.owner)).where(Environment.id < 10)
+                    ):
+                        index.write_pages(session, one)
+                filled = size
+                with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+                    connection.execute(text("VACUUM ANALYZE"))
+                    rows = {
+                        t: connection.scalar(text(f"SELECT count(*) FROM {t}"))
+                        for t in ("environments", "versions", "files", "runs", "run_chunks")
+                    }
+                    rows["bytes"] = connection.scalar(text("SELECT pg_database_size(current_database())"))
+                rows["rollouts"] = rows["run_chunks"] * ROLLOUTS
+                figures[str(size)] = {"filled in": round(time.perf_counter() - began), "rows": rows}
+                print(size, figures[str(size)], flush=True)
+                paths = requests_of(app, "01scale" + "1".zfill(19))
+                figures[str(size)]["milliseconds"] = await bench.costs(paths, times)
+        database.close()
+    return figures
+
+
+def show(figures: Mapping[str, Any]) -> None:
+    """Print what each request costs, and how many times the smallest that is."""
+    costs = [one["milliseconds"] for one in figures.values()]
+    print(f"| request | {' | '.join(f'{int(size):,}: hub, database ms' for size in figures)} | times |")
+    for name, first in sorted(costs[0].items()):
+        each = [one.get(name, (float("nan"), float("nan"))) for one in costs]
+        times = sum(each[-1]) / sum(first)
+        print(f"| {name} | {' | '.join(f'{hub:.1f}, {base:.1f}' for hub, base in each)} | {times:.1f} |")
+
+
+def main() -> None:
+    """Fill, measure, print, and write the figures where `--out` says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--database", help="URL of an empty database on a PostgreSQL of this machine; else one is started"
+    )
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(discovery.SIZES))
+    parser.add_argument("--times", type=int, default=3, help="requests a round")
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    with ExitStack() as stack:
+        url = asked.database
+        if url is None:
+            url = stack.enter_context(stack.enter_context(postgres_server()).database())
+        figures = asyncio.run(run(url, sorted(asked.sizes), asked.times))
+    show(figures)
+    if asked.out is not None:
+        asked.out.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
