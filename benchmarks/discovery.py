@@ -26,10 +26,10 @@ from wander_hub.accounts import service as accounts
 from wander_hub.accounts.models import Owner
 from wander_hub.app import create_app
 from wander_hub.database import Database
+from wander_hub.environments import search, service
 from wander_hub.environments.models import Environment, Version
 from wander_hub.identity import HUB
 from wander_hub.index import service as index
-from wander_hub.leaderboards import listing
 from wander_hub.settings import Settings
 
 SIZES = (100, 20_000, 100_000)
@@ -71,8 +71,12 @@ REQUESTS = {
     "a name that nobody has": "/api/v1/environments/owner-1/chess-arana-1",
     "index page": "/owner-1/simple/chess-arena-1/",
 }
+_BACKENDS = (
+    "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND datname = current_database()"
+)
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
-_BATCH = 500
+_BATCH, _LEARNT = 500, 30
+"""Environments of a transaction, and of a look at which words are new: the hub learns a hundred at once."""
 
 
 def describe(number: int) -> dict[str, Any]:
@@ -93,55 +97,69 @@ def describe(number: int) -> dict[str, Any]:
     }
 
 
+def published(number: int, owners: dict[str, Owner], spread: int) -> tuple[Environment, Version]:
+    """Return environment `number` with its version, as publishing leaves them."""
+    one, at = describe(number), BEGAN + timedelta(seconds=number)
+    owner = owners[f"owner-{number % spread}"]
+    environment = Environment(
+        id=number, owner=owner, owner_id=owner.id, name=one["name"], listed=True, latest_version="0.1.0",
+        summary=one["summary"], tags=one["tags"], version_count=1, run_count=0, star_count=0, created_at=at,
+        updated_at=at, download_count=one["downloads"], private=False, internal=False,
+    )  # fmt: skip
+    version = Version(
+        id=number, environment_id=number, version="0.1.0", summary=one["summary"],
+        requires_dist=["wander-sdk"], tags=one["tags"], readme=one["readme"], license=one["license"],
+        readme_html=f"<p>{one['readme']}</p>", yanked=False, uploaded_at=at, environment_kind=one["kind"],
+        deterministic=number % 3 > 0, checked=number % 2 == 0,
+    )  # fmt: skip
+    return environment, version
+
+
 def fill(database: Database, start: int, end: int, spread: int = OWNERS) -> None:
     """Add environments, each with a version, and bring search and index up to date with them."""
     for first in range(start, end, _BATCH):
         with database.write(HUB) as session:
-            owners = dict(session.execute(select(Owner.name, Owner.id)).all())
-            environments, versions = [], []
-            for number in range(first, min(end, first + _BATCH)):
-                one = describe(number)
-                at = BEGAN + timedelta(seconds=number)
-                environments.append(
-                    {
-                        "id": number, "owner_id": owners[f"owner-{number % spread}"], "name": one["name"],
-                        "listed": True, "latest_version": "0.1.0", "summary": one["summary"],
-                        "tags": one["tags"], "search_text": "", "version_count": 1, "run_count": 0,
-                        "created_at": at, "updated_at": at, "download_count": one["downloads"],
-                    }
-                )  # fmt: skip
-                versions.append(
-                    {
-                        "environment_id": number, "version": "0.1.0", "summary": one["summary"],
-                        "requires_dist": ["wander-sdk"], "tags": one["tags"], "readme": one["readme"],
-                        "readme_html": f"<p>{one['readme']}</p>", "license": one["license"], "yanked": False,
-                        "uploaded_at": at, "environment_kind": one["kind"], "deterministic": number % 3 > 0,
-                        "checked": number % 2 == 0,
-                    }
-                )  # fmt: skip
-            session.execute(insert(Environment), environments)
-            session.execute(insert(Version), versions)
-            found = select(Environment).options(joinedload(Environment.owner))
+            owners = {one.name: Owner(id=one.id, name=one.name) for one in session.scalars(select(Owner))}
+            found = [published(number, owners, spread) for number in range(first, min(end, first + _BATCH))]
+            for environment, version in found:
+                environment.search_text = service.search_text(environment, version)
+                environment.marks = search.marks_of(environment, version, service.required_names(version))
+            for rows in zip(*found, strict=True):
+                table = rows[0].__table__
+                values = [{one.key: getattr(row, one.key) for one in table.columns} for row in rows]
+                given = [{key: value for key, value in one.items() if value is not None} for one in values]
+                session.execute(insert(table), given)
+            for start in range(0, len(found), _LEARNT):
+                search.add(session, found[start : start + _LEARNT])
             for environment in session.scalars(
-                found.where(Environment.id >= first, Environment.id < first + _BATCH)
+                select(Environment)
+                .options(joinedload(Environment.owner))
+                .where(Environment.id >= first, Environment.id < min(end, 10))
             ):
-                listing.refresh(session, environment)
-                if environment.id < 10:
-                    index.write_pages(session, environment)
+                index.write_pages(session, environment)
     with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("ANALYZE"))
 
 
-async def measure(client: httpx.AsyncClient, path: str, times: int) -> float:
-    """Return the processor time of a request in milliseconds: the median of several rounds."""
-    found = []
+def processor_seconds(backends: list[int]) -> float:
+    """Return what this process and those of a PostgreSQL on this machine have computed."""
+    spent = sum(int(Path(f"/proc/{one}/schedstat").read_text().split()[0]) for one in backends)
+    return time.process_time() + spent / 1e9
+
+
+async def measure(client: httpx.AsyncClient, database: Database, path: str, times: int) -> float:
+    """Return the processor time of a request in milliseconds: the least of several rounds."""
+    found, backends = [], list[int]()
     for _ in range(5):
-        begun = time.process_time()
+        if database.engine.dialect.name == "postgresql":
+            with database.engine.connect() as connection:
+                backends = list(connection.scalars(text(_BACKENDS)))
+        begun = processor_seconds(backends)
         for _ in range(times):
             answer = await client.get(path)
             assert answer.status_code in (200, 404), f"{path}: {answer.text}"
-        found.append((time.process_time() - begun) / times * 1000)
-    return statistics.median(found)
+        found.append((processor_seconds(backends) - begun) / times * 1000)
+    return min(found)
 
 
 def judge(number: int, words: str) -> bool:
@@ -200,7 +218,9 @@ async def run(url: str | None, sizes: list[int], times: int) -> dict[str, Any]:
                     continue
                 for name, path in REQUESTS.items():
                     await client.get(path)
-                    figures["milliseconds"][name][size] = round(await measure(client, path, times), 2)
+                    figures["milliseconds"][name][size] = round(
+                        await measure(client, database, path, times), 2
+                    )
                     print(f"{size:>7} {name:<24} {figures['milliseconds'][name][size]:>8} ms", flush=True)
     for name, found in figures["milliseconds"].items():
         print(f"{name:<24} times {found[max(sizes)] / found[min(sizes)]:.1f}")

@@ -29,6 +29,8 @@ from wander_hub.identity import Identity
 
 MOST = 200
 """Matches that a search ranks and lists."""
+PLACES = (("name", False), ("head", False), ("head", True), ("body", False))
+"""Where words are sought, one look after the other, and whether as beginnings of words."""
 _MOST_WORDS = 12
 _README_CHARACTERS = 20_000
 _PUBLIC, _INTERNAL = "public", "internal"
@@ -92,22 +94,32 @@ def write(session: Session, environment: Environment, latest: Version) -> None:
     session.execute(text(f"DELETE FROM environment_search WHERE {key} = :id"), {"id": environment.id})  # noqa: S608 - ours
     if not environment.listed:
         return
-    scopes, known_to = [_PUBLIC], spelling.PUBLIC
-    if environment.private:
-        known_to = environment.owner_id
-        scopes = [f"owner {environment.owner_id}", f"environment {environment.id}"]
-    if environment.visibility == "internal":
-        scopes, known_to = [*scopes, _INTERNAL], spelling.INTERNAL
-    tokens = [_token(one) for one in (*environment.marks.split(), *scopes, f"by {environment.owner_id}")]
-    head = {
-        "name": " ".join(words_of(environment.name)),
-        "tags": " ".join(words_of(" ".join([environment.owner.name, *latest.tags]))),
-        "summary": " ".join(words_of(latest.summary)),
-    }
-    readme = " ".join(words_of(latest.readme[:_README_CHARACTERS]))
-    insert = _INSERT_SQLITE if _is_sqlite(session) else _INSERT_POSTGRESQL
-    session.execute(insert, {"id": environment.id, **head, "readme": readme, "marks": " ".join(tokens)})
-    spelling.learn(session, known_to, {one for words in head.values() for one in words.split()})
+    add(session, [(environment, latest)])
+
+
+def add(session: Session, found: Sequence[tuple[Environment, Version]]) -> None:
+    """Put into the search what is listed and not there yet, each with its newest version."""
+    rows, words = list[dict[str, object]](), dict[int, set[str]]()
+    for environment, latest in found:
+        scopes, known_to = [_PUBLIC], spelling.PUBLIC
+        if environment.private:
+            known_to = environment.owner_id
+            scopes = [f"owner {environment.owner_id}", f"environment {environment.id}"]
+        if environment.visibility == "internal":
+            scopes, known_to = [*scopes, _INTERNAL], spelling.INTERNAL
+        tokens = [_token(one) for one in (*environment.marks.split(), *scopes, f"by {environment.owner_id}")]
+        tokens += [_in_name(one) for one in words_of(environment.name)]
+        head = {
+            "name": " ".join(words_of(environment.name)),
+            "tags": " ".join(words_of(" ".join([environment.owner.name, *latest.tags]))),
+            "summary": " ".join(words_of(latest.summary)),
+        }
+        readme = " ".join(words_of(latest.readme[:_README_CHARACTERS]))
+        rows.append({"id": environment.id, **head, "readme": readme, "marks": " ".join(tokens)})
+        words.setdefault(known_to, set()).update(one for some in head.values() for one in some.split())
+    session.execute(_INSERT_SQLITE if _is_sqlite(session) else _INSERT_POSTGRESQL, rows)
+    for known_to, some in words.items():
+        spelling.learn(session, known_to, some)
 
 
 def is_empty(session: Session) -> bool:
@@ -143,7 +155,7 @@ def _look(
 ) -> list[int]:
     required = _required(session, wanted, owner_id)
     found: dict[int, None] = {}
-    for where, prefix in (("name", False), ("head", False), ("head", True), ("body", False)):
+    for where, prefix in PLACES:
         ids = _ids(session, words, where, required, prefix=prefix)
         ranked = (Environment.run_count, Environment.download_count, Environment.star_count)
         query = select(Environment.id, Owner.name, Environment.name, *ranked).join(Environment.owner)
@@ -197,16 +209,18 @@ def _ids(
     session: Session, words: Sequence[Sequence[str]], where: str, required: list[list[str]], *, prefix: bool
 ) -> FromClause:
     """Return the ids of the rows in which one word of each group occurs, newest first."""
+    if where == "name":
+        words, required, where = [], [*([_in_name(one) for one in some] for some in words), *required], "head"
     if _is_sqlite(session):
-        columns = {"name": "{name}", "head": "{name tags summary}", "body": "{name tags summary readme}"}
+        columns = {"head": "{name tags summary}", "body": "{name tags summary readme}"}
         groups = [f"({columns[where]} : {_any_of(some, _FTS5, '*' if prefix else '')})" for some in words]
         groups += [f"(marks : {_any_of(some, _FTS5)})" for some in required]
         matches = literal_column("environment_search").op("MATCH")(" AND ".join(groups))
         return (
             select(literal_column("rowid").label("id")).select_from(_SEARCH).where(matches).subquery("found")
         )
-    weight = {"name": "A", "head": "AB", "body": ""}[where]
-    end = f":{'*' if prefix else ''}{weight}" if prefix or weight else ""
+    # A weight has every match looked up: without it, only what begins as a token does could be one of a mark.
+    end = ":*AB" if prefix else ""
     vector = _SEARCH.c.body if where == "body" else _SEARCH.c.head
     # Apart from each other: words that the dictionary leaves out, alone, must not find everything.
     asked = [[_any_of(some, _TSQUERY, end) for some in words], [_any_of(some, _TSQUERY) for some in required]]
@@ -218,6 +232,11 @@ def _any_of(words: Sequence[str], syntax: tuple[str, str], end: str = "") -> str
     """Return the expression for any of some words, which hold letters and digits alone."""
     quote, between = syntax
     return f"({between.join(f'{quote}{one}{quote}{end}' for one in words)})"
+
+
+def _in_name(word: str) -> str:
+    """Return the mark of a word that stands in the name: sought there alone, whatever texts have it too."""
+    return f"zn{word}"
 
 
 def _token(mark: str) -> str:
