@@ -17,11 +17,6 @@ from typing import IO, Any, Literal
 from zipfile import ZipFile, ZipInfo
 
 from markupsafe import Markup
-from pygments.lexer import Lexer
-from pygments.lexers.configs import TOMLLexer
-from pygments.lexers.data import JsonLexer
-from pygments.lexers.python import PythonLexer
-from pygments.token import STANDARD_TYPES, Text
 from sqlalchemy.orm import Session
 
 from wander_hub.environments import service as environments
@@ -48,12 +43,7 @@ _MOST_COMPARED = 2_000
 """Lines of a file that are compared; the cost grows with their square at worst."""
 _MOST_CHANGED = 40_000
 """Lines that are compared for one page, of all its files."""
-_LEXERS: dict[str, type[Lexer]] = {
-    ".py": PythonLexer,
-    ".pyi": PythonLexer,
-    ".json": JsonLexer,
-    ".toml": TOMLLexer,
-}
+_LEXERS = {".py": "PythonLexer", ".pyi": "PythonLexer", ".json": "JsonLexer", ".toml": "TOMLLexer"}
 """YAML's takes minutes for some texts."""
 _COLOURED = ("k", "s", "c", "m", "nf", "nc")
 """Pygments' short names of keywords, strings, comments, numbers, and names that a line defines."""
@@ -259,10 +249,16 @@ def _read_text(archive: ZipFile, member: ZipInfo) -> tuple[str, str]:
 
 def _draw_lines(path: str, text: str) -> Iterator[Markup]:
     """Yield the lines of a file, coloured where its kind is known, with hidden characters as their codes."""
-    lexer = _LEXERS.get(PurePosixPath(path).suffix) if len(text) <= _MOST_COLOURED else None
-    tokens = lexer(stripnl=False, ensurenl=False).get_tokens(text) if lexer else [(Text, text)]
+    from pygments import lexers  # a hub starts without
+    from pygments.token import STANDARD_TYPES, Text
+
+    def colour(token: tuple[Any, str]) -> str | None:
+        return next((one for one in _COLOURED if STANDARD_TYPES.get(token[0], "").startswith(one)), None)
+
+    name = _LEXERS.get(PurePosixPath(path).suffix) if len(text) <= _MOST_COLOURED else None
+    lexer = getattr(lexers, name)(stripnl=False, ensurenl=False) if name else None
     line: list[Markup] = []
-    for css, some in groupby(tokens, key=_colour):
+    for css, some in groupby(lexer.get_tokens(text) if lexer else [(Text, text)], key=colour):
         for number, part in enumerate("".join(value for _, value in some).split("\n")):
             if number:
                 yield Markup("").join(line)
@@ -272,10 +268,6 @@ def _draw_lines(path: str, text: str) -> Iterator[Markup]:
                 line.append(Markup('<span class="{}">{}</span>').format(css, drawn) if css else drawn)
     if line:
         yield Markup("").join(line)
-
-
-def _colour(token: tuple[Any, str]) -> str | None:
-    return next((one for one in _COLOURED if STANDARD_TYPES.get(token[0], "").startswith(one)), None)
 
 
 def _compare(
