@@ -1,4 +1,4 @@
-"""Many people at once on one environment: nobody gets an error of the hub's, and what is derived is right."""
+"""Ten who post, publish and verify at once: nobody gets an error, and what is derived is right."""
 
 from __future__ import annotations
 
@@ -42,16 +42,21 @@ async def test_a_crowd_on_one_environment(hub, run_of, make_wheel):
         spec = make_wheel(version=f"0.2.{number}")
         return await hub.upload(spec.build(), spec.wheel_name)
 
-    first = [(await post(number)).json()["run_id"] for number in range(4)]
+    first = [(await post(number)).json()["run_id"] for number in range(12)]
+    gone = [first[1], first[3]]
     work_off(hub, queue, 6)
     board = (await client.get(f"{ENVIRONMENT}/leaderboard")).json()["board"]
     answers = await asyncio.gather(
-        *(post(number) for number in range(4, 10)),
-        *(publish(number) for number in range(3)),
+        *(post(number) for number in range(12, 22)),
+        *(publish(number) for number in range(10)),
         change("PUT", f"/api/v1/runs/{first[0]}/hiding", alice, reason="played by hand"),
-        *(change("PUT", f"/api/v1/runs/{one}/clearance", alice, reason="alike") for one in first[1::2]),
-        *(change("DELETE", f"/api/v1/runs/{one}?reason=wrong", bob) for one in first[1::2]),
-        *(change("POST", f"/api/v1/runs/{one}/verifications", bob, level="highest") for one in first[::2]),
+        *(change("PUT", f"/api/v1/runs/{one}/clearance", alice, reason="alike") for one in gone),
+        *(change("DELETE", f"/api/v1/runs/{one}?reason=wrong", bob) for one in gone),
+        *(
+            change("POST", f"/api/v1/runs/{one}/verifications", bob, level="highest")
+            for one in first
+            if one not in gone
+        ),
         change("PUT", f"{ENVIRONMENT}/versions/0.1.0/boards/{board}", alice, title="Reversing"),
         change("PUT", f"{ENVIRONMENT}/versions/0.1.0/yank", alice, reason="old"),
         change("PUT", f"{ENVIRONMENT}/status", alice, status="deprecated", reason="old"),
@@ -61,4 +66,4 @@ async def test_a_crowd_on_one_environment(hub, run_of, make_wheel):
     assert {status for _, status in told} == {200, 201}, told
     work_off(hub, queue, 6)
     assert list(fsck.check(hub.database, client._transport.app.state.storage)) == []
-    assert (await client.get(ENVIRONMENT)).json()["runs"] == 8
+    assert (await client.get(ENVIRONMENT)).json()["runs"] == 20

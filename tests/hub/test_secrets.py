@@ -8,15 +8,32 @@ from __future__ import annotations
 
 import io
 import logging
+import tarfile
 
 import httpx
 import pytest
 import zstandard
-from browsers import PASSWORD, form, give_password
+from browsers import PASSWORD, browser, form, give_password
 from pyotp import TOTP
+from sign_in_provider import CLIENT, SECRET, SignInProvider
 from wander_hub import security
+from wander_hub.accounts.repository import user_named
+from wander_hub.audit import Origin
 from wander_hub.operation.backup import ROWS, back_up
+from wander_hub.operation.export import export
+from wander_hub.people import identities, sign_in
 from wander_hub.server.log import JsonFormatter, LogFormatter
+from wander_hub.settings import ProviderSettings
+
+SPENT = "nine yellow lemons"
+"""A password that a link set and another one took the place of."""
+
+
+@pytest.fixture
+def settings(settings, issuer, monkeypatch):
+    monkeypatch.setenv("OIDC_SECRET", SECRET)
+    provider = ProviderSettings(issuer=issuer.url, client_id=CLIENT, secret_variable="OIDC_SECRET")
+    return settings.model_copy(update={"sign_in_provider": provider})
 
 
 class Kept:
@@ -33,8 +50,41 @@ class Kept:
         return answer
 
 
-async def keep_busy(hub, kept: Kept, run_of) -> tuple[list[str], list[str]]:
-    """Do what shows, takes and mistakes secrets; return those that addresses may hold, and the others."""
+async def visit(hub, kept: Kept, provider: SignInProvider) -> list[str]:
+    """Sign in by a link, by a password and at a provider; return the codes and cookies of it."""
+    with hub.database.write() as session:
+        bob = user_named(session, "bob")
+        code = sign_in.make_code(session, bob)
+        identities.link(session, provider.issuer.url, provider.person["sub"], bob.id)
+    found = [code, SPENT]
+    async with browser(hub) as client:
+        for path, fields in (
+            ("/login/password", {"code": code, "password": SPENT}),
+            ("/login/password", {"code": code, "password": SPENT}),
+            ("/login", {"name": "bob", "password": SPENT}),
+            ("/login", {"name": code, "password": code}),
+            ("/login", {"name": "bob", "password": SPENT}),
+        ):
+            answer = await form(client, path, **fields)
+            kept.texts.append(answer.text)
+            found += answer.cookies.values()
+        left = (await client.get("/login/oidc")).headers["location"]
+        found += [client.cookies["wander-oidc"], SECRET]
+        back = provider.sign_in(left)
+        for _ in range(2):  # the second time in vain
+            answer = await client.get(back, headers={"Accept": "text/html"})
+            kept.texts.append(answer.text)
+            found += answer.cookies.values()
+        for path in ("/", "/login", "/api/v1/whoami", "/api/v1/account/second-factor"):
+            kept.texts.append((await client.get(path)).text)
+    assert len(found) >= 6
+    return [one for one in found if one]
+
+
+async def keep_busy(hub, kept: Kept, run_of) -> tuple[list[str], list[str], list[str]]:
+    """Do what shows, takes and mistakes secrets; return those that addresses may hold, those that the hub has
+    to keep as they are, and the others.
+    """
     manifest, rollouts = run_of(await hub.publish())
     assert (await hub.post_run(manifest, rollouts)).status_code == 201
     wanted = {"json": {"name": "ci", "scopes": ["publish"]}, "headers": hub.auth()}
@@ -76,30 +126,39 @@ async def keep_busy(hub, kept: Kept, run_of) -> tuple[list[str], list[str]]:
         assert (await kept.ask("GET", path, headers=hub.auth())).status_code == 200
     for path in ("/metrics", "/api/v1/audit.jsonl", "/openapi.json"):
         assert (await kept.ask("GET", path, headers=hub.auth("admin"))).status_code == 200
-    return [made, unknown, password, *hub.tokens.values()], [seed, recovery, PASSWORD]
+    return [made, unknown, password, *hub.tokens.values()], [seed, signer], [recovery, PASSWORD]
+
+
+def unpacked(rows: bytes) -> str:
+    return zstandard.ZstdDecompressor().stream_reader(io.BytesIO(rows)).read().decode()
 
 
 @pytest.mark.parametrize("formatter", [LogFormatter(), JsonFormatter()], ids=["text", "json"])
-async def test_no_secret_is_in_anything_that_a_busy_hub_writes(hub, run_of, tmp_path, formatter):
+async def test_no_secret_is_in_anything_that_a_busy_hub_writes(hub, run_of, tmp_path, formatter, issuer):
     log, root = io.StringIO(), logging.getLogger()
     handler = logging.StreamHandler(log)
     handler.setFormatter(formatter)
     root.addHandler(handler)
     kept = Kept(hub.client)
     try:
-        secrets, typed = await keep_busy(hub, kept, run_of)
+        secrets, whole, typed = await keep_busy(hub, kept, run_of)
+        typed += await visit(hub, kept, SignInProvider(issuer))
         for secret in secrets:  # as uvicorn logs a request
             logging.getLogger("uvicorn.access").warning('%s - "GET /?token=%s" %d', "127.0.0.1", secret, 404)
     finally:
         root.removeHandler(handler)
-    back_up(hub.database, hub.client._transport.app.state.storage, tmp_path)
-    packed = (tmp_path / ROWS).read_bytes()
-    rows = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(packed)).read().decode()
+    storage = hub.client._transport.app.state.storage
+    back_up(hub.database, storage, tmp_path)
+    export(hub.database, storage, tmp_path / "hub.tar", origin=Origin("hub.export", "wander-hub"))
+    rows = unpacked((tmp_path / ROWS).read_bytes())
+    with tarfile.open(tmp_path / "hub.tar") as tar:
+        exported = unpacked(tar.extractfile(ROWS).read())
     assert "version.yank" in rows
+    assert "reverse-text" in exported
     tokens = [one for one in secrets if one.startswith("wnd_")]
     assert len(tokens) == len(secrets) - 1
-    written = {"answers": "\n".join(kept.texts), "log": log.getvalue(), "backup": rows}
-    for where, text in written.items():  # a backup has what codes are made with
-        hidden = [*tokens, *typed[1:]] if where == "backup" else [*tokens, *typed]
+    written = {"answers": "\n".join(kept.texts), "log": log.getvalue(), "backup": rows, "export": exported}
+    for where, text in written.items():  # a backup has what codes and signatures are made with
+        hidden = [*tokens, *typed, *(whole if where != "backup" else [])]
         assert [one[:10] for one in hidden if one in text] == [], where
     assert secrets[2] not in written["answers"]
