@@ -44,6 +44,7 @@ from wander.seeding import Key, derived_rng
 from wander.types import (
     EnvironmentInfo,
     Example,
+    GridView,
     Messages,
     Rollout,
     State,
@@ -70,6 +71,7 @@ class Environment(Player):
     - `reference_scores`: mean rewards that readers can compare with, by name.
     - `reward_bounds`: lowest and highest reward there can be; `wander check` holds the rubric to them. Unless
       given, they follow from the weights, with every reward function between 0 and 1.
+    - `view`: how pages draw the state that its messages show.
 
     Raises `DatasetError` without any dataset and `TypeError` for unknown arguments.
     """
@@ -97,6 +99,7 @@ class Environment(Player):
         strata: int | str | None = None,
         reference_scores: Mapping[str, float] | None = None,
         reward_bounds: tuple[float, float] | None = None,
+        view: GridView | None = None,
         **unknown: Any,
     ) -> None:
         _refuse_unknown(type(self), unknown)
@@ -117,6 +120,7 @@ class Environment(Player):
         self.strata = strata
         self.reference_scores = dict(reference_scores or {})
         self.reward_bounds = check_bounds(reward_bounds, "`reward_bounds`")
+        self.view = view
         self.arguments: dict[str, Any] = {}
         """The arguments of `load_environment`, filled in by the loader."""
         self._datasets = self._bind_datasets(dataset, eval_dataset)
@@ -214,6 +218,7 @@ class Environment(Player):
             reference_scores=self.reference_scores,
             arguments=self.arguments,
             players=list(self._players),
+            view=self.view,
         )
 
     @property

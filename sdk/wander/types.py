@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -19,6 +19,7 @@ __all__ = [
     "EnvironmentInfo",
     "Example",
     "Failure",
+    "GridView",
     "Message",
     "Messages",
     "RewardFunctionInfo",
@@ -296,6 +297,26 @@ class RewardFunctionInfo(Record):
         return self.bounds or ((0.0, 1.0) if self.weight else None)
 
 
+_Word = Annotated[str, Field(min_length=1, max_length=20)]
+_Drawn = Annotated[str, Field(max_length=2)]
+
+
+class GridView(Record):
+    """How pages draw what messages show of a state: a board, a map, a table of known words.
+
+    Of each message of an environment that is the last lines in a row that are all rows of the grid. The text
+    stays as it is: it is what the model saw.
+    """
+
+    columns: int = Field(ge=1, le=32)
+    cells: dict[Annotated[str, Field(min_length=1, max_length=20)], Annotated[str, Field(max_length=2)]] = (
+        Field(min_length=1, max_length=256)
+    )
+    """What is drawn for each word that a cell may be: a character or two, none for a free cell."""
+    separator: Annotated[str, Field(max_length=3)] = " "
+    """What stands between the cells of a row; nothing where each character is a cell."""
+
+
 class EnvironmentInfo(Record):
     """What an environment says about itself when it is loaded."""
 
@@ -324,6 +345,8 @@ class EnvironmentInfo(Record):
     players: list[str] = Field(default_factory=list, exclude_if=lambda players: not players)
     """Who takes turns in its rollouts; the run's model is the first, and every other unless somebody else is
     named. Empty for the usual environment, in which the model is alone."""
+    view: GridView | None = Field(default=None, exclude_if=lambda view: view is None)
+    """How pages draw its state; None where messages are read alone."""
 
     @property
     def calls_tools(self) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from wander.evals.stats.comparison import compare_runs
 from wander.types import Rollout
 from wander.wire import RunManifest
-from wander_hub.web import compare
+from wander_hub.web.run import compare
 
 HTML = {"Accept": "text/html"}
 OTHER = "<i>other</i>"

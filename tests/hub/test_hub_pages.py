@@ -100,6 +100,9 @@ PAGES = [
     "/runs/01RUN000000000000000000000?only=failed",
     "/runs/01RUN000000000000000000000/rollouts/0",
     "/runs/01RUN000000000000000000000/rollouts/5",
+    "/runs/01RUN000000000000000000000?text=reply&reward_min=0.1&metric=lcs&metric_max=2&stratum=&stop_reason=",
+    "/runs/01RUN000000000000000000000/rollouts/5?only=scored&sort=-reward",
+    "/runs/01RUN000000000000000000000/rollouts/1/group",
 ]
 
 

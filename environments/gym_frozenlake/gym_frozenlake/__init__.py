@@ -8,6 +8,7 @@ from wander import Example, ProceduralRows, State
 from wander.errors import ConfigError
 from wander.integrations import GymnasiumEnv
 from wander.seeding import derived_rng, derived_seed
+from wander.types import GridView
 
 from gym_frozenlake.players import Player, expert, way
 
@@ -102,6 +103,7 @@ def load_environment(
         summary="Cross Gymnasium's frozen lake, another one for every example.",
         tags=("game", "gymnasium", "multi-turn", "train", "eval"),
         reference_scores=REFERENCE_SCORES,
+        view=GridView(columns=size, separator="", cells={"S": "S", "F": "", "H": "●", "G": "★", "P": "P"}),
     )
     env.rubric.add_metric(steps)
     return env

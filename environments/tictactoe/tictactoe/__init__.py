@@ -8,6 +8,7 @@ from wander import Example, Messages, MultiTurnEnv, ProceduralRows, Rubric, Stat
 from wander.errors import ConfigError
 from wander.parsers import message_text
 from wander.seeding import derived_rng, derived_seed
+from wander.types import GridView
 
 from tictactoe.game import EMPTY, best_moves, free_cells, is_over, other, placed, seen_as_x, shown, winner
 from tictactoe.players import Player, optimal
@@ -243,6 +244,7 @@ def load_environment(
         tags=("game", "multi-turn", "train", "eval"),
         reference_scores=REFERENCE_SCORES if opponent == "environment" else {},
         reward_bounds=(INVALID_MOVE_PENALTY, 1.2),
+        view=GridView(columns=3, cells={"X": "✕", "O": "◯", **{str(cell): "" for cell in range(9)}}),
     )
 
 

@@ -95,6 +95,8 @@ class RowFacts(NamedTuple):
     """SHA-256 of its line, base64."""
     seed: int | None = None
     """The seed of its example; None in rows that an older hub wrote."""
+    fault: str = ""
+    """Type and message of its failure; empty without one, and in rows that an older hub wrote."""
 
 
 @dataclass(frozen=True)
@@ -108,13 +110,19 @@ class Row:
         """Return the row as a line of JSON; its place must be whole."""
         place = self.place
         where = [place.block_start, place.block_length, place.offset, place.length]
-        return json.dumps([*self.facts, *where], ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        facts = self.facts if self.facts.fault else self.facts[:-1]
+        return json.dumps([*facts, *where], ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
     @classmethod
     def parse(cls, line: bytes) -> Row:
         """Read the row of a line."""
         values: list[Any] = json.loads(line)
-        return cls(RowFacts(*values[:-4]), Place(*values[-4:]))
+        return cls(cls.facts_of(values), Place(*values[-4:]))
+
+    @staticmethod
+    def facts_of(values: list[Any]) -> RowFacts:
+        """Return the facts among the values of a line."""
+        return RowFacts(*values[:-4])
 
     def line_sha256(self) -> bytes:
         """Return the digest of the rollout's line."""
@@ -251,6 +259,7 @@ def _facts(rollout: Rollout, line: bytes) -> RowFacts:
         metrics=rollout.metrics,
         digest=base64.b64encode(line_digest(line)).decode(),
         seed=rollout.seed,
+        fault=one_line(f"{rollout.failure.type}: {rollout.failure.message}") if rollout.failure else "",
     )
 
 

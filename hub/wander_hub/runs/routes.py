@@ -13,7 +13,8 @@ from wander.wire.postings import RunLinks
 from wander_hub.http.answers import REVALIDATE, stored_object
 from wander_hub.http.boundary import BaseUrl, HubStorage, ReadSession
 from wander_hub.http.problems import HubProblem, refusals
-from wander_hub.runs import service
+from wander_hub.runs import explorer, service
+from wander_hub.runs.explorer import RolloutQuery
 from wander_hub.runs.models import RunArtifact
 
 router = APIRouter(prefix="/api/v1/runs", tags=["runs"])
@@ -70,13 +71,12 @@ def list_rollouts(
     session: ReadSession,
     storage: HubStorage,
     run_id: RunId,
-    offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    wanted: Annotated[RolloutQuery, Query()],
 ) -> RolloutPage:
-    """List a run's rollouts without their messages."""
+    """List a run's rollouts without their messages, in the order and of the kinds asked for."""
     run = service.with_rollouts(service.find(session, run_id))
-    rows = service.rows_numbered(session, storage, run, range(offset, offset + limit))
-    return RolloutPage(data=rows, total=service.count_of(run), offset=offset)
+    rows, total = explorer.list_page(session, storage, run, wanted, wanted.offset, wanted.limit)
+    return RolloutPage(data=rows, total=total, offset=wanted.offset)
 
 
 @router.get(

@@ -117,10 +117,15 @@ def read_sorted_page(
     """Return a page of thin rows in the order and of the kind asked for, and how many there are in all."""
     if run.order_sha256 is None:
         return [], 0
-    failed = int(run.summary["failed"])
-    order = RolloutOrder(storage, run.order_sha256, scored=count_of(run) - failed, failed=failed)
-    numbers, total = order.page(sort=sort, only=only, offset=offset, limit=limit)
+    numbers, total = order_of(storage, run).page(sort=sort, only=only, offset=offset, limit=limit)
     return rows_numbered(session, storage, run, numbers), total
+
+
+def order_of(storage: Storage, run: Run) -> RolloutOrder:
+    """Return the order of a run's rollouts by reward."""
+    failed = int(run.summary["failed"])
+    assert run.order_sha256 is not None, "a run with rollouts has their order"
+    return RolloutOrder(storage, run.order_sha256, scored=count_of(run) - failed, failed=failed)
 
 
 def rows_numbered(session: Session, storage: Storage, run: Run, numbers: Sequence[int]) -> list[RolloutRow]:

@@ -43,8 +43,8 @@ class Axis:
         return self.start + (value - self.low) / span * (self.end - self.start)
 
 
-def histogram(data: Histogram, mean: float | None) -> Markup:
-    """Draw the distribution of rewards with its mean."""
+def histogram(data: Histogram, mean: float | None, *, linked: bool = False) -> Markup:
+    """Draw the distribution of rewards with its mean; a bar may lead to the rollouts that it counts."""
     width, height, left, bottom = 640, 190, 8, 40
     tallest = max([*data.counts, 1])
     axis = Axis.around(data.edges[0], data.edges[-1], left, width - left)
@@ -53,10 +53,13 @@ def histogram(data: Histogram, mean: float | None) -> Markup:
         tall = (height - bottom - 18) * count / tallest
         start, end = axis(low), max(axis(high), axis(low) + 2)
         label = f"{number(low)} to {number(high)}: {count} rollouts"
-        bars.append(
+        bar = (
             f'<rect class="bar" x="{start + 0.5:.1f}" y="{height - bottom - tall:.1f}" '
             f'width="{max(end - start - 1, 1):.1f}" height="{tall:.1f}"><title>{label}</title></rect>'
         )
+        if linked and count:
+            bar = f'<a href="?reward_min={low!r}&amp;reward_max={high!r}#rollouts">{bar}</a>'
+        bars.append(bar)
         if count:
             bars.append(
                 f'<text class="tick" x="{(start + end) / 2:.1f}" y="{height - bottom - tall - 4:.1f}" '

@@ -25,8 +25,8 @@ from wander_hub.runs import service as runs
 from wander_hub.runs import use
 from wander_hub.storage import Storage
 from wander_hub.verification import version_checks
-from wander_hub.web import transcript
 from wander_hub.web.board import common_axis, find_info
+from wander_hub.web.run import transcript
 
 _RECENT_RUNS = 10
 _DAYS = 30
@@ -131,8 +131,9 @@ def _find_sample(session: Session, storage: Storage, board: Leaderboard) -> Samp
         with suppress(HubProblem):
             run = runs.find(session, row.run_id)
             rollout = runs.rollout(session, storage, run, 0)
-            messages, omitted = transcript.list_messages(rollout)
-            parts, _ = transcript.reward_parts(rollout, runs.manifest_of(run))
+            manifest = runs.manifest_of(run)
+            messages, omitted = transcript.list_messages(rollout, view=manifest.environment.info.view)
+            parts, _ = transcript.reward_parts(rollout, manifest)
             shown = messages[:_MOST_MESSAGES]
             more = omitted + len(messages) - len(shown)
             return SampleRollout(row, rollout.reward, shown, parts, more)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 from urllib.parse import quote
 
-from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.routing import APIRoute
 from starlette.responses import RedirectResponse, Response
 from wander.wire import Problem
@@ -24,17 +24,18 @@ from wander_hub.models import repository as models
 from wander_hub.models.service import LATEST
 from wander_hub.runs import service as runs
 from wander_hub.web import board as board_page
-from wander_hub.web import compare, environment, machines, service, source, transcript
+from wander_hub.web import environment, machines, service, source
 from wander_hub.web.home import show_home
 from wander_hub.web.query import query_string
+from wander_hub.web.run import routes as run_routes
 from wander_hub.web.templates import STATIC, as_json, page, wants_json
 
 router = APIRouter(include_in_schema=False)
 router.include_router(machines.router)
+router.include_router(run_routes.router)
 
 _PER_PAGE = 50
 Cursor = Annotated[str | None, Query(max_length=300)]
-Offset = Annotated[int, Query(ge=0, le=2**31)]
 
 
 @router.get("/")
@@ -104,58 +105,6 @@ def list_runs(
         following = query_string(environment=environment, model=model, cursor=found.next)
     return page(
         request, "runs.html", runs=found.data, environment=environment, model=model, following=following
-    )
-
-
-@router.get("/runs/compare")
-def compare_runs(
-    request: Request,
-    session: ReadSession,
-    storage: HubStorage,
-    base_url: BaseUrl,
-    run: Annotated[list[str] | None, Query(max_length=20)] = None,
-) -> Response:
-    """Two to six runs, the others against the first: who does better, and on which examples."""
-    return page(request, "compare.html", view=compare.compare(session, storage, base_url, run or []))
-
-
-@router.get("/runs/{run_id}")
-def show_run(
-    request: Request,
-    session: ReadSession,
-    storage: HubStorage,
-    base_url: BaseUrl,
-    run_id: str,
-    offset: Offset = 0,
-    sort: str = "number",
-    only: str = "all",
-    step: Annotated[int | None, Query(ge=0, le=2**31)] = None,
-) -> Response:
-    """One run: what it pinned, its numbers, its rollouts."""
-    if sort not in {"number", "reward", "-reward"} or only not in {"all", "scored", "failed"}:
-        raise HubProblem(422, "invalid_request", "the list of rollouts has no such order or filter")
-    if wants_json(request):
-        return as_json(runs.detail_of(runs.find(session, run_id), base_url))
-    query = service.RolloutQuery(offset=offset, sort=sort, only=only)
-    view = service.run(session, storage, base_url, run_id, query, step)
-    return page(request, "run.html", view=view, query_string=query_string)
-
-
-@router.get("/runs/{run_id}/rollouts/{number}")
-def show_rollout(
-    request: Request,
-    session: ReadSession,
-    storage: HubStorage,
-    base_url: BaseUrl,
-    run_id: str,
-    number: Annotated[int, Path(ge=0, le=2**31)],
-) -> Response:
-    """One rollout: what was said, and why it got its reward."""
-    view = service.rollout(session, storage, base_url, run_id, number)
-    messages, omitted = transcript.list_messages(view.rollout)
-    parts, metrics = transcript.reward_parts(view.rollout, view.run.manifest)
-    return page(
-        request, "rollout.html", view=view, messages=messages, omitted=omitted, parts=parts, metrics=metrics
     )
 
 
@@ -322,6 +271,6 @@ def _canonical(owner: str, name: str) -> str | None:
     return right if right != f"/{owner}/{name}" else None
 
 
-for _route in router.routes:
+for _route in (*router.routes, *run_routes.router.routes):
     if isinstance(_route, APIRoute) and _route.methods is not None:
         _route.methods.add("HEAD")  # what can be read can be asked about

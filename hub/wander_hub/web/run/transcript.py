@@ -7,10 +7,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from wander.types import Message, Rollout, Turn
+from wander.types import GridView, Message, Rollout, Turn
 from wander.wire import RunManifest
 
 from wander_hub.runs.chunks import message_text
+from wander_hub.web.run.grids import Grid, draw, read_grid
 from wander_hub.web.text import count, duration
 
 _MOST_MESSAGES = 400
@@ -40,8 +41,12 @@ class ShownMessage:
     """Role as labelled: system, user, assistant, tool, environment."""
     number: int
     text: str
+    length: int = 0
+    """Its characters, also those left out."""
     omitted: int = 0
     """Characters left out of very long texts, the reasoning and the calls included."""
+    grid: Grid | None = None
+    """The state that it shows, where the environment says how that is read."""
     reasoning: str = ""
     reasoning_length: int = 0
     """Its characters, also those left out."""
@@ -51,6 +56,8 @@ class ShownMessage:
     """Whose conversation it is a part of, where the environment has players."""
     note: str = ""
     """Tokens, time and finish reason of an assistant's turn."""
+    turn: int | None = None
+    """The turn whose tokens are on record."""
     folded: bool = False
 
 
@@ -69,17 +76,25 @@ class RewardPart:
         return None if self.value is None or self.weight is None else self.value * self.weight
 
 
-def list_messages(rollout: Rollout) -> tuple[list[ShownMessage], int]:
-    """Return the messages of prompt and episode, and how many more there are than a page can show."""
-    prompt = rollout.prompt[:_MOST_MESSAGES]
-    messages = [_describe_message(message, number, None, "user") for number, message in enumerate(prompt)]
+def list_messages(
+    rollout: Rollout, first: int = 0, view: GridView | None = None
+) -> tuple[list[ShownMessage], int]:
+    """Return messages of prompt and episode from one on, and how many more follow than a page can show.
+
+    With a view those of the environment have the grid that they show.
+    """
     replies = sum(1 for message in rollout.completion if message.get("role") == "assistant")
-    turns = iter(rollout.turns if len(rollout.turns) == replies else [])
-    episode = rollout.completion[: _MOST_MESSAGES - len(messages)]
-    for number, message in enumerate(episode, len(messages)):
-        turn = next(turns, None) if message.get("role") == "assistant" else None
-        messages.append(_describe_message(message, number, turn, "environment"))
-    return messages, len(rollout.prompt) + len(rollout.completion) - len(messages)
+    turns = iter(enumerate(rollout.turns) if len(rollout.turns) == replies else ())
+    messages, every = [], [*rollout.prompt, *rollout.completion]
+    grids: dict[object, list[list[str]]] = {}
+    for number, message in enumerate(every[: first + _MOST_MESSAGES]):
+        played = number >= len(rollout.prompt)
+        turn = next(turns, None) if played and message.get("role") == "assistant" else None
+        grid = _grid(view, message, grids) if view else None
+        if number >= first:
+            user = "environment" if played else "user"
+            messages.append(_describe_message(message, number, turn, user, grid))
+    return messages, max(len(every) - first - len(messages), 0)
 
 
 def reward_parts(rollout: Rollout, manifest: RunManifest) -> tuple[list[RewardPart], list[RewardPart]]:
@@ -90,7 +105,10 @@ def reward_parts(rollout: Rollout, manifest: RunManifest) -> tuple[list[RewardPa
     return [one for one in parts if one.weight], [one for one in parts if not one.weight]
 
 
-def _describe_message(message: Message, number: int, turn: Turn | None, user_role: str) -> ShownMessage:
+def _describe_message(
+    message: Message, number: int, place: tuple[int, Turn] | None, user_role: str, grid: Grid | None
+) -> ShownMessage:
+    turn = place[1] if place else None
     role = str(message.get("role", "?"))
     text = message_text(message)
     long = text.count("\n") > _FOLD_LINES or len(text) > _FOLD_CHARACTERS
@@ -100,6 +118,8 @@ def _describe_message(message: Message, number: int, turn: Turn | None, user_rol
         role=user_role if role == "user" else role,
         number=number,
         text=text[:_LONGEST_TEXT],
+        length=len(text),
+        grid=grid,
         omitted=_beyond(text) + _beyond(reasoning) + sum(one.omitted for one in calls),
         reasoning=reasoning[:_LONGEST_TEXT],
         reasoning_length=len(reasoning),
@@ -107,20 +127,39 @@ def _describe_message(message: Message, number: int, turn: Turn | None, user_rol
         name=str(message.get("name") or message.get("tool_call_id") or "")[:100],
         player=str(message.get("player") or "")[:100],
         note=_note(turn),
+        turn=place[0] if place and place[1].tokens else None,
         folded=long and role != "assistant",
     )
 
 
-def _tool_call(call: dict[str, Any]) -> ToolCall:
+def call_text(call: dict[str, Any]) -> tuple[str, str]:
+    """Return the name and the arguments of a tool call, as they were written."""
     function = call.get("function")
     function = function if isinstance(function, dict) else call
     given = function.get("arguments", "")
     text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    return str(function.get("name", "?")), text
+
+
+def _tool_call(call: dict[str, Any]) -> ToolCall:
+    name, text = call_text(call)
     # What is no JSON is shown as it was written, and so is what would be far longer in lines of its own.
     with suppress(ValueError, RecursionError):
         if len(text) <= _LONGEST_LAID_OUT:
             text = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
-    return ToolCall(str(function.get("name", "?")), text[:_LONGEST_TEXT], _beyond(text))
+    return ToolCall(name, text[:_LONGEST_TEXT], _beyond(text))
+
+
+def _grid(view: GridView, message: Message, before: dict[object, list[list[str]]]) -> Grid | None:
+    """Return the grid of a message; `before` has the last one that each player saw."""
+    if message.get("role") not in ("user", "tool"):
+        return None
+    words, player = read_grid(view, message_text(message)), str(message.get("player"))
+    if not words:
+        return None
+    shown = draw(view, words, before.get(player))
+    before[player] = words
+    return shown
 
 
 def _beyond(text: str) -> int:

@@ -21,8 +21,9 @@ from wander.wire import RunDetail
 from wander.wire.settings_toml import toml_lines
 
 from wander_hub.storage import Storage
-from wander_hub.web import charts, transcript
-from wander_hub.web.transcript import ShownMessage
+from wander_hub.web import charts
+from wander_hub.web.run import transcript
+from wander_hub.web.run.transcript import ShownMessage
 
 METRICS_FILE, ALERTS_FILE = "metrics.jsonl", "alerts.jsonl"
 EVALUATIONS_FILE, SAMPLES_FILE = "evaluations.jsonl", "samples.jsonl"

@@ -1,0 +1,1 @@
+"""The pages of runs: one, its rollouts, a training run, several compared."""

@@ -1,0 +1,165 @@
+"""Gathers what the pages of a run show: its numbers, and the rollouts that a reader looks for."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pydantic import Field
+from sqlalchemy.orm import Session
+from wander.types import canonical_json
+from wander.wire import ArtifactInfo, MetricSummary, RolloutRow, RunDetail, RunManifest
+from wander.wire.postings import RunLinks
+from wander.wire.verification import RunEvidence, VerificationInfo
+
+from wander_hub.runs import explorer
+from wander_hub.runs import service as runs
+from wander_hub.runs.explorer import Breakdown, RolloutQuery, address_of
+from wander_hub.storage import Storage
+from wander_hub.verification import evidence
+from wander_hub.verification import service as verification
+from wander_hub.web.run.training import TrainingView, describe_training
+
+_MOST_ENDINGS = 50
+"""Ends of rollouts that can be chosen from; an address may name any other."""
+
+
+class RunQuery(RolloutQuery):
+    """Which rollouts a run's page lists; of a training run, the samples of which step it shows."""
+
+    limit: int = Field(50, ge=1, le=200)
+    step: int | None = Field(None, ge=0, le=2**31)
+
+    def address(self, *, offset: int = 0, **changes: object) -> str:
+        """Return the query that asks for the same rollouts, with changes."""
+        return address_of(self.asked(**changes) | ({"offset": offset} if offset else {}))
+
+
+@dataclass(frozen=True)
+class RunView:
+    """One run's page."""
+
+    run: RunDetail
+    label: str
+    rows: list[RolloutRow]
+    matching: int
+    query: RunQuery
+    weights: dict[str, float]
+    metrics: dict[str, MetricSummary]
+    """In the order in which the environment declares its functions."""
+    command: str
+    training: TrainingView | None
+    verifications: list[VerificationInfo]
+    evidence: RunEvidence
+    links: RunLinks
+    breakdown: Breakdown
+    plots: list[ArtifactInfo] = field(default_factory=list)
+    """Pictures among its files; of one that is there in two forms the smaller."""
+
+    @property
+    def in_words(self) -> str:
+        """What the manifest says was done, in a sentence or two."""
+        return describe(self.run.manifest, self.label)
+
+    @property
+    def endings(self) -> list[str]:
+        """Why rollouts ended, the most frequent first."""
+        found = self.run.summary.stop_reasons.items()
+        return [reason for reason, _ in sorted(found, key=lambda one: -one[1])[:_MOST_ENDINGS]]
+
+    @property
+    def strata(self) -> list[int]:
+        """The strata of its examples."""
+        return sorted({one for one in self.run.manifest.strata if one is not None})
+
+    @property
+    def searchable(self) -> bool:
+        """False for a run whose rows are too many to be searched."""
+        return self.run.summary.rollouts <= explorer.MOST_SEARCHED
+
+
+def run(session: Session, storage: Storage, base_url: str, run_id: str, query: RunQuery) -> RunView:
+    """Return a run with one page of its rollouts; of a training run with the samples of a step."""
+    found = runs.find(session, run_id)
+    detail = runs.detail_of(found, base_url)
+    rows, matching = explorer.list_page(session, storage, found, query, query.offset, query.limit)
+    weights = {one.name: one.weight for one in detail.manifest.environment.info.reward_functions}
+    metrics, links = detail.summary.metrics, runs.links(session, found)
+    ordered = [name for name in dict.fromkeys([*weights, *metrics]) if name in metrics]
+    training = detail.manifest.kind == "training"
+    return RunView(
+        run=detail,
+        label=f"{found.environment.owner.name}/{found.environment.name}",
+        rows=rows,
+        matching=matching,
+        query=query,
+        weights=weights,
+        metrics={name: metrics[name] for name in ordered},
+        command=reproduce_command(detail.manifest, links.pushed.get(found.weights_sha256 or "")),
+        training=describe_training(storage, detail, query.step) if training else None,
+        verifications=verification.list_page(session, run_id).data,
+        evidence=evidence.evidence_of(session, run_id),
+        links=links,
+        breakdown=explorer.break_down(session, storage, found),
+        plots=_plots(detail.artifacts),
+    )
+
+
+def describe(manifest: RunManifest, label: str) -> str:
+    """Return what a manifest says was done, in words."""
+    pin, sampling = manifest.environment, manifest.sampling.given()
+    examples, each = len(manifest.example_ids), manifest.rollouts_per_example
+    what = f"{label} {pin.version}" if pin.version else label
+    chosen = {"first": "the first", "strata": "drawn evenly from the strata:"}.get(
+        manifest.choice, "drawn by the seed:"
+    )
+    many = f"{examples} example{'' if examples == 1 else 's'} of the {manifest.split} split"
+    times = "once" if each == 1 else f"{each} times"
+    if manifest.kind == "training":
+        said = f"{manifest.model.name} was trained on {what}, {chosen} {many}."
+    elif manifest.kind == "exhaustive":
+        said = f"{manifest.model.name} played every line of {what} from {examples} openings."
+    else:
+        said = f"{manifest.model.name} played {what}: {chosen} {many}, each {times}."
+    words = {"temperature": "temperature {}", "top_p": "top-p {}", "max_tokens": "at most {} tokens a turn"}
+    asked = [text.format(sampling[name]) for name, text in words.items() if name in sampling]
+    asked += [f"seed {manifest.seed}"] if manifest.seed else []
+    said += f" Sampled with {', '.join(asked)}." if asked else ""
+    for player, one in manifest.players.items():
+        said += f" {player} was played by {one.name}."
+    return said
+
+
+def reproduce_command(manifest: RunManifest, checkpoint: str | None = None) -> str:
+    """Return the command that makes the same run again, with weights of this hub where it has them.
+
+    The endpoint is whose it is who asks: one that a submitter names would get their prompts and key.
+    """
+    pin, sampling = manifest.environment, manifest.sampling.given()
+    model = manifest.model.name if not manifest.model.name.startswith("-") else "MODEL"
+    model = f"hub:{checkpoint}" if checkpoint else model
+    words = ["wander", "eval", f"{pin.owner}/{pin.name}@{pin.version}", "-m", model]
+    if manifest.model.base_url:
+        words += ["-b", "ENDPOINT"]
+    words += ["-n", str(len(manifest.example_ids)), "-r", str(manifest.rollouts_per_example)]
+    if manifest.split != "eval":
+        words += ["--split", manifest.split]
+    if manifest.seed:
+        words += ["--seed", str(manifest.seed)]
+    for key, option in (("temperature", "-t"), ("top_p", "--top-p"), ("max_tokens", "--max-tokens")):
+        if key in sampling:
+            words += [option, str(sampling.pop(key))]
+    if sampling:
+        words += ["--sampling", canonical_json(sampling)]
+    if pin.arguments:
+        words += ["--args", canonical_json(pin.arguments)]
+    for player, other in manifest.players.items():
+        words += ["--player", f"{player}={other.name}"]
+    return shlex.join(words)
+
+
+def _plots(artifacts: Sequence[ArtifactInfo]) -> list[ArtifactInfo]:
+    drawn = [one for one in artifacts if one.media_type in ("image/png", "image/svg+xml")]
+    smallest = {one.name.rpartition(".")[0]: one for one in sorted(drawn, key=lambda one: -one.size)}
+    return [one for one in drawn if one in smallest.values()]

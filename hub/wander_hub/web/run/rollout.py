@@ -1,0 +1,264 @@
+"""Gathers what the pages of one rollout show: what was said, what came of it, and where to go from there."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from sqlalchemy.orm import Session
+from wander.types import Rollout, Turn
+from wander.wire import RolloutRow, RunDetail
+
+from wander_hub.http.problems import HubProblem
+from wander_hub.runs import explorer
+from wander_hub.runs import service as runs
+from wander_hub.runs.chunks import message_text
+from wander_hub.runs.explorer import RolloutFilter, address_of
+from wander_hub.runs.models import Run
+from wander_hub.storage import Storage
+from wander_hub.web.run import transcript
+from wander_hub.web.run.transcript import RewardPart, ShownMessage
+
+_NEAR_SIBLINGS = 64
+_MOST_BESIDE = 4
+_MESSAGES_BESIDE = 40
+_TOKENS = 2000
+"""Of a turn on a page."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """Where a key and its link lead."""
+
+    key: str
+    said: str
+    target: str
+
+
+@dataclass(frozen=True)
+class RolloutView:
+    """One rollout's page."""
+
+    run: RunDetail
+    label: str
+    rollout: Rollout
+    number: int
+    siblings: list[RolloutRow]
+    messages: list[ShownMessage]
+    first: int
+    """Number of the first message shown."""
+    omitted: int
+    """Messages after those."""
+    parts: list[RewardPart]
+    metrics: list[RewardPart]
+    steps: list[Step] = field(default_factory=list)
+    asked: str = ""
+    """Among which rollouts the next one is looked for, as a query."""
+    back: str = ""
+    """The list that it is one of."""
+
+    @property
+    def boards(self) -> list[ShownMessage]:
+        """The messages of the episode that show a grid, and the one that it began with."""
+        start = len(self.rollout.prompt) - 1
+        return [one for one in self.messages if one.grid and one.number >= start]
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A rollout next to others of its example."""
+
+    row: RolloutRow
+    messages: list[ShownMessage]
+    omitted: int
+
+
+@dataclass(frozen=True)
+class GroupView:
+    """Rollouts of one example side by side."""
+
+    run: RunDetail
+    label: str
+    number: int
+    example_id: str
+    prompt: list[ShownMessage]
+    shown: list[Beside]
+    siblings: list[RolloutRow]
+    before: int | None
+    """From which sibling on the others are shown."""
+    following: int | None
+
+
+@dataclass(frozen=True)
+class Token:
+    """One sampled token."""
+
+    id: int
+    logprob: float
+
+    @property
+    def probability(self) -> float:
+        """What chance it had."""
+        return math.exp(min(self.logprob, 0.0))
+
+
+@dataclass(frozen=True)
+class TurnView:
+    """The tokens of one turn."""
+
+    run: RunDetail
+    label: str
+    number: int
+    place: int
+    turn: Turn
+    tokens: list[Token]
+    offset: int
+    total: int
+    prompt: int
+    """Tokens that the model saw before these."""
+    mean: float | None
+    """Mean log-probability of all."""
+
+
+def rollout(
+    session: Session,
+    storage: Storage,
+    base_url: str,
+    run_id: str,
+    number: int,
+    wanted: RolloutFilter,
+    first: int = 0,
+) -> RolloutView:
+    """Return one rollout, its messages from one on, the others of its example, and its neighbours."""
+    found = runs.find(session, run_id)
+    whole = runs.rollout(session, storage, found, number)
+    siblings = _siblings(session, storage, found, number, whole.example_id)
+    detail = runs.detail_of(found, base_url)
+    grid = detail.manifest.environment.info.view
+    messages, omitted = transcript.list_messages(whole, first, grid)
+    parts, metrics = transcript.reward_parts(whole, detail.manifest)
+    asked = address_of(wanted.asked())
+    return RolloutView(
+        run=detail,
+        label=f"{found.environment.owner.name}/{found.environment.name}",
+        rollout=whole,
+        number=number,
+        siblings=siblings,
+        messages=messages,
+        first=first,
+        omitted=omitted,
+        parts=parts,
+        metrics=metrics,
+        steps=_steps(session, storage, found, number, siblings, wanted),
+        asked=asked,
+        back=f"/runs/{run_id}{asked}#rollouts",
+    )
+
+
+def group(session: Session, storage: Storage, base_url: str, run_id: str, number: int) -> GroupView:
+    """Return a few rollouts of one example, from this one on, with what they all began with once."""
+    found = runs.find(session, run_id)
+    whole = runs.rollout(session, storage, found, number)
+    siblings = _siblings(session, storage, found, number, whole.example_id)
+    place = next(place for place, one in enumerate(siblings) if one.number == number)
+    shown, grid = [], runs.manifest_of(found).environment.info.view
+    for row in siblings[place : place + _MOST_BESIDE]:
+        one = runs.rollout(session, storage, found, row.number)
+        messages, omitted = transcript.list_messages(one, len(one.prompt), grid)
+        left_out = max(0, len(messages) - _MESSAGES_BESIDE)
+        shown.append(Beside(row, messages[:_MESSAGES_BESIDE], omitted + left_out))
+    following = siblings[place + _MOST_BESIDE : place + _MOST_BESIDE + 1]
+    before = siblings[max(place - _MOST_BESIDE, 0)].number if place else None
+    beginning = whole.model_copy(update={"completion": [], "turns": []})
+    prompt, _ = transcript.list_messages(beginning, view=grid)
+    return GroupView(
+        run=runs.detail_of(found, base_url),
+        label=f"{found.environment.owner.name}/{found.environment.name}",
+        number=number,
+        example_id=whole.example_id,
+        prompt=prompt,
+        shown=shown,
+        siblings=siblings,
+        before=before,
+        following=following[0].number if following else None,
+    )
+
+
+def message(session: Session, storage: Storage, run_id: str, number: int, place: int) -> str:
+    """Return one message whole, as text."""
+    whole = runs.rollout(session, storage, runs.find(session, run_id), number)
+    said = [*whole.prompt, *whole.completion]
+    if place >= len(said):
+        raise HubProblem(404, "message_not_found", f"rollout {number} has {len(said)} messages")
+    one = said[place]
+    parts = [f"{one.get('role', '?')}:"]
+    if reasoning := str(one.get("reasoning_content") or ""):
+        parts.append(f"[reasoning]\n{reasoning}\n[/reasoning]")
+    parts += [text] if (text := message_text(one)) else []
+    for call in one.get("tool_calls") or []:
+        if isinstance(call, dict):
+            name, arguments = transcript.call_text(call)
+            parts.append(f"[call {name}]\n{arguments}\n[/call]")
+    return "\n\n".join(parts) + "\n"
+
+
+def turn(
+    session: Session, storage: Storage, base_url: str, run_id: str, number: int, place: int, offset: int
+) -> TurnView:
+    """Return the tokens of one turn, each with its log-probability, where the run recorded them."""
+    found = runs.find(session, run_id)
+    whole = runs.rollout(session, storage, found, number)
+    tokens = whole.turns[place].tokens if place < len(whole.turns) else None
+    if tokens is None:
+        detail = f"rollout {number} has no tokens of turn {place}"
+        raise HubProblem(404, "tokens_not_found", detail, hint="only local models and trainers record them")
+    pairs = list(zip(tokens.completion_ids, tokens.logprobs, strict=False))
+    return TurnView(
+        run=runs.detail_of(found, base_url),
+        label=f"{found.environment.owner.name}/{found.environment.name}",
+        number=number,
+        place=place,
+        turn=whole.turns[place],
+        tokens=[Token(*pair) for pair in pairs[offset : offset + _TOKENS]],
+        offset=offset,
+        total=len(pairs),
+        prompt=len(tokens.prompt_ids),
+        mean=sum(logprob for _, logprob in pairs) / len(pairs) if pairs else None,
+    )
+
+
+def _siblings(
+    session: Session, storage: Storage, found: Run, number: int, example_id: str
+) -> list[RolloutRow]:
+    spread = min(found.rollouts_per_example, _NEAR_SIBLINGS)
+    # The rollouts of one example lie within `spread` numbers of each other.
+    near = range(max(0, number - spread), number + spread + 1)
+    rows = runs.rows_numbered(session, storage, found, near)
+    return [one for one in rows if one.example_id == example_id]
+
+
+def _steps(
+    session: Session,
+    storage: Storage,
+    found: Run,
+    number: int,
+    siblings: list[RolloutRow],
+    wanted: RolloutFilter,
+) -> list[Step]:
+    """Return where one goes from a rollout, by the keys of `wander view`."""
+    numbers = explorer.numbers_of(session, storage, found, wanted)
+    before, following = explorer.neighbours(numbers, number, ascending=wanted.sort == "number")
+    failed = explorer.numbers_of(session, storage, found, RolloutFilter(only="failed"))
+    failed_before, failed_following = explorer.neighbours(failed, number, ascending=True)
+    group = [one.number for one in siblings]
+    first, second = explorer.neighbours(group, number, ascending=True)
+    places = [
+        ("[", "previous", before),
+        ("]", "next", following),
+        ("F", "previous failure", failed_before),
+        ("f", "next failure", failed_following),
+        ("S", "previous sibling", first),
+        ("s", "next sibling", second),
+    ]
+    asked = address_of(wanted.asked())
+    return [Step(key, said, f"{one}{asked}") for key, said, one in places if one is not None]

@@ -1,0 +1,114 @@
+"""The pages of runs: one with its rollouts, one rollout, several of an example, several runs compared."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Request
+from starlette.responses import PlainTextResponse, Response
+
+from wander_hub.http.boundary import BaseUrl, HubStorage, ReadSession
+from wander_hub.runs import service as runs
+from wander_hub.runs.explorer import RolloutFilter
+from wander_hub.web.run import compare
+from wander_hub.web.run import page as run_page
+from wander_hub.web.run import rollout as rollout_page
+from wander_hub.web.run.page import RunQuery
+from wander_hub.web.templates import as_json, page, wants_json
+
+router = APIRouter(prefix="/runs", include_in_schema=False)
+
+_TEXT_CSP = "sandbox; default-src 'none'"
+Number = Annotated[int, Path(ge=0, le=2**31)]
+Place = Annotated[int, Path(ge=0, le=2**31)]
+From = Annotated[int, Query(alias="from", ge=0, le=2**31)]
+
+
+class ViewerQuery(RolloutFilter):
+    """Among which rollouts the next one is, and from which message on one is shown."""
+
+    first: Annotated[int, Query(alias="from", ge=0, le=2**31)] = 0
+
+
+@router.get("/compare")
+def compare_runs(
+    request: Request,
+    session: ReadSession,
+    storage: HubStorage,
+    base_url: BaseUrl,
+    run: Annotated[list[str] | None, Query(max_length=20)] = None,
+) -> Response:
+    """Two to six runs, the others against the first: who does better, and on which examples."""
+    return page(request, "compare.html", view=compare.compare(session, storage, base_url, run or []))
+
+
+@router.get("/{run_id}")
+def show_run(
+    request: Request,
+    session: ReadSession,
+    storage: HubStorage,
+    base_url: BaseUrl,
+    run_id: str,
+    query: Annotated[RunQuery, Query()],
+) -> Response:
+    """One run: what it pinned, its numbers, its rollouts."""
+    if wants_json(request):
+        return as_json(runs.detail_of(runs.find(session, run_id), base_url))
+    view = run_page.run(session, storage, base_url, run_id, query)
+    return page(request, "run.html", scripts=["rollouts.js"], view=view)
+
+
+@router.get("/{run_id}/rollouts/{number}")
+def show_rollout(
+    request: Request,
+    session: ReadSession,
+    storage: HubStorage,
+    base_url: BaseUrl,
+    run_id: str,
+    number: Number,
+    query: Annotated[ViewerQuery, Query()],
+) -> Response:
+    """One rollout: what was said, and why it got its reward."""
+    what = (run_id, number, query, query.first)
+    view = rollout_page.rollout(session, storage, base_url, *what)
+    return page(request, "rollout.html", scripts=["viewer.js"], view=view)
+
+
+@router.get("/{run_id}/rollouts/{number}/group")
+def show_group(
+    request: Request,
+    session: ReadSession,
+    storage: HubStorage,
+    base_url: BaseUrl,
+    run_id: str,
+    number: Number,
+) -> Response:
+    """Rollouts of one example side by side."""
+    view = rollout_page.group(session, storage, base_url, run_id, number)
+    return page(request, "group.html", view=view)
+
+
+@router.get("/{run_id}/rollouts/{number}/messages/{place}")
+def show_message(
+    session: ReadSession, storage: HubStorage, run_id: str, number: Number, place: Place
+) -> Response:
+    """One message whole, as plain text."""
+    text = rollout_page.message(session, storage, run_id, number, place)
+    body = text.encode("utf-8", "replace")
+    return PlainTextResponse(body, headers={"Content-Security-Policy": _TEXT_CSP})
+
+
+@router.get("/{run_id}/rollouts/{number}/turns/{place}")
+def show_turn(
+    request: Request,
+    session: ReadSession,
+    storage: HubStorage,
+    base_url: BaseUrl,
+    run_id: str,
+    number: Number,
+    place: Place,
+    offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
+) -> Response:
+    """The tokens of one turn with their log-probabilities."""
+    view = rollout_page.turn(session, storage, base_url, run_id, number, place, offset)
+    return page(request, "turn.html", view=view)

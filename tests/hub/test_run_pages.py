@@ -1,0 +1,210 @@
+"""A run's page finds rollouts by what they say; a rollout's page shows all of it and leads on by keys."""
+
+from __future__ import annotations
+
+import html
+import re
+from typing import Any
+
+import pytest
+from wander_hub.runs import explorer
+
+HTML = {"Accept": "text/html,application/xhtml+xml"}
+REWARDS = [0.0, 0.25, None, 1.0, 0.5, 0.25, None, 0.75]
+BOARD = {"columns": 3, "cells": {"X": "✕", "O": "◯", ".": ""}}
+
+
+def numbers(page: str) -> list[int]:
+    rows = page.partition('<h2 id="rollouts">')[2]
+    return [int(one) for one in re.findall(r'<td class="right"><a href="/runs/\w+/rollouts/(\d+)', rows)]
+
+
+def steps(page: str) -> dict[str, str]:
+    found = re.findall(r'<a data-key="([^"]+)" href="([^"]+)"', page)
+    return {html.unescape(key): html.unescape(target).rpartition("/")[2] for key, target in found}
+
+
+def stated(tokens: int, text: str) -> dict[str, Any]:
+    """One long reply, with as many tokens as it may have."""
+    reply, usage = {"role": "assistant", "content": text}, {"completion_tokens": tokens}
+    turn = {"message": reply, "context_messages": 1, "usage": usage}
+    return {"completion": [reply], "turns": [turn], "usage": usage}
+
+
+@pytest.fixture
+async def run_id(hub: Any, run_of: Any) -> str:
+    """Four examples, two rollouts of each, with failures, strata and metrics."""
+    manifest, rollouts = run_of(await hub.publish(), reward=REWARDS, examples=4, strata=[0, 0, 1, 1])
+    for number, line in enumerate(rollouts):
+        if line["reward"] is None:
+            line["failure"]["message"] = f"nothing listens at port {5000 + number}"
+        else:
+            line["stop_reason"] = "won <b>" if line["reward"] > 0.4 else "lost"
+            line["metrics"]["length"] = float(number)
+    assert (await hub.post_run(manifest, rollouts)).status_code == 201
+    return str(manifest["run_id"])
+
+
+FOUND: list[tuple[dict[str, Any], list[int]]] = [
+    ({}, list(range(8))),
+    ({"reward_min": 0.25, "reward_max": 0.5}, [1, 4, 5]),
+    ({"reward_min": 0.25, "reward_max": 0.5, "sort": "reward"}, [5, 1, 4]),
+    ({"reward_min": 0.25, "sort": "-reward"}, [3, 7, 4, 1, 5]),
+    ({"only": "failed"}, [2, 6]),
+    ({"only": "scored", "stratum": 1}, [4, 5, 7]),
+    ({"failure": "model"}, [2, 6]),
+    ({"fault": "EndpointUnreachable: nothing listens at port #"}, [2, 6]),
+    ({"stop_reason": "won <b>"}, [3, 4, 7]),
+    ({"metric": "length", "metric_max": 3}, [0, 1, 3]),
+    ({"metric": "no such"}, []),
+    ({"text": "REPLY 2/"}, [4, 5]),
+    ({"stratum": "", "reward_max": "", "only": "scored", "text": "y", "sort": "reward"}, [0, 5, 1, 4, 7, 3]),
+]
+
+
+async def test_rollouts_are_found_alike_by_page_and_api(hub, run_id):
+    rows = f"/api/v1/runs/{run_id}/rollouts"
+    for asked, found in FOUND:
+        answer = (await hub.get(rows, params=asked)).json()
+        assert [one["number"] for one in answer["data"]] == found, asked
+        assert answer["total"] == len(found)
+        part = (await hub.get(rows, params=asked | {"offset": 1, "limit": 2})).json()
+        assert [one["number"] for one in part["data"]] == found[1:3]
+        assert part["total"] == len(found)
+        page = await hub.get(f"/runs/{run_id}", params=asked, headers=HTML)
+        assert page.status_code == 200
+        assert numbers(page.text) == found
+
+
+async def test_what_is_no_filter_is_refused(hub, run_id):
+    for asked in ({"sort": "size"}, {"only": "good"}, {"reward_min": "nan"}, {"text": "x" * 201}):
+        for place in (f"/api/v1/runs/{run_id}/rollouts", f"/runs/{run_id}"):
+            assert (await hub.get(place, params=asked)).status_code == 422, (place, asked)
+
+
+async def test_a_run_too_large_to_be_searched_says_where_all_of_it_is(hub, run_id, monkeypatch):
+    monkeypatch.setattr(explorer, "MOST_SEARCHED", 7)
+    refused = await hub.get(f"/api/v1/runs/{run_id}/rollouts?text=other")
+    assert refused.status_code == 422
+    assert f"/api/v1/runs/{run_id}/rollouts.jsonl" in refused.json()["hint"]
+    page = await hub.get(f"/runs/{run_id}?sort=-reward", headers=HTML)
+    assert numbers(page.text)[0] == 3
+    assert "explorer-form" not in page.text
+
+
+async def test_a_run_says_in_words_what_was_done_and_groups_what_is_alike(hub, run_id):
+    page = (await hub.get(f"/runs/{run_id}", headers=HTML)).text
+    assert (
+        "tiny played alice/reverse-text 0.1.0: the first 4 examples of the eval split, each 2 times." in page
+    )
+    assert "Sampled with temperature 1.0, seed 7." in page
+    faults = page.partition("What failed")[2].partition("</table>")[0]
+    assert faults.count("<tr>") == 2
+    assert "EndpointUnreachable: nothing listens at port #" in faults
+    strata = page.partition("Reward by stratum")[2].partition("</table>")[0]
+    assert [*re.findall(r"score\">([\d.]+)<", strata)] == ["0.417", "0.500"]
+    bars = [html.unescape(one) for one in re.findall(r'<a href="(\?reward_min=[^"]+)#rollouts"><rect', page)]
+    counted = [len(numbers((await hub.get(f"/runs/{run_id}{bar}", headers=HTML)).text)) for bar in bars]
+    assert len(bars) > 2
+    assert min(counted) >= 1
+
+
+async def test_a_rollout_leads_on_within_the_list_to_failures_and_siblings(hub, run_id):
+    here = f"/runs/{run_id}/rollouts"
+    page = (await hub.get(f"{here}/3", headers=HTML)).text
+    assert steps(page) == {
+        "[": "2",
+        "]": "4",
+        "F": "2",
+        "f": "6",
+        "S": "2",
+        "g": "group",
+        "h": run_id + "#rollouts",
+    }
+    zero = (await hub.get(f"{here}/0?reward_max=0&stratum=0", headers=HTML)).text
+    assert steps(zero)["f"] == "2?reward_max=0.0&stratum=0", "zero is a bound"
+    assert steps(zero)["h"] == f"{run_id}?reward_max=0.0&stratum=0#rollouts"
+    asked = "?reward_min=0.4&sort=-reward"
+    page = (await hub.get(f"{here}/7{asked}", headers=HTML)).text
+    found = steps(page)
+    assert (found["["], found["]"]) == ("3?sort=-reward&reward_min=0.4", "4?sort=-reward&reward_min=0.4")
+    assert found["h"] == f"{run_id}?sort=-reward&reward_min=0.4#rollouts"
+    outside = steps((await hub.get(f"{here}/2?reward_min=0.4", headers=HTML)).text)
+    assert outside["]"].startswith("3?")
+    assert "[" not in outside
+
+
+async def test_siblings_stand_side_by_side(hub, run_of):
+    manifest, rollouts = run_of(await hub.publish(), reward=0.5, examples=2, per_example=6)
+    rollouts[7] |= stated(90_000, "<b>mine</b> " * 9000)
+    assert (await hub.post_run(manifest, rollouts)).status_code == 201
+    here = f"/runs/{manifest['run_id']}/rollouts"
+    page = (await hub.get(f"{here}/6/group", headers=HTML)).text
+    assert [f"reply 1/{n}" in page for n in range(6)] == [True, False, True, True, False, False]
+    assert page.count("reverse 1") == 1, "what all began with stands there once"
+    assert f'rel="next" href="{here}/10/group"' in page
+    assert "<b>mine" not in page
+    last = (await hub.get(f"{here}/10/group", headers=HTML)).text
+    assert f'rel="prev" href="{here}/6/group"' in last
+    assert "reply 1/5" in last
+
+
+async def test_nothing_of_a_message_is_out_of_reach(hub, run_of):
+    manifest, rollouts = run_of(await hub.publish())
+    rollouts[0] |= stated(90_000, "<script>alert(1)</script>" + "c" * 70_000)
+    reply = rollouts[0]["completion"][0]
+    reply["reasoning_content"] = "r" * 200_000
+    reply["tool_calls"] = [{"function": {"name": "f", "arguments": '{"a": 1}'}}]
+    rollouts[1]["completion"] = [{"role": "user", "content": f"message {n}"} for n in range(1000)]
+    assert (await hub.post_run(manifest, rollouts)).status_code == 201
+    here = f"/runs/{manifest['run_id']}/rollouts"
+    page = (await hub.get(f"{here}/0", headers=HTML)).text
+    assert f'<a href="{here}/0/messages/1">All 200\u2009000 characters</a>' in page
+    whole = await hub.get(f"{here}/0/messages/1", headers=HTML)
+    assert whole.headers["content-type"].startswith("text/plain")
+    assert "sandbox" in whole.headers["content-security-policy"]
+    assert whole.text.count("r" * 200_000) == whole.text.count("c" * 70_000) == 1
+    assert '[call f]\n{"a": 1}' in whole.text
+    assert (await hub.get(f"{here}/0/messages/2", headers=HTML)).status_code == 404
+    first = (await hub.get(f"{here}/1", headers=HTML)).text
+    assert f'<a href="{here}/1?from=400">go on</a>' in first
+    last = (await hub.get(f"{here}/1?from=800", headers=HTML)).text
+    assert 'id="m1000"' in last
+    assert "go on" not in last
+
+
+async def test_tokens_are_shown_on_demand(hub, run_of):
+    manifest, rollouts = run_of(await hub.publish())
+    tokens = {"prompt_ids": [1, 2], "completion_ids": [7, 8, 9], "logprobs": [-0.01, -0.5, -3.0]}
+    rollouts[0]["turns"][0]["tokens"] = tokens
+    assert (await hub.post_run(manifest, rollouts)).status_code == 201
+    here = f"/runs/{manifest['run_id']}/rollouts"
+    assert f'href="{here}/0/turns/0"' in (await hub.get(f"{here}/0", headers=HTML)).text
+    assert "/turns/" not in (await hub.get(f"{here}/1", headers=HTML)).text
+    page = (await hub.get(f"{here}/0/turns/0", headers=HTML)).text
+    assert "3 sampled after 2 of the prompt, mean log-probability −1.170" in page
+    assert re.findall(r'<li class="(p\d)"', page) == ["p3", "p2", "p0"]
+    assert (await hub.get(f"{here}/1/turns/0", headers=HTML)).status_code == 404
+
+
+async def test_a_state_is_drawn_as_the_environment_says(hub, run_of):
+    manifest, rollouts = run_of(await hub.publish())
+    manifest["environment"]["info"]["view"] = BOARD
+    say = lambda role, text: {"role": role, "content": text}  # noqa: E731
+    rollouts[0]["prompt"] = [say("user", "Your move.\n. . .\n. . .\n. . O")]
+    rollouts[0]["completion"] = [
+        say("assistant", "X . .\n. . .\n. . O"),
+        say("user", "X . .\n. O .\n. . O"),
+        say("user", "<b> . .\nno board"),
+        say("user", "X X .\n. O .\n. . O\nX O O"),
+    ]
+    assert (await hub.post_run(manifest, rollouts)).status_code == 201
+    page = (await hub.get(f"/runs/{manifest['run_id']}/rollouts/0", headers=HTML)).text
+    steps_shown = page.partition('<ol class="state-steps"')[2].partition("</ol>")[0]
+    drawn = [re.findall(r"<td([^>]*)>(.?)</td>", one) for one in steps_shown.split("</table>")[:-1]]
+    assert len(drawn) == 3, "what the model says is no state, and neither is what has no board"
+    assert "".join(cell or "." for _, cell in drawn[1]) == "✕...◯...◯"
+    assert [bool(css) for css, _ in drawn[1]] == [True, False, False, False, True, False, False, False, False]
+    assert len(drawn[2]) == 12
+    assert not any(css for css, _ in drawn[2]), "a grid of another size is not compared"
+    assert re.findall(r'<a href="#m(\d+)">\d', steps_shown) == ["0", "2", "4"]
