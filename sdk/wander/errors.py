@@ -4,6 +4,8 @@ WanderError                    has `.hint`: what to do next, as a command where 
 |- LoadError                   a package or module that gives no usable environment
 |  |- ArgumentsRefused         `load_environment` raised `ConfigError`; is a `ConfigError` too
 |  |  '- ArgumentsUnfit        arguments that its signature does not take
+|  |- NeedsOutside            it wants of outside what it was not given:
+|  |  '- NeedsKey, NeedsDownload, NeedsGPU
 |  |- WorkerUnreachable        no worker answers, or it is busy; a later attempt may do better
 |  '- WorkerRefusedToken       a worker on another machine that does not take the token
 |- DatasetError                rows that cannot become examples
@@ -47,6 +49,10 @@ __all__ = [
     "MissingExtra",
     "ModelError",
     "ModelNotFound",
+    "NeedsDownload",
+    "NeedsGPU",
+    "NeedsKey",
+    "NeedsOutside",
     "NotRecorded",
     "RateLimited",
     "RubricError",
@@ -82,6 +88,22 @@ class WanderError(Exception):
 
 class LoadError(WanderError):
     """A package or module has no usable environment."""
+
+
+class NeedsOutside(LoadError):
+    """An environment wants something of outside that it was not given."""
+
+
+class NeedsKey(NeedsOutside):
+    """An environment wants a variable with a key."""
+
+
+class NeedsDownload(NeedsOutside):
+    """An environment downloads something, and could not."""
+
+
+class NeedsGPU(NeedsOutside):
+    """An environment computes on a GPU, and there is none."""
 
 
 class WorkerUnreachable(LoadError):

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 import re
 import tomllib
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -25,7 +23,7 @@ from pydantic.errors import PydanticUserError
 from wander.adapters import adapters
 from wander.environment import Environment
 from wander.errors import ArgumentsRefused, ArgumentsUnfit, ConfigError, LoadError, did_you_mean
-from wander.modules import NoModule, import_file, import_from, import_module
+from wander.modules import NoModule, import_file, import_from, import_module, outside_need
 
 GROUP = "wander.environments"
 
@@ -62,9 +60,10 @@ class Factory:
         try:
             env = self.function(**arguments)
         except (Exception, SystemExit) as error:
-            hint = getattr(error, "hint", None) or _hint_at_variable(error)
-            kind = ArgumentsRefused if isinstance(error, ConfigError) else LoadError
-            raise kind(f"`load_environment` of `{self.name}` raised `{cause(error)}`", hint=hint) from error
+            kind, hint = outside_need(error) or (LoadError, None)
+            kind = ArgumentsRefused if isinstance(error, ConfigError) else kind
+            said = f"`load_environment` of `{self.name}` raised `{cause(error)}`"
+            raise kind(said, hint=getattr(error, "hint", None) or hint) from error
         if inspect.iscoroutine(env):
             env.close()
         adapted = (adapter.adapt(env) for adapter in adapters())
@@ -284,11 +283,3 @@ def _write_annotation(parameter: inspect.Parameter) -> str:
     if isinstance(parameter.annotation, str):
         return parameter.annotation
     return inspect.formatannotation(parameter.annotation)
-
-
-def _hint_at_variable(error: BaseException) -> str | None:
-    """Return how to pass a variable on where `os.environ` had none of that name."""
-    frames = traceback.extract_tb(error.__traceback__)
-    if isinstance(error, KeyError) and frames and frames[-1].filename in ("<frozen os>", os.__file__):
-        return f"set the variable and add `--pass-env {error.args[0]}`"
-    return None

@@ -1,21 +1,39 @@
 """How modules of environments and players are imported: a failure is a `LoadError` with the true cause.
 
-And what a script says of itself.
+And what a script says of itself, and what an environment wants of outside: a key, a download or a GPU.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 from wander.adapters import adapters
-from wander.errors import LoadError
+from wander.errors import LoadError, NeedsDownload, NeedsGPU, NeedsKey, NeedsOutside, WanderError
 
 _BLOCK = re.compile(r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
+
+_KEY = re.compile(r"\b[A-Z][A-Z0-9_]*_(?:API_KEY|KEY|TOKEN|SECRET)\b")
+_GPU = re.compile(r"NVIDIA driver|CUDA-capable|compiled with CUDA|CUDA_HOME|CUDA is not available", re.I)
+_DOWNLOAD = re.compile(
+    r"(?:can't|couldn't|cannot|could not) (?:reach|connect to|find) .*(?:hub|internet|https?:)"
+    r"|cannot be downloaded|nltk\.download|outgoing traffic has been disabled"
+    r"|name or service not known|temporary failure in name resolution",
+    re.I | re.S,
+)
+_UNREACHED = {
+    *("gaierror", "URLError", "ConnectionError", "ConnectError", "ConnectTimeout", "MaxRetryError"),
+    *("NameResolutionError", "ClientConnectorError", "ClientConnectorDNSError", "LocalEntryNotFoundError"),
+    *("OfflineModeIsEnabled", "ConnectionRefusedError"),
+}
+_OF_CODE = (AttributeError, ImportError, KeyError, NameError, SyntaxError, TypeError)
+"""Their messages quote names of the code, which may look like those of variables."""
 
 
 class NoModule(LoadError):
@@ -57,10 +75,43 @@ def import_module(module: str) -> ModuleType:
             "if it is there already, install the environment again",
         ) from error
     except (Exception, SystemExit) as error:
-        raise LoadError(f"importing `{module}` raised `{type(error).__name__}: {error}`") from error
+        kind, hint = outside_need(error) or (LoadError, None)
+        raise kind(f"importing `{module}` raised `{type(error).__name__}: {error}`", hint=hint) from error
 
 
 def script_blocks(source: str) -> Iterator[str]:
     """Yield the TOML of each block of script metadata in a source (PEP 723)."""
     for block in _BLOCK.finditer(source):
         yield "\n".join(line.removeprefix("#").removeprefix(" ") for line in block["content"].splitlines())
+
+
+def outside_need(error: BaseException) -> tuple[type[NeedsOutside], str] | None:
+    """Return what an exception of an author's code says is missing, as our class and a hint; else None.
+
+    An exception is read with those that it came from: libraries wrap what broke.
+    """
+    if isinstance(error, WanderError):
+        return None
+    for each in _chain(error):
+        frames = traceback.extract_tb(each.__traceback__)
+        if isinstance(each, KeyError) and frames and frames[-1].filename in ("<frozen os>", os.__file__):
+            return NeedsKey, f"set the variable and add `--pass-env {each.args[0]}`"
+    for each in _chain(error):
+        text = str(each)
+        if type(each).__name__ in _UNREACHED or _DOWNLOAD.search(text):
+            return NeedsDownload, "load it once where its network is reached; what it keeps is found again"
+        if _GPU.search(text):
+            return NeedsGPU, "run it on a machine with a GPU and the libraries for it"
+        key = None if isinstance(each, _OF_CODE) else _KEY.search(text)
+        if key:
+            return NeedsKey, f"set the variable and add `--pass-env {key[0]}`"
+    return None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception and those that it came from, each once."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__

@@ -137,6 +137,43 @@ def test_the_true_cause_is_told(place, text, said):
     assert said in str(failure("bad-env"))
 
 
+@pytest.mark.parametrize(
+    ("raised", "kind", "hint"),
+    [
+        ("os.environ['SERPER_KEY']", "NeedsKey", "add `--pass-env SERPER_KEY`"),
+        ("openai.OpenAI()", "NeedsKey", "`--pass-env OPENAI_API_KEY`"),
+        ("fail(ValueError('SERPER_API_KEY is not set'))", "NeedsKey", "add `--pass-env SERPER_API_KEY`"),
+        ("urllib.request.urlopen('http://127.0.0.1:9')", "NeedsDownload", "where its network is reached"),
+        ("fail(OSError('nltk.download(\"words\")'))", "NeedsDownload", "where its network is reached"),
+        ("torch_fails('Torch not compiled with CUDA enabled')", "NeedsGPU", "a machine with a GPU"),
+        ("torch_fails('size mismatch')", "LoadError", None),
+        ("fail(AttributeError('no attribute `PAD_TOKEN`'))", "LoadError", None),
+    ],
+)
+def test_what_an_environment_needs_of_outside_is_named(place, monkeypatch, raised, kind, hint):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    head = """
+import os, urllib.request
+import openai
+
+def fail(error):
+    raise error
+
+def torch_fails(said):
+    try:
+        raise AssertionError(said)
+    except AssertionError as error:
+        raise RuntimeError("the model did not load") from error
+
+"""
+    written(place, "needy_env.py", f"{head}def load_environment(): {raised}")
+    error = failure("needy-env")
+    assert type(error).__name__ == kind
+    assert (hint in error.hint) if hint else error.hint is None
+    written(place, "early_env.py", f"{head}{raised}")
+    assert type(failure("early-env")).__name__ == kind
+
+
 def test_the_cause_is_chained_and_a_hint_is_handed_on(place):
     written(place, "bad_env.py", "import not_there_at_all")
     assert isinstance(failure("bad-env").__cause__, ModuleNotFoundError)

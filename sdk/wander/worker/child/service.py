@@ -19,7 +19,8 @@ from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.environment import LocalEnvironment
 from wander.errors import DatasetError, EnvironmentFault, LoadError, WanderError
 from wander.handle import RolloutRequest
-from wander.loading import load_environment, load_path
+from wander.loading import cause, load_environment, load_path
+from wander.modules import outside_need
 from wander.rollout.outside_calls import ROLLOUT, attribute_openai_calls
 from wander.types import Example, Failure, Rollout
 from wander.version import __version__
@@ -237,6 +238,8 @@ class Service:
         except BaseException as error:  # noqa: BLE001 - the host raises it
             if not isinstance(error, WanderError):
                 log_trace()
+            if need := outside_need(error):
+                error = need[0](f"reading its examples raised `{cause(error)}`", hint=need[1])
             text = Examples(id=asked.id, fault=Fault.of(error)).model_dump_json()
         self._channel.send(text)
 
