@@ -19,6 +19,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import wander
 from wander import load_environment
 from wander.evals import RunFolder
 from wander.models.smollm2 import SMOLLM2, cache_folder
@@ -47,19 +48,19 @@ def project(name: str) -> dict[str, Any]:
 
 def play(name: str, run: str) -> None:
     """Evaluate on the first examples of the eval split; the run replaces the one that was there."""
-    said, out = project(name)["catalogue"], FOLDER / name / "reference" / run
+    said, out, easy = project(name)["catalogue"], FOLDER / name / "reference" / run, run.endswith("-easy")
+    model, count, sampling = "", said.get("examples", EXAMPLES), None
     if run.startswith("smollm2"):
-        tokens = str(said.get("easy_tokens" if run.endswith("-easy") else "tokens", SMOLLM2_TOKENS))
-        chosen = ["-m", model_for(name), "-n", str(SMOLLM2_EXAMPLES), "--max-tokens", tokens]
+        tokens = said.get("easy_tokens" if easy else "tokens", SMOLLM2_TOKENS)
+        model, count = model_for(name), said.get("smollm2_examples", SMOLLM2_EXAMPLES)
+        sampling = {"max_tokens": tokens, "temperature": said.get("easy_temperature", 0.0) if easy else 1.0}
     else:
         kind = run.removesuffix("-easy")
-        player = f"scripted:{name}.players:{said.get(kind, kind)}"
-        chosen = ["-m", player, "-n", str(said.get("examples", EXAMPLES))]
-    arguments = ["--args", json.dumps(said["easy"])] if run.endswith("-easy") else []
+        model = f"scripted:{name}.players:{said.get(kind, kind)}"
     shutil.rmtree(out, ignore_errors=True)
-    command = [sys.executable, "-m", "wander_client", "eval", f"./environments/{name}", *chosen, *arguments]
-    print(f"{name}: {run}", flush=True)
-    subprocess.run([*command, "--out", str(out), "--no-progress"], cwd=ROOT, check=True)
+    with wander.load(f"./environments/{name}", arguments=said["easy"] if easy else {}, progress=False) as env:
+        played = env.evaluate_sync(model, n=count, sampling=sampling, out=out)
+    print(f"{name}: {run} {played.reward:.3f}", flush=True)
 
 
 def model_for(name: str) -> str:

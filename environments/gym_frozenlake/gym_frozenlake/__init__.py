@@ -22,7 +22,8 @@ SYSTEM_PROMPT = (
 SLIPPERY = " The ice is slippery: a step goes where you meant in one case of three, and else to either side."
 REFERENCE_SCORES: dict[str, float] = {
     "random player": 0.020,
-    "random player, easy": 0.240,
+    "random player, easy": 0.040,
+    "SmolLM2-135M-Instruct, easy": 0.333,
     "scripted expert": 1.000,
 }
 """Mean rewards of the runs in `reference/`."""
