@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, update
 from wander_hub.database import now
 from wander_hub.fsck import check as fsck
 from wander_hub.identity import HUB
@@ -55,6 +56,24 @@ async def level(hub: Any) -> tuple[str, str]:
 def faults(hub: Any, storage: Storage, **options: Any) -> list[tuple[str, str, bool]]:
     found = fsck.check(hub.database, storage, settings=Settings(verification="off"), **options)
     return [(one.code, one.subject, one.repaired) for one in found]
+
+
+async def test_a_run_that_is_withdrawn_while_it_is_read_ends_its_job(
+    hub: Any, queue: TableQueue, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, read = asyncio.get_running_loop(), Storage.read
+
+    def withdraw_first(*arguments: Any) -> bytes:
+        request = hub.client.delete(f"/api/v1/runs/{RUN}?reason=wrong", headers=hub.auth())
+        assert asyncio.run_coroutine_threadsafe(request, loop).result().status_code == 200
+        return read(*arguments)
+
+    monkeypatch.setattr(Storage, "read", withdraw_first)
+    reader = JobWorker(queue, {evidence.KIND: Examiner(hub.database, storage)}, "reader")
+    assert await asyncio.to_thread(reader.run_one)
+    with hub.database.read(HUB) as session:
+        assert session.scalars(select(Job.state).where(Job.kind == evidence.KIND)).all() == ["done"]
+    assert faults(hub, storage) == []
 
 
 async def test_a_run_whose_examiner_dies_on_every_attempt_does_not_rank(

@@ -97,6 +97,11 @@ class Examiner:
             logger.exception("the run %s cannot be examined", run_id)
             fault = type(error).__name__
             return lambda session: duplicates.keep_fault(session, run_id, fault)
+        except Exception:
+            with self._database.read(HUB) as session:
+                if runs.find(session, run_id).withdrawn_at is None:
+                    raise
+            return lambda session: None  # its rollouts went while they were read, and nobody asks any more
         return lambda session: keep_examination(session, run_id, found, self._trusted)
 
     def _examine(self, run_id: str, context: JobContext) -> Findings:
