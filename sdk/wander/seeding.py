@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from json.encoder import encode_basestring
 
 from wander.types import canonical_json
 
@@ -19,10 +20,17 @@ Key = str | int | float | bool | None | list["Key"] | tuple["Key", ...] | dict[s
 
 def derived_seed(*parts: Key) -> int:
     """Mix any JSON-like parts into a 64-bit seed, the same on every platform and Python version."""
-    digest = hashlib.blake2b(
-        canonical_json(list(parts)).encode(), digest_size=8, person=b"wander-seed"
-    ).digest()
-    return int.from_bytes(digest, "big")
+    # As `canonical_json` writes the list, several times faster where all parts are plain.
+    text = f"[{','.join([_plain(part) for part in parts])}]"
+    return int.from_bytes(
+        hashlib.blake2b(text.encode(), digest_size=8, person=b"wander-seed").digest(), "big"
+    )
+
+
+def _plain(part: Key) -> str:
+    if type(part) is str:
+        return encode_basestring(part)
+    return str(part) if type(part) is int else canonical_json(part)
 
 
 def derived_rng(*parts: Key) -> random.Random:

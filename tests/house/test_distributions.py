@@ -30,7 +30,7 @@ PINNED_BY = {
     "tokenizers": "transformers",
 }
 """What comes with a distribution as part of its interface, at a version that it alone may choose."""
-UNLOCKED = {"vllm", "reasoning-gym", "textarena", "nltk", "inspect-ai", "openenv"}
+UNLOCKED = {"ray", "vllm", "reasoning-gym", "textarena", "nltk", "inspect-ai", "openenv"}
 """What only an extra outside the lock asks for (`scripts/set_up.py`)."""
 NAMED_FOR_TYPE_CHECKERS = ("sdk", "wander_client")
 """What the SDK finds through an entry point, and imports for type checkers alone."""

@@ -513,6 +513,24 @@ class CommandFlags:
     dry_run: Annotated[bool, Option("--dry-run", "show what would be played", BESIDE, section=THE_RUN)] = (
         False
     )
+    engine: Annotated[
+        Literal["ray"] | None,
+        Option("--engine", "play in shards, on a cluster", BESIDE, metavar="ray", section=PROCESSES),
+    ] = None
+    ray_address: Annotated[
+        str | None,
+        Option(
+            *("--ray-address", "head of the cluster (RAY_ADDRESS, or Ray here)", BESIDE),
+            metavar="HOST:PORT",
+            section=PROCESSES,
+        ),
+    ] = None
+    shards: Annotated[
+        int | None,
+        Option(
+            *("--shards", "with --engine: parts (one a processor or GPU)", BESIDE), min=1, section=PROCESSES
+        ),
+    ] = None
     fail_under: Annotated[
         float | None,
         Option("--fail-under", "exit 1 when the reward is lower", BESIDE, SAMPLED, section=THE_RUN),

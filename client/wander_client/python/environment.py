@@ -32,12 +32,15 @@ from wander_client.python.models import Model
 from wander_client.python.output import open_invocation
 from wander_client.python.run import Run
 from wander_client.python.words import find_near
+from wander_client.ray_engine.parts import RayChoice
 from wander_client.terminal.suggestions import choose
 
 if TYPE_CHECKING:
     from wander.train.rollouts.own_trainer import EnvironmentRollouts
 
-_NO_OPTIONS = frozenset({"self", "model", "tokenizer", "out", "resume", "only_failed"})
+_NO_OPTIONS = frozenset(
+    {"self", "model", "tokenizer", "out", "resume", "only_failed", "engine", "ray_address", "shards"}
+)
 """Arguments of `evaluate` that are not settings of an evaluation."""
 _PAGE = 500
 """Examples that are fetched at once while a dataset is walked."""
@@ -246,6 +249,9 @@ class LoadedEnvironment:
         budget_usd: float | None = None,
         prices: TokenPrices | None = None,
         shard: str | None = None,
+        engine: Literal["ray"] | None = None,
+        ray_address: str | None = None,
+        shards: int | None = None,
         out: str | os.PathLike[str] | None = None,
         resume: str | os.PathLike[str] | None = None,
         only_failed: bool = False,
@@ -265,6 +271,7 @@ class LoadedEnvironment:
         - `players`: who plays whom beside the model, `{"O": "scripted:tictactoe.players:optimal"}`.
         - `budget_tokens`, `budget_usd` with `prices`: no rollout begins once that is spent.
         - `shard`: `"0/8"` plays the first of eight parts of the run alone; `Run.merge` makes one run of them.
+        - `engine`: `"ray"` plays `shards` parts on the cluster at `ray_address`, a model that is named.
         - `out`: the run's folder; by default a new one below `runs`.
         - `resume`: a run, or its folder: what is missing or failed is played, with `only_failed` the latter.
 
@@ -278,6 +285,7 @@ class LoadedEnvironment:
             out=out,
             resume=resume,
             only_failed=only_failed,
+            engine=None if engine is None else RayChoice(ray_address, shards),
         )
 
     rollout_sync = blocking(rollout)

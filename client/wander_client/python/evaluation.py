@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from wander.sandbox import SandboxPolicy
     from wander.types import Example, Rollout
 
+    from wander_client.ray_engine.parts import RayChoice
+
 Checked = TypeVar("Checked")
 Sampling = SamplingArgs | Mapping[str, Any] | None
 """`temperature`, `top_p`, `max_tokens` and what else an endpoint takes; unset ones are left to it."""
@@ -75,9 +77,12 @@ async def evaluate(
     out: str | os.PathLike[str] | None,
     resume: str | os.PathLike[str] | None,
     only_failed: bool,
+    engine: RayChoice | None = None,
 ) -> Run:
     """Evaluate, save the run, and return it; `options` that are None are not said."""
     context, location = loaded.context, loaded.opened.location
+    if engine is not None:
+        return await _evaluate_on_ray(loaded, model, options, out, resume, engine)
     if only_failed and resume is None:
         raise UsageError("`only_failed` goes on with a run", hint="name it: `resume=run`")
     name, pool = open_model_pool(context, model, tokenizer)
@@ -99,6 +104,42 @@ async def evaluate(
     result = await _play_to_its_end(evaluation, pool, only_failed=only_failed, exactly="num_examples" in said)
     require_scored(result, context.output)
     return Run(run_dir)
+
+
+async def _evaluate_on_ray(
+    loaded: Loaded,
+    model: Model,
+    options: Mapping[str, Any],
+    out: str | os.PathLike[str] | None,
+    resume: str | os.PathLike[str] | None,
+    engine: RayChoice,
+) -> Run:
+    """Play in shards on Ray; a cancellation ends them in order, and is passed on when all is kept."""
+    from wander_client.ray_engine import command as on_ray
+
+    if not isinstance(model, str):
+        raise UsageError(
+            "`--engine ray` loads the model on other machines", hint="name it as `wander eval -m` does"
+        )
+    if resume is not None:
+        playing: Coroutine[Any, Any, Any] = asyncio.to_thread(
+            on_ray.resume, loaded.context, Path(resume), engine, {}
+        )
+        place = Path(resume)
+    else:
+        settings = new_settings(loaded, _said(loaded, model, options))
+        place = (
+            Path(out) if out else new_run_dir(loaded.context.settings.runs_dir, loaded.opened.location, model)
+        )
+        playing = asyncio.to_thread(on_ray.evaluate, loaded.context, settings, place, engine)
+    ended = asyncio.ensure_future(playing)
+    try:
+        await asyncio.shield(ended)
+    except asyncio.CancelledError:
+        engine.ended.set()
+        await asyncio.wait([ended])
+        raise
+    return Run(place)
 
 
 async def play_rollout(

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from wander_client.context import Invocation
     from wander_client.environments.location import OpenedEnvironment
     from wander_client.settings import Settings
+    from wander_client.suites.merge import Merged
     from wander_client.terminal.output import Cell, Output
 
 
@@ -44,10 +45,8 @@ def is_suite(said: Mapping[str, Any], flags: CommandFlags) -> bool:
 def play(context: Invocation, said: dict[str, Any], flags: CommandFlags) -> int:
     """Play the suite of a command line, or go on with it, and report."""
     output = context.output
-    suite, begun = _find_suite(context.settings, said, flags)
-    # A typed budget is that of all evaluations.
-    budgets: dict[str, Any] = {name: said[name] for name in ("budget_tokens", "budget_usd") if name in said}
-    suite = _take_part(suite.model_copy(update=budgets), said.get("shard"), begun)
+    suite, begun = find_suite(context, said, flags)
+    suite = _take_part(suite, said.get("shard"), begun)
     folder = begun or flags.out or fresh_folder(context.settings.runs_dir, suite.name)
     if begun is None and (folder / SUITE_FILE).exists():
         raise UsageError(f"`{folder}` holds a suite already", hint=f"go on with `{resume_command(folder)}`")
@@ -70,8 +69,33 @@ def play(context: Invocation, said: dict[str, Any], flags: CommandFlags) -> int:
     return _report(suite, folder, outcomes, budget, flags.fail_under, output)
 
 
-def _find_suite(user: Settings, said: dict[str, Any], flags: CommandFlags) -> tuple[Suite, Path | None]:
+def find_suite(context: Invocation, said: dict[str, Any], flags: CommandFlags) -> tuple[Suite, Path | None]:
     """Return the suite that a command line means, and its folder where one goes on."""
+    suite, begun = _find_suite(context.settings, said, flags)
+    # A typed budget is that of all evaluations.
+    budgets: dict[str, Any] = {name: said[name] for name in ("budget_tokens", "budget_usd") if name in said}
+    return suite.model_copy(update=budgets), begun
+
+
+def report_merged(
+    suite: Suite, folder: Path, merged: list[Merged], fail_under: float | None, output: Output
+) -> int:
+    """Report a suite whose runs were made of shards."""
+    runs = {run.name: run for run in suite.runs}
+    outcomes = [
+        Outcome(
+            runs[each.name],
+            each.run_dir,
+            "partial" if each.summary.failed else "done",
+            each.manifest,
+            each.summary,
+        )
+        for each in merged
+    ]
+    return _report(suite, folder, outcomes, None, fail_under, output)
+
+
+def _find_suite(user: Settings, said: dict[str, Any], flags: CommandFlags) -> tuple[Suite, Path | None]:
     word = said.get("environment", "")
     file = Path(word) if word.endswith(".toml") else None
     resumed = flags.resume

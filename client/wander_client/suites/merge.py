@@ -38,7 +38,7 @@ def merge(folders: Sequence[Path], out: Path) -> list[Merged]:
     """
     suites = [(folder / SUITE_FILE).is_file() for folder in folders]
     if all(suites):
-        return _merge_suite(folders, out)
+        return merge_suite(folders, out)
     if any(suites):
         raise UsageError(
             "some of these are shards of a suite, others of a run", hint="merge either by itself"
@@ -69,7 +69,8 @@ def _merge_run(folders: Sequence[Path], out: Path, name: str) -> Merged:
     return Merged(name, out, manifest, summary)
 
 
-def _merge_suite(folders: Sequence[Path], out: Path) -> list[Merged]:
+def merge_suite(folders: Sequence[Path], out: Path) -> list[Merged]:
+    """Write the suite that these shards make; all of it or nothing."""
     from wander.evals.run.merge import require_tiles
     from wander.evals.store.jsonl import make_folder
 
@@ -100,13 +101,13 @@ def _merge_suite(folders: Sequence[Path], out: Path) -> list[Merged]:
                         f"`{played.parent}` has not begun with `{run.name}`",
                         hint=f"go on with `{resume_command(played.parent)}`, then merge again",
                     )
-            found.append(_merge_part(played_in, place / run.folder, run.name))
+            found.append(merge_part(played_in, place / run.folder, run.name))
         started = min(suite.started_at for suite in suites)
         suites[0].model_copy(update={"shard": None, "started_at": started}).write(place)
     return [Merged(each.name, out / each.run_dir.name, each.manifest, each.summary) for each in found]
 
 
-def _merge_part(folders: Sequence[Path], target: Path, name: str) -> Merged:
+def merge_part(folders: Sequence[Path], target: Path, name: str) -> Merged:
     """Merge a run of a suite, or copy it where one shard has all of it."""
     from wander.evals.stats.summary import summarise_run
     from wander.evals.store.folder import RunFolder

@@ -116,7 +116,14 @@ def _read_finished(run_dir: Path) -> tuple[RunManifest, RunSummary] | None:
 
 
 async def play_suite(
-    context: Invocation, suite: Suite, ready: list[Ready], table: SuiteTable, budget: SharedBudget | None
+    context: Invocation,
+    suite: Suite,
+    ready: list[Ready],
+    table: SuiteTable,
+    budget: SharedBudget | None,
+    *,
+    models: ModelPool | None = None,
+    stop: StopRequest | None = None,
 ) -> list[Outcome]:
     """Play what is not finished and what the budget allows; what breaks one evaluation stops no other.
 
@@ -124,8 +131,8 @@ async def play_suite(
     """
     from wander.evals.run.stopping import StopRequest
 
-    stop = StopRequest()
-    async with ModelPool(context, suite.concurrency) as pool:
+    stop = stop or StopRequest()
+    async with models or ModelPool(context, suite.concurrency) as pool:
         common = Common(pool, asyncio.Semaphore(suite.evaluations_at_once), stop, budget)
         with stop_on_signals(stop):
             playing = [

@@ -295,11 +295,9 @@ class CallLimiter:
 
     async def acquire(self, pace: Pace, rollout_id: str = "") -> float:
         """Wait until a call may leave; return when it did. Calls of no known rollout are the first."""
+        if self.acquire_now(pace):
+            return monotonic()
         line = self._line
-        now = monotonic()
-        if not line.waiting and self._has_room() and pace.wait(now) <= 0:
-            self._leave(pace, now)
-            return now
         left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         age = line.ages.get(main_rollout_id(self._own(rollout_id)), -1)
         heapq.heappush(line.waiting.setdefault(pace, []), (age, next(line.numbers), left))
@@ -313,6 +311,14 @@ class CallLimiter:
                 self._dispatch()
             raise
         return monotonic()
+
+    def acquire_now(self, pace: Pace) -> bool:
+        """Have a call leave if it may at once and nobody waits; tell whether it does."""
+        now = monotonic()
+        if self._line.waiting or not self._has_room() or pace.wait(now) > 0:
+            return False
+        self._leave(pace, now)
+        return True
 
     def release(self, pace: Pace) -> None:
         """Count a call as ended and let the next ones leave."""

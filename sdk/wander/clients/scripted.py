@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl
 from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.errors import ConfigError, LoadError, ModelError
 from wander.modules import import_file
-from wander.types import Message
+from wander.types import Message, Usage
 
 Reply = str | Message | ModelResponse
 Script = Callable[[ModelRequest], Reply | Awaitable[Reply]]
@@ -127,14 +127,21 @@ def _require_player(spec: str, script: Callable[..., Any], *, made: bool) -> Non
             ) from error
 
 
+def _written(message: Message) -> ModelResponse:
+    usage = Usage.assemble(prompt_tokens=0, completion_tokens=0)
+    return ModelResponse.assemble(
+        message=message, finish_reason="stop", usage=usage, tokens=None, left_out=None, cached=False
+    )
+
+
 def _response(reply: Any) -> ModelResponse:
     """Return a whole response for a reply in any of its forms."""
     if isinstance(reply, ModelResponse):
         return reply.model_copy(deep=True)
     if isinstance(reply, str):
-        return ModelResponse.model_construct(message={"role": "assistant", "content": reply})
+        return _written({"role": "assistant", "content": reply})
     if isinstance(reply, dict):
-        return ModelResponse.model_construct(message={"role": "assistant", **reply})
+        return _written({"role": "assistant", **reply})
     hint = (
         "a function that makes players is named with its arguments, or `?` alone: `scripted:MODULE:FUNCTION?`"
     )

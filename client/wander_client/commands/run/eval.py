@@ -12,6 +12,7 @@ from wander_client.environments.sandbox import require_confined
 from wander_client.errors import FAILED, OK, PARTIAL, UsageError
 from wander_client.evaluate.options import NEWEST, CommandFlags, EvaluationOptions
 from wander_client.evaluate.schema import parameters_in
+from wander_client.ray_engine.parts import RayChoice, has_begun
 from wander_client.terminal.command import CommandLine
 
 if TYPE_CHECKING:
@@ -49,13 +50,13 @@ def evaluate(said: dict[str, Any]) -> int:
 
     flags = CommandFlags(**{each.name: said[each.name] for each in fields(CommandFlags) if each.name in said})
     _require_together(said, flags)
+    if flags.engine is not None or (flags.resume is not None and has_begun(flags.resume)):
+        return _play_on_ray(said, flags)
     if suite_command.is_suite(said, flags) and not said.get("exhaustive"):
         return suite_command.play(current(), said, flags)
     if flags.resume is not None:
         return _resume(flags.resume, said, flags)
-    for key, what in (("environment", "the environment"), ("model", "`-m MODEL`")):
-        if key not in said:
-            raise UsageError(f"{what} is missing", hint="run `wander eval --help` for examples")
+    _require_named(said)
     settings = settings_for({**said, "model": said["model"][0]}, current().settings)
     require_needed(settings, said)
     return _play(settings, flags.out, flags, exactly="num_examples" in said)
@@ -74,6 +75,52 @@ def _require_together(said: dict[str, Any], flags: CommandFlags) -> None:
         raise UsageError(
             "`--serve` starts a server, `-b` names one that runs", hint="leave one of the two out"
         )
+
+
+def _play_on_ray(said: dict[str, Any], flags: CommandFlags) -> int:
+    """Play an evaluation or a suite in shards on Ray, or go on with them, and report."""
+    from wander.evals.run.runner import EvaluationResult
+
+    from wander_client.evaluate.evaluation import fresh_folder
+    from wander_client.evaluate.settings import require_needed, settings_for
+    from wander_client.ray_engine import command as on_ray
+    from wander_client.suites import command as suite_command
+
+    for name in ("shard", "exhaustive", "only_failed", "dry_run"):
+        if said.get(name):
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"`{option}` means nothing with `--engine`", hint=f"leave out `{option}`")
+    context, choice = current(), RayChoice(flags.ray_address, flags.shards)
+    out, suite = flags.out, None
+    if flags.resume is not None:
+        out = flags.resume
+        budgets: dict[str, Any] = {
+            name: said[name] for name in ("budget_tokens", "budget_usd") if name in said
+        }
+        resumed, merged = on_ray.resume(context, out, choice, budgets)
+        suite = None if on_ray.is_alone(resumed) else resumed
+    elif suite_command.is_suite(said, flags):
+        suite, _ = suite_command.find_suite(context, said, flags)
+        out = out or fresh_folder(context.settings.runs_dir, suite.name)
+        merged = on_ray.evaluate_suite(context, suite, out, choice)
+    else:
+        _require_named(said)
+        settings = settings_for({**said, "model": said["model"][0]}, context.settings)
+        require_needed(settings, said)
+        merged = [on_ray.evaluate(context, settings, out, choice)]
+    if suite is not None and out is not None:
+        return suite_command.report_merged(suite, out, merged, flags.fail_under, context.output)
+    (run,) = merged
+    result = EvaluationResult(
+        run.manifest, run.summary, run.run_dir, [], interrupted=False, resumed=0, retried=0, torn=None
+    )
+    return _report(result, flags.fail_under, context.output)
+
+
+def _require_named(said: dict[str, Any]) -> None:
+    for key, what in (("environment", "the environment"), ("model", "`-m MODEL`")):
+        if key not in said:
+            raise UsageError(f"{what} is missing", hint="run `wander eval --help` for examples")
 
 
 def _resume(run_dir: Path, said: dict[str, Any], flags: CommandFlags) -> int:

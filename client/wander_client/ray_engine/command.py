@@ -1,0 +1,92 @@
+"""`wander eval --engine ray`: an evaluation or a suite, in shards that Ray plays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wander_client.errors import UsageError
+from wander_client.evaluate.evaluation import new_run_dir, settle
+from wander_client.evaluate.settings import EvaluationSettings
+from wander_client.ray_engine.engine import finish, play, shard_folders
+from wander_client.ray_engine.parts import RayChoice, parts_of
+from wander_client.suites.file import Suite, SuiteRun, name_run
+from wander_client.suites.merge import Merged, merge_part, merge_suite
+
+if TYPE_CHECKING:
+    from wander_client.context import Invocation
+
+
+def evaluate(
+    context: Invocation, settings: EvaluationSettings, out: Path | None, choice: RayChoice
+) -> Merged:
+    """Play one evaluation on Ray and return its run; a budget is that of all shards together."""
+    settings, location = settle(context, settings)
+    out = out or new_run_dir(context.settings.runs_dir, location, settings.model)
+    alone = settings.model_copy(update={"budget_tokens": None, "budget_usd": None})
+    suite = Suite(
+        name=out.name,
+        concurrency=settings.concurrency,
+        evaluations_at_once=1,
+        runs=[name_run(alone, "the evaluation")],
+        budget_tokens=settings.budget_tokens,
+        budget_usd=settings.budget_usd,
+    )
+    return _play_alone(context, suite, out, choice)
+
+
+def evaluate_suite(context: Invocation, suite: Suite, out: Path, choice: RayChoice) -> list[Merged]:
+    """Play a suite on Ray and return its runs, which lie in `out`."""
+    for run in suite.runs:
+        if run.settings.budget_tokens is not None or run.settings.budget_usd is not None:
+            raise UsageError(
+                f"{run.where}: a budget of one evaluation is not shared among shards",
+                hint="write the budget at the top of the suite's file",
+            )
+    exact = [_settled(context, run) for run in suite.runs]
+    return _play_together(context, suite.model_copy(update={"runs": exact}), out, choice)
+
+
+def resume(
+    context: Invocation, out: Path, choice: RayChoice, budgets: Mapping[str, Any]
+) -> tuple[Suite, list[Merged]]:
+    """Go on with what was begun on Ray; the number of shards stays, the budgets may grow."""
+    shard_folders(out)
+    suite = Suite.load(parts_of(out)).model_copy(update=dict(budgets))
+    if is_alone(suite):
+        return suite, [_play_alone(context, suite, out, choice)]
+    return suite, _play_together(context, suite, out, choice)
+
+
+def is_alone(suite: Suite) -> bool:
+    """Tell whether what was begun is one evaluation, and no suite."""
+    return suite.file is None and len(suite.runs) == 1
+
+
+def _play_alone(context: Invocation, suite: Suite, out: Path, choice: RayChoice) -> Merged:
+    _require_free(out)
+    play(suite, out, choice, context.output)
+    (run,) = suite.runs
+    merged = merge_part([folder / run.folder for folder in shard_folders(out)], out, run.name)
+    finish(out)
+    return merged
+
+
+def _play_together(context: Invocation, suite: Suite, out: Path, choice: RayChoice) -> list[Merged]:
+    _require_free(out)
+    play(suite, out, choice, context.output)
+    merged = merge_suite(shard_folders(out), out)
+    suite.write(out)  # with the calls at once of the whole
+    finish(out)
+    return merged
+
+
+def _settled(context: Invocation, run: SuiteRun) -> SuiteRun:
+    """Return an evaluation whose environment and version hold on all nodes."""
+    return run.model_copy(update={"settings": settle(context, run.settings)[0]})
+
+
+def _require_free(out: Path) -> None:
+    if out.exists():
+        raise UsageError(f"`{out}` is there already", hint="choose another folder with `--out`")

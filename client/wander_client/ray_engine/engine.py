@@ -1,0 +1,318 @@
+"""The driver: has Ray play the shards of a suite, shows how they go, and makes one record of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wander.wire.run_record import Shard
+
+from wander_client.errors import PARTIAL, ClientError, Interrupted, Unavailable, UsageError
+from wander_client.evaluate.evaluation import more_budget, resume_command
+from wander_client.models.reference import is_local_model
+from wander_client.ray_engine.coordinator import Coordinator, Overview
+from wander_client.ray_engine.parts import RayChoice, parts_of
+from wander_client.ray_engine.task import PROOF_FILE, Job, Problem, play_shard
+from wander_client.suites.file import Suite, SuiteRun
+from wander_client.suites.table import SuiteTable
+
+if TYPE_CHECKING:
+    from wander.evals.run.runner import Progress
+
+    from wander_client.terminal.output import Output
+
+SHARDS_FILE = "shards"
+"""Holds the number of shards of a run that plays."""
+_LOOK_SECONDS = 0.25
+_CONNECT_SECONDS = 10.0
+_RETRIES = 20
+"""How often Ray may start a shard again whose node or process died."""
+
+
+class BudgetSpent(ClientError):
+    """What may be spent is spent before all was played."""
+
+    status = PARTIAL
+
+
+def play(suite: Suite, out: Path, choice: RayChoice, output: Output) -> Overview:
+    """Play a suite's shards beside `out`, or go on with them, until all are complete.
+
+    Raises `Interrupted` after Ctrl-C, and what went wrong in a shard; what was played is kept.
+    """
+    place = parts_of(out).resolve()
+    with connected(choice.address) as ray:
+        total, options = _place(ray, suite)
+        count = _count_shards(place, choice.shards or total)
+        proof = secrets.token_hex(16)
+        place.mkdir(parents=True, exist_ok=True)
+        (place / SHARDS_FILE).write_text(str(count))
+        (place / PROOF_FILE).write_text(proof)
+        suite.write(place)
+        local = _without_limiter(suite)
+        sent = suite.model_copy(update={"runs": [_divided(run, count if local else 1) for run in suite.runs]})
+        variables = _variables(suite)
+        jobs = [
+            Job(sent.model_dump_json(by_alias=True), str(place), number, count, proof, variables=variables)
+            for number in range(count)
+        ]
+        budget = (suite.budget_tokens, suite.budget_usd)
+        here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+            ray.get_runtime_context().get_node_id(), soft=False
+        )
+        actor = ray.remote(Coordinator).options(num_cpus=0, scheduling_strategy=here)
+        coordinator = actor.remote(suite.concurrency, *budget)
+        task = ray.remote(play_shard).options(max_retries=_RETRIES, **options)
+        output.note(f"playing {count} shards on Ray, in {place}")
+        refs = [task.remote(job, coordinator) for job in jobs]
+        problems, overview, stopped = _wait(ray, refs, coordinator, suite, output, choice.ended)
+    if stopped:
+        done = sum(each.done for runs in overview.progress.values() for each in runs)
+        raise Interrupted(
+            f"interrupted; {done} rollouts are kept in `{place}`",
+            hint=f"go on with `{resume_command(out)}`",
+        )
+    if problems:
+        for other in problems[1:]:
+            output.warn(f"{other.run + ': ' if other.run else ''}{other.message}")
+        raise problems[0].raised()
+    if overview.spent is not None and not _is_complete(place, suite, count):
+        raise BudgetSpent(
+            f"{overview.spent}; what was played is kept in `{place}`",
+            hint=f"go on with `{resume_command(out)}{more_budget(overview.tokens, overview.usd, *budget)}`",
+            code="budget_spent",
+        )
+    return overview
+
+
+def _is_complete(place: Path, suite: Suite, count: int) -> bool:
+    """Tell whether all parts of all runs are played to their end."""
+    from wander.evals.store.folder import RunFolder
+
+    for number in range(count):
+        shard = Shard(first=number, end=number + 1, of=count)
+        for part in suite.model_copy(update={"shard": shard}).parts():
+            run = place / str(number) / part.folder
+            if not (run / "run.json").is_file() or RunFolder.open(run).manifest.ended_at is None:
+                return False
+    return True
+
+
+def finish(out: Path) -> None:
+    """Remove the shards of a record that is made."""
+    shutil.rmtree(parts_of(out))
+
+
+def shard_folders(out: Path) -> list[Path]:
+    """Return the folders of the shards of a run, in order; raises `UsageError` where it has none."""
+    place = parts_of(out)
+    if not (place / SHARDS_FILE).is_file():
+        raise UsageError(
+            f"`{out}` was not begun with `--engine ray`", hint=f"go on with `{resume_command(out)}`"
+        )
+    return [place / str(number) for number in range(int((place / SHARDS_FILE).read_text()))]
+
+
+@contextlib.contextmanager
+def connected(address: str | None) -> Iterator[Any]:
+    """Yield Ray, connected to a cluster; what Ray prints goes to standard error meanwhile."""
+    try:
+        import ray
+        import ray.util.scheduling_strategies
+    except ImportError as error:
+        raise UsageError(
+            "`--engine ray` needs Ray",
+            hint="install it: `pip install 'wander-client[ray]'`",
+            code="missing_extra",
+        ) from error
+    wanted = address or os.environ.get("RAY_ADDRESS")
+    if wanted and wanted not in ("auto", "local"):
+        _require_reachable(wanted)
+    with contextlib.redirect_stdout(sys.stderr):
+        began = not ray.is_initialized()
+        if began:
+            try:
+                ray.init(
+                    address=wanted,
+                    namespace="wander",
+                    log_to_driver=False,
+                    logging_level="ERROR",
+                    **({} if wanted and wanted != "local" else {"include_dashboard": False}),
+                )
+            except (ConnectionError, RuntimeError, ValueError) as error:
+                raise _cannot_connect(wanted, error) from error
+        try:
+            yield ray
+        finally:
+            if began:
+                ray.shutdown()
+
+
+def _require_reachable(address: str) -> None:
+    """Raise `Unavailable` where nobody listens: Ray itself would try for a long time."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        raise UsageError(
+            f"`{address}` is no address of Ray", hint="write `--ray-address HOST:6379`, or `auto`"
+        )
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+    except OSError as error:
+        raise Unavailable(
+            f"no Ray cluster answers at `{address}`: {error.strerror or error}",
+            hint="start one with `ray start --head --port 6379`, and name its address; `ray status` shows it",
+            code="ray_unavailable",
+        ) from error
+
+
+def _cannot_connect(address: str | None, error: Exception) -> ClientError:
+    if "ersion mismatch" in str(error):
+        return ClientError(
+            f"the cluster at `{address}` runs another version of Ray or Python",
+            hint="install the same Ray and Python here and on all nodes",
+            detail=str(error),
+            code="versions_differ",
+        )
+    return Unavailable(
+        f"cannot use Ray at `{address or 'this machine'}`: {str(error).splitlines()[0]}",
+        hint="`ray status` shows whether a cluster runs; `ray start --head` starts one",
+        code="ray_unavailable",
+    )
+
+
+def _place(ray: Any, suite: Suite) -> tuple[int, dict[str, float]]:
+    """Return how many shards the cluster plays at once, and what each needs of a node."""
+    there = ray.cluster_resources()
+    models = [(run.settings.model, run.settings.base_url, run.settings) for run in suite.runs]
+    loads = any(
+        settings.serve is not None or (url is None and is_local_model(model) and settings.device != "cpu")
+        for model, url, settings in models
+    )
+    accelerators = int(there.get("GPU", 0))
+    if loads and accelerators:
+        return accelerators, {"num_gpus": 1.0, "num_cpus": 1.0}
+    processors = int(there.get("CPU", 0))
+    if not processors:
+        raise Unavailable(
+            "the cluster has no processor for a shard", hint="add nodes: `ray start --address ...`"
+        )
+    return processors, {"num_cpus": 1.0}
+
+
+def _count_shards(place: Path, wanted: int) -> int:
+    """Return the number of shards, which stays what it was while a run goes on."""
+    file = place / SHARDS_FILE
+    return int(file.read_text()) if file.is_file() else wanted
+
+
+def _without_limiter(suite: Suite) -> bool:
+    """Tell whether its models play in the shards' processes, each of which has a bound of its own."""
+    return all(
+        run.settings.base_url is None
+        and run.settings.serve is None
+        and (is_local_model(run.settings.model) or run.settings.model.startswith("scripted:"))
+        for run in suite.runs
+    )
+
+
+def _divided(run: SuiteRun, shards: int) -> SuiteRun:
+    """Return a run that has its share of the calls at once, in each of so many shards."""
+    at_once = -(-run.settings.concurrency // shards)
+    return run.model_copy(update={"settings": run.settings.model_copy(update={"concurrency": at_once})})
+
+
+def _variables(suite: Suite) -> dict[str, str]:
+    """Return what shards need of this process's environment: keys, endpoint, hub."""
+    names = {"OPENAI_BASE_URL", "WANDER_HUB"}
+    names |= {run.settings.key_variable for run in suite.runs}
+    names |= {name for run in suite.runs for name in run.settings.pass_environ}
+    return {name: os.environ[name] for name in sorted(names) if name in os.environ}
+
+
+def _wait(
+    ray: Any, refs: list[Any], coordinator: Any, suite: Suite, output: Output, ended: threading.Event
+) -> tuple[list[Problem], Overview, bool]:
+    """Wait for all shards, showing how they go; Ctrl-C has them end in order, the second one at once."""
+    table = SuiteTable(output, [run.name for run in suite.runs])
+    problems: list[Problem] = []
+    asked = 0
+
+    def stop(*_: object) -> None:
+        nonlocal asked
+        asked += 1
+        coordinator.stop.remote()
+
+    with _on_signals(stop), table.show():
+        while refs:
+            if ended.is_set() and not asked:
+                stop()
+            done, refs = ray.wait(refs, num_returns=len(refs), timeout=_LOOK_SECONDS)
+            for ref in done:
+                problems += _result(ray, ref)
+            overview: Overview = ray.get(coordinator.look.remote())
+            for number, run in enumerate(suite.runs):
+                if parts := overview.progress.get(run.folder):
+                    table.set_progress(number, _sum(parts))
+    return problems, overview, asked > 0
+
+
+def _result(ray: Any, ref: Any) -> list[Problem]:
+    try:
+        found: list[Problem] = ray.get(ref)
+    except ray.exceptions.RayError as error:
+        first = str(error).splitlines()[0]
+        missing = "No module named" in str(error)
+        hint = (
+            "install the same `wander-client[ray]` on all nodes"
+            if missing
+            else "resume the run: what was played is kept"
+        )
+        return [
+            Problem(f"a shard failed on Ray: {first}", hint, "shard_failed", str(error), ClientError.status)
+        ]
+    return found
+
+
+def _sum(parts: list[Progress]) -> Progress:
+    """Return the progress of a run from that of its shards."""
+    from wander.evals.run.runner import Progress
+    from wander.types import Usage
+
+    scored = [(each.reward_mean, each.done) for each in parts if each.reward_mean is not None and each.done]
+    weight = sum(done for _, done in scored)
+    costs = [each.usd for each in parts if each.usd is not None]
+    return Progress(
+        done=sum(each.done for each in parts),
+        total=sum(each.total for each in parts),
+        failed=sum(each.failed for each in parts),
+        retried=sum(each.retried for each in parts),
+        in_flight=sum(each.in_flight for each in parts),
+        reward_mean=sum(mean * done for mean, done in scored) / weight if weight else None,
+        usage=sum((each.usage for each in parts), Usage()),
+        seconds=max(each.seconds for each in parts),
+        calls_in_flight=sum(each.calls_in_flight for each in parts),
+        usd=sum(costs) if costs else None,
+    )
+
+
+@contextlib.contextmanager
+def _on_signals(stop: Any) -> Iterator[None]:
+    """Have SIGINT and SIGTERM call a function while the block runs, where signals are ours."""
+    before = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(ValueError):  # not the main thread
+            before[number] = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

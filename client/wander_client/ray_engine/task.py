@@ -1,0 +1,244 @@
+"""Plays one shard on whichever machine Ray chose: the task that runs there.
+
+The folder says how far the shard is, so a task that is started again goes on. What goes wrong is returned, as
+plain values: exceptions of ours hold more than pickle carries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import secrets
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wander.evals.run.budget import SharedBudget
+from wander.version import __version__
+from wander.wire.run_record import Shard
+
+from wander_client.context import CommonOptions, Invocation
+from wander_client.errors import ClientError, LoginRequired, NotFound, Unavailable, UsageError
+from wander_client.failures import explain
+from wander_client.models.pool import ModelPool
+from wander_client.ray_engine.coordinator import Trade
+from wander_client.ray_engine.limiter import RayLimiter
+from wander_client.suites.file import SUITE_FILE, Suite
+from wander_client.suites.play import play_suite, prepare, share_budget
+from wander_client.suites.table import SuiteTable
+from wander_client.terminal.output import Output
+
+if TYPE_CHECKING:
+    from wander.clients.base import Client
+    from wander.evals.run.stopping import StopRequest
+
+PROOF_FILE = "shared"
+"""Holds a word that whoever sees the folder can read."""
+_REPORT_SECONDS = 0.25
+_LOCK_SECONDS = 120.0
+"""How long the process of an earlier attempt may take to end: its node may be gone before it is."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One shard, as it is sent to a node."""
+
+    suite: str
+    """The whole suite, as JSON."""
+    folder: str
+    """Where the shards lie, on a file system that all nodes share."""
+    number: int
+    of: int
+    proof: str
+    """The word in `PROOF_FILE`."""
+    wander: str = __version__
+    python: tuple[int, int] = sys.version_info[:2]
+    variables: dict[str, str] = field(default_factory=dict, repr=False)
+    """Keys and addresses of the endpoints; a shard's process has nothing else of the driver's environment."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What went wrong in a shard."""
+
+    message: str
+    hint: str | None
+    code: str
+    detail: str | None
+    status: int
+    run: str = ""
+    """The evaluation that it concerns; empty where that is the whole shard."""
+
+    @classmethod
+    def of(cls, error: BaseException, run: str = "") -> Problem:
+        """Return an exception as plain values."""
+        told = explain(error)
+        return cls(str(told), told.hint, told.code, told.detail, told.status, run)
+
+    def raised(self) -> ClientError:
+        """Return it as an error of the driver's."""
+        kinds = {kind.status: kind for kind in (UsageError, NotFound, LoginRequired, Unavailable)}
+        kind = kinds.get(self.status, ClientError)
+        return kind(self.message, hint=self.hint, code=self.code, detail=self.detail)
+
+
+class _ToldBudget(SharedBudget):
+    """The part of a budget that this shard spent; whether all of it is, the coordinator says."""
+
+    said: str | None = None
+
+    @property
+    def spent(self) -> str | None:
+        """The budget that is spent, in words; None while the runs may go on."""
+        return self.said
+
+
+class _Seat:
+    """This shard's place at the coordinator."""
+
+    def __init__(self, coordinator: Any, number: int) -> None:
+        self._coordinator, self._number, self._attempt = coordinator, number, secrets.token_hex(8)
+
+    async def begin(self) -> None:
+        """Say that the shard plays."""
+        await self._coordinator.begin.remote(self._number, self._attempt)
+
+    async def trade(self, trade: Trade) -> int:
+        """Return how many calls may leave."""
+        granted: int = await self._coordinator.trade.remote(self._number, self._attempt, trade)
+        return granted
+
+    async def report(self, table: SuiteTable, folders: list[str], budget: _ToldBudget | None) -> int:
+        """Tell how far the shard is; learn of the budget, and return how often a stop was asked for."""
+        progress = {
+            folder: row.progress
+            for folder, row in zip(folders, table.rows, strict=True)
+            if row.progress is not None
+        }
+        spent = (0, 0.0) if budget is None else (budget.spent_tokens, budget.spent_usd)
+        stop, said = await self._coordinator.report.remote(self._number, self._attempt, progress, *spent)
+        if budget is not None:
+            budget.said = said
+        return int(stop)
+
+
+class _RayPool(ModelPool):
+    """Has clients of endpoints ask the coordinator."""
+
+    def __init__(self, context: Invocation, seat: _Seat) -> None:
+        super().__init__(context)
+        self._seat = seat
+
+    def _share(self, client: Client, name: str) -> None:
+        if client.limiter is not None:
+            client.limiter = RayLimiter(self._seat)
+
+
+def play_shard(job: Job, coordinator: Any) -> list[Problem]:
+    """Play a shard to its end, or until a stop is asked for; return what went wrong."""
+    try:
+        _require_like_driver(job)
+        os.environ.update(job.variables)
+        return asyncio.run(_play(job, _Seat(coordinator, job.number)))
+    except Exception as error:  # noqa: BLE001 - returned, and raised by the driver
+        return [Problem.of(error)]
+
+
+def _require_like_driver(job: Job) -> None:
+    here = socket.gethostname()
+    if job.wander != __version__ or job.python != sys.version_info[:2]:
+        there = f"wander {job.wander} on Python {'.'.join(map(str, job.python))}"
+        raise ClientError(
+            f"node `{here}` has wander {__version__} on Python {sys.version_info[0]}.{sys.version_info[1]}, "
+            f"and the driver {there}",
+            hint="install the same `wander-client[ray]` on all nodes",
+            code="versions_differ",
+        )
+    proof = Path(job.folder, PROOF_FILE)
+    if not proof.is_file() or proof.read_text() != job.proof:
+        raise ClientError(
+            f"node `{here}` does not see `{job.folder}` as the driver does: the folder is not shared",
+            hint="choose a folder on a file system of all nodes: `--out /shared/RUN`",
+            code="folder_not_shared",
+        )
+
+
+async def _play(job: Job, seat: _Seat) -> list[Problem]:
+    from wander.evals.run.stopping import StopRequest
+
+    context = Invocation(CommonOptions(mode="quiet"), Output("quiet"))
+    shard = Shard(first=job.number, end=job.number + 1, of=job.of)
+    suite = Suite.model_validate_json(job.suite).model_copy(update={"shard": shard})
+    folder = Path(job.folder, str(job.number))
+    if not (folder / SUITE_FILE).exists():
+        suite.write(folder)
+    with _alone(folder):
+        await seat.begin()
+        ready = prepare(context, suite, folder, allow_changed_code=False)
+        shared = share_budget(suite, ready)
+        budget = None if shared is None else _ToldBudget(shared.tokens, shared.usd, shared.earlier)
+        folders, stop = [each.run.folder for each in ready], StopRequest()
+        table = SuiteTable(context.output, [each.run.name for each in ready])
+        async with _reporting(seat, table, folders, budget, stop):
+            pool = _RayPool(context, seat)
+            outcomes = await play_suite(context, suite, ready, table, budget, models=pool, stop=stop)
+    # Rollouts that all failed are a part of the record, which says so when it is whole.
+    broken = [each for each in outcomes if each.error is not None and each.summary is None]
+    return [Problem.of(each.error, each.run.name) for each in broken if each.error is not None]
+
+
+@contextlib.asynccontextmanager
+async def _reporting(
+    seat: _Seat, table: SuiteTable, folders: list[str], budget: _ToldBudget | None, stop: StopRequest
+) -> AsyncIterator[None]:
+    """Report four times a second while the block runs, and at its end."""
+    asked = 0
+
+    async def report() -> None:
+        nonlocal asked
+        now = await seat.report(table, folders, budget)
+        for _ in range(now - asked):
+            stop.request()
+        asked = max(asked, now)
+
+    async def keep_reporting() -> None:
+        while True:
+            await report()
+            await asyncio.sleep(_REPORT_SECONDS)
+
+    await report()
+    reporting = asyncio.create_task(keep_reporting())
+    try:
+        yield
+    finally:
+        reporting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await reporting
+        await report()
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Wait until no process of an earlier attempt plays here."""
+    lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        deadline = time.monotonic() + _LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise ClientError(
+                        f"another process plays `{folder}`", hint="end it, then resume the run"
+                    ) from None
+                time.sleep(0.5)
+        yield
+    finally:
+        os.close(lock)

@@ -1,0 +1,246 @@
+"""Evaluations on Ray, with its own utilities for a cluster of several nodes on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat_endpoint import chat_endpoint
+from command_line import Wander
+from shard_records import aggregates_of, records_of
+from wander.clients.rate_limit import CallLimiter
+from wander.evals.store.folder import RunFolder
+from wander_client.errors import Unavailable, UsageError
+from wander_client.ray_engine import engine
+from wander_client.ray_engine.coordinator import Coordinator, Trade
+from wander_client.ray_engine.limiter import RayLimiter
+from wander_client.ray_engine.task import PROOF_FILE, Job, play_shard
+
+URL = "http://model/v1"
+
+
+class Seat:
+    """A shard's place at a coordinator in the same process."""
+
+    def __init__(self, coordinator: Coordinator, shard: int) -> None:
+        self.coordinator, self.shard, self.attempt = coordinator, shard, f"attempt of {shard}"
+
+    async def begin(self) -> RayLimiter:
+        await self.coordinator.begin(self.shard, self.attempt)
+        return RayLimiter(self)
+
+    async def trade(self, trade: Trade) -> int:
+        await asyncio.sleep(0)
+        return await self.coordinator.trade(self.shard, self.attempt, trade)
+
+
+async def test_shards_share_the_bound_on_calls_and_the_pauses_of_an_endpoint() -> None:
+    coordinator = Coordinator(3, None, None)
+    limiters = [await Seat(coordinator, shard).begin() for shard in range(2)]
+    most, in_flight = 0, 0
+
+    async def call(limiter: CallLimiter) -> None:
+        nonlocal most, in_flight
+        pace = limiter.pace(URL)
+        await limiter.acquire(pace)
+        in_flight += 1
+        most = max(most, in_flight)
+        await asyncio.sleep(0.001)
+        in_flight -= 1
+        limiter.release(pace)
+        pace.note_accepted(time.monotonic())
+
+    await asyncio.gather(*(call(limiters[number % 2]) for number in range(40)))
+    assert most == 3
+    pace = limiters[0].pace(URL)
+    began = await limiters[0].acquire(pace)
+    limiters[0].release(pace)
+    pace.note_refused(time.monotonic(), began, 0.2)
+    await asyncio.sleep(0.01)
+    assert await limiters[1].acquire(limiters[1].pace(URL)) - began > 0.15, "the other shard waits too"
+
+
+async def test_a_shard_that_starts_again_gets_the_calls_back_that_its_node_took_along() -> None:
+    coordinator = Coordinator(1, None, None)
+    lost, other = Seat(coordinator, 0), Seat(coordinator, 1)
+    first = await lost.begin()
+    await first.acquire(first.pace(URL))
+    second = await other.begin()
+    waiting = asyncio.create_task(second.acquire(second.pace(URL)))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    await coordinator.begin(0, "another attempt")
+    await asyncio.wait_for(waiting, 5)
+    with pytest.raises(RuntimeError, match="started again elsewhere"):
+        await first.acquire(first.pace(URL))
+
+
+async def test_a_shard_that_is_silent_holds_no_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node of a dead one may have been the only one with room for its next attempt."""
+    coordinator = Coordinator(1, None, None)
+    dead, other = await Seat(coordinator, 0).begin(), await Seat(coordinator, 1).begin()
+    await dead.acquire(dead.pace(URL))
+    waiting = asyncio.create_task(other.acquire(other.pace(URL)))
+    await asyncio.sleep(0.01)
+    await coordinator.look()
+    assert not waiting.done()
+    monkeypatch.setattr("wander_client.ray_engine.coordinator._SILENT_SECONDS", -1.0)
+    await coordinator.look()
+    await asyncio.wait_for(waiting, 5)
+
+
+async def test_what_all_shards_spent_counts_for_each() -> None:
+    coordinator = Coordinator(1, 100, None)
+    for shard in range(2):
+        await coordinator.begin(shard, "a")
+    assert await coordinator.report(0, "a", {}, 60, 0.0) == (0, None)
+    _, said = await coordinator.report(1, "a", {}, 50, 0.0)
+    assert said is not None
+    assert "100 tokens is spent (110)" in said
+    await coordinator.stop()
+    assert (await coordinator.report(0, "a", {}, 60, 0.0))[0] == 1
+
+
+def test_an_address_where_nobody_listens_is_told_at_once() -> None:
+    pytest.importorskip("ray")
+    with (
+        pytest.raises(Unavailable, match="no Ray cluster answers") as refused,
+        engine.connected("127.0.0.1:1"),
+    ):
+        pass
+    assert "ray start --head" in (refused.value.hint or "")
+    with pytest.raises(UsageError, match="no address of Ray"), engine.connected("nowhere"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"wander": "0.0.1"}, "versions_differ"),
+        ({"python": (3, 1)}, "versions_differ"),
+        ({"proof": "another"}, "folder_not_shared"),
+        ({"folder": "/nowhere"}, "folder_not_shared"),
+    ],
+)
+def test_a_node_that_is_not_like_the_driver_says_so(change: Any, code: str, tmp_path: Path) -> None:
+    (tmp_path / PROOF_FILE).write_text("proof")
+    job = Job(**{"suite": "{}", "folder": str(tmp_path), "number": 0, "of": 1, "proof": "proof", **change})
+    (problem,) = play_shard(job, None)
+    assert (problem.code, problem.hint is not None) == (code, True)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A head and two nodes, each of which takes two shards."""
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    for _ in range(2):
+        found.add_node(num_cpus=2)
+    try:
+        yield found
+    finally:
+        found.shutdown()
+
+
+def slow_echo(messages: list[dict[str, str]]) -> str:
+    time.sleep(0.1)
+    return messages[-1]["content"].removeprefix("say ")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_node_that_dies_loses_no_rollout_and_plays_none_twice(
+    cluster: Any, wander: Wander, folder: Path, home: Path
+) -> None:
+    with chat_endpoint(slow_echo) as endpoint:
+        words = (str(folder), "-m", "test-model", "-b", endpoint.base_url, "-n", "8", "-r", "30", "-c", "4")
+        node = next(iter(cluster.worker_nodes))
+
+        ended = threading.Event()
+
+        def kill() -> None:
+            while not ended.wait(0.1):
+                files = home.glob("ray.shards/*/*/rollouts.jsonl")
+                if sum(len(path.read_bytes().splitlines()) for path in files) >= 60:
+                    cluster.remove_node(node, allow_graceful=False)
+                    return
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        on_ray = (
+            "--engine",
+            "ray",
+            "--ray-address",
+            cluster.address,
+            "--shards",
+            "4",
+            "--out",
+            "ray",
+            "--json",
+        )
+        done = wander("eval", *words, *on_ray)
+        ended.set()
+        killer.join()
+        cluster.add_node(num_cpus=2)
+        assert done.status == 0, done.out
+        assert node not in cluster.worker_nodes
+        assert endpoint.most_in_flight <= 4
+        assert not (home / "ray.shards").exists()
+        assert wander("eval", *words, "--out", "plain").status == 0
+    assert done.data["summary"]["rollouts"] == 240
+    lines = [json.loads(line) for _, line in RunFolder.open(home / "ray").records()]
+    assert set(Counter((line["example_id"], line["index"]) for line in lines).values()) == {1}
+    assert records_of(home / "ray") == records_of(home / "plain")
+    assert aggregates_of(home / "ray") == aggregates_of(home / "plain")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_suite_on_ray_is_that_played_here(cluster: Any, wander: Wander, folder: Path, home: Path) -> None:
+    (home / "suite.toml").write_text(
+        '[[eval]]\nenvironment = "./say-env"\nnum_examples = 5\nrollouts = 2\n'
+        'model = ["scripted:say_env:solver", "scripted:say_env:breaks_on_three"]\n'
+    )
+    on_ray = ("--engine", "ray", "--ray-address", cluster.address, "--out", "ray", "--json")
+    done = wander("eval", "suite.toml", *on_ray)
+    assert done.status == 6, done.out
+    assert wander("eval", "suite.toml", "--out", "plain").status == 6
+    for path in Path("plain").glob("*/run.json"):
+        name = path.parent.name
+        assert records_of(Path("ray", name)) == records_of(Path("plain", name))
+        assert aggregates_of(Path("ray", name)) == aggregates_of(Path("plain", name))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_ctrl_c_keeps_what_was_played_and_a_spent_budget_goes_on(
+    cluster: Any, wander: Wander, folder: Path, home: Path
+) -> None:
+    with chat_endpoint(slow_echo) as endpoint:
+        words = [str(folder), "-m", "test-model", "-b", endpoint.base_url, "-n", "8", "-r", "20", "-c", "4"]
+        command = [sys.executable, "-m", "wander_client", "eval", *words, "--out", "ray", "--json"]
+        command += ["--engine", "ray", "--ray-address", cluster.address, "--budget-tokens", "1000"]
+        playing = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
+        while len(endpoint.requests) < 12:
+            time.sleep(0.1)
+        playing.send_signal(signal.SIGINT)
+        said = json.loads(playing.communicate()[0])["error"]
+        assert (playing.returncode, said["hint"]) == (130, "go on with `wander eval --resume ray`")
+        spent = wander("eval", "--resume", "ray", "--ray-address", cluster.address, "--json")
+        assert (spent.status, spent.json["error"]["code"]) == (6, "budget_spent"), spent.out
+        more = ("--budget-tokens", "100000")
+        done = wander("eval", "--resume", "ray", "--ray-address", cluster.address, *more, "--json")
+        assert (done.status, done.data["summary"]["rollouts"]) == (0, 160)
