@@ -19,6 +19,7 @@ import http
 import logging
 import os
 import signal
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -44,6 +45,8 @@ from wander.worker.remote.tunnel import WorkerEnd
 _REASON_BYTES = 120
 """A websocket's close frame holds a reason of at most 123 bytes."""
 _WHERE_LETTERS = 30
+_MOST_WAITING = 65_536
+"""Messages of a host that its worker has not taken yet; a host has no more rollouts under way than that."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,10 @@ class ListenerOptions:
     """Names of the variables of this process that the environment may see."""
     socket: str | None = None
     """Path of a Unix socket, which its owner alone may open, to listen on in place of host and port."""
+    certificate: Path | None = None
+    """File with the certificate, and those that lead to it: what passes is then encrypted."""
+    key: Path | None = None
+    """File with its key; None where it is in the same one."""
 
     def __post_init__(self) -> None:
         if self.token is None and self.socket is None and not is_loopback(self.host):
@@ -74,6 +81,24 @@ class ListenerOptions:
             )
         if self.most < 1:
             raise ConfigError(f"`--workers` must be at least 1, not {self.most}")
+        if self.certificate is not None and self.socket is not None:
+            raise ConfigError(
+                "a socket needs no certificate: nothing leaves the machine", hint="leave `--tls-cert` out"
+            )
+
+    def tls(self) -> ssl.SSLContext | None:
+        """Return what encrypts; raises `ConfigError` for files that hold no certificate with its key."""
+        if self.certificate is None:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(self.certificate, self.key)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(
+                f"cannot use the certificate in `{self.certificate}`: {error.strerror or error}",
+                hint="give PEM files: `--tls-cert worker.pem --tls-key worker.key`",
+            ) from error
+        return context
 
 
 class Listener:
@@ -90,7 +115,7 @@ class Listener:
         # A refused connection is told in one line of ours.
         quiet = logging.getLogger("wander.worker.listener")
         quiet.setLevel(logging.CRITICAL)
-        listen = partial(serve, host=options.host, port=options.port)
+        listen = partial(serve, host=options.host, port=options.port, ssl=options.tls())
         place = f"{options.host}:{options.port}"
         if options.socket is not None:
             listen, place = partial(unix_serve, path=options.socket), options.socket
@@ -102,7 +127,7 @@ class Listener:
                 # A page in somebody's browser may not connect to this machine.
                 origins=[None],
                 logger=quiet,
-                # Bounded by what the host has under way. Not reading would leave its heartbeats unanswered.
+                # `_pass_on` bounds what waits. Not reading would leave the host's heartbeats unanswered.
                 max_queue=None,
                 **OPTIONS,
             )
@@ -111,7 +136,7 @@ class Listener:
         finally:
             os.umask(before)
         async with server:
-            self._say(f"listening on {_place(server)}")
+            self._say(f"listening on {_place(server, encrypted=options.certificate is not None)}")
             await stop.wait()
 
     def _admit(self, connection: ServerConnection, request: Request) -> Response | None:
@@ -191,8 +216,9 @@ class Listener:
     async def _pass_on(self, host: ServerConnection, link: LocalLink, calls: WorkerEnd) -> None:
         """Hand messages over in both directions, until one side closes its connection."""
         worker = await link.wait_for_connection()
+        waiting: asyncio.Queue[bytes] = asyncio.Queue(_MOST_WAITING)
 
-        async def to_the_worker() -> None:
+        async def from_the_host() -> None:
             first = await host.recv(decode=False)
             answer = self._answer_load(first)
             if isinstance(answer, LoadFailed):
@@ -203,14 +229,21 @@ class Listener:
                 frame = await host.recv()
                 if isinstance(frame, str):
                     calls.receive(frame)
+                elif waiting.full():
+                    raise ConfigError(f"the host is {_MOST_WAITING:,} messages ahead of its worker")
                 else:
-                    await send_frame(worker, frame)
+                    waiting.put_nowait(frame)
+
+        async def to_the_worker() -> None:
+            while True:
+                await send_frame(worker, await waiting.get())
 
         async def to_the_host() -> None:
             while True:
                 await send_frame(host, await worker.recv(decode=False))
 
-        both = [asyncio.create_task(each) for each in (to_the_worker(), to_the_host())]
+        ways = (from_the_host(), to_the_worker(), to_the_host())
+        both = [asyncio.create_task(each) for each in ways]
         try:
             done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -284,8 +317,9 @@ def _peer(connection: ServerConnection) -> str:
     return f"{host}:{port}" if port else host
 
 
-def _place(server: Server) -> str:
+def _place(server: Server, *, encrypted: bool) -> str:
     name = next(iter(server.sockets)).getsockname()
     if isinstance(name, str):
         return f"unix://{name}"
-    return f"tcp://[{name[0]}]:{name[1]}" if ":" in name[0] else f"tcp://{name[0]}:{name[1]}"
+    scheme, host = "tls" if encrypted else "tcp", f"[{name[0]}]" if ":" in name[0] else name[0]
+    return f"{scheme}://{host}:{name[1]}"
