@@ -28,6 +28,6 @@ def browser(hub: Any, base_url: str = "http://hub.test", *, address: str = "127.
     return httpx.AsyncClient(transport=transport, base_url=base_url)
 
 
-async def form(client: httpx.AsyncClient, path: str, **fields: str) -> httpx.Response:
+async def form(client: httpx.AsyncClient, path: str, /, **fields: Any) -> httpx.Response:
     """Send a form as a page of the hub does."""
     return await client.post(path, data=fields, headers={"Sec-Fetch-Site": "same-origin"})

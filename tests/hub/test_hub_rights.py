@@ -194,6 +194,7 @@ OPEN = {
     ("POST", one)
     for one in (
         "/_/oidc/mint-token",
+        "/account/forms/{form}",
         "/login",
         "/login/oidc/link",
         "/login/password",
@@ -201,7 +202,7 @@ OPEN = {
         "/api/v1/leaks",
     )
 }
-"""Routes whose body proves who asks, with tests of their own."""
+"""Routes whose body proves who asks, or that send it on to another, with tests of their own."""
 
 
 TABLE = {

@@ -25,6 +25,7 @@ from wander_hub.models.service import LATEST
 from wander_hub.runs import service as runs
 from wander_hub.web import board as board_page
 from wander_hub.web import environment, machines, service, source
+from wander_hub.web.account import routes as account_routes
 from wander_hub.web.home import show_home
 from wander_hub.web.query import query_string
 from wander_hub.web.run import routes as run_routes
@@ -33,6 +34,7 @@ from wander_hub.web.templates import STATIC, as_json, page, wants_json
 router = APIRouter(include_in_schema=False)
 router.include_router(machines.router)
 router.include_router(run_routes.router)
+router.include_router(account_routes.router)
 
 _PER_PAGE = 50
 Cursor = Annotated[str | None, Query(max_length=300)]
@@ -271,6 +273,6 @@ def _canonical(owner: str, name: str) -> str | None:
     return right if right != f"/{owner}/{name}" else None
 
 
-for _route in (*router.routes, *run_routes.router.routes):
-    if isinstance(_route, APIRoute) and _route.methods is not None:
+for _route in (*router.routes, *run_routes.router.routes, *account_routes.router.routes):
+    if isinstance(_route, APIRoute) and _route.methods == {"GET"}:
         _route.methods.add("HEAD")  # what can be read can be asked about

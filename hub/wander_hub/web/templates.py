@@ -57,6 +57,7 @@ _templates = Environment(
 _templates.filters |= {
     "bounded": text.bounded,
     "canonical": canonical_json,
+    "combined": lambda values, **more: values | more,
     "compact": text.compact,
     "count": text.count,
     "duration": text.duration,

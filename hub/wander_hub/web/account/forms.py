@@ -1,0 +1,130 @@
+"""Forms that do what the API does: each is sent on to its route, with the cookie that it came with.
+
+So who may, what is checked and what the audit log tells stands in one place. The API asks where a form comes
+from (`docs/decisions/forms.md`), so a page elsewhere can send none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qs, quote, unquote
+
+from fastapi import Request
+from starlette.types import Message
+
+from wander_hub.http.bodies import whole
+from wander_hub.http.problems import HubProblem
+
+_LONGEST = 16 * 1024
+_MOST_FIELDS = 50
+_OWN_HEADERS = (b"content-type", b"content-length", b"accept")
+_OF_ROUTES = ("endpoint", "route", "path_params")
+Given = dict[str, list[str]]
+
+
+def _text(given: Given, name: str) -> str | None:
+    return given.get(name, [""])[0] or None
+
+
+def _flag(given: Given, name: str) -> bool:
+    return name in given
+
+
+def _number(given: Given, name: str) -> object:
+    text = _text(given, name)
+    return int(text) if text is not None and text.isascii() and text.isdigit() else text
+
+
+def _list(given: Given, name: str) -> list[str]:
+    return given.get(name, [])
+
+
+@dataclass(frozen=True)
+class Form:
+    """Which request of the API a form is."""
+
+    method: str
+    path: str
+    """With the names of fields in braces."""
+    fields: dict[str, Callable[[Given, str], object]] = field(default_factory=dict)
+    """Of the body; empty where the request has none."""
+
+
+_OWNER, _ENVIRONMENT = "/api/v1/owners/{owner}", "/api/v1/environments/{owner}/{name}"
+FORMS = {
+    "token": Form(
+        "POST", "/api/v1/tokens", {"name": _text, "scopes": _list, "target": _text, "days": _number}
+    ),
+    "revoke": Form("DELETE", "/api/v1/tokens/{prefix}"),
+    "accept": Form("POST", "/api/v1/account/invitations/{invitation}/accept"),
+    "decline": Form("DELETE", "/api/v1/account/invitations/{invitation}"),
+    "second-factor": Form("POST", "/api/v1/account/second-factor", {"password": _text}),
+    "confirm": Form("PUT", "/api/v1/account/second-factor", {"code": _text}),
+    "second-factor-off": Form("POST", "/api/v1/account/second-factor/off", {"code": _text}),
+    "sign-out": Form("DELETE", "/api/v1/account/sessions"),
+    "organisation": Form("POST", "/api/v1/owners", {"name": _text}),
+    "member": Form("PUT", _OWNER + "/members/{user}", {"role": _text}),
+    "remove-member": Form("DELETE", _OWNER + "/members/{user}"),
+    "new-environments": Form(
+        "PUT", _OWNER + "/settings", {"private_by_default": _flag, "internal_by_default": _flag}
+    ),
+    "webhook": Form(
+        "POST", "/api/v1/webhooks", {"owner": _text, "environment": _text, "url": _text, "events": _list}
+    ),
+    "remove-webhook": Form("DELETE", "/api/v1/webhooks/{webhook}"),
+    "visibility": Form("PUT", _ENVIRONMENT + "/visibility", {"private": _flag, "internal": _flag}),
+    "status": Form("PUT", _ENVIRONMENT + "/status", {"status": _text, "reason": _text, "successor": _text}),
+    "transfer": Form("POST", _ENVIRONMENT + "/transfer", {"owner": _text, "name": _text}),
+    "yank": Form("PUT", _ENVIRONMENT + "/versions/{version}/yank", {"reason": _text}),
+    "unyank": Form("DELETE", _ENVIRONMENT + "/versions/{version}/yank"),
+    "verify": Form("POST", "/api/v1/runs/{run}/verifications", {"level": _text}),
+}
+
+
+async def read(request: Request) -> Given:
+    """Return the fields of a form."""
+    refusal = HubProblem(413, "too_large", f"the form has more than {_LONGEST:,} bytes")
+    body = await whole(request, _LONGEST, refusal)
+    try:
+        fields = parse_qs(body.decode(errors="replace"), keep_blank_values=True, max_num_fields=_MOST_FIELDS)
+    except ValueError as error:
+        raise HubProblem(422, "invalid_request", f"the form has more than {_MOST_FIELDS} fields") from error
+    return {name: [one.replace("\0", "") for one in values] for name, values in fields.items()}
+
+
+async def send(request: Request, name: str, given: Given) -> tuple[int, dict[str, Any]]:
+    """Send a form on to the API; return the status of its answer and what it says."""
+    form = FORMS.get(name)
+    if form is None:
+        raise HubProblem(404, "form_not_found", f"there is no form `{name[:80]}`")
+    # What stands in the path is called `at_...`, since the body may have a field of the name.
+    parts = {key[3:]: quote(values[0], safe="") for key, values in given.items() if key.startswith("at_")}
+    try:
+        path = form.path.format_map(parts)
+    except KeyError as error:
+        raise HubProblem(422, "invalid_request", f"the form lacks the field `at_{error.args[0]}`") from error
+    if not all(parts.values()):
+        raise HubProblem(422, "invalid_request", "a field of the form is empty that says what it is about")
+    body = json.dumps({one: read(given, one) for one, read in form.fields.items()}).encode()
+    body = body if form.fields else b""
+    kept = [pair for pair in request.scope["headers"] if pair[0] not in _OWN_HEADERS]
+    length = (b"content-length", str(len(body)).encode())
+    scope = {key: value for key, value in request.scope.items() if key not in _OF_ROUTES}
+    scope |= {"method": form.method, "path": unquote(path), "raw_path": path.encode(), "query_string": b""}
+    scope["headers"] = [*kept, (b"content-type", b"application/json"), length]
+    status, said = 500, bytearray()
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def take(message: Message) -> None:
+        nonlocal status
+        if message["type"] == "http.response.start":
+            status = message["status"]
+        said.extend(message.get("body", b""))
+
+    await request.app.router(scope, receive, take)
+    return status, json.loads(bytes(said)) if said else {}

@@ -1,0 +1,129 @@
+"""One's own account, an owner's and an environment's settings, and the forms on them."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import RedirectResponse, Response
+from wander.wire import Problem
+from wander.wire.environments import visibility_of
+from wander.wire.events import EVENTS
+
+from wander_hub import audit
+from wander_hub.environments import repository as environment_repository
+from wander_hub.environments import service as environments
+from wander_hub.http.boundary import (
+    BaseUrl,
+    ByBody,
+    HubSettings,
+    ReadSession,
+    optional_identity,
+    part_of_another,
+)
+from wander_hub.identity import Identity
+from wander_hub.names import normalise_owner
+from wander_hub.people import organisations, second_factor
+from wander_hub.quotas import service as quotas
+from wander_hub.rights import invitations, members, rights
+from wander_hub.web.account import forms
+from wander_hub.web.sign_in import local_path
+from wander_hub.web.templates import page
+from wander_hub.webhooks import service as webhooks
+
+router = APIRouter(include_in_schema=False)
+
+_ENTRIES = 100
+"""Of the audit log on a page."""
+
+
+def _caller(request: Request) -> Identity | None:
+    return optional_identity(request)
+
+
+def _to_login(request: Request) -> Response:
+    return RedirectResponse(f"/login?next={quote(request.url.path)}", 303)
+
+
+@router.get("/account")
+def show_account(request: Request, session: ReadSession, done: str = "") -> Response:
+    """One's tokens, second factor, owners and invitations."""
+    caller = _caller(request)
+    if caller is None:
+        return _to_login(request)
+    return page(
+        request,
+        "account.html",
+        caller=caller,
+        done=done in forms.FORMS,
+        tokens=members.tokens(session, caller),
+        owners=organisations.of_caller(session, caller),
+        invitations=invitations.of_caller(session, caller),
+        factor=second_factor.state_of(session, caller.user_id),
+    )
+
+
+@router.post("/account/forms/{form}", dependencies=[Depends(ByBody())])
+@part_of_another
+async def send_form(request: Request, form: str) -> Response:
+    """Do what a form asks for, and go back to its page; a secret is shown this once."""
+    given = await forms.read(request)
+    back = local_path(given.pop("back", ["/account"])[0])
+    status, said = await forms.send(request, form, given)
+    if status >= 400:
+        problem = Problem.model_validate(said)
+        return page(request, "refused.html", status=status, problem=problem, back=back)
+    secret = said.get("secret") or (said.get("token") if form == "token" else None)
+    if form == "confirm":
+        secret = "\n".join(said["data"])
+    if secret:
+        return page(request, "secret.html", form=form, secret=secret, uri=said.get("uri"), back=back)
+    return RedirectResponse(f"{back}{'&' if '?' in back else '?'}done={form}", 303)
+
+
+@router.get("/{owner}/settings")
+def show_owner_settings(
+    request: Request, session: ReadSession, settings: HubSettings, owner: str, done: str = ""
+) -> Response:
+    """Who may do what with an owner, its limits, webhooks and audit log; for its owners."""
+    caller = _caller(request)
+    if caller is None:
+        return _to_login(request)
+    name = normalise_owner(owner)
+    found = rights.owner_for(session, caller, "manage", name)
+    return page(
+        request,
+        "owner_settings.html",
+        owner=found.name,
+        done=done in forms.FORMS,
+        visibility=found.default_visibility,
+        members=members.of_owner(session, caller, found.name),
+        quota=quotas.of_owner(session, settings, caller, found.name),
+        webhooks=webhooks.list_all(session, caller, found.name),
+        events=EVENTS,
+        entries=audit.list_entries(session, owner=found.name, limit=_ENTRIES),
+    )
+
+
+@router.get("/{owner}/{name}/settings")
+def show_environment_settings(
+    request: Request, session: ReadSession, base_url: BaseUrl, owner: str, name: str, done: str = ""
+) -> Response:
+    """Visibility, status, versions and transfer of an environment; for who maintains it."""
+    caller = _caller(request)
+    if caller is None:
+        return _to_login(request)
+    found = environments.find(session, owner, name)
+    if not rights.may(caller, "maintain", found):
+        raise rights.refusal(caller, "maintain", found)
+    versions = environments.newest_first(list(environment_repository.versions_of(session, found)))
+    return page(
+        request,
+        "environment_settings.html",
+        summary=environments.summary_of(found),
+        visibility=visibility_of(found.private, internal=found.internal),
+        done=done in forms.FORMS,
+        manages=rights.may(caller, "manage", found),
+        reason=environments.reason_of(found),
+        versions=[environments.version_detail(found, one, base_url) for one in versions],
+    )

@@ -1,0 +1,109 @@
+"""People see to their account, owners and environments on pages, by forms that do what the API does."""
+
+from __future__ import annotations
+
+import html
+import re
+from typing import Any
+
+import pytest
+from browsers import PASSWORD, browser, form, give_password
+from wander_hub.audit import list_entries
+
+HTML = {"Accept": "text/html"}
+
+
+@pytest.fixture
+async def alice(hub: Any) -> Any:
+    """A browser in which alice is signed in."""
+    give_password(hub, "alice", "bob")
+    async with browser(hub) as client:
+        await form(client, "/login", name="alice", password=PASSWORD)
+        client.headers.update(HTML)
+        yield client
+
+
+async def send(client: Any, which: str, /, **fields: Any) -> Any:
+    return await form(client, f"/account/forms/{which}", **fields)
+
+
+async def test_a_token_is_made_shown_once_and_revoked(hub, alice):
+    made = await send(alice, "token", name="ci <b>", scopes=["read", "publish"], days="7", target="alice")
+    assert made.status_code == 200, made.text
+    secret = re.search(r"wnd_\w+", made.text)[0]
+    whoami = (await hub.get("/api/v1/whoami", headers={"Authorization": f"Bearer {secret}"})).json()
+    assert (whoami["user"], whoami["token"]["scopes"]) == ("alice", ["read", "publish"])
+    page = (await alice.get("/account")).text
+    assert "ci &lt;b&gt;" in page
+    assert secret not in page
+    revoked = await send(alice, "revoke", at_prefix=whoami["token"]["prefix"], back="/account")
+    assert (revoked.status_code, revoked.headers["location"]) == (303, "/account?done=revoke")
+    assert (await hub.get("/api/v1/whoami", headers={"Authorization": f"Bearer {secret}"})).status_code == 401
+    with hub.database.read() as session:
+        assert [one.action for one in list_entries(session, actor="alice")][:2] == [
+            "token.revoke",
+            "token.create",
+        ]
+
+
+async def test_a_form_of_another_page_or_of_nobody_changes_nothing(hub, alice):
+    for headers in ({"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}, {}):
+        answer = await alice.post(
+            "/account/forms/token", data={"name": "x", "scopes": "read"}, headers=headers
+        )
+        assert answer.status_code == 403, headers
+    async with browser(hub) as nobody:
+        assert (await send(nobody, "token", name="x", scopes="read")).status_code == 401
+        asked = await nobody.get("/alice/settings", headers=HTML)
+        assert asked.headers["location"] == "/login?next=/alice/settings"
+    assert (await send(alice, "no-such-form")).status_code == 404
+    assert (await send(alice, "revoke")).status_code == 422
+    wrong = await send(alice, "token", name="", scopes="read", days="never", back="//elsewhere.test")
+    assert wrong.status_code == 422
+    assert "Nothing was changed" in wrong.text
+    assert "elsewhere" not in wrong.text
+    other = await send(alice, "member", at_owner="bob", at_user="alice", role="owner")
+    assert other.status_code == 403
+
+
+async def test_owners_invite_and_invited_people_answer(hub, alice):
+    assert (await send(alice, "organisation", name="lab")).status_code == 303
+    page = await alice.get("/lab/settings")
+    assert page.status_code == 200
+    back = "/lab/settings"
+    assert (
+        await send(alice, "member", at_owner="lab", at_user="bob", role="maintainer", back=back)
+    ).status_code == 303
+    assert "invited until" in (await alice.get(back)).text
+    async with browser(hub) as bob:
+        await form(bob, "/login", name="bob", password=PASSWORD)
+        waiting = (await bob.get("/account", headers=HTML)).text
+        number = re.search(r'name="at_invitation" value="(\d+)"', waiting)[1]
+        assert (await send(bob, "accept", at_invitation=number)).status_code == 303
+        assert ">lab</a>" in (await bob.get("/account", headers=HTML)).text
+        assert (await bob.get(back, headers=HTML)).status_code == 403
+    made = await send(alice, "webhook", owner="lab", url="https://example.org/hook", events=["run.posted"])
+    assert "Shown this once" in made.text
+    page = html.unescape((await alice.get(back)).text)
+    assert "https://example.org/hook" in page
+    assert "invitation.accept" in page.partition("Audit log")[2]
+
+
+async def test_an_environment_is_seen_to_on_its_page(hub, alice):
+    await hub.publish()
+    back, at = "/alice/reverse-text/settings", {"at_owner": "alice", "at_name": "reverse-text"}
+    page = await alice.get(back)
+    assert page.status_code == 200, page.text
+    api = "/api/v1/environments/alice/reverse-text"
+    await send(alice, "yank", **at, at_version="0.1.0", reason="wrong <b>", back=back)
+    assert "yanked: wrong &lt;b&gt;" in (await alice.get(back)).text
+    assert (await hub.get(api)).json()["latest"]["yanked_reason"] == "wrong <b>"
+    assert (await send(alice, "unyank", **at, at_version="0.1.0", back=back)).status_code == 303
+    assert (await send(alice, "status", **at, status="archived", reason="done")).status_code == 303
+    assert (await send(alice, "status", **at, status="active")).status_code == 303
+    assert (await send(alice, "visibility", **at, private="1")).status_code == 303
+    assert (await hub.get(api)).status_code == 404
+    assert "<b>private</b>" in (await alice.get(back)).text
+    assert (await send(alice, "visibility", **at)).status_code == 303
+    assert (await send(alice, "transfer", **at, owner="alice", name="other-name")).status_code == 303
+    assert (await hub.get("/api/v1/environments/alice/other-name")).status_code == 200
