@@ -1,0 +1,347 @@
+"""Hurts a hub of several servers and workers at random, and tells whether anything was lost or done twice.
+
+    sudo .venv/bin/python scripts/faults.py --faults 200 --seed 1
+
+Two servers and two workers over one PostgreSQL and one bucket, behind nginx, each with a network of its own
+(root; `--loopback` does without, and without cuts and full disks). While programs publish, post, read and
+are told by a webhook, one part after another is killed, stopped, cut off, given a wrong clock or a full disk,
+and started again as a supervisor would. At the end all that was acknowledged has to be there, once, and
+`fsck` has to be content.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "harness"))
+
+from command_line import make_wheel  # noqa: E402 - the tests' own harness
+from hub_cluster import BUCKET, DATABASE, FRONT, Cluster, Loopback, Namespaces, hub_cluster  # noqa: E402
+from saved_runs import write_run  # noqa: E402
+from webhook_receiver import Receiver, webhook_receiver  # noqa: E402
+
+PATIENCE = 300.0
+PAGES = ("/", "/runs", "/admin/say-env", "/api/v1/environments", "/admin/simple/say-env/", "/api/v1/runs")
+DISKS = {DATABASE: "postgres", BUCKET: "bucket"}
+_DISK_MEGABYTES = 600
+_AGAIN = frozenset({429, 500, 502, 503, 504, 507})
+"""Statuses after which a client sends the same again."""
+
+
+class Users:
+    """Programs that publish, post and read until told to stop, and what the hub acknowledged to them."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self.cluster, self.folder = cluster, folder
+        self.headers = {"Authorization": f"Bearer {cluster.token}"}
+        self.versions: list[tuple[str, bytes]] = []
+        self.runs: list[str] = []
+        self.refused: list[str] = []
+        self.answers: Counter[str] = Counter()
+        self.enough = threading.Event()
+        self._lock = threading.Lock()
+        works = [self._publish, *[self._post] * 2, *[self._read] * 2]
+        self.threads = [threading.Thread(target=self._work, args=(one, n)) for n, one in enumerate(works)]
+
+    def _work(self, work: Callable[[int, int], None], number: int) -> None:
+        count = 0
+        while not self.enough.wait(0.5):
+            count += 1
+            work(number, count)
+
+    def send(self, path: str, **parts: Any) -> httpx.Response:
+        """Post until the hub answers for good."""
+        give_up = time.monotonic() + PATIENCE
+        while True:
+            said: Any = None
+            try:
+                address = f"{self.cluster.front}{path}"
+                said = httpx.post(address, headers=self.headers, timeout=60, trust_env=False, **parts)
+                self._count("write", said)
+            except httpx.TransportError as error:
+                self._count("write", type(error).__name__)
+            if said is not None and said.status_code not in _AGAIN:
+                return said
+            if time.monotonic() > give_up:
+                raise TimeoutError(f"nobody takes {path}: {said.text if said is not None else ''}")
+            time.sleep(0.3)
+
+    def _count(self, what: str, said: httpx.Response | str) -> None:
+        name = said if isinstance(said, str) else str(said.status_code)
+        if not isinstance(said, str) and said.status_code >= 500:
+            kind = said.headers.get("content-type", "")
+            name = f"{name} {said.json()['code']}" if "problem" in kind else f"{name} of nginx"
+        with self._lock:
+            self.answers[f"{what} {name}"] += 1
+
+    def publish(self, version: str) -> None:
+        """Publish a version, and once more whenever nobody knows whether it came."""
+        place = self.folder / version
+        place.mkdir()
+        wheel = make_wheel(place, version=version)
+        form, content = {":action": "file_upload", "protocol_version": "1"}, wheel.read_bytes()
+        answer = self.send("/admin/legacy/", data=form, files={"content": (wheel.name, content)})
+        self._note(answer, self.versions, (wheel.name, content))
+
+    def _publish(self, _number: int, count: int) -> None:
+        self.publish(f"0.{count + 1}.0")
+
+    def _post(self, number: int, count: int) -> None:
+        place = self.folder / f"poster{number}" / "runs" / str(count)
+        place.parent.parent.mkdir(exist_ok=True)
+        run = write_run(
+            place, rewards=[one % 5 / 4 for one in range(4 + count % 40)], model=f"m{number}-{count}"
+        )
+        files = {one: (one, (run / one).read_bytes()) for one in ("run.json", "rollouts.jsonl.zst")}
+        parts = {"manifest": files["run.json"], "rollouts": files["rollouts.jsonl.zst"]}
+        self._note(
+            self.send("/api/v1/runs", files=parts), self.runs, json.loads(files["run.json"][1])["run_id"]
+        )
+
+    def _read(self, number: int, count: int) -> None:
+        try:
+            path = PAGES[(count + number) % len(PAGES)]
+            self._count("read", httpx.get(f"{self.cluster.front}{path}", timeout=30, trust_env=False))
+        except httpx.TransportError as error:
+            self._count("read", type(error).__name__)
+
+    def _note(self, answer: httpx.Response, done: list[Any], what: Any) -> None:
+        if answer.status_code in (200, 201):
+            done.append(what)
+        else:
+            self.refused.append(f"{answer.status_code} {answer.text[:300]}")
+
+
+class Faults:
+    """What can happen to the parts of a hub; each is undone when its block ends."""
+
+    def __init__(self, cluster: Cluster, chance: random.Random) -> None:
+        self.cluster, self.chance = cluster, chance
+        self.hubs = [*cluster.servers, *cluster.workers]
+        self.kinds: dict[str, Callable[[], Any]] = {
+            "kill": self.kill, "kill under load": self.kill, "stop": self.stop, "clock": self.clock,
+        }  # fmt: skip
+        if isinstance(cluster.network, Namespaces):
+            self.kinds |= {"cut": self.cut, "cut again": self.cut, "full disk": self.fill}
+
+    @contextmanager
+    def kill(self) -> Iterator[str]:
+        """End a part at once; it is started again later."""
+        part = self.chance.choice(list(self.cluster.parts.values()))
+        part.kill()
+        yield part.name
+        part.start()
+
+    @contextmanager
+    def stop(self) -> Iterator[str]:
+        """Have a part stand still."""
+        part = self.chance.choice(list(self.cluster.parts.values()))
+        part.tell(signal.SIGSTOP)
+        yield part.name
+        part.tell(signal.SIGCONT)
+
+    @contextmanager
+    def clock(self) -> Iterator[str]:
+        """Give a server or worker a clock that is some minutes wrong, and the right one again."""
+        part, minutes = self.chance.choice(self.hubs), self.chance.choice([-10, -2, 2, 10])
+        library = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))  # of the package `faketime`
+        wrong = {"LD_PRELOAD": str(library), "FAKETIME": f"{minutes:+}m", "DONT_FAKE_MONOTONIC": "1"}
+        right = dict(part.environment)
+        part.end()
+        part.environment |= wrong
+        part.start(wait=False)  # a bucket refuses who is too far off, so it may not be well
+        yield f"{part.name} {minutes:+} minutes"
+        part.end()
+        part.environment = right
+        part.start()
+
+    @contextmanager
+    def cut(self) -> Iterator[str]:
+        """Lose all that two parts send each other."""
+        network = self.cluster.network
+        assert isinstance(network, Namespaces)
+        hub = self.chance.choice(self.hubs).name
+        other = self.chance.choice([DATABASE, BUCKET, FRONT])
+        network.cut(hub, other)
+        yield f"{hub} from {other}"
+        network.join(hub, other)
+
+    @contextmanager
+    def fill(self) -> Iterator[str]:
+        """Leave no room on the disk of the database or of the bucket."""
+        part = self.cluster.parts[self.chance.choice(list(DISKS))]
+        disk = self.cluster.folder / DISKS[part.name]
+        ballast = disk / "ballast"
+        if part.name == DATABASE:
+            ballast = disk / "base" / "ballast"
+        with ballast.open("wb") as file:
+            try:
+                while True:
+                    file.write(b"\0" * 1024 * 1024)
+                    file.flush()
+            except OSError:
+                pass
+        yield part.name
+        ballast.unlink()
+        if part.running.poll() is not None:
+            part.start()
+
+
+def small_disk(stack: ExitStack) -> Callable[[Path], None]:
+    """Return what makes a folder a disk of its own."""
+
+    def mount(folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={_DISK_MEGABYTES}m", "tmpfs", folder], check=True
+        )
+        stack.callback(subprocess.run, ["umount", "-l", folder], check=True)
+
+    return mount
+
+
+def recovered(users: Users, began: float) -> float:
+    """Wait until what was sent after a fault is acknowledged, of each kind; return the seconds since then."""
+    had = len(users.versions), len(users.runs)
+    while len(users.versions) == had[0] or len(users.runs) == had[1]:
+        if time.monotonic() - began > PATIENCE or users.refused:
+            raise TimeoutError(f"the hub does not recover: {users.refused or users.answers}")
+        time.sleep(0.1)
+    return time.monotonic() - began
+
+
+def hurt(
+    cluster: Cluster, users: Users, chance: random.Random, *, count: int, seconds: float
+) -> Counter[str]:
+    """Inject faults one after another until there were so many, or the time is over."""
+    faults, done, end = Faults(cluster, chance), Counter[str](), time.monotonic() + seconds
+    while done.total() < count and time.monotonic() < end:
+        kind = chance.choice(list(faults.kinds))
+        hold = chance.uniform(0.2, 8)
+        with faults.kinds[kind]() as what:
+            time.sleep(hold)
+        took = recovered(users, time.monotonic())
+        done[kind] += 1
+        print(f"{done.total():>4} {kind:<16} {what:<28} {hold:4.1f} s, well after {took:4.1f} s", flush=True)
+    return done
+
+
+def judge(cluster: Cluster, users: Users, receiver: Receiver) -> list[str]:
+    """Return what is lost, twice or wrong."""
+    wrong = list(users.refused)
+
+    client = httpx.Client(base_url=cluster.front, headers=users.headers, timeout=PATIENCE, trust_env=False)
+    get = client.get
+    shown = get("/api/v1/environments/admin/say-env").json()
+    for what, told, had in (
+        ("versions", shown["versions"], users.versions),
+        ("runs", shown["runs"], users.runs),
+    ):
+        if told != len(had) or len(set(had)) != len(had):
+            wrong.append(f"{told} {what} are there, {len(had)} were acknowledged")
+    for name, content in users.versions:
+        if get(f"/admin/files/say-env/{name}").content != content:
+            wrong.append(f"`{name}` is lost")
+    for run in users.runs:
+        detail = get(f"/api/v1/runs/{run}")
+        lines = get(f"/api/v1/runs/{run}/rollouts.jsonl").content.splitlines()
+        if detail.status_code != 200 or len(lines) != detail.json()["summary"]["rollouts"]:
+            wrong.append(f"the run `{run}` is lost")
+    give_up = time.monotonic() + PATIENCE
+    while True:
+        told = [one.payload for one in receiver.received]
+        untold = set(users.runs) - {one.data.run_id for one in told if one.type == "run.posted"}
+        queue = get("/metrics").text
+        waiting = [
+            line
+            for line in queue.splitlines()
+            if line.startswith("wander_hub_jobs{") and not line.endswith(" 0.0")
+        ]
+        if not untold and not waiting:
+            break
+        if time.monotonic() > give_up:
+            wrong.append(f"the webhook was not told of {sorted(untold)[:5]}; jobs: {waiting}")
+            break
+        time.sleep(1)
+    different = {one.headers["webhook-id"] for one in receiver.received}
+    print(f"deliveries: {len(receiver.received)}, different: {len(different)}")
+    checked = cluster.run("fsck")
+    if checked.returncode:
+        wrong.append(checked.stdout + checked.stderr)
+    return wrong
+
+
+def main() -> None:
+    """Start, hurt, judge; the exit status is 1 when something is wrong."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--faults", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=120, help="at most")
+    parser.add_argument(
+        "--loopback", action="store_true", help="no networks and disks of its own: needs no root"
+    )
+    asked = parser.parse_args()
+    if not asked.loopback and os.getuid() != 0:
+        parser.error("networks and disks of its own need root; run it with `sudo`, or with `--loopback`")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends with this
+    chance = random.Random(asked.seed)  # noqa: S311 - the same faults for the same seed
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="wander-faults-")))
+        network = Loopback() if asked.loopback else Namespaces()
+        if not asked.loopback:
+            for disk in DISKS.values():
+                small_disk(stack)(folder / "hub" / disk)
+        host = "127.0.0.1" if asked.loopback else f"{Namespaces.NET}.1"
+        receiver = stack.enter_context(webhook_receiver(host=host))
+        settings = {
+            "WANDER_HUB_VERIFICATION": "off",
+            "WANDER_HUB_JOB_LEASE_SECONDS": "5",
+            "WANDER_HUB_WEBHOOK_HTTP": "true",
+            "WANDER_HUB_WEBHOOK_NETWORKS": json.dumps([f"{host}/32"]),
+            "WANDER_HUB_BUNDLED_PACKAGES": "false",
+        }
+        cluster = stack.enter_context(hub_cluster(folder / "hub", network=network, **settings))
+        users = Users(cluster, folder)
+        hook = {"url": f"http://{host}:{receiver.port}/hook", "events": ["run.posted", "version.published"]}
+        answer = httpx.post(
+            f"{cluster.front}/api/v1/webhooks", json={"owner": "admin", **hook}, headers=users.headers
+        )
+        if not answer.is_success:
+            raise SystemExit(f"error: no webhook: {answer.text}")
+        users.publish("0.1.0")
+        for one in users.threads:
+            one.start()
+        try:
+            done = hurt(cluster, users, chance, count=asked.faults, seconds=asked.minutes * 60)
+        finally:
+            users.enough.set()
+            for one in users.threads:
+                one.join()
+        wrong = judge(cluster, users, receiver)
+        print(f"faults: {done.total()} {dict(done)}; versions {len(users.versions)}, runs {len(users.runs)}")
+        print(f"answers: {dict(sorted(users.answers.items()))}")
+        print("\n".join(wrong) or "nothing lost, nothing twice, fsck is content")
+    raise SystemExit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
