@@ -14,7 +14,7 @@ from wander_hub.app import create_app
 from wander_hub.audit import list_entries
 from wander_hub.database import now
 from wander_hub.people import passwords, sign_in
-from wander_hub.people.models import Attempts, BrowserSession
+from wander_hub.people.models import Attempts, BrowserSession, SecondFactor
 from wander_hub.web.sign_in import local_path
 
 
@@ -260,6 +260,42 @@ async def test_a_link_is_used_once_to_choose_a_password(hub):
         assert (answer.status_code, answer.headers["location"]) == (303, "/")
         assert (await client.get("/api/v1/whoami")).json()["user"] == "bob"
         assert (await form(client, "/login/password", code=link, password=PASSWORD)).status_code == 403
+
+
+async def test_an_administrator_adds_somebody_and_lets_them_back_in(hub):
+    users, admin = "/api/v1/users", hub.auth("admin")
+    made = await hub.client.post(users, json={"name": "Carol"}, headers=admin)
+    assert (made.status_code, made.json()["user"]["name"]) == (201, "carol")
+    assert (await hub.client.post(users, json={"name": "carol"}, headers=admin)).status_code == 409
+    links = [
+        made.json()["link"],
+        (await hub.client.post(f"{users}/carol/link", headers=admin)).json()["link"],
+    ]
+    address, code = links[1].split("#")
+    assert address == "http://hub.test/login/password"
+    async with browser(hub) as client:
+        old = await form(client, "/login/password", code=links[0], password=PASSWORD)
+        assert old.status_code == 403, "another link ends the first one"
+        assert (await form(client, "/login/password", code=code, password=PASSWORD)).status_code == 303
+        assert (await client.get("/api/v1/whoami")).json()["user"] == "carol"
+    with hub.database.write() as session:
+        carol, alice = accounts.user_named(session, "carol"), accounts.user_named(session, "alice")
+        lost = SecondFactor(user_id=carol.id, secret="A" * 32, last_step=0, recovery=[], confirmed_at=now())
+        session.add(lost)
+        alice.admin = True
+    async with browser(hub) as client:
+        assert (await form(client, "/login", name="carol", password=PASSWORD)).status_code == 401
+        gone = await hub.client.delete(f"{users}/carol/second-factor", headers=admin)
+        assert gone.status_code == 204
+        assert (await form(client, "/login", name="carol", password=PASSWORD)).status_code == 303
+    for method, what in (("POST", "link"), ("DELETE", "second-factor")):
+        refused = await hub.client.request(method, f"{users}/alice/{what}", headers=admin)
+        assert (refused.status_code, refused.json()["code"]) == (403, "administrator")
+    assert (await hub.client.put(f"{users}/carol/disabled", headers=admin)).status_code == 200
+    assert (await hub.client.post(f"{users}/carol/link", headers=admin)).status_code == 409
+    log = (await hub.get("/api/v1/audit.jsonl", headers=admin)).text
+    assert "user.add" in log
+    assert [one for one in links if one.partition("#")[2] in log] == []
 
 
 async def test_behind_a_proxy_the_public_address_decides(alice):

@@ -24,7 +24,7 @@ Change = Callable[[Session, str], ChangedUser]
 
 def disable(session: Session, name: str) -> ChangedUser:
     """Let a user in no more; their roles wait for the day on which they are enabled."""
-    user = _lock(session, name)
+    user = lock(session, name)
     _require_another_administrator(session, user)
     user.disabled_at = user.disabled_at or now()
     return _end_access(session, user)
@@ -32,7 +32,7 @@ def disable(session: Session, name: str) -> ChangedUser:
 
 def enable(session: Session, name: str) -> ChangedUser:
     """Let a user in again, with a password or new tokens: the old ones have ended."""
-    user = _lock(session, name)
+    user = lock(session, name)
     if user.removed_at is not None:
         raise HubProblem(409, "user_removed", f"`{user.name}` was removed, which is for good")
     if user.disabled_at is None:
@@ -44,7 +44,7 @@ def enable(session: Session, name: str) -> ChangedUser:
 
 def remove(session: Session, name: str) -> ChangedUser:
     """Take all roles from a user for good; nobody is given the name again."""
-    user = _lock(session, name)
+    user = lock(session, name)
     _require_another_administrator(session, user)
     user.removed_at = user.removed_at or now()
     user.disabled_at = user.disabled_at or user.removed_at
@@ -67,7 +67,7 @@ def info_of(user: User) -> UserInfo:
     return fill(UserInfo, user)
 
 
-def _lock(session: Session, name: str) -> User:
+def lock(session: Session, name: str) -> User:
     """Return a user; of two changes at once that could take the last administrator away, one waits."""
     name = names.normalise_owner(name)
     query = select(User).where((User.name == name) | User.admin).order_by(User.id)

@@ -13,18 +13,20 @@ from wander.wire.people import (
     NewOwner,
     NewPassword,
     NewSecondFactor,
+    NewUser,
     OwnerInfo,
     OwnerList,
     Password,
     RecoveryCodes,
     SecondFactorState,
+    UserLink,
     UserList,
 )
 
 from wander_hub import audit
 from wander_hub.http.boundary import Caller, Context, ForManager, ReadSession, audited
 from wander_hub.http.problems import refusals
-from wander_hub.people import departures, organisations, second_factor, sessions, sign_in
+from wander_hub.people import administration, departures, organisations, second_factor, sessions, sign_in
 from wander_hub.rights import rights
 
 router = APIRouter(prefix="/api/v1", tags=["accounts"])
@@ -111,6 +113,28 @@ def list_users(
     rights.administrator(caller)
     found = departures.list_users(session, after=cursor, limit=limit + 1)
     return UserList(data=found[:limit], next=found[limit - 1].name if len(found) > limit else None)
+
+
+@router.post("/users", status_code=201, response_model=UserLink, responses=_CHANGES | refusals(400))
+@audited("user.add")
+def add_user(context: ForManager, body: NewUser) -> UserLink:
+    """Add a user, and get the link by which they choose a password. For administrators."""
+    return administration.add(context, body.name)
+
+
+@router.post("/users/{user}/link", response_model=UserLink, responses=_CHANGES)
+@audited("user.link")
+def give_link(context: ForManager, user: User) -> UserLink:
+    """Get a link by which a user chooses another password, once, within a week. For administrators."""
+    return administration.give_link(context, user)
+
+
+@router.delete("/users/{user}/second-factor", status_code=204, responses=_CHANGES, response_class=Response)
+@audited("user.second_factor.remove")
+def remove_second_factor(context: ForManager, user: User) -> Response:
+    """Let somebody in who lost phone and recovery codes. For administrators."""
+    administration.remove_second_factor(context, user)
+    return Response(status_code=204)
 
 
 @router.put("/users/{user}/disabled", response_model=ChangedUser, responses=_CHANGES)

@@ -50,6 +50,14 @@ class UserInfo(Record):
     """Since when there is no such user any more; the name is kept from others."""
 
 
+class UserLink(Record):
+    """A user, and how they come in."""
+
+    user: UserInfo
+    link: str
+    """Where a browser chooses a password with it: once, within a week."""
+
+
 class UserList(Record):
     """Users by name."""
 
@@ -83,6 +91,12 @@ class InvitationList(Record):
     """What somebody is invited to."""
 
     data: list[InvitationInfo]
+
+
+class NewUser(Body):
+    """A user to add."""
+
+    name: str = Field(max_length=39)
 
 
 class NewOwner(Body):
