@@ -288,6 +288,15 @@ def judge(cluster: Cluster, users: Users, receiver: Receiver) -> list[str]:
     return wrong
 
 
+def tell_failures(cluster: Cluster) -> None:
+    """Print what servers said of each answer of 500, which nothing that happens here excuses."""
+    for part in cluster.servers:
+        lines = part.log.read_text().splitlines()
+        for number, line in enumerate(lines):
+            if "unexpected failure" in line:
+                print(part.name, *lines[number : number + 120], sep="\n  ")
+
+
 def main() -> None:
     """Start, hurt, judge; the exit status is 1 when something is wrong."""
     parser = argparse.ArgumentParser(
@@ -339,6 +348,7 @@ def main() -> None:
         wrong = judge(cluster, users, receiver)
         print(f"faults: {done.total()} {dict(done)}; versions {len(users.versions)}, runs {len(users.runs)}")
         print(f"answers: {dict(sorted(users.answers.items()))}")
+        tell_failures(cluster)
         print("\n".join(wrong) or "nothing lost, nothing twice, fsck is content")
     raise SystemExit(1 if wrong else 0)
 
