@@ -21,6 +21,8 @@ SYSTEM_PROMPT = (
 REFERENCE_SCORES: dict[str, float] = {
     "random player": 0.010,
     "random player, easy": 0.000,
+    "SmolLM2-135M-Instruct": 0.000,
+    "SmolLM2-135M-Instruct, easy": 0.083,
     "scripted expert": 1.000,
 }
 """Mean rewards of the runs in `reference/`."""

@@ -18,6 +18,7 @@ LARGEST = 10**12
 REFERENCE_SCORES: dict[str, float] = {
     "random player": 0.000,
     "random player, easy": 0.140,
+    "SmolLM2-135M-Instruct": 0.000,
     "SmolLM2-135M-Instruct, easy": 0.917,
     "scripted expert": 1.000,
 }
