@@ -90,6 +90,8 @@ async def test_a_run_too_large_to_be_searched_says_where_all_of_it_is(hub, run_i
     page = await hub.get(f"/runs/{run_id}?sort=-reward", headers=HTML)
     assert numbers(page.text)[0] == 3
     assert "explorer-form" not in page.text
+    for asked in ("?step=3", "/rollouts/0?from=1"):
+        assert (await hub.get(f"/runs/{run_id}{asked}", headers=HTML)).status_code == 200, "no search"
 
 
 async def test_a_run_says_in_words_what_was_done_and_groups_what_is_alike(hub, run_id):
@@ -168,7 +170,11 @@ async def test_nothing_of_a_message_is_out_of_reach(hub, run_of):
     assert (await hub.get(f"{here}/0/messages/2", headers=HTML)).status_code == 404
     first = (await hub.get(f"{here}/1", headers=HTML)).text
     assert f'<a href="{here}/1?from=400">go on</a>' in first
+    of_list = (await hub.get(f"{here}/1?only=scored&from=400", headers=HTML)).text
+    assert f'<a href="{here}/1?only=scored&amp;from=800">go on</a>' in of_list
+    assert steps(of_list)["["] == "0?only=scored"
     last = (await hub.get(f"{here}/1?from=800", headers=HTML)).text
+    assert "filtered list" not in last
     assert 'id="m1000"' in last
     assert "go on" not in last
 

@@ -54,11 +54,11 @@ class RolloutFilter(BaseModel):
     only: Literal["all", "scored", "failed"] = "all"
     reward_min: Bound = None
     reward_max: Bound = None
-    metric: Annotated[str, Field(max_length=200)] = ""
+    metric: Annotated[str, Field(max_length=1000)] = ""
     """Name of a reward function; rollouts without it are left out."""
     metric_min: Bound = None
     metric_max: Bound = None
-    stop_reason: Annotated[str, Field(max_length=200)] = ""
+    stop_reason: Annotated[str, Field(max_length=1000)] = ""
     failure: Annotated[str, Field(max_length=20)] = ""
     """Boundary that broke."""
     fault: Annotated[str, Field(max_length=200)] = ""
@@ -69,8 +69,8 @@ class RolloutFilter(BaseModel):
 
     def asked(self, **changes: Any) -> dict[str, Any]:
         """Return what differs from asking for everything, with changes, as an address has it."""
-        given = self.model_copy(update=changes).model_dump(exclude_defaults=True)
-        return {name: value for name, value in given.items() if name not in ("offset", "limit")}
+        given = self.model_copy(update=changes)
+        return given.model_dump(exclude_defaults=True, include=set(RolloutFilter.model_fields))
 
     @property
     def searches(self) -> bool:

@@ -175,6 +175,8 @@ def _member_of_source(file: IO[bytes], path: str) -> bytes | None:
             if member.name.partition("/")[2] == path and member.isreg() and member.size <= _MOST_IMAGE:
                 taken = archive.extractfile(member)
                 return taken.read() if taken is not None else None
+            if member.offset_data + member.size > _MOST_BYTES:
+                return None  # what follows is not unpacked for a picture
     return None
 
 

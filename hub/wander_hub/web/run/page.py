@@ -33,7 +33,8 @@ class RunQuery(RolloutQuery):
 
     def address(self, *, offset: int = 0, **changes: object) -> str:
         """Return the query that asks for the same rollouts, with changes."""
-        return address_of(self.asked(**changes) | ({"offset": offset} if offset else {}))
+        asked = self.asked(**changes) | ({} if self.step is None else {"step": self.step})
+        return address_of(asked | ({"offset": offset} if offset else {}))
 
 
 @dataclass(frozen=True)

@@ -71,12 +71,14 @@ async function fetchPage(page) {
   return (await answer.json()).data;
 }
 
+const say = (text) => { document.querySelector(".explorer-state").textContent = text; };
+
 function load(page) {
   if (!pages.has(page)) {
     pages.set(page, null);
     fetchPage(page).then(
-      (rows) => { pages.set(page, rows); show(); },
-      () => { pages.delete(page); document.querySelector(".explorer-state").textContent = "The hub does not answer; scroll to try again."; },
+      (rows) => { pages.set(page, rows); say(""); show(); },
+      () => { pages.delete(page); say("The hub does not answer; scroll to try again."); },
     );
   }
   return pages.get(page);

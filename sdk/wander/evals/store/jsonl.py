@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from secrets import token_hex
 from typing import IO, TypeVar
 
 import zstandard
@@ -127,10 +127,10 @@ def replace_file(path: Path) -> Iterator[IO[bytes]]:
 def make_folder(target: Path) -> Iterator[Path]:
     """Yield a folder beside a target, which takes its name once the block has ended well, and else goes."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    place = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+    place = target.with_name(f".{target.name}.{token_hex(8)}.tmp")
+    place.mkdir()
     try:
         yield place
-        place.chmod(0o755)
         place.rename(target)
     finally:
         shutil.rmtree(place, ignore_errors=True)
