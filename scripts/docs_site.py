@@ -107,7 +107,9 @@ def stage() -> None:
     for page, place in pages.items():
         file = PAGES / place
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(turn((ROOT / page).read_text(), page, pages))
+        text = (ROOT / page).read_text().replace("](docs/images/", "](images/")
+        file.write_text(turn(text, page, pages))
+    shutil.copytree(ROOT / "docs" / "images", PAGES / "images")
     document = openapi()
     (PAGES / "api/openapi.json").write_text(json.dumps(document, indent=1))
     with (PAGES / "api/http.md").open("a") as addresses:

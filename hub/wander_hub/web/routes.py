@@ -87,6 +87,12 @@ def show_api(request: Request) -> Response:
     return page(request, "api.html", groups=service.list_operations(request.app.openapi()))
 
 
+@router.get("/openapi")
+def show_viewer(request: Request) -> Response:
+    """The OpenAPI document in a viewer, whose requests can be tried out."""
+    return page(request, "openapi.html", scripts=["openapi.js"])
+
+
 @router.get("/runs")
 def list_runs(
     request: Request,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from wander_hub.web import charts, text
 
 _HERE = Path(__file__).parent
 _STATIC = _HERE / "static"
+_VIEWER = files("fastapi_offline") / "static"
+"""Swagger UI, as a distribution carries it: the page of the API asks no other server for it."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,10 @@ STATIC = {
         b"".join(one.read_bytes() for one in sorted((_STATIC / "styles").glob("*.css"))), "text/css"
     ),
     **{one.name: StaticFile(one.read_bytes(), "text/javascript") for one in sorted(_STATIC.glob("*.js"))},
+    "swagger-ui.css": StaticFile((_VIEWER / "swagger-ui.css").read_bytes(), "text/css"),
+    "swagger-ui-bundle.js": StaticFile((_VIEWER / "swagger-ui-bundle.js").read_bytes(), "text/javascript"),
 }
-"""The style sheet, of all files of `static/styles` in the order of their names, and the scripts."""
+"""The style sheet, of all files of `static/styles` in the order of their names, the scripts, and a viewer."""
 _ADDRESSES = {name: f"/static/{name}?v={one.digest}" for name, one in STATIC.items()}
 
 _templates = Environment(
