@@ -84,6 +84,7 @@ async def posted(hub, make_wheel, run_of):
 PAGES = [
     "/",
     "/docs",
+    "/openapi",
     "/?q=reverse",
     "/?tag=text",
     "/?q=nothing-like-it",
