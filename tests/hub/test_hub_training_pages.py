@@ -129,6 +129,10 @@ async def test_the_page_shows_how_it_went(hub, run_id):
     assert "update 30.0 %" in words
     assert words.index("reward0.0333 → 1") < words.index("rewards/won0.5 → 0.5")
     assert "30optimal0.800 [0.700, 0.900]50" in words
+    page = (await hub.get(f"/runs/{run_id}", headers=HTML)).text
+    assert 'data-points="1,0.03333 2,0.06667' in page, "what is drawn is there for the script"
+    assert page.count('class="alert-mark" data-step="12"') == 6, "an alert stands on each curve"
+    assert "/static/curves.js" in page
     assert "\u202e" not in words, "characters that turn a line around are named, not acted upon"
     assert "wander train alice/reverse-text@" in words
 

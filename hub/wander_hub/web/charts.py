@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 from wander.wire import Histogram
 from wander.wire.boards import HistoryPoint
 
-from wander_hub.web.text import number, shorten
+from wander_hub.web.text import number, plain, shorten
 
 _BUCKETS = 240
 _KEY_ROW = 18
@@ -154,8 +154,10 @@ def _whole(title: str, parts: Iterable[tuple[str, float, str]]) -> Markup:
     return _svg(width, height, "outcome-chart", title, body, stretch=True)
 
 
-def curve(name: str, points: Sequence[tuple[float, float]]) -> Markup:
-    """Draw one metric over the steps."""
+def curve(
+    name: str, points: Sequence[tuple[float, float]], marks: Sequence[tuple[float, str]] = ()
+) -> Markup:
+    """Draw one metric over the steps, with marks at some of them; a script reads what points are drawn."""
     width, height, left, bottom, top = 420, 180, 52, 26, 10
     finite = [(x, y) for x, y in points if math.isfinite(y)]
     if not finite:
@@ -171,7 +173,15 @@ def curve(name: str, points: Sequence[tuple[float, float]]) -> Markup:
     last_x, last_y = finite[-1]
     dot = f'<circle class="dot" cx="{across(last_x):.1f}" cy="{up(last_y):.1f}" r="3"/>'
     title = f"{name}: {number(finite[0][1])} at step {finite[0][0]:g}, {number(last_y)} at step {last_x:g}"
-    return _svg(width, height, "chart", title, grid + steps + line + dot)
+    alerts = Markup("")
+    for step, said in marks:
+        if finite[0][0] <= step <= finite[-1][0]:
+            alerts += Markup(
+                '<line class="alert-mark" data-step="{0:g}" x1="{1:.1f}" x2="{1:.1f}" y1="{2}" y2="{3}">'
+                "<title>{4}</title></line>"
+            ).format(step, across(step), top, height - bottom, f"step {step:g}: {plain(said)}")
+    values = " ".join(f"{x:.10g},{y:.4g}" for x, y in shown)
+    return _svg(width, height, "chart", title, f"{grid}{steps}{alerts}{line}{dot}", points=values)
 
 
 def history(points: Sequence[HistoryPoint]) -> Markup:
@@ -319,10 +329,13 @@ def _mean_marker(axis: Axis, mean: float, base: float) -> str:
     )
 
 
-def _svg(width: int, height: int, css: str, title: str, body: str, *, stretch: bool = False) -> Markup:
+def _svg(
+    width: int, height: int, css: str, title: str, body: str, *, stretch: bool = False, points: str = ""
+) -> Markup:
     head = Markup('<svg class="{}" viewBox="0 0 {} {}" role="img" aria-label="{}"').format(
         css, width, height, title
     )
     ratio = ' preserveAspectRatio="none"' if stretch else ""
     size = f' width="{width}" height="{height}"{ratio}'
+    size += f' data-points="{points}"' if points else ""
     return head + Markup(f"{size}>{body}</svg>")  # noqa: S704 - only numbers inside

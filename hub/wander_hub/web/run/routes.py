@@ -55,7 +55,12 @@ def show_run(
     if wants_json(request):
         return as_json(runs.detail_of(runs.find(session, run_id), base_url))
     view = run_page.run(session, storage, base_url, run_id, query)
-    return page(request, "run.html", scripts=["rollouts.js"], view=view)
+    return page(
+        request,
+        "run.html",
+        scripts=["rollouts.js", "curves.js"] if view.training else ["rollouts.js"],
+        view=view,
+    )
 
 
 @router.get("/{run_id}/rollouts/{number}")

@@ -151,7 +151,7 @@ def describe_training(storage: Storage, detail: RunDetail, step: int | None) -> 
     }
     pin = detail.manifest.environment
     return TrainingView(
-        curves=list(_curves(lines)),
+        curves=list(_curves(lines, [(one.step, one.message[:200]) for one in alerts[:_MOST_ALERTS]])),
         steps=max((int(number) for entry in lines if (number := _number(entry.get("step")))), default=0),
         seconds=sum(_number(entry.get("seconds/step")) or 0.0 for entry in lines),
         time_shares=shares,
@@ -166,7 +166,7 @@ def describe_training(storage: Storage, detail: RunDetail, step: int | None) -> 
     )
 
 
-def _curves(lines: Sequence[Mapping[str, Any]]) -> Iterator[Curve]:
+def _curves(lines: Sequence[Mapping[str, Any]], marks: Sequence[tuple[float, str]]) -> Iterator[Curve]:
     """Yield a chart for each numeric metric that is not always zero."""
     series: dict[str, list[tuple[float, float]]] = {}
     for number, entry in enumerate(lines):
@@ -190,7 +190,7 @@ def _curves(lines: Sequence[Mapping[str, Any]]) -> Iterator[Curve]:
         shown = sorted({round(last * part / _TABLE_ROWS) for part in range(_TABLE_ROWS + 1)})
         yield Curve(
             name=name,
-            chart=charts.curve(name, points),
+            chart=charts.curve(name, points, marks),
             first=points[0][1],
             last=points[-1][1],
             points=len(points),
