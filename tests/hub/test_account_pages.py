@@ -107,3 +107,5 @@ async def test_an_environment_is_seen_to_on_its_page(hub, alice):
     assert (await send(alice, "visibility", **at)).status_code == 303
     assert (await send(alice, "transfer", **at, owner="alice", name="other-name")).status_code == 303
     assert (await hub.get("/api/v1/environments/alice/other-name")).status_code == 200
+    stale = await send(alice, "status", **at, status="archived")
+    assert (stale.status_code, "another name by now" in stale.text) == (409, True)

@@ -163,6 +163,8 @@ async def test_a_certificate_encrypts_what_passes(tmp_path: Path, monkeypatch: p
             await WorkerEnvironment.start(None, None, log_path=tmp_path / "near.log", addresses=[plain])
     with pytest.raises(ConfigError, match="cannot use the certificate"):
         ListenerOptions("127.0.0.1", 0, None, tmp_path / "log", certificate=tmp_path / "token").tls()
+    with pytest.raises(ConfigError, match="without its certificate"):
+        ListenerOptions("127.0.0.1", 0, None, tmp_path / "log", key=files[1])
     with pytest.raises(ConfigError, match="needs no certificate"):
         ListenerOptions("", 0, None, tmp_path / "log", socket="/x", certificate=files[0])
 

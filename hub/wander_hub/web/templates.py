@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ class StaticFile:
     body: bytes
     media_type: str
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Beginning of the SHA-256 of its bytes."""
         return hashlib.sha256(self.body).hexdigest()[:12]

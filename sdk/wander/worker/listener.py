@@ -81,6 +81,10 @@ class ListenerOptions:
             )
         if self.most < 1:
             raise ConfigError(f"`--workers` must be at least 1, not {self.most}")
+        if self.key is not None and self.certificate is None:
+            raise ConfigError(
+                "a key encrypts nothing without its certificate", hint="name it too: `--tls-cert worker.pem`"
+            )
         if self.certificate is not None and self.socket is not None:
             raise ConfigError(
                 "a socket needs no certificate: nothing leaves the machine", hint="leave `--tls-cert` out"

@@ -127,4 +127,7 @@ async def send(request: Request, name: str, given: Given) -> tuple[int, dict[str
         said.extend(message.get("body", b""))
 
     await request.app.router(scope, receive, take)
+    if 300 <= status < 400:
+        hint = "load its page, and send the form from there"
+        raise HubProblem(409, "moved", "what the form is about has another name by now", hint=hint)
     return status, json.loads(bytes(said)) if said else {}
