@@ -24,6 +24,8 @@ SERVER = Path(__file__).with_name("server.py")
 REFERENCE_SCORES: dict[str, float] = {
     "random player": 0.000,
     "random player, easy": 0.000,
+    "SmolLM2-135M-Instruct": 0.000,
+    "SmolLM2-135M-Instruct, easy": 0.417,
     "scripted expert": 1.000,
 }
 """Mean rewards of the runs in `reference/`."""

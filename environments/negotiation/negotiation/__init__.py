@@ -23,6 +23,7 @@ PATIENCE = 0.98
 REFERENCE_SCORES: dict[str, float] = {
     "random player": 0.136,
     "random player, easy": 0.147,
+    "SmolLM2-135M-Instruct": 0.000,
     "SmolLM2-135M-Instruct, easy": 0.124,
     "scripted expert": 0.750,
 }

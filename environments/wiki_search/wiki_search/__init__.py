@@ -22,6 +22,7 @@ SYSTEM_PROMPT = (
 REFERENCE_SCORES: dict[str, float] = {
     "random player": 0.000,
     "random player, easy": 0.020,
+    "SmolLM2-135M-Instruct": 0.000,
     "SmolLM2-135M-Instruct, easy": 0.000,
     "scripted expert": 1.000,
 }

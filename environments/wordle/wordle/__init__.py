@@ -22,6 +22,7 @@ REFERENCE_SCORES: dict[str, float] = {
     "random player": 0.042,
     "random player, easy": 0.042,
     "SmolLM2-135M-Instruct": 0.000,
+    "SmolLM2-135M-Instruct, easy": 0.000,
     "scripted expert": 0.810,
 }
 """Mean rewards of the runs in `reference/`."""
