@@ -9,8 +9,10 @@ import httpx
 import pytest
 from chat_endpoint import chat_endpoint
 from chromium import CHROMIUM, browser_page
+from page_faults import axe_source, find_faults
 
 MOST_PAGES = 60
+ACTS = "<img src=x onerror=\"document.title = 'taken'\"><script>document.title = 'taken'</script>"
 
 
 class Links(HTMLParser):
@@ -31,15 +33,16 @@ class Links(HTMLParser):
 def posted(bundled) -> str:
     """A hub with a posted run; returns the run's id."""
     bundled.wander("install", "admin/reverse-text")
-    with chat_endpoint(lambda messages: "<reversed_text><b>bold</b></reversed_text>") as endpoint:
+    with chat_endpoint(lambda messages: f"<reversed_text>{ACTS}</reversed_text>") as endpoint:
         run = bundled.home / "runs" / "for-pages"
-        model = ["-m", "hostile<script>", "-b", endpoint.base_url]
+        model = ["-m", "hostile<script>document.title='taken'", "-b", endpoint.base_url]
         bundled.wander("eval", "admin/reverse-text", *model, "-n", 4, "--out", run)
     return bundled.wander("post", run)["run_id"]
 
 
 def pages_to_look_at(run_id: str) -> list[str]:
-    return ["/", "/admin/reverse-text", "/admin/reverse-text/leaderboard", f"/runs/{run_id}"]
+    environment, run = "/admin/reverse-text", f"/runs/{run_id}"
+    return ["/", environment, f"{environment}/leaderboard", run, f"{run}/rollouts/0"]
 
 
 def test_every_link_of_the_pages_answers(hub, posted):
@@ -69,10 +72,19 @@ def test_every_link_of_the_pages_answers(hub, posted):
     assert missing == [], "every page is reached from the first"
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine; the links are tested without one")
-@pytest.mark.parametrize("width", [1280, pytest.param(390, marks=pytest.mark.full)], ids=["desk", "phone"])
-def test_a_browser_shows_the_pages_without_a_fault(hub, posted, width):
-    with browser_page(width) as page:
+NEEDS_CHROMIUM = pytest.mark.skipif(
+    CHROMIUM is None, reason="no Chromium on this machine; the links are tested without one"
+)
+
+
+@NEEDS_CHROMIUM
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [(1280, "light"), pytest.param(390, "dark", marks=pytest.mark.full)],
+    ids=["desk", "phone"],
+)
+def test_a_browser_shows_the_pages_without_a_fault(hub, posted, width, scheme):
+    with browser_page(width, color_scheme=scheme, bypass_csp=width == 390) as page:
         faults: list[str] = []
         page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: faults.append(str(error)))
@@ -81,10 +93,9 @@ def test_a_browser_shows_the_pages_without_a_fault(hub, posted, width):
             answer = page.goto(f"{hub.url}{path}")
             assert answer.status == 200
             assert page.locator("h1").count() == 1, path
-            wide = page.evaluate(
-                "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-            )
-            assert wide <= 0, f"{path} is {wide} pixels wider than a window of {width}"
+            assert page.title() != "taken", f"{path} runs what others wrote"
+            axe = axe_source() if width == 390 else None  # the other page kinds: `make screenshots`
+            assert find_faults(page, axe) == [], path
         page.goto(f"{hub.url}/runs/{posted}")
         assert page.get_by_text("hostile<script>").count() >= 1, "names are shown, not run"
         page.goto(f"{hub.url}/admin/reverse-text/versions/latest/source#L2-L4")
@@ -92,3 +103,43 @@ def test_a_browser_shows_the_pages_without_a_fault(hub, posted, width):
         page.locator("#L6 a").click(modifiers=["Shift"])
         assert page.evaluate("location.hash") == "#L2-L6"
         assert faults == []
+
+
+@NEEDS_CHROMIUM
+@pytest.mark.full
+def test_the_main_path_goes_by_keyboard_and_reads_without_a_script(hub, posted):
+    with browser_page(1280) as page:
+        page.goto(f"{hub.url}/runs")
+        page.keyboard.press("/")
+        page.keyboard.type("reverse")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/?q=reverse")
+        box = page.locator('#filters input[name="q"]')
+        box.fill("tictac")
+        page.locator("#results a.name", has_text="admin/tictactoe").first.wait_for()
+        page.wait_for_url("**/?q=tictac*")
+        box.fill("reverse")
+        page.locator("#results a.name", has_text="admin/reverse-text").first.wait_for()
+        page.locator("#results a.name").first.press("Enter")
+        page.wait_for_url("**/admin/reverse-text")
+        page.locator(".choice input").first.focus()
+        page.keyboard.press("ArrowRight")
+        assert page.locator(".way-1 pre").is_visible()
+        assert not page.locator(".way-0 pre").is_visible()
+        page.goto(f"{hub.url}/admin/reverse-text/leaderboard")
+        page.locator("button.opens").first.focus()
+        page.keyboard.press("Enter")
+        assert page.get_by_text("submitter's claim").first.is_visible()
+        page.keyboard.press("Escape")
+        assert not page.get_by_text("submitter's claim").first.is_visible()
+        page.get_by_role("link", name="Posted").click()
+        assert page.locator("th[aria-sort] a").inner_text().startswith("Posted")
+    with browser_page(1280, java_script_enabled=False) as page:
+        for path in pages_to_look_at(posted):
+            page.goto(f"{hub.url}{path}")
+            assert len(page.locator("main").inner_text()) > 200, path
+        page.goto(f"{hub.url}/")
+        page.fill('#filters input[name="q"]', "reverse")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/?q=reverse*")
+        assert page.locator("#results a.name").first.inner_text() == "admin/reverse-text"

@@ -332,8 +332,9 @@ def _mean_marker(axis: Axis, mean: float, base: float) -> str:
 def _svg(
     width: int, height: int, css: str, title: str, body: str, *, stretch: bool = False, points: str = ""
 ) -> Markup:
-    head = Markup('<svg class="{}" viewBox="0 0 {} {}" role="img" aria-label="{}"').format(
-        css, width, height, title
+    role = "group" if "<a " in body else "img"  # a picture has no links in it
+    head = Markup('<svg class="{}" viewBox="0 0 {} {}" role="{}" aria-label="{}"').format(
+        css, width, height, role, title
     )
     ratio = ' preserveAspectRatio="none"' if stretch else ""
     size = f' width="{width}" height="{height}"{ratio}'
