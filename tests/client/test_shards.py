@@ -15,6 +15,8 @@ from command_line import Result, Wander
 from shard_records import aggregates_of, records_of
 from wander.evals.store.folder import RunFolder
 from wander.wire.run_record import Shard
+from wander_client.errors import UsageError
+from wander_client.ray_engine import engine
 
 SOLVER, WRONG = "scripted:say_env:solver", "scripted:say_env:wrong"
 SUITE = """
@@ -124,6 +126,13 @@ def test_what_does_not_fit_together_is_told_and_nothing_is_written(wander: Wande
         assert not Path("whole").exists()
     assert list(Path().glob(".whole*")) == []
     assert "is there already" in merge(wander, places, "unsharded").json["error"]["message"]
+    error = wander("eval", *words, "--shards", "2", "--json").json["error"]
+    assert "`--shards` is of an engine" in error["message"]
+    (Path("begun") / engine.SHARDS_FILE).parent.mkdir()
+    (Path("begun") / engine.SHARDS_FILE).write_text("3")
+    assert engine._count_shards(Path("begun"), None, 8) == 3
+    with pytest.raises(UsageError, match="with 3 shards, not 4"):
+        engine._count_shards(Path("begun"), 4, 8)
     for wrong in ("3/3", "1", "a/b", "-1/3"):
         error = wander("eval", *words, f"--shard={wrong}", "--json").json["error"]
         assert "no part of a run" in error["message"], error
@@ -188,3 +197,12 @@ def test_python_plays_shards_and_merges_them(say_env: Any, tmp_path: Path) -> No
     ]
     whole = wander_package.Run.merge(shards, tmp_path / "whole")
     assert (whole.summary.rollouts, whole.reward) == (3, 1.0)
+    on_ray: list[dict[str, Any]] = [
+        {"shards": 2},
+        {"engine": "ray", "shard": "0/2"},
+        {"engine": "ray", "resume": whole, "only_failed": True},
+        {"engine": "ray", "resume": whole, "concurrency": 2},
+    ]
+    for asked in on_ray:
+        with pytest.raises(UsageError, match=r"engine|cannot change"):
+            say_env.evaluate_sync(SOLVER, **asked)

@@ -23,6 +23,7 @@ from wander_client.python.background import blocking, called_from_python, close_
 from wander_client.python.evaluation import (
     Loaded,
     Sampling,
+    choose_engine,
     evaluate,
     open_again,
     play_rollout,
@@ -32,7 +33,6 @@ from wander_client.python.models import Model
 from wander_client.python.output import open_invocation
 from wander_client.python.run import Run
 from wander_client.python.words import find_near
-from wander_client.ray_engine.parts import RayChoice
 from wander_client.terminal.suggestions import choose
 
 if TYPE_CHECKING:
@@ -285,7 +285,7 @@ class LoadedEnvironment:
             out=out,
             resume=resume,
             only_failed=only_failed,
-            engine=None if engine is None else RayChoice(ray_address, shards),
+            engine=choose_engine(engine, ray_address, shards),
         )
 
     rollout_sync = blocking(rollout)

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from wander_client.ray_engine.parts import RayChoice
 
+_BUDGETS = ("budget_tokens", "budget_usd")
 Checked = TypeVar("Checked")
 Sampling = SamplingArgs | Mapping[str, Any] | None
 """`temperature`, `top_p`, `max_tokens` and what else an endpoint takes; unset ones are left to it."""
@@ -82,6 +83,9 @@ async def evaluate(
     """Evaluate, save the run, and return it; `options` that are None are not said."""
     context, location = loaded.context, loaded.opened.location
     if engine is not None:
+        if only_failed or options.get("shard") is not None:
+            name = "only_failed" if only_failed else "shard"
+            raise UsageError(f"`{name}` means nothing with `engine`", hint=f"leave out `{name}`")
         return await _evaluate_on_ray(loaded, model, options, out, resume, engine)
     if only_failed and resume is None:
         raise UsageError("`only_failed` goes on with a run", hint="name it: `resume=run`")
@@ -106,6 +110,17 @@ async def evaluate(
     return Run(run_dir)
 
 
+def choose_engine(engine: str | None, address: str | None, shards: int | None) -> RayChoice | None:
+    """Return where shards are played; None where all is played here."""
+    from wander_client.ray_engine.parts import RayChoice
+
+    if engine is None and (address, shards) != (None, None):
+        raise UsageError(
+            "`ray_address` and `shards` are of an engine", hint='add `engine="ray"`, or leave them out'
+        )
+    return None if engine is None else RayChoice(address, shards)
+
+
 async def _evaluate_on_ray(
     loaded: Loaded,
     model: Model,
@@ -122,8 +137,13 @@ async def _evaluate_on_ray(
             "`--engine ray` loads the model on other machines", hint="name it as `wander eval -m` does"
         )
     if resume is not None:
+        budgets = {name: options[name] for name in _BUDGETS if options.get(name) is not None}
+        if other := [name for name, value in options.items() if value is not None and name not in _BUDGETS]:
+            raise UsageError(
+                f"`{other[0]}` cannot change while a run goes on", hint="only its budgets can: leave it out"
+            )
         playing: Coroutine[Any, Any, Any] = asyncio.to_thread(
-            on_ray.resume, loaded.context, Path(resume), engine, {}
+            on_ray.resume, loaded.context, Path(resume), engine, budgets
         )
         place = Path(resume)
     else:

@@ -52,7 +52,7 @@ def play(suite: Suite, out: Path, choice: RayChoice, output: Output) -> Overview
     place = parts_of(out).resolve()
     with connected(choice.address) as ray:
         total, options = _place(ray, suite)
-        count = _count_shards(place, choice.shards or total)
+        count = _count_shards(place, choice.shards, total)
         proof = secrets.token_hex(16)
         place.mkdir(parents=True, exist_ok=True)
         (place / SHARDS_FILE).write_text(str(count))
@@ -208,10 +208,17 @@ def _place(ray: Any, suite: Suite) -> tuple[int, dict[str, float]]:
     return processors, {"num_cpus": 1.0}
 
 
-def _count_shards(place: Path, wanted: int) -> int:
+def _count_shards(place: Path, wanted: int | None, usual: int) -> int:
     """Return the number of shards, which stays what it was while a run goes on."""
     file = place / SHARDS_FILE
-    return int(file.read_text()) if file.is_file() else wanted
+    if not file.is_file():
+        return wanted or usual
+    begun = int(file.read_text())
+    if wanted not in (None, begun):
+        raise UsageError(
+            f"`{place}` was begun with {begun} shards, not {wanted}", hint="leave out `--shards` to go on"
+        )
+    return begun
 
 
 def _without_limiter(suite: Suite) -> bool:

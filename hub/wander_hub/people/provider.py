@@ -141,14 +141,22 @@ class Provider:
             if moment - self._asked_at >= _DISCOVERED_SECONDS:
                 if moment < self._silent_until:
                     raise identity_tokens.unreachable(self.settings.issuer)
-                self._silent_until = moment + _COOL_DOWN_SECONDS
-                with identity_tokens.answering(self.settings.issuer):
-                    document = identity_tokens.discover(self.settings.issuer)
-                    for name in ("authorization_endpoint", "token_endpoint"):
-                        if not acceptable_address(str(document[name])):
-                            raise ValueError(f"its `{name}` is not https")
-                self._document, self._asked_at = document, time.monotonic()
+                try:
+                    self._document = self._discover()
+                except HubProblem:
+                    # From the end of the wait on, which alone may be as long.
+                    self._silent_until = time.monotonic() + _COOL_DOWN_SECONDS
+                    raise
+                self._asked_at = time.monotonic()
             return self._document
+
+    def _discover(self) -> dict[str, Any]:
+        with identity_tokens.answering(self.settings.issuer):
+            document = identity_tokens.discover(self.settings.issuer)
+            for name in ("authorization_endpoint", "token_endpoint"):
+                if not acceptable_address(str(document[name])):
+                    raise ValueError(f"its `{name}` is not https")
+        return document
 
     def _require_allowed(self, claims: Mapping[str, Any]) -> None:
         domains, groups = self.settings.domains, self.settings.groups

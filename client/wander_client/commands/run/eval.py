@@ -71,6 +71,13 @@ def _require_together(said: dict[str, Any], flags: CommandFlags) -> None:
         raise UsageError("`--only-failed` goes on with a run", hint="name it: `--resume RUN --only-failed`")
     if str(flags.resume) == NEWEST and not said.get("environment", "").endswith(".toml"):
         raise UsageError("`--resume` names no run", hint="`wander runs` lists the runs here")
+    for name in ("ray_address", "shards"):
+        begun = flags.resume is not None and has_begun(flags.resume)
+        if getattr(flags, name) is not None and flags.engine is None and not begun:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(
+                f"`{option}` is of an engine", hint=f"add `--engine ray`, or leave out `{option}`"
+            )
     if {"serve", "base_url"} <= said.keys():
         raise UsageError(
             "`--serve` starts a server, `-b` names one that runs", hint="leave one of the two out"
