@@ -197,7 +197,8 @@ def test_a_node_that_dies_loses_no_rollout_and_plays_none_twice(
         cluster.add_node(num_cpus=2)
         assert done.status == 0, done.out
         assert node not in cluster.worker_nodes
-        assert endpoint.most_in_flight <= 4
+        # What the dead node had asked for the endpoint still answers, while its shards ask again.
+        assert endpoint.most_in_flight <= 2 * 4
         assert not (home / "ray.shards").exists()
         assert wander("eval", *words, "--out", "plain").status == 0
     assert done.data["summary"]["rollouts"] == 240
