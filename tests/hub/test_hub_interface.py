@@ -114,7 +114,8 @@ async def test_no_page_of_a_third_party_documents_the_interface(hub):
         assert (await hub.get(path)).status_code == 404
     page = await hub.get("/docs")
     assert page.status_code == 200
-    assert not re.search(r'(?:src|href)="(?:https?:)?//', page.text)
+    ours = str(hub.client.base_url)
+    assert not re.search(r'(?:src|href)="(?:https?:)?//', page.text.replace(f'src="{ours}', 'src="'))
 
 
 async def test_a_body_that_cannot_be_read_is_documented_everywhere(hub):
