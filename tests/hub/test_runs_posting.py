@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import zstandard
@@ -337,3 +338,28 @@ async def test_rollouts_of_an_example_have_one_seed_across_chunks(hub, pinned, r
         answer = await posted(hub, parcel)
         assert answer.status_code == status, answer.text
     assert "another seed than a rollout of `2` before it" in answer.json()["detail"]
+
+
+async def test_a_form_that_breaks_off_is_no_failure_of_the_hub(hub, caplog):
+    arriving = iter([{"type": "http.request", "body": b"--x\r\n", "more_body": True}])
+    answers: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return next(arriving, {"type": "http.disconnect"})
+
+    async def send(message: dict[str, Any]) -> None:
+        answers.append(message)
+
+    headers = {
+        "host": hub.client.base_url.host,
+        "content-type": "multipart/form-data; boundary=x",
+        **hub.auth(),
+    }
+    scope = {"type": "http", "method": "POST", "path": "/api/v1/runs", "query_string": b"", "scheme": "http"}
+    scope["headers"] = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    await hub.client._transport.app(
+        scope | {"http_version": "1.1", "client": ("127.0.0.1", 1)}, receive, send
+    )
+    assert answers[0]["status"] == 400
+    assert b"body_broken_off" in answers[1]["body"]
+    assert "unexpected failure" not in caplog.text

@@ -12,7 +12,6 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Request
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from wander.wire import VersionDetail
 from wander.wire.models import ModelRevision, NewModel
@@ -108,10 +107,7 @@ async def send_chunk(
     await run_in_threadpool(_expect, context, session_id, filename)
     most = context.settings.upload_chunk_bytes
     too_large = HubProblem(413, "chunk_too_large", f"the chunk is over this hub's {most:,} bytes")
-    try:
-        content = await whole(request, most, too_large)
-    except ClientDisconnect as error:  # one that breaks off counts for nothing
-        raise HubProblem(400, "chunk_broken_off", "the connection ended within the chunk") from error
+    content = await whole(request, most, too_large)  # one that breaks off counts for nothing
     found = await run_in_threadpool(
         sessions.receive, context, session_id, filename, upload_offset, content, stated
     )
