@@ -133,6 +133,11 @@ def test_what_does_not_fit_together_is_told_and_nothing_is_written(wander: Wande
     assert engine._count_shards(Path("begun"), None, 8) == 3
     with pytest.raises(UsageError, match="with 3 shards, not 4"):
         engine._count_shards(Path("begun"), 4, 8)
+    Path("on-ray.shards").mkdir()
+    error = wander("eval", "--resume", "on-ray", "--seed", "1", "--json").json["error"]
+    assert "`seed` cannot change while a run goes on" in error["message"], error
+    error = wander("eval", "--resume", "on-ray", "--json").json["error"]
+    assert "was not begun with `--engine ray`" in error["message"], error
     for wrong in ("3/3", "1", "a/b", "-1/3"):
         error = wander("eval", *words, f"--shard={wrong}", "--json").json["error"]
         assert "no part of a run" in error["message"], error

@@ -104,6 +104,11 @@ def _play_on_ray(said: dict[str, Any], flags: CommandFlags) -> int:
         budgets: dict[str, Any] = {
             name: said[name] for name in ("budget_tokens", "budget_usd") if name in said
         }
+        if other := sorted(said.keys() - budgets.keys() - {each.name for each in fields(CommandFlags)}):
+            raise UsageError(
+                f"`{other[0]}` cannot change while a run goes on",
+                hint=f"play on: `wander eval --resume {out}`",
+            )
         resumed, merged = on_ray.resume(context, out, choice, budgets)
         suite = None if on_ray.is_alone(resumed) else resumed
     elif suite_command.is_suite(said, flags):
