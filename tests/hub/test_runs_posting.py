@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -263,10 +264,8 @@ async def test_pages_in_every_order_and_of_every_kind(hub, pinned, run_of, sort,
             params={"sort": sort, "only": only, "offset": offset},
             headers={"Accept": "text/html"},
         )
-        parts = page.text.partition('id="rollouts"')[2].split(f'href="/runs/{manifest["run_id"]}/rollouts/')[
-            1:
-        ]
-        seen += [int(one.partition('"')[0]) for one in parts]
+        links = rf'href="/runs/{manifest["run_id"]}/rollouts/(\d+)["?]'
+        seen += map(int, re.findall(links, page.text.partition('id="rollouts"')[2]))
     assert seen == numbers
 
 
