@@ -202,6 +202,7 @@ def test_python_plays_shards_and_merges_them(say_env: Any, tmp_path: Path) -> No
     ]
     whole = wander_package.Run.merge(shards, tmp_path / "whole")
     assert (whole.summary.rollouts, whole.reward) == (3, 1.0)
+    assert whole.path.stat().st_mode == shards[0].path.stat().st_mode, "no more may read it than its shards"
     on_ray: list[dict[str, Any]] = [
         {"shards": 2},
         {"engine": "ray", "shard": "0/2"},

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import re
+import tarfile
 
 import pytest
 from wander_hub.web import source
@@ -130,3 +132,16 @@ async def test_images_of_a_package_are_shown_in_its_readme(hub, make_wheel):
     for path in ("gone.png", "reverse_text/x.html", "../curve.png"):
         answer = await hub.client.get(f"{AT}/versions/0.1.0/image", params={"file": path})
         assert answer.status_code == 404, path
+
+
+def test_no_more_of_an_archive_is_unpacked_for_an_image_than_of_a_wheel(monkeypatch):
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name, size in (("a-1/small.png", 5), ("a-1/zeros", 10_000), ("a-1/behind.png", 5)):
+            member = tarfile.TarInfo(name)
+            member.size = size
+            archive.addfile(member, io.BytesIO(bytes(size)))
+    monkeypatch.setattr(source, "_MOST_BYTES", 9_000)
+    for path, found in (("small.png", bytes(5)), ("behind.png", None)):
+        packed.seek(0)
+        assert source._member_of_source(packed, path) == found
