@@ -11,6 +11,7 @@ import posixpath
 import re
 from typing import NamedTuple
 from urllib.parse import quote, unquote
+from xml.etree import ElementTree
 
 from markupsafe import Markup
 
@@ -53,6 +54,8 @@ _TASK = re.compile(r'<input class="task-list-item-checkbox"( checked="checked")?
 _HEADING = re.compile(r'<h([23]) id="(readme-[^"]+)">(.*?)</h\1>', re.DOTALL)
 _PLACED = re.compile(r'<img src="image\?file=[^"]*" alt="([^"]*)"[^>]*>')
 _LONGEST_FORMULA = 2000
+_MOST_MATH, _OF_FORMULA = 100_000, 50
+"""Characters of the formulas of one README that become MathML, which is far longer, and what each costs."""
 
 
 class Heading(NamedTuple):
@@ -77,7 +80,7 @@ def render(text: str, content_type: str) -> str:
         return f"<pre>{html.escape(text)}</pre>" if text.strip() else ""
     markdown = MarkdownIt("js-default", {"html": True, "linkify": False, "typographer": False})
     markdown.use(anchors_plugin, max_level=6).use(footnote_plugin).use(tasklists_plugin)
-    markdown.use(dollarmath_plugin, allow_digits=False, renderer=_formula)
+    markdown.use(dollarmath_plugin, allow_digits=False, renderer=_Formulas().draw)
     raw = _ALIGNED.sub(r'align="\1"', markdown.render(text))
     raw = _TASK.sub(lambda box: "☑" if box[1] else "☐", raw)
     return clean(_IMAGE.sub(_image, raw))
@@ -129,17 +132,26 @@ def _allowed(tag: str, attribute: str, value: str) -> str | None:
     return value
 
 
-def _formula(source: str, options: dict[str, bool]) -> str:
-    """Return a formula as MathML; as it was written where it is no TeX that the library reads."""
-    from latex2mathml.converter import convert
+class _Formulas:
+    """The formulas of one README, as many as a page can have."""
 
-    display = "block" if options.get("display_mode") else "inline"
-    if len(source) > _LONGEST_FORMULA:
-        return f"<code>{html.escape(source)}</code>"
-    try:
-        return str(convert(source, display=display))
-    except Exception:  # noqa: BLE001 - it has no base of its errors, and hostile TeX finds others
-        return f"<code>{html.escape(source)}</code>"
+    def __init__(self) -> None:
+        self._left = _MOST_MATH
+
+    def draw(self, source: str, options: dict[str, bool]) -> str:
+        """Return a formula as MathML; as it was written where it is no TeX that the library reads."""
+        from latex2mathml.converter import convert
+
+        self._left -= len(source) + _OF_FORMULA
+        display = "block" if options.get("display_mode") else "inline"
+        if len(source) > _LONGEST_FORMULA or self._left < 0:
+            return f"<code>{html.escape(source)}</code>"
+        try:
+            drawn = str(convert(source, display=display))
+            ElementTree.fromstring(drawn)  # noqa: S314 - a tag in its text that stays open takes what follows
+            return drawn
+        except Exception:  # noqa: BLE001 - it has no base of its errors, and hostile TeX finds others
+            return f"<code>{html.escape(source)}</code>"
 
 
 def _image(image: re.Match[str]) -> str:
