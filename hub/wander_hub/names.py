@@ -14,11 +14,11 @@ from packaging.version import Version
 BUNDLED_OWNER = "wander"
 """The owner of the hub's own packages."""
 RESERVED_OWNERS = frozenset(
-    "_ about account accounts api assets auth blog boards compare docs environments explore "  # noqa: SIM905
-    "favicon.ico files health help integrity leaderboard leaderboards legacy live llms.txt login logout me "
-    "metrics models new oidc openapi openapi.json orgs owners ready robots.txt root runs schemas "
-    "search settings "
-    "signup simple sitemap.xml static status system tokens user users well-known www".split()
+    "_ about account accounts api assets auth blog boards compare docs environments "  # noqa: SIM905
+    "explore favicon.ico feed.atom files health help integrity leaderboard leaderboards "
+    "legacy live llms.txt login logout me metrics models new oidc openapi openapi.json "
+    "orgs owners ready robots.txt root runs schemas search settings signup simple "
+    "sitemap.xml static status system tokens user users well-known www".split()
 )
 """First path segments that the hub needs itself, now or later."""
 RESERVED_ENVIRONMENTS = frozenset(
