@@ -2,10 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 NAME := tictactoe
-# One process more than cores: the tests wait for a third of their time, mostly for processes they start.
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, (os.cpu_count() or 1) + 1))')
-# The long tests wait for half of theirs.
-MORE_WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 2 * (os.cpu_count() or 1)))')
+# Twice as many processes as cores: the tests wait for a third to a half of their time, mostly for processes they start.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, 2 * (os.cpu_count() or 1)))')
 TESTS := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20
 LINT := $(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/lint-imports --no-logo && $(BIN)/typos
 # Set, it makes each of the thousands of processes that tests start compile all that it imports.
@@ -36,7 +34,7 @@ test: setup  ## Everything above and tests of every kind, in minutes (no GPU, no
 		wait $$types || { cat $$said; exit 1; }; exit $$tests
 
 test-rest: setup  ## The tests that `make test` leaves out
-	@$(TESTS) -n $(MORE_WORKERS) -m "full and not slow and not gpu" $(PYTEST)
+	@$(TESTS) -m "full and not slow and not gpu" $(PYTEST)
 
 test-all: test test-rest  ## Every test; what CI runs
 
