@@ -72,7 +72,7 @@ def test_a_server_takes_as_many_connections_as_the_system_allows():
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, most))
         raise_file_limit()
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, most)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) in ((most, most), (65_536, most))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, most))
 

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import uvicorn
@@ -173,9 +174,11 @@ class _Server(uvicorn.Server):
 
 def raise_file_limit() -> None:
     """Let this process open as many files, so connections, as it may: most systems begin with 1,024."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _FILES if most == resource.RLIM_INFINITY else most
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if most == resource.RLIM_INFINITY else most
+    if now in range(wanted):  # -1 is unlimited
+        with suppress(OSError, ValueError):  # a system that allows less keeps what it has
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def open_socket(host: str, port: int) -> socket.socket:
