@@ -85,7 +85,7 @@ def test_a_browser_reads_a_training_run(hub, trained, width):
         assert page.goto(f"{hub.url}/runs/{trained}").status == 200
         wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
         assert page.evaluate(wide) <= 0
-        assert page.get_by_text("step 9: 40% were cut short").is_visible()
+        assert page.get_by_role("listitem").get_by_text("step 9: 40% were cut short").is_visible()
         assert page.get_by_text("one as known after 40").is_visible()
         drawn = page.locator("figure svg.chart polyline.curve").first.bounding_box()
         assert drawn is not None
