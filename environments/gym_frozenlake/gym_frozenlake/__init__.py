@@ -23,6 +23,7 @@ SLIPPERY = " The ice is slippery: a step goes where you meant in one case of thr
 REFERENCE_SCORES: dict[str, float] = {
     "random player": 0.020,
     "random player, easy": 0.040,
+    "SmolLM2-135M-Instruct": 0.000,
     "SmolLM2-135M-Instruct, easy": 0.333,
     "scripted expert": 1.000,
 }

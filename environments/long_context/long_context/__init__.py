@@ -27,6 +27,7 @@ LINE_CHARS = 49
 REFERENCE_SCORES: dict[str, float] = {
     "random player": 0.000,
     "random player, easy": 0.000,
+    "SmolLM2-135M-Instruct": 0.000,
     "SmolLM2-135M-Instruct, easy": 1.000,
     "scripted expert": 1.000,
 }

@@ -21,6 +21,7 @@ SYSTEM_PROMPT = (
 REFERENCE_SCORES: dict[str, float] = {
     "random player": 0.033,
     "random player, easy": 0.443,
+    "SmolLM2-135M-Instruct": 0.000,
     "SmolLM2-135M-Instruct, easy": 0.168,
     "scripted expert": 0.823,
 }
