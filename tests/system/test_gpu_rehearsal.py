@@ -82,6 +82,7 @@ def test_a_load_that_did_not_come_is_named_and_all_of_them_install_without_an_in
     assert time.monotonic() - again < 60, "it is installed once"
 
 
+@pytest.mark.slow
 def test_smoke_tries_every_item_and_writes_what_it_found(machine: Machine, tmp_path: Path) -> None:
     loads = [word for load in sorted(machine.carried.glob("load-*")) for word in ("--loads", str(load))]
     sizes = ["--games", "8", "--warm-up", "6", "--hidden", "32", "--layers", "1"]
@@ -111,6 +112,7 @@ def stop_after(machine: Machine, steps: int, metrics: Path, *words: str) -> str:
     return said
 
 
+@pytest.mark.slow
 def test_the_second_slice_goes_on_where_the_first_was_stopped(machine: Machine, tmp_path: Path) -> None:
     loads = [word for load in sorted(machine.carried.glob("load-*")) for word in ("--loads", str(load))]
     run = machine.kit / "runs/tictactoe-tiny"

@@ -127,7 +127,7 @@ def hub(request: pytest.FixtureRequest, mirror: str, tmp_path: Path) -> Any:
         yield running
 
 
-@pytest.mark.parametrize("kills", [10, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [6, pytest.param(50, marks=pytest.mark.slow)])
 def test_nothing_is_lost_or_twice(hub: Hub, tmp_path: Path, kills: int) -> None:
     chance = random.Random(14)
     users = Users(hub, tmp_path)

@@ -67,7 +67,7 @@ def processes_with(word: str) -> list[int]:
     return found
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def settings(request: pytest.FixtureRequest, mirror: str, tmp_path_factory: Any) -> Any:
     """Settings of a hub that verifies, on either database; a file is the gate, so not in a sandbox."""
     with ExitStack() as stack:

@@ -161,7 +161,7 @@ def test_processes_play_ahead_what_one_plays_ahead(puller: Path, tmp_path: Path)
 
 @pytest.mark.full
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("loss", ["dapo", "grpo"])
+@pytest.mark.parametrize("loss", ["dapo", pytest.param("grpo", marks=pytest.mark.slow)])
 def test_processes_share_rollouts_of_several_sequences(forgetful: Path, tmp_path: Path, loss: str) -> None:
     algorithm = {"loss": loss}
     settings = settings_for(forgetful, algorithm=algorithm)
@@ -177,7 +177,7 @@ def test_processes_share_rollouts_of_several_sequences(forgetful: Path, tmp_path
     assert all(1 < entry["sequences"] < 3 for entry in read_metrics(tmp_path / "one"))
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_processes_share_steps_of_rloo_and_distillation(forgetful: Path, tiny: Path, tmp_path: Path) -> None:
     learning: dict[str, dict[str, Any]] = {
