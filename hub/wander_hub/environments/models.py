@@ -78,6 +78,11 @@ class Environment(HasVisibility, Base):
     """The address of the same environment on the hub that this one follows, which alone changes it."""
     owner: Mapped[Owner] = relationship(lazy="raise")
 
+    @property
+    def label(self) -> str:
+        """Its name with that of its owner: `OWNER/NAME`."""
+        return f"{self.owner.name}/{self.name}"
+
 
 class FormerName(Base):
     """A name that an environment had before it was renamed or handed over; it leads there for ever."""

@@ -106,14 +106,14 @@ def parent_of(session: Session, environment: Environment) -> str | None:
     if environment.parent_id is None:
         return None
     parent = repository.environment_numbered(session, environment.parent_id)
-    return f"{parent.owner.name}/{parent.name}@{environment.parent_version}" if parent else None
+    return f"{parent.label}@{environment.parent_version}" if parent else None
 
 
 def find(session: Session, owner: str, name: str) -> Environment:
     """Return an environment; a former name is answered with a redirect, a deleted one with a 410."""
     environment = resolve(session, owner, name)
     if environment.deleted_at is not None:
-        label = f"{environment.owner.name}/{environment.name}"
+        label = environment.label
         hint = "its name is never given again; runs that used it are kept"
         raise HubProblem(410, "environment_deleted", f"`{label}` was deleted", hint=hint)
     present = (environment.owner.name, environment.name)
@@ -152,7 +152,7 @@ def find_version(session: Session, environment: Environment, version: str) -> Ve
     found = repository.version_of(session, environment, wanted)
     if found is not None:
         return found
-    label = f"{environment.owner.name}/{environment.name}"
+    label = environment.label
     raise HubProblem(
         404,
         "version_not_found",
@@ -239,7 +239,7 @@ def list_offered_files(environment: Environment, version: Version) -> list[File]
 def search_text(environment: Environment, latest: Version) -> str:
     """Return the lower-case text that a search looks through."""
     words = [
-        f"{environment.owner.name}/{environment.name}",
+        environment.label,
         environment.name.replace("-", " "),
         latest.summary,
     ]

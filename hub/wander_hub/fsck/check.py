@@ -304,7 +304,7 @@ def _boards(database: Database, environment_id: int, *, repair: bool) -> list[Fi
     """Place an environment's runs on its boards anew and tell what that changes."""
     with database.write(HUB) as session:
         environment = _load(session, environment_id)
-        label = f"{environment.owner.name}/{environment.name}"
+        label = environment.label
         shown = _describe_boards(session, environment)
         placement.start_over(session, environment)
         placement.place(session, environment)
@@ -360,7 +360,7 @@ def _environment(database: Database, environment_id: int, *, repair: bool) -> li
     """Derive totals and pages of an environment anew and tell what that changes."""
     with database.write(HUB) as session:
         environment = _load(session, environment_id)
-        label = f"{environment.owner.name}/{environment.name}"
+        label = environment.label
         totals = _values(environment, _TOTALS)
         shown = _pages(session, pages.pages_of(session, environment.id))
         listing.derive(session, environment)

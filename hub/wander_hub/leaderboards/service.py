@@ -98,7 +98,7 @@ def find_board(
     )
     found = session.scalar(select(Board).where(*named).order_by(*repository.BOARD_ORDER).limit(1))
     if found is None:
-        label = f"{environment.owner.name}/{environment.name}"
+        label = environment.label
         raise HubProblem(
             404,
             "board_not_found",

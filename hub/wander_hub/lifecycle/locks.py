@@ -184,7 +184,7 @@ def find(session: Session, owner: str, name: str, version: str) -> VersionDocume
     lock = next((one for one in found.documents if one.kind == "lock"), None)
     if lock is not None and service.list_offered_files(environment, found):
         return lock
-    label = f"{environment.owner.name}/{environment.name}@{found.version}"
+    label = f"{environment.label}@{found.version}"
     hint = f"`wander env lock {label}` makes one, and `--attach` gives it to the version"
     raise HubProblem(404, "lock_not_found", f"`{label}` has no lock", hint=hint)
 

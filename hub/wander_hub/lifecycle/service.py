@@ -192,7 +192,7 @@ def fork(
         visibility=narrower(parent.visibility, target.default_visibility),
     )
     # It is the new owner's matter: that of the parent may not even see it.
-    new, old = f"{target.name}/{child.name}", f"{parent.owner.name}/{parent.name}"
+    new, old = f"{target.name}/{child.name}", parent.label
     audit.about(session, whose=target.name, target=new, parent=old, version=source.version)
     child.parent_id, child.parent_version = parent.id, source.version
     copied = _copy(session, source, child, caller)
@@ -218,7 +218,7 @@ def _parents_agree(session: Session, caller: Identity, environment: Environment,
 def _present_version(session: Session, environment: Environment, version: str) -> Version:
     found = service.find_version(session, environment, version)
     if found.deleted_at is not None:
-        label = f"{environment.owner.name}/{environment.name}@{found.version}"
+        label = f"{environment.label}@{found.version}"
         raise HubProblem(410, "version_deleted", f"`{label}` was deleted")
     return found
 
@@ -274,7 +274,7 @@ def _successor(session: Session, wanted: NewStatus) -> str | None:
     if not slash:
         raise HubProblem(422, "invalid_request", "`successor` is written `owner/name`")
     found = service.resolve(session, owner, name)
-    return f"{found.owner.name}/{found.name}"
+    return found.label
 
 
 def plain_reason(reason: str | None) -> str | None:

@@ -168,7 +168,7 @@ def _info(invitation: Invitation) -> InvitationInfo:
     owner, environment = invitation.owner, invitation.environment
     target = owner.name if owner is not None else ""
     if environment is not None:
-        target = f"{environment.owner.name}/{environment.name}"
+        target = environment.label
     return InvitationInfo(
         id=invitation.id,
         target=target,

@@ -67,7 +67,7 @@ def change_environment_role(
     environment = rights.environment_for(session, caller, "read" if leaving else "manage", owner, name)
     if not caller.covers("manage", environment.owner_id, environment.id):
         raise rights.refusal(caller, "manage", environment)
-    label = f"{environment.owner.name}/{environment.name}"
+    label = environment.label
     _change_role(session, caller, Grant, {"environment_id": environment.id}, label, user, role)
     return [] if leaving else _members_of(session, environment)
 

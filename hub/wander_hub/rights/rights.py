@@ -53,7 +53,7 @@ def environment_for(
 def require_original(identity: Identity, environment: Environment) -> None:
     """Refuse everybody but the hub itself to change a mirror of another hub's environment."""
     if environment.mirror_of is not None and identity is not HUB:
-        label = f"{environment.owner.name}/{environment.name}"
+        label = environment.label
         detail = f"`{label}` is a mirror of `{environment.mirror_of}`, which alone changes it"
         raise HubProblem(409, "environment_mirrored", detail, hint="publish there, or fork it")
 
@@ -111,7 +111,7 @@ def whole_token(identity: Identity) -> None:
 
 def refusal(identity: Identity, permission: Permission, environment: Environment) -> HubProblem:
     """Return the 403 of somebody who may see an environment and not do this to it."""
-    label = f"{environment.owner.name}/{environment.name}"
+    label = environment.label
     if not identity.covers(permission, environment.owner_id, environment.id):
         hint = "`wander auth whoami` shows what the token is for"
         detail = f"this token may not {_WORDS[permission]} `{label}`"

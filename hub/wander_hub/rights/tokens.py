@@ -222,6 +222,6 @@ def token_info(token: Token) -> TokenInfo:
     if target is not None and token.environment_name is not None:
         target = f"{target}/{token.environment_name}"
     if token.environment is not None:
-        target = f"{token.environment.owner.name}/{token.environment.name}"
+        target = token.environment.label
     scopes = [one for one in ALL_SCOPES if one in token.scope.split()]
     return fill(TokenInfo, token, scopes=scopes, target=target, revoked=token.revoked_at is not None)

@@ -188,7 +188,7 @@ def find_pinned_version(session: Session, manifest: RunManifest) -> tuple[Enviro
     except HubProblem as problem:
         hint = problem.hint or "publish the environment to this hub first (`wander publish`)"
         raise HubProblem(422, problem.code, problem.detail, hint=hint) from problem
-    label = f"{environment.owner.name}/{environment.name}@{version.version}"
+    label = f"{environment.label}@{version.version}"
     if version.deleted_at is not None:
         raise HubProblem(422, "version_deleted", f"`{label}` was deleted; it takes no new runs")
     wheels = [file.sha256 for file in version.files if file.kind == "wheel"]

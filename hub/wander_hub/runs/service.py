@@ -207,5 +207,5 @@ def makers_of(session: Session, weights_sha256: str) -> list[LinkedRun]:
 
 
 def _link(run: Run, step: int, weights_sha256: str) -> LinkedRun:
-    environment = f"{run.environment.owner.name}/{run.environment.name}"
+    environment = run.environment.label
     return fill(LinkedRun, run, step=step, weights_sha256=weights_sha256, environment=environment)

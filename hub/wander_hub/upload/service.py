@@ -161,7 +161,7 @@ def place_for(
     found = environments.version_of(session, environment, version)
     if found is None:
         return Place(environment)
-    label = f"{environment.owner.name}/{environment.name}@{found.version}"
+    label = f"{environment.label}@{found.version}"
     if found.deleted_at is not None:
         hint = "publish a higher version"
         raise HubProblem(409, "version_deleted", f"`{label}` was deleted; it is not given again", hint=hint)
@@ -205,7 +205,7 @@ def _environment_for(
         detail = f"`{owner.name}/{name}` is a former name; former names are not given again"
         hint = "choose another name"
         if moved is not None:
-            hint = f"publish to `{moved.owner.name}/{moved.name}`, which it has become"
+            hint = f"publish to `{moved.label}`, which it has become"
         raise HubProblem(409, "environment_moved", detail, hint=hint)
     if held is None:
         return None
@@ -293,7 +293,7 @@ def _note_source(
 
 
 def _refuse_taken(environment: Environment, filename: str) -> HubProblem:
-    label = f"{environment.owner.name}/{environment.name}"
+    label = environment.label
     return HubProblem(
         409,
         "version_exists",

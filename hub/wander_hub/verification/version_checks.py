@@ -93,7 +93,7 @@ class Checker:
             )
             if version.deleted_at is not None:
                 raise JobRefused("the version was deleted")
-            label = f"{version.environment.owner.name}/{version.environment.name}@{version.version}"
+            label = f"{version.environment.label}@{version.version}"
         data = self._program.run(context, ["check", label])
         try:
             made_with = CheckedWith.model_validate({**data["made_with"], "hub": __version__})
@@ -129,7 +129,7 @@ def check_of(session: Session, owner: str, name: str, version: str) -> HubCheck:
     found = environments.find_version(session, environment, version)
     info = info_of(session, found.id)
     if info is None:
-        label = f"{environment.owner.name}/{environment.name}@{found.version}"
+        label = f"{environment.label}@{found.version}"
         hint = f"check it yourself: `wander check {label}`"
         raise HubProblem(404, "not_checked", f"this hub did not check `{label}`", hint=hint)
     return info

@@ -90,7 +90,7 @@ def show_environment(
 ) -> EnvironmentView:
     """Return everything about one version of an environment."""
     found = environments.find(session, owner, name)
-    label = f"{found.owner.name}/{found.name}"
+    label = found.label
     versions = environments.newest_first(list(environment_repository.versions_of(session, found)))
     chosen = environments.find_version(session, found, version)
     recent = runs.list_page(session, base_url, environment=label, limit=_RECENT_RUNS)

@@ -63,7 +63,7 @@ def badge(session: ReadSession, base_url: BaseUrl, owner: str, name: str) -> Res
     if rows:
         best = rows[0]
         said = f"{number(best.reward_mean, score_digits(best.reward_low, best.reward_high))} {best.level}"
-    drawn = _draw_badge(f"{found.owner.name}/{found.name}", said)
+    drawn = _draw_badge(found.label, said)
     return Response(drawn, media_type="image/svg+xml", headers=_SHORT)
 
 
@@ -107,7 +107,7 @@ def feed_of_runs(session: ReadSession, base_url: BaseUrl) -> Response:
 def feed_of_environment(session: ReadSession, base_url: BaseUrl, owner: str, name: str) -> Response:
     """The versions and the newest runs of an environment, as a feed."""
     found = environments.find(session, owner, name)
-    label = f"{found.owner.name}/{found.name}"
+    label = found.label
     versions = [
         Entry(f"/{label}/versions/{one.version}", f"{label} {one.version}", one.uploaded_at, one.summary)
         for one in versions_of(session, found)

@@ -186,7 +186,7 @@ def _open_wheel(
 ) -> Iterator[tuple[str, ZipFile]]:
     """Open the wheel that most machines install; the upload has checked its form."""
     wheels = [one for one in environments.list_offered_files(environment, version) if one.kind == "wheel"]
-    label = f"{environment.owner.name}/{environment.name}@{version.version}"
+    label = f"{environment.label}@{version.version}"
     if not wheels:
         raise HubProblem(404, "no_source", f"`{label}` has no wheel whose source could be shown")
     wheel = min(wheels, key=lambda one: (not one.filename.endswith("-none-any.whl"), one.filename))

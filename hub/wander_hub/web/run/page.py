@@ -91,7 +91,7 @@ def run(session: Session, storage: Storage, base_url: str, run_id: str, query: R
     training = detail.manifest.kind == "training"
     return RunView(
         run=detail,
-        label=f"{found.environment.owner.name}/{found.environment.name}",
+        label=found.environment.label,
         rows=rows,
         matching=matching,
         query=query,

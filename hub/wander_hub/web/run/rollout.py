@@ -140,7 +140,7 @@ def rollout(
     asked = address_of(wanted.asked())
     return RolloutView(
         run=detail,
-        label=f"{found.environment.owner.name}/{found.environment.name}",
+        label=found.environment.label,
         rollout=whole,
         number=number,
         siblings=siblings,
@@ -173,7 +173,7 @@ def group(session: Session, storage: Storage, base_url: str, run_id: str, number
     prompt, _ = transcript.list_messages(beginning, view=grid)
     return GroupView(
         run=runs.detail_of(found, base_url),
-        label=f"{found.environment.owner.name}/{found.environment.name}",
+        label=found.environment.label,
         number=number,
         example_id=whole.example_id,
         prompt=prompt,
@@ -215,7 +215,7 @@ def turn(
     pairs = list(zip(tokens.completion_ids, tokens.logprobs, strict=False))
     return TurnView(
         run=runs.detail_of(found, base_url),
-        label=f"{found.environment.owner.name}/{found.environment.name}",
+        label=found.environment.label,
         number=number,
         place=place,
         turn=whole.turns[place],
