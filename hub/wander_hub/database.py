@@ -140,14 +140,27 @@ class Database:
         if sqlite:
             event.listen(self.engine, "connect", _prepare_sqlite)
             event.listen(self.engine, "begin", _begin_sqlite)
+        self._one_moment: dict[str, Any] = {} if sqlite else {"isolation_level": "REPEATABLE READ"}
+        """What has a transaction see the rows of one moment; with SQLite each does."""
         self._read = sessionmaker(self.engine, expire_on_commit=False)
         self._write = sessionmaker(self.engine.execution_options(writes=True), expire_on_commit=False)
 
     @contextmanager
-    def read(self, reader: Identity | None = None) -> Iterator[Session]:
-        """Give a session whose work is thrown away; it sees what `reader` may see: for None the public."""
+    def read(self, reader: Identity | None = None, *, one_moment: bool = False) -> Iterator[Session]:
+        """Give a session whose work is thrown away; it sees what `reader` may see: for None the public.
+
+        With `one_moment` all its statements see the same rows, whatever changes meanwhile.
+        """
         with self._read(info={**self.session_info, READER: reader}) as session:
+            if one_moment:
+                session.connection(execution_options=self._one_moment)
             yield session
+
+    @contextmanager
+    def connect_at_one_moment(self) -> Iterator[Connection]:
+        """Give a connection that sees the rows of one moment, whatever changes meanwhile."""
+        with self.engine.connect().execution_options(**self._one_moment) as connection:
+            yield connection
 
     @contextmanager
     def write(self, reader: Identity | None = None) -> Iterator[Session]:

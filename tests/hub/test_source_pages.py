@@ -87,6 +87,8 @@ async def test_two_versions_are_compared_by_their_bytes(two, monkeypatch):
     back = (await show(two, "/changes", params={"old": "latest", "new": "0.1.0"})).text
     assert '<span class="del">-LIMIT = 3' in back
     assert "same files" in (await show(two, "/changes", params={"new": "0.1.0"})).text, "nothing before it"
+    other = await two.get("/alice/Reverse_Text/changes?old=0.1.0&new=0.2.0", headers=HTML)
+    assert other.headers["location"] == f"{AT}/changes?old=0.1.0&new=0.2.0"
     monkeypatch.setattr(source, "_MOST_CHANGED", 0)
     text = (await show(two, "/changes")).text
     assert text.count("More changed than is compared on one page") == len(dict(headings))

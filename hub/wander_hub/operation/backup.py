@@ -16,7 +16,6 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from datetime import date, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -126,21 +125,12 @@ def _tell_of(damaged: list[str]) -> None:
 def _dump(database: Database, path: Path) -> int:
     """Write every row of one moment, in an order in which they can be added again; return how many."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with one_moment(database) as connection, temporary.open("wb") as file:
+    with database.connect_at_one_moment() as connection, temporary.open("wb") as file:
         _refuse_unknown_tables(connection)
         kept = [one for one in Base.metadata.sorted_tables if one.name not in _UNFINISHED]
         rows = write_rows(connection, file, FORMAT, [(one.name, select(one)) for one in kept])
     temporary.replace(path)
     return rows
-
-
-@contextmanager
-def one_moment(database: Database) -> Iterator[Connection]:
-    """Give a connection that sees the rows of one moment, whatever changes meanwhile."""
-    postgres = database.engine.dialect.name == "postgresql"
-    options: dict[str, Any] = {"isolation_level": "REPEATABLE READ"} if postgres else {}
-    with database.engine.connect().execution_options(**options) as connection:
-        yield connection
 
 
 def write_rows(

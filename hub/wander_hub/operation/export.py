@@ -12,7 +12,7 @@ from wander_hub.accounts.repository import owner_named
 from wander_hub.database import Database
 from wander_hub.http.problems import HubProblem
 from wander_hub.operation import archive
-from wander_hub.operation.backup import one_moment, write_rows
+from wander_hub.operation.backup import write_rows
 from wander_hub.operation.belongings import needed_objects, roots_of, statements
 from wander_hub.storage import Storage
 
@@ -33,7 +33,7 @@ def export(
                 raise HubProblem(404, "owner_not_found", f"there is no owner `{owner}`", hint=hint)
     roots = roots_of(owner)
     with archive.written(path) as file, tempfile.TemporaryFile(dir=path.parent) as rows:
-        with one_moment(database) as connection:
+        with database.connect_at_one_moment() as connection:
             count = write_rows(connection, rows, FORMAT, statements(roots), owner=owner)
             objects = needed_objects(connection, roots)
             total = select(func.count()).select_from(roots["environments"].subquery())

@@ -112,10 +112,8 @@ def bring(
         work = _Import(database, storage, source, sha256, choices or Choices(), origin, objects, named)
         _refuse_bad_names(work)
         database.commit(ensure_administrator)  # lest a name of the archive takes that place
-        with database.read(HUB) as session:
-            # Of one moment, lest what another import of this archive brings meanwhile is told as taken.
-            if session.get_bind().dialect.name == "postgresql":
-                session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
+        # Of one moment, lest what another import of this archive brings meanwhile is told as taken.
+        with database.read(HUB, one_moment=True) as session:
             _refuse_another(session, work)
             _refuse_taken(session, work)
         archive.store_objects(file, storage, objects)

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Literal
-from urllib.parse import urlencode
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from sqlalchemy import select
@@ -142,11 +141,6 @@ def _size(found: object) -> int:
 
 
 _KEPT = _Kept()
-
-
-def address_of(asked: dict[str, Any]) -> str:
-    """Return as the end of an address what is asked for."""
-    return f"?{urlencode(asked)}" if asked else ""
 
 
 def fault_of(text: str) -> str:

@@ -42,8 +42,8 @@ KIND = "examine"
 """Of the jobs that read a posted run."""
 KEY = f"{KIND} 2 "
 """What a job's key is, with the run's id behind; hubs that kept no sketch left the number out."""
-_PROVEN = ("rescored", "replayed", "rerun")
-"""Levels of a run that may be evidence for another one: the hub derived its rewards itself."""
+PROVEN = ("rescored", "replayed", "rerun")
+"""Levels of a run whose rewards the hub derived itself: it may be evidence for another one."""
 _COMPARED = 2000
 """Rollouts of a run, about, that are compared with those of another one; drawn anew each time."""
 _LONGEST_FAULT = 80
@@ -293,7 +293,7 @@ def count_rerun(session: Session, run: Run) -> None:
     if one is None or original is None:
         return
     counts = False
-    if one.agreement is not None and one.independent and run.level in _PROVEN and not run.private:
+    if one.agreement is not None and one.independent and run.level in PROVEN and not run.private:
         found = Agreement.model_validate(one.agreement)
         counts = found.verdict == "agrees" and not found.differing
     if counts and original.level in ("complete", "rescored", "replayed"):

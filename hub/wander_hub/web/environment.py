@@ -25,6 +25,7 @@ from wander_hub.runs import service as runs
 from wander_hub.runs import use
 from wander_hub.storage import Storage
 from wander_hub.verification import version_checks
+from wander_hub.verification.evidence import PROVEN
 from wander_hub.web.board import common_axis, find_info
 from wander_hub.web.run import transcript
 
@@ -33,7 +34,6 @@ _DAYS = 30
 """Of downloads."""
 _MOST_MESSAGES = 12
 """Of the rollout that stands on the page."""
-_PROVED = ("rescored", "replayed")
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def show_environment(
         readme_html=readme,
         headings=list_headings(readme),
         sample=_find_sample(session, storage, board),
-        proved=sum(row.ranked_with in _PROVED for row in board.rows),
+        proved=sum(row.ranked_with in PROVEN for row in board.rows),
         info=find_info(session, chosen),
         board=board,
         axis=common_axis(board.rows),

@@ -21,13 +21,13 @@ from wander_hub.environments.schemas import EnvironmentFilter
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
 from wander_hub.runs.models import Run
+from wander_hub.verification.evidence import PROVEN
 from wander_hub.web.query import query_string
 
 _SHOWN_FIRST = 6
 _LOOKED_AT = 300
 """Environments with most runs, and newest runs, among which those are sought that are shown first."""
 _NEWEST = 8
-_PROVED = ("rescored", "replayed", "rerun")
 _FILTERS = ("q", "tag", "kind", "deterministic", "checked", "licence", "sort")
 
 
@@ -110,7 +110,7 @@ def _newest_proved(session: Session, base_url: str) -> list[RunDetail]:
     """Return the newest public results that the hub derived again, of environments that are in use."""
     order = Run.posted_at.desc(), Run.run_id.desc()
     newest = select(Run.run_id).where(run_repository.counts()).order_by(*order).limit(_LOOKED_AT)
-    query = run_repository.visible(session).where(Run.run_id.in_(newest), Run.level.in_(_PROVED))
+    query = run_repository.visible(session).where(Run.run_id.in_(newest), Run.level.in_(PROVEN))
     query = query.where(Environment.status == "active", Environment.quarantine_reason.is_(None))
     found = session.scalars(query.order_by(*order).limit(_NEWEST)).all()
     return [runs.detail_of(one, base_url) for one in found]

@@ -206,7 +206,7 @@ def show_changes(
     """What a version changed of another one, or of the one before it, line by line."""
     moved = _canonical(owner, name)
     if moved is not None:
-        return RedirectResponse(f"{moved}/changes?{query_string(old=old, new=new)}", 301)
+        return RedirectResponse(f"{moved}/changes{query_string(old=old, new=new)}", 301)
     view = source.show_changes(session, storage, owner, name, old, new)
     return page(request, "changes.html", view=view)
 

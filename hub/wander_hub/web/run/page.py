@@ -15,10 +15,11 @@ from wander.wire.verification import RunEvidence, VerificationInfo
 
 from wander_hub.runs import explorer
 from wander_hub.runs import service as runs
-from wander_hub.runs.explorer import Breakdown, RolloutQuery, address_of
+from wander_hub.runs.explorer import Breakdown, RolloutQuery
 from wander_hub.storage import Storage
 from wander_hub.verification import evidence
 from wander_hub.verification import service as verification
+from wander_hub.web.query import query_of
 from wander_hub.web.run.training import TrainingView, describe_training
 
 _MOST_ENDINGS = 50
@@ -34,7 +35,7 @@ class RunQuery(RolloutQuery):
     def address(self, *, offset: int = 0, **changes: object) -> str:
         """Return the query that asks for the same rollouts, with changes."""
         asked = self.asked(**changes) | ({} if self.step is None else {"step": self.step})
-        return address_of(asked | ({"offset": offset} if offset else {}))
+        return query_of(asked | ({"offset": offset} if offset else {}))
 
 
 @dataclass(frozen=True)

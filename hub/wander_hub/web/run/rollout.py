@@ -13,9 +13,10 @@ from wander_hub.http.problems import HubProblem
 from wander_hub.runs import explorer
 from wander_hub.runs import service as runs
 from wander_hub.runs.chunks import message_text
-from wander_hub.runs.explorer import RolloutFilter, address_of
+from wander_hub.runs.explorer import RolloutFilter
 from wander_hub.runs.models import Run
 from wander_hub.storage import Storage
+from wander_hub.web.query import query_of
 from wander_hub.web.run import transcript
 from wander_hub.web.run.transcript import RewardPart, ShownMessage
 
@@ -137,7 +138,7 @@ def rollout(
     grid = detail.manifest.environment.info.view
     messages, omitted = transcript.list_messages(whole, first, grid)
     parts, metrics = transcript.reward_parts(whole, detail.manifest)
-    asked = address_of(wanted.asked())
+    asked = query_of(wanted.asked())
     return RolloutView(
         run=detail,
         label=found.environment.label,
@@ -260,5 +261,5 @@ def _steps(
         ("S", "previous sibling", first),
         ("s", "next sibling", second),
     ]
-    asked = address_of(wanted.asked())
+    asked = query_of(wanted.asked())
     return [Step(key, said, f"{one}{asked}") for key, said, one in places if one is not None]

@@ -20,8 +20,6 @@ router = APIRouter(prefix="/runs", include_in_schema=False)
 
 _TEXT_CSP = "sandbox; default-src 'none'"
 Number = Annotated[int, Path(ge=0, le=2**31)]
-Place = Annotated[int, Path(ge=0, le=2**31)]
-From = Annotated[int, Query(alias="from", ge=0, le=2**31)]
 
 
 class ViewerQuery(RolloutFilter):
@@ -74,8 +72,7 @@ def show_rollout(
     query: Annotated[ViewerQuery, Query()],
 ) -> Response:
     """One rollout: what was said, and why it got its reward."""
-    what = (run_id, number, query, query.first)
-    view = rollout_page.rollout(session, storage, base_url, *what)
+    view = rollout_page.rollout(session, storage, base_url, run_id, number, query, query.first)
     return page(request, "rollout.html", scripts=["viewer.js"], view=view)
 
 
@@ -95,7 +92,7 @@ def show_group(
 
 @router.get("/{run_id}/rollouts/{number}/messages/{place}")
 def show_message(
-    session: ReadSession, storage: HubStorage, run_id: str, number: Number, place: Place
+    session: ReadSession, storage: HubStorage, run_id: str, number: Number, place: Number
 ) -> Response:
     """One message whole, as plain text."""
     text = rollout_page.message(session, storage, run_id, number, place)
@@ -111,7 +108,7 @@ def show_turn(
     base_url: BaseUrl,
     run_id: str,
     number: Number,
-    place: Place,
+    place: Number,
     offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
 ) -> Response:
     """The tokens of one turn with their log-probabilities."""
