@@ -16,6 +16,7 @@ from shard_records import aggregates_of, records_of
 from wander.evals.store.folder import RunFolder
 from wander.wire.run_record import Shard
 from wander_client.errors import UsageError
+from wander_client.python.evaluation import choose_engine
 from wander_client.ray_engine import engine
 
 SOLVER, WRONG = "scripted:say_env:solver", "scripted:say_env:wrong"
@@ -136,6 +137,10 @@ def test_what_does_not_fit_together_is_told_and_nothing_is_written(wander: Wande
     Path("on-ray.shards").mkdir()
     error = wander("eval", "--resume", "on-ray", "--seed", "1", "--json").json["error"]
     assert "`seed` cannot change while a run goes on" in error["message"], error
+    error = wander("eval", "--resume", "on-ray", "--allow-changed-code", "--json").json["error"]
+    assert "`--allow-changed-code` means nothing with `--engine`" in error["message"], error
+    with pytest.raises(UsageError, match="there is no engine `slurm`"):
+        choose_engine("slurm", None, None)
     error = wander("eval", "--resume", "on-ray", "--json").json["error"]
     assert "was not begun with `--engine ray`" in error["message"], error
     for wrong in ("3/3", "1", "a/b", "-1/3"):

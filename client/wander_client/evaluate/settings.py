@@ -37,6 +37,9 @@ vars(options).update(
     SamplingArgs=SamplingArgs, SandboxPolicy=SandboxPolicy, TokenPrices=TokenPrices, Shard=Shard
 )
 
+BUDGETS = ("budget_tokens", "budget_usd")
+"""What bounds the spending of an evaluation; of a suite, and of shards, that of all together."""
+
 
 class EvaluationSettings(EvaluationOptions, Record):
     """What an evaluation is asked for."""

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
     from wander_client.ray_engine.parts import RayChoice
 
-_BUDGETS = ("budget_tokens", "budget_usd")
 Checked = TypeVar("Checked")
 Sampling = SamplingArgs | Mapping[str, Any] | None
 """`temperature`, `top_p`, `max_tokens` and what else an endpoint takes; unset ones are left to it."""
@@ -118,6 +117,8 @@ def choose_engine(engine: str | None, address: str | None, shards: int | None) -
         raise UsageError(
             "`ray_address` and `shards` are of an engine", hint='add `engine="ray"`, or leave them out'
         )
+    if engine not in (None, "ray"):
+        raise UsageError(f"there is no engine `{engine}`", hint='there is `engine="ray"`')
     return None if engine is None else RayChoice(address, shards)
 
 
@@ -134,16 +135,12 @@ async def _evaluate_on_ray(
 
     if not isinstance(model, str):
         raise UsageError(
-            "`--engine ray` loads the model on other machines", hint="name it as `wander eval -m` does"
+            '`engine="ray"` loads the model on other machines', hint="name it as `wander eval -m` does"
         )
     if resume is not None:
-        budgets = {name: options[name] for name in _BUDGETS if options.get(name) is not None}
-        if other := [name for name, value in options.items() if value is not None and name not in _BUDGETS]:
-            raise UsageError(
-                f"`{other[0]}` cannot change while a run goes on", hint="only its budgets can: leave it out"
-            )
+        said = {name: value for name, value in options.items() if value is not None}
         playing: Coroutine[Any, Any, Any] = asyncio.to_thread(
-            on_ray.resume, loaded.context, Path(resume), engine, budgets
+            on_ray.resume, loaded.context, Path(resume), engine, said
         )
         place = Path(resume)
     else:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from wander_client.errors import UsageError
 from wander_client.evaluate.evaluation import new_run_dir, settle
-from wander_client.evaluate.settings import EvaluationSettings
+from wander_client.evaluate.settings import BUDGETS, EvaluationSettings
 from wander_client.ray_engine.engine import finish, play, shard_folders
 from wander_client.ray_engine.parts import RayChoice, parts_of
 from wander_client.suites.file import Suite, SuiteRun, name_run
-from wander_client.suites.merge import Merged, merge_part, merge_suite
+from wander_client.suites.merge import Merged, merge_part, merge_suite, require_free
 
 if TYPE_CHECKING:
     from wander_client.context import Invocation
@@ -49,11 +49,15 @@ def evaluate_suite(context: Invocation, suite: Suite, out: Path, choice: RayChoi
 
 
 def resume(
-    context: Invocation, out: Path, choice: RayChoice, budgets: Mapping[str, Any]
+    context: Invocation, out: Path, choice: RayChoice, said: Mapping[str, Any]
 ) -> tuple[Suite, list[Merged]]:
-    """Go on with what was begun on Ray; the number of shards stays, the budgets may grow."""
+    """Go on with what was begun on Ray; the number of shards stays, and nothing but budgets may change."""
+    if other := sorted(said.keys() - set(BUDGETS)):
+        raise UsageError(
+            f"`{other[0]}` cannot change while a run goes on", hint="only its budgets can: leave it out"
+        )
     shard_folders(out)
-    suite = Suite.load(parts_of(out)).model_copy(update=dict(budgets))
+    suite = Suite.load(parts_of(out)).model_copy(update=dict(said))
     if is_alone(suite):
         return suite, [_play_alone(context, suite, out, choice)]
     return suite, _play_together(context, suite, out, choice)
@@ -65,7 +69,7 @@ def is_alone(suite: Suite) -> bool:
 
 
 def _play_alone(context: Invocation, suite: Suite, out: Path, choice: RayChoice) -> Merged:
-    _require_free(out)
+    require_free(out)
     play(suite, out, choice, context.output)
     (run,) = suite.runs
     merged = merge_part([folder / run.folder for folder in shard_folders(out)], out, run.name)
@@ -74,7 +78,7 @@ def _play_alone(context: Invocation, suite: Suite, out: Path, choice: RayChoice)
 
 
 def _play_together(context: Invocation, suite: Suite, out: Path, choice: RayChoice) -> list[Merged]:
-    _require_free(out)
+    require_free(out)
     play(suite, out, choice, context.output)
     merged = merge_suite(shard_folders(out), out)
     suite.write(out)  # with the calls at once of the whole
@@ -85,8 +89,3 @@ def _play_together(context: Invocation, suite: Suite, out: Path, choice: RayChoi
 def _settled(context: Invocation, run: SuiteRun) -> SuiteRun:
     """Return an evaluation whose environment and version hold on all nodes."""
     return run.model_copy(update={"settings": settle(context, run.settings)[0]})
-
-
-def _require_free(out: Path) -> None:
-    if out.exists():
-        raise UsageError(f"`{out}` is there already", hint="choose another folder with `--out`")

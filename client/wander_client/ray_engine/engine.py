@@ -192,10 +192,9 @@ def _cannot_connect(address: str | None, error: Exception) -> ClientError:
 def _place(ray: Any, suite: Suite) -> tuple[int, dict[str, float]]:
     """Return how many shards the cluster plays at once, and what each needs of a node."""
     there = ray.cluster_resources()
-    models = [(run.settings.model, run.settings.base_url, run.settings) for run in suite.runs]
     loads = any(
-        settings.serve is not None or (url is None and is_local_model(model) and settings.device != "cpu")
-        for model, url, settings in models
+        one.serve is not None or (one.base_url is None and is_local_model(one.model) and one.device != "cpu")
+        for one in (run.settings for run in suite.runs)
     )
     accelerators = int(there.get("GPU", 0))
     if loads and accelerators:

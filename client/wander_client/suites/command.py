@@ -17,7 +17,7 @@ from wander_client.evaluate.evaluation import (
 )
 from wander_client.evaluate.options import NEWEST, CommandFlags
 from wander_client.evaluate.schema import BESIDE, FILE, options_in, settings_in
-from wander_client.evaluate.settings import EvaluationSettings, require_needed, settings_for
+from wander_client.evaluate.settings import BUDGETS, EvaluationSettings, require_needed, settings_for
 from wander_client.suites.file import SUITE_FILE, Suite, find_newest, name_run, read_suite, require_distinct
 from wander_client.suites.play import Outcome, describe_spending, play_suite, prepare, share_budget
 from wander_client.suites.table import SuiteTable
@@ -73,7 +73,7 @@ def find_suite(context: Invocation, said: dict[str, Any], flags: CommandFlags) -
     """Return the suite that a command line means, and its folder where one goes on."""
     suite, begun = _find_suite(context.settings, said, flags)
     # A typed budget is that of all evaluations.
-    budgets: dict[str, Any] = {name: said[name] for name in ("budget_tokens", "budget_usd") if name in said}
+    budgets: dict[str, Any] = {name: said[name] for name in BUDGETS if name in said}
     return suite.model_copy(update=budgets), begun
 
 
@@ -124,8 +124,7 @@ def _find_suite(user: Settings, said: dict[str, Any], flags: CommandFlags) -> tu
 def _suite_of_models(said: dict[str, Any], user: Settings) -> Suite:
     if "environment" not in said:
         raise UsageError("the environment is missing", hint="run `wander eval --help` for examples")
-    of_all = ("budget_tokens", "budget_usd", "shard")
-    alone = {key: value for key, value in said.items() if key not in of_all}
+    alone = {key: value for key, value in said.items() if key not in (*BUDGETS, "shard")}
     runs = []
     for model in said["model"]:
         settings = settings_for({**alone, "model": model}, user)

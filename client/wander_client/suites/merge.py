@@ -43,7 +43,7 @@ def merge(folders: Sequence[Path], out: Path) -> list[Merged]:
         raise UsageError(
             "some of these are shards of a suite, others of a run", hint="merge either by itself"
         )
-    _require_free(out)
+    require_free(out)
     return [_merge_run(folders, out, out.name)]
 
 
@@ -86,7 +86,7 @@ def merge_suite(folders: Sequence[Path], out: Path) -> list[Merged]:
             )
         parts.append((str(folder), suite.shard))
     require_tiles(parts, what="the suite")
-    _require_free(out)
+    require_free(out)
     with make_folder(out) as place:
         found = []
         for run in suites[0].runs:
@@ -124,6 +124,7 @@ def merge_part(folders: Sequence[Path], target: Path, name: str) -> Merged:
     return Merged(name, target, whole.manifest, summarise_run(whole.manifest, whole.rollouts()))
 
 
-def _require_free(out: Path) -> None:
+def require_free(out: Path) -> None:
+    """Raise `UsageError` where a folder that is to be made is there."""
     if out.exists():
         raise UsageError(f"`{out}` is there already", hint="choose another folder with `--out`")

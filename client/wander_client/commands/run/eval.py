@@ -93,7 +93,7 @@ def _play_on_ray(said: dict[str, Any], flags: CommandFlags) -> int:
     from wander_client.ray_engine import command as on_ray
     from wander_client.suites import command as suite_command
 
-    for name in ("shard", "exhaustive", "only_failed", "dry_run"):
+    for name in ("shard", "exhaustive", "only_failed", "dry_run", "allow_changed_code"):
         if said.get(name):
             option = f"--{name.replace('_', '-')}"
             raise UsageError(f"`{option}` means nothing with `--engine`", hint=f"leave out `{option}`")
@@ -101,15 +101,9 @@ def _play_on_ray(said: dict[str, Any], flags: CommandFlags) -> int:
     out, suite = flags.out, None
     if flags.resume is not None:
         out = flags.resume
-        budgets: dict[str, Any] = {
-            name: said[name] for name in ("budget_tokens", "budget_usd") if name in said
-        }
-        if other := sorted(said.keys() - budgets.keys() - {each.name for each in fields(CommandFlags)}):
-            raise UsageError(
-                f"`{other[0]}` cannot change while a run goes on",
-                hint=f"play on: `wander eval --resume {out}`",
-            )
-        resumed, merged = on_ray.resume(context, out, choice, budgets)
+        flag_names = {each.name for each in fields(CommandFlags)}
+        settings_said = {key: value for key, value in said.items() if key not in flag_names}
+        resumed, merged = on_ray.resume(context, out, choice, settings_said)
         suite = None if on_ray.is_alone(resumed) else resumed
     elif suite_command.is_suite(said, flags):
         suite, _ = suite_command.find_suite(context, said, flags)
