@@ -203,14 +203,11 @@ def test_training_goes_on_to_the_same_bits_here_and_elsewhere(
     with listening(environment) as address:
         far = settings_for(tiny, environment={"workers": [str(address)]})
         train_grpo(opener(environment, addresses=[address]), far, tmp_path / "far", progress=disturb)
-    whole, far = (
-        [
-            line.model_copy(update={"metrics": None, "seal": None})
-            for line in read_steps(tmp_path / name / STEPS)
-        ]
-        for name in ("whole", "far")
-    )
-    assert far == whole, "but for the times, which the metrics have and the seals cover"
+    whole, far = (read_steps(tmp_path / name / STEPS) for name in ("whole", "far"))
+    # After which steps between the first and the last the weights are hashed, the clock decides.
+    assert [one.first_difference(other) for one, other in zip(far, whole, strict=True)] == [None] * 3
+    assert None not in (far[0].weights, far[2].weights, whole[0].weights, whole[2].weights)
+    assert [(one.step, one.evaluations) for one in far] == [(one.step, one.evaluations) for one in whole]
     assert [entry["failed"] + entry["retried"] for entry in read_metrics(tmp_path / "far")] == [0, 0, 0]
     training = json.loads((tmp_path / "far" / "run.json").read_text())["training"]
     assert training["environment"]["workers"] == 1, "where a worker listens is not for the record"
