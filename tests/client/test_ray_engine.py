@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 from chat_endpoint import chat_endpoint
 from command_line import Wander
+from object_server import object_server
 from shard_records import aggregates_of, records_of
 from wander.clients.rate_limit import CallLimiter
 from wander.evals.store.folder import RunFolder
@@ -162,10 +164,18 @@ def slow_echo(messages: list[dict[str, str]]) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
+@pytest.mark.parametrize("stored", [False, True])
 def test_a_node_that_dies_loses_no_rollout_and_plays_none_twice(
-    cluster: Any, wander: Wander, folder: Path, home: Path
+    *, stored: bool, cluster: Any, wander: Wander, folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with chat_endpoint(slow_echo) as endpoint:
+    with contextlib.ExitStack() as stack:
+        endpoint = stack.enter_context(chat_endpoint(slow_echo))
+        shared: tuple[str, ...] = ()
+        if stored:
+            server = stack.enter_context(object_server())
+            for name, value in server.variables.items():
+                monkeypatch.setenv(name, value)
+            shared = ("--shared", server.bucket())
         words = (str(folder), "-m", "test-model", "-b", endpoint.base_url, "-n", "8", "-r", "30", "-c", "4")
         node = next(iter(cluster.worker_nodes))
 
@@ -173,8 +183,7 @@ def test_a_node_that_dies_loses_no_rollout_and_plays_none_twice(
 
         def kill() -> None:
             while not ended.wait(0.1):
-                files = home.glob("ray.shards/*/*/rollouts.jsonl")
-                if sum(len(path.read_bytes().splitlines()) for path in files) >= 60:
+                if len(endpoint.requests) >= 64:
                     cluster.remove_node(node, allow_graceful=False)
                     return
 
@@ -191,7 +200,7 @@ def test_a_node_that_dies_loses_no_rollout_and_plays_none_twice(
             "ray",
             "--json",
         )
-        done = wander("eval", *words, *on_ray)
+        done = wander("eval", *words, *on_ray, *shared)
         ended.set()
         killer.join()
         cluster.add_node(num_cpus=2)

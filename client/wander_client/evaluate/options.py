@@ -531,6 +531,14 @@ class CommandFlags:
             *("--shards", "with --engine: parts (one a processor or GPU)", BESIDE), min=1, section=PROCESSES
         ),
     ] = None
+    shared: Annotated[
+        str | None,
+        Option(
+            *("--shared", "with --engine: object storage for shards, where nodes share no folder", BESIDE),
+            metavar="s3://BUCKET/FOLDER",
+            section=PROCESSES,
+        ),
+    ] = None
     fail_under: Annotated[
         float | None,
         Option("--fail-under", "exit 1 when the reward is lower", BESIDE, SAMPLED, section=THE_RUN),

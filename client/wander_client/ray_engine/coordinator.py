@@ -107,10 +107,11 @@ class Coordinator:
         self, shard: int, attempt: str, progress: dict[str, Progress], tokens: int, usd: float
     ) -> tuple[int, str | None]:
         """Take how far a shard is and what it has spent; return whether to stop, and the budget if spent."""
-        if self._attempts.get(shard) == attempt:
-            self._heard[shard] = monotonic()
-            self._progress.update({(shard, run): each for run, each in progress.items()})
-            self._budget.earlier[str(shard)] = (tokens, usd)
+        if self._attempts.get(shard) != attempt:  # what it plays now is for nobody
+            return 2, None
+        self._heard[shard] = monotonic()
+        self._progress.update({(shard, run): each for run, each in progress.items()})
+        self._budget.earlier[str(shard)] = (tokens, usd)
         return self._stop, self._budget.spent
 
     async def stop(self) -> None:

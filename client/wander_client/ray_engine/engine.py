@@ -20,6 +20,7 @@ from wander_client.errors import PARTIAL, ClientError, Interrupted, Unavailable,
 from wander_client.evaluate.evaluation import more_budget, resume_command
 from wander_client.models.reference import is_local_model
 from wander_client.ray_engine.coordinator import Coordinator, Overview
+from wander_client.ray_engine.objects import VARIABLES, SharedStore
 from wander_client.ray_engine.parts import RayChoice, parts_of
 from wander_client.ray_engine.task import PROOF_FILE, Job, Problem, play_shard
 from wander_client.suites.file import Suite, SuiteRun
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 SHARDS_FILE = "shards"
 """Holds the number of shards of a run that plays."""
+STORE_FILE = "store"
+"""Holds the URL of the object storage that keeps them, where they lie in one."""
 _LOOK_SECONDS = 0.25
 _CONNECT_SECONDS = 10.0
 _RETRIES = 20
@@ -50,19 +53,24 @@ def play(suite: Suite, out: Path, choice: RayChoice, output: Output) -> Overview
     Raises `Interrupted` after Ctrl-C, and what went wrong in a shard; what was played is kept.
     """
     place = parts_of(out).resolve()
+    store, proof = _open_store(place, choice.shared), secrets.token_hex(16)
+    if store is not None:
+        store.set_word(proof)
     with connected(choice.address) as ray:
         total, options = _place(ray, suite)
         count = _count_shards(place, choice.shards, total)
-        proof = secrets.token_hex(16)
         place.mkdir(parents=True, exist_ok=True)
         (place / SHARDS_FILE).write_text(str(count))
         (place / PROOF_FILE).write_text(proof)
+        if store is not None:
+            (place / STORE_FILE).write_text(store.url)
         suite.write(place)
         local = _without_limiter(suite)
         sent = suite.model_copy(update={"runs": [_divided(run, count if local else 1) for run in suite.runs]})
-        variables = _variables(suite)
+        variables = _variables(suite, store)
+        sent_json, url = sent.model_dump_json(by_alias=True), None if store is None else store.url
         jobs = [
-            Job(sent.model_dump_json(by_alias=True), str(place), number, count, proof, variables=variables)
+            Job(sent_json, str(place), number, count, proof, store=url, variables=variables)
             for number in range(count)
         ]
         budget = (suite.budget_tokens, suite.budget_usd)
@@ -72,22 +80,24 @@ def play(suite: Suite, out: Path, choice: RayChoice, output: Output) -> Overview
         actor = ray.remote(Coordinator).options(num_cpus=0, scheduling_strategy=here)
         coordinator = actor.remote(suite.concurrency, *budget)
         task = ray.remote(play_shard).options(max_retries=_RETRIES, **options)
-        output.note(f"playing {count} shards on Ray, in {place}")
+        output.note(f"playing {count} shards on Ray, in {url or place}")
         refs = [task.remote(job, coordinator) for job in jobs]
         problems, overview, stopped = _wait(ray, refs, coordinator, suite, output, choice.ended)
     if stopped:
         done = sum(each.done for runs in overview.progress.values() for each in runs)
         raise Interrupted(
-            f"interrupted; {done} rollouts are kept in `{place}`",
+            f"interrupted; {done} rollouts are kept in `{url or place}`",
             hint=f"go on with `{resume_command(out)}`",
         )
     if problems:
         for other in problems[1:]:
             output.warn(f"{other.run + ': ' if other.run else ''}{other.message}")
         raise problems[0].raised()
+    if store is not None:
+        _fetch_all(store, place, count)
     if overview.spent is not None and not _is_complete(place, suite, count):
         raise BudgetSpent(
-            f"{overview.spent}; what was played is kept in `{place}`",
+            f"{overview.spent}; what was played is kept in `{url or place}`",
             hint=f"go on with `{resume_command(out)}{more_budget(overview.tokens, overview.usd, *budget)}`",
             code="budget_spent",
         )
@@ -109,7 +119,33 @@ def _is_complete(place: Path, suite: Suite, count: int) -> bool:
 
 def finish(out: Path) -> None:
     """Remove the shards of a record that is made."""
-    shutil.rmtree(parts_of(out))
+    place = parts_of(out)
+    if (store := _open_store(place, None)) is not None:
+        store.clear()
+    shutil.rmtree(place)
+
+
+def _open_store(place: Path, wanted: str | None) -> SharedStore | None:
+    """Return the object storage of a run's shards, which stays what it was; None for a folder."""
+    file = place / STORE_FILE
+    if file.is_file():
+        begun = file.read_text()
+        if wanted is not None and not begun.startswith(f"{wanted.rstrip('/')}/"):
+            raise UsageError(f"`{place}` was begun in `{begun}`", hint="leave out `--shared` to go on")
+        return SharedStore(begun, patient=False)
+    if wanted is None:
+        return None
+    if (place / SHARDS_FILE).is_file():
+        raise UsageError(f"`{place}` was begun in a folder", hint="leave out `--shared` to go on")
+    name = f"{place.name.removesuffix('.shards')}-{secrets.token_hex(8)}"
+    return SharedStore(f"{wanted.rstrip('/')}/{name}", patient=False)
+
+
+def _fetch_all(store: SharedStore, place: Path, count: int) -> None:
+    """Bring the files of all shards here, where the record is made of them."""
+    for number in range(count):
+        shutil.rmtree(place / str(number), ignore_errors=True)
+        store.fetch(number, place / str(number))
 
 
 def shard_folders(out: Path) -> list[Path]:
@@ -236,11 +272,13 @@ def _divided(run: SuiteRun, shards: int) -> SuiteRun:
     return run.model_copy(update={"settings": run.settings.model_copy(update={"concurrency": at_once})})
 
 
-def _variables(suite: Suite) -> dict[str, str]:
-    """Return what shards need of this process's environment: keys, endpoint, hub."""
+def _variables(suite: Suite, store: SharedStore | None) -> dict[str, str]:
+    """Return what shards need of this process's environment: keys, endpoint, hub, object storage."""
     names = {"OPENAI_BASE_URL", "WANDER_HUB"}
     names |= {run.settings.key_variable for run in suite.runs}
     names |= {name for run in suite.runs for name in run.settings.pass_environ}
+    if store is not None:
+        names |= {name for name in os.environ if name.startswith(VARIABLES)}
     return {name: os.environ[name] for name in sorted(names) if name in os.environ}
 
 

@@ -13,6 +13,7 @@ import os
 import secrets
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from wander_client.failures import explain
 from wander_client.models.pool import ModelPool
 from wander_client.ray_engine.coordinator import Trade
 from wander_client.ray_engine.limiter import RayLimiter
+from wander_client.ray_engine.objects import SharedStore
 from wander_client.suites.file import SUITE_FILE, Suite
 from wander_client.suites.play import play_suite, prepare, share_budget
 from wander_client.suites.table import SuiteTable
@@ -59,6 +61,8 @@ class Job:
     """The word in `PROOF_FILE`."""
     wander: str = __version__
     python: tuple[int, int] = sys.version_info[:2]
+    store: str | None = None
+    """Object storage that keeps the shards where nodes share no file system; `folder` says nothing then."""
     variables: dict[str, str] = field(default_factory=dict, repr=False)
     """Keys and addresses of the endpoints; a shard's process has nothing else of the driver's environment."""
 
@@ -143,8 +147,8 @@ class _RayPool(ModelPool):
 def play_shard(job: Job, coordinator: Any) -> list[Problem]:
     """Play a shard to its end, or until a stop is asked for; return what went wrong."""
     try:
-        _require_like_driver(job)
         os.environ.update(job.variables)
+        _require_like_driver(job)
         return asyncio.run(_play(job, _Seat(coordinator, job.number)))
     except Exception as error:  # noqa: BLE001 - returned, and raised by the driver
         return [Problem.of(error)]
@@ -160,11 +164,20 @@ def _require_like_driver(job: Job) -> None:
             hint="install the same `wander-client[ray]` on all nodes",
             code="versions_differ",
         )
+    if job.store is not None:
+        if not SharedStore(job.store).has_word(job.proof):
+            raise ClientError(
+                f"node `{here}` does not find in `{job.store}` what the driver left there",
+                hint="see that `AWS_ENDPOINT_URL` names one and the same storage on all nodes",
+                code="folder_not_shared",
+            )
+        return
     proof = Path(job.folder, PROOF_FILE)
     if not proof.is_file() or proof.read_text() != job.proof:
         raise ClientError(
             f"node `{here}` does not see `{job.folder}` as the driver does: the folder is not shared",
-            hint="choose a folder on a file system of all nodes: `--out /shared/RUN`",
+            hint="choose a folder on a file system of all nodes: `--out /shared/RUN`, "
+            "or name object storage: `--shared s3://BUCKET/FOLDER`",
             code="folder_not_shared",
         )
 
@@ -172,10 +185,20 @@ def _require_like_driver(job: Job) -> None:
 async def _play(job: Job, seat: _Seat) -> list[Problem]:
     from wander.evals.run.stopping import StopRequest
 
+    stop = StopRequest()
+    if job.store is None:
+        return await _play_in(Path(job.folder, str(job.number)), job, seat, stop)
+    with tempfile.TemporaryDirectory(prefix="wander-shard-") as place:
+        folder = Path(place)
+        kept = await asyncio.to_thread(SharedStore(job.store).begin, job.number, folder)
+        async with kept.keep(stop):
+            return await _play_in(folder, job, seat, stop)
+
+
+async def _play_in(folder: Path, job: Job, seat: _Seat, stop: StopRequest) -> list[Problem]:
     context = Invocation(CommonOptions(mode="quiet"), Output("quiet"))
     shard = Shard(first=job.number, end=job.number + 1, of=job.of)
     suite = Suite.model_validate_json(job.suite).model_copy(update={"shard": shard})
-    folder = Path(job.folder, str(job.number))
     if not (folder / SUITE_FILE).exists():
         suite.write(folder)
     with _alone(folder):
@@ -183,7 +206,7 @@ async def _play(job: Job, seat: _Seat) -> list[Problem]:
         ready = prepare(context, suite, folder, allow_changed_code=False)
         shared = share_budget(suite, ready)
         budget = None if shared is None else _ToldBudget(shared.tokens, shared.usd, shared.earlier)
-        folders, stop = [each.run.folder for each in ready], StopRequest()
+        folders = [each.run.folder for each in ready]
         table = SuiteTable(context.output, [each.run.name for each in ready])
         async with _reporting(seat, table, folders, budget, stop):
             pool = _RayPool(context, seat)
