@@ -1,4 +1,4 @@
-"""Ships the migrations with the hub: they live at the repository's root, beside the packages."""
+"""Ships with the hub what lives at the repository's root: the migrations, and the pages of `/docs`."""
 
 from __future__ import annotations
 
@@ -7,20 +7,30 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
+SHIPPED = {
+    "migrations": "wander_hub/migrations",
+    "docs": "wander_hub/web/docs/pages",
+    "zensical.toml": "wander_hub/web/docs/pages/zensical.toml",
+}
+"""Where each lies in the wheel; in the source archive they lie as in the repository."""
+LEFT_OUT = {"__pycache__", "images"}
 
-class ShipMigrations(BuildHookInterface[Any]):
-    """Puts `migrations/` into the wheel as `wander_hub/migrations`, and into the source archive as it is."""
+
+class ShipNeighbours(BuildHookInterface[Any]):
+    """Puts what is `SHIPPED` into the wheel, and into the source archive as it is."""
 
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Add the folder to what is built; an editable install reads the repository's own."""
+        """Add the files to what is built; an editable install reads the repository's own."""
         if version == "editable":
             return
         root = Path(self.root)
-        beside, inside = root.parent / "migrations", root / "migrations"
-        source = inside if inside.is_dir() else beside
-        target = "wander_hub/migrations" if self.target_name == "wheel" else "migrations"
-        for file in sorted(source.rglob("*")):
-            if file.is_file() and "__pycache__" not in file.parts:
-                build_data["force_include"][str(file)] = f"{target}/{file.relative_to(source).as_posix()}"
+        for name, place in SHIPPED.items():
+            inside = root / name
+            source = inside if inside.exists() else root.parent / name
+            target = place if self.target_name == "wheel" else name
+            for file in [source] if source.is_file() else sorted(source.rglob("*")):
+                parts = file.relative_to(source).parts
+                if file.is_file() and not LEFT_OUT & {*parts}:
+                    build_data["force_include"][str(file)] = "/".join((target, *parts))

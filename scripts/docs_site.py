@@ -2,8 +2,8 @@
 
 The pages are those of the repository as they are. They are copied into `build/pages` first, since the README
 and its neighbours lie outside of `docs/`: links between pages are turned, and of a link to a file that is no
-page only the text stays. Diagrams are drawn here, so that no page loads a script from elsewhere. The list of
-the hub's addresses comes from its OpenAPI document.
+page only the text stays. Diagrams are drawn here, so that no page loads a script from elsewhere. Commands,
+settings and the hub's addresses are listed from code.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 from wander_hub.app import create_app
 from wander_hub.settings import Settings
+from wander_hub.web.docs import reference
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "build" / "pages"
@@ -89,31 +90,22 @@ def openapi() -> dict[str, Any]:
     return document
 
 
-def operations(document: dict[str, Any]) -> str:
-    """Return a table of the hub's addresses for each subject, as Markdown."""
-    rows: dict[str, list[str]] = {}
-    for path, methods in document["paths"].items():
-        for method, operation in methods.items():
-            what = operation["description"].split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
-            rows.setdefault(operation["tags"][0], []).append(f"| `{method.upper()} {path}` | {what} |")
-    head = ["", "| request | what it does |", "|---|---|"]
-    return "\n".join(line for tag in rows for line in ("", f"## {tag.capitalize()}", *head, *rows[tag], ""))
-
-
 def stage() -> None:
     """Copy all pages to where the generator reads them."""
     shutil.rmtree(PAGES, ignore_errors=True)
-    pages = places()
+    pages, document = places(), openapi()
+    generated = {
+        "api/http.md": reference.list_operations(document),
+        "api/commands.md": reference.list_commands(),
+        "hub-settings.md": reference.list_settings(),
+    }
     for page, place in pages.items():
         file = PAGES / place
         file.parent.mkdir(parents=True, exist_ok=True)
         text = (ROOT / page).read_text().replace("](docs/images/", "](images/")
-        file.write_text(turn(text, page, pages))
+        file.write_text(turn(text, page, pages) + generated.get(place, ""))
     shutil.copytree(ROOT / "docs" / "images", PAGES / "images")
-    document = openapi()
     (PAGES / "api/openapi.json").write_text(json.dumps(document, indent=1))
-    with (PAGES / "api/http.md").open("a") as addresses:
-        addresses.write(operations(document))
 
 
 def find_unlisted() -> list[str]:

@@ -32,7 +32,10 @@ from wander_client.terminal.suggestions import choose, did_you_mean
 if TYPE_CHECKING:
     import httpx
 
-TOPICS = {"exit-codes": "what the exit status means"}
+TOPICS = {
+    "exit-codes": "what the exit status means",
+    "reference": "every command with all its options, as Markdown",
+}
 
 COMMON_OPTIONS = (
     "common options, at any place:",
@@ -147,6 +150,10 @@ def _help(output: Output, topics: list[str]) -> int:
             {"exit_codes": rows}, "\n".join(f"{code:>4}  {text}" for code, text in EXIT_CODES.items())
         )
         return 0
+    if topic == "reference":
+        text = "\n".join(_reference())
+        output.answer({"reference": text}, text)
+        return 0
     # Without its default command: help is asked for the group.
     found = resolve([*topics, "--help"])
     if found.is_group:
@@ -154,6 +161,22 @@ def _help(output: Output, topics: list[str]) -> int:
     if not found.name:
         _unknown(topic, _typed_names() | {name: name for name in TOPICS}, "topic")
     return _run_command(output, found.name, ["--help"])
+
+
+def _reference() -> Iterator[str]:
+    """Yield the help of each command as Markdown, those of groups within commands after their own."""
+    from wander_client.terminal.command import COMMON_HELP, CommandLine
+
+    yield f"```text\n{COMMON_HELP.strip(chr(10))}\n```\n"
+    for name in COMMANDS:
+        command = load(name)
+        pages = {name: command}
+        if not isinstance(command, CommandLine):
+            pages |= {f"{name} {word}": one for word, one in command.commands.items()}
+        for path, one in pages.items():
+            line = f"wander {path}"
+            page = one.help(line, whole=True) if isinstance(one, CommandLine) else one.help(line)
+            yield f"## {line}\n\n```text\n{page.removesuffix(COMMON_HELP).rstrip()}\n```\n"
 
 
 def _overview(output: Output) -> None:

@@ -65,6 +65,7 @@ from wander_hub.verification import routes as verification
 from wander_hub.web import provider as sign_in_provider
 from wander_hub.web import routes as web
 from wander_hub.web import sign_in, styleguide
+from wander_hub.web.docs.library import Library
 from wander_hub.webhooks import delivery as webhook_delivery
 from wander_hub.webhooks import outbox
 from wander_hub.webhooks import routes as webhooks
@@ -236,7 +237,7 @@ def create_app(
     app.state.limits = Limits(settings)
     app.state.authenticate, app.state.upstream = authenticate, upstream
     app.state.authenticate_browser = sessions.authenticate
-    app.state.downloads = downloads
+    app.state.downloads, app.state.library = downloads, Library(app.openapi)
     app.state.jobs, app.state.job_worker = queue_of(settings, database), None
     if settings.styleguide:
         app.router.routes.extend(styleguide.router.routes)

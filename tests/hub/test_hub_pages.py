@@ -84,6 +84,8 @@ async def posted(hub, make_wheel, run_of):
 PAGES = [
     "/",
     "/docs",
+    "/docs/search?q=level",
+    "/docs/verification",
     "/openapi",
     "/?q=reverse",
     "/?tag=text",

@@ -37,6 +37,7 @@ PRIVATE = {
     "board": "0" * 8,
     "revision": "latest",
     "webhook": "1",
+    "path": "rights",
 }
 ABSENT = PRIVATE | {
     "name": "no-such-thing",

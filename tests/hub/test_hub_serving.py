@@ -149,7 +149,7 @@ def test_a_bad_setting_is_said(tmp_path, monkeypatch):
     assert "max_upload_bytes" in answer.stderr
 
 
-def test_the_wheel_and_the_source_archive_ship_the_migrations(tmp_path):
+def test_the_wheel_and_the_source_archive_ship_the_migrations_and_the_documentation(tmp_path):
     command = [sys.executable, "-m", "hatchling", "build", "--directory", str(tmp_path)]
     subprocess.run(command, cwd=HUB, check=True, capture_output=True)
     (wheel,), (sdist,) = tmp_path.glob("*.whl"), tmp_path.glob("*.tar.gz")
@@ -158,6 +158,8 @@ def test_the_wheel_and_the_source_archive_ship_the_migrations(tmp_path):
     assert "wander_hub/migrations/env.py" in shipped
     assert any(re.fullmatch(r"wander_hub/migrations/versions/0001_\w+\.py", name) for name in shipped)
     assert "wander_hub/web/templates/base.html" in shipped
+    pages = {"wander_hub/web/docs/pages/zensical.toml", "wander_hub/web/docs/pages/decisions/README.md"}
+    assert pages <= {*shipped}
     assert {"wander_hub/web/static/wander.js", "wander_hub/web/static/styles/1-tokens.css"} <= {*shipped}
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")

@@ -40,7 +40,7 @@ _ATTRIBUTES = {
     "mtable": {"columnalign", "rowspacing", "columnspacing"},
     **{tag: {"id"} for tag in _NAMED},
 }
-_PREFIX = "readme-"
+PREFIX = "readme-"
 """Of every id, so that none is one of the page's own."""
 _SHIPPED = "image?file="
 """With what the address of an image of the package begins; `place` says where it is."""
@@ -124,9 +124,9 @@ def list_headings(rendered: str) -> list[Heading]:
 def _allowed(tag: str, attribute: str, value: str) -> str | None:
     """Return what an attribute may be: ids have the prefix, links to them too, and images are the hub's."""
     if attribute == "id":
-        return value if value.startswith(_PREFIX) else f"{_PREFIX}{value}"
-    if attribute == "href" and value.startswith("#") and not value.startswith(f"#{_PREFIX}"):
-        return f"#{_PREFIX}{value[1:]}"
+        return value if value.startswith(PREFIX) else f"{PREFIX}{value}"
+    if attribute == "href" and value.startswith("#") and not value.startswith(f"#{PREFIX}"):
+        return f"#{PREFIX}{value[1:]}"
     if attribute == "src" and not value.startswith(_SHIPPED):
         return None
     return value

@@ -34,7 +34,7 @@ _FOR_ANYBODY = frozenset(
             "/logout",
             "/_/oidc/mint-token",
         ),
-        *("/docs", "/health", "/live", "/ready"),
+        *("/health", "/live", "/ready"),
     }
 )
 """Paths where nobody looks at credentials, so that made-up ones would count as somebody new each time."""

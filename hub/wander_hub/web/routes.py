@@ -26,6 +26,7 @@ from wander_hub.runs import service as runs
 from wander_hub.web import board as board_page
 from wander_hub.web import environment, machines, service, source
 from wander_hub.web.account import routes as account_routes
+from wander_hub.web.docs import routes as docs_routes
 from wander_hub.web.home import show_home
 from wander_hub.web.query import query_string
 from wander_hub.web.run import routes as run_routes
@@ -33,6 +34,7 @@ from wander_hub.web.templates import STATIC, as_json, page, wants_json
 
 router = APIRouter(include_in_schema=False)
 router.include_router(machines.router)
+router.include_router(docs_routes.router)
 router.include_router(run_routes.router)
 router.include_router(account_routes.router)
 
@@ -79,12 +81,6 @@ def static_file(name: str, v: str = "") -> Response:
         raise HubProblem(404, "not_found", f"the pages have no file `{name[:100]}`")
     caching = IMMUTABLE if v == found.digest else REVALIDATE
     return Response(found.body, media_type=found.media_type, headers={"Cache-Control": caching})
-
-
-@router.get("/docs")
-def show_api(request: Request) -> Response:
-    """Every route of the API, which the OpenAPI document describes in full."""
-    return page(request, "api.html", groups=service.list_operations(request.app.openapi()))
 
 
 @router.get("/openapi")
@@ -279,6 +275,11 @@ def _canonical(owner: str, name: str) -> str | None:
     return right if right != f"/{owner}/{name}" else None
 
 
-for _route in (*router.routes, *run_routes.router.routes, *account_routes.router.routes):
+for _route in (
+    *router.routes,
+    *docs_routes.router.routes,
+    *run_routes.router.routes,
+    *account_routes.router.routes,
+):
     if isinstance(_route, APIRoute) and _route.methods == {"GET"}:
         _route.methods.add("HEAD")  # what can be read can be asked about

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy.orm import Session
 from wander.wire import RunDetail
@@ -45,16 +44,3 @@ def model(session: Session, base_url: str, owner: str, name: str, word: str) -> 
         trained_by=runs.makers_of(session, shown.weights_sha256),
         runs=[runs.detail_of(one, base_url) for one in evaluations],
     )
-
-
-def list_operations(document: dict[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Return the operations of an OpenAPI document by their first tag, as a page lists them."""
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for path, operations in document["paths"].items():
-        for method, one in operations.items():
-            asked = [each["name"] for each in one.get("parameters", ()) if each["in"] == "query"]
-            described = {"method": method.upper(), "path": path, "parameters": asked}
-            said = one.get("description") or one["summary"]
-            described["summary"] = said.partition("\n\n")[0]
-            groups.setdefault(one.get("tags", ["other"])[0], []).append(described)
-    return sorted(groups.items())

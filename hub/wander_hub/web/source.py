@@ -43,7 +43,12 @@ _MOST_COMPARED = 2_000
 """Lines of a file that are compared; the cost grows with their square at worst."""
 _MOST_CHANGED = 40_000
 """Lines that are compared for one page, of all its files."""
-_LEXERS = {".py": "PythonLexer", ".pyi": "PythonLexer", ".json": "JsonLexer", ".toml": "TOMLLexer"}
+_LEXERS = {
+    **dict.fromkeys([".py", ".pyi", ".python"], "PythonLexer"),
+    ".json": "JsonLexer",
+    ".toml": "TOMLLexer",
+    ".console": "BashSessionLexer",
+}
 """YAML's takes minutes for some texts."""
 _COLOURED = ("k", "s", "c", "m", "nf", "nc")
 """Pygments' short names of keywords, strings, comments, numbers, and names that a line defines."""
@@ -102,7 +107,7 @@ def show_source(
         files = sorted((one for one in archive.infolist() if not one.is_dir()), key=_order)
         member = _find_member(files, path) if path is not None else _first_member(files, chosen)
         text, left_out = _read_text(archive, member)
-    lines = list(islice(_draw_lines(member.filename, text), _MOST_LINES + 1))
+    lines = list(islice(draw_lines(member.filename, text), _MOST_LINES + 1))
     if len(lines) > _MOST_LINES:
         lines, left_out = lines[:_MOST_LINES], f"Only the first {_MOST_LINES:,} lines are shown"
     return SourceView(
@@ -249,7 +254,7 @@ def _read_text(archive: ZipFile, member: ZipInfo) -> tuple[str, str]:
     return text.replace("\r\n", "\n"), ""
 
 
-def _draw_lines(path: str, text: str) -> Iterator[Markup]:
+def draw_lines(path: str, text: str) -> Iterator[Markup]:
     """Yield the lines of a file, coloured where its kind is known, with hidden characters as their codes."""
     from pygments import lexers  # a hub starts without
     from pygments.token import STANDARD_TYPES, Text

@@ -1,0 +1,165 @@
+"""What the documentation lists from code: the Python API, the commands, the hub's settings and its addresses.
+
+The Python API is read and not imported: its extras (torch, mcp, ...) are not there on a hub.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic_core import PydanticUndefined
+
+from wander_hub.settings import Settings
+
+if TYPE_CHECKING:
+    import griffe
+
+_MODULE = re.compile(r"(?m)^::: (\S+)$")
+_LONGEST_LINE = 90
+_COMMAND_SECONDS = 60
+
+
+def fill(path: str, text: str, openapi: Callable[[], dict[str, Any]]) -> str:
+    """Return a page's Markdown with what is generated where it belongs."""
+    if path == "hub-settings":
+        return text + list_settings()
+    if path == "api/http":
+        return text + list_operations(openapi())
+    if path == "api/commands":
+        return text + list_commands()
+    return _MODULE.sub(lambda line: describe_module(line[1]), text)
+
+
+def list_settings() -> str:
+    """Return a table of every setting of a hub."""
+    import griffe  # a hub starts without
+
+    file = Path(inspect.getfile(Settings))
+    settings = griffe.visit(Settings.__module__, filepath=file, code=file.read_text())["Settings"]
+    rows = []
+    for name, field in Settings.model_fields.items():
+        said = settings.members[name]
+        known = field.default is not PydanticUndefined and field.default is not None
+        told = said.docstring.value if said.docstring else ""
+        default = f"`{str(field.default) or 'empty'}`" if known else ""
+        cells = (f"`WANDER_HUB_{name.upper()}`", f"`{said.annotation}`", default, " ".join(told.split()))
+        rows.append(f"| {' | '.join(_cell(one) for one in cells)} |")
+    head = ["", "## Every setting", "", "| variable | type | default | meaning |", "|---|---|---|---|"]
+    return "\n".join([*head, *rows, ""])
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def list_operations(document: dict[str, Any]) -> str:
+    """Return a table of a hub's addresses for each subject, from its OpenAPI document."""
+    rows: dict[str, list[str]] = {}
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            said = operation.get("description") or operation["summary"]
+            what = _cell(said.split("\n\n")[0].replace("\n", " "))
+            asked = [f"`{one['name']}`" for one in operation.get("parameters", ()) if one["in"] == "query"]
+            line = f"| `{method.upper()} {path}` | {what} | {', '.join(asked)} |"
+            rows.setdefault(operation.get("tags", ["other"])[0], []).append(line)
+    head = ["", "| request | what it does | takes |", "|---|---|---|"]
+    parts = (line for tag in sorted(rows) for line in ("", f"## {tag.capitalize()}", *head, *rows[tag], ""))
+    return "\n".join(parts)
+
+
+@cache
+def list_commands() -> str:
+    """Return the help of every command, as the command itself tells it."""
+    if find_spec("wander_client") is None:
+        return "\nThis hub's machine has no `wander` command that could be asked.\n"
+    line = [sys.executable, "-P", "-m", "wander_client", "help", "reference", "--plain"]
+    done = subprocess.run(  # noqa: S603 - this interpreter, our own words
+        line, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=True
+    )
+    return f"\n{done.stdout}"
+
+
+@cache
+def describe_module(name: str) -> str:
+    """Return the public names of a module with their signatures and docstrings."""
+    package = name.partition(".")[0]
+    if find_spec(package) is None:
+        return f"`{package}` is not installed beside this hub."
+    module = _read_sources(package)[name]
+    members = (module.members.get(str(one)) for one in module.exports or ())
+    return "\n\n".join(part for one in members if one is not None for part in _describe(one))
+
+
+@cache
+def _read_sources(package: str) -> griffe.ModulesCollection:
+    import griffe
+
+    loader = griffe.GriffeLoader()
+    loader.load(package)
+    loader.resolve_aliases(external=False)
+    return loader.modules_collection
+
+
+def _describe(member: griffe.Object | griffe.Alias) -> Iterator[str]:
+    """Yield the paragraphs of one name."""
+    import griffe
+
+    yield f"### {member.name}"
+    found = member
+    if isinstance(member, griffe.Alias):
+        try:
+            found = member.final_target
+        except griffe.AliasResolutionError:
+            yield f"From `{member.target_path}`."
+            return
+    if isinstance(found, griffe.Function):
+        yield _fence(found.signature(name=member.name))
+    elif isinstance(found, griffe.Class):
+        bases = ", ".join(str(one) for one in found.bases)
+        yield _fence(f"class {member.name}({bases})" if bases else f"class {member.name}")
+    elif isinstance(found, griffe.Attribute) and len(str(found.value or "")) in range(1, _LONGEST_LINE):
+        yield _fence(f"{member.name} = {found.value}")
+    if found.docstring:
+        yield found.docstring.value
+    if isinstance(found, griffe.Class):
+        yield from _members(found)
+
+
+def _members(found: griffe.Class) -> Iterator[str]:
+    """Yield the paragraphs of what a class has that is public and told."""
+    import griffe
+
+    public = [one for name, one in found.members.items() if not name.startswith("_") and one.docstring]
+    fields = [_field(one) for one in public if isinstance(one, griffe.Attribute)]
+    if fields:
+        yield "\n".join(fields)
+    for one in public:
+        if isinstance(one, griffe.Function) and one.docstring:
+            yield f"**`{found.name}.{one.name}`**"
+            yield _fence(one.signature(name=one.name))
+            yield one.docstring.value
+
+
+def _field(one: griffe.Attribute) -> str:
+    kind = f": {one.annotation}" if one.annotation is not None else ""
+    value = f" = {one.value}" if one.value is not None and len(str(one.value)) < _LONGEST_LINE else ""
+    said = textwrap.indent(one.docstring.value if one.docstring else "", "  ").strip()
+    return f"- `{one.name}{kind}{value}`: {said}"
+
+
+def _fence(signature: str) -> str:
+    if len(signature) > _LONGEST_LINE and "(" in signature:
+        head, _, rest = signature.partition("(")
+        inner, _, tail = rest.rpartition(")")
+        lines = textwrap.wrap(inner, _LONGEST_LINE, break_long_words=False)
+        signature = f"{head}(\n" + "\n".join(f"    {line}" for line in lines) + f"\n){tail}"
+    return f"```python\n{signature}\n```"

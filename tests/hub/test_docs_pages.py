@@ -1,0 +1,102 @@
+"""The documentation as pages of the hub: from the repository's Markdown, with links and search."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+
+import pytest
+from wander_hub.app import create_app
+from wander_hub.settings import Settings
+from wander_hub.web.docs.library import Library, list_pages
+
+HTML = {"Accept": "text/html"}
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory) -> Library:
+    """The documentation of a hub that nobody asks, and each page of it once drawn."""
+    return create_app(Settings(data=tmp_path_factory.mktemp("docs"))).state.library
+
+
+def anchors(body: str) -> set[str]:
+    return {unescape(one) for one in re.findall(r'\bid="([^"]+)"', body)}
+
+
+def test_every_link_between_pages_leads_to_a_page_and_a_heading_of_it(library):
+    pages = {path: str(library.draw(path).body) for path in list_pages()}
+    dead = []
+    for path, body in pages.items():
+        for link in re.findall(r'href="([^"]+)"', body):
+            target, _, anchor = unescape(link).removeprefix("/docs/").partition("#")
+            target = path if link.startswith("#") else target
+            if "://" in link or link.startswith("mailto:"):
+                continue
+            if target not in pages or (anchor and anchor not in anchors(pages[target])):
+                dead.append(f"{path}: {link}")
+    assert dead == []
+    assert not any("readme-" in body or ":::" in body for body in pages.values())
+
+
+def test_what_is_in_code_is_listed_from_code(library):
+    commands = library.draw("api/commands").body
+    assert "--num-examples" in commands
+    assert "WANDER_HUB_READS_PER_MINUTE" in library.draw("hub-settings").body.partition("every-setting")[2]
+    assert "GET /api/v1/runs/{run_id}/evidence" in library.draw("api/http").body
+    python = library.draw("api").body
+    assert "class</span> <span" in python
+    assert {"singleturnenv", "scriptedclient"} <= anchors(python)
+    assert "examples" in anchors(library.draw("api/hub").body)
+
+
+def test_words_find_sections_as_they_are_nearly_written(library):
+    def first(query: str) -> str:
+        return library.index.find(query)[0].address
+
+    assert first("interval of the mean") == "/docs/statistics#the-interval-of-the-mean"
+    assert first("tokens counted") == "/docs/verification#tokens-counted"
+    assert first("interval".replace("e", "")) == first("interval")
+    settings = {one.address for one in library.index.find("WANDER_HUB_STYLEGUIDE")}
+    assert "/docs/hub-settings#every-setting" in settings
+    assert library.index.find("no-such-thing-anywhere-xyzzy") == []
+    assert library.index.find('" OR * NEAR( xyzzy <script>') == []
+    assert "<mark>" in library.index.find("withdraw")[0].excerpt
+    assert not any("<code>" in one.excerpt for one in library.index.find("code"))
+
+
+async def test_a_page_has_its_place_its_contents_and_its_neighbours(hub):
+    answer = await hub.get("/docs/verification", headers=HTML)
+    assert answer.status_code == 200
+    page = answer.text
+    assert "<h1>Verification</h1>" in page
+    assert 'href="/docs/verification" aria-current="page"' in page
+    assert '<a href="#tokens-counted">Tokens counted</a>' in page
+    assert 'rel="prev"' in page
+    assert 'rel="next"' in page
+    assert '<a href="/docs/statistics">' in page
+    assert "script-src http://hub.test/static/" in answer.headers["content-security-policy"]
+    markdown = await hub.get("/docs/verification.md")
+    assert markdown.headers["content-type"].startswith("text/markdown")
+    assert markdown.text.startswith("# Verification\n")
+
+
+async def test_the_contents_search_without_a_script(hub):
+    page = (await hub.get("/docs", headers=HTML)).text
+    assert '<form action="/docs/search"' in page
+    missing = [path for path in list_pages() if f'href="/docs/{path}"' not in page]
+    assert missing == []
+    found = (await hub.get("/docs/search", params={"q": "<b>pass@k"}, headers=HTML)).text
+    assert "/docs/statistics#" in found
+    assert "<b>pass" not in found
+    nothing = await hub.get("/docs/search?q=no-such-thing-anywhere-xyzzy", headers=HTML)
+    assert "No page has these words" in nothing.text
+
+
+async def test_the_documentation_says_who_reads_it_and_what_it_lacks(hub):
+    for path in ("/docs/no-such-page", "/docs/../settings.py", "/docs/decisions/../../pyproject"):
+        answer = await hub.get(path, headers=HTML)
+        assert answer.status_code == 404, path
+    assert (await hub.get("/docs/", headers=HTML, follow_redirects=False)).status_code in (200, 301)
+    assert (await hub.client.head("/docs/finding")).status_code == 200
+    signed_in = await hub.get("/docs/finding", headers=HTML | hub.auth())
+    assert '<a href="/account">alice</a>' in signed_in.text
