@@ -344,7 +344,8 @@ async def run(url: str, sizes: list[int], times: int) -> dict[str, Any]:
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://hub.test", timeout=None) as client:
             with database.engine.begin() as connection:
-                connection.execute(text(f"ALTER SEQUENCE environments_id_seq RESTART {_FIRST_FREE}"))
+                for table in ("environments", "versions"):  # the fill numbers both from 1
+                    connection.execute(text(f"ALTER SEQUENCE {table}_id_seq RESTART {_FIRST_FREE}"))
             bench = Bench(client, database, folder, token or "")
             await bench.publish("owner-1", "say-env", "0.1.0")
             run_id, filled = await bench.post(), 0

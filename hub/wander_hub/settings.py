@@ -223,6 +223,8 @@ class Settings(BaseSettings):
     """How often the hub looks for what is new on hubs that it follows; 0: only `wander-hub mirror` does."""
     mirror_networks: tuple[str, ...] = ()
     """Networks in which such hubs, and their object stores, may be; with any, they may also be `http:`."""
+    backup_folder: Path | None = None
+    """Where backups lie that administrators ask for over the API; processes that do jobs write them."""
 
     verification: Literal["sandbox", "unconfined", "off"] = "sandbox"
     """How the hub plays posted runs again: in a sandbox, or not where that cannot be had; `unconfined` runs

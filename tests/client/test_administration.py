@@ -104,11 +104,14 @@ def test_roles_transfer_and_fork(room: HubRoom) -> None:
     assert "taken" in taken.err
 
 
-def test_an_organisation_is_made_and_listed(room: HubRoom) -> None:
+def test_an_organisation_is_made_listed_and_removed(room: HubRoom) -> None:
     assert room.wander("auth", "org", "new", "Lab").out == "made lab; you are its owner\n"
     assert room.wander("auth", "org", "new", "lab").status == 1
     found = [(one["name"], one["kind"]) for one in room.wander("auth", "org", "list", "--json").data]
     assert found == [("admin", "user"), ("lab", "organisation")]
+    assert room.wander("auth", "org", "remove", "lab").status == 2
+    assert room.wander("auth", "org", "remove", "lab", "--yes").out == "removed lab\n"
+    assert "is no organisation" in room.wander("auth", "org", "remove", "admin", "--yes").err
 
 
 def test_visibility_of_one_and_of_new_ones(room: HubRoom, monkeypatch: pytest.MonkeyPatch) -> None:

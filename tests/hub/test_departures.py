@@ -112,6 +112,27 @@ async def test_an_administrator_and_an_owner_are_left(lab):
     assert (left.status_code, left.json()["code"]) == (409, "last_owner"), "a disabled owner does not count"
 
 
+async def test_an_organisation_is_handed_over_before_its_last_owner_goes(lab):
+    hub, role = lab, {"role": "owner"}
+    assert (await ask(hub, "PUT", "/owners/lab/members/bob", "alice", json=role)).status_code == 200
+    leave = await ask(hub, "DELETE", "/owners/lab/members/alice", "alice")
+    assert (leave.status_code, leave.json()["code"]) == (409, "last_owner"), "who is invited owns nothing yet"
+    assert "`wander env owner add lab USER --role owner`" in leave.json()["hint"]
+    (waiting,) = (await ask(hub, "GET", "/account/invitations", "bob")).json()["data"]
+    await ask(hub, "POST", f"/account/invitations/{waiting['id']}/accept", "bob")
+    assert (await ask(hub, "DELETE", "/owners/lab/members/alice", "alice")).json()["data"] == []
+    # Bob is its last owner now, and so is his token: he ends that, then is removed; administrators go on.
+    (token,) = (await ask(hub, "GET", "/tokens", "bob")).json()["data"]
+    assert (await ask(hub, "DELETE", f"/tokens/{token['prefix']}", "bob")).status_code == 200
+    assert (await ask(hub, "GET", "/owners", "bob")).status_code == 401
+    removed = (await ask(hub, "DELETE", "/users/bob")).json()
+    assert (removed["ownerless"], removed["ended_tokens"]) == (["bob", "lab"], 0)
+    assert (await ask(hub, "PUT", "/owners/lab/members/alice", json=role)).status_code == 200
+    assert (await ask(hub, "GET", "/owners", "alice")).json()["data"][-1]["role"] == "owner"
+    listed = (await ask(hub, "GET", "/organisations")).json()["data"]
+    assert [(one["name"], one["owners"]) for one in listed] == [("lab", ["alice"])]
+
+
 def test_two_administrators_do_not_disable_each_other(hub):
     with hub.database.write() as session:
         service.add_user(session, "second", admin=True)

@@ -36,7 +36,9 @@ from wander_hub.http.boundary import Manager, action_of, find_mutating_routes, f
 from wander_hub.identity import HUB, scope_for
 from wander_hub.leaderboards.listing import refresh_results
 from wander_hub.leaderboards.schemas import board_name
-from wander_hub.people import sessions
+from wander_hub.mirrors import service as mirrors
+from wander_hub.mirrors.models import Mirror
+from wander_hub.people import identities, sessions
 from wander_hub.people.models import SecondFactor
 from wander_hub.people.passwords import hash_again
 from wander_hub.rights.models import Grant
@@ -57,6 +59,8 @@ CLEARANCE = "/api/v1/runs/{run_id}/clearance"
 FACTOR = "/api/v1/account/second-factor"
 HOOKS = "/api/v1/webhooks"
 HOOK = HOOKS + "/{webhook}"
+MIRRORS = "/api/v1/mirrors"
+IDENTITIES = "/api/v1/users/{user}/identities"
 TAKEN_BACK = {("DELETE", POSTING), ("DELETE", ENVIRONMENT + "/star")}
 """What takes back what the same address was put."""
 OPEN_TO_ROLES = {("POST", "/api/v1/runs"), ("PUT", POSTING)}
@@ -76,6 +80,8 @@ VALUES = {
     "fingerprint": key_fingerprint(PUBLIC_KEY),
     "publisher": "1",
     "webhook": "1",
+    "mirror": "1",
+    "organisation": "lab",
     "delivery": "1",
     "invitation": "1",
     "revision": revision_of(digests(checkpoint())),
@@ -113,12 +119,15 @@ ATTEMPTS = {
     ("POST", "/api/v1/users"): Attempt({"name": "fresh"}, status=201),
     ("POST", "/api/v1/users/{user}/link"): Attempt(),
     ("DELETE", "/api/v1/users/{user}/second-factor"): Attempt(status=204),
+    ("POST", IDENTITIES): Attempt({"issuer": "https://id.example", "subject": "7"}, status=204),
+    ("DELETE", IDENTITIES): Attempt(query={"issuer": "https://id.example", "subject": "7"}, status=204),
     ("PUT", "/api/v1/users/{user}/disabled"): Attempt(),
     ("DELETE", "/api/v1/users/{user}/disabled"): Attempt(),
     ("DELETE", "/api/v1/users/{user}"): Attempt(),
     ("PUT", "/api/v1/owners/{owner}/members/{user}"): Attempt({"role": "maintainer"}),
     ("DELETE", "/api/v1/owners/{owner}/members/{user}"): Attempt(),
     ("POST", "/api/v1/owners"): Attempt({"name": "fresh"}, status=201),
+    ("DELETE", "/api/v1/organisations/{organisation}"): Attempt(status=204),
     ("POST", INVITATION + "/accept"): Attempt(),
     ("DELETE", INVITATION): Attempt(),
     ("PUT", "/api/v1/owners/{owner}/quota"): Attempt({"runs": 5}),
@@ -180,6 +189,10 @@ ATTEMPTS = {
     ("POST", HOOK + "/secret"): Attempt(),
     ("POST", HOOK + "/test"): Attempt(status=202),
     ("POST", HOOK + "/deliveries/{delivery}/redeliver"): Attempt(status=202),
+    ("POST", MIRRORS): Attempt({"url": "https://hub.example", "owner": "games"}, status=201),
+    ("POST", MIRRORS + "/{mirror}/refresh"): Attempt(status=202),
+    ("DELETE", MIRRORS + "/{mirror}"): Attempt(),
+    ("POST", "/api/v1/backups"): Attempt(status=202),
 }
 """One for every mutating route of the hub: a route that is missing here fails the first test below."""
 MAY = {
@@ -353,8 +366,27 @@ def keep_factors(hub, method: str, path: str) -> None:
                 session.add(SecondFactor(user_id=user.id, last_step=0, confirmed_at=confirmed, **codes))
 
 
+async def keep_for_administrators(hub, method: str, path: str) -> None:
+    """Let the hub have an organisation, a folder for backups, an identity or a mirror."""
+    state = hub.client._transport.app.state
+    state.settings = state.settings.model_copy(update={"backup_folder": hub.settings.data / "backups"})
+    if "organisations" in path:
+        with hub.database.write() as session:
+            for name in ("alice", "owner", "maintainer", "reader"):
+                role = name if name in ("maintainer", "reader") else "owner"
+                account_service.add_member(session, "lab", accounts.user_named(session, name), role)
+    if path == IDENTITIES and method == "DELETE":
+        with hub.database.write() as session:
+            identities.link(session, "https://id.example", "7", accounts.user_named(session, "bob").id)
+    if "{mirror}" in path:
+        with hub.database.write() as session:
+            held = {"problems": [], "seen": {}, "failures": 0, "added_at": now(), "due_at": now()}
+            session.add(Mirror(url="https://hub.example", owner="games", name="", **held))
+
+
 async def prepare(hub, method: str, path: str, make_wheel, run_of) -> None:
     """Make what the route is about."""
+    await keep_for_administrators(hub, method, path)
     keep_factors(hub, method, path)
     await set_a_board_up(hub, method, path, make_wheel, run_of)
     if "{number}" in path:
@@ -441,7 +473,8 @@ def test_a_route_that_says_nothing_is_found():
 
 
 @pytest.mark.parametrize(("method", "path"), ATTEMPTS, ids=lambda one: one.replace("/api/v1", ""))
-async def test_only_those_with_the_right_may(private, make_wheel, run_of, method, path):
+async def test_only_those_with_the_right_may(private, make_wheel, run_of, method, path, monkeypatch):
+    monkeypatch.setattr(mirrors, "_ask_for_names", lambda *_: ["chess"])
     hub, (who, scope) = private, TABLE[method, path]
     routes = hub.client._transport.app.routes
     needed = {(m, p): needs.permission for m, p, needs in find_mutating_routes(routes) if (m, p) not in OPEN}

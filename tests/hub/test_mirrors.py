@@ -225,6 +225,41 @@ async def test_a_worker_looks_when_it_is_time(hub, door, here):
     assert (await here.client.get(API)).json()["all_versions"] == ["0.1.0"]
 
 
+async def test_an_administrator_follows_over_the_api(hub, door, here):
+    await hub.publish()
+    here.client._transport.app.state.settings = here.settings
+    path, admin = "/api/v1/mirrors", here.auth("admin")
+    body = {"url": door.url, "owner": "alice"}
+    added = await here.client.post(path, json=body, headers=admin)
+    assert (added.status_code, added.json()["target"]) == (201, "alice"), added.text
+    assert (await here.client.post(path, json=body, headers=admin)).json()["code"] == "mirror_exists"
+    inner = await here.client.post(path, json=body | {"url": "https://10.0.0.1"}, headers=admin)
+    assert (inner.status_code, inner.json()["code"]) == (422, "bad_address")
+    worker = service.worker(here.settings, here.database, here.storage, here.queue)
+    assert await asyncio.to_thread(worker.run_waiting) == 1
+    for _ in range(2):  # while one waits, another is the same one
+        assert (await here.client.post(f"{path}/1/refresh", headers=admin)).status_code == 202
+    with here.database.read(HUB) as session:
+        (mirror,) = service.list_all(session)
+    assert await asyncio.to_thread(worker.run_waiting) == 1
+    (listed,) = (await here.client.get(path, headers=admin)).json()["data"]
+    assert listed["looked_at"] > mirror.looked_at.isoformat()
+    assert listed["problems"] == []
+    removed = await here.client.delete(f"{path}/1", params={"release": True}, headers=admin)
+    assert removed.json()["id"] == 1
+    assert "mirror_of" not in (await here.client.get(API)).json()
+    gone = await here.client.post(f"{path}/1/refresh", headers=admin)
+    assert (gone.status_code, gone.json()["code"]) == (404, "mirror_not_found")
+    with here.database.read(HUB) as session:
+        told = [(one.action, one.actor, one.target) for one in list_entries(session, action="mirror")]
+    assert [one for one in told if one[1] == "admin"] == [
+        ("mirror.remove", "admin", "alice"),
+        ("mirror.refresh", "admin", "alice"),
+        ("mirror.refresh", "admin", "alice"),
+        ("mirror.add", "admin", "alice"),
+    ]
+
+
 async def test_what_is_not_as_it_should_be_is_told_and_changes_nothing(hub, door, here, run_of, make_wheel):
     await fill(hub, run_of, make_wheel)
     await hub.publish(make_wheel(name="other", files={"other.py": b"def load_environment(): ...\n"}))

@@ -152,6 +152,13 @@ async def test_an_archive_becomes_the_same_pages_elsewhere(hub, run_of, make_whe
     told = await written(hub, path)
     assert (told["environments"], path.stat().st_mode & 0o777) == (3, 0o600)
     assert not list(tmp_path.glob(".*"))
+    sent = await hub.client.get("/api/v1/owners/bob/archive", headers=hub.auth("admin"))
+    assert int(sent.headers["content-length"]) == len(sent.content)
+    own, same = tmp_path / "sent.tar", tmp_path / "bob.tar"
+    own.write_bytes(sent.content)
+    await written(hub, same, owner="bob")
+    assert Forge(own).members.keys() == Forge(same).members.keys()
+    assert (await hub.get("/api/v1/owners/nobody/archive", headers=hub.auth("admin"))).status_code == 404
     whole = zstandard.ZstdDecompressor().decompressobj().decompress(path.read_bytes()[512:])
     for secret in (*hub.tokens.values(), "password", "memberships", '"table": "tokens"'):
         assert secret.encode() not in whole

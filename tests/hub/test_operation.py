@@ -134,6 +134,16 @@ def test_the_doctor_says_what_works_and_what_does_not(hub, style, monkeypatch):
     assert (states["disk"], states["proxy"], states["database"]) == ("failed", "failed", "ok")
 
 
+async def test_an_administrator_is_told_over_the_api(hub, monkeypatch):
+    answer = await hub.get("/api/v1/doctor", headers=hub.auth("admin"))
+    report = answer.json()
+    assert report["well"], report
+    assert {one["check"]: one["state"] for one in report["data"]}["storage"] == "ok"
+    state = hub.client._transport.app.state
+    state.settings = state.settings.model_copy(update={"min_free_bytes": 2**62})
+    assert not (await hub.get("/api/v1/doctor", headers=hub.auth("admin"))).json()["well"]
+
+
 async def test_a_data_folder_that_was_never_made_is_where_its_first_parent_is(tmp_path):
     assert free_bytes(Settings(data=tmp_path / "not" / "yet" / "made")) > 0
 

@@ -92,3 +92,22 @@ async def test_an_operator_makes_fills_and_removes_one(hub, make_wheel, monkeypa
     assert (await hub.get("/api/v1/environments/lab/reverse-text")).status_code == 200
     with hub.database.read() as session:
         assert accounts.owner_named(session, "lab") is not None
+
+
+async def test_its_owner_removes_one_over_the_api(hub):
+    for name in ("alpha", "beta", "gamma"):
+        await ask(hub, "POST", "/owners", json={"name": name})
+    assert (await ask(hub, "DELETE", "/organisations/beta", "bob")).status_code == 403
+    assert (await ask(hub, "DELETE", "/organisations/Beta")).status_code == 204
+    for name, status, code in (
+        ("alice", 409, "not_an_organisation"),
+        ("nobody", 404, "owner_not_found"),
+        ("beta", 403, "not_permitted"),
+    ):
+        refused = await ask(hub, "DELETE", f"/organisations/{name}")
+        assert (refused.status_code, refused.json()["code"]) == (status, code)
+    assert (await ask(hub, "POST", "/owners", json={"name": "beta"})).json()["code"] == "name_taken"
+    first = (await ask(hub, "GET", "/organisations", "admin", params={"limit": 2})).json()
+    assert [(one["name"], one["owners"]) for one in first["data"]] == [("alpha", ["alice"]), ("beta", [])]
+    rest = await ask(hub, "GET", "/organisations", "admin", params={"cursor": first["next"]})
+    assert [one["name"] for one in rest.json()["data"]] == ["gamma"]

@@ -17,6 +17,7 @@ from sqlalchemy import func, select
 from typer.testing import CliRunner
 from wander_hub.accounts import repository as accounts
 from wander_hub.accounts.models import User
+from wander_hub.accounts.service import add_user
 from wander_hub.app import create_app
 from wander_hub.audit import list_entries
 from wander_hub.cli.main import app as command
@@ -285,6 +286,32 @@ async def test_an_operator_links_and_unlinks(hub, provider, monkeypatch, tmp_pat
         assert CliRunner().invoke(command, [*run, "--unlink", SUBJECT]).stdout == ""
         assert await whoami(client) is None
         assert (await come_back(client, provider)).status_code == 403
+
+
+async def test_an_administrator_links_and_unlinks_over_the_api(hub, provider):
+    path, admin = "/api/v1/users/bob/identities", hub.auth("admin")
+    body = {"subject": SUBJECT}
+    state = hub.client._transport.app.state
+    told, state.settings = state.settings, state.settings.model_copy(update={"sign_in_provider": None})
+    unknown = await hub.client.post(path, json=body, headers=admin)
+    assert (unknown.status_code, unknown.json()["code"]) == (422, "no_provider")
+    state.settings = told
+    assert (await hub.client.post(path, json=body, headers=admin)).status_code == 204
+    async with browser(hub) as client:
+        assert (await come_back(client, provider)).status_code == 303
+        assert await whoami(client) == "bob"
+        (found,) = (await hub.get(path, headers=admin)).json()["data"]
+        assert (found["issuer"], found["subject"]) == (provider.issuer.url, SUBJECT)
+        taken = await hub.client.post(path.replace("bob", "alice"), json=body, headers=admin)
+        assert (taken.status_code, taken.json()["code"]) == (409, "identity_taken")
+        assert (await hub.client.delete(path, params={"subject": "x"}, headers=admin)).status_code == 404
+        assert (await hub.client.delete(path, params=body, headers=admin)).status_code == 204
+        assert await whoami(client) is None
+    with hub.database.write() as session:
+        add_user(session, "chief", admin=True)
+    mighty = await hub.client.post(path.replace("bob", "chief"), json=body, headers=admin)
+    assert mighty.status_code == 403, "a stolen token must not become another administrator's account"
+    assert (await hub.get(path.replace("bob", "nobody"), headers=admin)).status_code == 404
 
 
 async def test_nothing_of_the_way_is_logged(linked, provider, caplog):

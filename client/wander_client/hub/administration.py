@@ -113,6 +113,11 @@ def make_organisation(hub: HubApi, name: str) -> OwnerInfo:
     return hub.change("POST", "/api/v1/owners", OwnerInfo, NewOwner(name=name.lower()))
 
 
+def remove_organisation(hub: HubApi, name: str) -> None:
+    """End all roles, invitations, tokens and trust of an organisation."""
+    hub.change("DELETE", f"/api/v1/organisations/{quote_part(name)}", None)
+
+
 def leave(hub: HubApi, target: str) -> None:
     """Give one's own role up."""
     remove_role(hub, target, hub.whoami().user)

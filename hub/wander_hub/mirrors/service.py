@@ -117,6 +117,19 @@ def remove(session: Session, number: int, *, release: bool = False) -> Mirror:
     return mirror
 
 
+def refresh(session: Session, queue: TableQueue, number: int) -> Mirror:
+    """Make a job that compares everything; one that waits already is the one."""
+    mirror = session.get(Mirror, number, with_for_update=True)
+    if mirror is None:
+        raise not_there(number)
+    key = f"{KIND} {number} asked "
+    waits = select(Job.id).where(Job.kind == KIND, Job.state == "queued", Job.key.startswith(key))
+    if session.scalar(waits.limit(1)) is None:
+        queue.submit(session, KIND, key + now().isoformat(), {"mirror": number, "thorough": True})
+    audit.about(session, owner=mirror.owner, target=mirror.target, url=mirror.url)
+    return mirror
+
+
 def not_there(number: int) -> HubProblem:
     """Return the refusal of a number that no mirror has."""
     hint = "`wander-hub mirror list` lists them"
@@ -191,7 +204,8 @@ def worker(settings: Settings, database: Database, storage: Storage, queue: Tabl
 
     def handler(context: JobContext) -> Callable[[Session], None]:
         number = int(context.lease.payload["mirror"])
-        outcome = look(settings, database, storage, queue, number, context.check)
+        thorough = bool(context.lease.payload.get("thorough"))
+        outcome = look(settings, database, storage, queue, number, context.check, thorough=thorough)
         return partial(keep, settings=settings, number=number, outcome=outcome)
 
     name = f"{socket.gethostname()} {os.getpid()} mirrors"

@@ -15,7 +15,7 @@ import io
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import date, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -59,16 +59,18 @@ _LONGEST_LINE = 256 * 2**20
 """Characters; a row holds at most the manifest of a run, or the page of an index."""
 
 
-def back_up(database: Database, storage: Storage, folder: Path) -> dict[str, int]:
+def back_up(
+    database: Database, storage: Storage, folder: Path, check: Callable[[], None] = lambda: None
+) -> dict[str, int]:
     """Bring a backup up to date with a hub that may be running; return how many objects and rows it has.
 
-    Damaged objects are left out, and told of when all else is copied.
+    Damaged objects are left out, and told of when all else is copied. `check` raises to have it leave off.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     copies = Storage.open(None, folder / "objects")
-    _copy(storage, copies)
+    _copy(storage, copies, check)
     rows = _dump(database, folder / ROWS)
-    objects, damaged = _copy(storage, copies)
+    objects, damaged = _copy(storage, copies, check)
     _tell_of(damaged)
     return {"objects": objects, "rows": rows}
 
@@ -90,11 +92,14 @@ def restore(database: Database, storage: Storage, folder: Path) -> dict[str, int
     return {"objects": objects, "rows": rows}
 
 
-def _copy(source: Storage, target: Storage) -> tuple[int, list[str]]:
+def _copy(
+    source: Storage, target: Storage, check: Callable[[], None] = lambda: None
+) -> tuple[int, list[str]]:
     """Copy the objects that the target lacks; return how many are whole, and the damaged ones."""
     present = {one.sha256: one.size for one in target.objects()}
     count, damaged = 0, list[str]()
     for one in source.objects():
+        check()
         if one.sha256 is None:
             continue  # a part of an upload that is not whole
         count += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import IO
 
 from sqlalchemy import func, select
 
@@ -26,13 +27,27 @@ def export(
 
     One that is killed leaves no file of the final name, and begins anew.
     """
+    with archive.written(path) as file:
+        return write_archive(database, storage, file, origin=origin, owner=owner, folder=path.parent)
+
+
+def write_archive(
+    database: Database,
+    storage: Storage,
+    file: IO[bytes],
+    *,
+    origin: audit.Origin,
+    owner: str | None = None,
+    folder: Path | None = None,
+) -> dict[str, int]:
+    """Write the archive into an open file; what is set aside meanwhile lies in `folder`."""
     if owner is not None:
         with database.read() as session:
             if owner_named(session, owner) is None:
                 hint = "names of owners are before the `/` of their environments"
                 raise HubProblem(404, "owner_not_found", f"there is no owner `{owner}`", hint=hint)
     roots = roots_of(owner)
-    with archive.written(path) as file, tempfile.TemporaryFile(dir=path.parent) as rows:
+    with tempfile.TemporaryFile(dir=folder) as rows:
         with database.connect_at_one_moment() as connection:
             count = write_rows(connection, rows, FORMAT, statements(roots), owner=owner)
             objects = needed_objects(connection, roots)

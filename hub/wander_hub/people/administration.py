@@ -5,12 +5,15 @@ from __future__ import annotations
 from sqlalchemy.orm import Session
 from wander.wire.people import UserLink
 
-from wander_hub import audit
+from wander_hub import audit, names
 from wander_hub.accounts import service as accounts
 from wander_hub.accounts.models import User
+from wander_hub.accounts.repository import user_named
 from wander_hub.http.boundary import Context
 from wander_hub.http.problems import HubProblem
-from wander_hub.people import departures, second_factor, sign_in
+from wander_hub.identity import Identity
+from wander_hub.people import departures, identities, second_factor, sign_in
+from wander_hub.people.models import LinkedIdentity
 from wander_hub.rights import rights
 
 
@@ -48,6 +51,41 @@ def remove_second_factor(context: Context, name: str) -> None:
         second_factor.remove(session, user.id)
 
     context.commit(work)
+
+
+def link_identity(context: Context, name: str, issuer: str | None, subject: str) -> None:
+    """Let a user sign in as a subject of a provider, the hub's own unless another is named."""
+    rights.administrator(context.caller)
+    place = _issuer(context, issuer)
+
+    def work(session: Session) -> None:
+        identities.link(session, place, subject, _other(context, session, name).id)
+
+    context.commit(work)
+
+
+def unlink_identity(context: Context, name: str, issuer: str | None, subject: str) -> None:
+    """Let a user sign in so no more."""
+    rights.administrator(context.caller)
+    place = _issuer(context, issuer)
+    context.commit(lambda session: identities.unlink(session, place, subject, _other(context, session, name)))
+
+
+def identities_of(session: Session, caller: Identity, name: str) -> list[LinkedIdentity]:
+    """Return as whom a user signs in at providers."""
+    rights.administrator(caller)
+    user = user_named(session, names.normalise_owner(name))
+    if user is None:
+        raise departures.no_user(name)
+    return identities.of_user(session, user.id)
+
+
+def _issuer(context: Context, issuer: str | None) -> str:
+    provider = context.settings.sign_in_provider
+    if issuer is None and provider is None:
+        hint = "pass `issuer`, or set `WANDER_HUB_SIGN_IN_PROVIDER`"
+        raise HubProblem(422, "no_provider", "this hub has no provider to sign in at", hint=hint)
+    return issuer or (provider.issuer if provider is not None else "")
 
 
 def _other(context: Context, session: Session, name: str) -> User:

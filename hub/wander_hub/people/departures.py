@@ -74,9 +74,14 @@ def lock(session: Session, name: str) -> User:
     found = session.scalars(query.with_for_update(key_share=True).execution_options(populate_existing=True))
     user = next((one for one in found if one.name == name), None)
     if user is None:
-        hint = "`wander-hub user list` names the users"
-        raise HubProblem(404, "user_not_found", f"there is no user `{name[:80]}`", hint=hint)
+        raise no_user(name)
     return user
+
+
+def no_user(name: str) -> HubProblem:
+    """Return the refusal of a name that no user has."""
+    hint = "`wander-hub user list` names the users"
+    return HubProblem(404, "user_not_found", f"there is no user `{name[:80]}`", hint=hint)
 
 
 def _require_another_administrator(session: Session, user: User) -> None:

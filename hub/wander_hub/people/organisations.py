@@ -61,12 +61,14 @@ def of_caller(session: Session, caller: Identity) -> list[OwnerInfo]:
     ]
 
 
-def with_owners(session: Session) -> dict[Owner, list[str]]:
-    """Return every organisation, by name, with the users who own it."""
+def with_owners(session: Session, *, after: str = "", limit: int | None = None) -> dict[Owner, list[str]]:
+    """Return organisations by name, each with the users who own it."""
+    these = select(Owner.id).where(_is_organisation(), Owner.name > after).order_by(Owner.name).limit(limit)
     theirs = Membership.owner_id == Owner.id, Membership.role == "owner"
     query = select(Owner, User.name).outerjoin(Membership, and_(*theirs)).outerjoin(Membership.user)
+    query = query.where(Owner.id.in_(these.subquery().select())).order_by(Owner.name, User.name)
     found: dict[Owner, list[str]] = {}
-    for owner, user in session.execute(query.where(_is_organisation()).order_by(Owner.name, User.name)):
+    for owner, user in session.execute(query):
         found.setdefault(owner, []).extend([user] if user else [])
     return found
 
@@ -79,6 +81,15 @@ def named(session: Session, name: str) -> Owner:
         hint = "`wander-hub org list` names the organisations"
         raise HubProblem(404, "owner_not_found", f"there is no organisation `{name[:80]}`", hint=hint)
     return owner
+
+
+def remove_own(session: Session, caller: Identity, name: str) -> None:
+    """Remove an organisation, for who owns it; a user's own name goes with the user alone."""
+    owner = rights.owner_for(session, caller, "manage", name)
+    if accounts.user_named(session, owner.name) is not None or owner.name == names.BUNDLED_OWNER:
+        hint = "`wander auth org list` tells which owners are organisations"
+        raise HubProblem(409, "not_an_organisation", f"`{owner.name}` is no organisation", hint=hint)
+    remove(session, owner.name)
 
 
 def remove(session: Session, name: str) -> Owner:

@@ -10,10 +10,15 @@ from starlette.responses import Response
 from wander.wire.people import (
     ChangedUser,
     FactorCode,
+    IdentityInfo,
+    IdentityList,
+    NewIdentity,
     NewOwner,
     NewPassword,
     NewSecondFactor,
     NewUser,
+    OrganisationInfo,
+    OrganisationList,
     OwnerInfo,
     OwnerList,
     Password,
@@ -24,6 +29,7 @@ from wander.wire.people import (
 )
 
 from wander_hub import audit
+from wander_hub.database import fill
 from wander_hub.http.boundary import Caller, Context, ForManager, ReadSession, audited
 from wander_hub.http.problems import refusals
 from wander_hub.people import administration, departures, organisations, second_factor, sessions, sign_in
@@ -34,7 +40,10 @@ router = APIRouter(prefix="/api/v1", tags=["accounts"])
 _REFUSALS = refusals(400, 401, 403, 422, 429)
 _FACTOR = refusals(400, 401, 403, 409, 422, 429)
 _CHANGES = refusals(401, 403, 404, 409, 422)
+_LINKS = _CHANGES | refusals(400)
 User = Annotated[str, Path(max_length=80)]
+Cursor = Annotated[str, Query(max_length=80, description="`next` of the page before")]
+Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
 @router.put("/account/password", status_code=204, responses=_REFUSALS, response_class=Response)
@@ -102,13 +111,29 @@ def make_organisation(context: ForManager, body: NewOwner) -> OwnerInfo:
     return context.commit(lambda session: organisations.make(session, *what))
 
 
+@router.delete("/organisations/{organisation}", status_code=204, responses=_CHANGES, response_class=Response)
+@audited("owner.remove")
+def remove_organisation(context: ForManager, organisation: Annotated[str, Path(max_length=80)]) -> Response:
+    """End roles, invitations, tokens and trust of an organisation. What it published stays, and its name."""
+    context.commit(lambda session: organisations.remove_own(session, context.caller, organisation))
+    return Response(status_code=204)
+
+
+@router.get("/organisations", response_model=OrganisationList, responses=refusals(401, 403, 422))
+def list_organisations(
+    session: ReadSession, caller: Caller, cursor: Cursor = "", limit: Limit = 100
+) -> OrganisationList:
+    """List the organisations; for administrators."""
+    rights.administrator(caller)
+    found = [
+        OrganisationInfo(name=one.name, owners=owners, created_at=one.created_at)
+        for one, owners in organisations.with_owners(session, after=cursor, limit=limit + 1).items()
+    ]
+    return OrganisationList(data=found[:limit], next=found[limit - 1].name if len(found) > limit else None)
+
+
 @router.get("/users", response_model=UserList, responses=refusals(401, 403, 422))
-def list_users(
-    session: ReadSession,
-    caller: Caller,
-    cursor: Annotated[str, Query(max_length=80, description="`next` of the page before")] = "",
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-) -> UserList:
+def list_users(session: ReadSession, caller: Caller, cursor: Cursor = "", limit: Limit = 100) -> UserList:
     """List the users; for administrators."""
     rights.administrator(caller)
     found = departures.list_users(session, after=cursor, limit=limit + 1)
@@ -134,6 +159,34 @@ def give_link(context: ForManager, user: User) -> UserLink:
 def remove_second_factor(context: ForManager, user: User) -> Response:
     """Let somebody in who lost phone and recovery codes. For administrators."""
     administration.remove_second_factor(context, user)
+    return Response(status_code=204)
+
+
+@router.get("/users/{user}/identities", response_model=IdentityList, responses=refusals(401, 403, 404, 422))
+def list_identities(session: ReadSession, caller: Caller, user: User) -> IdentityList:
+    """List as whom a user signs in at a provider. For administrators."""
+    found = administration.identities_of(session, caller, user)
+    return IdentityList(data=[fill(IdentityInfo, one) for one in found])
+
+
+@router.post("/users/{user}/identities", status_code=204, responses=_LINKS, response_class=Response)
+@audited("user.identity.link")
+def link_identity(context: ForManager, user: User, body: NewIdentity) -> Response:
+    """Let a user sign in as a subject of a provider. For administrators."""
+    administration.link_identity(context, user, body.issuer, body.subject)
+    return Response(status_code=204)
+
+
+@router.delete("/users/{user}/identities", status_code=204, responses=_CHANGES, response_class=Response)
+@audited("user.identity.unlink")
+def unlink_identity(
+    context: ForManager,
+    user: User,
+    subject: Annotated[str, Query(max_length=255)],
+    issuer: Annotated[str | None, Query(max_length=300, description="unset: the hub's provider")] = None,
+) -> Response:
+    """Let a user sign in so no more; their sessions end. For administrators."""
+    administration.unlink_identity(context, user, issuer, subject)
     return Response(status_code=204)
 
 

@@ -41,7 +41,7 @@ def change_owner_role(
     had_owner = accounts.has_owner(session, owner)
     _change_role(session, caller, Membership, {"owner_id": owner.id}, owner.name, user, role)
     if had_owner and not accounts.has_owner(session, owner):
-        hint = "make somebody else an owner first"
+        hint = f"make somebody else an owner first: `wander env owner add {owner.name} USER --role owner`"
         raise HubProblem(409, "last_owner", f"`{owner.name}` would be left without an owner", hint=hint)
     return [] if leaving else _members(session, owner)
 

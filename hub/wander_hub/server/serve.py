@@ -25,6 +25,7 @@ from wander_hub.database import Database
 from wander_hub.jobs import Worker
 from wander_hub.jobs.choice import migrate
 from wander_hub.mirrors import service as mirrors
+from wander_hub.operation import backup_jobs
 from wander_hub.operation.metrics import FOLDER_VARIABLE
 from wander_hub.server import data_folder, first_token
 from wander_hub.server.log import log_to_stderr
@@ -113,6 +114,7 @@ def _run(
             worker,
             delivery.worker(settings, database, app.state.jobs),
             mirrors.worker(settings, database, app.state.storage, app.state.jobs),
+            *backup_jobs.workers(settings, database, app.state.storage, app.state.jobs),
         ]
     config = uvicorn.Config(
         app,

@@ -18,6 +18,7 @@ from wander_hub.http import health
 from wander_hub.http.problems import HubProblem
 from wander_hub.jobs.choice import is_migrated, queue_of
 from wander_hub.mirrors import service as mirrors
+from wander_hub.operation import backup_jobs
 from wander_hub.server.log import log_to_stderr
 from wander_hub.server.serve import INTERRUPTED, address_of, open_socket
 from wander_hub.settings import Settings
@@ -61,6 +62,7 @@ def work(settings: Settings, *, hub_url: str | None, listen: str | None, once: b
                     job_worker(settings, database, storage, queue, hub_url or ""),
                     delivery.worker(settings, database, queue),
                     mirrors.worker(settings, database, storage, queue),
+                    *backup_jobs.workers(settings, database, storage, queue),
                 ]
 
                 def stop() -> None:

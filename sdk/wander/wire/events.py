@@ -1,4 +1,4 @@
-"""What a hub tells of what happens: to webhooks at once, and in its audit log."""
+"""What a hub tells of what happens: to webhooks at once, in its audit log, and to its administrators."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 from pydantic import Field
 
 from wander.types import Record
+from wander.wire.changes import Body
 from wander.wire.environments import VerificationLevel
 
 EventName = Literal[
@@ -201,3 +202,70 @@ class AuditPage(Record):
     data: list[AuditEntry]
     next: int | None = None
     """The `before` of the next page."""
+
+
+class DoctorFinding(Record):
+    """What came of one look at what a hub needs."""
+
+    check: str
+    state: Literal["ok", "warning", "failed"]
+    told: str
+
+
+class DoctorReport(Record):
+    """What the hub finds of settings, database, clock, storage, disk, proxy and sandbox."""
+
+    well: bool
+    """Whether all works that it needs, warnings or not."""
+    data: list[DoctorFinding]
+
+
+class BackupInfo(Record):
+    """One copy of the whole hub into its backup folder: each brings the folder up to date."""
+
+    id: int
+    state: Literal["queued", "running", "done", "failed", "cancelled"]
+    asked_at: datetime
+    finished_at: datetime | None = None
+    rows: int | None = None
+    objects: int | None = None
+    """What the folder holds, of one that is done."""
+    error: str | None = None
+
+
+class BackupList(Record):
+    """Backups that were asked for over the API, the newest first."""
+
+    data: list[BackupInfo]
+
+
+class NewMirror(Body):
+    """What to follow on another hub."""
+
+    url: str = Field(max_length=300)
+    """Address of the other hub."""
+    owner: str = Field(max_length=39)
+    name: str = Field(default="", max_length=200)
+    """The environment's; empty for all that the owner has."""
+
+
+class MirrorInfo(Record):
+    """An owner or an environment of another hub that this hub follows."""
+
+    id: int
+    url: str
+    target: str
+    """`owner` or `owner/name`."""
+    added_at: datetime
+    due_at: datetime
+    """When the next look is due."""
+    looked_at: datetime | None = None
+    """When the last look ended that reached the end."""
+    problems: list[str]
+    """What the last look could not bring, and why."""
+
+
+class MirrorList(Record):
+    """What the hub follows."""
+
+    data: list[MirrorInfo]

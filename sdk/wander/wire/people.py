@@ -121,6 +121,45 @@ class OwnerList(Record):
     data: list[OwnerInfo]
 
 
+class OrganisationInfo(Record):
+    """An organisation, as administrators see it."""
+
+    name: str
+    owners: list[str]
+    """Users; without any it is left to administrators."""
+    created_at: datetime
+
+
+class OrganisationList(Record):
+    """Organisations by name."""
+
+    data: list[OrganisationInfo]
+    next: str | None = None
+    """Where the next page goes on: the last name of this one."""
+
+
+class NewIdentity(Body):
+    """As whom a user may sign in at a provider."""
+
+    subject: str = Field(min_length=1, max_length=255)
+    issuer: str | None = Field(default=None, max_length=300)
+    """Unset: the hub's provider."""
+
+
+class IdentityInfo(Record):
+    """As whom a user signs in at a provider."""
+
+    issuer: str
+    subject: str
+    created_at: datetime
+
+
+class IdentityList(Record):
+    """All of a user's."""
+
+    data: list[IdentityInfo]
+
+
 class Password(Body):
     """Proves who asks."""
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 
 from wander_client.context import current
-from wander_client.terminal.command import Argument, CommandGroup
+from wander_client.terminal.command import Argument, CommandGroup, Option
 
 app = CommandGroup(
-    help="""Make organisations, and list the owners on which you have a role.
+    help="""Make and remove organisations, and list the owners on which you have a role.
 
     \b
     wander env owner add acme ada        invite somebody
@@ -33,6 +33,28 @@ def new(name: Annotated[str, Argument(help="1 to 39 of a-z, 0-9 and `-`")]) -> N
     with here.hub(login=True) as hub:
         made = administration.make_organisation(hub, name)
     here.output.answer(made, f"made {made.name}; you are its {made.role}")
+
+
+@app.command()
+def remove(
+    name: Annotated[str, Argument(help="an organisation that you own")],
+    yes: Annotated[bool, Option("--yes", "-y", help="do not ask for confirmation")] = False,
+) -> None:
+    """Remove an organisation: all roles, invitations, tokens and trusted publishers of it end.
+
+    \b
+    wander auth org remove acme
+
+    What it published stays, for the hub's administrators to look after, and nobody gets its name again.
+    """
+    from wander_client.hub import administration
+
+    here = current()
+    if not yes:
+        here.output.confirm(name, f"remove {name} for good")
+    with here.hub(login=True) as hub:
+        administration.remove_organisation(hub, name)
+    here.output.answer({"name": name, "removed": True}, f"removed {name}")
 
 
 @app.command("list")

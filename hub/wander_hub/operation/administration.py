@@ -1,0 +1,105 @@
+"""The API on the operation of a hub: whether it is well, its backups, archives of owners; for administrators.
+
+What replaces or believes rows of elsewhere, `wander-hub restore` and `import`, is no request on purpose.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from typing import IO, Annotated
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response, StreamingResponse
+from wander.wire.events import BackupInfo, BackupList, DoctorFinding, DoctorReport
+
+from wander_hub.http.boundary import (
+    Caller,
+    ForManager,
+    HubDatabase,
+    HubSettings,
+    HubStorage,
+    ReadSession,
+    audited,
+    origin_of,
+)
+from wander_hub.http.problems import HubProblem, refusals
+from wander_hub.operation import backup_jobs
+from wander_hub.rights import rights
+from wander_hub.storage import CHUNK
+
+router = APIRouter(prefix="/api/v1", tags=["operation"])
+
+_ARCHIVE = "application/x-tar"
+_writing = threading.Lock()
+"""Held while this process writes an archive for somebody: each is as large as what it holds."""
+
+
+@router.get("/doctor", response_model=DoctorReport, responses=refusals(401, 403))
+def show_state(caller: Caller, settings: HubSettings) -> DoctorReport:
+    """Look at settings, database, clock, storage, disk, proxy and sandbox; for administrators."""
+    from wander_hub.operation.doctor import examine  # a hub starts without it
+
+    rights.administrator(caller)
+    found = [DoctorFinding(**asdict(one)) for one in examine(settings)]
+    return DoctorReport(well=all(one.state != "failed" for one in found), data=found)
+
+
+@router.get("/backups", response_model=BackupList, responses=refusals(401, 403, 422))
+def list_backups(
+    session: ReadSession, caller: Caller, limit: Annotated[int, Query(ge=1, le=1000)] = 100
+) -> BackupList:
+    """List the backups that were asked for here, the newest first."""
+    rights.administrator(caller)
+    return BackupList(data=backup_jobs.list_newest(session, limit))
+
+
+@router.post("/backups", status_code=202, response_model=BackupInfo, responses=refusals(401, 403, 409))
+@audited("hub.backup")
+def back_up(request: Request, context: ForManager) -> BackupInfo:
+    """Bring the backup in the folder of the settings up to date, soon; one that is under way is the one."""
+    rights.administrator(context.caller)
+    what = (request.app.state.jobs, context.settings, context.caller)
+    return context.commit(lambda session: backup_jobs.ask(session, *what))
+
+
+@router.get(
+    "/owners/{owner}/archive",
+    response_class=Response,
+    responses={200: {"content": {_ARCHIVE: {}}}, **refusals(401, 403, 404, 409, 422)},
+)
+def export_owner(
+    request: Request,
+    database: HubDatabase,
+    storage: HubStorage,
+    settings: HubSettings,
+    caller: Caller,
+    owner: str,
+) -> Response:
+    """Send an archive of all that an owner has, private things with it, as `wander-hub export` writes it."""
+    from wander_hub.operation.export import write_archive
+
+    rights.administrator(caller)
+    if not _writing.acquire(blocking=False):
+        raise HubProblem(409, "busy", "another archive is being written", hint="ask again when it is done")
+    try:
+        file = tempfile.TemporaryFile(dir=settings.data)  # noqa: SIM115 - closed when it is sent
+        try:
+            origin = replace(origin_of(request, caller), action="hub.export")
+            write_archive(database, storage, file, origin=origin, owner=owner)
+        except BaseException:
+            file.close()
+            raise
+    finally:
+        _writing.release()
+    told = {"Content-Disposition": f'attachment; filename="{owner}.tar"', "Content-Length": str(file.tell())}
+    return StreamingResponse(_pieces(file), media_type=_ARCHIVE, headers=told)
+
+
+def _pieces(file: IO[bytes]) -> Iterator[bytes]:
+    with file:
+        file.seek(0)
+        while piece := file.read(CHUNK):
+            yield piece
