@@ -67,6 +67,7 @@ from wander_hub.web import provider as sign_in_provider
 from wander_hub.web import routes as web
 from wander_hub.web import sign_in, styleguide
 from wander_hub.web.docs.library import Library
+from wander_hub.web.run.live import Streams
 from wander_hub.webhooks import delivery as webhook_delivery
 from wander_hub.webhooks import outbox
 from wander_hub.webhooks import routes as webhooks
@@ -235,7 +236,7 @@ def create_app(
     )
     app.state.settings, app.state.database, app.state.storage = settings, database, storage
     app.state.metrics, app.state.draining = Metrics(database, settings), False
-    app.state.limits = Limits(settings)
+    app.state.limits, app.state.streams = Limits(settings), Streams()
     app.state.authenticate, app.state.upstream = authenticate, upstream
     app.state.authenticate_browser = sessions.authenticate
     app.state.downloads, app.state.library = downloads, Library(app.openapi)

@@ -84,9 +84,31 @@ async def test_owners_invite_and_invited_people_answer(hub, alice):
         assert (await bob.get(back, headers=HTML)).status_code == 403
     made = await send(alice, "webhook", owner="lab", url="https://example.org/hook", events=["run.posted"])
     assert "Shown this once" in made.text
+    await see_to_a_webhook(alice, back)
     page = html.unescape((await alice.get(back)).text)
     assert "https://example.org/hook" in page
     assert "invitation.accept" in page.partition("Audit log")[2]
+
+
+async def see_to_a_webhook(alice: Any, settings: str) -> None:
+    """Change an owner's webhook, renew its secret, and have it told again."""
+    here = re.search(r'href="(/account/webhooks/\d+)"', (await alice.get(settings)).text)[1]
+    at = {"at_webhook": here.rpartition("/")[2], "back": here}
+    changed = await send(
+        alice, "change-webhook", **at, url="https://example.org/hook?<i>", events="run.level"
+    )
+    assert changed.headers["location"] == f"{here}?done=change-webhook"
+    renewed = await send(alice, "renew-webhook", **at)
+    assert "new secret" in renewed.text
+    assert "Shown this once" in renewed.text
+    assert (await send(alice, "try-webhook", **at)).status_code == 303
+    page = (await alice.get(here)).text
+    assert "https://example.org/hook?&lt;i&gt;" in page
+    assert "webhook.test" in page
+    assert re.search(r'value="run.level" checked', page)
+    assert (await send(alice, "redeliver", **at, at_delivery="1")).status_code == 303
+    async with alice.__class__(transport=alice._transport, base_url=alice.base_url) as nobody:
+        assert (await nobody.get(here, headers=HTML)).headers["location"].startswith("/login?next=")
 
 
 async def test_an_environment_is_seen_to_on_its_page(hub, alice):
@@ -94,6 +116,14 @@ async def test_an_environment_is_seen_to_on_its_page(hub, alice):
     back, at = "/alice/reverse-text/settings", {"at_owner": "alice", "at_name": "reverse-text"}
     page = await alice.get(back)
     assert page.status_code == 200, page.text
+    own = {"owner": "alice", "environment": "reverse-text", "url": "https://example.org/one"}
+    assert "Shown this once" in (await send(alice, "webhook", **own, back=back)).text
+    assert "https://example.org/one" in (await alice.get(back)).text
+    assert "☆ 0 stars" in (await hub.get("/alice/reverse-text", headers=HTML)).text
+    assert (await send(alice, "star", **at, back="/alice/reverse-text")).status_code == 303
+    assert "★ Starred · 1" in (await alice.get("/alice/reverse-text")).text
+    assert (await send(alice, "unstar", **at, back="/alice/reverse-text")).status_code == 303
+    assert "☆ Star · 0" in (await alice.get("/alice/reverse-text")).text
     api = "/api/v1/environments/alice/reverse-text"
     await send(alice, "yank", **at, at_version="0.1.0", reason="wrong <b>", back=back)
     assert "yanked: wrong &lt;b&gt;" in (await alice.get(back)).text

@@ -17,6 +17,7 @@ from wander_hub.accounts.models import Membership
 from wander_hub.identity import HUB
 from wander_hub.people import sessions
 from wander_hub.rights.tokens import add_token
+from wander_hub.web.run import live
 
 MARK = "hidden-treasure"
 RUN = "01JRUNPRIVATE000000000000A"
@@ -77,11 +78,12 @@ NOT_THERE = {
 
 
 @pytest.fixture
-async def private(hub, make_wheel, run_of, request):
+async def private(hub, make_wheel, run_of, request, monkeypatch):
     """Alice has a public environment and a private one with a run, which carol may read; and such a model.
 
     An internal one where the test asks for that.
     """
+    monkeypatch.setattr(live, "LONGEST_SECONDS", 0)  # a page that follows a replay stays open
     visibility = getattr(request, "param", "private")
     await hub.publish(make_wheel(name="open", files={"open_.py": b"def load_environment(): ...\n"}))
     spec = make_wheel(name=MARK, readme=f"# {MARK}\n", summary=f"The {MARK}.", keywords=MARK)

@@ -14,6 +14,7 @@ from wander_hub.database import now
 from wander_hub.environments.models import Version
 from wander_hub.identity import HUB
 from wander_hub.index import downloads
+from wander_hub.web.cards import draw_card
 
 ATOM = "{http://www.w3.org/2005/Atom}"
 HTML = {"Accept": "text/html"}
@@ -112,6 +113,10 @@ async def test_a_card_shows_an_environment_as_a_picture(hub, make_wheel):
     answer = await hub.client.get("/alice/reverse-text/card.png")
     assert answer.headers["content-type"] == "image/png"
     assert Image.open(io.BytesIO(answer.content)).size == (1200, 630)
+    drawn = draw_card.cache_info().misses
+    same = {"If-None-Match": answer.headers["etag"]}
+    assert (await hub.client.get("/alice/reverse-text/card.png", headers=same)).status_code == 304
+    assert draw_card.cache_info().misses == drawn, "to draw one takes 60 ms"
     page = (await hub.client.get("/alice/reverse-text", headers=HTML)).text
     assert '<meta property="og:image" content="http://hub.test/alice/reverse-text/card.png">' in page
 

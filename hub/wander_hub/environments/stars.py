@@ -36,6 +36,11 @@ def count(session: Session, environment: Environment) -> int:
     return session.scalar(query) or 0
 
 
+def is_starred(session: Session, user_id: int, environment: Environment) -> bool:
+    """Tell whether a user marked an environment."""
+    return session.get(Star, (user_id, environment.id)) is not None
+
+
 def starred(session: Session, user_id: int, limit: int) -> Sequence[Environment]:
     """Return the environments that a user marked and may see, the last marked first."""
     query = repository.visible(session).join(Star, Star.environment_id == Environment.id)

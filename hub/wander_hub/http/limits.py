@@ -103,14 +103,19 @@ class Limits:
         return self._writes
 
 
+def sender_of(scope: Scope) -> str:
+    """Return the address that a request comes from; of IPv6 the network."""
+    host = scope["client"][0] if scope.get("client") else ""
+    return network_of(host) if ":" in host else host
+
+
 def _sender(scope: Scope) -> tuple[str, str | None]:
     """Return the address that a request comes from, and what stands for its credentials."""
-    host = scope["client"][0] if scope.get("client") else ""
     given = next((value for name, value in scope["headers"] if name == b"authorization"), None)
     if scope["path"].rstrip("/") in _FOR_ANYBODY:
         given = None
     secret = hashlib.blake2b(given, digest_size=16).hexdigest() if given is not None else None
-    return network_of(host) if ":" in host else host, secret
+    return sender_of(scope), secret
 
 
 def network_of(host: str) -> str:

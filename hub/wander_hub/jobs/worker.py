@@ -19,6 +19,8 @@ from wander_hub.jobs.table import Lease, LeaseLost, TableQueue
 logger = logging.getLogger("wander_hub.jobs")
 
 POLL_SECONDS = 2.0
+PROGRESS_SECONDS = 1.0
+"""How often at most a job's row is told how far the work is: somebody may be looking."""
 
 
 class JobCancelled(Exception):
@@ -35,7 +37,7 @@ class JobContext:
 
     lease: Lease
     progress: dict[str, Any] = field(default_factory=dict)
-    """Put here how far the work is; the next heartbeat stores it."""
+    """Put here how far the work is; a heartbeat within about a second stores it."""
     stopping: threading.Event = field(default_factory=threading.Event)
     """Set when the job was called off, its lease lost or the hub is ending: leave off soon."""
     called_off: bool = False
@@ -124,10 +126,16 @@ class Attempts:
             logger.info("job %s (%s) is %s: %s", lease.job_id, lease.kind, state, error)
 
     def _beat(self, context: JobContext) -> None:
-        """Renew the lease until the work has ended, from a thread of its own."""
-        while not context.stopping.wait(self._queue.lease_seconds / 3):
+        """Renew the lease until the work has ended, and tell how far it is, from a thread of its own."""
+        rest = self._queue.lease_seconds / 3
+        told, due = dict(context.progress), time.monotonic() + rest
+        while not context.stopping.wait(min(rest, PROGRESS_SECONDS)):
+            progress = dict(context.progress)
+            if progress == told and time.monotonic() < due:
+                continue
+            told, due = progress, time.monotonic() + rest
             try:
-                if self._queue.beat(context.lease, context.progress):
+                if self._queue.beat(context.lease, progress):
                     context.called_off = True
                     context.stopping.set()
             except LeaseLost:

@@ -136,11 +136,19 @@ class _Kept:
         return found
 
 
+_OF_EXAMPLE = 100
+"""Numbers that have the room of what is known of an example."""
+
+
 def _size(found: object) -> int:
+    if isinstance(found, tuple):
+        return sum(_OF_EXAMPLE * len(part) for part in found)
     return 100 + (len(found) if isinstance(found, array) else 0)
 
 
 _KEPT = _Kept()
+keep = _KEPT.get
+"""Returns what is kept under a key, or finds it: numbers of rollouts, or dictionaries by example."""
 
 
 def fault_of(text: str) -> str:

@@ -46,7 +46,7 @@ _AT_ONCE = 100
 """Runs that a sweep asks for between two jobs."""
 _LOOKED_AT = 20
 """Of the last verifications of a version, some of which may have failed."""
-_OPEN = ("queued", "running")
+OPEN = ("queued", "running")
 """States of jobs that have not ended."""
 
 
@@ -74,26 +74,17 @@ def request(
     While one of the same size and level waits or runs, that one is returned.
     """
     run = runs.find(session, run_id)
-    if not rights.may(caller, "results", run.environment):
-        raise rights.refusal(caller, "results", run.environment)
-    if settings.verification == "off":
-        raise HubProblem(
-            503,
-            "verification_off",
-            "this hub plays no runs again",
-            hint=f"do it yourself: `wander runs replay {run_id}`",
-        )
-    if (why := unplayable(run)) is not None:
-        raise HubProblem(422, "not_replayable", f"`{run_id}` cannot be played again: {why}")
+    if (refused := find_refusal(run, settings, caller)) is not None:
+        raise refused
     same = (Verification.run_id == run_id) & (Verification.level == wanted.level)
     of_size = Verification.sample.is_not_distinct_from(wanted.sample)
-    waiting = visible(session).join(Verification.job).where(same, of_size, Job.state.in_(_OPEN))
+    waiting = visible(session).join(Verification.job).where(same, of_size, Job.state.in_(OPEN))
     under_way = session.scalar(waiting.order_by(Verification.id.desc()).limit(1))
     if under_way is not None:
         audit.nothing_done(session)
         return info_of(under_way), False
     mine = select(func.count()).select_from(Verification).join(Verification.job)
-    mine = mine.where(Verification.requested_by_id == caller.user_id, Job.state.in_(_OPEN))
+    mine = mine.where(Verification.requested_by_id == caller.user_id, Job.state.in_(OPEN))
     if session.scalars(mine).one() >= settings.max_waiting_verifications:
         raise HubProblem(
             429,
@@ -105,6 +96,18 @@ def request(
     owner = run.environment.owner.name
     audit.about(session, owner=owner, number=number, **wanted.model_dump(exclude_none=True))
     return info_of(find(session, number)), True
+
+
+def find_refusal(run: Run, settings: Settings, caller: Identity) -> HubProblem | None:
+    """Return why the caller can have no replay of a run here, whatever waits already; None where they can."""
+    if not rights.may(caller, "results", run.environment):
+        return rights.refusal(caller, "results", run.environment)
+    if settings.verification == "off":
+        hint = f"do it yourself: `wander runs replay {run.run_id}`"
+        return HubProblem(503, "verification_off", "this hub plays no runs again", hint=hint)
+    if (why := unplayable(run)) is not None:
+        return HubProblem(422, "not_replayable", f"`{run.run_id}` cannot be played again: {why}")
+    return None
 
 
 def request_after_post(session: Session, queue: TableQueue, settings: Settings, run_id: str) -> None:
@@ -253,8 +256,8 @@ def find_info(session: Session, version_id: int) -> EnvironmentInfo | None:
 def cancel(session: Session, queue: TableQueue, number: int, caller: Identity) -> VerificationInfo:
     """Call a verification off: its requester may, and who manages the environment."""
     found = find(session, number)
-    mine = found.requested_by_id == caller.user_id
-    if not mine and not rights.may(caller, "manage", found.run.environment):
+    requested_by = found.requested_by.name if found.requested_by else None
+    if not may_cancel(caller, requested_by, found.run.environment):
         raise rights.refusal(caller, "manage", found.run.environment)
     audit.about(session, owner=found.run.environment.owner.name, run=found.run_id)
     queue.cancel(session, found.job_id)
@@ -262,6 +265,11 @@ def cancel(session: Session, queue: TableQueue, number: int, caller: Identity) -
     if found.job.state == "cancelled":
         _give_level(session, found)
     return info_of(found)
+
+
+def may_cancel(caller: Identity, requested_by: str | None, environment: Environment) -> bool:
+    """Tell whether the caller may call off a verification that this user asked for."""
+    return requested_by == caller.user or rights.may(caller, "manage", environment)
 
 
 def keep(

@@ -58,7 +58,9 @@ def histogram(data: Histogram, mean: float | None, *, linked: bool = False) -> M
             f'width="{max(end - start - 1, 1):.1f}" height="{tall:.1f}"><title>{label}</title></rect>'
         )
         if linked and count:
-            bar = f'<a href="?reward_min={low!r}&amp;reward_max={high!r}#rollouts">{bar}</a>'
+            # A bin has its upper edge only where it is the last one; a filter has both of its ends.
+            most = high if high == data.edges[-1] else math.nextafter(high, low)
+            bar = f'<a href="?reward_min={low!r}&amp;reward_max={most!r}#rollouts">{bar}</a>'
         bars.append(bar)
         if count:
             bars.append(

@@ -16,9 +16,11 @@ from wander.wire.verification import HubCheck
 from wander_hub.database import now
 from wander_hub.environments import repository as environment_repository
 from wander_hub.environments import service as environments
+from wander_hub.environments import stars
 from wander_hub.environments.models import Environment
 from wander_hub.environments.readme import Heading, list_headings, place
 from wander_hub.http.problems import HubProblem
+from wander_hub.identity import Identity
 from wander_hub.leaderboards import service as leaderboards
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
@@ -83,10 +85,19 @@ class EnvironmentView:
     downloads: list[int]
     """Of the last days, the newest last."""
     used_by: UsedBy
+    starred: bool
+    """Whether the reader marked it."""
 
 
 def show_environment(
-    session: Session, storage: Storage, base_url: str, owner: str, name: str, version: str
+    session: Session,
+    storage: Storage,
+    base_url: str,
+    owner: str,
+    name: str,
+    version: str,
+    *,
+    caller: Identity | None = None,
 ) -> EnvironmentView:
     """Return everything about one version of an environment."""
     found = environments.find(session, owner, name)
@@ -122,6 +133,7 @@ def show_environment(
         mirror_of=found.mirror_of,
         downloads=_count_downloads(session, found),
         used_by=use.used_by(session, found),
+        starred=caller is not None and stars.is_starred(session, caller.user_id, found),
     )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from datetime import datetime
 from typing import NamedTuple
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from markupsafe import Markup
 from starlette.responses import Response
 from wander.wire import RunDetail
@@ -13,6 +14,7 @@ from wander.wire import RunDetail
 from wander_hub.environments import service as environments
 from wander_hub.environments.repository import versions_of
 from wander_hub.environments.schemas import EnvironmentFilter
+from wander_hub.http.answers import not_modified
 from wander_hub.http.boundary import BaseUrl, ReadSession
 from wander_hub.leaderboards import service as leaderboards
 from wander_hub.runs import service as runs
@@ -68,7 +70,7 @@ def badge(session: ReadSession, base_url: BaseUrl, owner: str, name: str) -> Res
 
 
 @router.get("/{owner}/{name}/card.png")
-def card(session: ReadSession, base_url: BaseUrl, owner: str, name: str) -> Response:
+def card(request: Request, session: ReadSession, base_url: BaseUrl, owner: str, name: str) -> Response:
     """The picture of an environment that other sites show beside a link to it."""
     found = environments.find(session, owner, name)
     summary = environments.summary_of(found)
@@ -76,8 +78,11 @@ def card(session: ReadSession, base_url: BaseUrl, owner: str, name: str) -> Resp
     if summary.best_reward is not None:
         facts.insert(0, f"best {summary.best_reward:.3f}")
     label = f"{summary.owner}/{summary.name}"
-    body = draw_card(label, plain(summary.summary), facts, f"{base_url}/{label}".partition("://")[2])
-    return Response(body, media_type="image/png", headers=_SHORT)
+    body = draw_card(label, plain(summary.summary), tuple(facts), f"{base_url}/{label}".partition("://")[2])
+    headers = _SHORT | {"ETag": f'"{hashlib.sha256(body).hexdigest()[:32]}"'}
+    if (same := not_modified(request, headers["ETag"], headers)) is not None:
+        return same
+    return Response(body, media_type="image/png", headers=headers)
 
 
 @router.get("/feed.atom")

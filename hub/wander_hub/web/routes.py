@@ -152,7 +152,8 @@ def show_environment(
         found = environments.find(session, owner, name)
         chosen = environments.find_version(session, found, version)
         return as_json(environments.version_detail(found, chosen, base_url))
-    view = environment.show_environment(session, storage, base_url, owner, name, version)
+    caller = getattr(request.state, "identity", None)
+    view = environment.show_environment(session, storage, base_url, owner, name, version, caller=caller)
     return page(request, "environment.html", view=view)
 
 

@@ -25,6 +25,7 @@ from wander_hub.accounts import repository as accounts
 from wander_hub.accounts.models import Owner
 from wander_hub.database import fill, now
 from wander_hub.environments import service as environments
+from wander_hub.environments.models import Environment
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
 from wander_hub.rights import rights
@@ -44,6 +45,14 @@ def list_all(session: Session, caller: Identity, owner: str | None) -> list[Webh
     """Return the webhooks of an owner, or without one those of the hub."""
     found = _owner_for(session, caller, owner)
     query = select(Webhook).where(Webhook.owner_id.is_not_distinct_from(found.id if found else None))
+    return [info_of(one) for one in session.scalars(query.options(*_NAMES).order_by(Webhook.id))]
+
+
+def of_environment(session: Session, caller: Identity, environment: Environment) -> list[WebhookInfo]:
+    """Return the webhooks of one environment alone; none for who does not manage its owner."""
+    if not caller.may_as_owner("manage", environment.owner_id):
+        return []
+    query = select(Webhook).where(Webhook.environment_id == environment.id)
     return [info_of(one) for one in session.scalars(query.options(*_NAMES).order_by(Webhook.id))]
 
 

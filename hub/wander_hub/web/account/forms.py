@@ -54,6 +54,7 @@ class Form:
 
 
 _OWNER, _ENVIRONMENT = "/api/v1/owners/{owner}", "/api/v1/environments/{owner}/{name}"
+_WEBHOOK = "/api/v1/webhooks/{webhook}"
 FORMS = {
     "token": Form(
         "POST", "/api/v1/tokens", {"name": _text, "scopes": _list, "target": _text, "days": _number}
@@ -74,13 +75,20 @@ FORMS = {
     "webhook": Form(
         "POST", "/api/v1/webhooks", {"owner": _text, "environment": _text, "url": _text, "events": _list}
     ),
-    "remove-webhook": Form("DELETE", "/api/v1/webhooks/{webhook}"),
+    "change-webhook": Form("PUT", _WEBHOOK, {"url": _text, "events": _list}),
+    "renew-webhook": Form("POST", _WEBHOOK + "/secret"),
+    "try-webhook": Form("POST", _WEBHOOK + "/test"),
+    "redeliver": Form("POST", _WEBHOOK + "/deliveries/{delivery}/redeliver"),
+    "remove-webhook": Form("DELETE", _WEBHOOK),
     "visibility": Form("PUT", _ENVIRONMENT + "/visibility", {"private": _flag, "internal": _flag}),
     "status": Form("PUT", _ENVIRONMENT + "/status", {"status": _text, "reason": _text, "successor": _text}),
     "transfer": Form("POST", _ENVIRONMENT + "/transfer", {"owner": _text, "name": _text}),
+    "star": Form("PUT", _ENVIRONMENT + "/star"),
+    "unstar": Form("DELETE", _ENVIRONMENT + "/star"),
     "yank": Form("PUT", _ENVIRONMENT + "/versions/{version}/yank", {"reason": _text}),
     "unyank": Form("DELETE", _ENVIRONMENT + "/versions/{version}/yank"),
     "verify": Form("POST", "/api/v1/runs/{run}/verifications", {"level": _text}),
+    "cancel-verification": Form("DELETE", "/api/v1/verifications/{verification}"),
 }
 
 

@@ -15,8 +15,10 @@ from wander_hub.environments import repository as environment_repository
 from wander_hub.environments import service as environments
 from wander_hub.http.boundary import (
     BaseUrl,
+    Before,
     ByBody,
     HubSettings,
+    Number,
     ReadSession,
     optional_identity,
     part_of_another,
@@ -33,8 +35,8 @@ from wander_hub.webhooks import service as webhooks
 
 router = APIRouter(include_in_schema=False)
 
-_ENTRIES = 100
-"""Of the audit log on a page."""
+_ENTRIES, _DELIVERIES = 100, 50
+"""Of the audit log, and of a webhook's deliveries, on a page."""
 
 
 def _caller(request: Request) -> Identity | None:
@@ -78,7 +80,27 @@ async def send_form(request: Request, form: str) -> Response:
         secret = "\n".join(said["data"])
     if secret:
         return page(request, "secret.html", form=form, secret=secret, uri=said.get("uri"), back=back)
-    return RedirectResponse(f"{back}{'&' if '?' in back else '?'}done={form}", 303)
+    place, sign, fragment = back.partition("#")
+    return RedirectResponse(f"{place}{'&' if '?' in place else '?'}done={form}{sign}{fragment}", 303)
+
+
+@router.get("/account/webhooks/{webhook}")
+def show_webhook(
+    request: Request, session: ReadSession, webhook: Number, before: Before = None, done: str = ""
+) -> Response:
+    """One webhook, with what was and is to be delivered to it; for who manages it."""
+    caller = _caller(request)
+    if caller is None:
+        return _to_login(request)
+    info = webhooks.info_of(webhooks.find(session, caller, webhook))
+    return page(
+        request,
+        "webhook.html",
+        webhook=info,
+        events=EVENTS,
+        deliveries=webhooks.list_deliveries(session, caller, webhook, before, _DELIVERIES),
+        done=done in forms.FORMS,
+    )
 
 
 @router.get("/{owner}/settings")
@@ -114,6 +136,8 @@ def show_environment_settings(
     if caller is None:
         return _to_login(request)
     found = environments.find(session, owner, name)
+    manages = rights.may(caller, "manage", found)
+    hooks = webhooks.of_environment(session, caller, found)
     if not rights.may(caller, "maintain", found):
         raise rights.refusal(caller, "maintain", found)
     versions = environments.newest_first(list(environment_repository.versions_of(session, found)))
@@ -123,7 +147,9 @@ def show_environment_settings(
         summary=environments.summary_of(found),
         visibility=visibility_of(found.private, internal=found.internal),
         done=done in forms.FORMS,
-        manages=rights.may(caller, "manage", found),
+        manages=manages,
+        webhooks=hooks,
+        events=EVENTS,
         reason=environments.reason_of(found),
         versions=[environments.version_detail(found, one, base_url) for one in versions],
     )

@@ -9,13 +9,20 @@ from dataclasses import dataclass, field
 from markupsafe import Markup
 from sqlalchemy.orm import Session
 from wander.errors import RunError
-from wander.evals.stats.comparison import Comparison, ExampleDifference, compare_runs
+from wander.evals.stats.comparison import (
+    Comparison,
+    ExampleDifference,
+    ScoredExample,
+    compare_scores,
+    group_scores,
+)
 from wander.evals.store.jsonl import split_lines
 from wander.evals.store.manifest import differences_in_words
 from wander.types import Rollout
 from wander.wire import RolloutRow, RunDetail
 
 from wander_hub.http.problems import HubProblem
+from wander_hub.runs import explorer
 from wander_hub.runs import service as runs
 from wander_hub.runs.models import Run
 from wander_hub.storage import Storage
@@ -24,9 +31,11 @@ from wander_hub.web import charts
 FEWEST, MOST = 2, 6
 _MOST_ROLLOUTS = 10_000
 _MOST_BYTES = 64 * 1024 * 1024
-"""Of the rollouts of one run, which a page reads whole."""
+"""Of the rollouts of one run, which is read whole once."""
 _APART = 5
 """Examples that are shown of those on which one run did better than the other."""
+Ends = dict[str, tuple[tuple[float, int], tuple[float, int]]]
+"""Of each example the rollouts with the least and the greatest reward: (reward, number)."""
 
 
 @dataclass(frozen=True)
@@ -81,18 +90,21 @@ def compare(session: Session, storage: Storage, base_url: str, words: Sequence[s
 
 
 class _Scored:
-    """A run with its rollouts, read once for each comparison and never held together."""
+    """A run with the scores of its examples, which are kept: they never change."""
 
     def __init__(self, session: Session, storage: Storage, run: Run) -> None:
         self._session, self._storage = session, storage
         self.run, self.manifest = run, runs.manifest_of(run)
-        self._ends: dict[str, tuple[tuple[float, int], tuple[float, int]]] = {}
-        """The rollouts of each example with the least and the greatest reward: (reward, number)."""
         if runs.count_of(run) > _MOST_ROLLOUTS:
             raise _too_large(run)
+        self.scores, self._ends = explorer.keep((run.sha256, "scores"), self._read)
 
-    def read(self) -> Iterator[Rollout]:
-        """Yield the rollouts in order."""
+    def _read(self) -> tuple[dict[str, ScoredExample], Ends]:
+        """Return the scores, and of each example the rollouts of the least and the greatest reward."""
+        ends: Ends = {}
+        return group_scores(self._rollouts(ends)), ends
+
+    def _rollouts(self, ends: Ends) -> Iterator[Rollout]:
         read = 0
         lines = split_lines(runs.rollout_lines(self._session, self._storage, runs.with_rollouts(self.run)))
         for number, line in enumerate(lines):
@@ -102,8 +114,8 @@ class _Scored:
             rollout = Rollout.model_validate_json(line)
             if rollout.reward is not None:
                 one = rollout.reward, number
-                least, greatest = self._ends.get(rollout.example_id, (one, one))
-                self._ends[rollout.example_id] = min(least, one), max(greatest, one)
+                least, greatest = ends.get(rollout.example_id, (one, one))
+                ends[rollout.example_id] = min(least, one), max(greatest, one)
             yield rollout
 
     def row(self, example: str, *, greatest: bool) -> RolloutRow:
@@ -122,7 +134,7 @@ def _too_large(run: Run) -> HubProblem:
 def _compare(first: _Scored, other: _Scored, base_url: str) -> Pair:
     detail = runs.detail_of(other.run, base_url)
     try:
-        found = compare_runs(first.manifest, first.read(), other.manifest, other.read())
+        found = compare_scores(first.manifest, first.scores, other.manifest, other.scores)
     except RunError as error:
         return Pair(detail, refused=str(error))
     apart = sorted(found.by_example, key=lambda one: (-abs(one.difference), one.example_id))

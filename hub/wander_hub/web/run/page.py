@@ -11,15 +11,17 @@ from sqlalchemy.orm import Session
 from wander.types import canonical_json
 from wander.wire import ArtifactInfo, MetricSummary, RolloutRow, RunDetail, RunManifest
 from wander.wire.postings import RunLinks
-from wander.wire.verification import RunEvidence, VerificationInfo
+from wander.wire.verification import RunEvidence
 
+from wander_hub.identity import Identity
 from wander_hub.runs import explorer
 from wander_hub.runs import service as runs
 from wander_hub.runs.explorer import Breakdown, RolloutQuery
+from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 from wander_hub.verification import evidence
-from wander_hub.verification import service as verification
 from wander_hub.web.query import query_of
+from wander_hub.web.run.live import Replays, list_replays
 from wander_hub.web.run.training import TrainingView, describe_training
 
 _MOST_ENDINGS = 50
@@ -52,7 +54,7 @@ class RunView:
     """In the order in which the environment declares its functions."""
     command: str
     training: TrainingView | None
-    verifications: list[VerificationInfo]
+    replays: Replays
     evidence: RunEvidence
     links: RunLinks
     breakdown: Breakdown
@@ -81,7 +83,15 @@ class RunView:
         return self.run.summary.rollouts <= explorer.MOST_SEARCHED
 
 
-def run(session: Session, storage: Storage, base_url: str, run_id: str, query: RunQuery) -> RunView:
+def run(
+    session: Session,
+    storage: Storage,
+    settings: Settings,
+    base_url: str,
+    run_id: str,
+    query: RunQuery,
+    caller: Identity | None,
+) -> RunView:
     """Return a run with one page of its rollouts; of a training run with the samples of a step."""
     found = runs.find(session, run_id)
     detail = runs.detail_of(found, base_url)
@@ -100,7 +110,7 @@ def run(session: Session, storage: Storage, base_url: str, run_id: str, query: R
         metrics={name: metrics[name] for name in ordered},
         command=reproduce_command(detail.manifest, links.pushed.get(found.weights_sha256 or "")),
         training=describe_training(storage, detail, query.step) if training else None,
-        verifications=verification.list_page(session, run_id).data,
+        replays=list_replays(session, settings, run_id, caller),
         evidence=evidence.evidence_of(session, run_id),
         links=links,
         breakdown=explorer.break_down(session, storage, found),

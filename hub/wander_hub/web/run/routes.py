@@ -7,10 +7,10 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import PlainTextResponse, Response
 
-from wander_hub.http.boundary import BaseUrl, HubStorage, ReadSession
+from wander_hub.http.boundary import BaseUrl, HubSettings, HubStorage, ReadSession
 from wander_hub.runs import service as runs
 from wander_hub.runs.explorer import RolloutFilter
-from wander_hub.web.run import compare
+from wander_hub.web.run import compare, live
 from wander_hub.web.run import page as run_page
 from wander_hub.web.run import rollout as rollout_page
 from wander_hub.web.run.page import RunQuery
@@ -45,6 +45,7 @@ def show_run(
     request: Request,
     session: ReadSession,
     storage: HubStorage,
+    settings: HubSettings,
     base_url: BaseUrl,
     run_id: str,
     query: Annotated[RunQuery, Query()],
@@ -52,13 +53,18 @@ def show_run(
     """One run: what it pinned, its numbers, its rollouts."""
     if wants_json(request):
         return as_json(runs.detail_of(runs.find(session, run_id), base_url))
-    view = run_page.run(session, storage, base_url, run_id, query)
-    return page(
-        request,
-        "run.html",
-        scripts=["rollouts.js", "curves.js"] if view.training else ["rollouts.js"],
-        view=view,
-    )
+    caller = getattr(request.state, "identity", None)
+    view = run_page.run(session, storage, settings, base_url, run_id, query, caller)
+    scripts = ["rollouts.js"]
+    scripts += ["curves.js"] if view.training else []
+    scripts += ["live.js"] if view.replays.under_way else []
+    return page(request, "run.html", scripts=scripts, view=view)
+
+
+@router.get("/{run_id}/live")
+def follow_replays(request: Request, session: ReadSession, run_id: str) -> Response:
+    """How far the hub's own replays of a run are, as server-sent events, until none is under way."""
+    return live.stream_replays(request, session, run_id)
 
 
 @router.get("/{run_id}/rollouts/{number}")

@@ -13,7 +13,8 @@ clear and five within chance. Rewards are taken to lie between 0 and 1, or the l
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pydantic import Field
@@ -81,12 +82,21 @@ def compare_runs(
     one: RunManifest, before: Iterable[Rollout], other: RunManifest, after: Iterable[Rollout]
 ) -> Comparison:
     """Compare two runs by the examples that both scored; raises `RunError` when they share none."""
+    return compare_scores(one, group_scores(before), other, group_scores(after))
+
+
+def compare_scores(
+    one: RunManifest,
+    first: Mapping[str, ScoredExample],
+    other: RunManifest,
+    second: Mapping[str, ScoredExample],
+) -> Comparison:
+    """Compare two runs by what `group_scores` found in them; raises `RunError` when they share no example."""
     if (one.environment.owner, one.environment.name) != (other.environment.owner, other.environment.name):
         raise RunError(
             f"the runs are of two environments, `{one.environment.name}` and `{other.environment.name}`",
             hint="compare runs of one environment",
         )
-    first, second = _group_scores(before), _group_scores(after)
     shared = [name for name in one.example_ids if name in first and name in second]
     shared = [name for name in shared if first[name].task == second[name].task]
     pins = [name for name in find_differing_pins(one, other) if not name.startswith(_FREE)]
@@ -133,26 +143,30 @@ def compare_runs(
     )
 
 
-@dataclass
-class _Scored:
+@dataclass(slots=True)
+class ScoredExample:
     """One example's scored rollouts."""
 
-    task: str
-    """What it asks: ids alone may stand for other rows under other arguments."""
+    task: bytes
+    """Digest of what it asks: ids alone may stand for other rows under other arguments."""
     total: float = 0.0
     count: int = 0
 
     @property
     def mean(self) -> float:
+        """Mean reward of them."""
         return self.total / self.count
 
 
-def _group_scores(rollouts: Iterable[Rollout]) -> dict[str, _Scored]:
-    found: dict[str, _Scored] = {}
+def group_scores(rollouts: Iterable[Rollout]) -> dict[str, ScoredExample]:
+    """Return the scored rollouts of each example, in the order in which examples come first."""
+    found: dict[str, ScoredExample] = {}
     for rollout in rollouts:
         if rollout.failure is None and rollout.reward is not None:
-            asked = canonical_json([rollout.seed, rollout.prompt, rollout.answer])
-            one = found.setdefault(rollout.example_id, _Scored(asked))
+            one = found.get(rollout.example_id)
+            if one is None:
+                asked = canonical_json([rollout.seed, rollout.prompt, rollout.answer])
+                one = found[rollout.example_id] = ScoredExample(hashlib.sha256(asked.encode()).digest())
             one.total += rollout.reward
             one.count += 1
     return found

@@ -1,0 +1,115 @@
+"""A run's page follows the hub's replays of it, and lets who may ask for another one."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+import pytest
+from browsers import PASSWORD, browser, form, give_password
+from wander.wire.verification import ReplayReport
+from wander_hub.jobs import TableQueue
+from wander_hub.verification import service
+from wander_hub.web.run import live
+
+HTML = {"Accept": "text/html"}
+RUN = "01JRUN0000000000000000000A"
+LIVE = f"/runs/{RUN}/live"
+
+
+@pytest.fixture
+async def run(hub: Any, run_of: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A run by alice that waits to be played again."""
+    monkeypatch.setattr(live, "LOOK_SECONDS", 0.01)
+    manifest, rollouts = run_of(await hub.publish(), reward=0.5)
+    assert (await hub.post_run(manifest, rollouts)).status_code == 201
+    return RUN
+
+
+def told(stream: str) -> list[tuple[str, str]]:
+    """Return the events of a stream, each with its data."""
+    found = []
+    for block in stream.split("\n\n"):
+        lines = [line.partition(": ") for line in block.splitlines()]
+        names = [value for name, _, value in lines if name == "event"]
+        found += [(names[0], "\n".join(value for name, _, value in lines if name == "data"))] if names else []
+    return found
+
+
+async def test_a_page_follows_a_replay_from_the_queue_to_its_end(hub, run):
+    streaming = asyncio.create_task(hub.get(LIVE))
+    queue = TableQueue(hub.database)
+    streams = hub.client._transport.app.state.streams
+
+    loop, looks, real = asyncio.get_running_loop(), asyncio.Queue[str](), live.list_replays
+
+    def watched(*given: Any) -> Any:
+        found = real(*given)
+        loop.call_soon_threadsafe(looks.put_nowait, found.data[0].state)
+        return found
+
+    async def until_seen() -> None:
+        """Wait until the page has been sent what the rows say now."""
+        while not looks.empty():
+            looks.get_nowait()
+        for _ in range(2):
+            await looks.get()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(live, "list_replays", watched)
+        await until_seen()
+        assert streams.open.total() == 1
+        lease = queue.claim("another process", [service.KIND])
+        queue.beat(lease, {"done": 2, "total": 6, "differing": 1})
+        await until_seen()
+        report = ReplayReport(run_id=RUN, expected=6, recorded=6, replayed=6, same=6, differing=0, failed=0)
+        queue.finish(lease, lambda session: service.keep(session, lease.job_id, report, None))
+        answer = await streaming
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert (answer.headers["x-accel-buffering"], answer.headers["cache-control"]) == ("no", "no-store")
+    queued, running, done, end = told(answer.text)
+    assert [one[0] for one in (queued, running, done, end)] == ["replays"] * 3 + ["end"]
+    assert "queued" in queued[1]
+    assert "2 of 6 rollouts, 1 came out otherwise" in running[1]
+    assert "6 of 6 rollouts came out the same" in done[1]
+    assert streams.open.total() == 0
+    assert [one for one, _ in told((await hub.get(LIVE)).text)] == ["replays", "end"], "one that is over"
+
+
+async def test_streams_are_bounded_and_end_by_themselves(hub, run, monkeypatch):
+    monkeypatch.setattr(live, "ALIVE_SECONDS", 0.0)
+    monkeypatch.setattr(live, "LONGEST_SECONDS", 0.1)
+    answer = await hub.get(LIVE)
+    assert [one for one, _ in told(answer.text)] == ["replays"], "the browser asks again"
+    assert ": alive\n\n" in answer.text
+    monkeypatch.setattr(live, "MOST_OF_ONE", 0)
+    refused = await hub.get(LIVE)
+    assert (refused.status_code, refused.json()["code"]) == (429, "too_many_streams")
+    monkeypatch.setattr(live, "MOST_OF_ONE", 1)
+    hub.client._transport.app.state.draining = True
+    assert (await hub.get(LIVE)).text == "", "a hub that ends waits for no page"
+    assert (await hub.get("/runs/no-such-run/live")).status_code == 404
+    assert (await hub.client.head(LIVE)).status_code == 200
+
+
+async def test_who_may_asks_for_a_replay_on_the_page_and_calls_it_off(hub, run):
+    give_password(hub, "bob")
+    anybody = (await hub.get(f"/runs/{run}", headers=HTML)).text
+    assert f'data-live="{LIVE}"' in anybody
+    assert "Look again" in anybody
+    assert "Play it again" not in anybody
+    async with browser(hub) as bob:
+        await form(bob, "/login", name="bob", password=PASSWORD)
+        page = (await bob.get(f"/runs/{run}", headers=HTML)).text
+        assert "Play it again" in page
+        assert "Call it off" not in page, "it was the hub that asked"
+        back = f"/runs/{run}#verification"
+        asked = await form(bob, "/account/forms/verify", at_run=run, level="rescored", back=back)
+        assert asked.headers["location"] == f"/runs/{run}?done=verify#verification"
+        page = (await bob.get(f"/runs/{run}", headers=HTML)).text
+        assert "asked for by bob" in page
+        number = re.search(r'name="at_verification" value="(\d+)"', page)[1]
+        answer = await form(bob, "/account/forms/cancel-verification", at_verification=number, back=back)
+        assert answer.status_code == 303
+        assert "Call it off" not in (await bob.get(f"/runs/{run}", headers=HTML)).text
