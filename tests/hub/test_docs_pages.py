@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 from html import unescape
+from pathlib import Path
 
 import pytest
+from wander.wire.levels import LEVEL_FACTS
+from wander_hub import web
 from wander_hub.app import create_app
 from wander_hub.settings import Settings
 from wander_hub.web.docs.library import Library, list_pages
+from wander_hub.web.terms import TERMS
 
+TEMPLATES = Path(web.__file__).parent / "templates"
 HTML = {"Accept": "text/html"}
 
 
@@ -36,6 +41,15 @@ def test_every_link_between_pages_leads_to_a_page_and_a_heading_of_it(library):
                 dead.append(f"{path}: {link}")
     assert dead == []
     assert not any("readme-" in body or ":::" in body for body in pages.values())
+
+
+def test_every_level_and_statistic_of_a_page_leads_to_a_heading_that_is_there(library):
+    places = [target.partition("#")[::2] for target in TERMS.values()]
+    assert [one for one in places if one[1] and one[1] not in anchors(library.draw(one[0]).body)] == []
+    told = "".join(file.read_text() for file in TEMPLATES.rglob("*.html"))
+    used = set(re.findall(r'(?:term|about|term_address)\("([^"]+)"', told))
+    assert used <= {*TERMS}
+    assert {*LEVEL_FACTS} <= {*TERMS}
 
 
 def test_what_is_in_code_is_listed_from_code(library):

@@ -1,0 +1,65 @@
+"""Which part of the documentation explains a level, a statistic or a mark that pages show: the one place."""
+
+from __future__ import annotations
+
+from markupsafe import Markup
+from wander.wire.levels import LEVEL_FACTS
+
+TERMS: dict[str, str] = {
+    "level": "verification",
+    **{level: f"verification#{level}" for level in LEVEL_FACTS},
+    "replay": "verification#replay-and-rescoring",
+    "tokens": "verification#tokens-counted",
+    "stated": "posting#stated-not-derived",
+    "signed": "posting#signed",
+    "digest": "posting#the-digest",
+    "withdrawn": "posting#withdrawn",
+    "copy": "reruns-and-copies#copies",
+    "scored": "statistics#what-counts",
+    "mean": "statistics#what-counts",
+    "interval": "statistics#the-interval-of-the-mean",
+    "pass": "statistics#passk-and-passk",
+    "metric": "statistics#metrics",
+    "paired": "statistics#comparing-two-runs",
+    "rank": "leaderboards#ranks",
+    "counted run": "leaderboards#the-first-run-counts",
+    "row": "leaderboards#rows",
+    "board": "leaderboards",
+    "hidden": "leaderboards#what-owners-decide",
+    "check": "checks",
+    "grader": "checks#rewards.gold",
+    "hub check": "verification#checks-of-versions",
+    "deterministic": "authoring#the-determinism-contract",
+    "kind": "authoring#the-kinds",
+    "reward function": "data-and-rewards#several-rewards",
+    "ending": "data-and-rewards#how-a-rollout-ends",
+    "stratum": "run-record#strata",
+    "failure": "authoring#rewards-and-failures",
+    "manifest": "run-record#the-manifest-runjson",
+    "lock": "locks",
+    "curve": "watching-training#plots",
+    "alert": "watching-training#alerts",
+    "sample": "watching-training#what-the-policy-writes",
+    "evaluation": "training-schedules#evaluations",
+    "phase": "training-schedules#a-whole-run-in-one-file",
+    "checkpoint": "models",
+    "mode": "reproducible-training#exact-and-fast",
+}
+"""Pages of `/docs` with their anchors."""
+
+
+def address_of(term: str) -> str:
+    """Return the address of what explains a term."""
+    return f"/docs/{TERMS[term]}"
+
+
+def term(name: str, text: str) -> Markup:
+    """Return words that lead to what they mean."""
+    return Markup('<a class="term" href="{}">{}</a>').format(address_of(name), text)
+
+
+def about(name: str, text: str) -> Markup:
+    """Return a mark beside words that lead elsewhere, or nowhere, to what they mean."""
+    return Markup('<a class="about" href="{}" aria-label="what {} means">?</a>').format(
+        address_of(name), text
+    )
