@@ -34,7 +34,7 @@ sys.path.insert(0, str(HERE.parent))
 from set_up import CONSTRAINTS, distribution_name, index_arguments, members  # noqa: E402
 
 MIB = 1 << 20
-MOST = 56
+MOST = 48
 """MiB of a load: with this repository beside it, it fits where 64 MiB may travel at once."""
 LIMIT = 60
 TESTS = ("pytest-asyncio", "pytest-timeout", "hypothesis", "pytest")
@@ -67,8 +67,19 @@ def read_target(file: Path, python: str | None, torch: str | None) -> dict[str, 
 
 
 def wander_members() -> list[Path]:
-    """Return the folders of the distributions that a GPU machine needs: all but the hub and the shim."""
-    return [path for path in members() if path.name not in ("hub", "shim")]
+    """Return the folders of the distributions that a GPU machine needs.
+
+    Those are all but the hub, the shim, and the environments of another library (`wander-sdk[gymnasium]`):
+    some of these libraries have no wheel.
+    """
+    found = [path for path in members() if path.name not in ("hub", "shim")]
+    return [path for path in found if not any(each.startswith("wander-sdk[") for each in dependencies(path))]
+
+
+def dependencies(member: Path) -> list[str]:
+    """Return the requirements of a distribution of this checkout."""
+    project = tomllib.loads((member / "pyproject.toml").read_text())["project"]
+    return list(project["dependencies"])
 
 
 def wanted(extras: Sequence[str] = ("train",)) -> list[str]:

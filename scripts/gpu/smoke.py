@@ -19,7 +19,7 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -505,9 +505,9 @@ ITEMS: tuple[Callable[[Ground], Item], ...] = (
 )
 
 
-def try_items(ground: Ground) -> Iterator[Item]:
+def try_items(ground: Ground, only: Collection[str] = ()) -> Iterator[Item]:
     """Yield what each item found; one that fails tells why, and the next is tried."""
-    for work in ITEMS:
+    for work in [each for each in ITEMS if not only or each is fine_tune or each.__name__ in only]:
         began = perf_counter()
         try:
             with quiet_libraries():
@@ -550,6 +550,14 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--warm-up", type=int, default=120, help="steps of fine-tuning")
     parser.add_argument("--hidden", type=int, default=128, help="width of the policy")
     parser.add_argument("--layers", type=int, default=4, help="layers of the policy")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=(),
+        choices=[each.__name__ for each in ITEMS],
+        metavar="ITEM",
+        help="try these after the fine-tuning: " + ", ".join(each.__name__ for each in ITEMS[1:]),
+    )
     parser.add_argument("--out", type=Path, help="folder of smoke.json")
     options = parser.parse_args(given)
     if options.device != "cpu" and not torch.cuda.is_available():
@@ -563,7 +571,7 @@ def main(given: list[str] | None = None) -> int:
         ground = Ground(options.device, Path(work), games=options.games, warm_up=options.warm_up)
         ground.size = TinySize.of_width(options.hidden, options.layers, 512)
         prepare(ground)
-        for item in try_items(ground):
+        for item in try_items(ground, options.only):
             show(item)
             items.append(item)
     seconds = perf_counter() - began

@@ -92,6 +92,13 @@ class KeyValueLayer(CacheLayerMixin):  # type: ignore[misc]
         kept[:, :, self.length :] = 0
         return kept
 
+    def copy_rows(
+        self, places: torch.Tensor, source: KeyValueLayer, rows: torch.Tensor, columns: torch.Tensor
+    ) -> None:
+        """Write the columns (row, column) of some rows of another layer into the places of this one."""
+        for own, other in ((self.keys, source.keys), (self.values, source.values)):
+            own[places, :, : columns.shape[1]] = other[rows[:, None], :, columns].transpose(1, 2)
+
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return the key length and offset that attention masks are built for."""
         return self.length + query_length, 0
@@ -130,6 +137,30 @@ class ConversationCache:
         """Begin with empty rows."""
         self.tokens = [[] for _ in range(rows)]
         self.mask = torch.zeros(rows, 0, dtype=torch.long, device=self.device)
+
+    @classmethod
+    def of_rows(cls, picked: Sequence[tuple[ConversationCache, int]]) -> ConversationCache:
+        """Return a cache of these rows of others, in this order, without their holes."""
+        first = picked[0][0]
+        made = cls(len(first.layers), first.device)
+        made.tokens = [list(cache.tokens[row]) for cache, row in picked]
+        lengths = torch.tensor([len(tokens) for tokens in made.tokens], device=made.device)
+        width = int(lengths.max())
+        made.mask = (torch.arange(width, device=made.device) < lengths[:, None]).long()
+        for layer, like in zip(made.layers, first.layers, strict=True):
+            shape = (len(picked), like.keys.shape[1], width + FREE_COLUMNS)
+            layer.keys = like.keys.new_zeros(*shape, like.keys.shape[3])
+            layer.values = like.values.new_zeros(*shape, like.values.shape[3])
+            layer.length, layer.is_initialized = width, True
+        for source in {id(cache): cache for cache, _ in picked}.values():
+            at = [place for place, (cache, _) in enumerate(picked) if cache is source]
+            places = torch.tensor(at, device=made.device)
+            rows = torch.tensor([picked[place][1] for place in at], device=made.device)
+            # The columns of tokens before those that the mask hides, in the order in which they stood.
+            columns = source.mask[rows].argsort(dim=1, descending=True, stable=True)[:, :width]
+            for layer, other in zip(made.layers, source.layers, strict=True):
+                layer.copy_rows(places, other, rows, columns)
+        return made
 
     def select(self, rows: Sequence[int | None]) -> None:
         """Keep only these rows, in this order; a row may be repeated, and None is a row of no tokens."""

@@ -77,7 +77,13 @@ def load_model(
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     _require_fit(name, tokenizer, model)
-    model = model.to(torch_device(device)).eval()
+    place = torch_device(device)
+    if place.type == "cuda":
+        import torch
+
+        # cuDNN plans attention anew for every length, and a conversation has another one at every token.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    model = model.to(place).eval()
     pulled = pulled_at(local) if local is not None else None
     revision = pulled.record.revision if pulled is not None else None
     return LoadedModel(model=model, tokenizer=tokenizer, name=shown, path=local, revision=revision)

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from wander.models.engines.base import Job
+from wander.models.engines.transformers import TransformersEngine
 from wander.models.loading import LoadedModel, load_model
 from wander.models.sampling import (
     CACHED_TYPES,
@@ -142,6 +144,37 @@ def test_a_long_completion_that_is_left_alone_is_sampled_from_all_before_it(leng
         assert sample.ids == plain.ids
         assert sample.logprobs == pytest.approx(plain.logprobs, abs=2e-4)
         assert sample.logprobs == pytest.approx(reference_logprobs(model, request.ids, sample.ids), abs=2e-4)
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize("at_once", [2, 16])
+def test_who_does_not_ask_now_keeps_its_cache_and_is_computed_with_the_others_later(at_once: int) -> None:
+    """Two players of five games, who ask in any order: nothing is read twice, and nothing changes."""
+    model = model_of("llama")
+    engine = TransformersEngine(model, Words(), max_batch_size=at_once)
+    histories = {f"{game}#{player}": contexts()[game] for game in range(5) for player in "XO"}
+    known: dict[str, int] = {}
+    for name in histories:
+        engine.begin(name)
+    for turn, players in enumerate(["XXOXO", "OXXOO", "XOXXO", "OOOXX", "XX XO"]):
+        names = [f"{game}#{player}" for game, player in enumerate(players) if player != " "]
+        requests = [SampleRequest(list(histories[name]), 5, seed=turn) for name in names]
+        jobs = [
+            Job(name, order, request)
+            for order, (name, request) in enumerate(zip(names, requests, strict=True))
+        ]
+        samples = engine._sample(jobs, lambda known: None)
+        assert engine.take_totals().cached_tokens == sum(known.get(name, 0) for name in names)
+        for name, request, sample in zip(names, requests, samples, strict=True):
+            assert sample.logprobs == pytest.approx(
+                reference_logprobs(model, request.ids, sample.ids), abs=2e-4
+            )
+            histories[name] += [*sample.ids, 7, 8, 9]
+            known[name] = len(request.ids) + len(sample.ids) - 1
+        if turn == 3:
+            engine.end("2#X")
+            engine.end("2#O")
+    assert set(engine._cohorts) == {name for name in known if not name.startswith("2")}
 
 
 def test_models_without_a_plain_cache_keep_none() -> None:

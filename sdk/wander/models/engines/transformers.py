@@ -112,30 +112,52 @@ class TransformersEngine(BatchedEngine):
 
     def _parts(self, jobs: Sequence[Job]) -> list[tuple[list[Job], _Cohort | None]]:
         """Split a batch into the rows that are computed together, each with its cache."""
-        cohorts: dict[int, tuple[_Cohort, list[Job]]] = {}
+        held: dict[str, _Cohort] = {}
         fresh: list[Job] = []
         for job in jobs:
-            cohort = self._cohorts.get(job.rollout_id)
-            if cohort is None:
+            if (cohort := self._cohorts.get(job.rollout_id)) is None:
                 fresh.append(job)
             else:
-                cohorts.setdefault(id(cohort), (cohort, []))[1].append(job)
+                held[job.rollout_id] = cohort
         parts: list[tuple[list[Job], _Cohort | None]] = []
-        for cohort, part in cohorts.values():
-            rows = [cohort.rollout_ids.index(job.rollout_id) for job in part]
-            cohort.cache.select(rows)
-            # Who does not ask now has ended, or is a player whose turn it is not: that one is read anew.
-            for name in set(cohort.rollout_ids).difference(job.rollout_id for job in part):
-                self._cohorts.pop(name, None)
-            cohort.rollout_ids = [job.rollout_id for job in part]
+        for part in self._at_most([job for job in jobs if job.rollout_id in held]):
+            cohort = self._bring_together({job.rollout_id: held[job.rollout_id] for job in part})
             self.totals.cached_tokens += sum(len(tokens) for tokens in cohort.cache.tokens)
             parts.append((part, cohort))
-        for first in range(0, len(fresh), self._max_batch_size):
-            part = fresh[first : first + self._max_batch_size]
+        for part in self._at_most(fresh):
             cache = self.sampler.new_cache()
-            cohort = None if cache is None else _Cohort([job.rollout_id for job in part], cache)
-            if cohort is not None:
-                self._cohorts |= {job.rollout_id: cohort for job in part if job.rollout_id in self._known}
-            parts.append((part, cohort))
+            names = [job.rollout_id for job in part]
+            parts.append((part, None if cache is None else self._keep(names, cache)))
         self.totals.context_tokens += sum(len(job.request.ids) for job in jobs)
         return parts
+
+    def _at_most(self, jobs: list[Job]) -> list[list[Job]]:
+        """Split jobs into as many at a time as are computed at once."""
+        size = self._max_batch_size
+        return [jobs[first : first + size] for first in range(0, len(jobs), size)]
+
+    def _bring_together(self, held: dict[str, _Cohort]) -> _Cohort:
+        """Return a cohort of just these rollouts; what is cached of others that go on is kept for later."""
+        asked: dict[str, tuple[ConversationCache, int]] = {}
+        for cohort in {id(each): each for each in held.values()}.values():
+            waiting: dict[str, tuple[ConversationCache, int]] = {}
+            for row, name in enumerate(cohort.rollout_ids):
+                if held.get(name) is cohort:
+                    asked[name] = cohort.cache, row
+                elif name not in held and self._cohorts.get(name) is cohort:  # a player whose turn it is not
+                    waiting[name] = cohort.cache, row
+            if waiting:
+                self._keep(list(waiting), ConversationCache.of_rows(list(waiting.values())))
+        picked = [asked[name] for name in held]
+        together = picked[0][0]
+        if all(cache is together for cache, _ in picked):
+            together.select([row for _, row in picked])
+        else:
+            together = ConversationCache.of_rows(picked)
+        return self._keep(list(held), together)
+
+    def _keep(self, names: list[str], cache: ConversationCache) -> _Cohort:
+        """Cache these rollouts together, those that go on at least."""
+        cohort = _Cohort(names, cache)
+        self._cohorts |= {name: cohort for name in names if name in self._known}
+        return cohort
