@@ -23,8 +23,8 @@ from object_server import object_server
 from shard_records import aggregates_of, records_of
 from wander.clients.rate_limit import CallLimiter
 from wander.evals.store.folder import RunFolder
+from wander_client.cluster import Versions, connected
 from wander_client.errors import Unavailable, UsageError
-from wander_client.ray_engine import engine
 from wander_client.ray_engine.coordinator import Coordinator, Trade
 from wander_client.ray_engine.limiter import RayLimiter
 from wander_client.ray_engine.task import PROOF_FILE, Job, play_shard
@@ -118,19 +118,19 @@ def test_an_address_where_nobody_listens_is_told_at_once() -> None:
     pytest.importorskip("ray")
     with (
         pytest.raises(Unavailable, match="no Ray cluster answers") as refused,
-        engine.connected("127.0.0.1:1"),
+        connected("127.0.0.1:1"),
     ):
         pass
     assert "ray start --head" in (refused.value.hint or "")
-    with pytest.raises(UsageError, match="no address of Ray"), engine.connected("nowhere"):
+    with pytest.raises(UsageError, match="no address of Ray"), connected("nowhere"):
         pass
 
 
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        ({"wander": "0.0.1"}, "versions_differ"),
-        ({"python": (3, 1)}, "versions_differ"),
+        ({"versions": Versions(wander="0.0.1")}, "versions_differ"),
+        ({"versions": Versions(python=(3, 1))}, "versions_differ"),
         ({"proof": "another"}, "folder_not_shared"),
         ({"folder": "/nowhere"}, "folder_not_shared"),
     ],

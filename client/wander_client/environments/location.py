@@ -1,40 +1,20 @@
-"""Open an environment for evaluation, training or play: installed from the hub, or from a folder.
-
-    async with open_environment(context, "acme/wordle", {"words": 5}) as opened:
-        opened.handle     # EnvironmentHandle: examples, rollout
-        opened.pin        # EnvironmentPin for the manifest
-
-`owner/name[@version]` is installed first when it is absent. It runs in a process and a virtual environment of
-its own; a folder runs in a process of its own, with this interpreter where that has what the folder declares,
-or with `in_process=True` in this one.
-"""
+"""Where an environment lies: installed from the hub, first when it is absent, or in a folder."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wander_client.environments.workers import WorkerChoice
 from wander_client.errors import ClientError, NotFound, Unavailable, UsageError
 from wander_client.names import EnvironmentName, parse_environment
 
 if TYPE_CHECKING:
-    from wander.handle import EnvironmentHandle
-    from wander.sandbox import SandboxPolicy
     from wander.wire import EnvironmentPin
-    from wander.wire.verification import Surroundings
 
     from wander_client.context import Invocation
     from wander_client.packages.store import Installed
-
-
-_TRACE = "; the whole trace is in "
-"""What a worker adds to the hint of a load that failed; a wrong argument needs no trace."""
 
 
 @dataclass(frozen=True)
@@ -56,15 +36,6 @@ class Location:
         if self.installed is not None:
             return f"{self.installed.record.owner}/{self.installed.record.name}"
         return self.folder.name if self.folder is not None else self.target
-
-
-@dataclass(frozen=True)
-class OpenedEnvironment:
-    """A loaded environment and what a manifest says about it."""
-
-    handle: EnvironmentHandle
-    pin: EnvironmentPin
-    location: Location
 
 
 def locate(context: Invocation, spec: str, *, no_lock: bool | None = None) -> Location:
@@ -147,127 +118,6 @@ def ensure_installed(context: Invocation, name: EnvironmentName, *, no_lock: boo
             f"installed {installed.name} (sha256:{record.wheel_sha256[:12]}) from {record.hub}"
         )
     return installed
-
-
-@contextlib.asynccontextmanager
-async def open_environment(
-    context: Invocation,
-    spec: str | Location,
-    arguments: Mapping[str, Any] | None = None,
-    *,
-    in_process: bool = False,
-    pass_environ: Iterable[str] = (),
-    log_path: Path | None = None,
-    sandbox: SandboxPolicy | None = None,
-    workers: WorkerChoice | None = None,
-    surroundings: Surroundings | None = None,
-) -> AsyncIterator[OpenedEnvironment]:
-    """Yield the loaded environment; raises `wander.errors.LoadError` with the cause when it does not load.
-
-    `pass_environ` names the variables of this process that the environment may see; `log_path` takes what it
-    prints (by default a file in the cache folder); `sandbox` confines it, or raises `SandboxError`; `workers`
-    says in how many processes it runs, and on which machines; `surroundings` are what processes started here
-    see of this machine.
-    """
-    location = locate(context, spec) if isinstance(spec, str) else spec
-    given = dict(arguments or {})
-    workers = workers or WorkerChoice()
-    workers.require_together(in_process=in_process, pass_environ=pass_environ, sandbox=sandbox)
-    with _blame_arguments(given):
-        handle: EnvironmentHandle
-        if in_process:
-            if location.folder is None:
-                said = f"`{location.spec}` is installed in an environment of its own"
-                raise UsageError(
-                    f"`--in-process` takes a folder, {said}",
-                    hint="leave `--in-process` out, or give the folder of the source",
-                )
-            if location.python != Path(sys.executable):
-                from wander_client.packages.folder import declared_requirements, install_line
-
-                raise UsageError(
-                    f"`--in-process` runs in this Python, which lacks what `{location.folder.name}` declares",
-                    hint=f"`{install_line(declared_requirements(location.folder))}`, or leave it out",
-                )
-            from wander.environment import LocalEnvironment
-            from wander.loading import load_path
-
-            handle = LocalEnvironment(load_path(location.folder, **given))
-        else:
-            from wander.worker.host.environment import WorkerEnvironment
-
-            log = log_path or default_log(context, location)
-            log.parent.mkdir(parents=True, exist_ok=True)
-            target = location.target
-            if workers.addresses and location.installed is not None:
-                # On another machine, exactly the version that is pinned here.
-                target = f"{target}@{location.installed.record.version}"
-            handle = await WorkerEnvironment.start(
-                location.python,
-                target,
-                arguments=given,
-                path=location.folder,
-                environ=pass_environ,
-                log_path=log,
-                sandbox=sandbox,
-                workers=workers.count,
-                addresses=workers.addresses,
-                rollout_timeout=workers.rollout_timeout,
-                surroundings=surroundings,
-            )
-    try:
-        pin = environment_pin(location, handle, given)
-        if sandbox is not None:
-            from wander.sandbox.bubblewrap import sandbox_pin
-
-            pin.sandbox = sandbox_pin(sandbox)
-        yield OpenedEnvironment(handle, pin, location)
-    finally:
-        await handle.close()
-
-
-def environment_pin(
-    location: Location, handle: EnvironmentHandle, arguments: Mapping[str, Any]
-) -> EnvironmentPin:
-    """Return what pins the environment in a manifest."""
-    from wander.wire import EnvironmentPin
-
-    if location.installed is None:
-        return EnvironmentPin(
-            name=handle.info.name,
-            path=location.target,
-            unlocked="folder",
-            arguments=dict(arguments),
-            info=handle.info,
-        )
-    record = location.installed.record
-    return EnvironmentPin(
-        owner=record.owner,
-        name=record.name,
-        version=record.version,
-        wheel_sha256=record.wheel_sha256,
-        lock_sha256=record.lock_sha256,
-        unlocked=record.unlocked,
-        packages_sha256=record.packages_sha256,
-        arguments=dict(arguments),
-        info=handle.info,
-    )
-
-
-@contextlib.contextmanager
-def _blame_arguments(given: Mapping[str, Any]) -> Iterator[None]:
-    """Tell arguments that the environment refuses (wrong usage) from an environment that is broken."""
-    from wander.errors import ArgumentsRefused, LoadError
-
-    try:
-        yield
-    except ArgumentsRefused as error:
-        if not given:
-            raise LoadError(str(error), hint=error.hint) from error
-        hint = (error.hint or "").partition(_TRACE)[0]
-        if "must be `str" in str(error):
-            hint += "; text that reads as JSON goes in quotes: `-a NAME='\"3\"'`"
-        raise UsageError(str(error), hint=hint or None, code="bad_arguments") from error
 
 
 def default_log(context: Invocation, location: Location) -> Path:

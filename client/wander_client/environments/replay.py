@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 from wander_client.environments.location import (
     Location,
-    OpenedEnvironment,
     ensure_installed,
     find_installed,
     locate,
     location_of,
-    open_environment,
 )
+from wander_client.environments.opening import OpenedEnvironment, open_environment
 from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.names import EnvironmentName
 

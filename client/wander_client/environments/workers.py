@@ -17,6 +17,33 @@ AUTOMATIC = 0
 """As a number of workers: one for 256 rollouts at once, at most one a core."""
 MOST_WORKERS = 256
 """Each is a process; a machine that bears more is rare, and a slip of the finger is not."""
+_RAY = "ray://"
+
+
+@dataclass(frozen=True)
+class RayAddress:
+    """A worker that a cluster is asked for."""
+
+    cluster: str
+
+    def __str__(self) -> str:
+        return f"{_RAY}{self.cluster}"
+
+
+def expand_addresses(words: Sequence[str]) -> list[str]:
+    """Return addresses of workers with one for each that is asked of a cluster; raises `UsageError`."""
+    found: list[str] = []
+    for word in words:
+        place, _, count = word.removeprefix(_RAY).partition("/")
+        if not word.startswith(_RAY) or not count:
+            found.append(word)
+        elif count.isdecimal() and 1 <= int(count) <= MOST_WORKERS:
+            found += [f"{_RAY}{place}"] * int(count)
+        else:
+            raise UsageError(
+                f"`{word}` names no number of workers", hint=f"write `{_RAY}{place}/8` for eight of them"
+            )
+    return found
 
 
 def read_worker_count(word: str) -> int:
@@ -33,7 +60,7 @@ def absolute_path(word: str) -> str:
     return str(Path(word).expanduser().resolve())
 
 
-def read_addresses(words: Sequence[str], token_file: str | None) -> tuple[WorkerAddress, ...]:
+def read_addresses(words: Sequence[str], token_file: str | None) -> tuple[WorkerAddress | RayAddress, ...]:
     """Return where workers listen, with the token of a file; raises `ConfigError` for what is none."""
     from wander.worker.remote.address import WorkerAddress, read_token
 
@@ -42,7 +69,10 @@ def read_addresses(words: Sequence[str], token_file: str | None) -> tuple[Worker
         raise UsageError(
             "`--worker-token-file` needs a worker elsewhere", hint="add `--worker tcp://HOST:PORT`"
         )
-    return tuple(WorkerAddress.parse(each, token) for each in words)
+    return tuple(
+        RayAddress(each.removeprefix(_RAY)) if each.startswith(_RAY) else WorkerAddress.parse(each, token)
+        for each in expand_addresses(words)
+    )
 
 
 @dataclass(frozen=True)
@@ -50,7 +80,7 @@ class WorkerChoice:
     """The processes that play an environment."""
 
     count: int = 1
-    addresses: tuple[WorkerAddress, ...] = ()
+    addresses: tuple[WorkerAddress | RayAddress, ...] = ()
     """Where they listen; empty starts them here."""
     rollout_timeout: float | None = None
 

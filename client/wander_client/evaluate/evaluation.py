@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from wander_client.environments.location import Location, locate, open_environment
+from wander_client.environments.location import Location, locate
+from wander_client.environments.opening import open_environment
 from wander_client.environments.replay import locate_begun
 from wander_client.errors import ClientError, Interrupted, NotFound, NothingScored, UsageError
 from wander_client.evaluate.settings import EvaluationSettings
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from wander.types import EnvironmentInfo
 
     from wander_client.context import Invocation
-    from wander_client.environments.location import OpenedEnvironment
+    from wander_client.environments.opening import OpenedEnvironment
 
 COMMAND_FILE = "command.json"
 """The settings of the command, in the run's folder, so that `--resume` needs nothing else."""

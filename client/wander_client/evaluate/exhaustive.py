@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from wander.evals.exhaustive import WalkProgress, WalkResult
     from wander.types import Rollout
 
-    from wander_client.environments.location import OpenedEnvironment
+    from wander_client.environments.opening import OpenedEnvironment
     from wander_client.terminal.output import Output, Progress
 
 SHOWN = 20

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from wander.evals.run.runner import EvaluationResult, Progress
     from wander.evals.run.stopping import StopRequest
 
-    from wander_client.environments.location import OpenedEnvironment
+    from wander_client.environments.opening import OpenedEnvironment
     from wander_client.terminal.output import Output
 
 LONG_STALL_SECONDS = 5.0

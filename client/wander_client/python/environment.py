@@ -14,7 +14,8 @@ from wander.handle import Split
 from wander.types import EnvironmentInfo, Example, Rollout
 from wander.wire import TokenPrices
 
-from wander_client.environments.location import locate, open_environment
+from wander_client.environments.location import locate
+from wander_client.environments.opening import open_environment
 from wander_client.environments.sandbox import choose_policy
 from wander_client.environments.workers import WorkerChoice
 from wander_client.errors import UsageError

@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from wander.types import SamplingArgs
 
 from wander_client.context import Invocation
-from wander_client.environments.location import OpenedEnvironment, default_log, open_environment
+from wander_client.environments.location import default_log
+from wander_client.environments.opening import OpenedEnvironment, open_environment
 from wander_client.environments.workers import WorkerChoice
 from wander_client.errors import ClientError, UsageError
 from wander_client.evaluate.evaluation import (

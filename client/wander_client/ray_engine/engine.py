@@ -7,8 +7,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from wander.wire.run_record import Shard
 
+from wander_client.cluster import Problem, connected
 from wander_client.errors import PARTIAL, ClientError, Interrupted, Unavailable, UsageError
 from wander_client.evaluate.evaluation import more_budget, resume_command
 from wander_client.models.reference import is_local_model
 from wander_client.ray_engine.coordinator import Coordinator, Overview
 from wander_client.ray_engine.objects import VARIABLES, SharedStore
 from wander_client.ray_engine.parts import RayChoice, parts_of
-from wander_client.ray_engine.task import PROOF_FILE, Job, Problem, play_shard
+from wander_client.ray_engine.task import PROOF_FILE, Job, play_shard
 from wander_client.suites.file import Suite, SuiteRun
 from wander_client.suites.table import SuiteTable
 
@@ -36,7 +35,6 @@ SHARDS_FILE = "shards"
 STORE_FILE = "store"
 """Holds the URL of the object storage that keeps them, where they lie in one."""
 _LOOK_SECONDS = 0.25
-_CONNECT_SECONDS = 10.0
 _RETRIES = 20
 """How often Ray may start a shard again whose node or process died."""
 
@@ -156,73 +154,6 @@ def shard_folders(out: Path) -> list[Path]:
             f"`{out}` was not begun with `--engine ray`", hint=f"go on with `{resume_command(out)}`"
         )
     return [place / str(number) for number in range(int((place / SHARDS_FILE).read_text()))]
-
-
-@contextlib.contextmanager
-def connected(address: str | None) -> Iterator[Any]:
-    """Yield Ray, connected to a cluster; what Ray prints goes to standard error meanwhile."""
-    try:
-        import ray
-        import ray.util.scheduling_strategies
-    except ImportError as error:
-        raise UsageError(
-            "`--engine ray` needs Ray",
-            hint="install it: `pip install 'wander-client[ray]'`",
-            code="missing_extra",
-        ) from error
-    wanted = address or os.environ.get("RAY_ADDRESS")
-    if wanted and wanted not in ("auto", "local"):
-        _require_reachable(wanted)
-    with contextlib.redirect_stdout(sys.stderr):
-        began = not ray.is_initialized()
-        if began:
-            try:
-                ray.init(
-                    address=wanted,
-                    namespace="wander",
-                    log_to_driver=False,
-                    logging_level="ERROR",
-                    **({} if wanted and wanted != "local" else {"include_dashboard": False}),
-                )
-            except (ConnectionError, RuntimeError, ValueError) as error:
-                raise _cannot_connect(wanted, error) from error
-        try:
-            yield ray
-        finally:
-            if began:
-                ray.shutdown()
-
-
-def _require_reachable(address: str) -> None:
-    """Raise `Unavailable` where nobody listens: Ray itself would try for a long time."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdecimal():
-        raise UsageError(
-            f"`{address}` is no address of Ray", hint="write `--ray-address HOST:6379`, or `auto`"
-        )
-    try:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
-    except OSError as error:
-        raise Unavailable(
-            f"no Ray cluster answers at `{address}`: {error.strerror or error}",
-            hint="start one with `ray start --head --port 6379`, and name its address; `ray status` shows it",
-            code="ray_unavailable",
-        ) from error
-
-
-def _cannot_connect(address: str | None, error: Exception) -> ClientError:
-    if "ersion mismatch" in str(error):
-        return ClientError(
-            f"the cluster at `{address}` runs another version of Ray or Python",
-            hint="install the same Ray and Python here and on all nodes",
-            detail=str(error),
-            code="versions_differ",
-        )
-    return Unavailable(
-        f"cannot use Ray at `{address or 'this machine'}`: {str(error).splitlines()[0]}",
-        hint="`ray status` shows whether a cluster runs; `ray start --head` starts one",
-        code="ray_unavailable",
-    )
 
 
 def _place(ray: Any, suite: Suite) -> tuple[int, dict[str, float]]:

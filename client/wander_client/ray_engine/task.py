@@ -12,7 +12,6 @@ import fcntl
 import os
 import secrets
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -21,12 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wander.evals.run.budget import SharedBudget
-from wander.version import __version__
 from wander.wire.run_record import Shard
 
+from wander_client.cluster import Problem, Versions
 from wander_client.context import CommonOptions, Invocation
-from wander_client.errors import ClientError, LoginRequired, NotFound, Unavailable, UsageError
-from wander_client.failures import explain
+from wander_client.errors import ClientError
 from wander_client.models.pool import ModelPool
 from wander_client.ray_engine.coordinator import Trade
 from wander_client.ray_engine.limiter import RayLimiter
@@ -59,37 +57,11 @@ class Job:
     of: int
     proof: str
     """The word in `PROOF_FILE`."""
-    wander: str = __version__
-    python: tuple[int, int] = sys.version_info[:2]
+    versions: Versions = field(default_factory=Versions)
     store: str | None = None
     """Object storage that keeps the shards where nodes share no file system; `folder` says nothing then."""
     variables: dict[str, str] = field(default_factory=dict, repr=False)
     """Keys and addresses of the endpoints; a shard's process has nothing else of the driver's environment."""
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What went wrong in a shard."""
-
-    message: str
-    hint: str | None
-    code: str
-    detail: str | None
-    status: int
-    run: str = ""
-    """The evaluation that it concerns; empty where that is the whole shard."""
-
-    @classmethod
-    def of(cls, error: BaseException, run: str = "") -> Problem:
-        """Return an exception as plain values."""
-        told = explain(error)
-        return cls(str(told), told.hint, told.code, told.detail, told.status, run)
-
-    def raised(self) -> ClientError:
-        """Return it as an error of the driver's."""
-        kinds = {kind.status: kind for kind in (UsageError, NotFound, LoginRequired, Unavailable)}
-        kind = kinds.get(self.status, ClientError)
-        return kind(self.message, hint=self.hint, code=self.code, detail=self.detail)
 
 
 class _ToldBudget(SharedBudget):
@@ -155,15 +127,8 @@ def play_shard(job: Job, coordinator: Any) -> list[Problem]:
 
 
 def _require_like_driver(job: Job) -> None:
+    job.versions.require()
     here = socket.gethostname()
-    if job.wander != __version__ or job.python != sys.version_info[:2]:
-        there = f"wander {job.wander} on Python {'.'.join(map(str, job.python))}"
-        raise ClientError(
-            f"node `{here}` has wander {__version__} on Python {sys.version_info[0]}.{sys.version_info[1]}, "
-            f"and the driver {there}",
-            hint="install the same `wander-client[ray]` on all nodes",
-            code="versions_differ",
-        )
     if job.store is not None:
         if not SharedStore(job.store).has_word(job.proof):
             raise ClientError(

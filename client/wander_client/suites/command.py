@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from wander.types import Example
 
     from wander_client.context import Invocation
-    from wander_client.environments.location import OpenedEnvironment
+    from wander_client.environments.opening import OpenedEnvironment
     from wander_client.settings import Settings
     from wander_client.suites.merge import Merged
     from wander_client.terminal.output import Cell, Output

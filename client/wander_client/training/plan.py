@@ -13,7 +13,8 @@ from wander.train.config import GRPOSettings
 from wander.train.phases import GRPOPhase, Phase, RolloutsPhase, RowsPhase
 from wander.wire.settings_toml import toml_lines
 
-from wander_client.environments.location import locate, open_environment
+from wander_client.environments.location import locate
+from wander_client.environments.opening import open_environment
 from wander_client.terminal.output import counted
 
 if TYPE_CHECKING:

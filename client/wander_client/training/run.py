@@ -22,15 +22,10 @@ from wander.train.settings_file import read_settings
 from wander.types import Record
 from wander.wire.source_tree import TreeEntry, tree_digest
 
-from wander_client.environments.location import (
-    Location,
-    OpenedEnvironment,
-    locate,
-    open_environment,
-    parse_arguments,
-)
+from wander_client.environments.location import Location, locate, parse_arguments
+from wander_client.environments.opening import OpenedEnvironment, open_environment
 from wander_client.environments.replay import locate_begun
-from wander_client.environments.workers import WorkerChoice, absolute_path
+from wander_client.environments.workers import WorkerChoice, absolute_path, expand_addresses
 from wander_client.errors import FAILED, OK, PARTIAL, ClientError, NotFound, UsageError
 from wander_client.models.reference import (
     HF_SCHEME,
@@ -197,7 +192,8 @@ def with_workers(
 
     The file of the token can then be found from any folder.
     """
-    update: dict[str, Any] = {"workers": list(addresses)} if addresses else {}
+    workers = addresses or settings.environment.workers
+    update: dict[str, Any] = {} if isinstance(workers, int) else {"workers": expand_addresses(workers)}
     if token_file := token_file or settings.environment.worker_token_file:
         update["worker_token_file"] = absolute_path(token_file)
     section = settings.environment.model_copy(update=update)

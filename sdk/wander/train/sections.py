@@ -33,7 +33,8 @@ class EnvironmentSection(Section):
     """Seeds the environment; None means `schedule.seed`."""
     workers: Workers = 1
     """Processes that play it: how many here, or the addresses of `wander worker` elsewhere, each a process
-    (`["tcp://HOST:7100", "tcp://HOST:7100"]`). The weights are the same with any of them."""
+    (`["tcp://HOST:7100", "tcp://HOST:7100"]`), or of a Ray cluster (`["ray://HOST:6379/8"]`). The weights are
+    the same with any of them."""
     worker_token_file: str | None = None
     """Holds the token of those addresses."""
     rollouts_at_once: int | None = Field(default=None, gt=0)

@@ -63,11 +63,11 @@ def main() -> int:
     add("--pass-env", action="append", default=[], metavar="NAME", help="variable the environment may see")
     add("--log", type=Path, default=Path("wander-worker.log"), help="takes what the environments print")
     given = parser.parse_args()
+    if given.lifeline is not None:
+        threading.Thread(target=_watch, args=(given.lifeline,), name="lifeline", daemon=True).start()
     if given.listen is not None:
         return _listen(given)
     take_clock_shift()
-    if given.lifeline is not None:
-        threading.Thread(target=_watch, args=(given.lifeline,), name="lifeline", daemon=True).start()
     with contextlib.suppress(ValueError):  # not the main thread
         # The terminal's Ctrl-C is the host's to handle. A handler, since an ignored signal would stay ignored
         # in the programs that the environment starts.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from wander.clients.base import Client
     from wander.types import Example, Rollout
 
-    from wander_client.environments.location import OpenedEnvironment
+    from wander_client.environments.opening import OpenedEnvironment
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,8 @@ def play(game: _Game) -> int | None:
 
 async def _play(game: _Game) -> tuple[Rollout | None, Path | None]:
     """Return the rollout and the folder of its record; nothing when the person left."""
-    from wander_client.environments.location import open_environment, parse_arguments
+    from wander_client.environments.location import parse_arguments
+    from wander_client.environments.opening import open_environment
     from wander_client.models.reference import open_model
 
     arguments = parse_arguments(game.argument or [], game.args)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from wander.wire import RunManifest
     from wander.wire.verification import Agreement
 
-    from wander_client.environments.location import Location, OpenedEnvironment
+    from wander_client.environments.location import Location
+    from wander_client.environments.opening import OpenedEnvironment
     from wander_client.evaluate.settings import EvaluationSettings
     from wander_client.runs.found import FoundRun, PostedRun
     from wander_client.terminal.output import Output

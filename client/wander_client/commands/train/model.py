@@ -240,7 +240,8 @@ async def _play_transcripts(
 ) -> list[list[Message]]:
     from wander.models.transcripts import make_babbling_client, play_transcripts
 
-    from wander_client.environments.location import locate, open_environment, parse_arguments
+    from wander_client.environments.location import locate, parse_arguments
+    from wander_client.environments.opening import open_environment
     from wander_client.environments.sandbox import choose_policy
     from wander_client.models.reference import open_model
 

@@ -19,7 +19,7 @@ from wander.worker.host.pool import WorkerPool
 from wander.worker.host.session import WorkerLost
 from wander.worker.openai_proxy import CallCount, OpenAIProxy
 from wander.worker.protocol import MESSAGE_LIMIT, Load, make_failed_rollouts
-from wander.worker.remote.address import WorkerAddress
+from wander.worker.remote.address import WorkerPlace
 from wander.worker.remote.tunnel import AnswerCall
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class WorkerEnvironment(EnvironmentHandle):
         restarts: int = 10,
         sandbox: SandboxPolicy | None = None,
         workers: int = 1,
-        addresses: Sequence[WorkerAddress] = (),
+        addresses: Sequence[WorkerPlace] = (),
         rollout_timeout: float | None = None,
         stall_seconds: float = 10.0,
         message_limit: int = MESSAGE_LIMIT,
@@ -217,7 +217,7 @@ def automatic_workers(concurrency: int) -> int:
 
 
 def _each(
-    options: WorkerOptions, workers: int, addresses: Sequence[WorkerAddress], answer: AnswerCall
+    options: WorkerOptions, workers: int, addresses: Sequence[WorkerPlace], answer: AnswerCall
 ) -> list[WorkerOptions]:
     """Return the options of every worker."""
     if workers < 1:

@@ -31,7 +31,7 @@ from wander.worker.host.leftovers import MARK, end_marked
 from wander.worker.note import NOTE_FILE, read_note
 from wander.worker.process.start import WorkerProcess
 from wander.worker.protocol import LastWords, Load
-from wander.worker.remote.address import WorkerAddress
+from wander.worker.remote.address import WorkerPlace
 
 if TYPE_CHECKING:
     from wander.worker.process.sandboxed import Sandbox
@@ -60,7 +60,7 @@ class WorkerOptions:
     hash_seed: int = 0
     """Decides in which order its sets of text are."""
     sandbox: Sandbox | None = None
-    address: WorkerAddress | None = None
+    address: WorkerPlace | None = None
     """Where a listening worker is asked instead of one started here; then only `load`, `startup_timeout` and
     `answer_call` count."""
     answer_call: AnswerCall | None = None

@@ -128,7 +128,7 @@ class WorkerSession:
             link = await LocalLink.open(options)
         else:
             link = await RemoteLink.open(
-                options.address,
+                await options.address.find(),
                 message_limit=options.load.message_limit,
                 seconds=options.startup_timeout,
                 answer=options.answer_call,

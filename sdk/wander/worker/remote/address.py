@@ -5,12 +5,21 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from wander.errors import ConfigError
 
 _SHORTEST_TOKEN = 16
 _EXAMPLE = "openssl rand -hex 32"
+
+
+class WorkerPlace(Protocol):
+    """Where a worker is to be had, which is asked before each connection."""
+
+    async def find(self) -> WorkerAddress:
+        """Return where it listens now; raises `LoadError`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,10 @@ class WorkerAddress:
                 hint="write `tcp://HOST:PORT`, e.g. `tcp://10.0.0.5:7100`, or `unix:///PATH` of a socket",
             )
         return cls(host, port, token, tls=found.scheme == "tls")
+
+    async def find(self) -> WorkerAddress:
+        """Return the address itself."""
+        return self
 
     def __str__(self) -> str:
         scheme = "tls" if self.tls else "tcp"
