@@ -11,8 +11,8 @@ from wander.wire.levels import LEVEL_FACTS
 from wander_hub import web
 from wander_hub.app import create_app
 from wander_hub.settings import Settings
+from wander_hub.web.addresses import TERMS
 from wander_hub.web.docs.library import Library, list_pages
-from wander_hub.web.terms import TERMS
 
 TEMPLATES = Path(web.__file__).parent / "templates"
 HTML = {"Accept": "text/html"}

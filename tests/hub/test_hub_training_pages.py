@@ -196,6 +196,65 @@ async def test_files_that_hold_nonsense_are_passed_over(hub, run_of):
     assert "Evaluations while it learned" not in words
 
 
+async def several(hub, run_of) -> list[str]:
+    """Post a training run, another with the weights that it made, and an evaluation."""
+    sha256, weights = await hub.publish(), "ab" * 32
+    warm_up = files() | {"checkpoints.jsonl": lines({"step": 30, "weights_sha256": weights})}
+    changed = TRAINING | {"schedule": {"steps": 30, "learning_rate": 3e-5, HOSTILE: HOSTILE}}
+    change = {"field": "reproduction.device", "before": "cpu", "after": HOSTILE, "step": 20}
+    made = []
+    for number, (training, artifacts) in enumerate(((TRAINING, warm_up), (changed, files()), (None, {}))):
+        kind = "evaluation" if training is None else "training"
+        run = f"01JTRAINED{number}000000000000000"
+        manifest, rollouts = run_of(sha256, run_id=run, kind=kind, training=training)
+        if number:
+            manifest["model"]["weights_sha256"] = weights
+        if number == 1:
+            manifest["reproduction"] = reproduction(change | {"at": "2026-01-01T00:00:00Z"})
+        answer = await hub.post_run(manifest, rollouts, artifacts=artifacts)
+        assert answer.status_code == 201, answer.text
+        made.append(run)
+    return made
+
+
+def reproduction(change: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "mode": "fast",
+        "reason": "asked for",
+        "device": "cpu",
+        "processes": 1,
+        "threads": 1,
+        "hardware": {"cpu": "A Processor", "cores": 4},
+        "trainer_sha256": "0" * 64,
+        "allowed": [change],
+    }
+
+
+async def test_training_runs_lie_over_each_other_and_end_to_end(hub, run_of):
+    first, second, evaluation = await several(hub, run_of)
+    words = said(read(await hub.get(f"/runs/{second}", headers=HTML)))
+    assert "their curves end to end" in words
+    answer = await hub.get(f"/runs/compare?run={first}&run={second}", headers=HTML)
+    page, words = answer.text, said(read(answer))
+    assert (
+        page.count('<polyline class="curve series-0"') == page.count('<polyline class="curve series-1"') == 6
+    )
+    assert "schedule.learning_rate1e-053e-05" in words
+    assert "reproduction.device" in words
+    assert 'class="phase-mark" data-step="20"' in page
+    assert "1: optimal 0.800" in words
+    assert 'data-points="1,0.03333' in page
+    joined = (await hub.get(f"/runs/compare?run={first}&run={second}&joined=true", headers=HTML)).text
+    assert 'class="phase-mark" data-step="30"' in joined
+    assert 'class="phase-mark" data-step="50"' in joined
+    assert ";31,0.03333 " in joined
+    for run in (first, second):
+        mixed = await hub.get(f"/runs/compare?run={run}&run={evaluation}", headers=HTML)
+        assert mixed.status_code == 422
+    made = said(read(await hub.get(f"/runs/{first}", headers=HTML)))
+    assert "None of them lies on this hub" in made
+
+
 def test_settings_are_written_as_toml_that_reads_back():
     read_back = tomllib.loads("\n".join(toml_lines(TRAINING)))
     assert read_back == {

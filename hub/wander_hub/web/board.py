@@ -25,7 +25,7 @@ from wander_hub.runs.models import Run
 from wander_hub.verification import service as verification
 from wander_hub.verification.models import RunExamination
 from wander_hub.web import charts
-from wander_hub.web.query import query_string
+from wander_hub.web.addresses import query_string
 
 _METRIC_COLUMNS = 5
 """Of metrics that nobody chose one by one."""

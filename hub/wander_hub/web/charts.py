@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from markupsafe import Markup, escape
 from wander.wire import Histogram
@@ -156,34 +157,53 @@ def _whole(title: str, parts: Iterable[tuple[str, float, str]]) -> Markup:
     return _svg(width, height, "outcome-chart", title, body, stretch=True)
 
 
-def curve(
-    name: str, points: Sequence[tuple[float, float]], marks: Sequence[tuple[float, str]] = ()
-) -> Markup:
-    """Draw one metric over the steps, with marks at some of them; a script reads what points are drawn."""
+@dataclass(frozen=True)
+class Mark:
+    """Something that happened at a step, which a line across a curve tells."""
+
+    step: float
+    said: str
+    css: Literal["alert-mark", "phase-mark"] = "alert-mark"
+
+
+def curves(name: str, runs: Sequence[Sequence[tuple[float, float]]], marks: Sequence[Mark] = ()) -> Markup:
+    """Draw one metric over the steps, of one run or of several in the colours of `series-N`.
+
+    A script reads what points are drawn. A run may have none; where all have none, so has the answer.
+    """
     width, height, left, bottom, top = 420, 180, 52, 26, 10
-    finite = [(x, y) for x, y in points if math.isfinite(y)]
-    if not finite:
+    finite = [[(x, y) for x, y in points if math.isfinite(y)] for points in runs]
+    every = [point for points in finite for point in points]
+    if not every:
         return Markup("")
-    shown = _bucket(finite)
-    lowest, highest = min(y for _, y in finite), max(y for _, y in finite)
-    across = Axis(finite[0][0], finite[-1][0], left, width - 8)
-    up = Axis.around(lowest, highest, height - bottom, top)
-    path = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in shown)
-    grid = _grid(up, left, width - 8)
-    steps = _ticks(across, height - bottom, 5)
-    line = f'<polyline class="curve" points="{path}"/>' if len(shown) > 1 else ""
-    last_x, last_y = finite[-1]
-    dot = f'<circle class="dot" cx="{across(last_x):.1f}" cy="{up(last_y):.1f}" r="3"/>'
-    title = f"{name}: {number(finite[0][1])} at step {finite[0][0]:g}, {number(last_y)} at step {last_x:g}"
-    alerts = Markup("")
-    for step, said in marks:
-        if finite[0][0] <= step <= finite[-1][0]:
-            alerts += Markup(
-                '<line class="alert-mark" data-step="{0:g}" x1="{1:.1f}" x2="{1:.1f}" y1="{2}" y2="{3}">'
-                "<title>{4}</title></line>"
-            ).format(step, across(step), top, height - bottom, f"step {step:g}: {plain(said)}")
-    values = " ".join(f"{x:.10g},{y:.4g}" for x, y in shown)
-    return _svg(width, height, "chart", title, f"{grid}{steps}{alerts}{line}{dot}", points=values)
+    across = Axis(min(x for x, _ in every), max(x for x, _ in every), left, width - 8)
+    up = Axis.around(min(y for _, y in every), max(y for _, y in every), height - bottom, top)
+    shown = [_bucket(points) for points in finite]
+    lines = dots = ""
+    for place, points in enumerate(shown):
+        css = f" series-{place % 8}" if len(runs) > 1 else ""
+        if len(points) > 1:
+            path = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in points)
+            lines += f'<polyline class="curve{css}" data-series="{place}" points="{path}"/>'
+        if points:
+            x, y = finite[place][-1]
+            dots += f'<circle class="dot{css}" cx="{across(x):.1f}" cy="{up(y):.1f}" r="3"/>'
+    marked = Markup("")
+    for mark in marks:
+        if across.low <= mark.step <= across.high:
+            marked += Markup(
+                '<line class="{0}" data-step="{1:g}" x1="{2:.1f}" x2="{2:.1f}" y1="{3}" y2="{4}">'
+                "<title>{5}</title></line>"
+            ).format(
+                *(mark.css, mark.step, across(mark.step), top, height - bottom),
+                f"step {mark.step:g}: {plain(mark.said)}",
+            )
+    first, last = every[0], every[-1]
+    title = f"{name}: {number(first[1])} at step {first[0]:g}, {number(last[1])} at step {last[0]:g}"
+    title = title if len(runs) == 1 else f"{name} of {len(runs)} runs over the steps"
+    values = ";".join(" ".join(f"{x:.10g},{y:.4g}" for x, y in points) for points in shown)
+    body = f"{_grid(up, left, width - 8)}{_ticks(across, height - bottom, 5)}{marked}{lines}{dots}"
+    return _svg(width, height, "chart", title, body, points=values)
 
 
 def history(points: Sequence[HistoryPoint]) -> Markup:

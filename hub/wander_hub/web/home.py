@@ -22,7 +22,7 @@ from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
 from wander_hub.runs.models import Run
 from wander_hub.verification.evidence import PROVEN
-from wander_hub.web.query import query_string
+from wander_hub.web.addresses import query_string
 
 _SHOWN_FIRST = 6
 _LOOKED_AT = 300

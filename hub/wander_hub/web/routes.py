@@ -26,9 +26,9 @@ from wander_hub.runs import service as runs
 from wander_hub.web import board as board_page
 from wander_hub.web import environment, machines, service, source
 from wander_hub.web.account import routes as account_routes
+from wander_hub.web.addresses import query_string
 from wander_hub.web.docs import routes as docs_routes
 from wander_hub.web.home import show_home
-from wander_hub.web.query import query_string
 from wander_hub.web.run import routes as run_routes
 from wander_hub.web.templates import STATIC, as_json, page, wants_json
 

@@ -21,7 +21,7 @@ from wander_hub.http.answers import REVALIDATE, not_modified
 from wander_hub.http.boundary import base_url_of
 from wander_hub.http.middleware import PAGE_CSP
 from wander_hub.security import without_secrets
-from wander_hub.web import charts, terms, text
+from wander_hub.web import addresses, charts, text
 
 _HERE = Path(__file__).parent
 _STATIC = _HERE / "static"
@@ -76,7 +76,7 @@ _templates.filters |= {
     "visible": text.visible,
 }
 _templates.globals |= {
-    "about": terms.about,
+    "about": addresses.about,
     "days": charts.days,
     "histogram": charts.histogram,
     "hub_version": __version__,
@@ -85,8 +85,8 @@ _templates.globals |= {
     "outcome_bar": charts.outcome_bar,
     "score_digits": text.score_digits,
     "static": _ADDRESSES,
-    "term": terms.term,
-    "term_address": terms.address_of,
+    "term": addresses.term,
+    "term_address": addresses.address_of,
 }
 
 

@@ -70,13 +70,18 @@ class CompareView:
     """The greatest difference that an interval allows: the end of the axis that all share."""
 
 
-def compare(session: Session, storage: Storage, base_url: str, words: Sequence[str]) -> CompareView | None:
-    """Compare runs, each named by its id or how it begins, with the first of them; None for less than two."""
+def find_runs(session: Session, words: Sequence[str]) -> list[Run]:
+    """Return the runs to compare, each named by its id or how it begins; none of less than two."""
     found = list({one.run_id: one for one in (runs.find_by_prefix(session, word) for word in words)}.values())
-    if len(found) < FEWEST:
-        return None
     if len(found) > MOST:
         raise HubProblem(422, "invalid_request", f"at most {MOST} runs are compared, not {len(found)}")
+    if len({one.kind == "training" for one in found}) > 1:
+        raise HubProblem(422, "invalid_request", "a training run is compared with other training runs alone")
+    return found if len(found) >= FEWEST else []
+
+
+def compare(session: Session, storage: Storage, base_url: str, found: Sequence[Run]) -> CompareView:
+    """Compare evaluations with the first of them."""
     first, *others = (_Scored(session, storage, one) for one in found)
     pairs = [_compare(first, one, base_url) for one in others]
     ends = [

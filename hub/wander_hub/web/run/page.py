@@ -17,11 +17,13 @@ from wander_hub.identity import Identity
 from wander_hub.runs import explorer
 from wander_hub.runs import service as runs
 from wander_hub.runs.explorer import Breakdown, RolloutQuery
+from wander_hub.runs.models import Run
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 from wander_hub.verification import evidence
-from wander_hub.web.query import query_of
+from wander_hub.web.addresses import query_of
 from wander_hub.web.run.live import Replays, list_replays
+from wander_hub.web.run.overlay import phases_of
 from wander_hub.web.run.training import TrainingView, describe_training
 
 _MOST_ENDINGS = 50
@@ -57,6 +59,8 @@ class RunView:
     replays: Replays
     evidence: RunEvidence
     links: RunLinks
+    phases: list[Run]
+    """Of a training run those that it went on from, the first of them first, and itself."""
     breakdown: Breakdown
     plots: list[ArtifactInfo] = field(default_factory=list)
     """Pictures among its files; of one that is there in two forms the smaller."""
@@ -113,6 +117,7 @@ def run(
         replays=list_replays(session, settings, run_id, caller),
         evidence=evidence.evidence_of(session, run_id),
         links=links,
+        phases=phases_of(session, found) if training else [],
         breakdown=explorer.break_down(session, storage, found),
         plots=_plots(detail.artifacts),
     )

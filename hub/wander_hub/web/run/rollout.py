@@ -16,7 +16,7 @@ from wander_hub.runs.chunks import message_text
 from wander_hub.runs.explorer import RolloutFilter
 from wander_hub.runs.models import Run
 from wander_hub.storage import Storage
-from wander_hub.web.query import query_of
+from wander_hub.web.addresses import query_of
 from wander_hub.web.run import transcript
 from wander_hub.web.run.transcript import RewardPart, ShownMessage
 

@@ -13,6 +13,7 @@ from wander_hub.runs.explorer import RolloutFilter
 from wander_hub.web.run import compare, live
 from wander_hub.web.run import page as run_page
 from wander_hub.web.run import rollout as rollout_page
+from wander_hub.web.run.overlay import overlay
 from wander_hub.web.run.page import RunQuery
 from wander_hub.web.templates import as_json, page, wants_json
 
@@ -35,9 +36,18 @@ def compare_runs(
     storage: HubStorage,
     base_url: BaseUrl,
     run: Annotated[list[str] | None, Query(max_length=20)] = None,
+    joined: bool = False,
 ) -> Response:
-    """Two to six runs, the others against the first: who does better, and on which examples."""
-    return page(request, "compare.html", view=compare.compare(session, storage, base_url, run or []))
+    """Two to six runs, the others against the first: who does better, and on which examples.
+
+    Training runs lie over each other, or end to end where they are `joined`.
+    """
+    found = compare.find_runs(session, run or [])
+    if found and found[0].kind == "training":
+        drawn = overlay(session, storage, base_url, found, joined=joined)
+        return page(request, "overlay.html", scripts=["curves.js"], view=drawn)
+    view = compare.compare(session, storage, base_url, found) if found else None
+    return page(request, "compare.html", view=view)
 
 
 @router.get("/{run_id}")

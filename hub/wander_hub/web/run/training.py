@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,11 +17,12 @@ from markupsafe import Markup
 from pydantic import ValidationError
 from wander.evals.store.jsonl import split_lines
 from wander.types import Rollout
-from wander.wire import RunDetail
+from wander.wire import RunDetail, RunManifest
 from wander.wire.settings_toml import toml_lines
 
 from wander_hub.storage import Storage
 from wander_hub.web import charts
+from wander_hub.web.charts import Mark
 from wander_hub.web.run import transcript
 from wander_hub.web.run.transcript import ShownMessage
 
@@ -29,11 +30,12 @@ METRICS_FILE, ALERTS_FILE = "metrics.jsonl", "alerts.jsonl"
 EVALUATIONS_FILE, SAMPLES_FILE = "evaluations.jsonl", "samples.jsonl"
 MOST_BYTES = 16 * 1024 * 1024
 """Of one file that is read to draw a page."""
-_MOST_CURVES = 24
+MOST_CURVES = 24
 _TABLE_ROWS = 12
 _MOST_ALERTS = 50
+_MOST_CHANGES = 20
 _MOST_EVALUATIONS = 200
-_MOST_CELLS = 8
+MOST_CELLS = 8
 _MOST_PROMPTS = 6
 _MOST_MESSAGES = 40
 _TIMES = ("generation", "environment", "scoring", "update", "sync", "evaluation")
@@ -131,14 +133,12 @@ class TrainingView:
 
 def describe_training(storage: Storage, detail: RunDetail, step: int | None) -> TrainingView:
     """Return what the page of a training run shows, with the samples of a step or of the last one."""
-    files = {one.name: one.sha256 for one in detail.artifacts if one.size <= MOST_BYTES}
-
-    def read(name: str) -> bytes:
-        return storage.read(files[name]) if name in files else b""
-
-    lines = _entries(read(METRICS_FILE))
+    read = _reader(storage, detail)
+    lines = read_metrics(storage, detail)
     alerts = list(_alerts(read(ALERTS_FILE)))
-    evaluations = list(_evaluations(read(EVALUATIONS_FILE)))[-_MOST_EVALUATIONS:]
+    evaluations = read_evaluations(storage, detail)
+    marks = changes_of(detail.manifest)
+    marks += [Mark(one.step, one.message[:200]) for one in alerts[:_MOST_ALERTS]]
     spent = {
         part: sum(max(0.0, _number(entry.get(f"seconds/{part}")) or 0.0) for entry in lines)
         for part in _TIMES
@@ -147,12 +147,12 @@ def describe_training(storage: Storage, detail: RunDetail, step: int | None) -> 
     shares = [(part, seconds / total) for part, seconds in spent.items() if seconds > 0]
     cells = {
         cell: [(one.step, one.reward, one.low, one.high) for one in evaluations if one.cell == cell]
-        for cell in list(dict.fromkeys(one.cell for one in evaluations))[:_MOST_CELLS]
+        for cell in list(dict.fromkeys(one.cell for one in evaluations))[:MOST_CELLS]
     }
     pin = detail.manifest.environment
     return TrainingView(
-        curves=list(_curves(lines, [(one.step, one.message[:200]) for one in alerts[:_MOST_ALERTS]])),
-        steps=max((int(number) for entry in lines if (number := _number(entry.get("step")))), default=0),
+        curves=list(_curves(lines, marks)),
+        steps=steps_of(lines),
         seconds=sum(_number(entry.get("seconds/step")) or 0.0 for entry in lines),
         time_shares=shares,
         time_bar=charts.shares(shares) if shares else Markup(""),
@@ -166,8 +166,8 @@ def describe_training(storage: Storage, detail: RunDetail, step: int | None) -> 
     )
 
 
-def _curves(lines: Sequence[Mapping[str, Any]], marks: Sequence[tuple[float, str]]) -> Iterator[Curve]:
-    """Yield a chart for each numeric metric that is not always zero."""
+def list_series(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
+    """Return the points of each metric that is not always zero, what is looked at first coming first."""
     series: dict[str, list[tuple[float, float]]] = {}
     for number, entry in enumerate(lines):
         step = _number(entry.get("step", number))
@@ -182,21 +182,57 @@ def _curves(lines: Sequence[Mapping[str, Any]], marks: Sequence[tuple[float, str
             return 0  # by name these come right after the reward itself
         return _FIRST.index(name) if name in _FIRST else len(_FIRST)
 
-    for name in sorted(series, key=lambda name: (place(name), name))[:_MOST_CURVES]:
-        points = sorted(series[name], key=lambda point: point[0])
-        if all(value == 0 for _, value in points):
-            continue
+    names = sorted(series, key=lambda name: (place(name), name))[:MOST_CURVES]
+    return {
+        name: sorted(series[name], key=lambda point: point[0])
+        for name in names
+        if any(value for _, value in series[name])
+    }
+
+
+def _curves(lines: Sequence[Mapping[str, Any]], marks: Sequence[Mark]) -> Iterator[Curve]:
+    """Yield a chart for each metric."""
+    for name, points in list_series(lines).items():
         last = len(points) - 1
         shown = sorted({round(last * part / _TABLE_ROWS) for part in range(_TABLE_ROWS + 1)})
         yield Curve(
             name=name,
-            chart=charts.curve(name, points, marks),
+            chart=charts.curves(name, [points], marks),
             first=points[0][1],
             last=points[-1][1],
             points=len(points),
             bucketed=charts.is_bucketed(points),
             table=[points[one] for one in shown],
         )
+
+
+def steps_of(lines: Sequence[Mapping[str, Any]]) -> int:
+    """Return how many steps were made."""
+    return max((int(number) for entry in lines if (number := _number(entry.get("step")))), default=0)
+
+
+def changes_of(manifest: RunManifest) -> list[Mark]:
+    """Return where a run went on with something else than before: the phases of its steps."""
+    allowed = manifest.reproduction.allowed if manifest.reproduction else []
+    return [
+        Mark(one.step, f"from here on another {one.field}: {one.after}"[:200], "phase-mark")
+        for one in allowed[:_MOST_CHANGES]
+    ]
+
+
+def read_metrics(storage: Storage, detail: RunDetail) -> list[dict[str, Any]]:
+    """Return what the trainer reported of each step."""
+    return _entries(_reader(storage, detail)(METRICS_FILE))
+
+
+def read_evaluations(storage: Storage, detail: RunDetail) -> list[EvaluationLine]:
+    """Return the evaluations that were made while a run learned, the last of them."""
+    return list(_evaluations(_reader(storage, detail)(EVALUATIONS_FILE)))[-_MOST_EVALUATIONS:]
+
+
+def _reader(storage: Storage, detail: RunDetail) -> Callable[[str], bytes]:
+    files = {one.name: one.sha256 for one in detail.artifacts if one.size <= MOST_BYTES}
+    return lambda name: storage.read(files[name]) if name in files else b""
 
 
 def _entries(text: bytes) -> list[dict[str, Any]]:

@@ -2,14 +2,18 @@
 "use strict";
 const LEFT = 52, RIGHT = 412, BASE = 154;
 const SVG = "http://www.w3.org/2000/svg";
+// Of each chart the points of its runs, and a line for each run with more than one point.
 const charts = [...document.querySelectorAll("svg[data-points]")].map((svg) => {
-  const points = svg.dataset.points.split(" ").map((one) => one.split(",").map(Number));
+  const runs = svg.dataset.points.split(";").map((points) =>
+    points.split(" ").filter(Boolean).map((one) => one.split(",").map(Number)));
+  const points = runs.flat().sort(([a], [b]) => a - b);
   const values = points.map(([, y]) => y);
   let low = Math.min(...values), high = Math.max(...values);
   if (low === high) [low, high] = [low - 0.5, high + 0.5];
-  const line = svg.querySelector(".curve"), said = svg.closest("figure").querySelector("figcaption span");
-  return { svg, points, low, high, line, said, was: said.textContent, raw: null };
-});
+  const said = svg.closest("figure").querySelector("figcaption span");
+  const lines = [...svg.querySelectorAll(".curve")].map((line) => ({ line, points: runs[line.dataset.series], raw: null }));
+  return { svg, runs, points, low, high, lines, said, was: said.textContent };
+}).filter((chart) => chart.lines.length);
 let from = -Infinity, to = Infinity, weight = 0;
 
 const compact = (value) => String(Number(value.toPrecision(3))).replace("-", "−");
@@ -33,14 +37,17 @@ function scales(chart) {
 }
 
 function draw(chart) {
-  const { points, across, up } = scales(chart);
-  const path = (some) => some.map(([x, y]) => `${across(x).toFixed(1)},${up(y).toFixed(1)}`).join(" ");
-  chart.line.setAttribute("points", path(smoothed(chart.points).filter(([x]) => x >= from && x <= to)));
-  chart.raw ??= chart.line.parentNode.insertBefore(document.createElementNS(SVG, "polyline"), chart.line);
-  chart.raw.setAttribute("class", "curve raw");
-  chart.raw.setAttribute("points", weight ? path(points) : "");
+  const { across, up } = scales(chart);
+  const path = (some) => some.filter(([x]) => x >= from && x <= to)
+    .map(([x, y]) => `${across(x).toFixed(1)},${up(y).toFixed(1)}`).join(" ");
+  for (const one of chart.lines) {
+    one.line.setAttribute("points", path(smoothed(one.points)));
+    one.raw ??= one.line.parentNode.insertBefore(document.createElementNS(SVG, "polyline"), one.line);
+    one.raw.setAttribute("class", `${one.line.getAttribute("class")} raw`);
+    one.raw.setAttribute("points", weight ? path(one.points) : "");
+  }
   chart.svg.classList.toggle("zoomed", from > -Infinity);
-  for (const mark of chart.svg.querySelectorAll(".alert-mark")) {
+  for (const mark of chart.svg.querySelectorAll("[data-step]")) {
     const x = Number(mark.dataset.step);
     mark.setAttribute("x1", across(x));
     mark.setAttribute("x2", across(x));
@@ -53,13 +60,17 @@ const place = (chart, event) => {
   return ((event.clientX - box.left) / box.width) * chart.svg.viewBox.baseVal.width;
 };
 
-for (const chart of charts.filter((one) => one.line)) {
+const nearest = (points, wanted) =>
+  points.reduce((best, one) => (Math.abs(one[0] - wanted) < Math.abs(best[0] - wanted) ? one : best), points[0]);
+
+for (const chart of charts) {
   let began = null;
   chart.svg.addEventListener("pointermove", (event) => {
     const { points, step } = scales(chart);
-    const wanted = step(place(chart, event));
-    const near = points.reduce((best, one) => (Math.abs(one[0] - wanted) < Math.abs(best[0] - wanted) ? one : best), points[0]);
-    if (near) chart.said.textContent = `step ${near[0]}: ${compact(near[1])}`;
+    const near = nearest(points, step(place(chart, event)));
+    if (!near) return;
+    const values = chart.runs.map((one) => one.find(([x]) => x === near[0])).map((one) => (one ? compact(one[1]) : "–"));
+    chart.said.textContent = `step ${near[0]}: ${values.join(" · ")}`;
   });
   chart.svg.addEventListener("pointerleave", () => { chart.said.textContent = chart.was; });
   chart.svg.addEventListener("pointerdown", (event) => { began = scales(chart).step(place(chart, event)); });
@@ -68,11 +79,11 @@ for (const chart of charts.filter((one) => one.line)) {
     const chosen = [began, ended].sort((a, b) => a - b);
     if (began === null || chart.points.filter(([x]) => x >= chosen[0] && x <= chosen[1]).length < 2) return;
     [from, to] = chosen;
-    charts.forEach((one) => one.line && draw(one));
+    charts.forEach(draw);
   });
   chart.svg.addEventListener("dblclick", () => {
     [from, to] = [-Infinity, Infinity];
-    charts.forEach((one) => one.line && draw(one));
+    charts.forEach(draw);
   });
 }
 
@@ -83,7 +94,7 @@ if (first && charts.length) {
   Object.assign(slider, { type: "range", min: 0, max: 0.99, step: 0.01, value: 0 });
   slider.addEventListener("input", () => {
     weight = Number(slider.value);
-    charts.forEach((one) => one.line && draw(one));
+    charts.forEach(draw);
   });
   label.append("Smoothing ", slider, " Drag across a curve to look at some steps; twice a click shows all.");
   first.before(label);

@@ -1,6 +1,9 @@
-"""Which part of the documentation explains a level, a statistic or a mark that pages show: the one place."""
+"""Addresses that pages lead to: of what is asked for, and of what explains a level or a statistic."""
 
 from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
 
 from markupsafe import Markup
 from wander.wire.levels import LEVEL_FACTS
@@ -45,7 +48,7 @@ TERMS: dict[str, str] = {
     "checkpoint": "models",
     "mode": "reproducible-training#exact-and-fast",
 }
-"""Pages of `/docs` with their anchors."""
+"""Which part of `/docs` explains a term."""
 
 
 def address_of(term: str) -> str:
@@ -63,3 +66,13 @@ def about(name: str, text: str) -> Markup:
     return Markup('<a class="about" href="{}" aria-label="what {} means">?</a>').format(
         address_of(name), text
     )
+
+
+def query_of(asked: dict[str, Any]) -> str:
+    """Return as the end of an address what is asked for; of a list each one."""
+    return f"?{urlencode(asked, doseq=True)}" if asked else ""
+
+
+def query_string(**values: Any) -> str:
+    """Return the values that are set as a query."""
+    return query_of({key: value for key, value in values.items() if value not in (None, "", 0, [])})

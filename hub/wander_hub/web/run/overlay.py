@@ -1,0 +1,168 @@
+"""Several training runs on one page: curves on the same axes, and in which settings and pins they differ.
+
+Phases of one run are runs of their own: those that went on from each other's weights can be laid end to end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from markupsafe import Markup
+from sqlalchemy.orm import Session
+from wander.types import canonical_json
+from wander.wire import RunDetail
+
+from wander_hub.runs import repository
+from wander_hub.runs import service as runs
+from wander_hub.runs.models import Run
+from wander_hub.storage import Storage
+from wander_hub.web import charts
+from wander_hub.web.charts import Mark
+from wander_hub.web.run import training
+
+_MOST_PHASES = 6
+_MOST_ROWS = 200
+_DEEPEST = 8
+_OF_ONE_RUN = {
+    "run_id",
+    "started_at",
+    "ended_at",
+    "endpoints",
+    "spending",
+    "example_ids",
+    "strata",
+    "training",
+}
+"""What every run has for itself, or what a digest says in fewer words."""
+
+
+@dataclass(frozen=True)
+class DrawnRun:
+    """One of the runs."""
+
+    run: RunDetail
+    steps: int
+    begins: float
+    """The step of the page at which its own begin."""
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """One metric of all runs."""
+
+    name: str
+    chart: Markup
+    ends: list[tuple[float, float] | None]
+    """Of each run its first and its last value."""
+
+
+@dataclass(frozen=True)
+class Differing:
+    """Something that is not the same in all runs; None for a run that does not have it."""
+
+    name: str
+    values: list[str | None]
+
+
+@dataclass(frozen=True)
+class OverlayView:
+    """Two to six training runs."""
+
+    runs: list[DrawnRun]
+    joined: bool
+    curves: list[Overlay]
+    evaluations: Markup
+    settings: list[Differing]
+    pins: list[Differing]
+
+    @property
+    def address(self) -> str:
+        """The query that names the runs."""
+        return "&".join(f"run={one.run.run_id}" for one in self.runs)
+
+
+def overlay(
+    session: Session, storage: Storage, base_url: str, found: Sequence[Run], *, joined: bool
+) -> OverlayView:
+    """Lay training runs over each other, or end to end in their order."""
+    details = [runs.detail_of(one, base_url) for one in found]
+    metrics = [training.read_metrics(storage, one) for one in details]
+    steps = [training.steps_of(one) for one in metrics]
+    begins = [0, *accumulate(steps)][: len(steps)] if joined else [0] * len(steps)
+    series = [
+        {name: [(x + begin, y) for x, y in points] for name, points in training.list_series(lines).items()}
+        for lines, begin in zip(metrics, begins, strict=True)
+    ]
+    marks = [
+        Mark(one.step + begin, one.said, one.css)
+        for detail, begin in zip(details, begins, strict=True)
+        for one in training.changes_of(detail.manifest)
+    ]
+    if joined:
+        marks += [
+            Mark(begin, f"{detail.manifest.model.name} goes on", "phase-mark")
+            for detail, begin in zip(details[1:], begins[1:], strict=True)
+        ]
+    manifests = [
+        one.manifest.model_dump(mode="json", exclude=_OF_ONE_RUN, exclude_none=True) for one in details
+    ]
+    return OverlayView(
+        runs=[DrawnRun(*one) for one in zip(details, steps, begins, strict=True)],
+        joined=joined,
+        curves=list(_overlays(series, marks)),
+        evaluations=_evaluations(storage, details, begins),
+        settings=_differences([one.manifest.training or {} for one in details]),
+        pins=_differences(manifests),
+    )
+
+
+def phases_of(session: Session, run: Run) -> list[Run]:
+    """Return the training runs that a run went on from, the first of them first, and the run itself."""
+    chain = [run]
+    while chain[0].weights_sha256 is not None and len(chain) < _MOST_PHASES:
+        makers = repository.find_makers(session, chain[0].weights_sha256, _MOST_PHASES)
+        known = {one.run_id for one in chain}
+        before = next((maker for maker, _ in makers if maker.run_id not in known), None)
+        if before is None:
+            break
+        chain.insert(0, before)
+    return chain
+
+
+def _overlays(
+    series: Sequence[Mapping[str, list[tuple[float, float]]]], marks: Sequence[Mark]
+) -> Iterator[Overlay]:
+    names = list(dict.fromkeys(name for one in series for name in one))[: training.MOST_CURVES]
+    for name in names:
+        points = [one.get(name, []) for one in series]
+        ends = [(one[0][1], one[-1][1]) if one else None for one in points]
+        yield Overlay(name, charts.curves(name, points, marks), ends)
+
+
+def _evaluations(storage: Storage, details: Sequence[RunDetail], begins: Sequence[float]) -> Markup:
+    cells: dict[str, list[tuple[int, float, float, float]]] = {}
+    for number, (detail, begin) in enumerate(zip(details, begins, strict=True), 1):
+        for one in training.read_evaluations(storage, detail):
+            points = cells.setdefault(f"{number}: {one.cell}", [])
+            points.append((int(one.step + begin), one.reward, one.low, one.high))
+    shown = dict(list(cells.items())[: training.MOST_CELLS])
+    return charts.evaluations(shown) if shown else Markup("")
+
+
+def _differences(values: Sequence[Mapping[str, Any]]) -> list[Differing]:
+    leaves = [dict(_flatten(one)) for one in values]
+    names = sorted({name for one in leaves for name in one})
+    rows = (Differing(name, [one.get(name) for one in leaves]) for name in names)
+    return [row for row in rows if len(set(row.values)) > 1][:_MOST_ROWS]
+
+
+def _flatten(value: Any, place: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+    """Yield what stands in dictionaries of dictionaries by its dotted name."""
+    if isinstance(value, dict) and value and depth < _DEEPEST:
+        for name, inner in value.items():
+            yield from _flatten(inner, f"{place}.{name}" if place else str(name), depth + 1)
+    elif value is not None:
+        yield place, value if isinstance(value, str) else canonical_json(value)
