@@ -141,9 +141,9 @@ def fill(database: Database, first: int, last: int, spread: int) -> None:
         copy(session, Version, numbered, same, {"environment_id": numbered.c.id})
 
 
-def multiply(database: Database, first: int, last: int, run_id: str) -> None:
+def multiply(database: Database, first: int, last: int, run_id: str, older: int) -> None:
     """Give the environments of these numbers older versions, files, downloads, a run, a board and jobs."""
-    steps = select(func.generate_series(1, OLDER).label("n")).subquery()
+    steps = select(func.generate_series(1, older).label("n")).subquery()
     mine = and_(Version.environment_id >= first, Version.environment_id <= last)
     newest = select(Version.id, Version.environment_id, Environment.name, Environment.owner_id).join(
         Version.environment
@@ -160,7 +160,7 @@ def multiply(database: Database, first: int, last: int, run_id: str) -> None:
             text(
                 "UPDATE environments SET version_count = :n, run_count = 1 WHERE id BETWEEN :first AND :last"
             ),
-            {"n": OLDER + 1, "first": first, "last": last},
+            {"n": older + 1, "first": first, "last": last},
         )
         all_of = select(Version.id, Version.environment_id, Version.version, Environment.name)
         all_of = all_of.join(Version.environment).where(mine).subquery()
@@ -199,7 +199,9 @@ def multiply(database: Database, first: int, last: int, run_id: str) -> None:
         copy(session, RunExamination, newest, RunExamination.run_id == run_id, {"run_id": own_id})
         board, job = session.scalars(select(Board.id)).first(), session.scalars(select(Job.id)).first()
         copy(session, Board, newest, Board.id == board, {"version_id": newest.c.id})
-        copy(session, Job, newest, Job.id == job, {"key": literal("scale ") + number})
+        copy(
+            session, Job, newest, Job.id == job, {"key": literal("scale ") + number, "state": literal("done")}
+        )
         boards = (
             select(Board.id, newest.c.environment_id).join(newest, Board.version_id == newest.c.id).subquery()
         )
@@ -325,7 +327,7 @@ def requests_of(app: Any, run_id: str) -> dict[str, str]:
     return found | {name: path for name, path in discovery.REQUESTS.items() if "?" in path}
 
 
-async def run(url: str, sizes: list[int], times: int) -> dict[str, Any]:
+async def run(url: str, sizes: list[int], times: int, older: int = OLDER) -> dict[str, Any]:
     """Return what each request costs at each size."""
     figures: dict[str, Any] = {}
     with ExitStack() as stack:
@@ -359,7 +361,7 @@ async def run(url: str, sizes: list[int], times: int) -> dict[str, Any]:
             for size in sizes:
                 began = time.perf_counter()
                 fill(database, filled + 1, size, max(2, size // _PER_OWNER))
-                multiply(database, filled + 1, size, run_id)
+                multiply(database, filled + 1, size, run_id, older)
                 with database.write(HUB) as session:
                     for one in session.scalars(
                         select(Environment).options(joinedload(Environment.owner)).where(Environment.id < 10)
@@ -400,13 +402,14 @@ def main() -> None:
     )
     parser.add_argument("--sizes", type=int, nargs="+", default=list(discovery.SIZES))
     parser.add_argument("--times", type=int, default=3, help="requests a round")
+    parser.add_argument("--older", type=int, default=OLDER, help="versions of each beside its newest")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     with ExitStack() as stack:
         url = asked.database
         if url is None:
             url = stack.enter_context(stack.enter_context(postgres_server()).database())
-        figures = asyncio.run(run(url, sorted(asked.sizes), asked.times))
+        figures = asyncio.run(run(url, sorted(asked.sizes), asked.times, asked.older))
     show(figures)
     if asked.out is not None:
         asked.out.write_text(json.dumps(figures, indent=1) + "\n")

@@ -14,6 +14,7 @@ from wander_hub.database import now
 from wander_hub.environments.models import Version
 from wander_hub.identity import HUB
 from wander_hub.index import downloads
+from wander_hub.web import machines
 from wander_hub.web.cards import draw_card
 
 ATOM = "{http://www.w3.org/2005/Atom}"
@@ -34,14 +35,25 @@ async def test_a_badge_shows_the_best_result(hub, make_wheel, run_of):
     assert "badge.svg)](http://hub.test/alice/reverse-text)" in page
 
 
-async def test_machines_find_what_is_public(hub, make_wheel):
+async def test_machines_find_what_is_public(hub, make_wheel, monkeypatch):
     await hub.publish(make_wheel(summary=HOSTILE))
     spec = make_wheel(name="secret", files={"secret.py": b"def load_environment(): ...\n"})
     answer = await hub.upload(spec.build(), spec.wheel_name, fields={"wander_visibility": "private"})
     assert answer.status_code == 200
-    site_map = ElementTree.fromstring((await hub.client.get("/sitemap.xml")).content)
-    places = [one.text for one in site_map.iter("{http://www.sitemaps.org/schemas/sitemap/0.9}loc")]
-    assert places == ["http://hub.test/", "http://hub.test/alice/reverse-text"]
+
+    async def places(path: str) -> list[str]:
+        site_map = ElementTree.fromstring((await hub.client.get(path)).content)
+        return [one.text for one in site_map.iter("{http://www.sitemaps.org/schemas/sitemap/0.9}loc")]
+
+    assert await places("/sitemap.xml") == ["http://hub.test/sitemap.xml?page=0"]
+    assert await places("/sitemap.xml?page=0") == ["http://hub.test/", "http://hub.test/alice/reverse-text"]
+    monkeypatch.setattr(machines, "_MOST", 2)
+    for number in range(4):
+        await hub.publish(make_wheel(name=f"more-{number}", files={f"more_{number}.py": b"x = 1\n"}))
+    parts = [one.removeprefix("http://hub.test") for one in await places("/sitemap.xml")]
+    found = [one for part in parts for one in (await places(part))[1:]]
+    named = ["reverse-text", *(f"more-{number}" for number in range(4))]
+    assert (len(parts), found) == (4, [f"http://hub.test/alice/{one}" for one in named])
     assert "http://hub.test/sitemap.xml" in (await hub.client.get("/robots.txt")).text
     text = (await hub.client.get("/llms.txt")).text
     line = '- [alice/reverse-text](http://hub.test/alice/reverse-text): A "><script>alert(1)</script> summary'

@@ -134,12 +134,13 @@ def test_the_doctor_says_what_works_and_what_does_not(hub, style, monkeypatch):
     assert (states["disk"], states["proxy"], states["database"]) == ("failed", "failed", "ok")
 
 
-async def test_an_administrator_is_told_over_the_api(hub, monkeypatch):
+async def test_an_administrator_is_told_over_the_api(hub):
+    state = hub.client._transport.app.state
+    state.settings = state.settings.model_copy(update={"database_url": hub.database.url})
     answer = await hub.get("/api/v1/doctor", headers=hub.auth("admin"))
     report = answer.json()
     assert report["well"], report
     assert {one["check"]: one["state"] for one in report["data"]}["storage"] == "ok"
-    state = hub.client._transport.app.state
     state.settings = state.settings.model_copy(update={"min_free_bytes": 2**62})
     assert not (await hub.get("/api/v1/doctor", headers=hub.auth("admin"))).json()["well"]
 

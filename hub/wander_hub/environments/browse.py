@@ -16,13 +16,14 @@ from sqlalchemy.orm import Session
 from sqlalchemy.sql.expression import FromClause
 
 from wander_hub.accounts import repository as accounts
+from wander_hub.accounts.models import Owner
 from wander_hub.database import READER
 from wander_hub.environments import search
 from wander_hub.environments.models import SORT_KEYS, Environment
 from wander_hub.environments.repository import chosen, readable, visible
 from wander_hub.environments.schemas import EnvironmentFilter, ListPosition
 
-_FIRST, _WALKED = 100, 2000
+_FIRST, _WALKED = 100, (400, 2000)
 """Rows in the order of a listing that are held against filters one by one: at first, and where many fit."""
 _FEW = 500
 """Rows that fit the filters of a listing, up to which all are read and put in order."""
@@ -110,8 +111,9 @@ def _in_order(
         return rows
     ids = search.marked(session, wanted, owner_id)
     few = session.scalars(select(ids.c.id).limit(_FEW + 1)).all()
-    if len(few) > _FEW and len(rows := walk(_WALKED)) > wanted.limit:
-        return rows
+    for most in _WALKED if len(few) > _FEW else ():
+        if len(rows := walk(most)) > wanted.limit:
+            return rows
     return fitting(ids) if few else []
 
 
@@ -121,6 +123,27 @@ def _shares(session: Session) -> list[ColumnElement[bool]]:
     if session.info.get(READER) is None:
         return [public]
     return [public, and_(Environment.private.is_(True), readable(session))]
+
+
+def public_pages(session: Session, size: int) -> list[int]:
+    """Return the numbers of the ranges of ids, each of that `size`, in which public environments are listed.
+
+    From one range to the next by the key: it costs as much as there are ranges.
+    """
+    public = select(Environment.id).where(Environment.listed, Environment.private.is_(False))
+    public = public.order_by(Environment.id).limit(1)
+    pages = select((public.scalar_subquery() // size).label("page")).cte("pages", recursive=True)
+    after = public.where(Environment.id >= (pages.c.page + 1) * size).correlate(pages).scalar_subquery()
+    pages = pages.union_all(select(after // size).where(pages.c.page.is_not(None)))
+    return [one for one in session.scalars(select(pages.c.page)) if one is not None]
+
+
+def public_page(session: Session, page: int, size: int) -> Sequence[tuple[str, str, datetime]]:
+    """Return owner, name and time of change of the public environments of such a range, by id."""
+    query = select(Owner.name, Environment.name, Environment.updated_at).join(Environment.owner)
+    query = query.where(Environment.id >= page * size, Environment.id < (page + 1) * size)
+    query = query.where(Environment.listed, Environment.private.is_(False)).order_by(Environment.id)
+    return [(owner, name, at) for owner, name, at in session.execute(query)]
 
 
 def count_listed(session: Session) -> int:

@@ -13,9 +13,9 @@ import math
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, column, func, literal_column, select, table, text
+from sqlalchemy import ColumnElement, Select, column, func, literal_column, select, table, text
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.expression import FromClause
 
@@ -32,6 +32,8 @@ MOST = 200
 PLACES = (("name", False), ("head", False), ("head", True), ("body", False))
 """Where words are sought, one look after the other, and whether as beginnings of words."""
 _MOST_WORDS = 12
+_FEW = 1000
+"""Matches of several words that PostgreSQL reads before it orders them."""
 _README_CHARACTERS = 20_000
 _PUBLIC, _INTERNAL = "public", "internal"
 _MOST_SCOPES = 100
@@ -157,18 +159,38 @@ def _look(
     found: dict[int, None] = {}
     for where, prefix in PLACES:
         ids = _ids(session, words, where, required, prefix=prefix)
-        ranked = (Environment.run_count, Environment.download_count, Environment.star_count)
-        query = select(Environment.id, Owner.name, Environment.name, *ranked).join(Environment.owner)
-        query = query.join(ids, chosen(session, ids))
-        query = query.where(Environment.listed, readable(session), *conditions(wanted, owner_id))
-        query = query.order_by(ids.c.id.desc()).limit(MOST)
-        rows = [Match(*row) for row in session.execute(query)]
+        together = len(words) + len(wanted.marks()) + (owner_id is not None)
+        rows = _newest(session, wanted, owner_id, ids, together=together)
         flat = tuple(one for some in words for one in some)
         rows.sort(key=lambda row: _rank(row, flat, wanted.q), reverse=True)
         found |= dict.fromkeys(row.id for row in rows)
         if len(found) >= min(enough, MOST):
             break
     return list(found)[:MOST]
+
+
+def _newest(
+    session: Session, wanted: EnvironmentFilter, owner_id: int | None, ids: FromClause, *, together: int
+) -> list[Match]:
+    """Return the newest of the rows that one look has found.
+
+    PostgreSQL takes words for independent. Of several that hardly ever stand together it expects many, and
+    would go through all rows for the newest; so where there are few, these are read.
+    """
+
+    def among(found: FromClause) -> Select[*tuple[Any, ...]]:
+        ranked = (Environment.run_count, Environment.download_count, Environment.star_count)
+        query = select(Environment.id, Owner.name, Environment.name, *ranked).join(Environment.owner)
+        query = query.join(found, chosen(session, found))
+        query = query.where(Environment.listed, readable(session), *conditions(wanted, owner_id))
+        return query.order_by(found.c.id.desc()).limit(MOST)
+
+    if together > 1 and not _is_sqlite(session):
+        few = select(ids.c.id).limit(_FEW + 1).cte("few")
+        number = session.scalar(select(func.count()).select_from(few)) or 0
+        if number <= _FEW:
+            return [Match(*row) for row in session.execute(among(few))] if number else []
+    return [Match(*row) for row in session.execute(among(ids))]
 
 
 def _rank(row: Match, words: tuple[str, ...], asked: str) -> tuple[bool, float, float, int]:

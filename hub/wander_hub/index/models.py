@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import ForeignKey, LargeBinary, String
+from sqlalchemy import ForeignKey, Index, LargeBinary, String, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from wander_hub.database import Base
@@ -15,12 +15,22 @@ class IndexPage(Base):
     """
 
     __tablename__ = "index_pages"
+    __table_args__ = (
+        Index(
+            "ix_index_pages_in_namespace",
+            "project",
+            sqlite_where=text("in_namespace IS NOT 0"),
+            postgresql_where=text("in_namespace IS NOT false"),
+        ),
+    )
 
     owner_id: Mapped[int] = mapped_column(ForeignKey("owners.id"), primary_key=True)
     project: Mapped[str] = mapped_column(String(200), primary_key=True)
     """Normalised name; empty for the owner's list of projects."""
     environment_id: Mapped[int | None] = mapped_column(ForeignKey("environments.id"), index=True)
     """The environment on the page, which decides who may read it; None for the owner's list."""
+    in_namespace: Mapped[bool | None]
+    """Whether the name lies in its owner's namespace; None where a release wrote it that did not know."""
     html: Mapped[bytes] = mapped_column(LargeBinary)
     html_etag: Mapped[str] = mapped_column(String(64))
     html_gzip: Mapped[bytes | None] = mapped_column(LargeBinary)

@@ -16,10 +16,11 @@ from wander_hub.environments.models import Environment, File, FormerName, Versio
 from wander_hub.environments.repository import readable, readable_by
 from wander_hub.identity import Identity
 from wander_hub.index.models import IndexPage, PrivateName
-from wander_hub.index.namespaces import namespace_owner
+from wander_hub.index.namespaces import covers, namespace_owner, namespaces_of
 from wander_hub.index.negotiation import JSON_V1
 from wander_hub.index.schemas import Place
 
+_AT_ONCE = 500
 _SMALL = 1024
 """Below this a page fits into one packet anyhow."""
 _GZIP_LEVEL, _ZSTD_LEVEL = 2, 1
@@ -88,17 +89,28 @@ def owner_of_namespaces(session: Session, spaces: Sequence[str]) -> str | None:
     return session.scalar(select(Owner.name).where(Owner.id == found))
 
 
-def owner_ages(session: Session) -> dict[str, int]:
-    """Return every owner's name with its number, which orders owners by age."""
-    return {name: number for name, number in session.execute(select(Owner.name, Owner.id))}
+def owner_ages(session: Session, named: Iterable[str]) -> dict[str, int]:
+    """Return the owners of these names, each with its number, which orders owners by age."""
+    found, wanted = dict[str, int](), sorted(named)
+    for start in range(0, len(wanted), _AT_ONCE):
+        query = select(Owner.name, Owner.id).where(Owner.name.in_(wanted[start : start + _AT_ONCE]))
+        found |= {name: number for name, number in session.execute(query)}
+    return found
 
 
-def projects_in_namespaces(session: Session) -> Sequence[tuple[str, str]]:
-    """Return name and owner of what the caller may see and what begins with its owner's name."""
+def projects_in_namespaces(session: Session, around: str | None = None) -> Sequence[tuple[str, str]]:
+    """Return name and owner of what the caller may see and what begins with its owner's name.
+
+    Given one namespace, of the owners `around` it alone: those of the namespaces above and below it.
+    """
     query = select(IndexPage.project, Owner.name).join(Owner, IndexPage.owner_id == Owner.id)
     query = query.join(Environment, IndexPage.environment_id == Environment.id)
     own = or_(IndexPage.project == Owner.name, IndexPage.project.startswith(Owner.name + "-"))
-    query = query.where(own, Environment.deleted_at.is_(None), readable(session)).order_by(IndexPage.project)
+    # Few are: the index has these alone, and those of a release that did not know.
+    query = query.where(IndexPage.in_namespace.is_not(False), own)
+    if around is not None:
+        query = query.where(Owner.name.in_(namespaces_of(around)) | Owner.name.startswith(f"{around}-"))
+    query = query.where(Environment.deleted_at.is_(None), readable(session)).order_by(IndexPage.project)
     return [(project, owner) for project, owner in session.execute(query)]
 
 
@@ -167,6 +179,7 @@ def store_page(
     if page is None:
         page = IndexPage(owner_id=owner_id, project=project)
         session.add(page)
+    page.in_namespace = covers(session.get_one(Owner, owner_id).name, project)
     page.environment_id = environment_id
     page.html, page.html_etag = html, etag_of(html)
     page.json, page.json_etag = json, etag_of(json)

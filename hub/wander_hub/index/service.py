@@ -199,15 +199,18 @@ def render_combined_root(session: Session, media_type: str) -> Page:
 
 def find_namespace(session: Session, name: str) -> NamespaceInfo:
     """Return one namespace; raise a 404 where nothing is offered that the caller may see."""
-    for found in list_namespaces(session):
+    for found in list_namespaces(session, name):
         if found.name == name:
             return found
     raise HubProblem(404, "namespace_not_found", f"there is no namespace `{name}`")
 
 
-def list_namespaces(session: Session) -> list[NamespaceInfo]:
-    """Return the namespaces that the combined index offers something of that the caller may see."""
-    spaces = sorted({owner for _, owner in _list_combined(session)})
+def list_namespaces(session: Session, around: str | None = None) -> list[NamespaceInfo]:
+    """Return the namespaces that the combined index offers something of that the caller may see.
+
+    Given one, that one and those above and below it.
+    """
+    spaces = sorted({owner for _, owner in _list_combined(session, around)})
     return [
         NamespaceInfo(
             name=one,
@@ -219,12 +222,14 @@ def list_namespaces(session: Session) -> list[NamespaceInfo]:
     ]
 
 
-def _list_combined(session: Session) -> list[tuple[str, str]]:
+def _list_combined(session: Session, around: str | None = None) -> list[tuple[str, str]]:
     """Return name and owner of everything the caller may see in the combined index, by name."""
-    ages = repository.owner_ages(session)
+    offered = repository.projects_in_namespaces(session, around)
+    spaces = {one for name, _ in offered for one in namespaces.namespaces_of(name)}
+    ages = repository.owner_ages(session, spaces)
     return [
         (name, owner)
-        for name, owner in repository.projects_in_namespaces(session)
+        for name, owner in offered
         if owner == namespaces.oldest(namespaces.namespaces_of(name), ages)
     ]
 

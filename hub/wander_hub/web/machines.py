@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from datetime import datetime
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from markupsafe import Markup
 from starlette.responses import Response
 from wander.wire import RunDetail
 
+from wander_hub.environments import browse
 from wander_hub.environments import service as environments
 from wander_hub.environments.repository import versions_of
 from wander_hub.environments.schemas import EnvironmentFilter
@@ -25,7 +26,7 @@ from wander_hub.web.text import number, plain, score_digits
 router = APIRouter(include_in_schema=False)
 
 _MOST, _FIRST = 2_000, 100
-"""Environments of a site map, those that changed last, and of `llms.txt`, those with most runs."""
+"""Environments of a page of the site map, and of `llms.txt`, those with most runs."""
 _ENTRIES = 30
 """Of a feed."""
 _SHORT = {"Cache-Control": "max-age=300"}
@@ -41,10 +42,14 @@ def robots(base_url: BaseUrl) -> Response:
 
 
 @router.get("/sitemap.xml")
-def site_map(session: ReadSession, base_url: BaseUrl) -> Response:
-    """The pages of environments."""
-    found = environments.list_page(session, EnvironmentFilter(limit=_MOST))
-    body = render("sitemap.xml", environments=found.data, base_url=base_url)
+def site_map(
+    session: ReadSession, base_url: BaseUrl, page: Annotated[int | None, Query(ge=0, le=2**20)] = None
+) -> Response:
+    """The pages of environments: a list of parts, or one of them."""
+    if page is None:
+        body = render("sitemap.xml", pages=browse.public_pages(session, _MOST), base_url=base_url)
+    else:
+        body = render("sitemap.xml", environments=browse.public_page(session, page, _MOST), base_url=base_url)
     return Response(body, media_type="application/xml", headers=_SHORT)
 
 
