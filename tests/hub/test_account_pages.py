@@ -139,3 +139,48 @@ async def test_an_environment_is_seen_to_on_its_page(hub, alice):
     assert (await hub.get("/api/v1/environments/alice/other-name")).status_code == 200
     stale = await send(alice, "status", **at, status="archived")
     assert (stale.status_code, "another name by now" in stale.text) == (409, True)
+
+
+async def test_administrators_see_the_hub_and_do_on_pages_what_the_api_does(hub, run_of):
+    give_password(hub, "admin", "bob")
+    manifest, rollouts = run_of(await hub.publish(), reward=0.5)
+    assert (await hub.post_run(manifest, rollouts)).status_code == 201
+    pages = [f"/system{one}" for one in ("", "/jobs", "/users", "/organisations", "/audit")]
+    async with browser(hub) as admin, browser(hub) as bob:
+        await form(admin, "/login", name="admin", password=PASSWORD)
+        await form(bob, "/login", name="bob", password=PASSWORD)
+        shown = [await admin.get(one, headers=HTML) for one in pages]
+        assert [one.status_code for one in shown] == [200] * 5, [one.text for one in shown]
+        assert {(await bob.get(one, headers=HTML)).status_code for one in pages} == {403}
+        state, jobs, users, organisations, log = (one.text for one in shown)
+        assert "database" in state
+        assert "SQLite in the data folder" in state
+        assert "1 queued" in state
+        number = re.search(r"<td>replay</td>", jobs) and re.search(r'name="at_job" value="(\d+)"', jobs)[1]
+        back = "/system/jobs?state=cancelled"
+        assert (await send(admin, "cancel-job", at_job=number, back=back)).status_code == 303
+        assert "Try again" in (await admin.get(back, headers=HTML)).text
+        run = (await hub.get(f"/api/v1/runs/{manifest['run_id']}")).json()
+        assert run["level"] == "unverifiable", "as when who asked calls it off"
+        assert (await send(admin, "cancel-job", at_job=number)).status_code == 409
+        assert (await send(admin, "retry-job", at_job=number, back=back)).status_code == 303
+        assert (await send(admin, "retry-job", at_job=number)).status_code == 409
+        waiting = (await hub.get("/api/v1/jobs?state=queued&kind=replay", headers=hub.auth("admin"))).json()
+        assert [(one["id"], one["attempt"]) for one in waiting["data"]] == [(int(number), 0)]
+        assert "Disable" in users
+        assert (await send(admin, "disable-user", at_user="bob", back="/system/users")).status_code == 303
+        assert (await bob.get("/account", headers=HTML)).status_code == 303, "signed out at once"
+        assert (await send(admin, "enable-user", at_user="bob", back="/system/users")).status_code == 303
+        added = await send(admin, "add-user", name="carol", back="/system/users")
+        assert "/login/password#" in added.text or "/login/password?" in added.text
+        assert "None yet." in organisations
+        assert (
+            await send(admin, "quota", at_owner="alice", runs="7", versions="unlimited")
+        ).status_code == 303
+        assert "1 of 7" in (await admin.get("/system/organisations", headers=HTML)).text
+        assert "version.publish" in log or "upload" in log
+        found = (
+            await admin.get("/system/audit?action=user.disable&actor=admin&since=2020-01-01", headers=HTML)
+        ).text
+        assert found.count("<tbody><tr>") == 1
+        assert ">bob</td>" in found

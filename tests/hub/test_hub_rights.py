@@ -34,6 +34,7 @@ from wander_hub.database import Base, now
 from wander_hub.environments import repository as environments
 from wander_hub.http.boundary import Manager, action_of, find_mutating_routes, find_undeclared_routes
 from wander_hub.identity import HUB, scope_for
+from wander_hub.jobs import Job
 from wander_hub.leaderboards.listing import refresh_results
 from wander_hub.leaderboards.schemas import board_name
 from wander_hub.mirrors import service as mirrors
@@ -81,6 +82,7 @@ VALUES = {
     "publisher": "1",
     "webhook": "1",
     "mirror": "1",
+    "job": "1",
     "organisation": "lab",
     "delivery": "1",
     "invitation": "1",
@@ -193,6 +195,8 @@ ATTEMPTS = {
     ("POST", MIRRORS + "/{mirror}/refresh"): Attempt(status=202),
     ("DELETE", MIRRORS + "/{mirror}"): Attempt(),
     ("POST", "/api/v1/backups"): Attempt(status=202),
+    ("POST", "/api/v1/jobs/{job}/retry"): Attempt(),
+    ("DELETE", "/api/v1/jobs/{job}"): Attempt(),
 }
 """One for every mutating route of the hub: a route that is missing here fails the first test below."""
 MAY = {
@@ -367,7 +371,7 @@ def keep_factors(hub, method: str, path: str) -> None:
 
 
 async def keep_for_administrators(hub, method: str, path: str) -> None:
-    """Let the hub have an organisation, a folder for backups, an identity or a mirror."""
+    """Let the hub have an organisation, a folder for backups, an identity, a job that failed or a mirror."""
     state = hub.client._transport.app.state
     state.settings = state.settings.model_copy(update={"backup_folder": hub.settings.data / "backups"})
     if "organisations" in path:
@@ -378,6 +382,9 @@ async def keep_for_administrators(hub, method: str, path: str) -> None:
     if path == IDENTITIES and method == "DELETE":
         with hub.database.write() as session:
             identities.link(session, "https://id.example", "7", accounts.user_named(session, "bob").id)
+    if path.endswith("/retry"):
+        with hub.database.write() as session:
+            session.execute(update(Job).where(Job.id == 1).values(state="failed", finished_at=now()))
     if "{mirror}" in path:
         with hub.database.write() as session:
             held = {"problems": [], "seen": {}, "failures": 0, "added_at": now(), "due_at": now()}

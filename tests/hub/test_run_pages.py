@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from wander_hub.runs import explorer
+from wander_hub.web import board
 
 HTML = {"Accept": "text/html,application/xhtml+xml"}
 REWARDS = [0.0, 0.25, None, 1.0, 0.5, 0.25, None, 0.75]
@@ -63,17 +64,19 @@ FOUND: list[tuple[dict[str, Any], list[int]]] = [
 
 
 async def test_rollouts_are_found_alike_by_page_and_api(hub, run_id):
-    rows = f"/api/v1/runs/{run_id}/rollouts"
+    api = f"/api/v1/runs/{run_id}/rollouts"
     for asked, found in FOUND:
-        answer = (await hub.get(rows, params=asked)).json()
+        answer = (await hub.get(api, params=asked)).json()
         assert [one["number"] for one in answer["data"]] == found, asked
         assert answer["total"] == len(found)
-        part = (await hub.get(rows, params=asked | {"offset": 1, "limit": 2})).json()
+        part = (await hub.get(api, params=asked | {"offset": 1, "limit": 2})).json()
         assert [one["number"] for one in part["data"]] == found[1:3]
         assert part["total"] == len(found)
         page = await hub.get(f"/runs/{run_id}", params=asked, headers=HTML)
         assert page.status_code == 200
         assert numbers(page.text) == found
+        rows = (await hub.get(f"/runs/{run_id}/rows", params=asked, headers=HTML)).text.partition("<tr>")[2]
+        assert rows.partition("</tbody>")[0] in page.text, "what a page that scrolls is sent is what it has"
 
 
 async def test_what_is_no_filter_is_refused(hub, run_id):
@@ -109,6 +112,25 @@ async def test_a_run_says_in_words_what_was_done_and_groups_what_is_alike(hub, r
     counted = [len(numbers((await hub.get(f"/runs/{run_id}{bar}", headers=HTML)).text)) for bar in bars]
     assert len(bars) > 2
     assert counted == [int(one) for one in re.findall(r"<rect[^>]*><title>[^:]+: ([1-9]\d*) rollouts", page)]
+
+
+async def test_a_board_tells_the_rewards_of_a_stratum(hub, run_of, monkeypatch):
+    rewards = [1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.0, 0.0]
+    made = run_of(await hub.publish(), reward=rewards, examples=4, strata=[0, 0, 1, 1])
+    assert (await hub.post_run(*made)).status_code == 201
+    monkeypatch.setattr(board, "_MOST_BROKEN_DOWN", 7)
+    path, lead = "/alice/reverse-text/leaderboard", f"/runs/{made[0]['run_id']}?stratum=1#rollouts"
+    page = (await hub.get(f"{path}?stratum=1", headers=HTML)).text
+    assert lead not in page, "too many to be read for a board"
+    monkeypatch.undo()
+    page = (await hub.get(f"{path}?stratum=1&sort=posted", headers=HTML)).text
+    assert re.findall(rf'<a href="{re.escape(lead)}" title="4 rollouts, 0 failed">([^<]+)', page) == ["0.125"]
+    assert ">Stratum 1</th>" in page
+    for asked in ("", "?stratum=", "?stratum=9"):
+        page = (await hub.get(path + asked, headers=HTML)).text
+        assert "Reward by stratum" in page
+        assert '</th><th scope="col" class="right" title="mean reward of its' not in page
+    assert (await hub.get(f"{path}?stratum=x", headers=HTML)).status_code == 422
 
 
 async def test_a_rollout_leads_on_within_the_list_to_failures_and_siblings(hub, run_id):

@@ -202,15 +202,16 @@ class HubCalls:
         environment: str,
         *,
         board: str | None = None,
-        runs: Literal["best", "all"] = "best",
+        runs: Literal["best", "mean", "all"] = "best",
         level: str | None = None,
         model: str | None = None,
         limit: int | None = None,
     ) -> Board:
         """Return the ranked runs of `owner/name[@version]`, for no `limit` all.
 
-        `board` names another board of the version; `runs="all"` shows all runs in place of the first of each
-        model and account; `level` is the least one; `model` is a part of the name.
+        `board` names another board of the version; in place of the first run of each model and account
+        `runs="mean"` shows the mean of its runs, `runs="all"` every one; `level` is the least one; `model` is
+        a part of the name.
         """
         name = parse_name(environment)
         wanted = {"runs": runs, "level": level, "model": model}

@@ -29,6 +29,7 @@ def board_cells(row: LeaderboardRow) -> dict[str, Cell]:
         "by": row.posted_by,
         "posted": f"{row.posted_at:%Y-%m-%d}",
         "run": row.run_id,
+        "runs": row.runs,
         **{f"pass@{one.k}": number_text(one.pass_at_k) for one in row.pass_rates},
     }
     for name, mean in row.metrics.items():

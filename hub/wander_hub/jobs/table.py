@@ -89,6 +89,15 @@ class TableQueue:
         if not _update(session, waiting, **ended):
             _update(session, and_(Job.id == job_id, Job.state == "running"), cancel_requested=True)
 
+    def retry(self, session: Session, job_id: int) -> bool:
+        """Have a job that failed, or was called off, tried as often as a new one; False for any other."""
+        ended = and_(Job.id == job_id, Job.state.in_(("failed", "cancelled")))
+        again = {"max_attempts": Job.attempt + MAX_ATTEMPTS, "run_after": self.database.moment()}
+        if not _update(session, ended, state="queued", finished_at=None, cancel_requested=False, **again):
+            return False
+        self._announce(session, job_id)
+        return True
+
     def claim(self, owner: str, kinds: Iterable[str], job_id: int | None = None) -> Lease | None:
         """Take the next job, or that one, once those of dead workers are given back; None when none waits."""
         wanted = and_(Job.state == "queued", Job.kind.in_(list(kinds)))

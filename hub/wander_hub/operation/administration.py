@@ -13,26 +13,32 @@ from typing import IO, Annotated
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
-from wander.wire.events import BackupInfo, BackupList, DoctorFinding, DoctorReport
+from wander.wire.events import BackupInfo, BackupList, DoctorFinding, DoctorReport, JobInfo, JobPage
 
 from wander_hub.http.boundary import (
+    Before,
     Caller,
     ForManager,
     HubDatabase,
     HubSettings,
     HubStorage,
+    Number,
     ReadSession,
     audited,
     origin_of,
+    wake_jobs,
 )
 from wander_hub.http.problems import HubProblem, refusals
-from wander_hub.operation import backup_jobs
+from wander_hub.jobs import JobState
+from wander_hub.operation import backup_jobs, job_queue
 from wander_hub.rights import rights
+from wander_hub.settings import Settings
 from wander_hub.storage import CHUNK
 
 router = APIRouter(prefix="/api/v1", tags=["operation"])
 
 _ARCHIVE = "application/x-tar"
+_CHANGES = refusals(401, 403, 404, 409, 422)
 _writing = threading.Lock()
 """Held while this process writes an archive for somebody: each is as large as what it holds."""
 
@@ -40,11 +46,47 @@ _writing = threading.Lock()
 @router.get("/doctor", response_model=DoctorReport, responses=refusals(401, 403))
 def show_state(caller: Caller, settings: HubSettings) -> DoctorReport:
     """Look at settings, database, clock, storage, disk, proxy and sandbox; for administrators."""
+    rights.administrator(caller)
+    return report_state(settings)
+
+
+def report_state(settings: Settings) -> DoctorReport:
+    """Return what the doctor finds."""
     from wander_hub.operation.doctor import examine  # a hub starts without it
 
-    rights.administrator(caller)
     found = [DoctorFinding(**asdict(one)) for one in examine(settings)]
     return DoctorReport(well=all(one.state != "failed" for one in found), data=found)
+
+
+@router.get("/jobs", response_model=JobPage, responses=refusals(401, 403, 422))
+def list_jobs(
+    session: ReadSession,
+    caller: Caller,
+    kind: Annotated[str | None, Query(max_length=40)] = None,
+    state: JobState | None = None,
+    before: Before = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> JobPage:
+    """List the hub's jobs, the newest first: replays, checks, deliveries, backups; for administrators."""
+    return job_queue.list_page(session, caller, kind=kind, state=state, before=before, limit=limit)
+
+
+@router.post("/jobs/{job}/retry", response_model=JobInfo, responses=_CHANGES)
+@audited("job.retry")
+def retry_job(request: Request, context: ForManager, job: Number) -> JobInfo:
+    """Have a job done that failed or was called off, as often tried as a new one. For administrators."""
+    what = (request.app.state.jobs, context.caller, job)
+    found = context.commit(lambda session: job_queue.retry(session, *what))
+    wake_jobs(request)
+    return found
+
+
+@router.delete("/jobs/{job}", response_model=JobInfo, responses=_CHANGES)
+@audited("job.cancel")
+def cancel_job(request: Request, context: ForManager, job: Number) -> JobInfo:
+    """Call a job off: at once where it waits, soon where it runs. For administrators."""
+    what = (request.app.state.jobs, context.caller, job)
+    return context.commit(lambda session: job_queue.cancel(session, *what))
 
 
 @router.get("/backups", response_model=BackupList, responses=refusals(401, 403, 422))

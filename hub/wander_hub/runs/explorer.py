@@ -120,6 +120,11 @@ class _Kept:
         self._found: OrderedDict[Any, Any] = OrderedDict()
         self._size = 0
 
+    def has(self, key: Any) -> bool:
+        """Tell whether something is kept under a key."""
+        with self._lock:
+            return key in self._found
+
     def get(self, key: Any, find: Callable[[], Any]) -> Any:
         """Return what is kept under a key, or find it."""
         with self._lock:
@@ -201,6 +206,11 @@ def break_down(session: Session, storage: Storage, run: Run) -> Breakdown:
         return Breakdown()
     found: Breakdown = _KEPT.get(run.sha256, lambda: _break_down(session, storage, run))
     return found
+
+
+def is_broken_down(run: Run) -> bool:
+    """Tell whether that is kept already, so that nothing has to be read."""
+    return _KEPT.has(run.sha256)
 
 
 def _break_down(session: Session, storage: Storage, run: Run) -> Breakdown:

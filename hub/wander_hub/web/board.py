@@ -19,9 +19,11 @@ from wander_hub.environments import service as environments
 from wander_hub.environments.models import Version
 from wander_hub.leaderboards import service as leaderboards
 from wander_hub.leaderboards.schemas import BoardFilter
+from wander_hub.runs import explorer
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
 from wander_hub.runs.models import Run
+from wander_hub.storage import Storage
 from wander_hub.verification import service as verification
 from wander_hub.verification.models import RunExamination
 from wander_hub.web import charts
@@ -34,6 +36,8 @@ _MOST_METRICS = 30
 _USUAL = ("rank", "model", "reward", "interval", "level", "by", "posted", "pass", "cost", "tokens")
 """Columns of a board, without the examples, which all rows share and which stand above them."""
 _ORDER = (*_USUAL, "examples", "metrics")
+_MOST_BROKEN_DOWN = 100_000
+"""Rollouts whose rows a page reads to tell the rewards of a stratum: half a second of a processor."""
 _SORTS = {"reward": "reward", "posted": "posted", "tokens": "tokens", "cost": "cost"}
 """Columns by which a board can be sorted."""
 
@@ -75,10 +79,17 @@ class BoardView:
     following: str | None
     """Where the next page is."""
     history: Markup
+    strata: list[int]
+    """Of the board's examples, where they have more than one."""
+    stratum: int | None
+    """The one whose rewards have a column."""
+    by_stratum: dict[str, explorer.Group]
+    """The rollouts of that stratum by run, where they are few enough to be read."""
 
 
 def leaderboard(
     session: Session,
+    storage: Storage,
     base_url: str,
     owner: str,
     name: str,
@@ -88,6 +99,7 @@ def leaderboard(
     board: str | None,
     wanted: BoardFilter,
     wanted_columns: Sequence[str] = (),
+    stratum: int | None = None,
 ) -> BoardView:
     """Return a board with what it takes to draw it."""
     found = environments.find(session, owner, name)
@@ -108,6 +120,8 @@ def leaderboard(
     empty |= {"cost"} if all(row.usd_per_rollout is None for row in shown.rows) else set()
     empty |= {"tokens"} if all(row.tokens_per_rollout is None for row in shown.rows) else set()
     columns = [one for one in _columns(shown, metrics, wanted_columns) if one not in empty]
+    strata = _list_strata(session, shown)
+    chosen = stratum if stratum in strata else None
     since, until = (one.date().isoformat() if one else "" for one in (wanted.since, wanted.until))
     asked = {
         "version": shown.version,
@@ -118,7 +132,7 @@ def leaderboard(
         "since": since,
         "until": until,
     }
-    kept = {**asked, "column": list(wanted_columns)}
+    kept = {**asked, "column": list(wanted_columns), "stratum": None if chosen is None else str(chosen)}
     following = query_string(**kept, sort=wanted.sort, cursor=shown.next) if shown.next else None
     return BoardView(
         summary=environments.summary_of(found),
@@ -140,6 +154,9 @@ def leaderboard(
         sorts={column: query_string(**kept, sort=sort) for column, sort in _SORTS.items()},
         following=following,
         history=charts.history(shown.history),
+        strata=strata,
+        stratum=chosen,
+        by_stratum={} if chosen is None else _break_down(session, storage, shown, chosen),
     )
 
 
@@ -189,6 +206,34 @@ def _columns(board: Leaderboard, metrics: Sequence[str], wanted: Sequence[str]) 
         every = [f"metric:{name}" for name in metrics[:_METRIC_COLUMNS]]
         columns += every if one == "metrics" else [one]
     return list(dict.fromkeys(columns))
+
+
+def _list_strata(session: Session, board: Leaderboard) -> list[int]:
+    """Return the strata of a board's examples, which all its runs share; none where they are all of one."""
+    if not board.rows:
+        return []
+    manifest = runs.manifest_of(runs.find(session, board.rows[0].run_id))
+    found = sorted({one for one in manifest.strata if one is not None})
+    return found if len(found) > 1 else []
+
+
+def _break_down(
+    session: Session, storage: Storage, board: Leaderboard, stratum: int
+) -> dict[str, explorer.Group]:
+    """Return the rollouts of a stratum by run, as far as a page may read; those read before cost nothing."""
+    found, left = dict[str, explorer.Group](), _MOST_BROKEN_DOWN
+    query = run_repository.visible(session).where(Run.run_id.in_([row.run_id for row in board.rows]))
+    posted = {run.run_id: run for run in session.scalars(query)}
+    for row in board.rows:
+        run = posted[row.run_id]
+        if not explorer.is_broken_down(run):
+            left -= row.rollouts
+            if left < 0:
+                continue
+        groups = explorer.break_down(session, storage, run).strata
+        if stratum in groups:
+            found[row.run_id] = groups[stratum]
+    return found
 
 
 def _find_facts(session: Session, run_ids: Sequence[str]) -> dict[str, RowFacts]:

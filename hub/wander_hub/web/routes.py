@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.routing import APIRoute
+from pydantic import BeforeValidator, Field
 from starlette.responses import RedirectResponse, Response
 from wander.wire import Problem
 
@@ -26,6 +27,7 @@ from wander_hub.runs import service as runs
 from wander_hub.web import board as board_page
 from wander_hub.web import environment, machines, service, source
 from wander_hub.web.account import routes as account_routes
+from wander_hub.web.account import system
 from wander_hub.web.addresses import query_string
 from wander_hub.web.docs import routes as docs_routes
 from wander_hub.web.home import show_home
@@ -33,13 +35,15 @@ from wander_hub.web.run import routes as run_routes
 from wander_hub.web.templates import STATIC, as_json, page, wants_json
 
 router = APIRouter(include_in_schema=False)
-router.include_router(machines.router)
-router.include_router(docs_routes.router)
-router.include_router(run_routes.router)
-router.include_router(account_routes.router)
+_PARTS = tuple(part.router for part in (machines, docs_routes, run_routes, account_routes, system))
+for _part in _PARTS:
+    router.include_router(_part)
 
 _PER_PAGE = 50
 Cursor = Annotated[str | None, Query(max_length=300)]
+_Whole = Annotated[int, Field(ge=-(2**31), le=2**31)] | None
+Stratum = Annotated[Annotated[_Whole, BeforeValidator(lambda one: one or None)], Query()]
+"""Of a form, which sends an empty field where none was chosen."""
 
 
 @router.get("/")
@@ -212,6 +216,7 @@ def show_changes(
 def show_leaderboard(
     request: Request,
     session: ReadSession,
+    storage: HubStorage,
     base_url: BaseUrl,
     owner: str,
     name: str,
@@ -220,8 +225,9 @@ def show_leaderboard(
     task_set: Annotated[str | None, Query(max_length=64)] = None,
     board: Annotated[str | None, Query(max_length=64)] = None,
     column: Annotated[list[str] | None, Query(max_length=60)] = None,
+    stratum: Stratum = None,
 ) -> Response:
-    """One leaderboard; `column` names what to show beside what every board shows."""
+    """One leaderboard; `column` names what to show beside what every board shows, `stratum` a part of it."""
     moved = _canonical(owner, name)
     if moved is not None:
         return RedirectResponse(f"{moved}/leaderboard", 301)
@@ -232,12 +238,13 @@ def show_leaderboard(
         )
         return as_json(shown)
     view = board_page.leaderboard(
-        *(session, base_url, owner, name),
+        *(session, storage, base_url, owner, name),
         version=version,
         task_set=task_set,
         board=board,
         wanted=wanted,
         wanted_columns=column or (),
+        stratum=stratum,
     )
     return page(request, "leaderboard.html", view=view)
 
@@ -276,11 +283,6 @@ def _canonical(owner: str, name: str) -> str | None:
     return right if right != f"/{owner}/{name}" else None
 
 
-for _route in (
-    *router.routes,
-    *docs_routes.router.routes,
-    *run_routes.router.routes,
-    *account_routes.router.routes,
-):
+for _route in (*router.routes, *(one for part in _PARTS for one in part.routes)):
     if isinstance(_route, APIRoute) and _route.methods == {"GET"}:
         _route.methods.add("HEAD")  # what can be read can be asked about

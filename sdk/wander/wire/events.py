@@ -220,6 +220,39 @@ class DoctorReport(Record):
     data: list[DoctorFinding]
 
 
+class JobInfo(Record):
+    """A piece of work of the hub: a replay, a check, a delivery, a look at another hub."""
+
+    id: int
+    kind: str
+    state: Literal["queued", "running", "done", "failed", "cancelled"]
+    payload: dict[str, Any]
+    """What it is about."""
+    priority: int
+    attempt: int
+    max_attempts: int
+    lease_owner: str | None = None
+    """The worker that has it, or had it last."""
+    lease_until: datetime | None = None
+    """When another worker takes it up, unless this one is heard of before."""
+    progress: dict[str, Any] = Field(default_factory=dict)
+    cancel_requested: bool = False
+    error: str | None = None
+    """Of the last attempt."""
+    created_at: datetime
+    run_after: datetime
+    """Before which no worker takes it."""
+    finished_at: datetime | None = None
+
+
+class JobPage(Record):
+    """Jobs, the newest first."""
+
+    data: list[JobInfo]
+    next: int | None = None
+    """The `before` of the next page."""
+
+
 class BackupInfo(Record):
     """One copy of the whole hub into its backup folder: each brings the folder up to date."""
 

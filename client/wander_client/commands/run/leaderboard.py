@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from wander_client.terminal.output import Cell, Output
 
 _NUMBERS = ["examples", "rollouts", "failed", "tokens", "usd"]
+_MEANS = "runs"
+"""How many runs a row is the mean of, beside the model."""
 COLUMNS = ["rank", "model", "reward", "low", "high", *_NUMBERS, "level", "by", "posted", "run"]
 
 Level = Literal["complete", "rescored", "replayed", "rerun"]
@@ -33,6 +35,9 @@ def leaderboard(
     board: Annotated[str | None, Option(help="another board of the version, by its name")] = None,
     all_runs: Annotated[
         bool, Option("--all", help="all runs instead of the first of each model and account")
+    ] = False,
+    mean: Annotated[
+        bool, Option("--mean", help="the mean of each model's runs by one account instead of the first")
     ] = False,
     level: Annotated[Level | None, Option(help="only runs of at least this level")] = None,
     model: Annotated[str | None, Option(help="only models whose name contains this")] = None,
@@ -56,12 +61,15 @@ def leaderboard(
     a range among rows: those whose 95 % intervals overlap cannot be told apart. Filters leave rows out and
     change no rank.
     """
+    from wander_client.errors import UsageError
     from wander_client.names import parse_name
 
     here = current()
     name = parse_name(environment)
+    if all_runs and mean:
+        raise UsageError("`--all` and `--mean` exclude each other", hint="choose one of them")
     wanted = {
-        "runs": "all" if all_runs else None,
+        "runs": "all" if all_runs else "mean" if mean else None,
         "level": level,
         "model": model,
         "since": since,
@@ -158,12 +166,13 @@ def _show_to_programs(board: Leaderboard, *, metrics: bool) -> None:
         *(f"pass@{k}" for k in rates),
         *(f"{one}{end}" for one in names for end in ("", "_low", "_high")),
     ]
+    columns = [*COLUMNS, *([_MEANS] if board.showing == "mean" else [])]
     rows = []
     for row in board.rows:
         cells = board_cells(row)
         means = (number_text(value) for one in names for value in (row.metrics.get(one), *row.interval(one)))
-        rows.append([*(cells.get(one, "") for one in [*COLUMNS, *(f"pass@{k}" for k in rates)]), *means])
-    current().output.table([*COLUMNS, *titles], rows)
+        rows.append([*(cells.get(one, "") for one in [*columns, *(f"pass@{k}" for k in rates)]), *means])
+    current().output.table([*columns, *titles], rows)
 
 
 def protocol(board: Leaderboard | BoardInfo) -> str:
@@ -215,6 +224,8 @@ def _people_columns(board: Leaderboard, *, metrics: bool) -> list[str]:
     }
     chosen = _USUAL if board.columns == list(BOARD_COLUMNS) else board.columns
     columns = [name for one in chosen for name in every.get(one, [one])]
+    if board.showing == "mean":
+        columns.insert(columns.index("model") + 1, _MEANS)
     if metrics:
         after = columns.index("interval") + 1  # which no board leaves out
         columns[after:after] = [one for one in (*every["pass"], *every["metrics"]) if one not in columns]

@@ -92,6 +92,22 @@ FORMS = {
 }
 
 
+_USER = "/api/v1/users/{user}"
+FORMS |= {
+    "retry-job": Form("POST", "/api/v1/jobs/{job}/retry"),
+    "cancel-job": Form("DELETE", "/api/v1/jobs/{job}"),
+    "add-user": Form("POST", "/api/v1/users", {"name": _text}),
+    "user-link": Form("POST", _USER + "/link"),
+    "disable-user": Form("PUT", _USER + "/disabled"),
+    "enable-user": Form("DELETE", _USER + "/disabled"),
+    "user-second-factor": Form("DELETE", _USER + "/second-factor"),
+    "quota": Form("PUT", _OWNER + "/quota", {"stored_bytes": _number, "versions": _number, "runs": _number}),
+    "back-up": Form("POST", "/api/v1/backups"),
+    "refresh-mirror": Form("POST", "/api/v1/mirrors/{mirror}/refresh"),
+}
+"""What administrators do on pages of their own."""
+
+
 async def read(request: Request) -> Given:
     """Return the fields of a form."""
     refusal = HubProblem(413, "too_large", f"the form has more than {_LONGEST:,} bytes")

@@ -43,7 +43,8 @@ def _caller(request: Request) -> Identity | None:
     return optional_identity(request)
 
 
-def _to_login(request: Request) -> Response:
+def to_login(request: Request) -> Response:
+    """Send a browser to where somebody signs in, and back."""
     return RedirectResponse(f"/login?next={quote(request.url.path)}", 303)
 
 
@@ -52,7 +53,7 @@ def show_account(request: Request, session: ReadSession, done: str = "") -> Resp
     """One's tokens, second factor, owners and invitations."""
     caller = _caller(request)
     if caller is None:
-        return _to_login(request)
+        return to_login(request)
     return page(
         request,
         "account.html",
@@ -75,7 +76,7 @@ async def send_form(request: Request, form: str) -> Response:
     if status >= 400:
         problem = Problem.model_validate(said)
         return page(request, "refused.html", status=status, problem=problem, back=back)
-    secret = said.get("secret") or (said.get("token") if form == "token" else None)
+    secret = said.get("secret") or said.get("link") or (said.get("token") if form == "token" else None)
     if form == "confirm":
         secret = "\n".join(said["data"])
     if secret:
@@ -91,7 +92,7 @@ def show_webhook(
     """One webhook, with what was and is to be delivered to it; for who manages it."""
     caller = _caller(request)
     if caller is None:
-        return _to_login(request)
+        return to_login(request)
     info = webhooks.info_of(webhooks.find(session, caller, webhook))
     return page(
         request,
@@ -110,7 +111,7 @@ def show_owner_settings(
     """Who may do what with an owner, its limits, webhooks and audit log; for its owners."""
     caller = _caller(request)
     if caller is None:
-        return _to_login(request)
+        return to_login(request)
     name = normalise_owner(owner)
     found = rights.owner_for(session, caller, "manage", name)
     return page(
@@ -134,7 +135,7 @@ def show_environment_settings(
     """Visibility, status, versions and transfer of an environment; for who maintains it."""
     caller = _caller(request)
     if caller is None:
-        return _to_login(request)
+        return to_login(request)
     found = environments.find(session, owner, name)
     manages = rights.may(caller, "manage", found)
     hooks = webhooks.of_environment(session, caller, found)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
+from wander_hub.http.answers import REVALIDATE
 from wander_hub.http.boundary import BaseUrl, HubSettings, HubStorage, ReadSession
+from wander_hub.runs import explorer
 from wander_hub.runs import service as runs
 from wander_hub.runs.explorer import RolloutFilter
 from wander_hub.web.run import compare, live
@@ -15,7 +17,7 @@ from wander_hub.web.run import page as run_page
 from wander_hub.web.run import rollout as rollout_page
 from wander_hub.web.run.overlay import overlay
 from wander_hub.web.run.page import RunQuery
-from wander_hub.web.templates import as_json, page, wants_json
+from wander_hub.web.templates import as_json, page, render, wants_json
 
 router = APIRouter(prefix="/runs", include_in_schema=False)
 
@@ -69,6 +71,19 @@ def show_run(
     scripts += ["curves.js"] if view.training else []
     scripts += ["live.js"] if view.replays.under_way else []
     return page(request, "run.html", scripts=scripts, view=view)
+
+
+@router.get("/{run_id}/rows")
+def list_rows(
+    session: ReadSession, storage: HubStorage, run_id: str, query: Annotated[RunQuery, Query()]
+) -> Response:
+    """Rows of the table of a run's rollouts, for a page that scrolls through all of them."""
+    run = runs.with_rollouts(runs.find(session, run_id))
+    rows, _ = explorer.list_page(session, storage, run, query, query.offset, query.limit)
+    body = render(
+        "rollout_rows.html", rows=rows, rows_at=f"/runs/{run.run_id}/rollouts", asked=query.address()
+    )
+    return HTMLResponse(body, headers={"Cache-Control": REVALIDATE})
 
 
 @router.get("/{run_id}/live")

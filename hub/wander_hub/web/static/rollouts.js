@@ -1,58 +1,13 @@
-// Scrolls through all rollouts of a run in one table: rows come from the API as they come into view.
+// Scrolls through all rollouts of a run in one table: rows come from the hub as they come into view.
 "use strict";
 const PAGE = 100, MARGIN = 30, TALLEST = 8e6;
+const KEPT = 40; // pages of rows: what scrolled away long ago is asked for again
 const box = document.querySelector(".explorer");
 const body = box?.querySelector("tbody");
 const total = Number(box?.dataset.total);
 const height = body?.rows[0]?.getBoundingClientRect().height;
-const HIDDEN = /[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff0-\ufffb]/g;
 const pages = new Map();
 let shown = "";
-
-const visible = (text) => text.replace(HIDDEN, (one) => `U+${one.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}`);
-const shorten = (text, most) => {
-  if (text.length <= most) return text;
-  const head = (most - 1) >> 1;
-  return `${text.slice(0, head)}…${text.slice(text.length - (most - 1 - head))}`;
-};
-const number = (value) => (value === null ? "–" : value.toFixed(3).replace("-", "−"));
-const count = (value) => String(value).replace(/\B(?=(\d{3})+$)/g, "\u2009");
-const duration = (s) =>
-  s < 1 ? `${Math.round(s * 1000)} ms` : s < 60 ? `${s.toFixed(1)} s` : s < 3600 ? `${(s / 60).toFixed(1)} min` : `${(s / 3600).toFixed(1)} h`;
-
-function cell(row, css, text) {
-  const one = row.insertCell();
-  one.className = css;
-  one.append(text);
-  return one;
-}
-
-function badge(css, text) {
-  const one = document.createElement("span");
-  one.className = css;
-  one.textContent = text;
-  return one;
-}
-
-function draw(one) {
-  const row = document.createElement("tr");
-  const link = document.createElement("a");
-  link.href = `${box.dataset.page}/${one.number}${box.dataset.query}`;
-  link.textContent = one.number;
-  cell(row, "right", link);
-  cell(row, "mono clip", visible(shorten(one.example_id, 32)));
-  cell(row, "right narrow", one.index);
-  cell(row, "right score", number(one.reward));
-  const ended = cell(row, "nowrap", "");
-  if (one.failure) ended.append(badge("badge error", `! ${one.failure}`));
-  else ended.append(badge("mono", one.stop_reason ? visible(shorten(one.stop_reason, 24)) : "–"));
-  if (one.truncated) ended.append(" ", badge("badge warn", "⋯ truncated"));
-  cell(row, "right narrow", one.turns);
-  cell(row, "right narrow", count(one.completion_tokens));
-  cell(row, "right narrow", duration(one.seconds));
-  cell(row, "clip muted", visible(shorten(one.preview, 120)));
-  return row;
-}
 
 function filler(rows) {
   const row = document.createElement("tr");
@@ -68,7 +23,7 @@ async function fetchPage(page) {
   query.set("limit", PAGE);
   const answer = await fetch(`${box.dataset.rows}?${query}`);
   if (!answer.ok) throw new Error(`the hub answered ${answer.status}`);
-  return (await answer.json()).data;
+  return [...new DOMParser().parseFromString(await answer.text(), "text/html").querySelectorAll("tbody > tr")];
 }
 
 const say = (text) => { document.querySelector(".explorer-state").textContent = text; };
@@ -77,7 +32,12 @@ function load(page) {
   if (!pages.has(page)) {
     pages.set(page, null);
     fetchPage(page).then(
-      (rows) => { pages.set(page, rows); say(""); show(); },
+      (rows) => {
+        pages.set(page, rows);
+        if (pages.size > KEPT) pages.delete(pages.keys().next().value);
+        say("");
+        show();
+      },
       () => { pages.delete(page); say("The hub does not answer; scroll to try again."); },
     );
   }
@@ -92,11 +52,11 @@ function show() {
     const page = load(Math.floor(place / PAGE));
     rows.push(page?.[place % PAGE] ?? null);
   }
-  const now = `${first}/${rows.map((one) => one?.number ?? "").join()}`;
+  const now = `${first}/${rows.map((one) => (one ? 1 : 0)).join("")}`;
   if (now === shown) return;
   shown = now;
   const active = document.activeElement?.closest?.(".explorer a")?.textContent;
-  body.replaceChildren(filler(first), ...rows.map((one) => (one ? draw(one) : filler(1))), filler(total - last));
+  body.replaceChildren(filler(first), ...rows.map((one) => one ?? filler(1)), filler(total - last));
   if (active) [...body.querySelectorAll("a")].find((one) => one.textContent === active)?.focus({ preventScroll: true });
 }
 

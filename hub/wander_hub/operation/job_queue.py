@@ -1,0 +1,111 @@
+"""The queue of jobs as administrators see it: what waits, what failed and why, who works on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+from wander.wire.events import JobInfo, JobPage
+
+from wander_hub import audit
+from wander_hub.database import fill, now
+from wander_hub.http.problems import HubProblem
+from wander_hub.identity import Identity
+from wander_hub.jobs import Job, JobState, TableQueue
+from wander_hub.rights import rights
+from wander_hub.verification import evidence
+from wander_hub.verification import service as verification
+
+_SETTLED: Mapping[str, Callable[[Session, Sequence[int]], None]] = {
+    verification.KIND: verification.keep_failures,
+    evidence.KIND: evidence.keep_failures,
+}
+"""What is done about jobs of a kind that end without a result, where no worker is there to do it."""
+_SEEN = timedelta(days=1)
+
+
+class WorkerSeen(NamedTuple):
+    """A worker that had a job within a day."""
+
+    name: str
+    running: int
+    done: int
+    last: datetime | None
+    """When it ended one last."""
+
+
+def list_page(
+    session: Session,
+    caller: Identity,
+    *,
+    kind: str | None = None,
+    state: JobState | None = None,
+    before: int | None = None,
+    limit: int = 100,
+) -> JobPage:
+    """Return a page of jobs, the newest first; for administrators."""
+    rights.administrator(caller)
+    query = select(Job).order_by(Job.id.desc()).limit(limit + 1)
+    for column, wanted in ((Job.kind, kind), (Job.state, state)):
+        query = query.where(column == wanted) if wanted is not None else query
+    found = session.scalars(query.where(Job.id < before) if before is not None else query).all()
+    data = [fill(JobInfo, one) for one in found[:limit]]
+    return JobPage(data=data, next=data[-1].id if len(found) > limit else None)
+
+
+def count(session: Session) -> dict[str, dict[str, int]]:
+    """Return how many jobs there are of each kind and state."""
+    found: dict[str, dict[str, int]] = {}
+    query = select(Job.kind, Job.state, func.count()).group_by(Job.kind, Job.state).order_by(Job.kind)
+    for kind, state, number in session.execute(query):
+        found.setdefault(kind, {})[state] = number
+    return found
+
+
+def list_workers(session: Session) -> list[WorkerSeen]:
+    """Return the workers that had a job within a day."""
+    running, done = (func.count().filter(Job.state == one) for one in ("running", "done"))
+    query = select(Job.lease_owner, running, done, func.max(Job.finished_at)).group_by(Job.lease_owner)
+    query = query.where((Job.state == "running") | (Job.finished_at > now() - _SEEN))
+    found = session.execute(query.where(Job.lease_owner.is_not(None)).order_by(Job.lease_owner))
+    return [WorkerSeen(name or "", has, did, last) for name, has, did, last in found]
+
+
+def retry(session: Session, queue: TableQueue, caller: Identity, number: int) -> JobInfo:
+    """Have a job done that failed or was called off; for administrators."""
+    job = _find(session, caller, number)
+    if not queue.retry(session, number):
+        hint = "`GET /api/v1/jobs?state=failed` lists those that can be"
+        raise HubProblem(
+            409, "job_not_over", f"job {number} is {job.state}, and not to be tried again", hint=hint
+        )
+    return _told(session, job)
+
+
+def cancel(session: Session, queue: TableQueue, caller: Identity, number: int) -> JobInfo:
+    """Call a job off: at once where it waits, soon where it runs; for administrators."""
+    job = _find(session, caller, number)
+    if job.finished_at is not None:
+        raise HubProblem(409, "job_over", f"job {number} is {job.state} already")
+    queue.cancel(session, number)
+    session.refresh(job)
+    if job.state == "cancelled" and job.kind in _SETTLED:
+        _SETTLED[job.kind](session, [number])
+    return _told(session, job)
+
+
+def _find(session: Session, caller: Identity, number: int) -> Job:
+    rights.administrator(caller)
+    found = session.get(Job, number)
+    if found is None:
+        raise HubProblem(404, "job_not_found", f"there is no job {number}")
+    return found
+
+
+def _told(session: Session, job: Job) -> JobInfo:
+    session.refresh(job)
+    audit.about(session, target=f"job {job.id}", kind=job.kind, **job.payload)
+    return fill(JobInfo, job)

@@ -1,0 +1,212 @@
+"""The pages of administrators: the hub's state, its jobs, people, organisations and audit log.
+
+They show what the API answers to administrators, and their forms do what it does.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, time
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+from starlette.responses import Response
+from wander.wire.events import EVENTS
+
+from wander_hub import audit
+from wander_hub.accounts.models import Owner, User
+from wander_hub.environments import browse
+from wander_hub.http.boundary import Before, HubSettings, ReadSession
+from wander_hub.http.health import free_bytes
+from wander_hub.identity import Identity
+from wander_hub.jobs import JobState
+from wander_hub.mirrors import service as mirrors
+from wander_hub.operation import backup_jobs, job_queue
+from wander_hub.operation.administration import report_state
+from wander_hub.people import departures, organisations
+from wander_hub.quotas import service as quotas
+from wander_hub.rights import rights
+from wander_hub.runs import repository as runs
+from wander_hub.settings import Settings
+from wander_hub.web.account import forms
+from wander_hub.web.account.routes import to_login
+from wander_hub.web.addresses import query_string
+from wander_hub.web.templates import page
+from wander_hub.webhooks import service as webhooks
+
+router = APIRouter(prefix="/system", include_in_schema=False)
+
+_JOBS, _PEOPLE, _ENTRIES, _BACKUPS = 100, 200, 200, 5
+"""Of each on a page."""
+Word = Annotated[str, Query(max_length=300)]
+
+
+def _show(request: Request, template: str, done: str = "", **values: Any) -> Response:
+    return page(request, template, done=done in forms.FORMS, **values)
+
+
+def _administrator(request: Request) -> Identity | None:
+    """Return the caller; None for nobody. Raise a 403 for who is no administrator."""
+    caller: Identity | None = getattr(request.state, "identity", None)
+    if caller is not None:
+        rights.administrator(caller)
+    return caller
+
+
+@router.get("")
+def show_state(request: Request, session: ReadSession, settings: HubSettings, done: str = "") -> Response:
+    """Whether the hub is well, how large it is, who works on its jobs, its backups, mirrors and webhooks."""
+    caller = _administrator(request)
+    if caller is None:
+        return to_login(request)
+    return _show(
+        request,
+        "system.html",
+        done,
+        report=report_state(settings),
+        facts=_describe(session, settings),
+        counts=job_queue.count(session),
+        workers=job_queue.list_workers(session),
+        backups=backup_jobs.list_newest(session, _BACKUPS),
+        backs_up=settings.backup_folder is not None,
+        mirrors=mirrors.list_all(session),
+        webhooks=webhooks.list_all(session, caller, None),
+        events=EVENTS,
+    )
+
+
+@router.get("/jobs")
+def show_jobs(
+    request: Request,
+    session: ReadSession,
+    kind: Annotated[str, Query(max_length=40)] = "",
+    state: JobState | Literal[""] = "",
+    before: Before = None,
+    done: str = "",
+) -> Response:
+    """The queue of jobs, the newest first: state, attempts, who has it, why it failed."""
+    caller = _administrator(request)
+    if caller is None:
+        return to_login(request)
+    found = job_queue.list_page(
+        session, caller, kind=kind or None, state=state or None, before=before, limit=_JOBS
+    )
+    following = query_string(kind=kind, state=state, before=found.next) if found.next else None
+    counts = job_queue.count(session)
+    return _show(
+        *(request, "system_jobs.html", done),
+        jobs=found.data,
+        counts=counts,
+        kind=kind,
+        state=state,
+        following=following,
+        back="/system/jobs" + query_string(kind=kind, state=state),
+    )
+
+
+@router.get("/users")
+def show_users(
+    request: Request,
+    session: ReadSession,
+    cursor: Annotated[str, Query(max_length=80)] = "",
+    done: str = "",
+) -> Response:
+    """The users, by name, with what administrators do about them."""
+    caller = _administrator(request)
+    if caller is None:
+        return to_login(request)
+    found = departures.list_users(session, after=cursor, limit=_PEOPLE + 1)
+    following = query_string(cursor=found[_PEOPLE - 1].name) if len(found) > _PEOPLE else None
+    return _show(
+        request, "system_users.html", done, users=found[:_PEOPLE], following=following, me=caller.user
+    )
+
+
+@router.get("/organisations")
+def show_organisations(
+    request: Request,
+    session: ReadSession,
+    settings: HubSettings,
+    cursor: Annotated[str, Query(max_length=80)] = "",
+    done: str = "",
+) -> Response:
+    """The organisations, and the owners that have limits of their own."""
+    caller = _administrator(request)
+    if caller is None:
+        return to_login(request)
+    found = list(organisations.with_owners(session, after=cursor, limit=_PEOPLE + 1).items())
+    following = query_string(cursor=found[_PEOPLE - 1][0].name) if len(found) > _PEOPLE else None
+    return _show(
+        *(request, "system_organisations.html", done),
+        organisations=found[:_PEOPLE],
+        following=following,
+        limited=quotas.list_own(session, settings),
+        usual={name: getattr(settings, f"quota_{name}") for name in quotas.KINDS},
+    )
+
+
+@router.get("/audit")
+def show_audit(
+    request: Request,
+    session: ReadSession,
+    actor: Word = "",
+    action: Annotated[str, Query(max_length=40)] = "",
+    target: Word = "",
+    since: date | Literal[""] = "",
+    until: date | Literal[""] = "",
+    before: Before = None,
+) -> Response:
+    """What was done on this hub, by whom and from where, the newest first."""
+    caller = _administrator(request)
+    if caller is None:
+        return to_login(request)
+    asked = {"actor": actor, "action": action, "target": target, "since": since, "until": until}
+    found = audit.list_entries(
+        session,
+        actor=actor or None,
+        action=action or None,
+        target=target or None,
+        since=_begins(since),
+        until=_begins(until),
+        before=before,
+        limit=_ENTRIES + 1,
+    )
+    following = query_string(**asked, before=found[_ENTRIES - 1].id) if len(found) > _ENTRIES else None
+    given = {name: value or None for name, value in asked.items()}
+    return _show(
+        *(request, "system_audit.html"),
+        entries=found[:_ENTRIES],
+        asked=asked,
+        following=following,
+        export="/api/v1/audit.jsonl" + query_string(**given),
+    )
+
+
+def _begins(day: date | Literal[""]) -> datetime | None:
+    return datetime.combine(day, time(), UTC) if day else None
+
+
+def _describe(session: Session, settings: Settings) -> dict[str, str]:
+    """Return what the hub has and runs on, in words."""
+    engine = session.get_bind().dialect.name
+    day = func.count().filter(User.disabled_at.is_(None))
+    users, able = session.execute(select(func.count(), day).select_from(User)).one()
+    owners = session.scalar(select(func.count()).select_from(Owner)) or 0
+    listed, posted = browse.count_listed(session), runs.count_runs(session, most=browse.COUNTED + 1)
+    most = f"more than {browse.COUNTED:,}"
+    return {
+        "environments": most if listed > browse.COUNTED else f"{listed:,}",
+        "runs": most if posted > browse.COUNTED else f"{posted:,}",
+        "users": f"{users:,}, of whom {able:,} may come in",
+        "owners": f"{owners:,}",
+        "database": {"sqlite": "SQLite in the data folder", "postgresql": "PostgreSQL"}.get(engine, engine),
+        "files": "an object store" if settings.storage_url else "the data folder",
+        "room": f"{free_bytes(settings) / 2**30:,.1f} GiB free where the data folder is",
+        "jobs": f"handed out by {settings.jobs}, " + _works(settings),
+    }
+
+
+def _works(settings: Settings) -> str:
+    here = "worked on beside the requests" if settings.serve_jobs else "worked on by `wander-hub work` alone"
+    return f"{here}; replays: {settings.verification}"

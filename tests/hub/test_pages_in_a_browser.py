@@ -1,0 +1,177 @@
+"""What people do on pages, in a real browser: sign in, tokens, stars, yanking, webhooks, replays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from browsers import PASSWORD, give_password
+from chromium import CHROMIUM, browser_page
+from page_faults import axe_source, find_faults
+from served_app import served
+from wander.wire.verification import ReplayReport
+from wander_hub.jobs import Lease, TableQueue
+from wander_hub.verification import service
+from wander_hub.web.run import live
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine"),
+]
+
+RUN = "01JRUN0000000000000000000A"
+ENVIRONMENT = "/alice/reverse-text"
+ACTS = "<img src=x onerror=\"document.title = 'taken'\">"
+
+
+@contextmanager
+def signed_in(url: str, user: str, width: int = 1280, **context: Any) -> Iterator[Any]:
+    """Open a browser and sign somebody in, as they would; any error of a page fails."""
+    faults: list[str] = []
+    with browser_page(width, **context) as page:
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
+        page.goto(f"{url}/login?next=/account")
+        page.fill('input[name="name"]', user)
+        page.fill('input[name="password"]', PASSWORD)
+        page.keyboard.press("Enter")
+        page.wait_for_url(f"{url}/account")
+        yield page
+    assert faults == []
+
+
+def see(page: Any, address: str, *, axe: str | None = None) -> None:
+    """Open a page that must have no fault."""
+    assert page.goto(address).status == 200, address
+    assert page.title() != "taken", address
+    assert find_faults(page, axe) == [], address
+
+
+def press(page: Any, name: str, within: str = "main") -> None:
+    page.locator(within).get_by_role("button", name=name, exact=True).first.click()
+
+
+def see_to_an_account(url: str) -> None:
+    """Make a token and revoke it, mark an environment, yank a version, and see to a webhook."""
+    with signed_in(url, "alice") as page:
+        page.fill('input[name="name"] >> nth=-1', f"ci {ACTS}")
+        press(page, "Make it")
+        assert page.locator("#secret").inner_text().startswith("wnd_")
+        page.get_by_role("link", name="Go on").click()
+        page.get_by_text("ci <img").wait_for()
+        page.locator("tr", has_text="ci <img").get_by_role("button", name="Revoke").click()
+        page.locator("tr", has_text="ci <img").get_by_text("revoked").wait_for()
+        see(page, f"{url}{ENVIRONMENT}")
+        page.get_by_role("button", name="☆ Star · 0").click()
+        page.get_by_role("button", name="★ Starred · 1").wait_for()
+        see(page, f"{url}{ENVIRONMENT}/settings")
+        page.fill('td input[name="reason"]', "wrong")
+        press(page, "Yank")
+        page.get_by_text("yanked: wrong").wait_for()
+        press(page, "Offer it again")
+        page.fill('input[name="url"]', "https://example.org/?<script>alert(1)</script>")
+        press(page, "Make a webhook")
+        page.get_by_text("Shown this once").wait_for()
+        page.get_by_role("link", name="Go on").click()
+        page.locator('a[href^="/account/webhooks/"]').click()
+        press(page, "Send a test")
+        page.locator("tr", has_text="webhook.test").wait_for()
+        press(page, "Make another secret")
+        page.locator("#secret").wait_for()
+        page.get_by_role("link", name="Go on").click()
+        page.get_by_text("Only some events").click()
+        page.get_by_label("run.level").check()
+        press(page, "Save")
+        page.get_by_text("It is told of run.level").wait_for()
+        assert find_faults(page, axe_source()) == []
+        press(page, "Remove it")
+        page.wait_for_url("**/settings?done=remove-webhook#webhooks")
+        assert page.locator('a[href^="/account/webhooks/"]').count() == 0
+
+
+class Replay:
+    """A replay that another process works on: the rows of its job are what that one would write."""
+
+    def __init__(self, hub: Any) -> None:
+        self.queue = TableQueue(hub.database)
+        self.lease: Lease | None = None
+
+    def tell(self, **progress: int) -> None:
+        self.lease = self.lease or self.queue.claim("another process", [service.KIND])
+        assert self.lease is not None
+        self.queue.beat(self.lease, progress)
+
+    def end(self) -> None:
+        lease, counts = self.lease, {"expected": 6, "recorded": 6, "replayed": 6, "same": 6}
+        assert lease is not None
+        report = ReplayReport(run_id=RUN, differing=0, failed=0, **counts)
+        self.queue.finish(lease, lambda session: service.keep(session, lease.job_id, report, None))
+        self.lease = None
+
+
+def follow_a_replay(url: str, replay: Replay) -> None:
+    """See a replay move and end without loading the page again, and ask for another one."""
+    with signed_in(url, "bob") as page:
+        see(page, f"{url}/runs/{RUN}?limit=2", axe=axe_source())
+        box = page.locator("#replays")
+        box.get_by_text("queued").wait_for()
+        replay.tell(done=2, total=6, differing=0)
+        box.get_by_text("2 of 6 rollouts").wait_for()
+        assert box.locator("progress").get_attribute("value") == "2"
+        replay.end()
+        page.locator("#standing .badge", has_text="replayed").wait_for()
+        box.get_by_text("6 of 6 rollouts came out the same").wait_for()
+        page.locator("#proofs").get_by_text("What was proved").wait_for()
+        assert page.locator(".explorer.all tbody a").count() == 6, "all rows, in one list that scrolls"
+        page.keyboard.press("j")
+        assert page.evaluate("document.activeElement.textContent") == "0"
+        box.get_by_label("Up to level").select_option("replayed")
+        press(page, "Play it again", "#replays")
+        page.wait_for_url("**done=verify*")
+        replay.tell(done=5, total=6, differing=0)
+        box.get_by_text("5 of 6 rollouts").wait_for()
+        box.get_by_text("asked for by bob").wait_for()
+        replay.end()
+        page.locator("#replays progress").wait_for(state="detached")
+
+
+def read_without_a_script(url: str) -> None:
+    """Mark an environment and ask for a replay by forms alone; the page says how to look again."""
+    with signed_in(url, "bob", java_script_enabled=False) as page:
+        page.goto(f"{url}{ENVIRONMENT}")
+        page.get_by_role("button", name="☆ Star · 1").click()
+        page.get_by_role("button", name="★ Starred · 2").wait_for()
+        page.goto(f"{url}/runs/{RUN}")
+        press(page, "Play it again", "#replays")
+        page.get_by_role("link", name="Look again").click()
+        page.locator("#replays").get_by_text("queued").wait_for()
+        press(page, "Call it off", "#replays")
+        page.locator("#replays .look-again").wait_for(state="detached")
+
+
+def administer(url: str) -> None:
+    """See the hub as its administrator, on a phone in the dark too."""
+    for width, scheme, axe in ((1280, "light", None), (390, "dark", axe_source())):
+        with signed_in(url, "admin", width, color_scheme=scheme, bypass_csp=True) as page:
+            for path in ("", "/jobs", "/users", "/organisations", "/audit"):
+                see(page, f"{url}/system{path}", axe=axe)
+            page.goto(f"{url}/system/jobs?state=cancelled")
+            press(page, "Try again")
+            page.goto(f"{url}/system/jobs?state=queued&kind=replay")
+            press(page, "Call off")
+            page.get_by_text("None.").wait_for()
+
+
+async def test_people_do_on_pages_what_they_came_for(hub, run_of, monkeypatch):
+    monkeypatch.setattr(live, "LOOK_SECONDS", 0.05)
+    give_password(hub, "admin", "alice", "bob")
+    manifest, rollouts = run_of(await hub.publish(), reward=0.5, model=ACTS)
+    assert (await hub.post_run(manifest, rollouts)).status_code == 201
+    async with served(hub.client._transport.app) as door:
+        await asyncio.to_thread(see_to_an_account, door.url)
+        await asyncio.to_thread(follow_a_replay, door.url, Replay(hub))
+        await asyncio.to_thread(read_without_a_script, door.url)
+        await asyncio.to_thread(administer, door.url)
