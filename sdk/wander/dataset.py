@@ -24,6 +24,9 @@ Rows = Iterable[Row] | Callable[[], Iterable[Row]]
 function too) that is called when the first row is needed."""
 
 ROLES = frozenset({"system", "user", "assistant", "tool", "developer"})
+_KEPT = 10_000
+"""Examples that a dataset keeps; others are made anew, so that a million cost what their rows do."""
+_DIGITS = 20
 NAMED_COLUMNS = frozenset({"prompt", "question", "answer", "info", "example_id", "seed", "stratum"})
 
 
@@ -68,7 +71,9 @@ class Dataset:
         self._rows = rows
         self._opened: _RowReader | None = None
         self._examples: dict[int, Example] = {}
-        self._positions: dict[str, int] = {}
+        """The last `_KEPT` that were asked for."""
+        self._own_ids: dict[str, int] = {}
+        """Positions of the rows with an `example_id` of their own, as far as they were asked for."""
         self._shown: tuple[Sequence[Messages], int, bool] = ((), 0, False)
 
     @property
@@ -133,16 +138,28 @@ class Dataset:
         if row is None:
             return None
         example = self._normalise(row, index)
-        first = self._positions.setdefault(example.example_id, index)
-        if first != index:
+        if (first := self._find_namesake(example.example_id, row, index)) is not None:
             raise DatasetError(
                 f"rows {first} and {index} of the {self.split} dataset share the example_id "
                 f"`{example.example_id}`",
                 hint="make `example_id` unique, or leave the column out to number the rows",
             )
         if reader.finite:
+            if len(self._examples) >= _KEPT:
+                del self._examples[next(iter(self._examples))]
             self._examples[index] = example
         return example
+
+    def _find_namesake(self, example_id: str, row: Any, index: int) -> int | None:
+        """Return the position of another row with the same id; its own position names a row without one."""
+        if row.get("example_id") is None:
+            return self._own_ids.get(example_id)
+        first = self._own_ids.setdefault(example_id, index)
+        if first != index:
+            return first
+        place = int(example_id) if example_id.isdecimal() and len(example_id) < _DIGITS else index
+        earlier = self._reader().row(place) if place < index and str(place) == example_id else None
+        return None if earlier is None or earlier.get("example_id") is not None else place
 
     def _normalise(self, row: Any, index: int) -> Example:
         where = f"row {index} of the {self.split} dataset"
@@ -175,7 +192,8 @@ class Dataset:
                 )
             conversations, most, own = self._shown
             others = [one for place, one in enumerate(conversations) if not (own and place == index)][:most]
-            shots: Messages = json.loads(json.dumps([*self.few_shot, *chain.from_iterable(others)]))
+            given = [*self.few_shot, *chain.from_iterable(others)]
+            shots: Messages = json.loads(json.dumps(given)) if given else []
             opening = [*shots, {"role": "user", "content": str(question)}]
         elif isinstance(opening, str):
             opening = [{"role": "user", "content": opening}]
@@ -260,6 +278,9 @@ def _json_row(row: Any, where: str) -> dict[str, Any]:
     for name, value in row.items():
         if not isinstance(name, str):
             raise DatasetError(f"{where} has a column whose name is not text: `{name!r}`")
+        if value is None or type(value) in (str, int, bool):
+            values[name] = value
+            continue
         try:
             values[name] = json.loads(json.dumps(value, allow_nan=False))
         except (TypeError, ValueError, RecursionError) as error:

@@ -267,7 +267,6 @@ async def _require_same_environment(evaluation: Evaluation, environment: OpenedE
     """Refuse to go on with other code, unless that is allowed and the examples are the same."""
     from wander.evals.run.plan import planned_examples
     from wander.evals.store.folder import RunFolder
-    from wander.types import task_set_digest
 
     settings, run_dir, folder = evaluation.settings, evaluation.run_dir, evaluation.location.folder
     if folder is None or settings.environment_files is None or not (run_dir / "run.json").exists():
@@ -276,7 +275,7 @@ async def _require_same_environment(evaluation: Evaluation, environment: OpenedE
     if not changed:
         return
     examples = await planned_examples(environment.handle, settings.plan())
-    same = task_set_digest(examples) == RunFolder.open(run_dir).manifest.task_set_sha256
+    same = examples.task_set_sha256() == RunFolder.open(run_dir).manifest.task_set_sha256
     if not same or not evaluation.allow_changed_code:
         raise environment_changed(
             changed, examples_changed=not same, folder=shlex.quote(str(folder)), model=settings.model

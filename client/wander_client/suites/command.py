@@ -25,7 +25,7 @@ from wander_client.terminal.output import counted
 
 if TYPE_CHECKING:
     from wander.evals.run.budget import SharedBudget
-    from wander.types import Example
+    from wander.evals.store.examples import PackedExamples
 
     from wander_client.context import Invocation
     from wander_client.environments.opening import OpenedEnvironment
@@ -261,11 +261,11 @@ async def _plan_all(evaluations: list[Evaluation]) -> list[dict[str, Any]]:
 
 
 def _plan(
-    settings: EvaluationSettings, environment: OpenedEnvironment, examples: list[Example]
+    settings: EvaluationSettings, environment: OpenedEnvironment, examples: PackedExamples
 ) -> dict[str, Any]:
     strata: dict[str, int] = {}
-    for example in examples if settings.strata else ():
-        strata[str(example.stratum)] = strata.get(str(example.stratum), 0) + 1
+    for stratum in examples.strata if settings.strata else ():
+        strata[str(stratum)] = strata.get(str(stratum), 0) + 1
     rollouts = len(examples) * settings.rollouts_per_example
     turns = environment.handle.info.max_turns
     return {

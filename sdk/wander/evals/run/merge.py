@@ -19,6 +19,7 @@ from pathlib import Path
 
 from wander.errors import RunError
 from wander.evals.stats.summary import summarise_run
+from wander.evals.store.examples import Places
 from wander.evals.store.folder import RunFolder
 from wander.evals.store.jsonl import make_folder
 from wander.evals.store.manifest import differences_in_words, find_differing_pins, run_id_of
@@ -170,8 +171,7 @@ def _spending(shards: Sequence[RunFolder]) -> Spending | None:
 
 def _lines_in_order(shards: Sequence[RunFolder], manifest: RunManifest, place: Path) -> Iterator[bytes]:
     """Yield the line of every rollout in the manifest's order, by way of a file with all of them."""
-    each = manifest.rollouts_per_example
-    first = {name: number * each for number, name in enumerate(manifest.example_ids)}
+    places = Places(manifest.example_ids, manifest.rollouts_per_example)
     offsets, lengths = (array("q", [_NOWHERE]) * manifest.expected_rollouts for _ in range(2))
     with tempfile.TemporaryFile(dir=place) as spool:
         offset = 0
@@ -179,7 +179,7 @@ def _lines_in_order(shards: Sequence[RunFolder], manifest: RunManifest, place: P
             held = 0
             for rollout, line in shard.records():
                 line = line.removesuffix(b"\n") + b"\n"
-                number = _place(rollout, shard, first, manifest)
+                number = _place(rollout, shard, places, manifest)
                 offsets[number], lengths[number] = offset, len(line)
                 spool.write(line)
                 offset += len(line)
@@ -195,12 +195,10 @@ def _lines_in_order(shards: Sequence[RunFolder], manifest: RunManifest, place: P
             yield os.pread(spool.fileno(), length, start)
 
 
-def _place(rollout: Rollout, shard: RunFolder, first: dict[str, int], manifest: RunManifest) -> int:
+def _place(rollout: Rollout, shard: RunFolder, places: Places, manifest: RunManifest) -> int:
     """Return the place of a rollout in the whole run; raises `RunError` for one that is not of this shard."""
-    start = first.get(rollout.example_id)
-    number = None if start is None else start + rollout.index
-    inside = number is not None and 0 <= rollout.index < manifest.rollouts_per_example
-    if number is None or not inside or not shard_of(shard).takes(number // manifest.played_together):
+    number = places.find(rollout.key)
+    if number is None or not shard_of(shard).takes(number // manifest.played_together):
         raise RunError(
             f"`{shard.path}` holds rollout `{rollout.example_id}/{rollout.index}`, which is not of its shard",
             hint="play that shard again into another folder",

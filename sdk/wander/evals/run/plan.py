@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 
 from wander.clients.base import Client
 from wander.errors import ConfigError, DatasetError
 from wander.evals.run.budget import Budget, Share
+from wander.evals.store.examples import PackedExamples
 from wander.handle import EnvironmentHandle, Split
 from wander.seeding import derived_rng
 from wander.types import Example, SamplingArgs
 from wander.wire.run_record import ExampleChoice, Shard
+
+_PAGE = 1000
+"""Examples that are asked for at once."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class EvaluationPlan:
         return "shuffled" if self.shuffle else "first"
 
 
-async def planned_examples(environment: EnvironmentHandle, plan: EvaluationPlan) -> list[Example]:
+async def planned_examples(environment: EnvironmentHandle, plan: EvaluationPlan) -> PackedExamples:
     """Return the ordered examples that a plan plays."""
     if plan.strata and not environment.info.strata:
         raise ConfigError(
@@ -77,30 +81,50 @@ async def planned_examples(environment: EnvironmentHandle, plan: EvaluationPlan)
             hint="leave `--strata` out; an environment declares them by `strata=`",
         )
     if plan.shuffle or plan.strata:
-        examples = await environment.examples(plan.split)
+        whole = PackedExamples([each async for each in _in_pages(environment, plan.split, None)])
+        order = list(range(len(whole)))
         if plan.shuffle:
-            derived_rng(plan.seed, "evaluation order").shuffle(examples)
+            derived_rng(plan.seed, "evaluation order").shuffle(order)
         if plan.strata:
-            examples = in_turn(examples)
-        examples = examples[: plan.num_examples]
+            order = [order[place] for place in in_turn([whole.strata[place] for place in order])]
+        examples = PackedExamples(whole[place] for place in order[: plan.num_examples])
     else:
-        examples = await environment.examples(plan.split, 0, plan.num_examples)
+        examples = PackedExamples()
+        async for example in _in_pages(environment, plan.split, plan.num_examples):
+            examples.append(example)
     if not examples:
         raise ConfigError(f"the `{plan.split}` split of `{environment.info.name}` has no examples")
-    twice = [name for name, count in Counter(each.example_id for each in examples).items() if count > 1]
+    twice = [name for name, count in Counter(examples.ids).items() if count > 1]
     if twice:
         raise DatasetError(f"example id `{twice[0]}` stands for several rows of `{environment.info.name}`")
     return examples
 
 
-def in_turn(examples: Sequence[Example]) -> list[Example]:
-    """Return the examples so that every beginning holds the strata as evenly as can be.
+async def _in_pages(environment: EnvironmentHandle, split: Split, most: int | None) -> AsyncIterator[Example]:
+    """Yield the first examples of a split, of which no more than a page is in memory."""
+    if most is None:
+        info = environment.info
+        most = info.eval_examples if split == "eval" else info.train_examples
+    taken = 0
+    while most is None or taken < most:
+        # A split without an end raises where nobody says how many.
+        count = None if most is None else min(_PAGE, most - taken)
+        page = await environment.examples(split, taken, count)
+        for example in page:
+            yield example
+        taken += len(page)
+        if count is None or len(page) < count:
+            return
+
+
+def in_turn(strata: Sequence[int | None]) -> list[int]:
+    """Return the places of examples so that every beginning holds their strata as evenly as can be.
 
     The strata take turns in ascending order, those without one last; within one the given order stays. So a
     run that ends early is even too.
     """
-    strata: defaultdict[tuple[bool, int], list[Example]] = defaultdict(list)
-    for example in examples:
-        strata[example.stratum is None, example.stratum or 0].append(example)
-    rows = zip_longest(*(strata[key] for key in sorted(strata)))
-    return [example for example in chain.from_iterable(rows) if example is not None]
+    places: defaultdict[tuple[bool, int], list[int]] = defaultdict(list)
+    for place, stratum in enumerate(strata):
+        places[stratum is None, stratum or 0].append(place)
+    rows = zip_longest(*(places[key] for key in sorted(places)))
+    return [place for place in chain.from_iterable(rows) if place is not None]

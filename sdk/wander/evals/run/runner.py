@@ -17,7 +17,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from wander.evals.run.plan import EvaluationPlan, planned_examples
 from wander.evals.run.stopping import FailureWatch, StopRequest
 from wander.evals.stats.in_order import SummaryInOrder
 from wander.evals.stats.summary import summarise_run
+from wander.evals.store.examples import PackedExamples
 from wander.evals.store.folder import RunFolder, run_folder
 from wander.evals.store.manifest import model_pin, new_manifest, player_pins
 from wander.handle import EnvironmentHandle, RolloutRequest
@@ -38,6 +38,8 @@ from wander.wire import EndpointUse, EnvironmentPin, RunManifest, RunSummary
 
 __all__ = ["EvaluationPlan", "EvaluationResult", "Progress", "evaluate", "planned_examples"]
 
+_DONE, _FAILED = 1, 2
+"""What an earlier part of a run has come to, of each rollout; 0 for one that is missing."""
 _PROGRESS_SECONDS = 0.1
 _SYNC_SECONDS = 1.0
 _RETRY_SECONDS = 0.5
@@ -219,7 +221,7 @@ class _Evaluation:
         self._told_at = 0.0
         self._jitter = random.Random()  # noqa: S311 - spreads retries, decides no result
 
-    async def play(self, examples: list[Example]) -> None:
+    async def play(self, examples: PackedExamples) -> None:
         """Play what is missing; returns early on a stop and raises the failure watch's verdict."""
         jobs = self._missing(examples)
         # A run that was complete and closed before stays as it is, to the byte.
@@ -281,43 +283,42 @@ class _Evaluation:
         use = EndpointUse() if self.limiter is None else self.limiter.use() - self.used_before
         return use.model_copy(update={"cached": self.meter.cached_calls})
 
-    def _missing(self, examples: list[Example]) -> Iterator[Job]:
+    def _missing(self, examples: PackedExamples) -> Iterator[Job]:
         """Count what an earlier part of the run has, and return an iterator over the rest."""
-        done, failed = self._resumed_keys() if self.folder is not None else (set(), set())
-        self.resumed = len(done)
-        starts = range(0, self.plan.rollouts_per_example, self.unit)
-        wanted = None
+        state = self._resumed_state()
+        self.resumed = state.count(_DONE)
+        # Of a group one failed rollout is enough: it is played again as a whole.
+        failed = [_FAILED in state[start : start + self.unit] for start in range(0, len(state), self.unit)]
         if self.plan.only_failed:
-            # Of a group one failed rollout is enough: it is played again as a whole.
-            wanted = {(name, index - index % self.unit) for name, index in failed}
-            self.left_out = self.total - self.resumed - len(wanted) * self.unit
-        shard = self.plan.shard
+            self.left_out = self.total - self.resumed - sum(failed) * self.unit
+        wanted = failed if self.plan.only_failed else [done != _DONE for done in state[:: self.unit]]
+        each, shard = self.plan.rollouts_per_example, self.plan.shard
         return (
-            (example, range(start, start + self.unit))
-            for number, (example, start) in enumerate(product(examples, starts))
-            if (shard is None or shard.takes(number))
-            and (example.example_id, start) not in done
-            and (wanted is None or (example.example_id, start) in wanted)
+            (examples[start // each], range(start % each, start % each + self.unit))
+            for number, start in enumerate(range(0, len(state), self.unit))
+            if wanted[number] and (shard is None or shard.takes(number))
         )
 
-    def _resumed_keys(self) -> tuple[set[tuple[str, int]], set[tuple[str, int]]]:
-        """Return the keys that need not be played again, of groups only whole ones, and those that failed."""
-        assert self.folder is not None
+    def _resumed_state(self) -> bytearray:
+        """Return what an earlier part of this run has come to; of groups only whole ones are done."""
+        state = bytearray(len(self.manifest.example_ids) * self.plan.rollouts_per_example)
+        if self.folder is None:
+            return state
         good: Counter[str] = Counter()
         if self.unit > 1:
             good.update(each.example_id for each in self.folder.rollouts() if each.failure is None)
-        done: set[tuple[str, int]] = set()
-        failed: set[tuple[str, int]] = set()
-        asked = Usage()
+        prompt = completion = 0
         for rollout in self.folder.rollouts():
-            asked += count_tokens(rollout.turns)
+            asked = count_tokens(rollout.turns)
+            prompt, completion = prompt + asked.prompt_tokens, completion + asked.completion_tokens
+            place = self.running.place_of(rollout)
             if rollout.failure is not None:
-                failed.add(rollout.key)
+                state[place] = _FAILED
             elif self.unit == 1 or good[rollout.example_id] == self.unit:
-                done.add(rollout.key)
+                state[place] = _DONE
                 self.running.add(rollout)
-        self.meter.at_least(asked)
-        return done, failed
+        self.meter.at_least(Usage(prompt_tokens=prompt, completion_tokens=completion))
+        return state
 
     async def _work(self, jobs: Iterator[Job]) -> None:
         for example, indices in jobs:

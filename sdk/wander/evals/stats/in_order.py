@@ -7,7 +7,10 @@ counted at once.
 
 from __future__ import annotations
 
+from array import array
+
 from wander.evals.stats.summary import RunningSummary, is_number
+from wander.evals.store.examples import Places
 from wander.types import Rollout, Usage
 from wander.wire import RunManifest, RunSummary
 
@@ -17,7 +20,7 @@ class SummaryInOrder:
 
     def __init__(self, manifest: RunManifest) -> None:
         self._each = manifest.rollouts_per_example
-        self._first = {name: place * self._each for place, name in enumerate(manifest.example_ids)}
+        self._places = Places(manifest.example_ids, self._each)
         self._shard, self._together = manifest.shard, manifest.played_together
         self._summary = RunningSummary(manifest.environment.info)
         self._waiting: dict[int, Rollout] = {}
@@ -27,7 +30,10 @@ class SummaryInOrder:
         self.failed = 0
         self._prompt_tokens = 0
         self._completion_tokens = 0
-        self._means: dict[str, tuple[float, int]] = {}
+        self._totals = array("d", bytes(8 * len(manifest.example_ids)))
+        self._counts = array("L", bytes(array("L").itemsize * len(manifest.example_ids)))
+        """Sum of rewards and number of scored rollouts, of each example."""
+        self._scored_examples = 0
         self._sum_of_means = 0.0
 
     @property
@@ -38,21 +44,28 @@ class SummaryInOrder:
     @property
     def reward_mean(self) -> float | None:
         """Mean over examples so far, up to rounding; None before the first scored rollout."""
-        return self._sum_of_means / len(self._means) if self._means else None
+        return self._sum_of_means / self._scored_examples if self._scored_examples else None
+
+    def place_of(self, rollout: Rollout) -> int:
+        """Return a rollout's place in the whole run; raises `KeyError` for one that is not of it."""
+        if (place := self._places.find(rollout.key)) is None:
+            raise KeyError(rollout.key)
+        return place
 
     def add(self, rollout: Rollout) -> None:
         """Count one rollout, of a key that was not counted."""
         self.rollouts += 1
         self._prompt_tokens += rollout.usage.prompt_tokens
         self._completion_tokens += rollout.usage.completion_tokens
-        reward = rollout.reward
+        reward, place = rollout.reward, self.place_of(rollout)
         if rollout.failure is None and reward is not None and is_number(reward):
-            total, count = self._means.get(rollout.example_id, (0.0, 0))
+            example = place // self._each
+            total, count = self._totals[example], self._counts[example]
+            self._scored_examples += count == 0
             self._sum_of_means += (total + reward) / (count + 1) - (total / count if count else 0.0)
-            self._means[rollout.example_id] = (total + reward, count + 1)
+            self._totals[example], self._counts[example] = total + reward, count + 1
         else:
             self.failed += 1
-        place = self._first[rollout.example_id] + rollout.index
         if place != self._next:
             self._waiting[place] = rollout.model_copy(
                 update={"prompt": [], "completion": [], "turns": [None] * len(rollout.turns), "info": {}}

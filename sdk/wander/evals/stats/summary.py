@@ -79,13 +79,15 @@ class RunningSummary:
         self._failures: Counter[str] = Counter()
         self._stop_reasons: Counter[str] = Counter()
         self._rewards = array("d")
-        self._examples: dict[str, tuple[float, int, int]] = {}
-        """Sum of rewards, number of scored rollouts and of passed ones, of each example seen."""
+        self._examples: dict[str, int] = {}
+        """The examples seen, numbered in that order."""
+        self._totals, self._counts, self._passed = array("d"), array("L"), array("L")
+        """Sum of rewards, number of scored rollouts and of passed ones, of each of them."""
+        self._numbers = array("q")
+        """Numbers of the same in the order in which they were first scored; -1 before that."""
         self._scored_examples = 0
         self._sum_of_means = 0.0
         self._binary = True
-        self._numbers: dict[str, int] = {}
-        """Of the examples, in the order in which they were first scored."""
         self._metrics: dict[str, ClusteredMean] = {}
         self._reward_moments = Moments()
         self._truncated = 0
@@ -110,7 +112,12 @@ class RunningSummary:
         self.usage_prompt += rollout.usage.prompt_tokens
         self.usage_completion += rollout.usage.completion_tokens
         self._truncated += rollout.truncated
-        self._examples.setdefault(rollout.example_id, (0.0, 0, 0))
+        example = self._examples.setdefault(rollout.example_id, len(self._examples))
+        if example == len(self._numbers):
+            self._totals.append(0.0)
+            self._counts.append(0)
+            self._passed.append(0)
+            self._numbers.append(-1)
         reward = rollout.reward
         if rollout.failure is not None:
             self._count_failure(rollout.failure.boundary)
@@ -118,17 +125,18 @@ class RunningSummary:
             # Neither a score nor an explanation: somebody's rubric returned no number.
             self._count_failure("rubric")
         else:
-            self._add_scored(rollout, reward)
+            self._add_scored(rollout, reward, example)
 
     def summary(self, *, expected: int) -> RunSummary:
         """Return the aggregates of what was added so far."""
         scored = self.scored
-        means = [total / count for total, count, _ in self._examples.values() if count]
+        pairs = zip(self._totals, self._counts, strict=True)
+        means = [total / count for total, count in pairs if count]
         low, high = self._interval(means)
         threshold = self._pass_threshold
         if threshold is None and self._binary and scored:
             threshold = 1.0
-        passes = ((count, passed) for _, count, passed in self._examples.values())
+        passes = zip(self._counts, self._passed, strict=True)
         return RunSummary(
             rollouts=self.rollouts,
             expected=expected,
@@ -158,20 +166,22 @@ class RunningSummary:
         self.failed += 1
         self._failures[boundary] += 1
 
-    def _add_scored(self, rollout: Rollout, reward: float) -> None:
-        total, count, passed = self._examples[rollout.example_id]
+    def _add_scored(self, rollout: Rollout, reward: float, example: int) -> None:
+        total, count = self._totals[example], self._counts[example]
+        if not count:
+            self._numbers[example] = self._scored_examples
         before = total / count if count else 0.0
         self._scored_examples += count == 0
         self._sum_of_means += (total + reward) / (count + 1) - before
-        passed += reward >= (1.0 if self._pass_threshold is None else self._pass_threshold)
-        self._examples[rollout.example_id] = (total + reward, count + 1, passed)
+        self._passed[example] += reward >= (1.0 if self._pass_threshold is None else self._pass_threshold)
+        self._totals[example], self._counts[example] = total + reward, count + 1
         self._rewards.append(reward)
         self._reward_moments.add(reward)
         self._binary = self._binary and reward in (0.0, 1.0)
         self._turns += len(rollout.turns)
         self._seconds += rollout.seconds
         self._stop_reasons[rollout.stop_reason or "unknown"] += 1
-        number = self._numbers.setdefault(rollout.example_id, len(self._numbers))
+        number = self._numbers[example]
         for name, value in rollout.metrics.items():
             if is_number(value):
                 self._metrics.setdefault(name, ClusteredMean()).add(value, number)

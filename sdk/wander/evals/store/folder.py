@@ -18,9 +18,11 @@ import errno
 import fcntl
 import json
 import os
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import chain
 from math import isfinite
 from pathlib import Path
 from time import monotonic
@@ -30,6 +32,7 @@ from pydantic import ValidationError
 
 from wander.errors import RunError, did_you_mean
 from wander.evals.store import jsonl
+from wander.evals.store.examples import Places
 from wander.evals.store.lines import LineRule
 from wander.evals.store.manifest import differences_in_words, find_differing_pins
 from wander.types import Failure, Rollout
@@ -41,6 +44,8 @@ ROLLOUTS = "rollouts.jsonl"
 COMPRESSED = "rollouts.jsonl.zst"
 SUMMARY = "summary.json"
 TORN = "rollouts.torn"
+_MOST_PLACES = 10_000_000
+"""Rollouts for which there is room before any is read, whatever a manifest says."""
 _NO_LOCKS = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL}
 """What file systems answer that have no locks; a run there goes without."""
 
@@ -61,6 +66,39 @@ def run_folder(path: Path | None, manifest: RunManifest, *, resume: bool) -> Run
             hint="start a new run in another folder",
         )
     return folder
+
+
+class _LastLines:
+    """The last line of each rollout, by its number."""
+
+    def __init__(self, manifest: RunManifest) -> None:
+        self._places = Places(manifest.example_ids, manifest.rollouts_per_example)
+        self._of_places = array("L", [0]) * min(len(self._places), _MOST_PLACES)
+        self._others: dict[tuple[str, int], int] = {}
+        """Those that the manifest does not name, as in training."""
+
+    def put(self, key: tuple[str, int], number: int) -> None:
+        """Learn that a line, numbered from 1, is a rollout's."""
+        place = self._places.find(key)
+        if place is None or place >= _MOST_PLACES:
+            self._others[key] = number
+        else:
+            self._of_places[place] = number
+
+    def get(self, key: tuple[str, int]) -> int | None:
+        """Return the number of the rollout's last line."""
+        place = self._places.find(key)
+        if place is None or place >= _MOST_PLACES:
+            return self._others.get(key)
+        return self._of_places[place] or None
+
+    def flags(self, lines: int) -> bytearray:
+        """Return of each line, by its number, whether it is a last one."""
+        found = bytearray(lines + 1)
+        for number in chain(self._of_places, self._others.values()):
+            found[number] = 1
+        found[0] = 0
+        return found
 
 
 class RunFolder:
@@ -176,28 +214,28 @@ class RunFolder:
     def records(self) -> Iterator[tuple[Rollout, bytes]]:
         """Yield one rollout for each key, with its line, in the order of the file.
 
-        Reads the file twice and keeps one number per key. A line that is no rollout, or that repeats one
-        without need, raises `RunError` with its number; a torn last line is left out (`torn` tells of it).
+        Reads the file twice and keeps a number for each rollout. A line that is no rollout, or that repeats
+        one without need, raises `RunError` with its number; `torn` tells of a torn last line.
         """
-        last: dict[tuple[str, int], int] = {}
+        last = _LastLines(self.manifest)
         lines = 0
         for number, line in self._lines():
-            last[self._key(number, line)] = number
-            lines += 1
-        counts = set(last.values())
+            last.put(self._key(number, line), number)
+            lines = number
+        counts = last.flags(lines)
         # Training comes back to an example after a while, and what it kept is a sample.
-        ruled = lines > len(counts) and self.manifest.kind == "evaluation"
+        ruled = lines > sum(counts) and self.manifest.kind == "evaluation"
         rule = LineRule(group_rewards=self.manifest.environment.info.group_rewards)
         for number, line in self._lines():
             rollout = self._parse(number, line)
-            if number in counts and last.get(rollout.key) != number:
+            if counts[number] and last.get(rollout.key) != number:
                 raise RunError(f"line {number} of `{_rollouts_file(self.path)}` gives its key twice")
             if ruled and not rule.takes(rollout.key, failed=rollout.failure is not None):
                 raise RunError(
                     f"line {number} of `{_rollouts_file(self.path)}` repeats a rollout that had not failed",
                     hint="take that line out: a rollout is played again only after a failure",
                 )
-            if number in counts:
+            if counts[number]:
                 yield rollout, line
 
     def keys_done(self) -> set[tuple[str, int]]:

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from wander.clients.base import Client
+from wander.evals.store.examples import PackedExamples
 from wander.handle import Split
-from wander.types import Example, SamplingArgs, task_set_digest
+from wander.types import Example, SamplingArgs
 from wander.version import __version__
 from wander.wire import EnvironmentPin, ModelPin, Platform, RunManifest
 from wander.wire.run_record import SCRIPT, RunKind
@@ -66,7 +67,7 @@ def new_manifest(
     notes: str = "",
 ) -> RunManifest:
     """Return the manifest of a run that starts now, in this process and working folder."""
-    strata = [example.stratum for example in examples]
+    packed = examples if isinstance(examples, PackedExamples) else PackedExamples(examples)
     return RunManifest(
         run_id=new_run_id(),
         kind=kind,
@@ -74,10 +75,10 @@ def new_manifest(
         model=model,
         sampling=sampling or SamplingArgs(),
         split=split,
-        example_ids=[example.example_id for example in examples],
-        strata=strata if any(stratum is not None for stratum in strata) else [],
+        example_ids=packed.ids,
+        strata=packed.strata if any(stratum is not None for stratum in packed.strata) else [],
         rollouts_per_example=rollouts_per_example,
-        task_set_sha256=task_set_digest(list(examples)),
+        task_set_sha256=packed.task_set_sha256(),
         seed=seed,
         started_at=datetime.now(UTC),
         platform=this_platform(),
