@@ -93,6 +93,21 @@ async def test_streams_are_bounded_and_end_by_themselves(hub, run, monkeypatch):
     assert (await hub.client.head(LIVE)).status_code == 200
 
 
+async def test_who_leaves_before_the_first_event_is_counted_no_longer(hub, run):
+    app = hub.client._transport.app
+    scope = dict(type="http", asgi={"spec_version": "2.3"}, method="GET", path=LIVE, raw_path=LIVE.encode())
+    scope |= dict(query_string=b"", headers=[(b"host", b"testserver")], client=("127.0.0.1", 1), scheme="http")
+
+    async def receive() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    async def send(message: object) -> None:
+        await asyncio.Event().wait()
+
+    await app(scope, receive, send)
+    assert not app.state.streams.open
+
+
 async def test_who_may_asks_for_a_replay_on_the_page_and_calls_it_off(hub, run):
     give_password(hub, "bob")
     anybody = (await hub.get(f"/runs/{run}", headers=HTML)).text

@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from fastapi import Request
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 from wander.wire.verification import LEVELS_SOUGHT, VerificationInfo
 
 from wander_hub.http.boundary import database_of
@@ -80,19 +82,33 @@ class Streams:
 
     open: Counter[str] = field(default_factory=Counter)
 
-    def begin(self, who: str) -> None:
-        """Count one more; raise a 429 where there are too many."""
+    @contextmanager
+    def count(self, who: str) -> Iterator[None]:
+        """Count one more as long as the block lasts; raise a 429 where there are too many."""
         if self.open.total() >= MOST or self.open[who] >= MOST_OF_ONE:
             hint = "load the page again to see how far it is"
             detail = "too many pages follow verifications at this moment"
             raise HubProblem(429, "too_many_streams", detail, hint=hint, headers={"Retry-After": "60"})
         self.open[who] += 1
+        try:
+            yield
+        finally:
+            self.open[who] -= 1
+            if not self.open[who]:
+                del self.open[who]
 
-    def end(self, who: str) -> None:
-        """Count one less."""
-        self.open[who] -= 1
-        if not self.open[who]:
-            del self.open[who]
+
+class CountedStream(StreamingResponse):
+    """Events that are counted while they are sent, also to somebody who left before the first of them."""
+
+    def __init__(self, events: AsyncIterator[bytes], streams: Streams, who: str) -> None:
+        super().__init__(events, media_type="text/event-stream", headers=_HEADERS)
+        self._streams, self._who = streams, who
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send them, or a refusal where there are too many."""
+        with self._streams.count(self._who):
+            await super().__call__(scope, receive, send)
 
 
 def stream_replays(request: Request, session: Session, run_id: str) -> Response:
@@ -108,35 +124,28 @@ def stream_replays(request: Request, session: Session, run_id: str) -> Response:
 
     if request.method == "HEAD":
         return Response(media_type="text/event-stream", headers=_HEADERS)
-    streams: Streams = request.app.state.streams
     who = caller.user if caller is not None else sender_of(request.scope)
-    streams.begin(who)
-    events = _send(look, streams, who, lambda: bool(request.app.state.draining))
-    return StreamingResponse(events, media_type="text/event-stream", headers=_HEADERS)
+    events = _send(look, lambda: bool(request.app.state.draining))
+    return CountedStream(events, request.app.state.streams, who)
 
 
-async def _send(
-    look: Callable[[], Replays], streams: Streams, who: str, draining: Callable[[], bool]
-) -> AsyncIterator[bytes]:
+async def _send(look: Callable[[], Replays], draining: Callable[[], bool]) -> AsyncIterator[bytes]:
     said, heard, began = b"", time.monotonic(), time.monotonic()
-    try:
-        while not draining() and time.monotonic() - began < LONGEST_SECONDS:
-            try:
-                found = await run_in_threadpool(look)
-            except HubProblem:  # it is private by now, or gone
-                yield _END
-                return
-            html = render("replays.html", replays=found)
-            if html != said:
-                said, heard = html, time.monotonic()
-                lines = b"".join(b"data: " + line + b"\n" for line in html.splitlines())
-                yield b"event: replays\n" + lines + b"\n"
-            elif time.monotonic() - heard >= ALIVE_SECONDS:
-                heard = time.monotonic()
-                yield b": alive\n\n"
-            if not found.under_way:
-                yield _END
-                return
-            await asyncio.sleep(LOOK_SECONDS)
-    finally:
-        streams.end(who)
+    while not draining() and time.monotonic() - began < LONGEST_SECONDS:
+        try:
+            found = await run_in_threadpool(look)
+        except HubProblem:  # it is private by now, or gone
+            yield _END
+            return
+        html = render("replays.html", replays=found)
+        if html != said:
+            said, heard = html, time.monotonic()
+            lines = b"".join(b"data: " + line + b"\n" for line in html.splitlines())
+            yield b"event: replays\n" + lines + b"\n"
+        elif time.monotonic() - heard >= ALIVE_SECONDS:
+            heard = time.monotonic()
+            yield b": alive\n\n"
+        if not found.under_way:
+            yield _END
+            return
+        await asyncio.sleep(LOOK_SECONDS)
