@@ -84,6 +84,16 @@ async def test_what_cannot_be_compared_says_why(hub, posted, make_wheel, run_of,
     assert (refused.status_code, "wander compare" in refused.text) == (413, True)
 
 
+async def test_a_withdrawn_run_is_compared_no_more(hub, posted):
+    runs = [one["run_id"] for one, _ in posted]
+    assert (await show(hub, *runs)).status_code == 200
+    gone = await hub.client.delete(f"/api/v1/runs/{runs[1]}", params={"reason": "x"}, headers=hub.auth())
+    assert gone.status_code == 200
+    for given in (runs, runs[::-1]):
+        answer = await show(hub, *given)
+        assert (answer.status_code, "was withdrawn" in answer.text) == (410, True)
+
+
 async def test_a_private_run_is_not_there_for_strangers(hub, posted):
     runs = [one["run_id"] for one, _ in posted]
     path = "/api/v1/environments/alice/reverse-text/visibility"

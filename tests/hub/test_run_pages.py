@@ -112,6 +112,10 @@ async def test_a_run_says_in_words_what_was_done_and_groups_what_is_alike(hub, r
     counted = [len(numbers((await hub.get(f"/runs/{run_id}{bar}", headers=HTML)).text)) for bar in bars]
     assert len(bars) > 2
     assert counted == [int(one) for one in re.findall(r"<rect[^>]*><title>[^:]+: ([1-9]\d*) rollouts", page)]
+    path = f"/api/v1/runs/{run_id}"
+    assert (await hub.client.delete(path, params={"reason": "x"}, headers=hub.auth())).status_code == 200
+    page = (await hub.get(f"/runs/{run_id}", headers=HTML)).text
+    assert "nothing listens" not in page, "what its rollouts said is gone with them"
 
 
 async def test_a_board_tells_the_rewards_of_a_stratum(hub, run_of, monkeypatch):

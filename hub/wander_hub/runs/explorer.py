@@ -201,6 +201,8 @@ def neighbours(numbers: Sequence[int], number: int, *, ascending: bool) -> tuple
 
 def break_down(session: Session, storage: Storage, run: Run) -> Breakdown:
     """Return the rollouts of a run by stratum and by fault; nothing where reading all rows takes too long."""
+    if run.withdrawn_at is not None:  # what is kept may be of before
+        return Breakdown()
     strata = service.manifest_of(run).strata
     if service.count_of(run) > MOST_SEARCHED or not (strata or int(run.summary["failed"])):
         return Breakdown()

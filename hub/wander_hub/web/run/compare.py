@@ -99,7 +99,7 @@ class _Scored:
 
     def __init__(self, session: Session, storage: Storage, run: Run) -> None:
         self._session, self._storage = session, storage
-        self.run, self.manifest = run, runs.manifest_of(run)
+        self.run, self.manifest = runs.with_rollouts(run), runs.manifest_of(run)
         if runs.count_of(run) > _MOST_ROLLOUTS:
             raise _too_large(run)
         self.scores, self._ends = explorer.keep((run.sha256, "scores"), self._read)
@@ -111,7 +111,7 @@ class _Scored:
 
     def _rollouts(self, ends: Ends) -> Iterator[Rollout]:
         read = 0
-        lines = split_lines(runs.rollout_lines(self._session, self._storage, runs.with_rollouts(self.run)))
+        lines = split_lines(runs.rollout_lines(self._session, self._storage, self.run))
         for number, line in enumerate(lines):
             read += len(line)
             if read > _MOST_BYTES:
