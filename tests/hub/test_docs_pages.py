@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from html import unescape
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from wander_hub import web
 from wander_hub.app import create_app
 from wander_hub.settings import Settings
 from wander_hub.web.addresses import TERMS
+from wander_hub.web.docs import library as docs
 from wander_hub.web.docs.library import Library, list_pages
 
 TEMPLATES = Path(web.__file__).parent / "templates"
@@ -50,6 +53,15 @@ def test_every_level_and_statistic_of_a_page_leads_to_a_heading_that_is_there(li
     used = set(re.findall(r'(?:term|about|term_address)\("([^"]+)"', told))
     assert used <= {*TERMS}
     assert {*LEVEL_FACTS} <= {*TERMS}
+
+
+def test_of_many_who_ask_first_for_a_page_one_draws_it(library, monkeypatch):
+    drawing, real = [], docs.render
+    monkeypatch.setattr(docs, "render", lambda *given: (drawing.append(1), time.sleep(0.05), real(*given))[2])
+    fresh = Library(library._openapi)
+    with ThreadPoolExecutor(4) as threads:
+        pages = list(threads.map(fresh.draw, ["cli"] * 4))
+    assert (len(drawing), len({id(one) for one in pages})) == (1, 1)
 
 
 def test_what_is_in_code_is_listed_from_code(library):

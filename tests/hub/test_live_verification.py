@@ -96,7 +96,7 @@ async def test_streams_are_bounded_and_end_by_themselves(hub, run, monkeypatch):
 async def test_who_leaves_before_the_first_event_is_counted_no_longer(hub, run):
     app = hub.client._transport.app
     scope = dict(type="http", asgi={"spec_version": "2.3"}, method="GET", path=LIVE, raw_path=LIVE.encode())
-    scope |= dict(query_string=b"", headers=[(b"host", b"testserver")], client=("127.0.0.1", 1), scheme="http")
+    scope |= dict(query_string=b"", headers=[(b"host", b"testserver")], client=("::1", 1), scheme="http")
 
     async def receive() -> dict[str, str]:
         return {"type": "http.disconnect"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import posixpath
 import re
+import threading
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -68,21 +69,27 @@ class Library:
     def __init__(self, openapi: Callable[[], dict[str, Any]]) -> None:
         self._openapi = openapi
         self._drawn: dict[str, DrawnPage] = {}
+        self._lock = threading.RLock()
 
     def read(self, path: str) -> str:
         """Return the Markdown of a page, with what is generated where it belongs."""
-        return reference.fill(path, _source(path).read_text(), self._openapi)
+        with self._lock:  # of many who ask first for what takes seconds, one works
+            return reference.fill(path, _source(path).read_text(), self._openapi)
 
     def draw(self, path: str) -> DrawnPage:
         """Return a page as HTML; its links lead to pages."""
         if path not in self._drawn:
-            title, _, text = self.read(path).partition("\n")
-            drawn = render(_name_files(text), "text/markdown")
-            headings = [one._replace(name=one.name.removeprefix(PREFIX)) for one in list_headings(drawn)]
-            drawn = _CODE.sub(_colour, _turn_links(_OWN_ID.sub(r"\1", drawn), path))
-            body = Markup(_name_rows(place(drawn, None)))  # noqa: S704 - cleaned by `render`
-            self._drawn[path] = DrawnPage(title.lstrip("# "), body, headings)
+            with self._lock:
+                self._drawn[path] = self._drawn.get(path) or self._draw(path)
         return self._drawn[path]
+
+    def _draw(self, path: str) -> DrawnPage:
+        title, _, text = self.read(path).partition("\n")
+        drawn = render(_name_files(text), "text/markdown")
+        headings = [one._replace(name=one.name.removeprefix(PREFIX)) for one in list_headings(drawn)]
+        drawn = _CODE.sub(_colour, _turn_links(_OWN_ID.sub(r"\1", drawn), path))
+        body = Markup(_name_rows(place(drawn, None)))  # noqa: S704 - cleaned by `render`
+        return DrawnPage(title.lstrip("# "), body, headings)
 
     @cached_property
     def index(self) -> SearchIndex:
