@@ -8,12 +8,20 @@ from datetime import datetime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wander_hub.environments.readme import clean, list_headings, place, render
+from wander_hub.environments.readme import clean, list_headings, place, refresh, render
 from wander_hub.web import text
 
 
 def html(markdown: str) -> str:
     return render(markdown, "text/markdown")
+
+
+def test_what_an_older_hub_rendered_is_rendered_again():
+    text = "# Title\n\n- [x] done\n"
+    assert refresh("<h1>Title</h1>\n<ul>\n<li>[x] done</li>\n</ul>", text) == html(text)
+    assert refresh(html(text), text) == html(text)
+    plain = render("# Title", "text/plain")
+    assert refresh(plain, "# Title") == plain
 
 
 def test_markdown_with_tables_code_and_details():

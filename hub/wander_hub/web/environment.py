@@ -18,7 +18,7 @@ from wander_hub.environments import repository as environment_repository
 from wander_hub.environments import service as environments
 from wander_hub.environments import stars
 from wander_hub.environments.models import Environment
-from wander_hub.environments.readme import Heading, list_headings, place
+from wander_hub.environments.readme import Heading, list_headings, place, refresh
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
 from wander_hub.leaderboards import service as leaderboards
@@ -110,7 +110,8 @@ def show_environment(
     board = leaderboards.leaderboard(session, found, base_url, versions=versions, brief=True)
     training = run_repository.find_training_runs(session, found.id, _RECENT_RUNS)
     title = re.compile(rf'<h1(?: id="[^"]*")?>{re.escape(found.name)}</h1>\s*')
-    readme = place(title.sub("", chosen.readme_html, count=1), f"/{label}/versions/{chosen.version}/")
+    rendered = title.sub("", refresh(chosen.readme_html, chosen.readme), count=1)
+    readme = place(rendered, f"/{label}/versions/{chosen.version}/")
     return EnvironmentView(
         summary=environments.summary_of(found),
         listed=found.listed,

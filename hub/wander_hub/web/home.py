@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
 from wander.wire import EnvironmentPage, EnvironmentSummary, RunDetail
 
-from wander_hub.environments import browse
+from wander_hub.environments import browse, facets
 from wander_hub.environments import service as environments
 from wander_hub.environments.models import Environment, Version
 from wander_hub.environments.repository import environment_named, visible
-from wander_hub.environments.schemas import EnvironmentFilter
+from wander_hub.environments.schemas import EnvironmentFilter, mark
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
 from wander_hub.runs.models import Run
@@ -28,7 +29,20 @@ _SHOWN_FIRST = 6
 _LOOKED_AT = 300
 """Environments with most runs, and newest runs, among which those are sought that are shown first."""
 _NEWEST = 8
+_VALUES = 8
+"""Of a facet."""
 _FILTERS = ("q", "tag", "kind", "deterministic", "checked", "licence", "sort")
+
+
+class FacetValue(NamedTuple):
+    """Something that a search can be narrowed to, or is."""
+
+    text: str
+    number: int
+    """How many environments are left with it."""
+    chosen: bool
+    address: str
+    """The search with it; where it is chosen already, without."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +62,8 @@ class HomeView:
     """Not all environments were asked for, or in another order."""
     following: str | None
     """Where the next page is."""
+    facets: dict[str, list[FacetValue]]
+    """What the search can be narrowed to."""
 
     @property
     def listed(self) -> list[EnvironmentSummary]:
@@ -81,8 +97,27 @@ def show_home(
         runs=run_repository.count_runs(session, most=browse.COUNTED + 1),
         first=[environments.summary_of(one) for one in first],
         chosen=bool(featured) and bool(first),
+        facets=_list_facets(session, wanted, asked) if filtered else {},
         proved=[] if filtered else _newest_proved(session, base_url),
     )
+
+
+def _list_facets(
+    session: Session, wanted: EnvironmentFilter, asked: dict[str, Any]
+) -> dict[str, list[FacetValue]]:
+    """Return the most frequent values of each facet; of one that is or is not, where it is."""
+    found = dict[str, list[FacetValue]]()
+    for name, counts in facets.count(session, wanted).items():
+        said = mark(name, value) if (value := getattr(wanted, name)) is not None else ""
+        for value, number in counts.most_common(_VALUES):
+            flag = name in ("deterministic", "checked")
+            if flag and value != "yes":
+                continue
+            chosen = said.partition(":")[2] == value
+            given = None if chosen else "true" if flag else value
+            one = FacetValue(name if flag else value, number, chosen, query_string(**asked | {name: given}))
+            found.setdefault("only" if flag else name, []).append(one)
+    return found
 
 
 def _choose(session: Session, featured: Sequence[str]) -> list[Environment]:

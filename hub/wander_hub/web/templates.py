@@ -61,12 +61,14 @@ _templates = Environment(
     lstrip_blocks=True,
 )
 _templates.filters |= {
+    "age": text.age,
     "bounded": text.bounded,
     "canonical": canonical_json,
     "combined": lambda values, **more: values | more,
     "compact": text.compact,
     "count": text.count,
     "duration": text.duration,
+    "minute": text.minute,
     "moment": text.moment,
     "number": text.number,
     "plain": text.plain,

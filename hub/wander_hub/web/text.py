@@ -85,6 +85,17 @@ def moment(value: datetime) -> Markup:
     )
 
 
+def minute(value: datetime) -> Markup:
+    """Return a `<time>` of the day and the minute."""
+    exact = value.isoformat(timespec="seconds")
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(exact, exact, f"{value:%m-%d %H:%M}")
+
+
+def age(value: datetime) -> str:
+    """Return how long ago something was."""
+    return duration(max(0.0, (datetime.now(UTC) - value).total_seconds()))
+
+
 def stamp(value: datetime | None) -> str:
     """Return a moment as feeds write it; the beginning of time for none."""
     return "1970-01-01T00:00:00Z" if value is None else value.isoformat(timespec="seconds")

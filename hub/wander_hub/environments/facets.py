@@ -1,0 +1,49 @@
+"""Counts of what a search could be narrowed to: kinds, tags, licences, and what was checked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from wander_hub.environments import search
+from wander_hub.environments.browse import COUNTED
+from wander_hub.environments.models import Environment
+from wander_hub.environments.repository import readable
+from wander_hub.environments.schemas import EnvironmentFilter
+
+FACETS = ("kind", "tag", "licence", "deterministic", "checked")
+
+
+def count(session: Session, wanted: EnvironmentFilter) -> dict[str, Counter[str]]:
+    """Return how many of what is found have each value of a facet, whatever it is narrowed to by that one.
+
+    A search counts the best that it ranks (`search.MOST`). Without words all are counted, and none where
+    they are more than `COUNTED`: a page costs the same however many there are.
+    """
+    base = replace(wanted, kind=None, tag=None, licence=None, deterministic=None, checked=None, cursor=None)
+    query = select(Environment.marks).where(Environment.listed, readable(session))
+    if base.q.strip():
+        query = query.where(Environment.id.in_(search.find(session, base, None, search.MOST)))
+    rows = session.scalars(query.limit(COUNTED + 1)).all()
+    counts = {name: Counter[str]() for name in FACETS}
+    if len(rows) > COUNTED:
+        return counts
+    asked = {_facet(one)[0]: one for one in wanted.marks()}
+    for row in rows:
+        marks = row.split()
+        lacking = {name for name, one in asked.items() if one not in marks}
+        for name, value in map(_facet, marks):
+            if name in counts and lacking <= {name}:
+                counts[name][value] += 1
+    return counts
+
+
+def _facet(mark: str) -> tuple[str, str]:
+    """Return which facet a mark is of, and its value there."""
+    if mark.startswith("#"):
+        return "tag", mark[1:]
+    name, _, value = mark.partition(":")
+    return name, value
