@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -355,7 +356,20 @@ SPOILED = {
 }
 
 
-async def test_a_spoiled_archive_changes_nothing(hub, run_of, tmp_path, request):
+def bomb(head, count: int, length: int) -> Iterator[bytes]:
+    """Yield packed rows that unpack to `count` times `length` bytes."""
+    packing = zstandard.ZstdCompressor().compressobj()
+    for one in (head, {"table": "versions", "columns": ["readme"]}):
+        yield packing.compress(json.dumps(one).encode() + b"\n")
+    for _ in range(count):
+        yield packing.compress(b'["')
+        for _ in range(length >> 20):
+            yield packing.compress(b"x" * (1 << 20))
+        yield packing.compress(b'"]\n')
+    yield packing.flush()
+
+
+async def test_a_spoiled_archive_changes_nothing(hub, run_of, tmp_path, request, monkeypatch):
     manifest, rollouts = run_of(await hub.publish())
     assert (await hub.post_run(manifest, rollouts)).status_code == 201
     good, bad = tmp_path / "good.tar", tmp_path / "bad.tar"
@@ -377,6 +391,21 @@ async def test_a_spoiled_archive_changes_nothing(hub, run_of, tmp_path, request)
             with pytest.raises(HubProblem) as refused:
                 bring(other, bad)
             assert refused.value.code == "bad_copy"
+        monkeypatch.setattr(imports, "_UNPACKED", 1 << 20)
+        for count, length, told in (
+            (1, 1 << 28, "a row of it has more"),
+            (400, 1 << 20, "its rows unpack to"),
+        ):
+            with tarfile.open(bad, "w", format=tarfile.GNU_FORMAT) as tar:
+                body = b"".join(bomb(Forge(good).lines()[0], count, length))
+                info = tarfile.TarInfo(archive.ROWS)
+                info.size = len(body)
+                tar.addfile(info, io.BytesIO(body))
+            assert len(body) < 100_000, "a small archive"
+            with pytest.raises(HubProblem, match=told):
+                bring(other, bad)
+            assert rows(other.database) == was
+        monkeypatch.undo()
         forge = Forge(good)
         forge.change("versions", "readme_html", "<p>hello</p><script>steal()</script>")
         forge.change("environments", "mirror_of", "javascript:steal()")

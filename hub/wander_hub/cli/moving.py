@@ -52,6 +52,10 @@ def bring(
     merge: Annotated[
         bool, typer.Option("--merge", help="owners and users whose names are here are the same ones")
     ] = False,
+    unpacked: Annotated[
+        int | None,
+        typer.Option(help="bytes that its rows may unpack to  [default: 1 GiB and 100 times as many]", min=1),
+    ] = None,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
@@ -78,7 +82,7 @@ def bring(
             file,
             settings=settings,
             origin=by_command("hub.import"),
-            choices=imports.Choices(under, merge),
+            choices=imports.Choices(under, merge, unpacked),
         )
     told = f"{found['environments']} environments and {found['models']} models are here"
     print_row(found, as_json, f"{told}, {found['new']} of them new")

@@ -29,6 +29,7 @@ from sqlalchemy import (
     Date,
     LargeBinary,
     Select,
+    String,
     TableClause,
     column,
     func,
@@ -54,7 +55,10 @@ _DERIVED = ("alembic_version", "environment_search", "procrastinate_", "sqlite_"
 """How tables begin that no model describes: each database makes them for itself."""
 _UNFINISHED = ("upload_sessions", "staged_files", "staged_chunks")
 """Tables of uploads under way, whose chunks are not copied: their clients send them again."""
-AT_ONCE = 500
+AT_ONCE, _CHARACTERS_AT_ONCE = 500, 8 * 2**20
+"""Rows that are sent to a database at once, and of how many characters."""
+_WINDOW = 8 * 2**20
+"""Bytes that whoever reads rows keeps of what was unpacked: what `write_rows` asks for is less."""
 _LONGEST_LINE = 256 * 2**20
 """Characters; a row holds at most the manifest of a run, or the page of an index."""
 
@@ -178,32 +182,42 @@ def _refuse_unknown_tables(connection: Connection) -> None:
         raise HubProblem(409, "table_unknown", detail, hint=hint)
 
 
-def read_rows(file: IO[bytes]) -> Iterator[Any]:
-    """Yield what `write_rows` wrote but the end, by which it refuses what is cut or was changed."""
-    digest, last = hashlib.sha256(), b""
-    with zstandard.ZstdDecompressor().stream_reader(file, closefd=False) as plain:
+def read_rows(
+    file: IO[bytes], *, longest: int = _LONGEST_LINE, most: int | None = None
+) -> Iterator[tuple[int, Any]]:
+    """Yield what `write_rows` wrote but the end, by which it refuses what is cut or was changed.
+
+    Each with its length. Of rows that somebody else made, `longest` and `most` bound one and all of them, in
+    characters.
+    """
+    digest, last, read = hashlib.sha256(), b"", 0
+    with zstandard.ZstdDecompressor(max_window_size=_WINDOW).stream_reader(file, closefd=False) as plain:
         lines = io.TextIOWrapper(plain, "utf-8", newline="\n")
-        while line := lines.readline(_LONGEST_LINE):
-            if len(line) == _LONGEST_LINE:
-                raise bad_copy("a row of it is too long")
+        while line := lines.readline(longest):
+            read += len(line)
+            if len(line) == longest:
+                raise bad_copy(f"a row of it has more than {longest:,} characters")
+            if most is not None and read > most:
+                hint = f"where that is right, pass `--unpacked {10 * most}`"
+                raise HubProblem(422, "bad_copy", f"its rows unpack to more than {most:,} bytes", hint=hint)
             if last:
                 digest.update(last)
-                yield json.loads(last)
+                yield len(last), json.loads(last)
             last = line.encode()
     end = json.loads(last or b"{}")
     if not isinstance(end, dict) or end.get("sha256") != digest.hexdigest():
         raise bad_copy("its rows are cut, or were changed")
 
 
-def load_rows(connection: Connection, lines: Iterator[Any], form: str) -> int:
+def load_rows(connection: Connection, lines: Iterator[tuple[int, Any]], form: str) -> int:
     """Add all rows to an empty database, of the schema that they were read from; return how many."""
-    head = next(lines, None)
+    _, head = next(lines, (0, None))
     if not isinstance(head, dict) or head.get("format") != form:
         raise bad_copy(f"it is not of the form `{form}`")
     if head["revision"] > newest_revision():
         raise bad_copy("it is of a newer release than this one")
     command.upgrade(alembic_config(connection), head["revision"])
-    rows, waiting = 0, list[dict[str, Any]]()
+    rows, held, waiting = 0, 0, list[dict[str, Any]]()
     target, names = table(""), list[str]()
 
     def send() -> None:
@@ -211,16 +225,17 @@ def load_rows(connection: Connection, lines: Iterator[Any], form: str) -> int:
             connection.execute(target.insert(), waiting)
             waiting.clear()
 
-    for value in lines:
+    for length, value in lines:
         if isinstance(value, dict):
             send()
             names = value["columns"]
             target = writable(value["table"], names)
             continue
-        waiting.append(dict(zip(names, map(_read, target.columns, value), strict=True)))
-        rows += 1
-        if len(waiting) == AT_ONCE:
+        if len(waiting) == AT_ONCE or held + length > _CHARACTERS_AT_ONCE:
             send()
+            held = 0
+        waiting.append(dict(zip(names, map(_read, target.columns, value), strict=True)))
+        rows, held = rows + 1, held + length
     send()
     if connection.dialect.name == "postgresql":
         _count_on(connection)
@@ -249,6 +264,9 @@ def _read(target: ColumnClause[Any], value: Any) -> Any:
         return datetime.fromisoformat(value)
     if isinstance(value, str) and isinstance(target.type, Date):
         return date.fromisoformat(value)
+    longest = target.type.length if isinstance(target.type, String) else None
+    if longest is not None and isinstance(value, str) and len(value) > longest:
+        raise ValueError(f"`{target.name}` is too long")
     return base64.b64decode(value) if isinstance(target.type, LargeBinary) and value is not None else value
 
 

@@ -50,6 +50,16 @@ from wander_hub.settings import Settings
 from wander_hub.storage import Storage, digest_of
 from wander_hub.verification import service as verification
 
+_UNPACKED, _TIMES = 2**30, 100
+"""Bytes that the rows of any archive may unpack to, and how many times their own size in it."""
+_COLUMNS = {
+    "owners": ("id", "name", "private_by_default", "internal_by_default", "created_at"),
+    "users": ("id", "name", "created_at"),
+    "environments": ("id", "owner_id", "name"),
+    "models": ("id", "owner_id", "name"),
+    "signing_keys": ("id", "user_id", "fingerprint"),
+}
+"""By table, what is read of all rows at once."""
 _FILENAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*")
 _TOLD = 20
 _TABLES = Base.metadata.tables
@@ -68,6 +78,8 @@ class Choices:
     """The owner that gets what the archive's only owner has."""
     merge: bool = False
     """Owners and users whose names are here already are the same ones."""
+    unpacked: int | None = None
+    """Bytes that the rows may unpack to; unset: a gigabyte, and a hundred times what they are packed."""
 
 
 @dataclass
@@ -89,7 +101,9 @@ class _Import:
     """By table, the keys here of rows that have other keys in the archive."""
 
     def rows(self, name: str) -> Sequence[Row[Any]]:
-        return self.source.execute(select(_TABLES[name]).order_by(_TABLES[name].c.id)).all()
+        columns = _TABLES[name].c
+        query = select(*(columns[one] for one in _COLUMNS[name]))
+        return self.source.execute(query.order_by(columns.id)).all()
 
     def name_here(self, owner: str) -> str:
         return self.choices.under or owner
@@ -105,11 +119,14 @@ def bring(
     choices: Choices | None = None,
 ) -> dict[str, int]:
     """Bring an archive in; return how many environments and models it has, and how many of them are new."""
-    with path.open("rb") as file, _scratch(file) as (source, sha256):
+    choices = choices or Choices()
+    # A manifest in JSON without other letters than ASCII is at most three times its bytes.
+    longest = 3 * settings.max_manifest_bytes + settings.max_metadata_bytes
+    with path.open("rb") as file, _scratch(file, longest, choices.unpacked) as (source, sha256):
         objects = needed_objects(source, roots_of(None))
         owners = _TABLES["owners"].c
         named = {key: name for key, name in source.execute(select(owners.id, owners.name))}
-        work = _Import(database, storage, source, sha256, choices or Choices(), origin, objects, named)
+        work = _Import(database, storage, source, sha256, choices, origin, objects, named)
         _refuse_bad_names(work)
         database.commit(ensure_administrator)  # lest a name of the archive takes that place
         # Of one moment, lest what another import of this archive brings meanwhile is told as taken.
@@ -140,17 +157,18 @@ def bring(
 
 
 @contextmanager
-def _scratch(file: IO[bytes]) -> Iterator[tuple[Connection, str]]:
+def _scratch(file: IO[bytes], longest: int, most: int | None) -> Iterator[tuple[Connection, str]]:
     """Give the rows of an archive in a database of their own, at this release's schema, and their digest."""
     with tempfile.TemporaryDirectory(prefix="wander-import-") as folder:
         scratch = Database(f"sqlite:///{folder}/rows.db")
         try:
             with tempfile.TemporaryFile() as rows:
                 archive.read_rows(file, rows)
-                sha256, _ = digest_of(rows)
+                sha256, packed = digest_of(rows)
+                unpacked = read_rows(rows, longest=longest, most=most or _UNPACKED + _TIMES * packed)
                 try:
                     with scratch.engine.execution_options(writes=True).begin() as connection:
-                        load_rows(connection, read_rows(rows), FORMAT)
+                        load_rows(connection, unpacked, FORMAT)
                     scratch.migrate()
                 except _FAULTS as error:
                     raise bad_copy(f"its rows are not those of a hub ({type(error).__name__})") from error
@@ -354,7 +372,8 @@ def _add_rows(
                 known[row["id"]] = _add_numbered(session, each, target, values)
                 continue
             waiting.append(values)
-            if len(waiting) == AT_ONCE:
+            # A manifest alone may be as large as all other rows together.
+            if len(waiting) == AT_ONCE or each.name == "runs":
                 session.execute(insert(target), waiting)
                 waiting.clear()
         if waiting:
