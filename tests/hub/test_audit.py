@@ -8,6 +8,7 @@ import sqlite3
 import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
+from staged_uploads import published
 from typer.testing import CliRunner
 from wander_hub.cli.main import app as command
 from wander_hub.identity import HUB
@@ -55,6 +56,13 @@ async def test_what_was_done_is_told_to_owners_and_administrators(hub, run_of):
     for path in ("/api/v1/owners/alice/audit", "/api/v1/owners/alice/audit.jsonl"):
         assert (await hub.get(path, headers=hub.auth("bob"))).status_code == 403
         assert (await hub.get(path)).status_code == 401
+
+
+async def test_an_owner_is_told_of_an_environment_that_began_with_a_staged_upload(hub, make_wheel):
+    spec = make_wheel()
+    await published(hub.client, hub.auth(), {spec.wheel_name: spec.build()}, name=spec.name, version="0.1.0")
+    (told,) = (await hub.get("/api/v1/owners/alice/audit", headers=hub.auth())).json()["data"]
+    assert (told["action"], told["target"]) == ("version.publish", "alice/reverse-text@0.1.0")
 
 
 async def test_it_is_filtered_paged_and_exported(hub, run_of):

@@ -7,6 +7,9 @@ import base64
 import html
 import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -310,3 +313,13 @@ async def test_used_by_names_what_needs_it_and_who_ran_it(filled, make_wheel, ru
     assert used["runs"] == 1
     assert used["models"] == [{"model": "tiny", "runs": 1}]
     assert used["authors"] == ["alice"]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_among_ten_thousand_what_is_found_is_what_was_asked(tmp_path):
+    script, out = Path(__file__).parents[2] / "benchmarks/discovery.py", tmp_path / "figures.json"
+    subprocess.run(
+        [sys.executable, script, "--sizes", "10000", "--times", "1", "--out", out], check=True, timeout=800
+    )
+    assert json.loads(out.read_text())["relevance"] == {"words": 1.0, "slips": 1.0, "names": 1.0}

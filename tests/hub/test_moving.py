@@ -470,7 +470,7 @@ async def test_commands_killed_at_any_moment_lose_nothing(hub, run_of, make_whee
     await asyncio.to_thread(run, given, "export", str(path), after=draw.uniform(0.2, 2))
     assert not path.exists() or Forge(path).members
     assert await asyncio.to_thread(run, given, "export", str(path)) == 0
-    for _ in range(4):
+    for _ in range(3):
         await asyncio.to_thread(run, here, "import", str(path), after=draw.uniform(0.3, 4))
     assert await asyncio.to_thread(run, here, "import", str(path)) == 0
     database = Database(f"sqlite:///{tmp_path / 'second' / 'hub.db'}")
@@ -478,3 +478,14 @@ async def test_commands_killed_at_any_moment_lose_nothing(hub, run_of, make_whee
         assert session.scalar(select(func.count()).select_from(Environment)) == 3
     assert list(fsck.check(database, Storage.open(None, tmp_path / "second" / "objects"))) == []
     database.close()
+    copies, third = str(tmp_path / "copies"), here | {"WANDER_HUB_DATA": str(tmp_path / "third")}
+    for variables, word in ((here, "backup"), (third, "restore")):
+        for _ in range(2):
+            await asyncio.to_thread(run, variables, word, copies, after=draw.uniform(0.8, 2.5))
+        done = await asyncio.to_thread(run, variables, word, copies)
+        # One that was killed when all was in place has nothing left to do.
+        assert done == 0 or (word == "restore" and done == 1)
+    restored = Database(f"sqlite:///{tmp_path / 'third' / 'hub.db'}")
+    assert list(fsck.check(restored, Storage.open(None, tmp_path / "third" / "objects"))) == []
+    assert rows(restored)["runs"] == 4
+    restored.close()

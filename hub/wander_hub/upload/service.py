@@ -108,7 +108,8 @@ def publish(
     )
     fresh = [one for one in wheels_first if not _is_there(place, one.filename, one.sha256)]
     label = f"{owner.name}/{environment.name}@{first.version}"
-    audit.about(session, target=label, files={one.filename: one.sha256 for one in fresh})
+    files = {one.filename: one.sha256 for one in fresh}
+    audit.about(session, owner=owner.name, target=label, files=files)
     if not fresh:
         audit.nothing_done(session)
         assert place.version is not None
@@ -129,7 +130,6 @@ def publish(
     listing.refresh(session, environment, without_runs=None if place.version else version)
     environment.updated_at = now()
     index.write_pages(session, environment, as_listed=place.environment is not None)
-    files = {one.filename: one.sha256 for one in fresh}
     outbox.tell(
         session,
         environment,
