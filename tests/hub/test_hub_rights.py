@@ -265,6 +265,9 @@ async def private(hub, make_wheel, run_of):
         hub.tokens["expired"] = add_token(session, user, "expired", latest=now() - timedelta(seconds=1))
         hub.tokens["revoked"] = add_token(session, user, "revoked")
         revoke_leaked(session, hub.tokens["revoked"])
+        gone = account_service.add_user(session, "gone")
+        session.add(Membership(owner_id=alice.id, user_id=gone.id, role="owner"))
+        hub.tokens["disabled"], gone.disabled_at = add_token(session, gone, "left"), now()
         for name in ("alice", "stranger"):
             user = accounts.user_named(session, name)
             hub.tokens[f"browser of {name}"] = f"wander-session={sessions.begin(session, user, hub.settings)}"
@@ -488,9 +491,14 @@ async def test_only_those_with_the_right_may(private, make_wheel, run_of, method
     assert scope.partition(",")[0].strip("`") == scope_for(needed[method, path])
     await prepare(hub, method, path, make_wheel, run_of)
     before = rows(hub)
-    for caller in (None, "expired", "revoked"):
+    codes = {
+        None: "token_required",
+        "expired": "token_expired",
+        "revoked": "bad_token",
+        "disabled": "bad_token",
+    }
+    for caller, code in codes.items():
         refused = await attempt(hub, method, path, caller, make_wheel, run_of)
-        code = {None: "token_required", "expired": "token_expired", "revoked": "bad_token"}[caller]
         assert (refused.status_code, refused.json()["code"]) == (401, code)
         assert "www-authenticate" in refused.headers
     for other in sorted({"read", "results", "publish", "manage"} - {scope.strip("`")}):

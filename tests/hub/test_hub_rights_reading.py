@@ -15,6 +15,7 @@ from staged_uploads import announced, pushed
 from wander_hub.accounts import repository as accounts
 from wander_hub.accounts import service as account_service
 from wander_hub.accounts.models import Membership
+from wander_hub.database import now
 from wander_hub.identity import HUB
 from wander_hub.people import sessions
 from wander_hub.rights.tokens import add_token
@@ -163,6 +164,9 @@ async def everything_to_read(hub, make_wheel, run_of) -> dict[str, str]:
             user = account_service.add_user(session, name)
             hub.tokens[name] = add_token(session, user, "test")
             session.add(Membership(owner_id=alice.id, user_id=user.id, role=name))
+        gone = account_service.add_user(session, "gone")
+        session.add(Membership(owner_id=alice.id, user_id=gone.id, role="owner"))
+        hub.tokens["disabled"], gone.disabled_at = add_token(session, gone, "left"), now()
         for name in ("bob", "reader"):
             user = accounts.user_named(session, name)
             hub.tokens[f"browser of {name}"] = f"wander-session={sessions.begin(session, user, hub.settings)}"
@@ -214,6 +218,9 @@ async def test_each_thing_is_read_by_whom_the_documentation_says(private, make_w
                 assert answer.status_code < 400, told
             else:
                 assert answer.status_code == 404, told
+        if TABLE[path] != "anybody":
+            answer = await hub.get(filled(path, here), headers=hub.auth("disabled"))
+            assert answer.status_code == 401, (path, "disabled", answer.status_code)
 
 
 async def test_lists_and_counts_leave_private_environments_out(private):
