@@ -1,10 +1,10 @@
 """Draw every page of a hub and look for faults: `make screenshots`.
 
 A hub is started in ./screenshots-output, bundled environments are published and played by their scripted
-players, and each page is drawn at three widths, light and dark. It fails where a table has columns off the
-screen, a row is taller than 80 pixels, a chart cuts its letters, a page is wider than its window, the browser
-reports an error, or axe-core (from npm, where that can be reached) finds a serious fault. `--hub URL` looks
-at a hub that runs.
+players, a small model is trained, and each page is drawn at three widths, light and dark. It fails where a
+table has columns off the screen, a row is taller than 80 pixels, a chart cuts its letters, a page is wider
+than its window, the browser reports an error, or axe-core (from npm, where that can be reached) finds a
+serious fault. `--again` draws the hub of the last time again, `--only NAME` one page of it.
 """
 
 from __future__ import annotations
@@ -32,6 +32,31 @@ PLAYED = (
     ("reverse_text", "random", 20),
 )
 """Environment, player, and how many examples."""
+TRAINING = """
+[batch]
+rollouts = 32
+group_size = 8
+[sampling]
+max_tokens = 16
+[schedule]
+steps = 12
+learning_rate = 3e-4
+[evaluation]
+every = 4
+examples = 12
+[[evaluation.cells]]
+name = "optimal"
+arguments = { min_random_move_prob = 0.0, max_random_move_prob = 0.0 }
+[[evaluation.cells]]
+name = "random"
+arguments = { min_random_move_prob = 1.0, max_random_move_prob = 1.0 }
+"""
+TRAINED = (
+    ("fast", "sft/model", "3e-4"),
+    ("slow", "sft/model", "5e-5"),
+    ("further", "runs/fast/model", "1e-4"),
+)
+"""Run, the model that it goes on from, and its learning rate."""
 
 
 def fill_hub(place: Workplace) -> None:
@@ -48,13 +73,38 @@ def fill_hub(place: Workplace) -> None:
         place.type(f"wander post {run}")
 
 
+def train_model(place: Workplace) -> None:
+    """Train a small model in two ways, go on with one of them, and put it on the hub."""
+    environment = "admin/tictactoe"
+    (place.folder / "train.toml").write_text(TRAINING)
+    teacher = "-m scripted:tictactoe.players:careless --split train -n 60 --out runs/teacher"
+    place.type(f"wander eval {environment} {teacher}")
+    place.type("wander runs data runs/teacher --min-reward 0.5 --out rows.jsonl")
+    place.type("wander model new tiny --transcripts runs/teacher --out tiny")
+    place.type(
+        "wander model sft rows.jsonl --model tiny --out sft --steps 80 --set schedule.learning_rate=2e-3"
+    )
+    for name, model, rate in TRAINED:
+        run = f"runs/{name}"
+        place.type(
+            f"wander train {environment} train.toml --model {model} --out {run} "
+            f"--set schedule.learning_rate={rate}"
+        )
+        place.type(f"wander post {run}")
+    place.type("wander model push admin/player runs/fast/model")
+    place.type(f"wander eval {environment} -m runs/fast/model -n 40 -r 2 --max-tokens 16 --out runs/trained")
+    place.type("wander post runs/trained")
+
+
 def list_pages(page: Any, hub: str) -> dict[str, str]:
     """Return the address of a page of each kind by its name."""
     base = f"{hub}/api/v1"
     environment = page.request.get(f"{base}/environments?sort=runs&limit=1").json()["data"][0]
     label = f"{environment['owner']}/{environment['name']}"
-    runs = page.request.get(f"{base}/runs?environment={label}&limit=3").json()["data"]
-    run = f"/runs/{runs[0]['run_id']}"
+    every = page.request.get(f"{base}/runs?environment={label}&limit=100").json()["data"]
+    runs = [one["run_id"] for one in every if one["manifest"]["kind"] == "evaluation"]
+    trained = [one["run_id"] for one in every if one["manifest"]["kind"] == "training"][::-1]
+    run = f"/runs/{runs[0]}"
     return {
         "home": "/",
         "search": f"/?q={environment['name']}",
@@ -68,14 +118,33 @@ def list_pages(page: Any, hub: str) -> dict[str, str]:
         "runs": "/runs",
         "run": run,
         "rollout": f"{run}/rollouts/0",
-        "compare": "/runs/compare?" + "&".join(f"run={one['run_id']}" for one in runs),
-        "api": "/docs",
+        "group": f"{run}/rollouts/0/group",
+        "compare": "/runs/compare?" + "&".join(f"run={one}" for one in runs[-3:]),
+        "training": f"/runs/{trained[-1]}",
+        "training-diff": f"/runs/compare?run={trained[0]}&run={trained[1]}",
+        "training-overlay": "/runs/compare?" + "&".join(f"run={one}" for one in trained),
+        "training-phases": f"/runs/compare?run={trained[0]}&run={trained[-1]}&joined=true",
+        "model": "/models/admin/player",
+        "docs": "/docs",
+        "docs-page": "/docs/verification",
+        "docs-search": "/docs/search?q=interval",
+        "docs-api": "/docs/api/http",
+        "docs-python": "/docs/api/writing",
+        "docs-commands": "/docs/api/commands",
         "login": "/login",
+        "password": "/login/password",
         "missing": f"/{label}x",
+        "account": "/account",
+        "owner-settings": f"/{environment['owner']}/settings",
+        "environment-settings": f"/{label}/settings",
     }
 
 
-def draw_pages(hub: str, folder: Path) -> Iterator[str]:
+SIGNED_IN = {"account", "owner-settings", "environment-settings"}
+"""Pages that are drawn for an administrator; all others are for anybody."""
+
+
+def draw_pages(hub: str, folder: Path, token: str, only: str | None) -> Iterator[str]:
     """Draw each page at each width in each scheme; yield what is wrong."""
     from chromium import CHROMIUM, FLAGS
     from page_faults import axe_source, find_faults
@@ -94,8 +163,15 @@ def draw_pages(hub: str, folder: Path) -> Iterator[str]:
                 page.on("console", lambda one, said=said: said.append(one.text) if one.type == "error" else 0)
                 page.on("pageerror", lambda error, said=said: said.append(str(error)))
                 for name, path in list_pages(page, hub).items():
+                    if only not in (None, name):
+                        continue
                     said.clear()
-                    page.goto(f"{hub}{path}")
+                    header = {"Authorization": f"Bearer {token}"} if name in SIGNED_IN else {}
+                    context.set_extra_http_headers(header)
+                    answer = page.goto(f"{hub}{path}")
+                    if answer is None or answer.status != (404 if name == "missing" else 200):
+                        yield f"{name}: {path} does not answer"
+                        continue
                     page.screenshot(path=folder / f"{name}-{width}-{scheme}.png", full_page=True)
                     faults = find_faults(page, axe if width < WIDTHS[-1] else None)
                     faults += [one for one in said if name != "missing"]
@@ -107,21 +183,22 @@ def draw_pages(hub: str, folder: Path) -> Iterator[str]:
 def main() -> int:
     """Return 1 where a page has a fault."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--hub", help="address of a hub that runs, instead of one of its own")
+    parser.add_argument("--again", action="store_true", help="draw the hub of the last time again")
+    parser.add_argument("--only", help="draw one page alone")
     given = parser.parse_args()
-    if given.hub:
-        OUTPUT.mkdir(exist_ok=True)
-        faults = list(draw_pages(given.hub.rstrip("/"), OUTPUT))
-    else:
-        Workplace(OUTPUT).stop_hub()
+    place = Workplace(OUTPUT)
+    place.stop_hub()
+    if not given.again:
         shutil.rmtree(OUTPUT, ignore_errors=True)
         place = Workplace(OUTPUT)
-        place.start_hub()
-        try:
+    place.start_hub()
+    try:
+        if not given.again:
             fill_hub(place)
-            faults = list(draw_pages(place.hub, OUTPUT))
-        finally:
-            place.stop_hub()
+            train_model(place)
+        faults = list(draw_pages(place.hub, OUTPUT, place.environment["WANDER_TOKEN"], given.only))
+    finally:
+        place.stop_hub()
     print(*faults, sep="\n")
     print(f"{len(faults)} faults; the pictures are in {OUTPUT}")
     return 1 if faults else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
 from urllib.parse import urldefrag, urljoin
 
@@ -12,6 +13,8 @@ from chromium import CHROMIUM, browser_page
 from page_faults import axe_source, find_faults
 
 MOST_PAGES = 60
+LEFT = re.compile(r"\?file=|/docs/")
+"""Pages that are left out: files of a package, and the documentation, which has a test of its own."""
 ACTS = "<img src=x onerror=\"document.title = 'taken'\"><script>document.title = 'taken'</script>"
 
 
@@ -65,7 +68,7 @@ def test_every_link_of_the_pages_answers(hub, posted):
                 waiting += [
                     one
                     for one in targets
-                    if one.startswith(hub.url) and one not in seen and "?file=" not in one
+                    if one.startswith(hub.url) and one not in seen and not LEFT.search(one)
                 ]
     # The hub is that of all tests: there may be more pages than are opened here.
     missing = [page for page in pages_to_look_at(posted) if f"{hub.url}{page}" not in linked]
@@ -143,3 +146,80 @@ def test_the_main_path_goes_by_keyboard_and_reads_without_a_script(hub, posted):
         page.keyboard.press("Enter")
         page.wait_for_url("**/?q=reverse*")
         assert page.locator("#results a.name").first.inner_text() == "admin/reverse-text"
+
+
+@pytest.fixture(scope="module")
+def compared(bundled, posted) -> str:
+    """Another run of the same examples; returns its id."""
+    run = bundled.home / "runs" / "to-compare"
+    model = ["-m", "scripted:reverse_text.players:careful"]
+    bundled.wander("eval", "admin/reverse-text", *model, "-n", 4, "--out", run)
+    return bundled.wander("post", run)["run_id"]
+
+
+@pytest.fixture(scope="module")
+def changed(bundled) -> str:
+    """An environment with two versions; returns its name."""
+    bundled.wander("new", "changing")
+    project = bundled.home / "changing" / "pyproject.toml"
+    bundled.wander("publish", project.parent, "--no-check")
+    project.write_text(project.read_text().replace('version = "0.1.0"', 'version = "0.2.0"'))
+    module = project.parent / "changing" / "__init__.py"
+    module.write_text(module.read_text() + "\n# told <script>document.title = 'taken'</script>\n")
+    bundled.wander("publish", project.parent, "--no-check")
+    return "admin/changing"
+
+
+@NEEDS_CHROMIUM
+@pytest.mark.full
+def test_runs_are_read_compared_and_explained_by_keyboard(hub, posted, compared, changed):
+    with browser_page(1280) as page:
+        faults: list[str] = []
+        page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.goto(f"{hub.url}/runs/{posted}#rollouts")
+        page.locator(".explorer tbody a").first.focus()
+        page.keyboard.press("j")
+        page.keyboard.press("k")
+        page.keyboard.press("Enter")
+        page.wait_for_url(f"**/runs/{posted}/rollouts/0*")
+        page.keyboard.press("j")
+        page.keyboard.press("j")
+        assert page.evaluate("location.hash") == f"#{page.evaluate('document.activeElement.id')}"
+        page.keyboard.press("?")
+        assert page.locator("#keys").is_visible()
+        page.keyboard.press("Escape")
+        assert not page.locator("#keys").is_visible()
+        page.keyboard.press("]")
+        page.wait_for_url(f"**/runs/{posted}/rollouts/1*")
+        page.keyboard.press("[")
+        page.wait_for_url(f"**/runs/{posted}/rollouts/0*")
+        page.keyboard.press("h")
+        page.wait_for_url(f"**/runs/{posted}*")
+        page.goto(f"{hub.url}/runs/compare?run={posted}&run={compared}")
+        assert page.get_by_role("heading", level=1).inner_text() == "Compare runs"
+        assert page.locator("svg.scatter circle").count() >= 1
+        page.locator("thead").get_by_role("link", name="Difference").press("Enter")
+        page.wait_for_url("**/docs/statistics#comparing-two-runs")
+        page.keyboard.press("/")
+        page.keyboard.type("interval of the mean")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/docs/search?q=*")
+        page.locator("#results a").first.press("Enter")
+        page.wait_for_url("**/docs/statistics#the-interval-of-the-mean")
+        page.goto(f"{hub.url}/docs/search")
+        page.locator("#filters input").fill("tokens counted")
+        page.locator('#results a[href="/docs/verification#tokens-counted"]').wait_for()
+        page.goto(f"{hub.url}/{changed}/changes")
+        assert page.locator(".add", has_text="told <script>").is_visible()
+        page.goto(f"{hub.url}/{changed}/versions/0.2.0/source")
+        page.locator(".source", has_text="told <script>").wait_for()
+        assert page.title() != "taken"
+        assert faults == []
+    with browser_page(1280, java_script_enabled=False) as page:
+        page.goto(f"{hub.url}/docs")
+        page.fill("#filters input", "rank")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/docs/search?q=rank")
+        page.locator("#results a").first.click()
+        assert len(page.locator("article").inner_text()) > 200

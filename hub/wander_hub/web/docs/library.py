@@ -172,4 +172,4 @@ def _turn_links(drawn: str, path: str) -> str:
 
 def _colour(block: re.Match[str]) -> str:
     lines = Markup("\n").join(draw_lines(f"block.{block[1]}", html.unescape(block[2]).removesuffix("\n")))
-    return f'<pre class="source plain"><code>{lines}</code></pre>'
+    return f'<pre class="source plain" tabindex="0"><code>{lines}</code></pre>'
