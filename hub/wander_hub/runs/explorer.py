@@ -118,6 +118,8 @@ class _Kept:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._found: OrderedDict[Any, Any] = OrderedDict()
+        self._finding: dict[Any, threading.Lock] = {}
+        """Held by who finds what stands under a key, so that others wait for that and find it not again."""
         self._size = 0
 
     def has(self, key: Any) -> bool:
@@ -131,14 +133,24 @@ class _Kept:
             if key in self._found:
                 self._found.move_to_end(key)
                 return self._found[key]
-        found = find()
+            finding = self._finding.setdefault(key, threading.Lock())
+        with finding:
+            with self._lock:
+                if key in self._found:
+                    return self._found[key]
+            try:
+                found = find()
+                self._keep(key, found)
+            finally:
+                self._finding.pop(key, None)
+        return found
+
+    def _keep(self, key: Any, found: Any) -> None:
         with self._lock:
-            if key not in self._found:
-                self._found[key] = found
-                self._size += _size(found)
+            self._found[key] = found
+            self._size += _size(found)
             while self._size > _MOST_KEPT:
                 self._size -= _size(self._found.popitem(last=False)[1])
-        return found
 
 
 _OF_EXAMPLE = 100

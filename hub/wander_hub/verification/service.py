@@ -44,6 +44,7 @@ SHOWN_DIVERGENCES = 100
 """Divergences in the report itself; all of them have a page of their own."""
 _AT_ONCE = 100
 """Runs that a sweep asks for between two jobs."""
+_NEWEST = 200
 _LOOKED_AT = 20
 """Of the last verifications of a version, some of which may have failed."""
 OPEN = ("queued", "running")
@@ -245,8 +246,13 @@ def find(session: Session, number: int) -> Verification:
 
 
 def find_info(session: Session, version_id: int) -> EnvironmentInfo | None:
-    """Return what a version's environment last said about itself when the hub played a run of it again."""
-    query = visible(session).where(Run.version_id == version_id, Verification.gave.is_not(None))
+    """Return what a version's environment last said about itself when the hub played a run of it again.
+
+    Its newest runs are looked at, so that a page costs the same however many there are.
+    """
+    newest = select(Run.run_id).where(Run.version_id == version_id).order_by(Run.posted_at.desc())
+    recent = Verification.run_id.in_(newest.limit(_NEWEST))
+    query = visible(session).where(recent, Verification.gave.is_not(None))
     for one in session.scalars(query.order_by(Verification.id.desc()).limit(_LOOKED_AT)):
         if one.made_with is not None:
             return VerifiedWith.model_validate(one.made_with).environment.info

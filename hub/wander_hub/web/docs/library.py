@@ -68,8 +68,8 @@ class Library:
 
     def __init__(self, openapi: Callable[[], dict[str, Any]]) -> None:
         self._openapi = openapi
+        self._lock = threading.RLock()  # what is drawn once is not drawn by all who ask at once
         self._drawn: dict[str, DrawnPage] = {}
-        self._lock = threading.RLock()
 
     def read(self, path: str) -> str:
         """Return the Markdown of a page, with what is generated where it belongs."""
@@ -91,9 +91,14 @@ class Library:
         body = Markup(_name_rows(place(drawn, None)))  # noqa: S704 - cleaned by `render`
         return DrawnPage(title.lstrip("# "), body, headings)
 
-    @cached_property
+    @property
     def index(self) -> SearchIndex:
         """All of it, to be searched."""
+        with self._lock:
+            return self._index
+
+    @cached_property
+    def _index(self) -> SearchIndex:
         return SearchIndex(section for path in list_pages() for section in self._sections(path))
 
     def _sections(self, path: str) -> Iterator[Section]:
