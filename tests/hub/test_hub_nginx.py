@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -12,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from hashlib import sha256
 from pathlib import Path
 
 import httpx
@@ -19,6 +21,9 @@ import pytest
 from live_hub import clean_environment, free_port, live_hub
 from typer.testing import CliRunner
 from wander_hub.cli import main as cli
+from wander_hub.database import Database
+from wander_hub.jobs import TableQueue
+from wander_hub.verification.service import KIND
 
 pytestmark = pytest.mark.full
 NGINX = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
@@ -92,7 +97,7 @@ def test_nginx_sends_public_files_alone_and_others_once_the_hub_agrees(tmp_path,
 
 
 def test_nginx_spreads_requests_over_hubs_whose_files_lie_on_s3(
-    tmp_path, make_wheel, postgres, s3_url, objects
+    tmp_path, make_wheel, run_of, postgres, s3_url, objects
 ):
     spec = make_wheel(requires_dist=())
     with postgres.database() as url, ExitStack() as stack:
@@ -100,6 +105,8 @@ def test_nginx_spreads_requests_over_hubs_whose_files_lie_on_s3(
             "WANDER_HUB_DATABASE_URL": url,
             "WANDER_HUB_STORAGE_URL": s3_url,
             "WANDER_HUB_BUNDLED_PACKAGES": "false",
+            "WANDER_HUB_VERIFICATION": "unconfined",
+            "WANDER_HUB_SERVE_JOBS": "false",
             **objects.variables,
         }
         hubs = [stack.enter_context(live_hub(tmp_path / name, **shared)) for name in ("a", "b")]
@@ -113,9 +120,27 @@ def test_nginx_spreads_requests_over_hubs_whose_files_lie_on_s3(
         path = f"/admin/files/{spec.name}/{spec.wheel_name}"
         assert [client.get(path).content for _ in range(4)] == [spec.build()] * 4
         assert all(path in hub.log.read_text() for hub in hubs), "each hub answers some of them"
+        manifest, rollouts = run_of(sha256(spec.build()).hexdigest(), owner="admin", name=spec.name)
+        parts = [("manifest", ("run.json", json.dumps(manifest)))]
+        parts.append(("rollouts", ("rollouts.jsonl", "".join(json.dumps(one) + "\n" for one in rollouts))))
+        assert client.post("/api/v1/runs", files=parts, auth=token).status_code == 201
+        tells_of_a_replay_at_once(client, f"/runs/{manifest['run_id']}/live", TableQueue(Database(url)))
         hubs[0].process.kill()
         hubs[0].process.wait(60)
         assert [client.get(path).status_code for _ in range(8)] == [200] * 8
+
+
+def tells_of_a_replay_at_once(client: httpx.Client, path: str, queue: TableQueue) -> None:
+    """Follow a replay on which another process works, through nginx: it holds nothing back."""
+    with client.stream("GET", path) as stream:
+        told = stream.iter_text()
+        assert "queued" in next(told)
+        lease = queue.claim("a worker elsewhere", [KIND])
+        queue.beat(lease, {"done": 3, "total": 6})
+        assert any("3 of 6 rollouts" in one for one in iter(told))
+        assert queue.fail(lease, "it went away", retry=False) == "failed"
+        assert "event: end" in "".join(told)
+    queue.database.close()
 
 
 def test_nginx_stops_what_is_too_large_too_slow_or_too_much(tmp_path):
