@@ -8,6 +8,7 @@ long as they are few; of many, enough are found among more rows in the order.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -27,6 +28,8 @@ _FIRST, _WALKED = 100, (400, 2000)
 """Rows in the order of a listing that are held against filters one by one: at first, and where many fit."""
 _FEW = 500
 """Rows that fit the filters of a listing, up to which all are read and put in order."""
+_KEPT = "found"
+"""The key under which a session holds what searches found."""
 COUNTED = 1000
 """More than so many are not counted, but called more."""
 
@@ -55,6 +58,15 @@ def page(session: Session, wanted: EnvironmentFilter) -> tuple[list[Environment]
     return shown, ListPosition(order, _plain(getattr(last, SORT_KEYS[order])), last.id).cursor()
 
 
+def find_ids(session: Session, wanted: EnvironmentFilter, owner_id: int | None, enough: int) -> list[int]:
+    """Return what `search.find` does, which a session asks once: a page lists it and counts its facets."""
+    asked = replace(wanted, limit=0, cursor=None, sort=None), owner_id
+    kept: dict[Any, tuple[int, list[int]]] = session.info.setdefault(_KEPT, {})
+    if asked not in kept or kept[asked][0] < enough:
+        kept[asked] = enough, search.find(session, wanted, owner_id, enough)
+    return kept[asked][1]
+
+
 def _found(
     session: Session, wanted: EnvironmentFilter, owner_id: int | None
 ) -> tuple[list[Environment], str | None]:
@@ -62,7 +74,7 @@ def _found(
     order = wanted.order
     offset = ListPosition.from_cursor(wanted.cursor, "relevance").row if wanted.cursor else 0
     until = offset + wanted.limit
-    ids = search.find(session, wanted, owner_id, until + 1 if order == "relevance" else search.MOST)
+    ids = find_ids(session, wanted, owner_id, until + 1 if order == "relevance" else search.MOST)
     if order == "relevance":
         shown = ids[offset:until]
     else:

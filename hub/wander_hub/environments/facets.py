@@ -8,8 +8,7 @@ from dataclasses import replace
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from wander_hub.environments import search
-from wander_hub.environments.browse import COUNTED
+from wander_hub.environments import browse, search
 from wander_hub.environments.models import Environment
 from wander_hub.environments.repository import readable
 from wander_hub.environments.schemas import EnvironmentFilter
@@ -21,15 +20,15 @@ def count(session: Session, wanted: EnvironmentFilter) -> dict[str, Counter[str]
     """Return how many of what is found have each value of a facet, whatever it is narrowed to by that one.
 
     A search counts the best that it ranks (`search.MOST`). Without words all are counted, and none where
-    they are more than `COUNTED`: a page costs the same however many there are.
+    they are more than `browse.COUNTED`: a page costs the same however many there are.
     """
     base = replace(wanted, kind=None, tag=None, licence=None, deterministic=None, checked=None, cursor=None)
     query = select(Environment.marks).where(Environment.listed, readable(session))
     if base.q.strip():
-        query = query.where(Environment.id.in_(search.find(session, base, None, search.MOST)))
-    rows = session.scalars(query.limit(COUNTED + 1)).all()
+        query = query.where(Environment.id.in_(browse.find_ids(session, base, None, search.MOST)))
+    rows = session.scalars(query.limit(browse.COUNTED + 1)).all()
     counts = {name: Counter[str]() for name in FACETS}
-    if len(rows) > COUNTED:
+    if len(rows) > browse.COUNTED:
         return counts
     asked = {_facet(one)[0]: one for one in wanted.marks()}
     for row in rows:

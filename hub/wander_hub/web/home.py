@@ -84,10 +84,12 @@ def show_home(
     session: Session, base_url: str, wanted: EnvironmentFilter, featured: Sequence[str]
 ) -> HomeView:
     """Return the environments found, the hub's counts, and what is worth a look where nothing was sought."""
-    found = environments.list_page(session, wanted)
     asked = {name: getattr(wanted, name) for name in _FILTERS}
     asked = {name: "true" if value is True else value for name, value in asked.items()}
     filtered = any(asked.values()) or wanted.cursor is not None
+    # Before the page: it counts all that the search finds, of which a page may need the first.
+    narrower = _list_facets(session, wanted, asked) if filtered else {}
+    found = environments.list_page(session, wanted)
     first = [] if filtered else _choose(session, featured) or _best_used(session)
     return HomeView(
         found=found,
@@ -97,7 +99,7 @@ def show_home(
         runs=run_repository.count_runs(session, most=browse.COUNTED + 1),
         first=[environments.summary_of(one) for one in first],
         chosen=bool(featured) and bool(first),
-        facets=_list_facets(session, wanted, asked) if filtered else {},
+        facets=narrower,
         proved=[] if filtered else _newest_proved(session, base_url),
     )
 
