@@ -139,7 +139,7 @@ async def test_an_administrator_is_told_over_the_api(hub):
     state.settings = state.settings.model_copy(update={"database_url": hub.database.url})
     answer = await hub.get("/api/v1/doctor", headers=hub.auth("admin"))
     report = answer.json()
-    assert report["well"], report
+    assert report["well"], [one for one in report["data"] if one["state"] != "ok"]
     assert {one["check"]: one["state"] for one in report["data"]}["storage"] == "ok"
     state.settings = state.settings.model_copy(update={"min_free_bytes": 2**62})
     assert not (await hub.get("/api/v1/doctor", headers=hub.auth("admin"))).json()["well"]
