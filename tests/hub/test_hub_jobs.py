@@ -23,6 +23,7 @@ from wander_hub.jobs import (
     Job,
     JobCancelled,
     JobContext,
+    JobPostponed,
     JobRefused,
     JobState,
     LeaseLost,
@@ -30,6 +31,7 @@ from wander_hub.jobs import (
     Worker,
 )
 from wander_hub.jobs.choice import worker_of
+from wander_hub.jobs.table import MOST_POSTPONED
 
 pytestmark = pytest.mark.parametrize(
     ("database_kind", "dispatch"),
@@ -192,6 +194,17 @@ def test_a_failure_is_tried_again_and_at_last_given_up(queue, caplog):
 
     assert waiting_done(queue, handler) == jobs.MAX_ATTEMPTS
     assert (state(queue, number), job(queue, number).error) == ("failed", "OSError: the disk is full")
+
+
+def test_what_is_postponed_counts_no_attempt_until_it_was_often(queue, caplog):
+    number = submit(queue)
+
+    def handler(context: JobContext) -> Callable[[Session], None]:
+        raise JobPostponed("nothing answers at the hub")
+
+    assert waiting_done(queue, handler) == MOST_POSTPONED + jobs.MAX_ATTEMPTS - 1
+    assert (state(queue, number), job(queue, number).error) == ("failed", "nothing answers at the hub")
+    assert "Traceback" not in caplog.text
 
 
 def test_a_failure_is_not_tried_again_at_once(make_queue, caplog):

@@ -24,8 +24,12 @@ from typing import Any
 
 import httpx
 import pytest
-from live_hub import free_port, hub_command
+from judging_hub import confined
+from live_hub import LiveHub, free_port, hub_command
+from machine import Machine
+from package_mirror import build_client_mirror
 from run_parcels import Parcel
+from small_project import pyproject
 from sqlalchemy import select, text
 from staged_uploads import published
 from wander_hub.accounts import service as accounts
@@ -36,10 +40,28 @@ from wander_hub.rights.tokens import add_token
 from wander_hub.runs.models import Run
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
+from wander_hub.verification.models import Verification
 from webhook_receiver import Receiver, webhook_receiver
 
 MINUTES = float(os.environ.get("WANDER_SOAK_MINUTES", "3"))
-ENVIRONMENTS = 4
+ENVIRONMENTS, REPLAYED = 4, 3
+REAL = """
+from wander import MultiTurnEnv, Rubric
+
+def length(completion):
+    return float(len(completion))
+
+def parrot(request):
+    return "again " * 40
+
+class Env(MultiTurnEnv):
+    def env_response(self, messages, state):
+        return [{"role": "user", "content": "go on"}]
+
+def load_environment():
+    return Env(eval_dataset=[{"question": f"q{i}"} for i in range(9)], rubric=Rubric([length]), max_turns=4)
+"""
+"""The environment whose runs are played again."""
 PAGES = (
     "/",
     "/?q=reverse",
@@ -62,13 +84,13 @@ PAGES = (
 class Program:
     """A server or a worker, which is killed and started again."""
 
-    def __init__(self, folder: Path, number: int, kind: str, settings: dict[str, str]) -> None:
+    def __init__(self, folder: Path, number: int, kind: str, settings: dict[str, str], hub: str = "") -> None:
         self.kind, self.name, self.port = kind, f"{kind} {number}", free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = folder / f"{kind}-{number}.log"
         words = ["serve", "--no-jobs", "--port", str(self.port)]
         if kind == "worker":
-            words = ["work", "--listen", f"127.0.0.1:{self.port}"]
+            words = ["work", "--hub", hub, "--listen", f"127.0.0.1:{self.port}"]
         self.command, environment = hub_command(folder / f"{kind}-{number}", *words)
         self.environment = environment | settings
         self.samples: list[tuple[int, int]] = []
@@ -153,6 +175,9 @@ class Load:
     versions: list[tuple[str, str, str]] = field(default_factory=list)
     runs: list[str] = field(default_factory=list)
     withdrawn: list[str] = field(default_factory=list)
+    real: list[str] = field(default_factory=list)
+    """Runs that can be played again."""
+    replays: set[int] = field(default_factory=set)
     yanks: int = 0
 
     def auth(self, user: str = "alice") -> dict[str, str]:
@@ -213,6 +238,11 @@ class Load:
             path = random.choice(list(self.files))
             body = (await self.client.get(path, follow_redirects=True)).content
             assert hashlib.sha256(body).hexdigest() == self.files[path], path
+
+    async def replay(self, number: int) -> None:
+        path = f"/api/v1/runs/{self.real[number % len(self.real)]}/verifications"
+        asked = await self.client.post(path, json={"sample": None}, headers=self.auth())
+        self.replays.add(asked.json()["id"])
 
     async def change(self, number: int) -> None:
         if not self.versions:
@@ -285,13 +315,14 @@ def account_for(database: Database, storage: Storage, load: Load, receiver: Rece
     """Compare what is there with what the hub said it keeps: all of it, each once."""
     with database.read(HUB) as session:
         runs = dict(session.execute(select(Run.run_id, Run.withdrawn_at)).all())
-        assert set(runs) == set(load.runs), "runs"
+        assert set(runs) == {*load.runs, *load.real}, "runs"
         assert {one for one, gone in runs.items() if gone} == set(load.withdrawn)
 
         def rows(statement: str) -> list[Any]:
             return list(session.execute(text(statement)))
 
-        files = rows("SELECT filename, sha256 FROM files")
+        ours = "JOIN environments e ON e.id = environment_id WHERE e.name LIKE 'env-%'"
+        files = rows(f"SELECT filename, sha256 FROM files {ours}")
         assert sorted(one.sha256 for one in files) == sorted(load.files.values())
         assert {one.filename for one in files} == {Path(one).name for one in load.files}
         told = Counter(
@@ -302,13 +333,19 @@ def account_for(database: Database, storage: Storage, load: Load, receiver: Rece
         assert len({one.message_id for one in deliveries}) == len(deliveries)
         assert {one.message_id for one in deliveries} == ids
         events = Counter(one.event for one in deliveries)
-        assert events["run.posted"] == len(load.runs)
-        assert set(told) == set(load.runs)
-        assert events["version.published"] == len(load.versions)
-        acts = Counter(dict(rows("SELECT action, count(*) FROM audit GROUP BY action")))
-        assert acts["run.post"] == len(load.runs)
+        assert events["run.posted"] == len(runs)
+        assert set(told) == set(runs)
+        assert events["version.published"] == len(load.versions) + 1
+        acts = Counter(dict(rows("SELECT action, count(*) FROM audit WHERE owner = 'alice' GROUP BY action")))
+        assert acts["run.post"] == len(runs)
         assert acts["run.withdraw"] == len(load.withdrawn)
-        assert acts["version.publish"] == len(load.versions)
+        assert acts["version.publish"] == len(load.versions) + 1
+        replays = session.execute(select(Verification.id, Verification.report).join(Verification.job)).all()
+        assert {number for number, _ in replays} == load.replays
+        wrong = [(number, report) for number, report in replays if not report or report["differing"]]
+        assert wrong == []
+        levels = session.scalars(select(Run.level).where(Run.run_id.in_(load.real)))
+        assert set(levels) == {"replayed"}
         jobs = Counter(dict(rows("SELECT state, count(*) FROM jobs GROUP BY state")))
         assert set(jobs) <= {"done", "cancelled"}, jobs
         unread = rows(
@@ -318,7 +355,24 @@ def account_for(database: Database, storage: Storage, load: Load, receiver: Rece
         assert unread == []
     assert list(fsck.check(database, storage)) == []
     twice = len(receiver.received) - len(ids)
-    return {"deliveries": len(ids), "delivered_again": twice, "jobs": jobs["done"], **acts}
+    played = sum(report["same"] for _, report in replays)
+    told = {"replays": len(replays), "rollouts played again": played}
+    return {"deliveries": len(ids), "delivered_again": twice, "jobs": jobs["done"], **told, **acts}
+
+
+async def play(machine: Machine, load: Load) -> None:
+    """Publish an environment that plays, and post runs of it."""
+    folder = machine.home / "real-env"
+    folder.mkdir(parents=True)
+    (folder / "pyproject.toml").write_text(pyproject("real-env"))
+    (folder / "README.md").write_text("# real-env\n")
+    (folder / "real_env.py").write_text(REAL)
+    await asyncio.to_thread(machine.wander, "publish", folder, "--owner", "alice", "--no-check", "--no-lock")
+    for number in range(REPLAYED):
+        words = ("alice/real-env", "-m", "scripted:real_env:parrot", "-n", 9 - number)
+        run = await asyncio.to_thread(machine.wander, "eval", *words)
+        posted = await asyncio.to_thread(machine.wander, "post", machine.home / run["run_dir"])
+        load.real.append(posted["run_id"])
 
 
 @pytest.mark.slow
@@ -326,6 +380,7 @@ def account_for(database: Database, storage: Storage, load: Load, receiver: Rece
 async def test_nothing_is_lost_or_twice_while_processes_are_killed(
     tmp_path, postgres, objects, monkeypatch, make_wheel, run_of
 ):
+    mirror = build_client_mirror(tmp_path / "mirror")
     for name, value in objects.variables.items():
         monkeypatch.setenv(name, value)
     with ExitStack() as stack:
@@ -334,6 +389,7 @@ async def test_nothing_is_lost_or_twice_while_processes_are_killed(
         database = Database(url)
         stack.callback(database.close)
         with database.write() as session:
+            accounts.add_user(session, "operator", admin=True)  # in whose name jobs read runs
             tokens = {
                 one: add_token(session, accounts.add_user(session, one), "t") for one in ("alice", "bob")
             }
@@ -341,15 +397,17 @@ async def test_nothing_is_lost_or_twice_while_processes_are_killed(
             **objects.variables,
             "WANDER_HUB_DATABASE_URL": url,
             "WANDER_HUB_STORAGE_URL": bucket,
-            "WANDER_HUB_BUNDLED_PACKAGES": "false",
-            "WANDER_HUB_VERIFICATION": "off",
+            "WANDER_HUB_VERIFICATION": confined(),
+            "WANDER_HUB_VERIFY_POSTS": "false",  # most runs are of environments that do not play
+            "WANDER_HUB_CHECK_VERSIONS": "false",
+            "UV_DEFAULT_INDEX": mirror,
+            "UV_CACHE_DIR": str(tmp_path / "uv-cache"),
             "WANDER_HUB_WEBHOOK_HTTP": "true",
             "WANDER_HUB_WEBHOOK_NETWORKS": '["127.0.0.0/8"]',
             "WANDER_HUB_JOB_LEASE_SECONDS": "10",
         }
-        programs = [
-            Program(tmp_path, number, kind, settings) for kind in ("server", "worker") for number in (0, 1)
-        ]
+        programs = [Program(tmp_path, number, "server", settings) for number in (0, 1)]
+        programs += [Program(tmp_path, number, "worker", settings, programs[number].url) for number in (0, 1)]
         for one in programs:
             stack.callback(one.kill)
         for one in programs:
@@ -362,12 +420,17 @@ async def test_nothing_is_lost_or_twice_while_processes_are_killed(
             assert made.status_code == 201, made.text
             for number in range(ENVIRONMENTS):
                 await load.publish(number)
+            first = programs[0]
+            there = LiveHub(first.url, tokens["alice"], tmp_path, first.process, first.log)
+            settled = {"UV_CACHE_DIR": settings["UV_CACHE_DIR"]}
+            await play(Machine(tmp_path / "home", there, mirror, settled), load)
             loops = [
                 (load.publish, 3.0),
                 (load.post, 0.7),
                 (load.read, 0.2),
                 (load.read, 0.2),
                 (load.change, 2.0),
+                (load.replay, 10.0),
             ]
             figures, *_ = await asyncio.gather(
                 disturb(programs, load), *(load.again_and_again(act, seconds) for act, seconds in loops)

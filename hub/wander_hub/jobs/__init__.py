@@ -21,7 +21,15 @@ from wander_hub.jobs.table import (
     hide_paths,
     storable,
 )
-from wander_hub.jobs.worker import Handler, JobCancelled, JobContext, JobRefused, JobWorker, Worker
+from wander_hub.jobs.worker import (
+    Handler,
+    JobCancelled,
+    JobContext,
+    JobPostponed,
+    JobRefused,
+    JobWorker,
+    Worker,
+)
 
 __all__ = [
     "LEASE_SECONDS",
@@ -30,6 +38,7 @@ __all__ = [
     "Job",
     "JobCancelled",
     "JobContext",
+    "JobPostponed",
     "JobRefused",
     "JobState",
     "JobWorker",

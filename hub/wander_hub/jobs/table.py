@@ -16,7 +16,9 @@ from wander_hub.identity import HUB
 from wander_hub.jobs.models import Job, JobState
 
 LEASE_SECONDS = 30.0
-MAX_ATTEMPTS = 3
+MAX_ATTEMPTS, MOST_POSTPONED = 3, 20
+_LONGEST_PAUSE = 4
+"""Doublings of the pause after an attempt: 160 s, where it began with 10."""
 _LONGEST_ERROR = 2000
 _PATHS = (
     (re.compile(r"""(["'`])(?:file://)?~?/[^"'`\n]*?([^"'`/\n]+)/?\1"""), r"\1\2\1"),
@@ -140,19 +142,24 @@ class TableQueue:
 
         self.database.commit(end, HUB)  # who may see what is private
 
-    def fail(self, lease: Lease, error: str, *, retry: bool) -> JobState:
-        """Say that an attempt failed; returns what the job is now. Raises `LeaseLost`."""
+    def fail(self, lease: Lease, error: str, *, retry: bool, postponed: bool = False) -> JobState:
+        """Say that an attempt failed; returns what the job is now. Raises `LeaseLost`.
+
+        Of those that are `postponed`, the first `MOST_POSTPONED` do not count.
+        """
+        more = 1 if postponed and lease.attempt < MOST_POSTPONED else 0
 
         def end(session: Session) -> JobState:
             job = session.get(Job, lease.job_id)
-            again = retry and job is not None and lease.attempt < job.max_attempts
+            again = retry and job is not None and lease.attempt < job.max_attempts + more
             called_off = job is not None and job.cancel_requested
             state: JobState = "cancelled" if called_off else "queued" if again else "failed"
-            pause = timedelta(seconds=self._retry_seconds * 2 ** (lease.attempt - 1))
+            pause = timedelta(seconds=self._retry_seconds * 2 ** min(lease.attempt - 1, _LONGEST_PAUSE))
             _write(
                 session,
                 lease,
                 state=state,
+                max_attempts=Job.max_attempts + more,
                 error=storable(hide_paths(error))[:_LONGEST_ERROR],
                 lease_until=None,
                 run_after=self.database.moment(pause),

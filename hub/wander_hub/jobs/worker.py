@@ -31,6 +31,10 @@ class JobRefused(Exception):
     """The job cannot succeed, however often it is tried."""
 
 
+class JobPostponed(Exception):
+    """What the job needs is away: it is tried again, for the better part of an hour."""
+
+
 @dataclass
 class JobContext:
     """What a handler gets: the job, and how to tell and hear of it while it works."""
@@ -110,6 +114,8 @@ class Attempts:
             logger.warning("%s", error)
         except JobRefused as error:
             self._record_failure(lease, str(error), retry=False)
+        except JobPostponed as error:
+            self._record_failure(lease, str(error), retry=True, postponed=True)
         except JobCancelled:
             if context.called_off:
                 self._record_failure(lease, "called off", retry=False)
@@ -120,9 +126,9 @@ class Attempts:
             logger.exception("job %s (%s) failed", lease.job_id, lease.kind)
             self._record_failure(lease, f"{type(error).__name__}: {error}", retry=True)
 
-    def _record_failure(self, lease: Lease, error: str, *, retry: bool) -> None:
+    def _record_failure(self, lease: Lease, error: str, *, retry: bool, postponed: bool = False) -> None:
         with suppress(LeaseLost):  # whoever has it now tells how it ends
-            state = self._queue.fail(lease, error, retry=retry)
+            state = self._queue.fail(lease, error, retry=retry, postponed=postponed)
             logger.info("job %s (%s) is %s: %s", lease.job_id, lease.kind, state, error)
 
     def _beat(self, context: JobContext) -> None:

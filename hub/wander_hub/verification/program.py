@@ -26,7 +26,7 @@ from wander_hub import security
 from wander_hub.accounts.models import User
 from wander_hub.database import Database
 from wander_hub.identity import JOB_TOKEN
-from wander_hub.jobs import JobContext, JobRefused, storable
+from wander_hub.jobs import JobContext, JobPostponed, JobRefused, storable
 from wander_hub.rights.models import Token
 from wander_hub.rights.tokens import add_token
 
@@ -35,7 +35,9 @@ _PASSED_STARTS = ("UV_", "PIP_")
 """How operators name the package index that environments' dependencies come from."""
 _FOLDERS = ("data", "cache", "config", "runs")
 _LONGEST_ANSWER = 16 << 20
-_RETRYABLE = ("timeout", "unavailable", "index_unreachable", "network", "bad_token")
+_AWAY = "unavailable"
+"""Code of a hub that does not answer: it is being started again."""
+_RETRYABLE = ("timeout", "index_unreachable", "network", "bad_token")
 """Codes of what another try may mend; the next one is lent another token."""
 
 
@@ -102,6 +104,8 @@ class ClientProgram:
             hint = f" ({error['hint']})" if error.get("hint") else ""
             detail = f": {error['detail']}" if error.get("detail") else ""
             message = f"{error['message']}{detail}{hint}"
+            if error.get("code") == _AWAY:
+                raise JobPostponed(message)
             if error.get("retryable") or error.get("code") in _RETRYABLE:
                 raise RuntimeError(message)
             raise JobRefused(message)
