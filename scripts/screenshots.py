@@ -73,6 +73,21 @@ def fill_hub(place: Workplace) -> None:
         place.type(f"wander post {run}")
 
 
+def publish_another_version(place: Workplace) -> None:
+    """Publish a second version of an environment, which differs from the first in a few lines."""
+    folder = place.folder / "reverse_text"
+    shutil.copytree(
+        ROOT / "environments" / "reverse_text", folder, ignore=shutil.ignore_patterns("build", "dist")
+    )
+    for file, old, new in (
+        ("pyproject.toml", 'version = "0.1.0"', 'version = "0.1.1"'),
+        ("README.md", "\n## ", "\nVersion 0.1.1 says more of itself.\n\n## "),
+    ):
+        text = (folder / file).read_text()
+        (folder / file).write_text(text.replace(old, new, 1))
+    place.type(f"wander publish {folder} --no-check")
+
+
 def train_model(place: Workplace) -> None:
     """Train a small model in two ways, go on with one of them, and put it on the hub."""
     environment = "admin/tictactoe"
@@ -113,7 +128,7 @@ def list_pages(page: Any, hub: str) -> dict[str, str]:
         "leaderboard": f"/{label}/leaderboard",
         "leaderboard-metrics": f"/{label}/leaderboard?column=rank&column=metrics",
         "source": f"/{label}/versions/latest/source",
-        "changes": f"/{label}/changes",
+        "changes": "/admin/reverse-text/changes",
         "owner": f"/{environment['owner']}",
         "runs": "/runs",
         "run": run,
@@ -137,11 +152,13 @@ def list_pages(page: Any, hub: str) -> dict[str, str]:
         "account": "/account",
         "owner-settings": f"/{environment['owner']}/settings",
         "environment-settings": f"/{label}/settings",
+        "system": "/system",
+        **{f"system-{part}": f"/system/{part}" for part in ("jobs", "users", "organisations", "audit")},
     }
 
 
-SIGNED_IN = {"account", "owner-settings", "environment-settings"}
-"""Pages that are drawn for an administrator; all others are for anybody."""
+SIGNED_IN = ("account", "owner-settings", "environment-settings", "system")
+"""Begins of names of pages that are drawn for an administrator; all others are for anybody."""
 
 
 def draw_pages(hub: str, folder: Path, token: str, only: str | None) -> Iterator[str]:
@@ -166,7 +183,7 @@ def draw_pages(hub: str, folder: Path, token: str, only: str | None) -> Iterator
                     if only not in (None, name):
                         continue
                     said.clear()
-                    header = {"Authorization": f"Bearer {token}"} if name in SIGNED_IN else {}
+                    header = {"Authorization": f"Bearer {token}"} if name.startswith(SIGNED_IN) else {}
                     context.set_extra_http_headers(header)
                     answer = page.goto(f"{hub}{path}")
                     if answer is None or answer.status != (404 if name == "missing" else 200):
@@ -195,6 +212,7 @@ def main() -> int:
     try:
         if not given.again:
             fill_hub(place)
+            publish_another_version(place)
             train_model(place)
         faults = list(draw_pages(place.hub, OUTPUT, place.environment["WANDER_TOKEN"], given.only))
     finally:

@@ -147,6 +147,7 @@ async def test_pages_are_json_for_who_asks_for_that(hub, make_wheel, run_of):
         "/alice/reverse-text/leaderboard?model=ti": f"{environment}/leaderboard?model=ti",
         "/runs": "/api/v1/runs",
         run: f"/api/v1{run}",
+        f"{run}/rollouts/0": f"/api/v1{run}/rollouts/0",
     }.items():
         answer = await hub.client.get(page, headers={"Accept": "application/json"})
         assert answer.headers["vary"].startswith("Accept")

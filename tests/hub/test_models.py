@@ -43,6 +43,8 @@ async def test_a_pushed_model_is_what_its_files_say(hub):
     page = (await hub.get("/models/alice/ttt", headers={"Accept": "text/html"})).text
     assert "<em>plays</em>" in page
     assert "license: mit" not in page
+    told = (await hub.get("/models/alice/ttt", headers={"Accept": "application/json"})).json()
+    assert told == (await hub.get("/api/v1/models/alice/ttt")).json()
     assert "/models/alice/ttt" in (await hub.get("/alice", headers={"Accept": "text/html"})).text
 
 

@@ -103,6 +103,8 @@ def show_rollout(
     query: Annotated[ViewerQuery, Query()],
 ) -> Response:
     """One rollout: what was said, and why it got its reward."""
+    if wants_json(request):
+        return as_json(runs.rollout(session, storage, runs.find(session, run_id), number))
     view = rollout_page.rollout(session, storage, base_url, run_id, number, query, query.first)
     return page(request, "rollout.html", scripts=["viewer.js"], view=view)
 
