@@ -46,7 +46,7 @@ class Axis:
 
 def histogram(data: Histogram, mean: float | None, *, linked: bool = False) -> Markup:
     """Draw the distribution of rewards with its mean; a bar may lead to the rollouts that it counts."""
-    width, height, left, bottom = 640, 190, 8, 40
+    width, height, left, bottom = 640, 190, 20, 40
     tallest = max([*data.counts, 1])
     axis = Axis.around(data.edges[0], data.edges[-1], left, width - left)
     bars = []

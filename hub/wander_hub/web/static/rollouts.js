@@ -12,6 +12,7 @@ let shown = "";
 function filler(rows) {
   const row = document.createElement("tr");
   row.style.height = `${rows * height}px`;
+  row.hidden = rows === 0; // an empty cell is a line high
   row.setAttribute("aria-hidden", "true");
   row.insertCell().colSpan = 9;
   return row;
