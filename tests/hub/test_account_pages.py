@@ -155,6 +155,7 @@ async def test_administrators_see_the_hub_and_do_on_pages_what_the_api_does(hub,
         state, jobs, users, organisations, log = (one.text for one in shown)
         assert "database" in state
         assert "SQLite in the data folder" in state
+        assert re.search(r"<dd>[\d.]+ k?B of packages, [\d.]+ k?B of runs</dd>", state)
         assert "1 queued" in state
         number = re.search(r"<td>replay</td>", jobs) and re.search(r'name="at_job" value="(\d+)"', jobs)[1]
         back = "/system/jobs?state=cancelled"

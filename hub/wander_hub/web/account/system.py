@@ -17,6 +17,7 @@ from wander.wire.events import EVENTS
 from wander_hub import audit
 from wander_hub.accounts.models import Owner, User
 from wander_hub.environments import browse
+from wander_hub.environments.models import File
 from wander_hub.http.boundary import Before, HubSettings, ReadSession
 from wander_hub.http.health import free_bytes
 from wander_hub.identity import Identity
@@ -28,11 +29,13 @@ from wander_hub.people import departures, organisations
 from wander_hub.quotas import service as quotas
 from wander_hub.rights import rights
 from wander_hub.runs import repository as runs
+from wander_hub.runs.models import Run
 from wander_hub.settings import Settings
 from wander_hub.web.account import forms
 from wander_hub.web.account.routes import to_login
 from wander_hub.web.addresses import query_string
 from wander_hub.web.templates import page
+from wander_hub.web.text import size
 from wander_hub.webhooks import service as webhooks
 
 router = APIRouter(prefix="/system", include_in_schema=False)
@@ -194,6 +197,8 @@ def _describe(session: Session, settings: Settings) -> dict[str, str]:
     users, able = session.execute(select(func.count(), day).select_from(User)).one()
     owners = session.scalar(select(func.count()).select_from(Owner)) or 0
     listed, posted = browse.count_listed(session), runs.count_runs(session, most=browse.COUNTED + 1)
+    packages = session.scalar(select(func.sum(File.size))) or 0
+    records = session.scalar(select(func.sum(Run.stored_bytes))) or 0
     most = f"more than {browse.COUNTED:,}"
     return {
         "environments": most if listed > browse.COUNTED else f"{listed:,}",
@@ -202,6 +207,7 @@ def _describe(session: Session, settings: Settings) -> dict[str, str]:
         "owners": f"{owners:,}",
         "database": {"sqlite": "SQLite in the data folder", "postgresql": "PostgreSQL"}.get(engine, engine),
         "files": "an object store" if settings.storage_url else "the data folder",
+        "stored": f"{size(int(packages))} of packages, {size(int(records))} of runs",
         "room": f"{free_bytes(settings) / 2**30:,.1f} GiB free where the data folder is",
         "jobs": f"handed out by {settings.jobs}, " + _works(settings),
     }
