@@ -23,11 +23,15 @@ from object_server import object_server
 from shard_records import aggregates_of, records_of
 from wander.clients.rate_limit import CallLimiter
 from wander.evals.store.folder import RunFolder
-from wander_client.cluster import Versions, connected
+from wander_client.cluster import Versions, _cannot_connect, connected
 from wander_client.errors import Unavailable, UsageError
+from wander_client.evaluate.settings import EvaluationSettings
+from wander_client.ray_engine import engine
 from wander_client.ray_engine.coordinator import Coordinator, Trade
 from wander_client.ray_engine.limiter import RayLimiter
+from wander_client.ray_engine.models import count_actors, count_gpus, models_of
 from wander_client.ray_engine.task import PROOF_FILE, Job, play_shard
+from wander_client.suites.file import Suite, name_run
 
 URL = "http://model/v1"
 
@@ -140,6 +144,47 @@ def test_a_node_that_is_not_like_the_driver_says_so(change: Any, code: str, tmp_
     job = Job(**{"suite": "{}", "folder": str(tmp_path), "number": 0, "of": 1, "proof": "proof", **change})
     (problem,) = play_shard(job, None)
     assert (problem.code, problem.hint is not None) == (code, True)
+
+
+def test_a_cluster_of_another_version_of_ray_is_told() -> None:
+    said = _cannot_connect("head:6379", RuntimeError("Version mismatch: The cluster was started with:..."))
+    assert (said.code, "install the same Ray and Python" in (said.hint or "")) == ("versions_differ", True)
+
+
+def suite_of(*models: dict[str, Any]) -> Suite:
+    runs = [
+        name_run(EvaluationSettings(environment="acme/wordle@1.0.0", **model), f"run {number}")
+        for number, model in enumerate(models)
+    ]
+    return Suite(name="ray", concurrency=4, evaluations_at_once=1, runs=runs)
+
+
+def test_models_get_actors_where_the_gpus_hold_all_of_them() -> None:
+    small = {"model": "./small"}
+    wide = {"model": "./wide", "serve": "vllm", "serve_args": ["--tensor-parallel-size=2", "-pp", "2"]}
+    elsewhere = {"model": "named", "base_url": URL}
+    suite = suite_of(small, small, wide, elsewhere, {"model": "./on-a-processor", "device": "cpu"})
+    assert [(each.model, count_gpus(each)) for each in models_of(suite)] == [("./small", 1), ("./wide", 4)]
+    assert count_actors(suite, 4) is None
+    assert [(each.model, count) for each, count in (count_actors(suite, 10) or {}).items()] == [
+        ("./small", 2),
+        ("./wide", 2),
+    ]
+    assert count_actors(suite_of(elsewhere), 8) is None
+
+    def places(suite: Suite, **resources: float) -> Any:
+        there = type("Ray", (), {"cluster_resources": staticmethod(lambda: resources)})
+        count, options, models = engine._place(there, suite)
+        return count, options, sum(models.values())
+
+    assert places(suite, CPU=3.0, GPU=5.0) == (3, {"num_cpus": 1.0}, 2)
+    assert places(suite, CPU=3.0, GPU=4.0) == (1, {"num_gpus": 4.0, "num_cpus": 1.0}, 0)
+    assert places(suite_of(small, {"model": "./other"}), CPU=3.0, GPU=1.0)[:1] == (1,)
+    with pytest.raises(Unavailable, match="takes 4 GPUs, and the cluster has 3"):
+        places(suite, CPU=3.0, GPU=3.0)
+    assert places(suite, CPU=3.0) == (3, {"num_cpus": 1.0}, 0)
+    with pytest.raises(Unavailable, match="no processor"):
+        places(suite, GPU=5.0)
 
 
 @pytest.fixture(scope="module")

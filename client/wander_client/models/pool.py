@@ -55,7 +55,9 @@ class ModelChoice:
             require_servable(self.model)
 
     @contextlib.asynccontextmanager
-    async def join(self, context: Invocation, client: Client, location: Location) -> AsyncIterator[Client]:
+    async def join(
+        self, context: Invocation, client: Client, location: Location | None
+    ) -> AsyncIterator[Client]:
         """Yield the model's client with those of who plays beside it: models in this process, others at the
         model's endpoint, and functions of the environment's package, which play where it runs.
         """
@@ -110,9 +112,12 @@ class ModelPool:
 
     @contextlib.asynccontextmanager
     async def client(
-        self, choice: ModelChoice, location: Location, *, name: str, log_path: Path
+        self, choice: ModelChoice, location: Location | None, *, name: str, log_path: Path
     ) -> AsyncIterator[Client]:
-        """Yield the client of an evaluation; `name` keeps its rollouts apart from those of others."""
+        """Yield the client of an evaluation; `name` keeps its rollouts apart from those of others.
+
+        Only models and players of an environment's package need its location.
+        """
         async with contextlib.AsyncExitStack() as stack:
             if choice.serve is not None:
                 key: Any = (choice.model, choice.serve)
@@ -208,7 +213,7 @@ class GivenModel(ModelPool):
 
     @contextlib.asynccontextmanager
     async def client(
-        self, choice: ModelChoice, location: Location, *, name: str, log_path: Path
+        self, choice: ModelChoice, location: Location | None, *, name: str, log_path: Path
     ) -> AsyncIterator[Client]:
         """Yield the client, with those of who plays beside it."""
         async with choice.join(self._context, self._given, location) as client:

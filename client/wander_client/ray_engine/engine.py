@@ -8,17 +8,28 @@ import secrets
 import shutil
 import signal
 import threading
+from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wander.wire.run_record import Shard
 
-from wander_client.cluster import Problem, connected
+from wander_client.cluster import Problem, Versions, connected
 from wander_client.errors import PARTIAL, ClientError, Interrupted, Unavailable, UsageError
 from wander_client.evaluate.evaluation import more_budget, resume_command
 from wander_client.models.reference import is_local_model
 from wander_client.ray_engine.coordinator import Coordinator, Overview
+from wander_client.ray_engine.models import (
+    MOST_CALLS,
+    Actors,
+    ModelActor,
+    count_actors,
+    count_gpus,
+    key_of,
+    models_of,
+)
 from wander_client.ray_engine.objects import VARIABLES, SharedStore
 from wander_client.ray_engine.parts import RayChoice, parts_of
 from wander_client.ray_engine.task import PROOF_FILE, Job, play_shard
@@ -28,6 +39,7 @@ from wander_client.suites.table import SuiteTable
 if TYPE_CHECKING:
     from wander.evals.run.runner import Progress
 
+    from wander_client.models.pool import ModelChoice
     from wander_client.terminal.output import Output
 
 SHARDS_FILE = "shards"
@@ -55,7 +67,7 @@ def play(suite: Suite, out: Path, choice: RayChoice, output: Output) -> Overview
     if store is not None:
         store.set_word(proof)
     with connected(choice.address) as ray:
-        total, options = _place(ray, suite)
+        total, options, models = _place(ray, suite)
         count = _count_shards(place, choice.shards, total)
         place.mkdir(parents=True, exist_ok=True)
         (place / SHARDS_FILE).write_text(str(count))
@@ -63,7 +75,7 @@ def play(suite: Suite, out: Path, choice: RayChoice, output: Output) -> Overview
         if store is not None:
             (place / STORE_FILE).write_text(store.url)
         suite.write(place)
-        local = _without_limiter(suite)
+        local = _without_limiter(suite, models)
         sent = suite.model_copy(update={"runs": [_divided(run, count if local else 1) for run in suite.runs]})
         variables = _variables(suite, store)
         sent_json, url = sent.model_dump_json(by_alias=True), None if store is None else store.url
@@ -79,8 +91,9 @@ def play(suite: Suite, out: Path, choice: RayChoice, output: Output) -> Overview
         coordinator = actor.remote(suite.concurrency, *budget)
         task = ray.remote(play_shard).options(max_retries=_RETRIES, **options)
         output.note(f"playing {count} shards on Ray, in {url or place}")
-        refs = [task.remote(job, coordinator) for job in jobs]
-        problems, overview, stopped = _wait(ray, refs, coordinator, suite, output, choice.ended)
+        with _served(ray, models, variables) as actors:
+            refs = [task.remote(job, coordinator, actors) for job in jobs]
+            problems, overview, stopped = _wait(ray, refs, coordinator, suite, output, choice.ended)
     if stopped:
         done = sum(each.done for runs in overview.progress.values() for each in runs)
         raise Interrupted(
@@ -156,22 +169,44 @@ def shard_folders(out: Path) -> list[Path]:
     return [place / str(number) for number in range(int((place / SHARDS_FILE).read_text()))]
 
 
-def _place(ray: Any, suite: Suite) -> tuple[int, dict[str, float]]:
-    """Return how many shards the cluster plays at once, and what each needs of a node."""
+def _place(ray: Any, suite: Suite) -> tuple[int, dict[str, float], Counter[ModelChoice]]:
+    """Return how many shards the cluster plays at once, what each needs of a node, and what actors hold.
+
+    Where the GPUs hold all models, those get actors, and shards need processors alone. Where they do not,
+    each shard takes what the greatest needs and loads one model after the other.
+    """
     there = ray.cluster_resources()
-    loads = any(
-        one.serve is not None or (one.base_url is None and is_local_model(one.model) and one.device != "cpu")
-        for one in (run.settings for run in suite.runs)
-    )
-    accelerators = int(there.get("GPU", 0))
-    if loads and accelerators:
-        return accelerators, {"num_gpus": 1.0, "num_cpus": 1.0}
-    processors = int(there.get("CPU", 0))
+    gpus, processors = int(there.get("GPU", 0)), int(there.get("CPU", 0))
     if not processors:
         raise Unavailable(
             "the cluster has no processor for a shard", hint="add nodes: `ray start --address ...`"
         )
-    return processors, {"num_cpus": 1.0}
+    actors = count_actors(suite, gpus)
+    if actors is None and gpus and (models := models_of(suite)):
+        most = max(models, key=count_gpus)
+        if (each := count_gpus(most)) > gpus:
+            raise Unavailable(
+                f"`{most.model}` takes {each} GPUs, and the cluster has {gpus}",
+                hint="add nodes: `ray start --address ...`, or lower `--tensor-parallel-size`",
+            )
+        return gpus // each, {"num_gpus": float(each), "num_cpus": 1.0}, Counter()
+    return processors, {"num_cpus": 1.0}, actors or Counter()
+
+
+@contextlib.contextmanager
+def _served(ray: Any, wanted: Counter[ModelChoice], variables: dict[str, str]) -> Iterator[Actors]:
+    """Yield actors that hold models while the block runs."""
+    actors: dict[ModelChoice, list[Any]] = {}
+    try:
+        for choice, count in wanted.items():
+            kind = ray.remote(ModelActor).options(
+                num_cpus=0, num_gpus=count_gpus(choice), max_restarts=-1, max_concurrency=MOST_CALLS
+            )
+            actors[choice] = [kind.remote(choice, variables, Versions()) for _ in range(count)]
+        yield actors
+    finally:
+        for actor in chain.from_iterable(actors.values()):
+            ray.kill(actor)
 
 
 def _count_shards(place: Path, wanted: int | None, usual: int) -> int:
@@ -187,12 +222,15 @@ def _count_shards(place: Path, wanted: int | None, usual: int) -> int:
     return begun
 
 
-def _without_limiter(suite: Suite) -> bool:
-    """Tell whether its models play in the shards' processes, each of which has a bound of its own."""
+def _without_limiter(suite: Suite, models: Counter[ModelChoice]) -> bool:
+    """Tell whether each shard bounds its own calls: none of them asks an endpoint."""
     return all(
-        run.settings.base_url is None
-        and run.settings.serve is None
-        and (is_local_model(run.settings.model) or run.settings.model.startswith("scripted:"))
+        key_of(run.settings.choose_model()) in models
+        or (
+            run.settings.base_url is None
+            and run.settings.serve is None
+            and (is_local_model(run.settings.model) or run.settings.model.startswith("scripted:"))
+        )
         for run in suite.runs
     )
 

@@ -25,9 +25,10 @@ from wander.wire.run_record import Shard
 from wander_client.cluster import Problem, Versions
 from wander_client.context import CommonOptions, Invocation
 from wander_client.errors import ClientError
-from wander_client.models.pool import ModelPool
+from wander_client.models.pool import ModelChoice, ModelPool
 from wander_client.ray_engine.coordinator import Trade
 from wander_client.ray_engine.limiter import RayLimiter
+from wander_client.ray_engine.models import Actors, RayModelClient, key_of
 from wander_client.ray_engine.objects import SharedStore
 from wander_client.suites.file import SUITE_FILE, Suite
 from wander_client.suites.play import play_suite, prepare, share_budget
@@ -37,6 +38,8 @@ from wander_client.terminal.output import Output
 if TYPE_CHECKING:
     from wander.clients.base import Client
     from wander.evals.run.stopping import StopRequest
+
+    from wander_client.environments.location import Location
 
 PROOF_FILE = "shared"
 """Holds a word that whoever sees the folder can read."""
@@ -105,23 +108,40 @@ class _Seat:
 
 
 class _RayPool(ModelPool):
-    """Has clients of endpoints ask the coordinator."""
+    """Has clients of endpoints ask the coordinator, and takes the models that Ray has placed."""
 
-    def __init__(self, context: Invocation, seat: _Seat) -> None:
+    def __init__(self, context: Invocation, seat: _Seat, number: int, actors: Actors) -> None:
         super().__init__(context)
-        self._seat = seat
+        self._seat, self._number, self._actors = seat, number, actors
+
+    @contextlib.asynccontextmanager
+    async def client(
+        self, choice: ModelChoice, location: Location | None, *, name: str, log_path: Path
+    ) -> AsyncIterator[Client]:
+        """Yield the client of an evaluation: of an actor, where its model has some."""
+        if actors := self._actors.get(key_of(choice)):
+            actor = actors[self._number % len(actors)]
+            asking = await RayModelClient.open(actor, f"{self._number}/{name}/")
+            opened = choice.join(self._context, asking, location)
+        else:
+            opened = super().client(choice, location, name=name, log_path=log_path)
+        async with opened as client:
+            yield client
 
     def _share(self, client: Client, name: str) -> None:
         if client.limiter is not None:
             client.limiter = RayLimiter(self._seat)
 
 
-def play_shard(job: Job, coordinator: Any) -> list[Problem]:
-    """Play a shard to its end, or until a stop is asked for; return what went wrong."""
+def play_shard(job: Job, coordinator: Any, actors: Actors | None = None) -> list[Problem]:
+    """Play a shard to its end, or until a stop is asked for; return what went wrong.
+
+    `actors` hold the models that it does not load itself.
+    """
     try:
         os.environ.update(job.variables)
         _require_like_driver(job)
-        return asyncio.run(_play(job, _Seat(coordinator, job.number)))
+        return asyncio.run(_play(job, _Seat(coordinator, job.number), actors or {}))
     except Exception as error:  # noqa: BLE001 - returned, and raised by the driver
         return [Problem.of(error)]
 
@@ -147,20 +167,20 @@ def _require_like_driver(job: Job) -> None:
         )
 
 
-async def _play(job: Job, seat: _Seat) -> list[Problem]:
+async def _play(job: Job, seat: _Seat, actors: Actors) -> list[Problem]:
     from wander.evals.run.stopping import StopRequest
 
     stop = StopRequest()
     if job.store is None:
-        return await _play_in(Path(job.folder, str(job.number)), job, seat, stop)
+        return await _play_in(Path(job.folder, str(job.number)), job, seat, actors, stop)
     with tempfile.TemporaryDirectory(prefix="wander-shard-") as place:
         folder = Path(place)
         kept = await asyncio.to_thread(SharedStore(job.store).begin, job.number, folder)
         async with kept.keep(stop):
-            return await _play_in(folder, job, seat, stop)
+            return await _play_in(folder, job, seat, actors, stop)
 
 
-async def _play_in(folder: Path, job: Job, seat: _Seat, stop: StopRequest) -> list[Problem]:
+async def _play_in(folder: Path, job: Job, seat: _Seat, actors: Actors, stop: StopRequest) -> list[Problem]:
     context = Invocation(CommonOptions(mode="quiet"), Output("quiet"))
     shard = Shard(first=job.number, end=job.number + 1, of=job.of)
     suite = Suite.model_validate_json(job.suite).model_copy(update={"shard": shard})
@@ -174,7 +194,7 @@ async def _play_in(folder: Path, job: Job, seat: _Seat, stop: StopRequest) -> li
         folders = [each.run.folder for each in ready]
         table = SuiteTable(context.output, [each.run.name for each in ready])
         async with _reporting(seat, table, folders, budget, stop):
-            pool = _RayPool(context, seat)
+            pool = _RayPool(context, seat, job.number, actors)
             outcomes = await play_suite(context, suite, ready, table, budget, models=pool, stop=stop)
     # Rollouts that all failed are a part of the record, which says so when it is whole.
     broken = [each for each in outcomes if each.error is not None and each.summary is None]

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from command_line import Wander
+from shard_records import records_of
+from wander.evals.store.folder import RunFolder
 
 ray = pytest.importorskip("ray")
 
@@ -124,3 +126,42 @@ def test_a_cluster_that_is_down_is_told(wander: Wander, folder: Path) -> None:
     assert (down.status, "no Ray cluster answers at `127.0.0.1:1`" in down.err) == (5, True)
     nowhere = wander(*words, "ray://nowhere")
     assert (nowhere.status, "`nowhere` is no address of Ray" in nowhere.err) == (2, True)
+
+
+@pytest.fixture
+def split_cluster() -> Iterator[str]:
+    """The address of a cluster with processors on one node and GPUs, which there are not, on another."""
+    from ray.cluster_utils import Cluster
+
+    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    found.add_node(num_cpus=0, num_gpus=2)
+    try:
+        yield found.address
+    finally:
+        found.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_models_play_where_the_gpus_are_and_environments_where_the_processors_are(
+    split_cluster: str, wander: Wander, folder: Path, home: Path
+) -> None:
+    torch.set_num_threads(1)
+    for name in ("one", "two"):
+        made = wander(
+            *("model", "new", "tiny", "--environment", TICTACTOE, "--out", name, "--episodes", "20"),
+            *("--hidden", "32", "--layers", "1", "--vocabulary", "330"),
+        )
+        assert made.status == 0, made.err
+    (home / "suite.toml").write_text(
+        "concurrency = 1\n[defaults]\nnum_examples = 4\nrollouts = 2\n"
+        '[[eval]]\nenvironment = "./say-env"\nmodel = ["./one", "./two"]\nsampling = [{max_tokens = 8}]\n'
+    )
+    on_ray = ("--engine", "ray", "--ray-address", split_cluster, "--shards", "1", "--out", "ray", "--json")
+    done = wander("eval", "suite.toml", *on_ray)
+    assert done.status == 0, done.out
+    assert wander("eval", "suite.toml", "--out", "plain").status == 0
+    for path in Path("plain").glob("*/run.json"):
+        name = path.parent.name
+        assert records_of(Path("ray", name)) == records_of(Path("plain", name))
+        assert RunFolder.open(Path("ray", name)).manifest.model == RunFolder.open(path.parent).manifest.model
