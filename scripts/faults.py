@@ -4,7 +4,7 @@
 
 Two servers and two workers over one PostgreSQL and one bucket, behind nginx, each with a network of its own
 (root; `--loopback` does without, and without cuts and full disks). While programs publish, post, read and
-are told by a webhook, one part after another is killed, stopped, cut off, given a wrong clock or a full disk,
+are told by a webhook, several parts at once are killed, stopped, cut off, given a wrong clock or a full disk,
 and started again as a supervisor would. At the end all that was acknowledged has to be there, once, and
 `fsck` has to be content.
 """
@@ -134,33 +134,51 @@ class Faults:
 
     def __init__(self, cluster: Cluster, chance: random.Random) -> None:
         self.cluster, self.chance = cluster, chance
-        self.hubs = [*cluster.servers, *cluster.workers]
-        self.kinds: dict[str, Callable[[], Any]] = {
-            "kill": self.kill, "kill under load": self.kill, "stop": self.stop, "clock": self.clock,
+        hubs = [one.name for one in (*cluster.servers, *cluster.workers)]
+        every = list(cluster.parts)
+        self.kinds: dict[str, tuple[Callable[[Any], Any], list[str]]] = {
+            "kill": (self.kill, every), "kill under load": (self.kill, every), "stop": (self.stop, every),
+            "clock": (self.clock, hubs),
         }  # fmt: skip
         if isinstance(cluster.network, Namespaces):
-            self.kinds |= {"cut": self.cut, "cut again": self.cut, "full disk": self.fill}
+            self.kinds |= {
+                "cut": (self.cut, hubs), "cut again": (self.cut, hubs), "full disk": (self.fill, list(DISKS))
+            }  # fmt: skip
 
     @contextmanager
-    def kill(self) -> Iterator[str]:
+    def some(self, count: int) -> Iterator[list[tuple[str, str]]]:
+        """Hurt several parts at once, each in one way; tell how and which."""
+        chosen: dict[str, str] = {}
+        while len(chosen) < count:
+            kind = self.chance.choice(list(self.kinds))
+            if free := [one for one in self.kinds[kind][1] if one not in chosen]:
+                chosen[self.chance.choice(free)] = kind
+        # Servers last, when all is well that they need, and first when it is not: they end in their own time.
+        order = sorted(chosen, key=lambda one: (DATABASE, BUCKET).index(one) if one in DISKS else 9)
+        faults = {one: self.kinds[chosen[one]][0](self.cluster.parts[one]) for one in order}
+        told = [(chosen[one], faults[one].__enter__()) for one in reversed(order)]
+        yield told
+        for one in sorted(order, key=lambda one: (not chosen[one].startswith("cut"), order.index(one))):
+            faults[one].__exit__(None, None, None)
+
+    @contextmanager
+    def kill(self, part: Any) -> Iterator[str]:
         """End a part at once; it is started again later."""
-        part = self.chance.choice(list(self.cluster.parts.values()))
         part.kill()
         yield part.name
         part.start()
 
     @contextmanager
-    def stop(self) -> Iterator[str]:
+    def stop(self, part: Any) -> Iterator[str]:
         """Have a part stand still."""
-        part = self.chance.choice(list(self.cluster.parts.values()))
         part.tell(signal.SIGSTOP)
         yield part.name
         part.tell(signal.SIGCONT)
 
     @contextmanager
-    def clock(self) -> Iterator[str]:
+    def clock(self, part: Any) -> Iterator[str]:
         """Give a server or worker a clock that is some minutes wrong, and the right one again."""
-        part, minutes = self.chance.choice(self.hubs), self.chance.choice([-10, -2, 2, 10])
+        minutes = self.chance.choice([-10, -2, 2, 10])
         library = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))  # of the package `faketime`
         wrong = {"LD_PRELOAD": str(library), "FAKETIME": f"{minutes:+}m", "DONT_FAKE_MONOTONIC": "1"}
         right = dict(part.environment)
@@ -173,20 +191,18 @@ class Faults:
         part.start()
 
     @contextmanager
-    def cut(self) -> Iterator[str]:
+    def cut(self, hub: Any) -> Iterator[str]:
         """Lose all that two parts send each other."""
         network = self.cluster.network
         assert isinstance(network, Namespaces)
-        hub = self.chance.choice(self.hubs).name
         other = self.chance.choice([DATABASE, BUCKET, FRONT])
-        network.cut(hub, other)
-        yield f"{hub} from {other}"
-        network.join(hub, other)
+        network.cut(hub.name, other)
+        yield f"{hub.name} from {other}"
+        network.join(hub.name, other)
 
     @contextmanager
-    def fill(self) -> Iterator[str]:
+    def fill(self, part: Any) -> Iterator[str]:
         """Leave no room on the disk of the database or of the bucket."""
-        part = self.cluster.parts[self.chance.choice(list(DISKS))]
         disk = self.cluster.folder / DISKS[part.name]
         ballast = disk / "ballast"
         if part.name == DATABASE:
@@ -228,18 +244,18 @@ def recovered(users: Users, began: float) -> float:
 
 
 def hurt(
-    cluster: Cluster, users: Users, chance: random.Random, *, count: int, seconds: float
+    cluster: Cluster, users: Users, chance: random.Random, *, count: int, seconds: float, together: int
 ) -> Counter[str]:
-    """Inject faults one after another until there were so many, or the time is over."""
+    """Inject faults, some at once, until there were so many, or the time is over."""
     faults, done, end = Faults(cluster, chance), Counter[str](), time.monotonic() + seconds
     while done.total() < count and time.monotonic() < end:
-        kind = chance.choice(list(faults.kinds))
-        hold = chance.uniform(0.2, 8)
-        with faults.kinds[kind]() as what:
+        hold = chance.uniform(0.2, 6)
+        with faults.some(min(together, count - done.total())) as made:
             time.sleep(hold)
         took = recovered(users, time.monotonic())
-        done[kind] += 1
-        print(f"{done.total():>4} {kind:<16} {what:<28} {hold:4.1f} s, well after {took:4.1f} s", flush=True)
+        done += Counter(kind for kind, _ in made)
+        told = ", ".join(f"{kind}: {what}" for kind, what in made)
+        print(f"{done.total():>4} {hold:4.1f} s, well after {took:4.1f} s: {told}", flush=True)
     return done
 
 
@@ -303,6 +319,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--faults", type=int, default=200)
+    parser.add_argument("--together", type=int, default=3, help="how many at once, of different parts")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=120, help="at most")
     parser.add_argument(
@@ -340,7 +357,8 @@ def main() -> None:
         for one in users.threads:
             one.start()
         try:
-            done = hurt(cluster, users, chance, count=asked.faults, seconds=asked.minutes * 60)
+            limits = {"count": asked.faults, "seconds": asked.minutes * 60, "together": asked.together}
+            done = hurt(cluster, users, chance, **limits)
         finally:
             users.enough.set()
             for one in users.threads:
