@@ -11,7 +11,7 @@ import os
 import shlex
 import tempfile
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from itertools import pairwise
 from operator import add
@@ -56,13 +56,19 @@ def merge_shards(folders: Sequence[RunFolder], target: Path) -> tuple[RunManifes
     with make_folder(target) as place:
         folder = RunFolder.create(place, manifest)
         try:
-            for line in _lines_in_order(shards, manifest, place):
-                folder.append_line(line)
-            summary = summarise_run(manifest, folder.rollouts())
+            lines = _lines_in_order(shards, manifest, place)
+            summary = summarise_run(manifest, _append_all(lines, folder))
             folder.finish(summary, ended_at=ended)
         finally:
             folder.close()
     return folder.manifest, summary
+
+
+def _append_all(lines: Iterable[bytes], folder: RunFolder) -> Iterator[Rollout]:
+    """Append lines, and yield their rollouts, which need not be read from the file again."""
+    for line in lines:
+        folder.append_line(line)
+        yield Rollout.model_validate_json(line)
 
 
 def shard_of(folder: RunFolder) -> Shard:
