@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from wander_hub import __version__
 from wander_hub.cli import main as cli
 from wander_hub.cli import options
 from wander_hub.database import Database
@@ -215,3 +216,17 @@ def test_who_runs_a_command_may_have_a_number_alone(monkeypatch, error):
 
     monkeypatch.setattr(options.getpass, "getuser", nobody)
     assert options.by_command("user.add").address == f"the command line of uid {os.getuid()}"
+
+
+def test_a_thread_that_waits_for_ever_does_not_hold_up_the_end():
+    """As a request does that waits for a lock of a server which was cut off from the database."""
+    program = """
+import sys, threading
+from wander_hub.cli import main
+main._LEAVE_SECONDS = 0.2
+threading.Thread(target=threading.Event().wait).start()
+sys.argv = ["wander-hub", "version"]
+main.main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout.strip()) == (0, __version__)

@@ -11,6 +11,8 @@ import gc
 import json
 import os
 import sys
+import threading
+import time
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -44,6 +46,8 @@ from wander_hub.http.problems import HubProblem
 from wander_hub.server.data_folder import DataFolderInUse
 from wander_hub.storage import Storage
 
+_LEAVE_SECONDS = 10.0
+
 OVERVIEW = """\b
 Run and administer a Wander hub.
 
@@ -70,7 +74,9 @@ app.add_typer(mirror_app, name="mirror")
 def main() -> None:
     """Run the command; the one place that prints errors and chooses the exit status."""
     try:
-        sys.exit(app(standalone_mode=False, prog_name="wander-hub"))
+        status = app(standalone_mode=False, prog_name="wander-hub")
+        _leave_soon(status or 0)
+        sys.exit(status)
     except typer.Abort:
         sys.exit(130)
     except BrokenPipeError:  # the reader went away (`wander-hub token list | head`)
@@ -99,6 +105,21 @@ def main() -> None:
         said = error.format_message().strip().rstrip(".").replace("'", "`")
         path = context.command_path if context is not None else "wander-hub"
         _fail(said[:1].lower() + said[1:], f"run `{path} --help`", 2)
+
+
+def _leave_soon(status: int) -> None:
+    """End the process some seconds from now, if a thread still holds it up.
+
+    A request may wait for a lock that a database keeps for a server which was cut off from it; all that was
+    acknowledged is kept, and what was not is undone with the connection.
+    """
+
+    def leave() -> None:
+        time.sleep(_LEAVE_SECONDS)
+        if not threading.main_thread().is_alive():  # Python waits for other threads by now
+            os._exit(status)
+
+    threading.Thread(target=leave, daemon=True).start()
 
 
 def _explain(error: OSError) -> tuple[str, str]:
