@@ -118,6 +118,19 @@ async def test_a_run_says_in_words_what_was_done_and_groups_what_is_alike(hub, r
     assert "nothing listens" not in page, "what its rollouts said is gone with them"
 
 
+async def test_a_run_of_many_strata_shows_the_first(hub, run_of, monkeypatch):
+    monkeypatch.setattr(explorer, "MOST_STRATA", 2)
+    made = run_of(await hub.publish(), examples=4, strata=[7, 2**80, 3, -1])
+    assert (await hub.post_run(*made)).status_code == 201
+    page = (await hub.get(f"/runs/{made[0]['run_id']}", headers=HTML)).text
+    strata = page.partition("Reward by")[2].partition("</table>")[0]
+    assert re.findall(r"stratum=(-?[0-9]+)", strata) == ["-1", "3"]
+    assert "and 2 more" in strata
+    board = (await hub.get("/alice/reverse-text/leaderboard", headers=HTML)).text
+    options = board.partition('<select name="stratum">')[2].partition("</select>")[0]
+    assert re.findall("<option>([^<]+)", options) == ["-1", "3"]
+
+
 async def test_a_board_tells_the_rewards_of_a_stratum(hub, run_of, monkeypatch):
     rewards = [1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.0, 0.0]
     made = run_of(await hub.publish(), reward=rewards, examples=4, strata=[0, 0, 1, 1])

@@ -33,6 +33,8 @@ MOST_SEARCHED = 250_000
 """Rollouts of a run whose rows are read to find some."""
 _MOST_KEPT = 4_000_000
 """Numbers of rollouts that are kept of what was found."""
+MOST_STRATA = 100
+"""That are told apart of a run: a manifest may have as many as examples."""
 _MOST_FAULTS = 20
 _NUMBERS = re.compile(r"\d+")
 
@@ -106,6 +108,9 @@ class Breakdown:
     """The rollouts of a run by stratum, and the failed ones by what broke."""
 
     strata: dict[int, Group] = field(default_factory=dict)
+    """The first in order."""
+    other_strata: int = 0
+    """How many there are beside those."""
     faults: dict[tuple[str, str], Group] = field(default_factory=dict)
     """By boundary and error, the most frequent first."""
     other_faults: int = 0
@@ -153,14 +158,16 @@ class _Kept:
                 self._size -= _size(self._found.popitem(last=False)[1])
 
 
-_OF_EXAMPLE = 100
-"""Numbers that have the room of what is known of an example."""
+_OF_ENTRY = 100
+"""Numbers that have the room of what is known of an example, a stratum or a fault."""
 
 
 def _size(found: object) -> int:
+    if isinstance(found, Breakdown):
+        found = found.strata, found.faults
     if isinstance(found, tuple):
-        return sum(_OF_EXAMPLE * len(part) for part in found)
-    return 100 + (len(found) if isinstance(found, array) else 0)
+        return _OF_ENTRY * (1 + sum(len(part) for part in found))
+    return _OF_ENTRY + (len(found) if isinstance(found, array) else 0)
 
 
 _KEPT = _Kept()
@@ -213,12 +220,19 @@ def neighbours(numbers: Sequence[int], number: int, *, ascending: bool) -> tuple
 
 def break_down(session: Session, storage: Storage, run: Run) -> Breakdown:
     """Return the rollouts of a run by stratum and by fault; nothing where reading all rows takes too long."""
-    if run.withdrawn_at is not None:  # what is kept may be of before
-        return Breakdown()
-    strata = service.manifest_of(run).strata
-    if service.count_of(run) > MOST_SEARCHED or not (strata or int(run.summary["failed"])):
-        return Breakdown()
+    if run.withdrawn_at is not None or service.count_of(run) > MOST_SEARCHED:
+        return Breakdown()  # also where something is kept from before it was withdrawn
     found: Breakdown = _KEPT.get(run.sha256, lambda: _break_down(session, storage, run))
+    return found
+
+
+def list_strata(run: Run) -> list[int]:
+    """Return the first strata of a run's examples in order."""
+
+    def read() -> list[int]:
+        return sorted({one for one in service.manifest_of(run).strata if one is not None})[:MOST_STRATA]
+
+    found: list[int] = _KEPT.get((run.sha256, "strata"), read)
     return found
 
 
@@ -229,6 +243,8 @@ def is_broken_down(run: Run) -> bool:
 
 def _break_down(session: Session, storage: Storage, run: Run) -> Breakdown:
     stratum_of = _strata(run)
+    if not stratum_of and not int(run.summary["failed"]):
+        return Breakdown()
     strata: dict[int, Group] = {}
     faults: dict[tuple[str, str], Group] = {}
     for number, facts in _rows(session, storage, run):
@@ -244,7 +260,8 @@ def _break_down(session: Session, storage: Storage, run: Run) -> Breakdown:
     most = Counter({fault: group.count for fault, group in faults.items()}).most_common(_MOST_FAULTS)
     shown = {fault: faults[fault] for fault, _ in most}
     others = sum(one.count for one in faults.values()) - sum(one.count for one in shown.values())
-    return Breakdown(dict(sorted(strata.items())), shown, others)
+    first = dict(sorted(strata.items())[:MOST_STRATA])
+    return Breakdown(first, len(strata) - len(first), shown, others)
 
 
 def _all(storage: Storage, run: Run, wanted: RolloutFilter) -> array[int]:

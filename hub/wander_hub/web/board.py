@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 from sqlalchemy import select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, defer
 from wander.types import EnvironmentInfo
 from wander.wire import EnvironmentSummary, Leaderboard, LeaderboardRow
 from wander.wire.boards import BOARD_COLUMNS, REQUIRED_COLUMNS
@@ -210,10 +210,8 @@ def _columns(board: Leaderboard, metrics: Sequence[str], wanted: Sequence[str]) 
 
 def _list_strata(session: Session, board: Leaderboard) -> list[int]:
     """Return the strata of a board's examples, which all its runs share; none where they are all of one."""
-    if not board.rows:
-        return []
-    manifest = runs.manifest_of(runs.find(session, board.rows[0].run_id))
-    found = sorted({one for one in manifest.strata if one is not None})
+    first = _find_runs(session, board.rows[:1])
+    found = explorer.list_strata(first[0]) if first else []
     return found if len(found) > 1 else []
 
 
@@ -222,18 +220,22 @@ def _break_down(
 ) -> dict[str, explorer.Group]:
     """Return the rollouts of a stratum by run, as far as a page may read; those read before cost nothing."""
     found, left = dict[str, explorer.Group](), _MOST_BROKEN_DOWN
-    query = run_repository.visible(session).where(Run.run_id.in_([row.run_id for row in board.rows]))
-    posted = {run.run_id: run for run in session.scalars(query)}
-    for row in board.rows:
-        run = posted[row.run_id]
+    for run in _find_runs(session, board.rows):
         if not explorer.is_broken_down(run):
-            left -= row.rollouts
+            left -= runs.count_of(run)
             if left < 0:
                 continue
         groups = explorer.break_down(session, storage, run).strata
         if stratum in groups:
-            found[row.run_id] = groups[stratum]
+            found[run.run_id] = groups[stratum]
     return found
+
+
+def _find_runs(session: Session, rows: Sequence[LeaderboardRow]) -> list[Run]:
+    """Return the runs of rows in their order, without their manifests, which may be megabytes."""
+    query = run_repository.visible(session).where(Run.run_id.in_([row.run_id for row in rows]))
+    found = {run.run_id: run for run in session.scalars(query.options(defer(Run.manifest)))}
+    return [found[row.run_id] for row in rows if row.run_id in found]
 
 
 def _find_facts(session: Session, run_ids: Sequence[str]) -> dict[str, RowFacts]:
