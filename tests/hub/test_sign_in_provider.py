@@ -295,6 +295,8 @@ async def test_an_administrator_links_and_unlinks_over_the_api(hub, provider):
     told, state.settings = state.settings, state.settings.model_copy(update={"sign_in_provider": None})
     unknown = await hub.client.post(path, json=body, headers=admin)
     assert (unknown.status_code, unknown.json()["code"]) == (422, "no_provider")
+    nowhere = await hub.client.post(path, json={**body, "issuer": ""}, headers=admin)
+    assert nowhere.status_code == 422, "no provider has an empty name"
     state.settings = told
     assert (await hub.client.post(path, json=body, headers=admin)).status_code == 204
     async with browser(hub) as client:

@@ -81,11 +81,13 @@ def identities_of(session: Session, caller: Identity, name: str) -> list[LinkedI
 
 
 def _issuer(context: Context, issuer: str | None) -> str:
+    if issuer is not None:
+        return issuer
     provider = context.settings.sign_in_provider
-    if issuer is None and provider is None:
+    if provider is None:
         hint = "pass `issuer`, or set `WANDER_HUB_SIGN_IN_PROVIDER`"
         raise HubProblem(422, "no_provider", "this hub has no provider to sign in at", hint=hint)
-    return issuer or (provider.issuer if provider is not None else "")
+    return provider.issuer
 
 
 def _other(context: Context, session: Session, name: str) -> User:

@@ -142,7 +142,7 @@ class NewIdentity(Body):
     """As whom a user may sign in at a provider."""
 
     subject: str = Field(min_length=1, max_length=255)
-    issuer: str | None = Field(default=None, max_length=300)
+    issuer: str | None = Field(default=None, min_length=1, max_length=300)
     """Unset: the hub's provider."""
 
 
