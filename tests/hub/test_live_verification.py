@@ -42,11 +42,12 @@ async def test_a_page_follows_a_replay_from_the_queue_to_its_end(hub, run):
     queue = TableQueue(hub.database)
     streams = hub.client._transport.app.state.streams
 
-    loop, looks, real = asyncio.get_running_loop(), asyncio.Queue[str](), live.list_replays
+    read, real_list = [], live.list_replays
+    loop, looks, real = asyncio.get_running_loop(), asyncio.Queue[None](), service.list_states
 
     def watched(*given: Any) -> Any:
         found = real(*given)
-        loop.call_soon_threadsafe(looks.put_nowait, found.data[0].state)
+        loop.call_soon_threadsafe(looks.put_nowait, None)
         return found
 
     async def until_seen() -> None:
@@ -57,10 +58,12 @@ async def test_a_page_follows_a_replay_from_the_queue_to_its_end(hub, run):
             await looks.get()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(live, "list_replays", watched)
+        patch.setattr(service, "list_states", watched)
+        patch.setattr(live, "list_replays", lambda *given: (read.append(1), real_list(*given))[1])
         await until_seen()
         assert streams.open.total() == 1
         lease = queue.claim("another process", [service.KIND])
+        await until_seen()
         queue.beat(lease, {"done": 2, "total": 6, "differing": 1})
         await until_seen()
         report = ReplayReport(run_id=RUN, expected=6, recorded=6, replayed=6, same=6, differing=0, failed=0)
@@ -68,9 +71,10 @@ async def test_a_page_follows_a_replay_from_the_queue_to_its_end(hub, run):
         answer = await streaming
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert (answer.headers["x-accel-buffering"], answer.headers["cache-control"]) == ("no", "no-store")
-    queued, running, done, end = told(answer.text)
-    assert [one[0] for one in (queued, running, done, end)] == ["replays"] * 3 + ["end"]
-    assert "queued" in queued[1]
+    queued, begun, running, done, end = told(answer.text)
+    assert [one[0] for one in (queued, begun, running, done, end)] == ["replays"] * 4 + ["end"]
+    assert len(read) == 4, "what did not change is not read again"
+    assert ("queued" in queued[1], "running" in begun[1]) == (True, True)
     assert "2 of 6 rollouts, 1 came out otherwise" in running[1]
     assert "6 of 6 rollouts came out the same" in done[1]
     assert streams.open.total() == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from sqlalchemy import Select, func, insert, literal, select
 from sqlalchemy.orm import Session, contains_eager, joinedload
@@ -169,8 +170,7 @@ class RunSweep:
 
 def unplayable(run: Run) -> str | None:
     """Return why a run cannot be played again, or None."""
-    manifest = runs.manifest_of(run)
-    if manifest.kind != "evaluation":
+    if run.kind != "evaluation":
         return "it is a training run"
     if run.rollouts_sha256 is None:
         return "it holds no rollouts"
@@ -221,6 +221,14 @@ def list_page(session: Session, run_id: str) -> VerificationList:
     runs.find(session, run_id)
     found = visible(session).where(Verification.run_id == run_id).order_by(Verification.id.desc())
     return VerificationList(data=[info_of(one) for one in session.scalars(found)])
+
+
+def list_states(session: Session, run_id: str) -> list[tuple[Any, ...]]:
+    """Return what differs once the list says something else, at the cost of a look at the jobs alone."""
+    query = select(Verification.id, Job.state, Job.progress, Job.error).join(Verification.job)
+    query = query.join(Verification.run).join(Run.environment).join(Environment.owner)
+    query = query.where(Verification.run_id == run_id, readable_run(session)).order_by(Verification.id)
+    return [tuple(row) for row in session.execute(query)]
 
 
 def divergence_page(session: Session, number: int, offset: int, limit: int) -> DivergencePage:

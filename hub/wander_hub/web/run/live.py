@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from fastapi import Request
 from sqlalchemy.orm import Session
@@ -37,6 +38,8 @@ LOOK_SECONDS = 1.0
 ALIVE_SECONDS = 15.0
 """Between two signs of life: a proxy in front lets a silent connection go."""
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+States = list[tuple[Any, ...]] | None
+"""Of the jobs, as far as they were read."""
 _END = b"event: end\ndata: no replay is under way\n\n"
 
 
@@ -118,9 +121,11 @@ def stream_replays(request: Request, session: Session, run_id: str) -> Response:
     runs.find(session, run_id)  # who may not see the run gets what its page answers
     database = database_of(request)
 
-    def look() -> Replays:
+    def look(known: States) -> tuple[States, Replays | None]:
+        """Return the states of the jobs, and the replays where those are others than were known."""
         with database.read(caller) as looking:
-            return list_replays(looking, settings, run_id, caller)
+            states = verification.list_states(looking, run_id)
+            return states, None if states == known else list_replays(looking, settings, run_id, caller)
 
     if request.method == "HEAD":
         return Response(media_type="text/event-stream", headers=_HEADERS)
@@ -129,23 +134,26 @@ def stream_replays(request: Request, session: Session, run_id: str) -> Response:
     return CountedStream(events, request.app.state.streams, who)
 
 
-async def _send(look: Callable[[], Replays], draining: Callable[[], bool]) -> AsyncIterator[bytes]:
-    said, heard, began = b"", time.monotonic(), time.monotonic()
+async def _send(
+    look: Callable[[States], tuple[States, Replays | None]], draining: Callable[[], bool]
+) -> AsyncIterator[bytes]:
+    known: States = None
+    heard = began = time.monotonic()
     while not draining() and time.monotonic() - began < LONGEST_SECONDS:
         try:
-            found = await run_in_threadpool(look)
+            known, found = await run_in_threadpool(look, known)
         except HubProblem:  # it is private by now, or gone
             yield _END
             return
-        html = render("replays.html", replays=found)
-        if html != said:
-            said, heard = html, time.monotonic()
+        if found is not None:
+            heard = time.monotonic()
+            html = render("replays.html", replays=found)
             lines = b"".join(b"data: " + line + b"\n" for line in html.splitlines())
             yield b"event: replays\n" + lines + b"\n"
+            if not found.under_way:
+                yield _END
+                return
         elif time.monotonic() - heard >= ALIVE_SECONDS:
             heard = time.monotonic()
             yield b": alive\n\n"
-        if not found.under_way:
-            yield _END
-            return
         await asyncio.sleep(LOOK_SECONDS)
