@@ -118,6 +118,12 @@ async def test_a_run_says_in_words_what_was_done_and_groups_what_is_alike(hub, r
     assert "nothing listens" not in page, "what its rollouts said is gone with them"
 
 
+def test_what_two_find_at_once_is_counted_once():
+    kept = explorer._Kept()
+    kept.get("key", lambda: kept._keep("key", 1))
+    assert kept._size == explorer._size(1)
+
+
 async def test_a_run_of_many_strata_shows_the_first(hub, run_of, monkeypatch):
     monkeypatch.setattr(explorer, "MOST_STRATA", 2)
     made = run_of(await hub.publish(), examples=4, strata=[7, 2**80, 3, -1])

@@ -152,8 +152,9 @@ class _Kept:
 
     def _keep(self, key: Any, found: Any) -> None:
         with self._lock:
-            self._found[key] = found
-            self._size += _size(found)
+            if key not in self._found:  # where a search failed, two that waited for it may have found it
+                self._found[key] = found
+                self._size += _size(found)
             while self._size > _MOST_KEPT:
                 self._size -= _size(self._found.popitem(last=False)[1])
 
