@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from wander.wire.settings_toml import toml_lines
+from wander_hub.web.run import training as training_page
 
 HTML = {"Accept": "text/html,application/xhtml+xml"}
 HOSTILE = "<script>alert(1)</script>\u202e"
@@ -230,7 +231,7 @@ def reproduction(change: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-async def test_training_runs_lie_over_each_other_and_end_to_end(hub, run_of):
+async def test_training_runs_lie_over_each_other_and_end_to_end(hub, run_of, monkeypatch):
     first, second, evaluation = await several(hub, run_of)
     words = said(read(await hub.get(f"/runs/{second}", headers=HTML)))
     assert "their curves end to end" in words
@@ -253,6 +254,9 @@ async def test_training_runs_lie_over_each_other_and_end_to_end(hub, run_of):
         assert mixed.status_code == 422
     made = said(read(await hub.get(f"/runs/{first}", headers=HTML)))
     assert "None of them lies on this hub" in made
+    monkeypatch.setattr(training_page, "read_metrics", None)
+    again = await hub.get(f"/runs/compare?run={first}&run={second}", headers=HTML)
+    assert (again.status_code, again.text) == (200, page), "a file of metrics is read once"
 
 
 def test_settings_are_written_as_toml_that_reads_back():

@@ -168,7 +168,8 @@ def _size(found: object) -> int:
         found = found.strata, found.faults
     if isinstance(found, tuple):
         return _OF_ENTRY * (1 + sum(len(part) for part in found))
-    return _OF_ENTRY + (len(found) if isinstance(found, array) else 0)
+    numbers: int = getattr(found, "numbers", 0)  # what knows its own room
+    return _OF_ENTRY + (len(found) if isinstance(found, array) else numbers)
 
 
 _KEPT = _Kept()

@@ -178,7 +178,7 @@ def curves(name: str, runs: Sequence[Sequence[tuple[float, float]]], marks: Sequ
         return Markup("")
     across = Axis(min(x for x, _ in every), max(x for x, _ in every), left, width - 8)
     up = Axis.around(min(y for _, y in every), max(y for _, y in every), height - bottom, top)
-    shown = [_bucket(points) for points in finite]
+    shown = [bucket(points) for points in finite]
     lines = dots = ""
     for place, points in enumerate(shown):
         css = f" series-{place % 8}" if len(runs) > 1 else ""
@@ -278,7 +278,8 @@ def is_bucketed(points: Sequence[tuple[float, float]]) -> bool:
     return len(points) > 2 * _BUCKETS
 
 
-def _bucket(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def bucket(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the points of a curve that are drawn."""
     if not is_bucketed(points):
         return list(points)
     step = math.ceil(len(points) / _BUCKETS)

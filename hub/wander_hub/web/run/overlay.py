@@ -89,12 +89,12 @@ def overlay(
 ) -> OverlayView:
     """Lay training runs over each other, or end to end in their order."""
     details = [runs.detail_of(one, base_url) for one in found]
-    metrics = [training.read_metrics(storage, one) for one in details]
-    steps = [training.steps_of(one) for one in metrics]
+    metrics = [training.read_series(storage, one) for one in details]
+    steps = [one.steps for one in metrics]
     begins = [0, *accumulate(steps)][: len(steps)] if joined else [0] * len(steps)
     series = [
-        {name: [(x + begin, y) for x, y in points] for name, points in training.list_series(lines).items()}
-        for lines, begin in zip(metrics, begins, strict=True)
+        {name: [(x + begin, y) for x, y in points] for name, points in one.points.items()}
+        for one, begin in zip(metrics, begins, strict=True)
     ]
     marks = [
         Mark(one.step + begin, one.said, one.css)
@@ -112,7 +112,7 @@ def overlay(
     return OverlayView(
         runs=[DrawnRun(*one) for one in zip(details, steps, begins, strict=True)],
         joined=joined,
-        curves=list(_overlays(series, marks)),
+        curves=list(_overlays(series, [one.ends for one in metrics], marks)),
         evaluations=_evaluations(storage, details, begins),
         settings=_differences([one.manifest.training or {} for one in details]),
         pins=_differences(manifests),
@@ -133,13 +133,14 @@ def phases_of(session: Session, run: Run) -> list[Run]:
 
 
 def _overlays(
-    series: Sequence[Mapping[str, list[tuple[float, float]]]], marks: Sequence[Mark]
+    series: Sequence[Mapping[str, list[tuple[float, float]]]],
+    ends: Sequence[Mapping[str, tuple[float, float]]],
+    marks: Sequence[Mark],
 ) -> Iterator[Overlay]:
     names = list(dict.fromkeys(name for one in series for name in one))[: training.MOST_CURVES]
     for name in names:
         points = [one.get(name, []) for one in series]
-        ends = [(one[0][1], one[-1][1]) if one else None for one in points]
-        yield Overlay(name, charts.curves(name, points, marks), ends)
+        yield Overlay(name, charts.curves(name, points, marks), [one.get(name) for one in ends])
 
 
 def _evaluations(storage: Storage, details: Sequence[RunDetail], begins: Sequence[float]) -> Markup:

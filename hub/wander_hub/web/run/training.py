@@ -20,6 +20,7 @@ from wander.types import Rollout
 from wander.wire import RunDetail, RunManifest
 from wander.wire.settings_toml import toml_lines
 
+from wander_hub.runs import explorer
 from wander_hub.storage import Storage
 from wander_hub.web import charts
 from wander_hub.web.charts import Mark
@@ -37,6 +38,8 @@ _MOST_CHANGES = 20
 _MOST_EVALUATIONS = 200
 MOST_CELLS = 8
 _MOST_PROMPTS = 6
+_OF_POINT = 30
+"""Numbers of the explorer's that have the room of a point."""
 _MOST_MESSAGES = 40
 _TIMES = ("generation", "environment", "scoring", "update", "sync", "evaluation")
 _NOT_CURVES = {"step", "steps", "epoch"}
@@ -188,6 +191,36 @@ def list_series(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[floa
         for name in names
         if any(value for _, value in series[name])
     }
+
+
+@dataclass(frozen=True)
+class Series:
+    """The metrics of a run as they are drawn beside those of others."""
+
+    steps: int
+    points: dict[str, list[tuple[float, float]]]
+    ends: dict[str, tuple[float, float]]
+    """First and last value of each."""
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers have the room of it."""
+        return _OF_POINT * sum(len(one) for one in self.points.values())
+
+
+def read_series(storage: Storage, detail: RunDetail) -> Series:
+    """Return the metrics of a run, which are kept: a file of many megabytes takes a second to read."""
+    files = {one.name: one.sha256 for one in detail.artifacts}
+
+    def read() -> Series:
+        lines = read_metrics(storage, detail)
+        found = list_series(lines)
+        drawn = {name: charts.bucket(points) for name, points in found.items()}
+        ends = {name: (points[0][1], points[-1][1]) for name, points in found.items()}
+        return Series(steps_of(lines), drawn, ends)
+
+    kept: Series = explorer.keep((files.get(METRICS_FILE, ""), "series"), read)
+    return kept
 
 
 def _curves(lines: Sequence[Mapping[str, Any]], marks: Sequence[Mark]) -> Iterator[Curve]:
