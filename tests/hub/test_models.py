@@ -45,6 +45,10 @@ async def test_a_pushed_model_is_what_its_files_say(hub):
     assert "license: mit" not in page
     told = (await hub.get("/models/alice/ttt", headers={"Accept": "application/json"})).json()
     assert told == (await hub.get("/api/v1/models/alice/ttt")).json()
+    shown = await hub.get("/models/alice/ttt/latest", headers={"Accept": "application/json"})
+    assert shown.json() == (await hub.get("/api/v1/models/alice/ttt/revisions/latest")).json()
+    missing = await hub.get("/models/alice/ttt/beefbeef", headers={"Accept": "application/json"})
+    assert missing.status_code == 404
     assert "/models/alice/ttt" in (await hub.get("/alice", headers={"Accept": "text/html"})).text
 
 

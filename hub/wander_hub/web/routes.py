@@ -22,7 +22,7 @@ from wander_hub.leaderboards import service as leaderboards
 from wander_hub.leaderboards.routes import page_filter
 from wander_hub.leaderboards.schemas import BoardFilter
 from wander_hub.models import repository as models
-from wander_hub.models.service import LATEST, describe, find
+from wander_hub.models.service import LATEST, describe, describe_revision, find, find_revision
 from wander_hub.runs import service as runs
 from wander_hub.web import board as board_page
 from wander_hub.web import environment, machines, service, source
@@ -259,7 +259,10 @@ def show_model(
     if moved is not None:
         return RedirectResponse(f"/models{moved}", 301)
     if wants_json(request):
-        return as_json(describe(session, find(session, owner, name), base_url))
+        found = find(session, owner, name)
+        if "revision" not in request.path_params:
+            return as_json(describe(session, found, base_url))
+        return as_json(describe_revision(find_revision(session, found, revision), base_url))
     view = service.model(session, base_url, owner, name, revision)
     return page(request, "model.html", view=view)
 
