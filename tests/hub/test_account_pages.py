@@ -119,6 +119,15 @@ async def test_an_environment_is_seen_to_on_its_page(hub, alice):
     own = {"owner": "alice", "environment": "reverse-text", "url": "https://example.org/one"}
     assert "Shown this once" in (await send(alice, "webhook", **own, back=back)).text
     assert "https://example.org/one" in (await alice.get(back)).text
+    member = "/api/v1/environments/alice/reverse-text/members/bob"
+    assert (await hub.client.put(member, json={"role": "owner"}, headers=hub.auth())).status_code == 200
+    (offered,) = (await hub.get("/api/v1/account/invitations", headers=hub.auth("bob"))).json()["data"]
+    accept = f"/api/v1/account/invitations/{offered['id']}/accept"
+    assert (await hub.client.post(accept, headers=hub.auth("bob"))).status_code == 200
+    seen = (await hub.get(back, headers=hub.auth("bob") | HTML)).text
+    assert ("Who sees it" in seen, "Make a webhook" in seen) == (True, False), (
+        "those are for the owner's owners"
+    )
     assert "☆ 0 stars" in (await hub.get("/alice/reverse-text", headers=HTML)).text
     assert (await send(alice, "star", **at, back="/alice/reverse-text")).status_code == 303
     assert "★ Starred · 1" in (await alice.get("/alice/reverse-text")).text

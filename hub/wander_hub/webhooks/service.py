@@ -48,10 +48,10 @@ def list_all(session: Session, caller: Identity, owner: str | None) -> list[Webh
     return [info_of(one) for one in session.scalars(query.options(*_NAMES).order_by(Webhook.id))]
 
 
-def of_environment(session: Session, caller: Identity, environment: Environment) -> list[WebhookInfo]:
-    """Return the webhooks of one environment alone; none for who does not manage its owner."""
+def of_environment(session: Session, caller: Identity, environment: Environment) -> list[WebhookInfo] | None:
+    """Return the webhooks of one environment alone; None for who may not see to them."""
     if not caller.may_as_owner("manage", environment.owner_id):
-        return []
+        return None
     query = select(Webhook).where(Webhook.environment_id == environment.id)
     return [info_of(one) for one in session.scalars(query.options(*_NAMES).order_by(Webhook.id))]
 

@@ -137,8 +137,6 @@ def show_environment_settings(
     if caller is None:
         return to_login(request)
     found = environments.find(session, owner, name)
-    manages = rights.may(caller, "manage", found)
-    hooks = webhooks.of_environment(session, caller, found)
     if not rights.may(caller, "maintain", found):
         raise rights.refusal(caller, "maintain", found)
     versions = environments.newest_first(list(environment_repository.versions_of(session, found)))
@@ -148,8 +146,8 @@ def show_environment_settings(
         summary=environments.summary_of(found),
         visibility=visibility_of(found.private, internal=found.internal),
         done=done in forms.FORMS,
-        manages=manages,
-        webhooks=hooks,
+        manages=rights.may(caller, "manage", found),
+        webhooks=webhooks.of_environment(session, caller, found),
         events=EVENTS,
         reason=environments.reason_of(found),
         versions=[environments.version_detail(found, one, base_url) for one in versions],
