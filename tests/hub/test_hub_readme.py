@@ -19,6 +19,9 @@ def html(markdown: str) -> str:
 def test_what_an_older_hub_rendered_is_rendered_again():
     text = "# Title\n\n- [x] done\n"
     assert refresh("<h1>Title</h1>\n<ul>\n<li>[x] done</li>\n</ul>", text) == html(text)
+    written = html("<h1 align='center'>A</h1>\n<h2>B</h2>\n")
+    assert refresh(written, "something else") == written == clean(written), "one of this hub is left as it is"
+    assert [one.text for one in list_headings(written)] == ["B"]
     assert refresh(html(text), text) == html(text)
     plain = render("# Title", "text/plain")
     assert refresh(plain, "# Title") == plain

@@ -7,6 +7,7 @@ package ships are shown, from the hub.
 from __future__ import annotations
 
 import html
+import itertools
 import posixpath
 import re
 from functools import lru_cache
@@ -54,7 +55,7 @@ _PICTURE = re.compile(r"\.(png|jpe?g|gif|webp)$", re.IGNORECASE)
 _TASK = re.compile(r'<input class="task-list-item-checkbox"( checked="checked")?[^>]*>')
 _HEADING = re.compile(r'<h([23]) id="(readme-[^"]+)">(.*?)</h\1>', re.DOTALL)
 _PLACED = re.compile(r'<img src="image\?file=[^"]*" alt="([^"]*)"[^>]*>')
-_BARE = re.compile(r"<h[1-6]>")
+_BARE = re.compile(r"(<h[1-6])>")
 _KEPT = 64
 """READMEs that are kept of those that were rendered again, since what was stored is of an older hub."""
 _LONGEST_FORMULA = 2000
@@ -87,7 +88,11 @@ def render(text: str, content_type: str) -> str:
     markdown.use(dollarmath_plugin, allow_digits=False, renderer=_Formulas().draw)
     raw = _ALIGNED.sub(r'align="\1"', markdown.render(text))
     raw = _TASK.sub(lambda box: "☑" if box[1] else "☐", raw)
-    return clean(_IMAGE.sub(_image, raw))
+    numbers = itertools.count(1)
+    # Headings that were written in HTML have anchors too, so that `refresh` leaves them alone.
+    return _BARE.sub(
+        lambda tag: f'{tag[1]} id="{PREFIX}html-{next(numbers)}">', clean(_IMAGE.sub(_image, raw))
+    )
 
 
 def refresh(rendered: str, text: str) -> str:
