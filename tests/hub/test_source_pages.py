@@ -121,6 +121,22 @@ async def test_pages_run_the_hubs_own_scripts_alone(two):
     assert (await two.get("/static/templates.py")).status_code == 404
 
 
+async def test_code_in_a_readme_is_coloured_and_stays_text(hub, make_wheel, monkeypatch):
+    code = "```python\ndef f(x): return '<script>alert(1)</script>'\n```\n"
+    raw = '<pre><code class="language-python" onclick="x">def <b>g</b>(): ...</code></pre>'
+    await hub.publish(make_wheel(readme=f"# Code\n\n{code}\n{raw}\n\n```sh\nls &amp; \u202e\n```\n"))
+    drawn = (await show(hub.client, "")).text.partition('id="readme"')[2]
+    assert '<code><span class="k">def</span> <span class="nf">f</span>(x)' in drawn
+    assert "<script>alert" not in drawn
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in drawn
+    assert '<code class="language-python">def <b>g</b>(): ...</code>' in drawn, (
+        "what is not text alone is left"
+    )
+    assert "ls &amp;amp; \ufffd" in drawn
+    monkeypatch.setattr(source, "_MOST_COLOURED", 10)
+    assert '<span class="k">' not in (await show(hub.client, "")).text, "no page takes seconds"
+
+
 async def test_images_of_a_package_are_shown_in_its_readme(hub, make_wheel):
     spec = make_wheel(readme="![curve](reverse_text/curve.png) ![no](gone.png)")
     spec.files = {**spec.files, "reverse_text/curve.png": b"\x89PNG\r\n", "reverse_text/x.html": b"<script>"}

@@ -30,6 +30,7 @@ from wander_hub.verification import version_checks
 from wander_hub.verification.evidence import PROVEN
 from wander_hub.web.board import common_axis, find_info
 from wander_hub.web.run import transcript
+from wander_hub.web.source import colour_blocks
 
 _RECENT_RUNS = 10
 _DAYS = 30
@@ -111,7 +112,7 @@ def show_environment(
     training = run_repository.find_training_runs(session, found.id, _RECENT_RUNS)
     title = re.compile(rf'<h1(?: id="[^"]*")?>{re.escape(found.name)}</h1>\s*')
     rendered = title.sub("", refresh(chosen.readme_html, chosen.readme), count=1)
-    readme = place(rendered, f"/{label}/versions/{chosen.version}/")
+    readme = colour_blocks(place(rendered, f"/{label}/versions/{chosen.version}/"))
     return EnvironmentView(
         summary=environments.summary_of(found),
         listed=found.listed,

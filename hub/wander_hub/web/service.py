@@ -13,6 +13,7 @@ from wander_hub.environments.readme import place
 from wander_hub.models import service as models
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
+from wander_hub.web.source import colour_blocks
 
 _RECENT_RUNS = 10
 
@@ -40,7 +41,7 @@ def model(session: Session, base_url: str, owner: str, name: str, word: str) -> 
         revision=models.describe_revision(shown, base_url),
         revisions=described.revisions,
         latest=described.latest,
-        card_html=place(shown.card_html, None),
+        card_html=colour_blocks(place(shown.card_html, None)),
         trained_by=runs.makers_of(session, shown.weights_sha256),
         runs=[runs.detail_of(one, base_url) for one in evaluations],
     )

@@ -5,12 +5,14 @@ The wheel is what installs and runs, so that is read, and not a source archive t
 
 from __future__ import annotations
 
+import html
+import re
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import unified_diff
-from functools import partial
+from functools import lru_cache, partial
 from itertools import groupby, islice
 from pathlib import PurePosixPath
 from typing import IO, Any, Literal
@@ -50,6 +52,10 @@ _LEXERS = {
     ".console": "BashSessionLexer",
 }
 """YAML's takes minutes for some texts."""
+_BLOCK = re.compile(r'<pre><code class="language-(\w+)">([^<]*)</code></pre>')
+"""Of code in cleaned HTML that holds nothing but text."""
+_KEPT = 128
+"""Blocks of code that are kept as they were drawn."""
 _COLOURED = ("k", "s", "c", "m", "nf", "nc")
 """Pygments' short names of keywords, strings, comments, numbers, and names that a line defines."""
 
@@ -275,6 +281,25 @@ def draw_lines(path: str, text: str) -> Iterator[Markup]:
                 line.append(Markup('<span class="{}">{}</span>').format(css, drawn) if css else drawn)
     if line:
         yield Markup("").join(line)
+
+
+def colour_blocks(cleaned: str) -> str:
+    """Return HTML that `readme.clean` gave with colours in its blocks of code, up to the length of a file."""
+    left = _MOST_COLOURED
+
+    def colour(block: re.Match[str]) -> str:
+        nonlocal left
+        known = f".{block[1]}" in _LEXERS
+        left -= len(block[2]) if known else 0
+        code = _colour(block[1], block[2]) if known and left >= 0 else block[2]
+        return f'<pre class="source plain" tabindex="0"><code>{code}</code></pre>'
+
+    return _BLOCK.sub(colour, cleaned)
+
+
+@lru_cache(_KEPT)
+def _colour(language: str, escaped: str) -> Markup:
+    return Markup("\n").join(draw_lines(f"block.{language}", html.unescape(escaped)))
 
 
 def _compare(

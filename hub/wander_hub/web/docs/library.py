@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import posixpath
 import re
 import threading
@@ -18,7 +17,7 @@ from markupsafe import Markup
 from wander_hub.environments.readme import PREFIX, Heading, list_headings, place, render
 from wander_hub.web.docs import reference
 from wander_hub.web.docs.search import SearchIndex, Section
-from wander_hub.web.source import draw_lines
+from wander_hub.web.source import colour_blocks
 
 _HERE = Path(__file__).parent
 _SHIPPED = _HERE / "pages"
@@ -26,7 +25,6 @@ _CHECKOUT = _HERE.parents[3]
 _FENCED = re.compile(r"(?ms)^(?P<fence>`{3,})(?P<language>\w*)(?: (?P<file>\S+))?\n.*?^(?P=fence)$")
 _LINK = re.compile(r'<a href="([^"#:]*\.md|[^":]*/)?(#[^"]*)?"( rel="[^"]*")?>(.*?)</a>', re.DOTALL)
 _OTHER_FILE = re.compile(r'<a href="(?!/|#|https?:|mailto:)[^"]*"[^>]*>(.*?)</a>', re.DOTALL)
-_CODE = re.compile(r'<pre><code class="language-(\w+)">(.*?)</code></pre>', re.DOTALL)
 _SECTION = re.compile(r'<h[23] id="([^"]+)">(.*?)</h[23]>', re.DOTALL)
 _ROW = re.compile(r"<tr>\s*<td><code>([\w.@-]+)</code>")
 _ID = re.compile(r'\bid="([^"]+)"')
@@ -87,7 +85,7 @@ class Library:
         title, _, text = self.read(path).partition("\n")
         drawn = render(_name_files(text), "text/markdown")
         headings = [one._replace(name=one.name.removeprefix(PREFIX)) for one in list_headings(drawn)]
-        drawn = _CODE.sub(_colour, _turn_links(_OWN_ID.sub(r"\1", drawn), path))
+        drawn = colour_blocks(_turn_links(_OWN_ID.sub(r"\1", drawn), path))
         body = Markup(_name_rows(place(drawn, None)))  # noqa: S704 - cleaned by `render`
         return DrawnPage(title.lstrip("# "), body, headings)
 
@@ -173,8 +171,3 @@ def _turn_links(drawn: str, path: str) -> str:
         return f'<a href="/docs/{target}{anchor or ""}">{shown}</a>' if target in pages else shown
 
     return _OTHER_FILE.sub(r"\1", _LINK.sub(turn, drawn))
-
-
-def _colour(block: re.Match[str]) -> str:
-    lines = Markup("\n").join(draw_lines(f"block.{block[1]}", html.unescape(block[2]).removesuffix("\n")))
-    return f'<pre class="source plain" tabindex="0"><code>{lines}</code></pre>'
