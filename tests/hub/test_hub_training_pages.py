@@ -173,8 +173,7 @@ async def test_an_environment_without_training_runs_says_nothing_of_it(hub, run_
     assert "Used in training" not in said(read(await hub.get("/alice/reverse-text", headers=HTML)))
 
 
-async def test_a_private_training_run_is_listed_for_nobody_else(hub, run_of):
-    manifest, rollouts = run_of(await hub.publish(), kind="training", training=TRAINING)
+async def post_privately(hub, manifest, rollouts) -> None:
     answer = await hub.client.post(
         "/api/v1/runs",
         files=[
@@ -185,6 +184,10 @@ async def test_a_private_training_run_is_listed_for_nobody_else(hub, run_of):
         headers=hub.auth("alice"),
     )
     assert answer.status_code == 201, answer.text
+
+
+async def test_a_private_training_run_is_listed_for_nobody_else(hub, run_of):
+    await post_privately(hub, *run_of(await hub.publish(), kind="training", training=TRAINING))
     assert "Used in training" not in said(read(await hub.get("/alice/reverse-text", headers=HTML)))
 
 
@@ -254,9 +257,22 @@ async def test_training_runs_lie_over_each_other_and_end_to_end(hub, run_of, mon
         assert mixed.status_code == 422
     made = said(read(await hub.get(f"/runs/{first}", headers=HTML)))
     assert "None of them lies on this hub" in made
+    assert "Went on as tiny from step 30 (curves)" in made
+    manifest, rollouts = run_of(await hub.publish(), run_id="01JTRAINED9000000000000000", kind="training")
+    manifest["model"] |= {"name": "secret", "weights_sha256": "ab" * 32}
+    await post_privately(hub, manifest | {"training": TRAINING}, rollouts)
+    for headers, later in (({}, [second]), (hub.auth(), [second, manifest["run_id"]])):
+        links = (await hub.client.get(f"/api/v1/runs/{first}/links", headers=headers)).json()
+        assert sorted((one["run_id"], one["step"]) for one in links["continued_by"]) == [
+            (one, 30) for one in later
+        ]
+    assert "secret" not in said(read(await hub.get(f"/runs/{first}", headers=HTML)))
     monkeypatch.setattr(training_page, "read_metrics", None)
     again = await hub.get(f"/runs/compare?run={first}&run={second}", headers=HTML)
     assert (again.status_code, again.text) == (200, page), "a file of metrics is read once"
+    gone = await hub.client.delete(f"/api/v1/runs/{second}", params={"reason": "x"}, headers=hub.auth())
+    assert gone.status_code == 200
+    assert (await hub.get(f"/api/v1/runs/{first}/links")).json()["continued_by"] == []
 
 
 def test_settings_are_written_as_toml_that_reads_back():

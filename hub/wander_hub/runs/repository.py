@@ -139,9 +139,11 @@ def find_makers(session: Session, weights_sha256: str, limit: int) -> Sequence[t
     return [(run, step) for run, step in session.execute(pairs)]
 
 
-def evaluations_of(session: Session, weights: Sequence[str], limit: int) -> Sequence[Run]:
-    """Return evaluations of these weights, the newest first."""
+def evaluations_of(
+    session: Session, weights: Sequence[str], limit: int, *, kind: str = "evaluation"
+) -> Sequence[Run]:
+    """Return evaluations of these weights, or the trainings that began with them, the newest first."""
     query = visible(session).where(
-        Run.weights_sha256.in_(weights), Run.kind == "evaluation", Run.withdrawn_at.is_(None)
+        Run.weights_sha256.in_(weights), Run.kind == kind, Run.withdrawn_at.is_(None)
     )
     return session.scalars(query.order_by(Run.posted_at.desc()).limit(limit)).all()

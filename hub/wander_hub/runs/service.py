@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -189,13 +189,15 @@ def links(session: Session, run: Run) -> RunLinks:
     of_run = select(RunCheckpoint).where(RunCheckpoint.run_id == run.run_id)
     made = session.scalars(of_run.order_by(RunCheckpoint.step)).all()
     steps = {one.weights_sha256: one.step for one in made}
+    kept = list(steps)[-_MOST_WEIGHTS:]
+    later = repository.evaluations_of(session, kept, MOST_LINKED, kind="training")
     if run.weights_sha256 is not None:
         steps.setdefault(run.weights_sha256, 0)
     found = repository.evaluations_of(session, list(steps)[-_MOST_WEIGHTS:], MOST_LINKED)
-    linked = [_link(one, steps[one.weights_sha256 or ""], one.weights_sha256 or "") for one in found]
     return RunLinks(
         checkpoints=[fill(Checkpoint, one) for one in made],
-        evaluated_by=sorted(linked, key=lambda one: one.step),
+        evaluated_by=_link_by_step(found, steps),
+        continued_by=_link_by_step([one for one in later if one.run_id != run.run_id], steps),
         pushed=names_of_weights(session, list(steps)[-_MOST_WEIGHTS:]),
     )
 
@@ -204,6 +206,12 @@ def makers_of(session: Session, weights_sha256: str) -> list[LinkedRun]:
     """Return the training runs that made these weights."""
     makers = repository.find_makers(session, weights_sha256, MOST_LINKED)
     return [_link(one, step, weights_sha256) for one, step in makers]
+
+
+def _link_by_step(found: Sequence[Run], steps: Mapping[str, int]) -> list[LinkedRun]:
+    """Return runs by the step at which their weights were made."""
+    weights = [(one, one.weights_sha256 or "") for one in found]
+    return sorted((_link(one, steps[digest], digest) for one, digest in weights), key=lambda one: one.step)
 
 
 def _link(run: Run, step: int, weights_sha256: str) -> LinkedRun:

@@ -159,7 +159,7 @@ class Checkpoint(Record):
 
 
 class LinkedRun(Record):
-    """The other end of a link between a training run and an evaluation of what it made."""
+    """The other end of a link between a training run and a run with the weights that it made."""
 
     run_id: str
     step: int
@@ -179,6 +179,8 @@ class RunLinks(Record):
     """Evaluations of the weights that a training run began with (step 0) and made, by step."""
     trained_by: list[LinkedRun] = Field(default_factory=list)
     """Training runs that made the weights of an evaluation."""
+    continued_by: list[LinkedRun] = Field(default_factory=list)
+    """Training runs that went on from weights that a training run made, by step."""
     pushed: dict[str, str] = Field(default_factory=dict)
     """`owner/name@revision` of those weights among them that lie on this hub, by their digest."""
 
