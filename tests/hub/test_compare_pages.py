@@ -56,6 +56,12 @@ async def test_the_page_says_what_the_command_does(hub, posted):
     for run in (first, second):
         assert f'href="/runs/{run["run_id"]}/rollouts/' in text
     assert text.count("<circle") >= 3, "a dot for each pair of means, and one in the interval"
+    told = await show(hub, first["run_id"], second["run_id"], Accept="application/json")
+    assert told.headers["vary"].startswith("Accept")
+    (other,) = told.json()["others"]
+    assert (told.json()["first"], other["run_id"]) == (first["run_id"], second["run_id"])
+    assert other["comparison"] == found.model_dump(mode="json")
+    assert (await show(hub, first["run_id"], Accept="application/json")).status_code == 422
 
 
 async def test_a_leaderboard_and_a_run_lead_to_it(hub, posted):

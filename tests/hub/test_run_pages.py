@@ -191,6 +191,9 @@ async def test_siblings_stand_side_by_side(hub, run_of):
     assert page.count("reverse 1") == 1, "what all began with stands there once"
     assert f'rel="next" href="{here}/10/group"' in page
     assert "<b>mine" not in page
+    told = (await hub.get(f"{here}/6/group", headers={"Accept": "application/json"})).json()
+    assert (told["numbers"], told["following"], len(told["siblings"])) == ([6, 7, 8, 9], 10, 6)
+    assert told["rollouts"][1] == (await hub.get(f"/api/v1{here}/7")).json()
     last = (await hub.get(f"{here}/10/group", headers=HTML)).text
     assert f'rel="prev" href="{here}/6/group"' in last
     assert "reply 1/5" in last

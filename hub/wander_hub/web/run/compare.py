@@ -18,7 +18,7 @@ from wander.evals.stats.comparison import (
 )
 from wander.evals.store.jsonl import split_lines
 from wander.evals.store.manifest import differences_in_words
-from wander.types import Rollout
+from wander.types import Record, Rollout
 from wander.wire import RolloutRow, RunDetail
 
 from wander_hub.http.problems import HubProblem
@@ -68,6 +68,38 @@ class CompareView:
     pairs: list[Pair]
     widest: float
     """The greatest difference that an interval allows: the end of the axis that all share."""
+
+
+class ComparedRun(Record):
+    """A run against the first one."""
+
+    run_id: str
+    model: str
+    refused: str
+    """Why the two cannot be compared; empty where they are."""
+    comparison: Comparison | None
+
+
+class ComparedRuns(Record):
+    """What the page shows, for a program."""
+
+    first: str
+    """Its id."""
+    others: list[ComparedRun]
+
+
+def answer(view: CompareView) -> ComparedRuns:
+    """Return the numbers of a comparison."""
+    others = [
+        ComparedRun(
+            run_id=one.run.run_id,
+            model=one.run.manifest.model.name,
+            refused=one.refused,
+            comparison=one.comparison,
+        )
+        for one in view.pairs
+    ]
+    return ComparedRuns(first=view.first.run_id, others=others)
 
 
 def find_runs(session: Session, words: Sequence[str]) -> list[Run]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from markupsafe import Markup
 from sqlalchemy.orm import Session
-from wander.types import canonical_json
+from wander.types import Record, canonical_json
 from wander.wire import RunDetail
 
 from wander_hub.runs import repository
@@ -82,6 +82,45 @@ class OverlayView:
     def address(self) -> str:
         """The query that names the runs."""
         return "&".join(f"run={one.run.run_id}" for one in self.runs)
+
+
+class OverlaidRun(Record):
+    """One of the runs."""
+
+    run_id: str
+    model: str
+    steps: int
+    begins: int
+    """The step of the page at which its own begin."""
+
+
+class OverlaidRuns(Record):
+    """What the page shows, for a program; a run's points are in its `metrics.jsonl`."""
+
+    runs: list[OverlaidRun]
+    curves: dict[str, list[tuple[float, float] | None]]
+    """Of each metric the first and the last value of each run, None where it has none."""
+    settings: dict[str, list[str | None]]
+    pins: dict[str, list[str | None]]
+    """What is not the same in all of them, by its dotted name, of each run."""
+
+
+def answer(view: OverlayView) -> OverlaidRuns:
+    """Return the numbers of several training runs, and where they differ."""
+    return OverlaidRuns(
+        runs=[
+            OverlaidRun(
+                run_id=one.run.run_id,
+                model=one.run.manifest.model.name,
+                steps=one.steps,
+                begins=int(one.begins),
+            )
+            for one in view.runs
+        ],
+        curves={one.name: one.ends for one in view.curves},
+        settings={one.name: one.values for one in view.settings},
+        pins={one.name: one.values for one in view.pins},
+    )
 
 
 def overlay(

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from sqlalchemy.orm import Session
-from wander.types import Rollout, Turn
+from wander.types import Record, Rollout, Turn
 from wander.wire import RolloutRow, RunDetail
 
 from wander_hub.http.problems import HubProblem
@@ -84,10 +84,26 @@ class GroupView:
     example_id: str
     prompt: list[ShownMessage]
     shown: list[Beside]
+    rollouts: list[Rollout]
+    """Those that are shown, whole."""
     siblings: list[RolloutRow]
     before: int | None
     """From which sibling on the others are shown."""
     following: int | None
+
+
+class RolloutGroup(Record):
+    """What the page of several rollouts shows, for a program."""
+
+    run_id: str
+    example_id: str
+    numbers: list[int]
+    """Of the rollouts that follow, in the run."""
+    rollouts: list[Rollout]
+    siblings: list[RolloutRow]
+    """Every rollout of the example."""
+    following: int | None
+    """From which sibling on the next ones are shown."""
 
 
 @dataclass(frozen=True)
@@ -162,10 +178,11 @@ def group(session: Session, storage: Storage, base_url: str, run_id: str, number
     whole = runs.rollout(session, storage, found, number)
     siblings = _siblings(session, storage, found, number, whole.example_id)
     place = next(place for place, one in enumerate(siblings) if one.number == number)
-    shown, grid = [], runs.manifest_of(found).environment.info.view
+    shown, rollouts, grid = list[Beside](), list[Rollout](), runs.manifest_of(found).environment.info.view
     for row in siblings[place : place + _MOST_BESIDE]:
         one = runs.rollout(session, storage, found, row.number)
         messages, omitted = transcript.list_messages(one, len(one.prompt), grid)
+        rollouts.append(one)
         left_out = max(0, len(messages) - _MESSAGES_BESIDE)
         shown.append(Beside(row, messages[:_MESSAGES_BESIDE], omitted + left_out))
     following = siblings[place + _MOST_BESIDE : place + _MOST_BESIDE + 1]
@@ -179,9 +196,22 @@ def group(session: Session, storage: Storage, base_url: str, run_id: str, number
         example_id=whole.example_id,
         prompt=prompt,
         shown=shown,
+        rollouts=rollouts,
         siblings=siblings,
         before=before,
         following=following[0].number if following else None,
+    )
+
+
+def group_answer(view: GroupView) -> RolloutGroup:
+    """Return the rollouts that stand side by side."""
+    return RolloutGroup(
+        run_id=view.run.run_id,
+        example_id=view.example_id,
+        numbers=[one.row.number for one in view.shown],
+        rollouts=view.rollouts,
+        siblings=view.siblings,
+        following=view.following,
     )
 
 

@@ -9,13 +9,13 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 from wander_hub.http.answers import REVALIDATE
 from wander_hub.http.boundary import BaseUrl, HubSettings, HubStorage, ReadSession
+from wander_hub.http.problems import HubProblem
 from wander_hub.runs import explorer
 from wander_hub.runs import service as runs
 from wander_hub.runs.explorer import RolloutFilter
-from wander_hub.web.run import compare, live
+from wander_hub.web.run import compare, live, overlay
 from wander_hub.web.run import page as run_page
 from wander_hub.web.run import rollout as rollout_page
-from wander_hub.web.run.overlay import overlay
 from wander_hub.web.run.page import RunQuery
 from wander_hub.web.templates import as_json, page, render, wants_json
 
@@ -46,9 +46,18 @@ def compare_runs(
     """
     found = compare.find_runs(session, run or [])
     if found and found[0].kind == "training":
-        drawn = overlay(session, storage, base_url, found, joined=joined)
+        drawn = overlay.overlay(session, storage, base_url, found, joined=joined)
+        if wants_json(request):
+            return as_json(overlay.answer(drawn))
         return page(request, "overlay.html", scripts=["curves.js"], view=drawn)
+    if not found and wants_json(request):
+        raise HubProblem(
+            *(422, "invalid_request", "a comparison is of two to six runs"),
+            hint="name them: `/runs/compare?run=ID&run=ID`",
+        )
     view = compare.compare(session, storage, base_url, found) if found else None
+    if view and wants_json(request):
+        return as_json(compare.answer(view))
     return page(request, "compare.html", view=view)
 
 
@@ -120,6 +129,8 @@ def show_group(
 ) -> Response:
     """Rollouts of one example side by side."""
     view = rollout_page.group(session, storage, base_url, run_id, number)
+    if wants_json(request):
+        return as_json(rollout_page.group_answer(view))
     return page(request, "group.html", view=view)
 
 
