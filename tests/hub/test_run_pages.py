@@ -137,6 +137,22 @@ async def test_a_run_of_many_strata_shows_the_first(hub, run_of, monkeypatch):
     assert re.findall("<option>([^<]+)", options) == ["-1", "3"]
 
 
+async def test_pages_tell_whether_one_try_passes_and_whether_all_do(hub, run_of):
+    manifest, rollouts = run_of(await hub.publish(), reward=[1.0, 0.0, 1.0, 1.0, 0.0, 0.0])
+    assert (await hub.post_run(manifest, rollouts)).status_code == 201
+    page = (await hub.get(f"/runs/{manifest['run_id']}", headers=HTML)).text
+    passed = page.partition("Passed in k tries")[2].partition("</table>")[0]
+    assert [round(float(one), 2) for one in re.findall(r'class="score">([0-9.]+)', passed)] == [
+        0.5,
+        0.5,
+        0.67,
+        0.33,
+    ]
+    board = (await hub.get("/alice/reverse-text/leaderboard", headers=HTML)).text
+    (cell,) = re.findall(r'data-label="pass@2 / \^2">(.*?)</td>', board)
+    assert re.sub("<[^>]+>", "", cell) == "0.67 / 0.33"
+
+
 async def test_a_board_tells_the_rewards_of_a_stratum(hub, run_of, monkeypatch):
     rewards = [1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.0, 0.0]
     made = run_of(await hub.publish(), reward=rewards, examples=4, strata=[0, 0, 1, 1])
