@@ -14,7 +14,7 @@ from chromium import CHROMIUM, browser_page
 
 pytestmark = pytest.mark.full
 
-RUN_ID = "01TRAININGRUNFORTHEPAGE0001"[:26]
+RUN_ID, OTHER_ID = "01TRAININGRUNFORTHEPAGE000", "01TRAININGRUNFORTHEPAGE001"
 
 
 def lines(*rows: dict[str, Any]) -> str:
@@ -64,7 +64,11 @@ def trained(bundled) -> str:
         for example in ("one", "two")
     ]
     (folder / "samples.jsonl").write_text(lines(*samples))
-    return str(bundled.wander("post", folder)["run_id"])
+    posted = str(bundled.wander("post", folder)["run_id"])
+    manifest |= {"run_id": OTHER_ID, "training": {"schedule": {"steps": 20}, "model": {"path": "policy"}}}
+    (folder / "run.json").write_text(json.dumps(manifest))
+    bundled.wander("post", folder)
+    return posted
 
 
 def test_everything_of_a_training_run_is_posted(hub, trained):
@@ -98,5 +102,11 @@ def test_a_browser_reads_a_training_run(hub, trained, width):
         page.get_by_text("one as known after 20").wait_for(timeout=120_000)
         assert page.get_by_text("one as known after 40").count() == 0
         assert page.url.endswith("?step=20#samples")
+        assert page.evaluate(wide) <= 0
+        page.goto(f"{hub.url}/runs/compare?run={trained}&run={OTHER_ID}")
+        figure = page.locator("figure", has=page.locator("svg[data-points]")).first
+        figure.locator("svg").hover()
+        figure.get_by_text("step ").first.wait_for()
+        assert figure.locator(".curve:not(.raw)").count() == 2
         assert page.evaluate(wide) <= 0
         assert faults == []
