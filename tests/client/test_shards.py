@@ -146,6 +146,7 @@ def test_what_does_not_fit_together_is_told_and_nothing_is_written(wander: Wande
     for wrong in ("3/3", "1", "a/b", "-1/3"):
         error = wander("eval", *words, f"--shard={wrong}", "--json").json["error"]
         assert "no part of a run" in error["message"], error
+        assert error["hint"] in ("the shards of 3 are `0/3` to `2/3`", "the shards of 8 are `0/8` to `7/8`")
 
 
 def test_a_suite_is_played_in_shards_that_open_few_models(wander: Wander, folder: Path, home: Path) -> None:

@@ -25,7 +25,7 @@ async def posted(hub, make_wheel, run_of):
         (("tiny", [0.0, 0.25, 0.5, 1.0, 1.0, 1.0]), (OTHER, [1.0, 0.5, 0.5, 1.0, 1.0, 0.0]))
     ):
         manifest, rollouts = run_of(
-            sha256, run_id=f"01JRUNNUMBER{number}0000000000000", reward=rewards, model=model
+            sha256, run_id=f"01JRUNNUMBER{number}000000000000{number}", reward=rewards, model=model
         )
         assert (await hub.post_run(manifest, rollouts)).status_code == 201
         made.append((manifest, rollouts))
@@ -55,6 +55,8 @@ async def test_the_page_says_what_the_command_does(hub, posted):
     assert [name for name, *_ in shown] == [one.example_id for one in apart]
     for run in (first, second):
         assert f'href="/runs/{run["run_id"]}/rollouts/' in text
+    as_listed = [run["run_id"][-10:] for run in (first, second)]
+    assert (await show(hub, *as_listed)).text == text
     assert text.count("<circle") >= 3, "a dot for each pair of means, and one in the interval"
     told = await show(hub, first["run_id"], second["run_id"], Accept="application/json")
     assert told.headers["vary"].startswith("Accept")

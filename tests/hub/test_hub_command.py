@@ -84,6 +84,8 @@ def test_the_lock_goes_with_its_process_and_not_with_its_file(tmp_path: Path) ->
     assert held is not None
     with pytest.raises(data_folder.DataFolderInUse, match=rf"process {os.getpid()} at http://h:1"):
         data_folder.hold(settings, "http://h:2")
+    assert data_folder.address_of(settings) == "http://h:1"
+    assert data_folder.address_of(Settings(data=tmp_path / "none")) is None
     os.close(held)
     again = data_folder.hold(settings, "http://h:3")
     assert again is not None, "a file left behind locks nobody out"

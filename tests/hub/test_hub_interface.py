@@ -198,6 +198,8 @@ async def test_answers_are_strict_with_browsers(hub):
         assert "default-src 'none'" in headers["content-security-policy"]
         assert headers["x-content-type-options"] == "nosniff"
         assert "set-cookie" not in headers
+    missing = await hub.get("/nothing-here", headers={"Accept": "text/html"})
+    assert "script-src http://hub.test/static/" in missing.headers["content-security-policy"]
 
 
 async def test_public_url_is_used_in_addresses(hub, settings, run_of):

@@ -153,8 +153,9 @@ def _read_shard(given: dict[str, Any]) -> "Shard":
         return word
     number, slash, of = str(word).partition("/")
     if not (slash and number.isdecimal() and of.isdecimal() and int(number) < int(of)):
-        last = f"to `{int(of) - 1}/{of}`" if of.isdecimal() and int(of) > 1 else "to `7/8` of eight"
-        raise UsageError(f"`--shard {word}` is no part of a run", hint=f"shards are numbered `0/N` {last}")
+        of = of if of.isdecimal() and int(of) > 1 else "8"
+        hint = f"the shards of {of} are `0/{of}` to `{int(of) - 1}/{of}`"
+        raise UsageError(f"`--shard {word}` is no part of a run", hint=hint)
     return Shard(first=int(number), end=int(number) + 1, of=int(of))
 
 

@@ -25,6 +25,7 @@ from wander_hub.cli.options import (
     read_settings,
 )
 from wander_hub.http.problems import HubProblem
+from wander_hub.server.data_folder import address_of
 
 user_app = group("Add and list users, and let them sign in.")
 
@@ -96,7 +97,8 @@ def set_password(
                 return sign_in.make_code(session, session.get_one(User, user_id))
 
             code = database.commit(make)
-            address = sign_in.link_of(code, (settings.public_url or "http://127.0.0.1:8600").rstrip("/"))
+            base_url = settings.public_url or address_of(settings) or "http://127.0.0.1:8600"
+            address = sign_in.link_of(code, base_url.rstrip("/"))
             print_row({"name": name, "link": address}, as_json, address)
             return
         if sys.stdin.isatty():

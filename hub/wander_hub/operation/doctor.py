@@ -66,7 +66,7 @@ def _look_at_settings() -> str:
     given = {name for name in os.environ if name.startswith(_PREFIX)}
     if unknown := sorted(given - known):
         raise Doubt(f"no setting has the name {', '.join(f'`{one}`' for one in unknown)}: it is not read")
-    return f"{len(given)} variables are set"
+    return f"{len(given)} variable{'s are' if len(given) != 1 else ' is'} set"
 
 
 def _look_at_database(settings: Settings, database: Database) -> str:

@@ -35,6 +35,8 @@ _MOST_WEIGHTS = 500
 
 SHORTEST_BEGINNING = 6
 """Characters of a run's id that may stand for the whole."""
+SHOWN = 10
+"""How many characters of the end of a run's id its lists show."""
 
 
 def list_page(
@@ -70,7 +72,10 @@ def find(session: Session, run_id: str) -> Run:
 
 
 def find_by_prefix(session: Session, word: str) -> Run:
-    """Return the run of an id, or of the beginning of one when no other run's begins so; or raise a 404."""
+    """Return the run of an id, of its beginning, or of the end that lists show, when it is the only one.
+
+    Raises a 404.
+    """
     run = repository.run_named(session, word)
     if run is not None:
         return run
@@ -82,7 +87,10 @@ def find_by_prefix(session: Session, word: str) -> Run:
         raise HubProblem(
             404, "run_ambiguous", f"several runs begin with `{word[:80]}`", hint="write more of it"
         )
-    return found[0] if found else find(session, word)
+    if not found and len(word) == SHOWN:
+        query = repository.visible(session).where(Run.run_id.endswith(word, autoescape=True))
+        found = session.scalars(query.limit(2)).all()
+    return found[0] if len(found) == 1 else find(session, word)
 
 
 def manifest_of(run: Run) -> RunManifest:

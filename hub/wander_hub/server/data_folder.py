@@ -26,6 +26,15 @@ class DataFolderInUse(Exception):
         self.hint = f"use that one, {stop}, or choose another folder with `--data`"
 
 
+def address_of(settings: Settings) -> str | None:
+    """Return where the hub of the data folder listens, or did when it ran last; None when nothing tells."""
+    try:
+        _process, _, address = (settings.data / LOCK).read_text(errors="replace").strip().partition(" ")
+    except OSError:
+        return None
+    return address or None
+
+
 def hold(settings: Settings, address: str) -> int | None:
     """Hold the data folder until this process ends, or the descriptor is closed that this returns.
 

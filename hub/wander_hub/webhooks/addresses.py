@@ -12,6 +12,9 @@ _GLOBAL_UNICAST = IPv6Network("2000::/3")
 _TRANSLATED = IPv6Network("64:ff9b::/96")
 """IPv4 behind a translator (RFC 6052): where IPv6 alone is spoken, all of it."""
 
+_HTTP = "whoever runs the hub allows http with `WANDER_HUB_WEBHOOK_HTTP=true`"
+_NETWORKS = "whoever runs the hub allows one with `WANDER_HUB_WEBHOOK_NETWORKS`"
+
 
 def fault_of(url: str, *, http: bool, networks: Iterable[str]) -> str | None:
     """Return what is wrong with the address of a webhook, as far as it can be told without a look-up."""
@@ -21,7 +24,7 @@ def fault_of(url: str, *, http: bool, networks: Iterable[str]) -> str | None:
     except ValueError:
         return "it is no address"
     if parts.scheme not in ({"https", "http"} if http else {"https"}):
-        return "it must be http or https" if http else "it must be https"
+        return "it must be http or https" if http else f"it must be https ({_HTTP})"
     if not host or parts.username is not None or parts.password is not None or parts.fragment:
         return "it needs a host, and neither user nor fragment"
     if not (url.isascii() and url.isprintable()) or " " in url or "\\" in url:
@@ -30,7 +33,9 @@ def fault_of(url: str, *, http: bool, networks: Iterable[str]) -> str | None:
         literal = ip_address(host)
     except ValueError:
         return None
-    return None if is_allowed(literal, networks) else "no webhook may lead into a private network"
+    if is_allowed(literal, networks):
+        return None
+    return f"no webhook may lead into a private network ({_NETWORKS})"
 
 
 def is_allowed(address: Address, networks: Iterable[str]) -> bool:

@@ -233,6 +233,9 @@ def _show_next(result: EvaluationResult, output: Output) -> None:
         tokens = spending.usage.prompt_tokens + spending.usage.completion_tokens
         facts = (tokens, spending.usd or 0.0, spending.budget_tokens, spending.budget_usd)
         output.next(resume_command(result.run_dir) + more_budget(*facts))
+    if result.manifest.shard is not None:  # A hub takes the whole alone.
+        output.next(f"wander view {result.run_dir}", "wander runs merge SHARDS... --out RUN")
+        return
     pin = result.manifest.environment
     output.next(
         f"wander view {result.run_dir}",

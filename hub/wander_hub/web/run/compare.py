@@ -103,7 +103,7 @@ def answer(view: CompareView) -> ComparedRuns:
 
 
 def find_runs(session: Session, words: Sequence[str]) -> list[Run]:
-    """Return the runs to compare, each named by its id or how it begins; none of less than two."""
+    """Return the runs to compare, each named by its id, how it begins or ends; none of less than two."""
     found = list({one.run_id: one for one in (runs.find_by_prefix(session, word) for word in words)}.values())
     if len(found) > MOST:
         raise HubProblem(422, "invalid_request", f"at most {MOST} runs are compared, not {len(found)}")

@@ -1,4 +1,4 @@
-// What pages do beyond HTML: copy a command, go to the search box, search while somebody writes.
+// What pages do beyond HTML: copy a command, take a code from the link, go to the search box, search while somebody writes.
 "use strict";
 const WAIT = 120; // milliseconds after the last letter
 
@@ -18,6 +18,9 @@ for (const box of document.querySelectorAll("pre.command")) {
   });
   frame.append(box, button);
 }
+
+const code = document.querySelector('form[action="/login/password"] input[name="code"]');
+if (code && location.hash) code.value = location.hash.slice(1);
 
 document.addEventListener("keydown", (event) => {
   if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey) return;
