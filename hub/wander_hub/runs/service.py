@@ -37,6 +37,8 @@ SHORTEST_BEGINNING = 6
 """Characters of a run's id that may stand for the whole."""
 SHOWN = 10
 """How many characters of the end of a run's id its lists show."""
+_NEWEST = 10_000
+"""Runs among which such an end is looked for: no index leads to it."""
 
 
 def list_page(
@@ -72,7 +74,8 @@ def find(session: Session, run_id: str) -> Run:
 
 
 def find_by_prefix(session: Session, word: str) -> Run:
-    """Return the run of an id, of its beginning, or of the end that lists show, when it is the only one.
+    """Return the run of an id, of its beginning, or of the end that lists show of newer ones, when it is the
+    only one.
 
     Raises a 404.
     """
@@ -88,7 +91,9 @@ def find_by_prefix(session: Session, word: str) -> Run:
             404, "run_ambiguous", f"several runs begin with `{word[:80]}`", hint="write more of it"
         )
     if not found and len(word) == SHOWN:
-        query = repository.visible(session).where(Run.run_id.endswith(word, autoescape=True))
+        newest = select(Run.run_id).order_by(Run.run_id.desc()).limit(_NEWEST).subquery()
+        ends = select(newest.c.run_id).where(newest.c.run_id.endswith(word, autoescape=True))
+        query = repository.visible(session).where(Run.run_id.in_(ends))
         found = session.scalars(query.limit(2)).all()
     return found[0] if len(found) == 1 else find(session, word)
 
