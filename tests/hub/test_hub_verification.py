@@ -230,6 +230,16 @@ async def test_a_token_that_ends_during_a_replay_costs_a_try_and_not_the_verific
     assert "unknown or revoked" in found["error"]
 
 
+async def test_a_replay_waits_without_an_error_while_its_hub_is_away(hub, run, tmp_path, caplog):
+    program = ClientProgram(hub.database, "http://127.0.0.1:1", tmp_path, sandbox=False, seconds=60)
+    replayer = Replayer(program, hub.database, hub.client._transport.app.state.storage, hub.settings)
+    assert JobWorker(TableQueue(hub.database), {service.KIND: replayer}, "test").run_one()
+    (found,) = await listed(hub)
+    assert found["state"] == "queued", found
+    assert "nothing answers at the hub" in found["error"]
+    assert [one for one in caplog.records if one.levelname == "ERROR"] == []
+
+
 async def test_levels_are_asked_for_one_by_one_and_rescoring_gives_its_own(hub, run):
     (first,) = await listed(hub)
     assert (first["sought"], first["gave"]) == ("highest", None)

@@ -35,8 +35,8 @@ _PASSED_STARTS = ("UV_", "PIP_")
 """How operators name the package index that environments' dependencies come from."""
 _FOLDERS = ("data", "cache", "config", "runs")
 _LONGEST_ANSWER = 16 << 20
-_AWAY = "unavailable"
-"""Code of a hub that does not answer: it is being started again."""
+_AWAY = ("hub_unreachable", "unavailable")
+"""Codes of a hub that does not answer, or breaks off: it is being started again."""
 _RETRYABLE = ("timeout", "index_unreachable", "network", "bad_token")
 """Codes of what another try may mend; the next one is lent another token."""
 
@@ -104,7 +104,7 @@ class ClientProgram:
             hint = f" ({error['hint']})" if error.get("hint") else ""
             detail = f": {error['detail']}" if error.get("detail") else ""
             message = f"{error['message']}{detail}{hint}"
-            if error.get("code") == _AWAY:
+            if error.get("code") in _AWAY:
                 raise JobPostponed(message)
             if error.get("retryable") or error.get("code") in _RETRYABLE:
                 raise RuntimeError(message)
