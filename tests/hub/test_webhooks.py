@@ -95,6 +95,14 @@ def test_a_signature_is_that_of_the_standards_example():
     assert headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
+async def test_a_server_whose_clock_is_ahead_puts_off_no_message(hub, receiver, deliver, monkeypatch):
+    await hooked(hub, receiver.url)
+    monkeypatch.setattr(delivery, "now", lambda: now() + timedelta(minutes=10))
+    await hub.publish()
+    await deliver()
+    assert receiver.types() == ["version.published"]
+
+
 async def test_what_happens_is_told_once_and_signed(hub, run_of, make_wheel, receiver, deliver):
     number, secret = await hooked(hub, receiver.url)
     sha256 = await hub.publish()

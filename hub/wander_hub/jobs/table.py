@@ -63,9 +63,9 @@ class TableQueue:
         *,
         priority: int = 0,
         created_by: int | None = None,
-        run_after: datetime | None = None,
+        pause: timedelta = timedelta(),
     ) -> int:
-        """Add a job, or return the one that has this key."""
+        """Add a job that is done after a pause, or return the one that has this key."""
         known = session.scalar(select(Job.id).where(Job.key == key))
         if known is not None:
             return known
@@ -74,7 +74,7 @@ class TableQueue:
             key=key,
             payload=payload,
             priority=priority,
-            run_after=run_after or self.database.moment(),
+            run_after=self.database.moment(pause),
             max_attempts=MAX_ATTEMPTS,
             created_by_id=created_by,
             created_at=now(),

@@ -153,9 +153,13 @@ def sweep(session: Session) -> None:
 
 
 def _submit(
-    session: Session, queue: TableQueue, found: WebhookDelivery, hook: Webhook, pause: float = 0.0
+    session: Session,
+    queue: TableQueue,
+    found: WebhookDelivery,
+    hook: Webhook,
+    pause: timedelta = timedelta(),
 ) -> None:
-    found.state, found.next_at = "waiting", now() + timedelta(seconds=pause)
+    found.state, found.next_at = "waiting", now() + pause
     attempt = found.attempts + 1
     behind = hook.slow or hook.failing_since is not None
     queue.submit(
@@ -164,7 +168,7 @@ def _submit(
         f"{KIND} {found.message_id} {attempt}",
         {"delivery": found.id, "attempt": attempt},
         priority=-1 if behind else 0,
-        run_after=found.next_at,
+        pause=pause,  # not the time above: this machine's clock may be another than the database's
     )
 
 
@@ -205,5 +209,5 @@ def _keep_deaths(session: Session, queue: TableQueue, job_ids: Sequence[int]) ->
         keep(session, queue, int(job.payload["delivery"]), int(job.payload["attempt"]), outcome)
 
 
-def _pause(failures: int) -> float:
-    return PAUSES[failures - 1] * (1 + SystemRandom().uniform(-_JITTER, _JITTER))
+def _pause(failures: int) -> timedelta:
+    return timedelta(seconds=PAUSES[failures - 1] * (1 + SystemRandom().uniform(-_JITTER, _JITTER)))
