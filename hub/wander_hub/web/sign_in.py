@@ -62,7 +62,7 @@ async def sign_in(
 @router.get("/login/password")
 def show_password_form(request: Request) -> Response:
     """The form for who has a code."""
-    return _form(request, "password.html", code="")
+    return _form(request, "password.html")
 
 
 @router.post("/login/password", dependencies=[Depends(ByBody())])
@@ -76,7 +76,7 @@ async def choose_password(
     try:
         cookie = await run_in_threadpool(people.use_code, database, settings, *what, origin_of(request, None))
     except HubProblem as refused:
-        return _form(request, "password.html", refused, code=what[0])
+        return _form(request, "password.html", refused)
     return signed_in(cookie, settings, base_url, "/")
 
 

@@ -20,7 +20,10 @@ for (const box of document.querySelectorAll("pre.command")) {
 }
 
 const code = document.querySelector('form[action="/login/password"] input[name="code"]');
-if (code && location.hash) code.value = location.hash.slice(1);
+if (code && location.hash) {
+  code.value = location.hash.slice(1);
+  code.form.action += location.hash; // it stays in the address, which no server sees, where the password is refused
+}
 
 document.addEventListener("keydown", (event) => {
   if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey) return;
