@@ -9,7 +9,7 @@ import pytest
 from wander.evals.stats.comparison import compare_runs
 from wander.types import Rollout
 from wander.wire import RunManifest
-from wander_hub.runs import explorer
+from wander_hub.runs.kept import KEPT
 from wander_hub.web.run import compare
 
 HTML = {"Accept": "text/html"}
@@ -87,7 +87,7 @@ async def test_what_cannot_be_compared_says_why(hub, posted, make_wheel, run_of,
     assert "two environments" in text
     monkeypatch.setattr(compare, "_MOST_BYTES", 100)
     assert (await show(hub, first, posted[1][0]["run_id"])).status_code == 200, "a run is read whole once"
-    monkeypatch.setattr(explorer, "keep", lambda _, find: find())
+    monkeypatch.setattr(KEPT, "get", lambda _, find: find())
     refused = await show(hub, first, posted[1][0]["run_id"])
     assert (refused.status_code, "wander compare" in refused.text) == (413, True)
 

@@ -16,6 +16,7 @@ import pytest
 from job_workers import queue_on
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
+from wander.wire.verification import JobState
 from wander_hub import jobs
 from wander_hub.database import now
 from wander_hub.jobs import (
@@ -25,7 +26,6 @@ from wander_hub.jobs import (
     JobContext,
     JobPostponed,
     JobRefused,
-    JobState,
     LeaseLost,
     TableQueue,
     Worker,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from wander_hub.runs import explorer
+from wander_hub.runs.kept import OF_ENTRY, Kept
 from wander_hub.web import board
 
 HTML = {"Accept": "text/html,application/xhtml+xml"}
@@ -119,9 +120,9 @@ async def test_a_run_says_in_words_what_was_done_and_groups_what_is_alike(hub, r
 
 
 def test_what_two_find_at_once_is_counted_once():
-    kept = explorer._Kept()
+    kept = Kept()
     kept.get("key", lambda: kept._keep("key", 1))
-    assert kept._size == explorer._size(1)
+    assert kept._size == OF_ENTRY
 
 
 async def test_a_run_of_many_strata_shows_the_first(hub, run_of, monkeypatch):

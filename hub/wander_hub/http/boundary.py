@@ -126,13 +126,19 @@ def read_session(request: Request) -> Iterator[Session]:
         yield session
 
 
+def caller_of(request: Request) -> Identity | None:
+    """Return the caller as far as somebody asked for one before; None for nobody."""
+    known: Identity | None = getattr(request.state, "identity", None)
+    return known
+
+
 def optional_identity(request: Request) -> Identity | None:
     """Return the caller, None for an anonymous one; a bad token is a 401 even where none is needed.
 
     A browser says who it is by its cookie, which is good for changes from the hub's own pages alone; one
     whose session is over is anybody's.
     """
-    known: Identity | None = getattr(request.state, "identity", None)
+    known = caller_of(request)
     if known is not None:
         return known
     secret = security.token_from_header(request.headers.get("authorization"))

@@ -8,10 +8,10 @@ kills its worker again and again is failed after `max_attempts`.
 `TableQueue` keeps the jobs in the hub's own database, SQLite or PostgreSQL, and its workers look there for
 the next one. `ProcrastinateQueue` keeps the same rows, and has procrastinate tell workers which to take.
 Either way the row decides who has a job, so workers of both kinds may even mix.
-Leases compare the clocks of the workers' machines, which must agree to within seconds.
+Leases and pauses go by the database's clock, which all workers share.
 """
 
-from wander_hub.jobs.models import Job, JobState
+from wander_hub.jobs.models import OPEN, Job
 from wander_hub.jobs.table import (
     LEASE_SECONDS,
     MAX_ATTEMPTS,
@@ -34,13 +34,13 @@ from wander_hub.jobs.worker import (
 __all__ = [
     "LEASE_SECONDS",
     "MAX_ATTEMPTS",
+    "OPEN",
     "Handler",
     "Job",
     "JobCancelled",
     "JobContext",
     "JobPostponed",
     "JobRefused",
-    "JobState",
     "JobWorker",
     "Lease",
     "LeaseLost",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable, Mapping
 
 from wander_hub.database import Database
@@ -17,6 +19,11 @@ def queue_of(settings: Settings, database: Database) -> TableQueue:
 
         return ProcrastinateQueue(database, lease_seconds=settings.job_lease_seconds)
     return TableQueue(database, lease_seconds=settings.job_lease_seconds)
+
+
+def worker_name(what: str = "") -> str:
+    """Return how a worker of this process is called, which names its machine and what it alone does."""
+    return f"{socket.gethostname()} {os.getpid()} {what}".rstrip()
 
 
 def worker_of(

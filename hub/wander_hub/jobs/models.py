@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 
 from sqlalchemy import JSON, ForeignKey, Index, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
+from wander.wire.verification import JobState
 
 from wander_hub.accounts import models as accounts  # noqa: F401 - jobs refer to users
 from wander_hub.database import Base
 
-JobState = Literal["queued", "running", "done", "failed", "cancelled"]
+OPEN: tuple[JobState, ...] = ("queued", "running")
+"""States of jobs that have not ended."""
 
 
 class Job(Base):

@@ -10,10 +10,11 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, and_, case, or_, select, update
 from sqlalchemy.orm import Session
+from wander.wire.verification import JobState
 
 from wander_hub.database import Database, now
 from wander_hub.identity import HUB
-from wander_hub.jobs.models import Job, JobState
+from wander_hub.jobs.models import Job
 
 LEASE_SECONDS = 30.0
 MAX_ATTEMPTS, MOST_POSTPONED = 3, 20

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -25,7 +23,7 @@ from wander_hub.http.boundary import Context
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import HUB
 from wander_hub.jobs import Job, JobContext, TableQueue, Worker
-from wander_hub.jobs.choice import worker_of
+from wander_hub.jobs.choice import worker_name, worker_of
 from wander_hub.mirrors.models import Mirror
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
@@ -208,8 +206,8 @@ def worker(settings: Settings, database: Database, storage: Storage, queue: Tabl
         outcome = look(settings, database, storage, queue, number, context.check, thorough=thorough)
         return partial(keep, settings=settings, number=number, outcome=outcome)
 
-    name = f"{socket.gethostname()} {os.getpid()} mirrors"
-    return worker_of(queue, {KIND: handler}, name, look=partial(submit_due, settings, database, queue))
+    due = partial(submit_due, settings, database, queue)
+    return worker_of(queue, {KIND: handler}, worker_name("mirrors"), look=due)
 
 
 def submit_due(settings: Settings, database: Database, queue: TableQueue) -> None:

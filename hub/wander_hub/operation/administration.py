@@ -14,6 +14,7 @@ from typing import IO, Annotated
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 from wander.wire.events import BackupInfo, BackupList, DoctorFinding, DoctorReport, JobInfo, JobPage
+from wander.wire.verification import JobState
 
 from wander_hub.http.boundary import (
     Before,
@@ -29,7 +30,6 @@ from wander_hub.http.boundary import (
     wake_jobs,
 )
 from wander_hub.http.problems import HubProblem, refusals
-from wander_hub.jobs import JobState
 from wander_hub.operation import backup_jobs, job_queue
 from wander_hub.rights import rights
 from wander_hub.settings import Settings

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -17,7 +15,7 @@ from wander_hub.database import Database, now
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
 from wander_hub.jobs import Job, JobContext, TableQueue, Worker
-from wander_hub.jobs.choice import worker_of
+from wander_hub.jobs.choice import worker_name, worker_of
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 
@@ -58,7 +56,7 @@ def workers(settings: Settings, database: Database, storage: Storage, queue: Tab
         found = back_up(database, storage, folder, context.check)
         return lambda session: _keep(session, context.lease.job_id, found)
 
-    return [worker_of(queue, {KIND: copy}, f"{socket.gethostname()} {os.getpid()} backups")]
+    return [worker_of(queue, {KIND: copy}, worker_name("backups"))]
 
 
 def _keep(session: Session, job_id: int, found: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ from sqlalchemy import (
 )
 
 from wander_hub.database import Base
+from wander_hub.jobs import OPEN
 from wander_hub.names import BUNDLED_OWNER
 from wander_hub.operation import tables  # noqa: F401 - registers every table
 from wander_hub.verification import evidence
@@ -83,7 +84,6 @@ _OBJECTS = {
     "model_files": "sha256",
 }
 """By table, the column that names an object."""
-_OPEN = ("queued", "running")
 _TABLES = Base.metadata.tables
 
 
@@ -181,14 +181,14 @@ def _belongs(table: Table, roots: Roots) -> ColumnElement[bool]:
         asked = [_TABLES[one] for one in ("verifications", "version_checks")]
         of_jobs = [table.c.id.in_(select(one.c.job_id).where(_belongs(one, roots))) for one in asked]
         read = select(literal(evidence.KEY) + runs.c.run_id).where(_belongs(runs, roots))
-        return or_(*of_jobs, table.c.key.in_(read)) & table.c.state.not_in(_OPEN)
+        return or_(*of_jobs, table.c.key.in_(read)) & table.c.state.not_in(OPEN)
     key = table.c[PARENTS[table.name]]
     above = next(iter(key.foreign_keys)).column
     found: ColumnElement[bool] = key.in_(select(above).where(_belongs(above.table, roots)))
     if table.name == "former_names":
         found &= table.c.owner_id.in_(roots["owners"])
     if "job_id" in table.c:  # what is under way begins anew elsewhere
-        found &= table.c.job_id.in_(select(jobs.c.id).where(jobs.c.state.not_in(_OPEN)))
+        found &= table.c.job_id.in_(select(jobs.c.id).where(jobs.c.state.not_in(OPEN)))
     return found
 
 

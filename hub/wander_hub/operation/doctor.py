@@ -87,7 +87,8 @@ def _look_at_clock(database: Database) -> str:
         there: datetime = connection.execute(text("SELECT clock_timestamp()")).scalar_one()
     apart = abs((now() - there.astimezone(UTC)).total_seconds())
     if apart > _CLOCK_SECONDS:
-        raise RuntimeError(f"this machine and the database are {apart:.0f} s apart: leases of jobs need NTP")
+        said = f"this machine and the database are {apart:.0f} s apart"
+        raise RuntimeError(f"{said}: sessions, tokens and signed addresses need NTP")
     return f"{apart:.1f} s from the database's"
 
 

@@ -9,12 +9,13 @@ from typing import NamedTuple
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 from wander.wire.events import JobInfo, JobPage
+from wander.wire.verification import JobState
 
 from wander_hub import audit
 from wander_hub.database import fill, now
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
-from wander_hub.jobs import Job, JobState, TableQueue
+from wander_hub.jobs import Job, TableQueue
 from wander_hub.rights import rights
 from wander_hub.verification import evidence
 from wander_hub.verification import service as verification

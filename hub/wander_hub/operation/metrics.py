@@ -12,7 +12,7 @@ from starlette.types import Message, Scope, Send
 
 from wander_hub.database import Database, now
 from wander_hub.http.health import free_bytes
-from wander_hub.jobs import Job
+from wander_hub.jobs import OPEN, Job
 from wander_hub.settings import Settings
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 """Where the processes of one hub add their numbers up; prometheus-client reads it when it is imported."""
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-_OPEN = ("queued", "running")
 
 
 class Metrics:
@@ -93,7 +92,7 @@ class Metrics:
         query = select(Job.kind, Job.state, func.count(), func.min(Job.id))
         with self._database.read() as session:
             for kind, state, count, first in session.execute(
-                query.where(Job.state.in_(_OPEN)).group_by(Job.kind, Job.state)
+                query.where(Job.state.in_(OPEN)).group_by(Job.kind, Job.state)
             ).all():
                 oldest = session.scalar(select(Job.created_at).where(Job.id == first))
                 jobs.add_metric((kind, state), count)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from array import array
 from bisect import bisect_left
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,13 +25,12 @@ from wander.wire import RolloutRow
 from wander_hub.http.problems import HubProblem
 from wander_hub.runs import chunks, service
 from wander_hub.runs.chunks import Row, RowFacts
+from wander_hub.runs.kept import KEPT, OF_ENTRY
 from wander_hub.runs.models import Run, RunChunk
 from wander_hub.storage import Storage
 
 MOST_SEARCHED = 250_000
 """Rollouts of a run whose rows are read to find some."""
-_MOST_KEPT = 4_000_000
-"""Numbers of rollouts that are kept of what was found."""
 MOST_STRATA = 100
 """That are told apart of a run: a manifest may have as many as examples."""
 _MOST_FAULTS = 20
@@ -116,65 +114,10 @@ class Breakdown:
     other_faults: int = 0
     """Failed rollouts of faults that are rarer than those."""
 
-
-class _Kept:
-    """What was found, the longest unused forgotten first."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._found: OrderedDict[Any, Any] = OrderedDict()
-        self._finding: dict[Any, threading.Lock] = {}
-        """Held by who finds what stands under a key, so that others wait for that and find it not again."""
-        self._size = 0
-
-    def has(self, key: Any) -> bool:
-        """Tell whether something is kept under a key."""
-        with self._lock:
-            return key in self._found
-
-    def get(self, key: Any, find: Callable[[], Any]) -> Any:
-        """Return what is kept under a key, or find it."""
-        with self._lock:
-            if key in self._found:
-                self._found.move_to_end(key)
-                return self._found[key]
-            finding = self._finding.setdefault(key, threading.Lock())
-        with finding:
-            with self._lock:
-                if key in self._found:
-                    return self._found[key]
-            try:
-                found = find()
-                self._keep(key, found)
-            finally:
-                self._finding.pop(key, None)
-        return found
-
-    def _keep(self, key: Any, found: Any) -> None:
-        with self._lock:
-            if key not in self._found:  # where a search failed, two that waited for it may have found it
-                self._found[key] = found
-                self._size += _size(found)
-            while self._size > _MOST_KEPT:
-                self._size -= _size(self._found.popitem(last=False)[1])
-
-
-_OF_ENTRY = 100
-"""Numbers that have the room of what is known of an example, a stratum or a fault."""
-
-
-def _size(found: object) -> int:
-    if isinstance(found, Breakdown):
-        found = found.strata, found.faults
-    if isinstance(found, tuple):
-        return _OF_ENTRY * (1 + sum(len(part) for part in found))
-    numbers: int = getattr(found, "numbers", 0)  # what knows its own room
-    return _OF_ENTRY + (len(found) if isinstance(found, array) else numbers)
-
-
-_KEPT = _Kept()
-keep = _KEPT.get
-"""Returns what is kept under a key, or finds it: numbers of rollouts, or dictionaries by example."""
+    @property
+    def numbers(self) -> int:
+        """How many numbers have the room of it."""
+        return OF_ENTRY * (len(self.strata) + len(self.faults))
 
 
 def fault_of(text: str) -> str:
@@ -203,7 +146,7 @@ def numbers_of(session: Session, storage: Storage, run: Run, wanted: RolloutFilt
         if wanted.searches
         else partial(_all, storage, run, wanted)
     )
-    found: array[int] = _KEPT.get((run.sha256, canonical_json(wanted.asked())), find)
+    found: array[int] = KEPT.get((run.sha256, canonical_json(wanted.asked())), find)
     return found
 
 
@@ -224,7 +167,7 @@ def break_down(session: Session, storage: Storage, run: Run) -> Breakdown:
     """Return the rollouts of a run by stratum and by fault; nothing where reading all rows takes too long."""
     if run.withdrawn_at is not None or service.count_of(run) > MOST_SEARCHED:
         return Breakdown()  # also where something is kept from before it was withdrawn
-    found: Breakdown = _KEPT.get(run.sha256, lambda: _break_down(session, storage, run))
+    found: Breakdown = KEPT.get(run.sha256, lambda: _break_down(session, storage, run))
     return found
 
 
@@ -234,13 +177,13 @@ def list_strata(run: Run) -> list[int]:
     def read() -> list[int]:
         return sorted({one for one in service.manifest_of(run).strata if one is not None})[:MOST_STRATA]
 
-    found: list[int] = _KEPT.get((run.sha256, "strata"), read)
+    found: list[int] = KEPT.get((run.sha256, "strata"), read)
     return found
 
 
 def is_broken_down(run: Run) -> bool:
     """Tell whether that is kept already, so that nothing has to be read."""
-    return _KEPT.has(run.sha256)
+    return KEPT.has(run.sha256)
 
 
 def _break_down(session: Session, storage: Storage, run: Run) -> Breakdown:

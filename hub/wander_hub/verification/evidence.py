@@ -24,7 +24,7 @@ from wander_hub.accounts.models import Membership, Owner
 from wander_hub.database import Database, now
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import HUB
-from wander_hub.jobs import Job, JobContext, JobRefused, TableQueue
+from wander_hub.jobs import OPEN, Job, JobContext, JobRefused, TableQueue
 from wander_hub.leaderboards.listing import refresh_results
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
@@ -238,7 +238,7 @@ def list_unread(session: Session) -> Sequence[tuple[str, str | None]]:
     Those are left out of which another examination is under way.
     """
     run_id = Job.payload["run_id"].as_string()
-    waiting = select(run_id).where(Job.kind == KIND, Job.state.in_(("queued", "running")))
+    waiting = select(run_id).where(Job.kind == KIND, Job.state.in_(OPEN))
     ended = select(run_id).where(Job.kind == KIND, Job.state.in_(("failed", "cancelled")))
     lost = RunExamination.run_id.is_(None) & Run.run_id.in_(ended)
     query = select(Run.run_id, RunExamination.fault).outerjoin(RunExamination)

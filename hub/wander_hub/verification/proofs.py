@@ -10,6 +10,7 @@ from wander.wire import RunSummary, VerificationLevel
 from wander.wire.levels import LEVEL_FACTS
 from wander.wire.verification import LevelProof, Proof, ReplayReport, Rerun
 
+from wander_hub.jobs import OPEN
 from wander_hub.runs import service as runs
 from wander_hub.runs.models import Run
 from wander_hub.verification.levels import level_of
@@ -64,7 +65,7 @@ def _play(every: Sequence[Verification], reports: Sequence[ReplayReport], level:
         whole = [one for one in reports if not one.sampled]
         return _tell((whole or reports)[-1], level)
     sought = ("highest", level)
-    if any(one.level in sought and one.job.state in ("queued", "running") for one in every):
+    if any(one.level in sought and one.job.state in OPEN for one in every):
         return "open", "waits for the hub"
     failed = [one for one in every if one.level in sought and one.job.state == "failed"]
     if failed:

@@ -26,7 +26,7 @@ from wander_hub.database import Database, fill, now
 from wander_hub.environments.models import Environment, Version
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import HUB, Identity
-from wander_hub.jobs import Job, TableQueue
+from wander_hub.jobs import OPEN, Job, TableQueue
 from wander_hub.leaderboards.listing import refresh_results
 from wander_hub.rights import rights
 from wander_hub.runs import service as runs
@@ -48,8 +48,6 @@ _AT_ONCE = 100
 _NEWEST = 200
 _LOOKED_AT = 20
 """Of the last verifications of a version, some of which may have failed."""
-OPEN = ("queued", "running")
-"""States of jobs that have not ended."""
 
 
 def visible(session: Session) -> Select[Verification]:

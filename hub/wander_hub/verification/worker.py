@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
-import os
 import secrets
-import socket
 from collections.abc import Callable
 
 from pydantic import ValidationError
@@ -18,7 +16,7 @@ from wander.wire.verification import ReplayReport, VerifiedWith
 from wander_hub.database import Database
 from wander_hub.identity import HUB
 from wander_hub.jobs import Handler, JobContext, JobRefused, TableQueue, Worker, hide_paths
-from wander_hub.jobs.choice import worker_of
+from wander_hub.jobs.choice import worker_name, worker_of
 from wander_hub.runs import service as runs
 from wander_hub.runs.aggregates import add_bounds, summarise
 from wander_hub.settings import Settings
@@ -139,10 +137,9 @@ def job_worker(
         if settings.check_versions:
             handlers[version_checks.KIND] = Checker(database, program)
             sweeps.append(VersionSweep(database, queue))
-    name = f"{socket.gethostname()} {os.getpid()}"
 
     def look() -> None:
         for sweep in sweeps:
             sweep()
 
-    return worker_of(queue, handlers, name, look=look, concurrency=settings.job_concurrency)
+    return worker_of(queue, handlers, worker_name(), look=look, concurrency=settings.job_concurrency)

@@ -16,7 +16,7 @@ from wander_hub.environments import service as environments
 from wander_hub.environments.repository import owners_of, packages_of
 from wander_hub.environments.schemas import EnvironmentFilter, Sort
 from wander_hub.http.answers import IMMUTABLE, REVALIDATE
-from wander_hub.http.boundary import BaseUrl, HubStorage, ReadSession, database_of
+from wander_hub.http.boundary import BaseUrl, HubStorage, ReadSession, caller_of, database_of
 from wander_hub.http.problems import HubProblem
 from wander_hub.leaderboards import service as leaderboards
 from wander_hub.leaderboards.routes import page_filter
@@ -156,8 +156,8 @@ def show_environment(
         found = environments.find(session, owner, name)
         chosen = environments.find_version(session, found, version)
         return as_json(environments.version_detail(found, chosen, base_url))
-    caller = getattr(request.state, "identity", None)
-    view = environment.show_environment(session, storage, base_url, owner, name, version, caller=caller)
+    what = (owner, name, version)
+    view = environment.show_environment(session, storage, base_url, *what, caller=caller_of(request))
     return page(request, "environment.html", view=view)
 
 

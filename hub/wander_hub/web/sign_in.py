@@ -18,6 +18,7 @@ from wander_hub.http.boundary import (
     HubDatabase,
     HubSettings,
     audited,
+    caller_of,
     optional_identity,
     origin_of,
     part_of_another,
@@ -111,7 +112,7 @@ async def _read_own_form(request: Request, base_url: str) -> dict[str, str]:
 
 def login_page(request: Request, following: str = "/", refused: HubProblem | None = None) -> Response:
     """Return the form, with what was wrong about the last one."""
-    viewer = getattr(request.state, "identity", None)
+    viewer = caller_of(request)
     provider, linked = request.app.state.settings.sign_in_provider, []
     if provider is not None and viewer is not None:
         with request.app.state.database.read() as session:

@@ -18,7 +18,7 @@ from wander.wire.levels import LEVEL_FACTS
 
 from wander_hub import __version__
 from wander_hub.http.answers import REVALIDATE, not_modified
-from wander_hub.http.boundary import base_url_of
+from wander_hub.http.boundary import base_url_of, caller_of
 from wander_hub.http.middleware import PAGE_CSP
 from wander_hub.security import without_secrets
 from wander_hub.web import addresses, charts, text
@@ -118,8 +118,7 @@ def page(
     """
     base_url = base_url_of(request)
     values["scripts"] = ["wander.js", *scripts]
-    viewer = getattr(request.state, "identity", None)
-    values |= {"base_url": base_url, "path": without_secrets(request.url.path), "viewer": viewer}
+    values |= {"base_url": base_url, "path": without_secrets(request.url.path), "viewer": caller_of(request)}
     body = render(template, **values)
     headers = {
         "ETag": f'"{hashlib.sha256(body).hexdigest()[:32]}"',

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -16,7 +14,7 @@ from wander_hub.accounts import repository as accounts
 from wander_hub.database import Database, now
 from wander_hub.identity import HUB
 from wander_hub.jobs import Job, JobContext, TableQueue, Worker, storable
-from wander_hub.jobs.choice import worker_of
+from wander_hub.jobs.choice import worker_name, worker_of
 from wander_hub.rights.tokens import identity_of_user
 from wander_hub.settings import Settings
 from wander_hub.webhooks.models import Webhook, WebhookDelivery
@@ -126,7 +124,7 @@ def worker(settings: Settings, database: Database, queue: TableQueue, send: Send
     begin_links(database, settings)
     queue.on_failure[KIND] = lambda session, ids: _keep_deaths(session, queue, ids)
     handlers = {KIND: Deliverer(database, queue, send or sender(settings))}
-    name = f"{socket.gethostname()} {os.getpid()} webhooks"
+    name = worker_name("webhooks")
     return worker_of(queue, handlers, name, look=Dispatcher(database, queue), concurrency=_AT_ONCE)
 
 

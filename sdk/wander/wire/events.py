@@ -10,6 +10,7 @@ from pydantic import Field
 from wander.types import Record
 from wander.wire.changes import Body
 from wander.wire.environments import VerificationLevel
+from wander.wire.verification import JobState
 
 EventName = Literal[
     "version.published",
@@ -225,7 +226,7 @@ class JobInfo(Record):
 
     id: int
     kind: str
-    state: Literal["queued", "running", "done", "failed", "cancelled"]
+    state: JobState
     payload: dict[str, Any]
     """What it is about."""
     priority: int
@@ -257,7 +258,7 @@ class BackupInfo(Record):
     """One copy of the whole hub into its backup folder: each brings the folder up to date."""
 
     id: int
-    state: Literal["queued", "running", "done", "failed", "cancelled"]
+    state: JobState
     asked_at: datetime
     finished_at: datetime | None = None
     rows: int | None = None

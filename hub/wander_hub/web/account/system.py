@@ -13,15 +13,15 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 from starlette.responses import Response
 from wander.wire.events import EVENTS
+from wander.wire.verification import JobState
 
 from wander_hub import audit
 from wander_hub.accounts.models import Owner, User
 from wander_hub.environments import browse
 from wander_hub.environments.models import File
-from wander_hub.http.boundary import Before, HubSettings, ReadSession
+from wander_hub.http.boundary import Before, HubSettings, ReadSession, caller_of
 from wander_hub.http.health import free_bytes
 from wander_hub.identity import Identity
-from wander_hub.jobs import JobState
 from wander_hub.mirrors import service as mirrors
 from wander_hub.operation import backup_jobs, job_queue
 from wander_hub.operation.administration import report_state
@@ -51,7 +51,7 @@ def _show(request: Request, template: str, done: str = "", **values: Any) -> Res
 
 def _administrator(request: Request) -> Identity | None:
     """Return the caller; None for nobody. Raise a 403 for who is no administrator."""
-    caller: Identity | None = getattr(request.state, "identity", None)
+    caller = caller_of(request)
     if caller is not None:
         rights.administrator(caller)
     return caller

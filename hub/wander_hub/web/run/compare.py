@@ -22,8 +22,8 @@ from wander.types import Record, Rollout
 from wander.wire import RolloutRow, RunDetail
 
 from wander_hub.http.problems import HubProblem
-from wander_hub.runs import explorer
 from wander_hub.runs import service as runs
+from wander_hub.runs.kept import KEPT
 from wander_hub.runs.models import Run
 from wander_hub.storage import Storage
 from wander_hub.web import charts
@@ -134,7 +134,7 @@ class _Scored:
         self.run, self.manifest = runs.with_rollouts(run), runs.manifest_of(run)
         if runs.count_of(run) > _MOST_ROLLOUTS:
             raise _too_large(run)
-        self.scores, self._ends = explorer.keep((run.sha256, "scores"), self._read)
+        self.scores, self._ends = KEPT.get((run.sha256, "scores"), self._read)
 
     def _read(self) -> tuple[dict[str, ScoredExample], Ends]:
         """Return the scores, and of each example the rollouts of the least and the greatest reward."""

@@ -21,10 +21,11 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 from wander.wire.verification import LEVELS_SOUGHT, VerificationInfo
 
-from wander_hub.http.boundary import database_of
+from wander_hub.http.boundary import caller_of, database_of
 from wander_hub.http.limits import sender_of
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
+from wander_hub.jobs import OPEN
 from wander_hub.runs import service as runs
 from wander_hub.settings import Settings
 from wander_hub.verification import service as verification
@@ -58,7 +59,7 @@ class Replays:
     @property
     def under_way(self) -> bool:
         """Whether one waits or runs."""
-        return any(one.state in verification.OPEN for one in self.data)
+        return any(one.state in OPEN for one in self.data)
 
 
 def list_replays(session: Session, settings: Settings, run_id: str, caller: Identity | None) -> Replays:
@@ -73,7 +74,7 @@ def list_replays(session: Session, settings: Settings, run_id: str, caller: Iden
             one.id
             for one in data
             if caller is not None
-            and one.state in verification.OPEN
+            and one.state in OPEN
             and verification.may_cancel(caller, one.requested_by, run.environment)
         ),
     )
@@ -116,7 +117,7 @@ class CountedStream(StreamingResponse):
 
 def stream_replays(request: Request, session: Session, run_id: str) -> Response:
     """Answer with events: `replays` with HTML whenever it changed, then `end` when no replay is under way."""
-    caller: Identity | None = getattr(request.state, "identity", None)
+    caller = caller_of(request)
     settings: Settings = request.app.state.settings
     runs.find(session, run_id)  # who may not see the run gets what its page answers
     database = database_of(request)

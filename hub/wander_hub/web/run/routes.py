@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 from wander_hub.http.answers import REVALIDATE
-from wander_hub.http.boundary import BaseUrl, HubSettings, HubStorage, ReadSession
+from wander_hub.http.boundary import BaseUrl, HubSettings, HubStorage, ReadSession, caller_of
 from wander_hub.http.problems import HubProblem
 from wander_hub.runs import explorer
 from wander_hub.runs import service as runs
@@ -74,8 +74,7 @@ def show_run(
     """One run: what it pinned, its numbers, its rollouts."""
     if wants_json(request):
         return as_json(runs.detail_of(runs.find(session, run_id), base_url))
-    caller = getattr(request.state, "identity", None)
-    view = run_page.run(session, storage, settings, base_url, run_id, query, caller)
+    view = run_page.run(session, storage, settings, base_url, run_id, query, caller_of(request))
     scripts = ["rollouts.js"]
     scripts += ["curves.js"] if view.training else []
     scripts += ["live.js"] if view.replays.under_way else []

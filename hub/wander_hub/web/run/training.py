@@ -20,7 +20,7 @@ from wander.types import Rollout
 from wander.wire import RunDetail, RunManifest
 from wander.wire.settings_toml import toml_lines
 
-from wander_hub.runs import explorer
+from wander_hub.runs.kept import KEPT
 from wander_hub.storage import Storage
 from wander_hub.web import charts
 from wander_hub.web.charts import Mark
@@ -39,7 +39,7 @@ _MOST_EVALUATIONS = 200
 MOST_CELLS = 8
 _MOST_PROMPTS = 6
 _OF_POINT = 30
-"""Numbers of the explorer's that have the room of a point."""
+"""Numbers that have the room of a point."""
 _MOST_MESSAGES = 40
 _TIMES = ("generation", "environment", "scoring", "update", "sync", "evaluation")
 _NOT_CURVES = {"step", "steps", "epoch"}
@@ -219,7 +219,7 @@ def read_series(storage: Storage, detail: RunDetail) -> Series:
         ends = {name: (points[0][1], points[-1][1]) for name, points in found.items()}
         return Series(steps_of(lines), drawn, ends)
 
-    kept: Series = explorer.keep((files.get(METRICS_FILE, ""), "series"), read)
+    kept: Series = KEPT.get((files.get(METRICS_FILE, ""), "series"), read)
     return kept
 
 
