@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 from browsers import PASSWORD, browser, form, give_password
+from pyotp import parse_uri
+from sqlalchemy import delete
 from wander_hub.audit import list_entries
+from wander_hub.people.models import Attempts
 
 HTML = {"Accept": "text/html"}
 
@@ -131,6 +134,11 @@ async def test_an_environment_is_seen_to_on_its_page(hub, alice):
     assert "☆ 0 stars" in (await hub.get("/alice/reverse-text", headers=HTML)).text
     assert (await send(alice, "star", **at, back="/alice/reverse-text")).status_code == 303
     assert "★ Starred · 1" in (await alice.get("/alice/reverse-text")).text
+    assert ">alice/reverse-text</a>" in (await alice.get("/account/stars")).text
+    as_json = (await alice.get("/account/stars", headers={"Accept": "application/json"})).json()
+    assert ([one["name"] for one in as_json["data"]], as_json["next"]) == (["reverse-text"], None)
+    stars = (await alice.get("/api/v1/stars?cursor=1")).json()
+    assert stars["data"] == [], "the page after the last one"
     assert (await send(alice, "unstar", **at, back="/alice/reverse-text")).status_code == 303
     assert "☆ Star · 0" in (await alice.get("/alice/reverse-text")).text
     api = "/api/v1/environments/alice/reverse-text"
@@ -148,6 +156,44 @@ async def test_an_environment_is_seen_to_on_its_page(hub, alice):
     assert (await hub.get("/api/v1/environments/alice/other-name")).status_code == 200
     stale = await send(alice, "status", **at, status="archived")
     assert (stale.status_code, "another name by now" in stale.text) == (409, True)
+
+
+async def test_a_password_and_a_second_factor_are_changed_on_the_page_alone(hub, alice):
+    back, new = "/account#password", "eight red bottles fell"
+    stolen, other = browser(hub), browser(hub)
+    stolen.cookies.update(alice.cookies)
+    await form(other, "/login", name="alice", password=PASSWORD)
+    assert (await send(alice, "password", old=PASSWORD, new=new, again="x")).status_code == 422
+    wrong = await send(alice, "password", old="x", new=new, again=new, back=back)
+    assert (wrong.status_code, "Nothing was changed" in wrong.text) == (403, True)
+    weak = await send(alice, "password", old=PASSWORD, new="password12", again="password12")
+    assert (weak.status_code, "guessed first" in weak.text) == (422, True)
+    changed = await send(alice, "password", old=PASSWORD, new=new, again=new, back=back)
+    assert changed.headers["location"] == "/account?done=password#password"
+    assert "signed out in all other browsers" in (await alice.get("/account?done=password")).text
+    for one in (stolen, other):
+        assert (await one.get("/account", headers=HTML)).status_code == 303, "a copied cookie ends too"
+    begun = await send(alice, "second-factor", password=new, back="/account")
+    uri = html.unescape(re.search(r"otpauth://[^<]+", begun.text)[0])
+    assert 'src="data:image/svg+xml' in begun.text
+    assert 'action="/account/forms/confirm"' in begun.text, "the code is typed beside it"
+    stolen.cookies.update(alice.cookies)
+    codes = await send(alice, "confirm", code=parse_uri(uri).now(), back="/account")
+    assert "recovery codes" in codes.text
+    assert (await stolen.get("/account", headers=HTML)).status_code == 303
+    recovery = re.search(r'id="secret">([0-9a-f]{20})', codes.text)[1]
+    stolen.cookies.update(alice.cookies)
+    for _ in range(5):  # who took the cookie and knows the password lacks the factor
+        taken = await send(stolen, "password", old=new, new=PASSWORD, again=PASSWORD)
+        assert taken.status_code == 403
+    late = await send(alice, "password", old=new, new=PASSWORD, again=PASSWORD, code=recovery)
+    assert late.status_code == 429, "guesses take longer and longer"
+    hub.database.commit(lambda session: session.execute(delete(Attempts)))
+    assert (
+        await send(alice, "password", old=new, new=PASSWORD, again=PASSWORD, code=recovery)
+    ).status_code == 303
+    for one in (stolen, other):
+        await one.aclose()
 
 
 async def test_administrators_see_the_hub_and_do_on_pages_what_the_api_does(hub, run_of):
@@ -178,6 +224,7 @@ async def test_administrators_see_the_hub_and_do_on_pages_what_the_api_does(hub,
         waiting = (await hub.get("/api/v1/jobs?state=queued&kind=replay", headers=hub.auth("admin"))).json()
         assert [(one["id"], one["attempt"]) for one in waiting["data"]] == [(int(number), 0)]
         assert "Disable" in users
+        assert "Remove second factor" not in users, "nobody has one"
         assert (await send(admin, "disable-user", at_user="bob", back="/system/users")).status_code == 303
         assert (await bob.get("/account", headers=HTML)).status_code == 303, "signed out at once"
         assert (await send(admin, "enable-user", at_user="bob", back="/system/users")).status_code == 303

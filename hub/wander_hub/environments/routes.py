@@ -84,8 +84,10 @@ def get_version(
 
 @star_router.get("", response_model=EnvironmentPage, responses=refusals(401, 422))
 def list_stars(
-    session: ReadSession, caller: Caller, limit: Annotated[int, Query(ge=1, le=200)] = 200
+    session: ReadSession,
+    caller: Caller,
+    limit: Annotated[int, Query(ge=1, le=200)] = 200,
+    cursor: Annotated[int, Query(ge=0, le=1_000_000, description="`next` of the page before")] = 0,
 ) -> EnvironmentPage:
     """List the environments that the caller marked, the last marked first."""
-    found = stars.starred(session, caller.user_id, limit)
-    return EnvironmentPage(data=[service.summary_of(one) for one in found])
+    return stars.list_page(session, caller.user_id, cursor, limit)

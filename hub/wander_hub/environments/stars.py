@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
+from wander.wire import EnvironmentPage
 
 from wander_hub import audit
 from wander_hub.database import now
@@ -41,8 +40,11 @@ def is_starred(session: Session, user_id: int, environment: Environment) -> bool
     return session.get(Star, (user_id, environment.id)) is not None
 
 
-def starred(session: Session, user_id: int, limit: int) -> Sequence[Environment]:
-    """Return the environments that a user marked and may see, the last marked first."""
+def list_page(session: Session, user_id: int, skipped: int, limit: int) -> EnvironmentPage:
+    """Return a page of the environments that a user marked and may see, the last marked first."""
     query = repository.visible(session).join(Star, Star.environment_id == Environment.id)
     query = query.where(Star.user_id == user_id, Environment.deleted_at.is_(None))
-    return session.scalars(query.order_by(Star.created_at.desc(), Environment.id).limit(limit)).all()
+    in_order = query.order_by(Star.created_at.desc(), Environment.id)
+    found = session.scalars(in_order.offset(skipped).limit(limit + 1)).all()
+    following = str(skipped + limit) if len(found) > limit else None
+    return EnvironmentPage(data=[service.summary_of(one) for one in found[:limit]], next=following)

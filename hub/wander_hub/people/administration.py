@@ -101,4 +101,4 @@ def _other(context: Context, session: Session, name: str) -> User:
 
 def _link(context: Context, session: Session, user: User) -> UserLink:
     code = sign_in.make_code(session, user)
-    return UserLink(user=departures.info_of(user), link=sign_in.link_of(code, context.base_url))
+    return UserLink(user=departures.info_of(session, user), link=sign_in.link_of(code, context.base_url))

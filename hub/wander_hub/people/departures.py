@@ -15,7 +15,7 @@ from wander_hub.accounts.models import Membership, Owner, User
 from wander_hub.database import fill, now
 from wander_hub.http.problems import HubProblem
 from wander_hub.people import second_factor, sessions
-from wander_hub.people.models import OneTimeCode
+from wander_hub.people.models import OneTimeCode, SecondFactor
 from wander_hub.rights import invitations
 from wander_hub.rights.models import Grant, Token
 
@@ -36,10 +36,10 @@ def enable(session: Session, name: str) -> ChangedUser:
     if user.removed_at is not None:
         raise HubProblem(409, "user_removed", f"`{user.name}` was removed, which is for good")
     if user.disabled_at is None:
-        return ChangedUser(user=info_of(user), ended_tokens=0, ownerless=[])
+        return ChangedUser(user=info_of(session, user), ended_tokens=0, ownerless=[])
     changed = _end_access(session, user)  # a request that was under way may have made something
     user.disabled_at = None
-    return changed.model_copy(update={"user": info_of(user), "ownerless": []})
+    return changed.model_copy(update={"user": info_of(session, user), "ownerless": []})
 
 
 def remove(session: Session, name: str) -> ChangedUser:
@@ -58,13 +58,15 @@ def remove(session: Session, name: str) -> ChangedUser:
 
 def list_users(session: Session, *, after: str, limit: int) -> list[UserInfo]:
     """Return users by name, those that were removed with them."""
-    query = select(User).where(User.name > after).order_by(User.name).limit(limit)
-    return [info_of(one) for one in session.scalars(query)]
+    confirmed = SecondFactor.confirmed_at.is_not(None)
+    query = select(User, confirmed).outerjoin(SecondFactor, SecondFactor.user_id == User.id)
+    query = query.where(User.name > after).order_by(User.name).limit(limit)
+    return [fill(UserInfo, one, second_factor=has_one) for one, has_one in session.execute(query)]
 
 
-def info_of(user: User) -> UserInfo:
+def info_of(session: Session, user: User) -> UserInfo:
     """Return a user as administrators see them."""
-    return fill(UserInfo, user)
+    return fill(UserInfo, user, second_factor=second_factor.state_of(session, user.id).on)
 
 
 def lock(session: Session, name: str) -> User:
@@ -106,6 +108,6 @@ def _end_access(session: Session, user: User) -> ChangedUser:
         accounts.lock_owner(session, owner)
         if not accounts.has_owner(session, owner):
             ownerless.append(owner.name)
-    changed = ChangedUser(user=info_of(user), ended_tokens=ended, ownerless=sorted(ownerless))
+    changed = ChangedUser(user=info_of(session, user), ended_tokens=ended, ownerless=sorted(ownerless))
     audit.about(session, target=user.name, ended_tokens=ended, ownerless=changed.ownerless)
     return changed

@@ -30,6 +30,7 @@ from wander.wire.people import (
 
 from wander_hub import audit
 from wander_hub.database import fill
+from wander_hub.http import cookies
 from wander_hub.http.boundary import Caller, Context, ForManager, ReadSession, audited
 from wander_hub.http.problems import refusals
 from wander_hub.people import administration, departures, organisations, second_factor, sessions, sign_in
@@ -51,8 +52,9 @@ Limit = Annotated[int, Query(ge=1, le=1000)]
 def change_password(context: ForManager, body: NewPassword) -> Response:
     """Choose another password; you are signed out in all other browsers."""
     rights.whole_token(context.caller)
-    sign_in.change_password(context, body.old, body.new, body.code)
-    return Response(status_code=204)
+    answer = Response(status_code=204)
+    _renew(context, answer, sign_in.change_password(context, body.old, body.new, body.code))
+    return answer
 
 
 @router.get("/account/second-factor", response_model=SecondFactorState, responses=refusals(401))
@@ -70,9 +72,11 @@ def begin_second_factor(context: ForManager, body: Password) -> NewSecondFactor:
 
 @router.put("/account/second-factor", response_model=RecoveryCodes, responses=_FACTOR)
 @audited("user.second_factor.on")
-def confirm_second_factor(context: ForManager, body: FactorCode) -> RecoveryCodes:
+def confirm_second_factor(context: ForManager, body: FactorCode, answer: Response) -> RecoveryCodes:
     """Turn it on with a code; you get ten recovery codes, and are signed out in all other browsers."""
-    return second_factor.confirm(context, body.code)
+    codes, cookie = second_factor.confirm(context, body.code)
+    _renew(context, answer, cookie)
+    return codes
 
 
 @router.post("/account/second-factor/off", status_code=204, responses=_FACTOR, response_class=Response)
@@ -209,6 +213,12 @@ def enable_user(context: ForManager, user: User) -> ChangedUser:
 def remove_user(context: ForManager, user: User) -> ChangedUser:
     """Remove a user for good; what they published stays, and so does the name. For administrators."""
     return _change(context, departures.remove, user)
+
+
+def _renew(context: Context, answer: Response, cookie: str | None) -> None:
+    """Give a browser the cookie of the session that goes on after all of its user's ended."""
+    if cookie is not None:
+        cookies.write(answer, context.base_url, cookie, int(context.settings.session_hours * 3600))
 
 
 def _change(context: Context, change: departures.Change, user: str) -> ChangedUser:

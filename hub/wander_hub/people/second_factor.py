@@ -62,15 +62,18 @@ def begin(context: Context, password: str) -> NewSecondFactor:
     return NewSecondFactor(secret=secret, uri=uri)
 
 
-def confirm(context: Context, code: str) -> RecoveryCodes:
-    """Ask for the second factor from now on; return its recovery codes, which are not shown again."""
+def confirm(context: Context, code: str) -> tuple[RecoveryCodes, str | None]:
+    """Ask for the second factor from now on; return its recovery codes, which are not shown again.
+
+    The caller's sessions end: the cookie of a new one, for a browser, is returned too.
+    """
     rights.whole_token(context.caller)
     caller = context.caller
     codes = [secrets.token_hex(_RECOVERY_BYTES) for _ in range(_RECOVERY_CODES)]
     attempts.begin_guess(context.database, caller.user_id)
 
-    def turn_on(session: Session) -> None:
-        session.get_one(User, caller.user_id, with_for_update=True)
+    def turn_on(session: Session) -> str | None:
+        user = session.get_one(User, caller.user_id, with_for_update=True)
         row = session.get(SecondFactor, caller.user_id)
         if row is None or row.confirmed_at is not None:
             hint = "begin with `POST /api/v1/account/second-factor`"
@@ -78,12 +81,12 @@ def confirm(context: Context, code: str) -> RecoveryCodes:
         if not _spend(row, code):
             raise _wrong()
         row.confirmed_at, row.recovery = now(), [token_hash(one) for one in codes]
-        sessions.end_all(session, caller.user_id, but=caller.browser_session)
         attempts.forget_guesses(session, caller.user_id)
         audit.about(session, target=caller.user)
+        return sessions.renew(session, user, caller, context.settings)
 
-    context.commit(turn_on)
-    return RecoveryCodes(data=codes)
+    cookie = context.commit(turn_on)
+    return RecoveryCodes(data=codes), cookie
 
 
 def turn_off(context: Context, code: str) -> None:

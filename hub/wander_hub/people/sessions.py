@@ -74,7 +74,15 @@ def end(session: Session, cookie: str) -> None:
     session.execute(delete(BrowserSession).where(BrowserSession.sha256 == token_hash(cookie)))
 
 
-def end_all(session: Session, user_id: int, *, but: int | None = None) -> None:
-    """End the sessions of a user, `but` one."""
-    query = delete(BrowserSession).where(BrowserSession.user_id == user_id)
-    session.execute(query.where(BrowserSession.id != but) if but is not None else query)
+def end_all(session: Session, user_id: int) -> None:
+    """End the sessions of a user."""
+    session.execute(delete(BrowserSession).where(BrowserSession.user_id == user_id))
+
+
+def renew(session: Session, user: User, caller: Identity, settings: Settings) -> str | None:
+    """End a user's sessions; return the cookie of a new one, if the caller is in a browser.
+
+    The cookie of before ends with the rest, since it may be in other hands too. The row of `user` is locked.
+    """
+    end_all(session, user.id)
+    return begin(session, user, settings) if caller.browser_session is not None else None

@@ -63,8 +63,8 @@ def _refusal() -> HubProblem:
     return HubProblem(401, "wrong_password", wrong, hint=hint)
 
 
-def change_password(context: Context, old: str | None, new: str, code: str) -> None:
-    """Give the caller another password; all their sessions end but the one in which that is done.
+def change_password(context: Context, old: str | None, new: str, code: str) -> str | None:
+    """Give the caller another password; their sessions end. Return the cookie of a new one, for a browser.
 
     Who has a second factor sends a `code` of it, too.
     """
@@ -80,22 +80,28 @@ def change_password(context: Context, old: str | None, new: str, code: str) -> N
         attempts.begin_guess(context.database, user.id)
     kept = passwords.hash_password(new, user.name)
 
-    def change(session: Session) -> None:
+    def change(session: Session) -> str | None:
         found = session.get_one(User, user.id, with_for_update=True)
         if found.password_hash != present:  # it was changed while this one was checked
             raise wrong
         second_factor.require(session, found.id, code)
-        set_hash(session, found, kept, but=caller.browser_session)
+        set_hash(session, found, kept)
         attempts.succeed(session, user.name, address)
         audit.about(session, target=user.name)
+        return sessions.renew(session, found, caller, context.settings)
 
-    context.commit(change)
+    return context.commit(change)
 
 
-def set_hash(session: Session, user: User, kept: str, *, but: int | None = None) -> None:
+def has_password(session: Session, user_id: int) -> bool:
+    """Tell whether a user can sign in with a password."""
+    return session.get_one(User, user_id).password_hash is not None
+
+
+def set_hash(session: Session, user: User, kept: str) -> None:
     """Keep a new password; the sessions that the old one began end, and codes to choose one."""
     user.password_hash = kept
-    sessions.end_all(session, user.id, but=but)
+    sessions.end_all(session, user.id)
     if (code := session.get(OneTimeCode, user.id)) is not None:
         session.delete(code)
 

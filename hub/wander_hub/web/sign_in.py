@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Annotated, Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, quote
 
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.concurrency import run_in_threadpool
@@ -24,6 +24,7 @@ from wander_hub.http.boundary import (
     part_of_another,
 )
 from wander_hub.http.problems import HubProblem
+from wander_hub.identity import Identity
 from wander_hub.people import identities, sessions
 from wander_hub.people import sign_in as people
 from wander_hub.settings import Settings
@@ -35,6 +36,17 @@ _LONGEST_FORM = 16 * 1024
 _LOCAL = re.compile(r"/(?![/\\])[!-\[\]-~]*")
 """Visible ASCII but for the backslash, which browsers read as a slash: so never another host."""
 Next = Annotated[str, Query(max_length=2000)]
+
+
+def _require_visitor(request: Request) -> Identity:
+    """Return whose page it is; whoever is not signed in is sent to do so first, and back."""
+    if (caller := optional_identity(request)) is not None:
+        return caller
+    way = {"Location": f"/login?next={quote(request.url.path)}"}
+    raise HubProblem(303, "sign_in_first", "this is for who is signed in", headers=way)
+
+
+Visitor = Annotated[Identity, Depends(_require_visitor)]
 
 
 @router.get("/login")

@@ -72,6 +72,7 @@ _templates.filters |= {
     "moment": text.moment,
     "number": text.number,
     "plain": text.plain,
+    "qr": text.qr,
     "shortened": text.shorten,
     "size": text.size,
     "stamp": text.stamp,

@@ -114,6 +114,14 @@ def duration(seconds: float | None) -> str:
     return f"{seconds / _HOUR:.1f} h" if seconds < _DAY else f"{seconds / _DAY:.1f} d"
 
 
+def qr(text: str) -> str:
+    """Return a QR code as the address of an image: dark on white always, or phones could not read it."""
+    import segno
+
+    code = segno.make(text, error="m", micro=False)
+    return code.svg_data_uri(border=4, dark="#000", light="#fff", omitsize=True)
+
+
 def shorten(text: str, length: int = 60) -> str:
     """Cut the middle out of a long text."""
     if len(text) <= length:

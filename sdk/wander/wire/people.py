@@ -48,6 +48,8 @@ class UserInfo(Record):
     """Since when nothing lets them in."""
     removed_at: datetime | None = None
     """Since when there is no such user any more; the name is kept from others."""
+    second_factor: bool = False
+    """Whether signing in asks for one."""
 
 
 class UserLink(Record):

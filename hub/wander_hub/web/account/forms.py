@@ -29,8 +29,18 @@ def _text(given: Given, name: str) -> str | None:
     return given.get(name, [""])[0] or None
 
 
+def _chosen(given: Given, name: str) -> str:
+    if given.get(name) != given.get("again"):
+        raise HubProblem(422, "invalid_request", "the new password was typed in two ways")
+    return _word(given, name)
+
+
 def _flag(given: Given, name: str) -> bool:
     return name in given
+
+
+def _word(given: Given, name: str) -> str:
+    return given.get(name, [""])[0]
 
 
 def _number(given: Given, name: str) -> object:
@@ -51,6 +61,8 @@ class Form:
     """With the names of fields in braces."""
     fields: dict[str, Callable[[Given, str], object]] = field(default_factory=dict)
     """Of the body; empty where the request has none."""
+    said: str = "Done."
+    """What its page tells afterwards."""
 
 
 _OWNER, _ENVIRONMENT = "/api/v1/owners/{owner}", "/api/v1/environments/{owner}/{name}"
@@ -62,6 +74,12 @@ FORMS = {
     "revoke": Form("DELETE", "/api/v1/tokens/{prefix}"),
     "accept": Form("POST", "/api/v1/account/invitations/{invitation}/accept"),
     "decline": Form("DELETE", "/api/v1/account/invitations/{invitation}"),
+    "password": Form(
+        "PUT",
+        "/api/v1/account/password",
+        {"old": _text, "new": _chosen, "code": _word},
+        said="Your password is changed, and you are signed out in all other browsers.",
+    ),
     "second-factor": Form("POST", "/api/v1/account/second-factor", {"password": _text}),
     "confirm": Form("PUT", "/api/v1/account/second-factor", {"code": _text}),
     "second-factor-off": Form("POST", "/api/v1/account/second-factor/off", {"code": _text}),
@@ -108,6 +126,11 @@ FORMS |= {
 """What administrators do on pages of their own."""
 
 
+def told_of(name: str) -> str:
+    """Return what a page tells after a form of that name; nothing where there is none."""
+    return FORMS[name].said if name in FORMS else ""
+
+
 async def read(request: Request) -> Given:
     """Return the fields of a form."""
     refusal = HubProblem(413, "too_large", f"the form has more than {_LONGEST:,} bytes")
@@ -119,8 +142,8 @@ async def read(request: Request) -> Given:
     return {name: [one.replace("\0", "") for one in values] for name, values in fields.items()}
 
 
-async def send(request: Request, name: str, given: Given) -> tuple[int, dict[str, Any]]:
-    """Send a form on to the API; return the status of its answer and what it says."""
+async def send(request: Request, name: str, given: Given) -> tuple[int, dict[str, Any], list[str]]:
+    """Send a form on to the API; return the status of its answer, what it says, and cookies it gives."""
     form = FORMS.get(name)
     if form is None:
         raise HubProblem(404, "form_not_found", f"there is no form `{name[:80]}`")
@@ -140,6 +163,7 @@ async def send(request: Request, name: str, given: Given) -> tuple[int, dict[str
     scope |= {"method": form.method, "path": unquote(path), "raw_path": path.encode(), "query_string": b""}
     scope["headers"] = [*kept, (b"content-type", b"application/json"), length]
     status, said = 500, bytearray()
+    cookies: list[str] = []
 
     async def receive() -> Message:
         return {"type": "http.request", "body": body, "more_body": False}
@@ -148,10 +172,12 @@ async def send(request: Request, name: str, given: Given) -> tuple[int, dict[str
         nonlocal status
         if message["type"] == "http.response.start":
             status = message["status"]
+            headers = message["headers"]
+            cookies.extend(value.decode() for key, value in headers if key == b"set-cookie")
         said.extend(message.get("body", b""))
 
     await request.app.router(scope, receive, take)
     if 300 <= status < 400:
         hint = "load its page, and send the form from there"
         raise HubProblem(409, "moved", "what the form is about has another name by now", hint=hint)
-    return status, json.loads(bytes(said)) if said else {}
+    return status, json.loads(bytes(said)) if said else {}, cookies

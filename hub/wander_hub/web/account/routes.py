@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from urllib.parse import quote
+from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import RedirectResponse, Response
 from wander.wire import Problem
 from wander.wire.environments import visibility_of
@@ -13,6 +13,7 @@ from wander.wire.events import EVENTS
 from wander_hub import audit
 from wander_hub.environments import repository as environment_repository
 from wander_hub.environments import service as environments
+from wander_hub.environments import stars
 from wander_hub.http.boundary import (
     BaseUrl,
     Before,
@@ -20,50 +21,49 @@ from wander_hub.http.boundary import (
     HubSettings,
     Number,
     ReadSession,
-    optional_identity,
     part_of_another,
 )
-from wander_hub.identity import Identity
 from wander_hub.names import normalise_owner
-from wander_hub.people import organisations, second_factor
+from wander_hub.people import organisations, second_factor, sign_in
 from wander_hub.quotas import service as quotas
 from wander_hub.rights import invitations, members, rights
 from wander_hub.web.account import forms
-from wander_hub.web.sign_in import local_path
-from wander_hub.web.templates import page
+from wander_hub.web.sign_in import Visitor, local_path
+from wander_hub.web.templates import as_json, page, wants_json
 from wander_hub.webhooks import service as webhooks
 
 router = APIRouter(include_in_schema=False)
 
-_ENTRIES, _DELIVERIES = 100, 50
-"""Of the audit log, and of a webhook's deliveries, on a page."""
-
-
-def _caller(request: Request) -> Identity | None:
-    return optional_identity(request)
-
-
-def to_login(request: Request) -> Response:
-    """Send a browser to where somebody signs in, and back."""
-    return RedirectResponse(f"/login?next={quote(request.url.path)}", 303)
+_ENTRIES, _DELIVERIES, _STARS = 100, 50, 50
+"""Of the audit log, of a webhook's deliveries, and of marked environments, on a page."""
 
 
 @router.get("/account")
-def show_account(request: Request, session: ReadSession, done: str = "") -> Response:
+def show_account(request: Request, session: ReadSession, caller: Visitor, done: str = "") -> Response:
     """One's tokens, second factor, owners and invitations."""
-    caller = _caller(request)
-    if caller is None:
-        return to_login(request)
     return page(
         request,
         "account.html",
         caller=caller,
-        done=done in forms.FORMS,
+        done=forms.told_of(done),
         tokens=members.tokens(session, caller),
         owners=organisations.of_caller(session, caller),
         invitations=invitations.of_caller(session, caller),
         factor=second_factor.state_of(session, caller.user_id),
+        has_password=sign_in.has_password(session, caller.user_id),
     )
+
+
+@router.get("/account/stars")
+def show_stars(
+    request: Request,
+    session: ReadSession,
+    caller: Visitor,
+    cursor: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
+) -> Response:
+    """The environments that one marked, the last marked first."""
+    found = stars.list_page(session, caller.user_id, cursor, _STARS)
+    return as_json(found) if wants_json(request) else page(request, "stars.html", found=found)
 
 
 @router.post("/account/forms/{form}", dependencies=[Depends(ByBody())])
@@ -72,7 +72,7 @@ async def send_form(request: Request, form: str) -> Response:
     """Do what a form asks for, and go back to its page; a secret is shown this once."""
     given = await forms.read(request)
     back = local_path(given.pop("back", ["/account"])[0])
-    status, said = await forms.send(request, form, given)
+    status, said, cookies = await forms.send(request, form, given)
     if status >= 400:
         problem = Problem.model_validate(said)
         return page(request, "refused.html", status=status, problem=problem, back=back)
@@ -80,19 +80,26 @@ async def send_form(request: Request, form: str) -> Response:
     if form == "confirm":
         secret = "\n".join(said["data"])
     if secret:
-        return page(request, "secret.html", form=form, secret=secret, uri=said.get("uri"), back=back)
-    place, sign, fragment = back.partition("#")
-    return RedirectResponse(f"{place}{'&' if '?' in place else '?'}done={form}{sign}{fragment}", 303)
+        answer = page(request, "secret.html", form=form, secret=secret, uri=said.get("uri"), back=back)
+    else:
+        place, sign, fragment = back.partition("#")
+        address = f"{place}{'&' if '?' in place else '?'}done={form}{sign}{fragment}"
+        answer = RedirectResponse(address, 303)
+    for one in cookies:
+        answer.headers.append("set-cookie", one)
+    return answer
 
 
 @router.get("/account/webhooks/{webhook}")
 def show_webhook(
-    request: Request, session: ReadSession, webhook: Number, before: Before = None, done: str = ""
+    request: Request,
+    session: ReadSession,
+    caller: Visitor,
+    webhook: Number,
+    before: Before = None,
+    done: str = "",
 ) -> Response:
     """One webhook, with what was and is to be delivered to it; for who manages it."""
-    caller = _caller(request)
-    if caller is None:
-        return to_login(request)
     info = webhooks.info_of(webhooks.find(session, caller, webhook))
     return page(
         request,
@@ -100,25 +107,27 @@ def show_webhook(
         webhook=info,
         events=EVENTS,
         deliveries=webhooks.list_deliveries(session, caller, webhook, before, _DELIVERIES),
-        done=done in forms.FORMS,
+        done=forms.told_of(done),
     )
 
 
 @router.get("/{owner}/settings")
 def show_owner_settings(
-    request: Request, session: ReadSession, settings: HubSettings, owner: str, done: str = ""
+    request: Request,
+    session: ReadSession,
+    caller: Visitor,
+    settings: HubSettings,
+    owner: str,
+    done: str = "",
 ) -> Response:
     """Who may do what with an owner, its limits, webhooks and audit log; for its owners."""
-    caller = _caller(request)
-    if caller is None:
-        return to_login(request)
     name = normalise_owner(owner)
     found = rights.owner_for(session, caller, "manage", name)
     return page(
         request,
         "owner_settings.html",
         owner=found.name,
-        done=done in forms.FORMS,
+        done=forms.told_of(done),
         visibility=found.default_visibility,
         members=members.of_owner(session, caller, found.name),
         quota=quotas.of_owner(session, settings, caller, found.name),
@@ -130,12 +139,15 @@ def show_owner_settings(
 
 @router.get("/{owner}/{name}/settings")
 def show_environment_settings(
-    request: Request, session: ReadSession, base_url: BaseUrl, owner: str, name: str, done: str = ""
+    request: Request,
+    session: ReadSession,
+    caller: Visitor,
+    base_url: BaseUrl,
+    owner: str,
+    name: str,
+    done: str = "",
 ) -> Response:
     """Visibility, status, versions and transfer of an environment; for who maintains it."""
-    caller = _caller(request)
-    if caller is None:
-        return to_login(request)
     found = environments.find(session, owner, name)
     if not rights.may(caller, "maintain", found):
         raise rights.refusal(caller, "maintain", found)
@@ -145,7 +157,7 @@ def show_environment_settings(
         "environment_settings.html",
         summary=environments.summary_of(found),
         visibility=visibility_of(found.private, internal=found.internal),
-        done=done in forms.FORMS,
+        done=forms.told_of(done),
         manages=rights.may(caller, "manage", found),
         webhooks=webhooks.of_environment(session, caller, found),
         events=EVENTS,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import UTC, date, datetime, time
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 from starlette.responses import Response
@@ -19,7 +19,7 @@ from wander_hub import audit
 from wander_hub.accounts.models import Owner, User
 from wander_hub.environments import browse
 from wander_hub.environments.models import File
-from wander_hub.http.boundary import Before, HubSettings, ReadSession, caller_of
+from wander_hub.http.boundary import Before, HubSettings, ReadSession
 from wander_hub.http.health import free_bytes
 from wander_hub.identity import Identity
 from wander_hub.mirrors import service as mirrors
@@ -32,8 +32,8 @@ from wander_hub.runs import repository as runs
 from wander_hub.runs.models import Run
 from wander_hub.settings import Settings
 from wander_hub.web.account import forms
-from wander_hub.web.account.routes import to_login
 from wander_hub.web.addresses import query_string
+from wander_hub.web.sign_in import Visitor
 from wander_hub.web.templates import page
 from wander_hub.web.text import size
 from wander_hub.webhooks import service as webhooks
@@ -46,23 +46,22 @@ Word = Annotated[str, Query(max_length=300)]
 
 
 def _show(request: Request, template: str, done: str = "", **values: Any) -> Response:
-    return page(request, template, done=done in forms.FORMS, **values)
+    return page(request, template, done=forms.told_of(done), **values)
 
 
-def _administrator(request: Request) -> Identity | None:
-    """Return the caller; None for nobody. Raise a 403 for who is no administrator."""
-    caller = caller_of(request)
-    if caller is not None:
-        rights.administrator(caller)
+async def _require_administrator(caller: Visitor) -> Identity:
+    rights.administrator(caller)
     return caller
 
 
+Administrator = Annotated[Identity, Depends(_require_administrator)]
+
+
 @router.get("")
-def show_state(request: Request, session: ReadSession, settings: HubSettings, done: str = "") -> Response:
+def show_state(
+    request: Request, session: ReadSession, caller: Administrator, settings: HubSettings, done: str = ""
+) -> Response:
     """Whether the hub is well, how large it is, who works on its jobs, its backups, mirrors and webhooks."""
-    caller = _administrator(request)
-    if caller is None:
-        return to_login(request)
     return _show(
         request,
         "system.html",
@@ -83,15 +82,13 @@ def show_state(request: Request, session: ReadSession, settings: HubSettings, do
 def show_jobs(
     request: Request,
     session: ReadSession,
+    caller: Administrator,
     kind: Annotated[str, Query(max_length=40)] = "",
     state: JobState | Literal[""] = "",
     before: Before = None,
     done: str = "",
 ) -> Response:
     """The queue of jobs, the newest first: state, attempts, who has it, why it failed."""
-    caller = _administrator(request)
-    if caller is None:
-        return to_login(request)
     found = job_queue.list_page(
         session, caller, kind=kind or None, state=state or None, before=before, limit=_JOBS
     )
@@ -112,13 +109,11 @@ def show_jobs(
 def show_users(
     request: Request,
     session: ReadSession,
+    caller: Administrator,
     cursor: Annotated[str, Query(max_length=80)] = "",
     done: str = "",
 ) -> Response:
     """The users, by name, with what administrators do about them."""
-    caller = _administrator(request)
-    if caller is None:
-        return to_login(request)
     found = departures.list_users(session, after=cursor, limit=_PEOPLE + 1)
     following = query_string(cursor=found[_PEOPLE - 1].name) if len(found) > _PEOPLE else None
     return _show(
@@ -130,14 +125,12 @@ def show_users(
 def show_organisations(
     request: Request,
     session: ReadSession,
+    _caller: Administrator,
     settings: HubSettings,
     cursor: Annotated[str, Query(max_length=80)] = "",
     done: str = "",
 ) -> Response:
     """The organisations, and the owners that have limits of their own."""
-    caller = _administrator(request)
-    if caller is None:
-        return to_login(request)
     found = list(organisations.with_owners(session, after=cursor, limit=_PEOPLE + 1).items())
     following = query_string(cursor=found[_PEOPLE - 1][0].name) if len(found) > _PEOPLE else None
     return _show(
@@ -153,6 +146,7 @@ def show_organisations(
 def show_audit(
     request: Request,
     session: ReadSession,
+    _caller: Administrator,
     actor: Word = "",
     action: Annotated[str, Query(max_length=40)] = "",
     target: Word = "",
@@ -161,9 +155,6 @@ def show_audit(
     before: Before = None,
 ) -> Response:
     """What was done on this hub, by whom and from where, the newest first."""
-    caller = _administrator(request)
-    if caller is None:
-        return to_login(request)
     asked = {"actor": actor, "action": action, "target": target, "since": since, "until": until}
     found = audit.list_entries(
         session,
