@@ -265,7 +265,7 @@ async def test_training_runs_lie_over_each_other_and_end_to_end(hub, run_of, mon
         mixed = await hub.get(f"/runs/compare?run={run}&run={evaluation}", headers=HTML)
         assert mixed.status_code == 422
     made = said(read(await hub.get(f"/runs/{first}", headers=HTML)))
-    assert "None of them lies on this hub" in made
+    assert "No checkpoint of this run lies on this hub" in made
     assert "Went on as tiny from step 30 (curves)" in made
     manifest, rollouts = run_of(await hub.publish(), run_id="01JTRAINED9000000000000000", kind="training")
     manifest["model"] |= {"name": "secret", "weights_sha256": "ab" * 32}
@@ -279,6 +279,7 @@ async def test_training_runs_lie_over_each_other_and_end_to_end(hub, run_of, mon
     monkeypatch.setattr(training_page, "read_metrics", None)
     again = await hub.get(f"/runs/compare?run={first}&run={second}", headers=HTML)
     assert (again.status_code, again.text) == (200, page), "a file of metrics is read once"
+    assert (await hub.get(f"/runs/{first}", headers=HTML)).status_code == 200, "also for one run alone"
     gone = await hub.client.delete(f"/api/v1/runs/{second}", params={"reason": "x"}, headers=hub.auth())
     assert gone.status_code == 200
     assert (await hub.get(f"/api/v1/runs/{first}/links")).json()["continued_by"] == []

@@ -137,26 +137,22 @@ class TrainingView:
 def describe_training(storage: Storage, detail: RunDetail, step: int | None) -> TrainingView:
     """Return what the page of a training run shows, with the samples of a step or of the last one."""
     read = _reader(storage, detail)
-    lines = read_metrics(storage, detail)
+    series = read_series(storage, detail)
     alerts = list(_alerts(read(ALERTS_FILE)))
     evaluations = read_evaluations(storage, detail)
     marks = changes_of(detail.manifest)
     marks += [Mark(one.step, one.message[:200]) for one in alerts[:_MOST_ALERTS]]
-    spent = {
-        part: sum(max(0.0, _number(entry.get(f"seconds/{part}")) or 0.0) for entry in lines)
-        for part in _TIMES
-    }
-    total = sum(spent.values())
-    shares = [(part, seconds / total) for part, seconds in spent.items() if seconds > 0]
+    total = sum(series.spent.values())
+    shares = [(part, seconds / total) for part, seconds in series.spent.items() if seconds > 0]
     cells = {
         cell: [(one.step, one.reward, one.low, one.high) for one in evaluations if one.cell == cell]
         for cell in list(dict.fromkeys(one.cell for one in evaluations))[:MOST_CELLS]
     }
     pin = detail.manifest.environment
     return TrainingView(
-        curves=list(_curves(lines, marks)),
-        steps=steps_of(lines),
-        seconds=sum(_number(entry.get("seconds/step")) or 0.0 for entry in lines),
+        curves=list(_curves(series, marks)),
+        steps=series.steps,
+        seconds=series.seconds,
         time_shares=shares,
         time_bar=charts.shares(shares) if shares else Markup(""),
         alerts=alerts[:_MOST_ALERTS],
@@ -195,12 +191,17 @@ def list_series(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[floa
 
 @dataclass(frozen=True)
 class Series:
-    """The metrics of a run as they are drawn beside those of others."""
+    """The metrics of a run as they are drawn, alone or beside those of others."""
 
     steps: int
     points: dict[str, list[tuple[float, float]]]
     ends: dict[str, tuple[float, float]]
     """First and last value of each."""
+    counts: dict[str, int]
+    """How many points each has, of which some may not be drawn."""
+    seconds: float
+    spent: dict[str, float]
+    """Seconds by what they went to."""
 
     @property
     def numbers(self) -> int:
@@ -217,29 +218,35 @@ def read_series(storage: Storage, detail: RunDetail) -> Series:
         found = list_series(lines)
         drawn = {name: charts.bucket(points) for name, points in found.items()}
         ends = {name: (points[0][1], points[-1][1]) for name, points in found.items()}
-        return Series(steps_of(lines), drawn, ends)
+        counts = {name: len(points) for name, points in found.items()}
+        seconds = sum(_number(entry.get("seconds/step")) or 0.0 for entry in lines)
+        spent = {
+            part: sum(max(0.0, _number(entry.get(f"seconds/{part}")) or 0.0) for entry in lines)
+            for part in _TIMES
+        }
+        return Series(_steps(lines), drawn, ends, counts, seconds, spent)
 
     kept: Series = KEPT.get((files.get(METRICS_FILE, ""), "series"), read)
     return kept
 
 
-def _curves(lines: Sequence[Mapping[str, Any]], marks: Sequence[Mark]) -> Iterator[Curve]:
+def _curves(series: Series, marks: Sequence[Mark]) -> Iterator[Curve]:
     """Yield a chart for each metric."""
-    for name, points in list_series(lines).items():
+    for name, points in series.points.items():
         last = len(points) - 1
         shown = sorted({round(last * part / _TABLE_ROWS) for part in range(_TABLE_ROWS + 1)})
         yield Curve(
             name=name,
             chart=charts.curves(name, [points], marks),
-            first=points[0][1],
-            last=points[-1][1],
-            points=len(points),
-            bucketed=charts.is_bucketed(points),
+            first=series.ends[name][0],
+            last=series.ends[name][1],
+            points=series.counts[name],
+            bucketed=len(points) < series.counts[name],
             table=[points[one] for one in shown],
         )
 
 
-def steps_of(lines: Sequence[Mapping[str, Any]]) -> int:
+def _steps(lines: Sequence[Mapping[str, Any]]) -> int:
     """Return how many steps were made."""
     return max((int(number) for entry in lines if (number := _number(entry.get("step")))), default=0)
 
