@@ -4,24 +4,31 @@ A hub is started in ./screenshots-output, bundled environments are published and
 players, a small model is trained, and each page is drawn at three widths, light and dark. It fails where a
 table has columns off the screen, a row is taller than 80 pixels, a chart cuts its letters, a page is wider
 than its window, the browser reports an error, or axe-core (from npm, where that can be reached) finds a
-serious fault. `--again` draws the hub of the last time again, `--only NAME` one page of it.
+serious fault. `--again` draws the hub of the last time again, `--only NAME...` some pages of it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import sys
+import threading
+import time
+import urllib.request
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
-from workplace import Workplace
+from workplace import StepFailed, Workplace
 
 ROOT = Path(__file__).resolve().parent.parent
 OUTPUT = ROOT / "screenshots-output"
 sys.path.append(str(ROOT / "tests" / "harness"))
 
+WEBHOOKS = {"WANDER_HUB_WEBHOOK_HTTP": "true", "WANDER_HUB_WEBHOOK_NETWORKS": '["127.0.0.0/8"]'}
+"""Settings of the hub: its webhook leads to this script."""
 WIDTHS = (390, 1280, 1920)
 SCHEMES = ("light", "dark")
 PLAYED = (
@@ -111,6 +118,50 @@ def train_model(place: Workplace) -> None:
     place.type("wander post runs/trained")
 
 
+class Receiver(BaseHTTPRequestHandler):
+    """Takes what a webhook sends."""
+
+    def do_POST(self) -> None:
+        """Take it, whatever it is."""
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *said: object) -> None:
+        """Say nothing of it."""
+
+
+def tell_webhook(place: Workplace) -> None:
+    """Make a webhook that is told of a test twice: once it is there, and once it is not."""
+
+    def ask(path: str, body: dict[str, Any] | None = None, *, method: str = "POST") -> Any:
+        head = {"Authorization": f"Bearer {place.environment['WANDER_TOKEN']}"}
+        head |= {"Content-Type": "application/json"}
+        sent = None if body is None else json.dumps(body).encode()
+        address = f"{place.hub}/api/v1/webhooks{path}"
+        request = urllib.request.Request(address, sent, head, method=method)  # noqa: S310 - ours
+        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310 - ours
+            return json.load(answer)
+
+    def wait(number: int) -> None:
+        for _ in range(300):
+            found = ask(f"/{made}/deliveries", method="GET")["data"]
+            if len(found) == number and all(one["attempts"] for one in found):
+                return
+            time.sleep(0.1)
+        raise StepFailed(f"webhook {made} has no {number} deliveries")
+
+    with HTTPServer(("127.0.0.1", 0), Receiver) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/told"
+        made = ask("", {"url": url, "owner": "admin"})["webhook"]["id"]
+        ask(f"/{made}/test")
+        wait(1)
+        server.shutdown()
+    ask(f"/{made}/test")
+    wait(2)
+
+
 def list_pages(page: Any, hub: str) -> dict[str, str]:
     """Return the address of a page of each kind by its name."""
     base = f"{hub}/api/v1"
@@ -123,16 +174,18 @@ def list_pages(page: Any, hub: str) -> dict[str, str]:
     return {
         "home": "/",
         "search": f"/?q={environment['name']}",
-        "nothing-found": "/?q=nothing-like-it",
+        "nothing-found": "/?q=qwertyzxcv",
         "environment": f"/{label}",
         "leaderboard": f"/{label}/leaderboard",
         "leaderboard-metrics": f"/{label}/leaderboard?column=rank&column=metrics",
         "source": f"/{label}/versions/latest/source",
         "changes": "/admin/reverse-text/changes",
+        "version": "/admin/reverse-text/versions/0.1.0",
         "owner": f"/{environment['owner']}",
         "runs": "/runs",
         "run": run,
         "rollout": f"{run}/rollouts/0",
+        "tokens": f"{run}/rollouts/0/turns/0",
         "group": f"{run}/rollouts/0/group",
         "compare": "/runs/compare?" + "&".join(f"run={one}" for one in runs[-3:]),
         "training": f"/runs/{trained[-1]}",
@@ -145,6 +198,7 @@ def list_pages(page: Any, hub: str) -> dict[str, str]:
         "docs-search": "/docs/search?q=interval",
         "docs-api": "/docs/api/http",
         "docs-python": "/docs/api/writing",
+        "openapi": "/openapi",
         "docs-commands": "/docs/api/commands",
         "login": "/login",
         "password": "/login/password",
@@ -152,16 +206,24 @@ def list_pages(page: Any, hub: str) -> dict[str, str]:
         "account": "/account",
         "owner-settings": f"/{environment['owner']}/settings",
         "environment-settings": f"/{label}/settings",
+        "webhook": "/account/webhooks/1",
         "system": "/system",
         **{f"system-{part}": f"/system/{part}" for part in ("jobs", "users", "organisations", "audit")},
     }
 
 
-SIGNED_IN = ("account", "owner-settings", "environment-settings", "system")
+SIGNED_IN = ("account", "owner-settings", "environment-settings", "webhook", "system")
 """Begins of names of pages that are drawn for an administrator; all others are for anybody."""
 
 
-def draw_pages(hub: str, folder: Path, token: str, only: str | None) -> Iterator[str]:
+_LOAD_IMAGES = """() => Promise.all([...document.images].map((image) => {
+  image.loading = "eager";
+  return image.decode().catch(() => 0);
+}))"""
+"""A picture of the whole page shows what a reader would have scrolled to."""
+
+
+def draw_pages(hub: str, folder: Path, token: str, only: list[str]) -> Iterator[str]:
     """Draw each page at each width in each scheme; yield what is wrong."""
     from chromium import CHROMIUM, FLAGS
     from page_faults import axe_source, find_faults
@@ -180,7 +242,7 @@ def draw_pages(hub: str, folder: Path, token: str, only: str | None) -> Iterator
                 page.on("console", lambda one, said=said: said.append(one.text) if one.type == "error" else 0)
                 page.on("pageerror", lambda error, said=said: said.append(str(error)))
                 for name, path in list_pages(page, hub).items():
-                    if only not in (None, name):
+                    if only and name not in only:
                         continue
                     said.clear()
                     header = {"Authorization": f"Bearer {token}"} if name.startswith(SIGNED_IN) else {}
@@ -189,6 +251,9 @@ def draw_pages(hub: str, folder: Path, token: str, only: str | None) -> Iterator
                     if answer is None or answer.status != (404 if name == "missing" else 200):
                         yield f"{name}: {path} does not answer"
                         continue
+                    if name == "openapi":
+                        page.locator(".opblock").first.wait_for()
+                    page.evaluate(_LOAD_IMAGES)
                     page.screenshot(path=folder / f"{name}-{width}-{scheme}.png", full_page=True)
                     faults = find_faults(page, axe if width < WIDTHS[-1] else None)
                     faults += [one for one in said if name != "missing"]
@@ -201,18 +266,20 @@ def main() -> int:
     """Return 1 where a page has a fault."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--again", action="store_true", help="draw the hub of the last time again")
-    parser.add_argument("--only", help="draw one page alone")
+    parser.add_argument("--only", nargs="+", default=[], help="draw these pages alone")
     given = parser.parse_args()
     place = Workplace(OUTPUT)
     place.stop_hub()
     if not given.again:
         shutil.rmtree(OUTPUT, ignore_errors=True)
         place = Workplace(OUTPUT)
+    place.environment |= WEBHOOKS
     place.start_hub()
     try:
         if not given.again:
             fill_hub(place)
             publish_another_version(place)
+            tell_webhook(place)
             train_model(place)
         faults = list(draw_pages(place.hub, OUTPUT, place.environment["WANDER_TOKEN"], given.only))
     finally:

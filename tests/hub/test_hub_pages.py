@@ -166,7 +166,7 @@ async def test_leaderboard_without_runs_says_how_to_make_one(hub):
 async def test_run_page_gives_the_command_and_the_histogram(posted):
     page = (await posted.get("/runs/01RUN000000000000000000000", headers=HTML)).text
     assert "wander eval alice/reverse-text@0.1.0 -m tiny -n 3 -r 2 --seed 7 -t 1.0" in page
-    assert 'class="chart"' in page
+    assert 'class="chart large"' in page
     assert "-n 3 -r 2" in page
     assert "/rollouts.jsonl" in page
 

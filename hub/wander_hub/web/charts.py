@@ -15,13 +15,14 @@ from markupsafe import Markup, escape
 from wander.wire import Histogram
 from wander.wire.boards import HistoryPoint
 
-from wander_hub.web.text import number, plain, shorten
+from wander_hub.web.text import number, plain, shorten, visible
 
 _BUCKETS = 240
-_KEY_ROW = 18
-"""Pixels of a line of a key."""
-_KEY_LETTERS = 20
-"""Of a name in a key: with its number they have room even where they are wide."""
+_KEY_LETTERS = 48
+"""Of a name in a key."""
+_MOST_IN_KEY = 8
+_DIGIT = 12
+"""Pixels of a digit of a wide chart where a phone draws it, which enlarges its letters."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class Axis:
     @classmethod
     def around(cls, low: float, high: float, start: float, end: float) -> Axis:
         """Return a scale over these values, with room on both sides where they are the same."""
-        return cls(low - 0.5, high + 0.5, start, end) if low == high else cls(low, high, start, end)
+        room = (abs(low) / 2 or 0.5) if low == high else 0.0
+        return cls(low - room, high + room, start, end)
 
     def __call__(self, value: float) -> float:
         """Return the pixel of a value."""
@@ -46,12 +48,12 @@ class Axis:
 
 def histogram(data: Histogram, mean: float | None, *, linked: bool = False) -> Markup:
     """Draw the distribution of rewards with its mean; a bar may lead to the rollouts that it counts."""
-    width, height, left, bottom = 640, 190, 20, 40
+    width, height, left, bottom = 640, 200, 24, 52
     tallest = max([*data.counts, 1])
     axis = Axis.around(data.edges[0], data.edges[-1], left, width - left)
     bars = []
     for low, high, count in zip(data.edges, data.edges[1:], data.counts, strict=False):
-        tall = (height - bottom - 18) * count / tallest
+        tall = (height - bottom - 24) * count / tallest
         start, end = axis(low), max(axis(high), axis(low) + 2)
         label = f"{number(low)} to {number(high)}: {count} rollouts"
         bar = (
@@ -64,8 +66,9 @@ def histogram(data: Histogram, mean: float | None, *, linked: bool = False) -> M
             bar = f'<a href="?reward_min={low!r}&amp;reward_max={most!r}#rollouts">{bar}</a>'
         bars.append(bar)
         if count:
+            css = "tick crowded" if _DIGIT * len(str(count)) > end - start else "tick"
             bars.append(
-                f'<text class="tick" x="{(start + end) / 2:.1f}" y="{height - bottom - tall - 4:.1f}" '
+                f'<text class="{css}" x="{(start + end) / 2:.1f}" y="{height - bottom - tall - 4:.1f}" '
                 f'text-anchor="middle">{count}</text>'
             )
     ticks = _ticks(axis, height - bottom, 6)
@@ -74,7 +77,7 @@ def histogram(data: Histogram, mean: float | None, *, linked: bool = False) -> M
         f'<line class="axis" x1="{left}" x2="{width - left}" y1="{height - bottom}" y2="{height - bottom}"/>'
     )
     title = f"Histogram of {sum(data.counts)} rewards, mean {number(mean)}"
-    return _svg(width, height, "chart", title, "".join(bars) + base + ticks + marker)
+    return _svg(width, height, "chart large", title, "".join(bars) + base + ticks + marker)
 
 
 def interval_bar(mean: float, low: float, high: float, axis_low: float, axis_high: float) -> Markup:
@@ -107,7 +110,7 @@ def days(counts: Sequence[int], noun: str) -> Markup:
 
 def scatter(points: Mapping[tuple[float, float], int]) -> Markup:
     """Draw pairs of values, larger where more are the same."""
-    side, left, base = 300, 40, 270
+    side, left, base = 300, 40, 268
     values = [value for pair in points for value in pair]
     low, high = min([0.0, *values]), max([1.0, *values])
     across, up = Axis(low, high, left, side - 10), Axis(low, high, base, 10)
@@ -171,7 +174,7 @@ def curves(name: str, runs: Sequence[Sequence[tuple[float, float]]], marks: Sequ
 
     A script reads what points are drawn. A run may have none; where all have none, so has the answer.
     """
-    width, height, left, bottom, top = 420, 180, 52, 26, 10
+    width, height, left, bottom, top = 360, 160, 52, 26, 10
     finite = [[(x, y) for x, y in points if math.isfinite(y)] for points in runs]
     every = [point for points in finite for point in points]
     if not every:
@@ -210,7 +213,7 @@ def history(points: Sequence[HistoryPoint]) -> Markup:
     """Draw rows over time, and the best score so far as steps; empty for fewer than two points."""
     if len(points) < 2:
         return Markup("")
-    width, height, left, bottom, top, right = 960, 260, 52, 30, 12, 240
+    width, height, left, bottom, top, right = 640, 240, 64, 34, 12, 12
     times = [one.posted_at.timestamp() for one in points]
     rewards = [one.reward_mean for one in points]
     room = 0.05 * (max(rewards) - min(rewards))
@@ -240,17 +243,14 @@ def history(points: Sequence[HistoryPoint]) -> Markup:
             f"{one.model} {number(one.reward_mean)}, {one.posted_at:%Y-%m-%d}",
         )
     line = Markup('<path class="curve series-0" d="{}"/>').format(f"{path} H{across.end:.1f}")
-    for place, one in enumerate(records[:-9:-1]):
-        label = f"{shorten(one.model, _KEY_LETTERS)} {number(one.reward_mean)}"
-        dots += _key("series-0", place, label, across.end, top)
     title = f"Best score over time: {len(records)} records among {len(points)} rows"
-    return _svg(width, height, "chart legible", title, f"{grid}{dates}{line}{dots}")
+    drawn = _svg(width, height, "chart large", title, f"{grid}{dates}{line}{dots}")
+    return _keyed(drawn, [("series-0", one.model, one.reward_mean) for one in records[::-1]])
 
 
 def evaluations(cells: Mapping[str, Sequence[tuple[int, float, float, float]]]) -> Markup:
     """Draw evaluations over the steps: of each cell (step, mean, low, high), joined, with intervals."""
-    width, left, bottom, top, right = 720, 52, 30, 12, 250
-    height = max(220, top + bottom + _KEY_ROW * len(cells))
+    width, height, left, bottom, top, right = 640, 240, 64, 34, 12, 12
     every = [point for points in cells.values() for point in points]
     lowest, highest = min(low for _, _, low, _ in every), max(high for _, _, _, high in every)
     across = Axis(min(step for step, *_ in every), max(step for step, *_ in every), left, width - right)
@@ -267,28 +267,23 @@ def evaluations(cells: Mapping[str, Sequence[tuple[int, float, float, float]]]) 
                 '<line class="whisker {0}" x1="{1:.1f}" x2="{1:.1f}" y1="{2:.1f}" y2="{3:.1f}"/>'
                 '<circle class="dot {0}" cx="{1:.1f}" cy="{4:.1f}" r="3.5"><title>{5}</title></circle>'
             ).format(css, x, up(low), up(high), y, f"{cell} {_interval(mean, low, high)} at step {step}")
-        key = _key(css, place, f"{shorten(cell, _KEY_LETTERS)} {number(points[-1][1])}", across.end, top)
-        lines += Markup('<path class="curve {}" d="{}"/>').format(css, path) + marks + key
+        lines += Markup('<path class="curve {}" d="{}"/>').format(css, path) + marks
     title = f"Mean reward of {len(cells)} evaluations over the steps, with 95 % intervals"
-    return _svg(width, height, "chart", title, f"{grid}{ticks}{lines}")
-
-
-def is_bucketed(points: Sequence[tuple[float, float]]) -> bool:
-    """Tell whether a curve has more points than are drawn."""
-    return len(points) > 2 * _BUCKETS
+    drawn = _svg(width, height, "chart large", title, f"{grid}{ticks}{lines}")
+    ends = [(cell, points[-1][1]) for cell, points in cells.items()]
+    return _keyed(drawn, [(f"series-{place % 8}", *end) for place, end in enumerate(ends)])
 
 
 def bucket(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the points of a curve that are drawn."""
-    if not is_bucketed(points):
+    """Return the points of a curve that are drawn, its first and its last always; twice drops none."""
+    if len(points) <= 2 * _BUCKETS + 2:
         return list(points)
     step = math.ceil(len(points) / _BUCKETS)
-    kept: list[tuple[float, float]] = []
+    kept = {points[0], points[-1]}
     for start in range(0, len(points), step):
         bucket = points[start : start + step]
-        ends = {min(bucket, key=lambda one: one[1]), max(bucket, key=lambda one: one[1])}
-        kept += sorted(ends)
-    return kept
+        kept |= {min(bucket, key=lambda one: one[1]), max(bucket, key=lambda one: one[1])}
+    return sorted(kept)
 
 
 def _round_ticks(low: float, high: float, most: int) -> list[float]:
@@ -314,13 +309,15 @@ def _grid(up: Axis, left: float, right: float) -> str:
     )
 
 
-def _key(css: str, place: int, text: str, end: float, top: int) -> Markup:
-    """Draw the line of the key that tells what a colour stands for, right of the chart."""
-    row = top + 12 + _KEY_ROW * place
-    return Markup(
-        '<rect class="{}" x="{:.0f}" y="{}" width="10" height="10" rx="2"/>'
-        '<text class="key-label" x="{:.0f}" y="{}">{}</text>'
-    ).format(css, end + 16, row - 9, end + 32, row, text)
+def _keyed(drawn: Markup, rows: Sequence[tuple[str, str, float]]) -> Markup:
+    """Put beside a chart what its colours stand for: of each a class, a name and a value."""
+    key = Markup("").join(
+        Markup('<li><span class="key {}"></span>{} <b>{}</b></li>').format(
+            css, visible(shorten(name, _KEY_LETTERS)), number(value)
+        )
+        for css, name, value in rows[:_MOST_IN_KEY]
+    )
+    return Markup('<div class="keyed">{}<ul class="small">{}</ul></div>').format(drawn, key)
 
 
 def _ticks(axis: Axis, base: float, most: int) -> str:
@@ -328,7 +325,7 @@ def _ticks(axis: Axis, base: float, most: int) -> str:
     places = [(axis(value), _tick_text(value)) for value in _round_ticks(axis.low, axis.high, most)]
     return "".join(
         f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{base}" y2="{base + 4}"/>'
-        f'<text class="tick" x="{x:.1f}" y="{base + 17}" text-anchor="middle">{text}</text>'
+        f'<text class="tick" x="{x:.1f}" y="{base + 20}" text-anchor="middle">{text}</text>'
         for x, text in places
     )
 
@@ -347,7 +344,7 @@ def _mean_marker(axis: Axis, mean: float, base: float) -> str:
     shift = -5 if anchor == "end" else 5
     return (
         f'<line class="mean" x1="{place:.1f}" x2="{place:.1f}" y1="4" y2="{base}"/>'
-        f'<text class="mean-label" x="{place + shift:.1f}" y="{base + 34}" text-anchor="{anchor}">'
+        f'<text class="mean-label" x="{place + shift:.1f}" y="{base + 44}" text-anchor="{anchor}">'
         f"mean {number(mean)}</text>"
     )
 

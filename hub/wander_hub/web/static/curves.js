@@ -1,6 +1,6 @@
 // Training curves: values under the pointer, smoothing for all of them, and steps chosen by dragging.
 "use strict";
-const LEFT = 52, RIGHT = 412, BASE = 154;
+const LEFT = 52, RIGHT = 352, BASE = 134;
 const SVG = "http://www.w3.org/2000/svg";
 // Of each chart the points of its runs, and a line for each run with more than one point.
 const charts = [...document.querySelectorAll("svg[data-points]")].map((svg) => {
@@ -9,7 +9,8 @@ const charts = [...document.querySelectorAll("svg[data-points]")].map((svg) => {
   const points = runs.flat().sort(([a], [b]) => a - b);
   const values = points.map(([, y]) => y);
   let low = Math.min(...values), high = Math.max(...values);
-  if (low === high) [low, high] = [low - 0.5, high + 0.5];
+  const room = low === high ? Math.abs(low) / 2 || 0.5 : 0;
+  [low, high] = [low - room, high + room];
   const said = svg.closest("figure").querySelector("figcaption span");
   const lines = [...svg.querySelectorAll(".curve")].map((line) => ({ line, points: runs[line.dataset.series], raw: null }));
   return { svg, runs, points, low, high, lines, said, was: said.textContent };
@@ -96,6 +97,6 @@ if (first && charts.length) {
     weight = Number(slider.value);
     charts.forEach(draw);
   });
-  label.append("Smoothing ", slider, " Drag across a curve to look at some steps; twice a click shows all.");
+  label.append("Smoothing ", slider, " Drag across a curve to see some of its steps; double-click to see all.");
   first.before(label);
 }
