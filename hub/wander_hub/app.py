@@ -44,6 +44,7 @@ from wander_hub.models import routes as models
 from wander_hub.names import BUNDLED_OWNER
 from wander_hub.operation import administration, audit_routes
 from wander_hub.operation import routes as operation
+from wander_hub.operation.job_queue import settle_failures
 from wander_hub.operation.metrics import Metrics
 from wander_hub.people import routes as people
 from wander_hub.people import sessions
@@ -240,7 +241,7 @@ def create_app(
     app.state.authenticate, app.state.upstream = authenticate, upstream
     app.state.authenticate_browser = sessions.authenticate
     app.state.downloads, app.state.library = downloads, Library(app.openapi)
-    app.state.jobs, app.state.job_worker = queue_of(settings, database), None
+    app.state.jobs, app.state.job_worker = settle_failures(queue_of(settings, database)), None
     if settings.styleguide:
         app.router.routes.extend(styleguide.router.routes)
     app.router.routes.extend(_routes())

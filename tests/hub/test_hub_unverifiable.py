@@ -13,6 +13,7 @@ from wander_hub.database import alembic_config, now
 from wander_hub.fsck import check as fsck
 from wander_hub.jobs import Job, JobRefused, JobWorker, TableQueue, hide_paths
 from wander_hub.leaderboards.listing import fill_search, place_all
+from wander_hub.operation.job_queue import settle_failures
 from wander_hub.verification import service
 from wander_hub.verification.models import Verification
 
@@ -25,8 +26,7 @@ class Room:
 
     def __init__(self, hub: Any, run_of: Any, sha256: str) -> None:
         self.hub, self.run_of, self.sha256 = hub, run_of, sha256
-        self.queue = TableQueue(hub.database, retry_seconds=0)
-        self.queue.on_failure[service.KIND] = service.keep_failures
+        self.queue = settle_failures(TableQueue(hub.database, retry_seconds=0))
 
     async def post(self, number: int, reward: float, model: str) -> str:
         rewards = [reward, reward, 1.0, 0.0, reward, reward]

@@ -13,6 +13,7 @@ from wander.wire.levels import LEVEL_FACTS, STATED
 from wander.wire.verification import JudgeCheck, ReplayReport, VerifiedWith
 from wander_hub.fsck import check as fsck
 from wander_hub.jobs import JobRefused, JobWorker, TableQueue
+from wander_hub.operation.job_queue import settle_failures
 from wander_hub.settings import Settings
 from wander_hub.verification import service
 from wander_hub.verification.program import ClientProgram
@@ -38,8 +39,7 @@ class Room:
         self.ends: list[dict[str, Any] | Exception] = []
         self.settings = hub.settings
         self.given: list[tuple[list[str], str]] = []
-        self.queue = TableQueue(hub.database, retry_seconds=0)
-        self.queue.on_failure[service.KIND] = service.keep_failures
+        self.queue = settle_failures(TableQueue(hub.database, retry_seconds=0))
         self.storage = hub.client._transport.app.state.storage
 
     def answer(self, _: Any, words: list[str], secret: str, given: str) -> dict[str, Any]:

@@ -13,12 +13,12 @@ from wander_hub.database import now
 from wander_hub.fsck import check as fsck
 from wander_hub.identity import HUB
 from wander_hub.jobs import Job, JobRefused, JobWorker, TableQueue, storable
+from wander_hub.operation.job_queue import settle_failures
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 from wander_hub.verification import evidence, program, service
 from wander_hub.verification.evidence import Examiner
 from wander_hub.verification.models import RunExamination
-from wander_hub.verification.worker import job_worker
 
 RUN = "01JRUN0000000000000000000A"
 DIED = "the hub could not examine it for copies (the worker that had the job died, on every attempt)"
@@ -34,9 +34,7 @@ async def queue(hub: Any, run_of: Any, storage: Storage) -> TableQueue:
     """The queue of a hub with one run, whose worker plays nothing again."""
     manifest, rollouts = run_of(await hub.publish())
     assert (await hub.post_run(manifest, rollouts)).json()["level"] == "complete"
-    queue = TableQueue(hub.database, retry_seconds=0)
-    job_worker(hub.settings.model_copy(update={"verification": "off"}), hub.database, storage, queue, "")
-    return queue
+    return settle_failures(TableQueue(hub.database, retry_seconds=0))
 
 
 def die(queue: TableQueue, kind: str) -> None:

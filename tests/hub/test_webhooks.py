@@ -22,6 +22,7 @@ from wander_hub.database import now
 from wander_hub.environments import repository as environments
 from wander_hub.identity import HUB
 from wander_hub.jobs import Job, procrastinate_schema
+from wander_hub.operation.job_queue import settle_failures
 from wander_hub.runs.models import Run
 from wander_hub.settings import Settings
 from wander_hub.webhooks import delivery, outbox
@@ -53,7 +54,7 @@ def deliver(hub, database_kind, request):
         if database_kind != "postgresql":
             pytest.skip("procrastinate needs PostgreSQL")
         procrastinate_schema.bring(hub.database)
-    queue = queue_on(hub.database, request.param, 60)
+    queue = settle_failures(queue_on(hub.database, request.param, 60))
     worker = delivery.worker(hub.settings, hub.database, queue)
     return partial(asyncio.to_thread, worker.run_waiting)  # procrastinate has a loop of its own
 
@@ -319,6 +320,29 @@ async def test_a_worker_that_dies_loses_nothing(hub, receiver, deliver):
     let_time_pass(hub)
     await deliver()
     assert (await deliveries(hub, number))[0]["state"] == "delivered"
+
+
+async def test_a_delivery_that_is_called_off_ends_and_is_made_when_it_is_tried_again(hub, receiver, deliver):
+    number, _ = await hooked(hub, receiver.url, events=["webhook.test"])
+    for _ in range(2):
+        await hub.client.post(f"{HOOKS}/{number}/test", headers=hub.auth())
+    delivery.Dispatcher(hub.database, queue_on(hub.database, "table", 60))()
+    jobs = (await hub.get("/api/v1/jobs?kind=webhook", headers=hub.auth("admin"))).json()["data"]
+    for one in jobs:
+        off = await hub.client.delete(f"/api/v1/jobs/{one['id']}", headers=hub.auth("admin"))
+        assert off.json()["state"] == "cancelled"
+    ended = await deliveries(hub, number)
+    told = {"state": "failed", "attempts": 0, "next_at": None, "error": "an administrator called it off"}
+    assert [{name: one[name] for name in told} for one in ended] == [told] * 2
+    hook = (await hub.get(f"{HOOKS}/{number}", headers=hub.auth())).json()
+    assert (hook["failing_since"], hook["disabled_at"]) == (None, None), "its address did nothing wrong"
+    again = f"{HOOKS}/{number}/deliveries/{ended[0]['id']}/redeliver"
+    assert (await hub.client.post(again, headers=hub.auth())).status_code == 202
+    retried = await hub.client.post(f"/api/v1/jobs/{jobs[1]['id']}/retry", headers=hub.auth("admin"))
+    assert retried.json()["state"] == "queued"
+    await deliver()
+    assert [one["state"] for one in await deliveries(hub, number)] == ["delivered"] * 2
+    assert len(receiver.received) == 2, "each once"
 
 
 async def test_what_ended_long_ago_is_forgotten(hub, receiver, deliver):

@@ -89,7 +89,9 @@ class TableQueue:
         """Call a job off: at once where it waits, soon where it runs."""
         waiting = and_(Job.id == job_id, Job.state == "queued")
         ended = {"state": "cancelled", "finished_at": now()}
-        if not _update(session, waiting, **ended):
+        if _update(session, waiting, **ended):
+            self._settle(session, [job_id])
+        else:
             _update(session, and_(Job.id == job_id, Job.state == "running"), cancel_requested=True)
 
     def retry(self, session: Session, job_id: int) -> bool:
@@ -168,8 +170,7 @@ class TableQueue:
             )
             if state == "queued":
                 self._announce(session, lease.job_id)
-            elif lease.kind in self.on_failure:
-                self.on_failure[lease.kind](session, [lease.job_id])
+            self._settle(session, [lease.job_id])
             return state
 
         return self.database.commit(end, HUB)
@@ -201,9 +202,14 @@ class TableQueue:
         waiting = select(Job.id).where(Job.id.in_(dead), Job.state == "queued")
         for job_id in session.scalars(waiting).all():
             self._announce(session, job_id)
+        self._settle(session, dead)
+
+    def _settle(self, session: Session, job_ids: Sequence[int]) -> None:
+        """See to what those of some jobs leave that ended without a result."""
         for kind, settle in sorted(self.on_failure.items()):
-            ended = select(Job.id).where(Job.id.in_(dead), Job.kind == kind, Job.state != "queued")
-            settle(session, session.scalars(ended).all())
+            ended = Job.id.in_(job_ids), Job.kind == kind, Job.state.in_(("failed", "cancelled"))
+            if found := session.scalars(select(Job.id).where(*ended)).all():
+                settle(session, found)
 
     def _until(self) -> ColumnElement[datetime]:
         return self.database.moment(timedelta(seconds=self.lease_seconds))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -19,13 +19,10 @@ from wander_hub.jobs import Job, TableQueue
 from wander_hub.rights import rights
 from wander_hub.verification import evidence
 from wander_hub.verification import service as verification
+from wander_hub.webhooks import delivery
 
-_SETTLED: Mapping[str, Callable[[Session, Sequence[int]], None]] = {
-    verification.KIND: verification.keep_failures,
-    evidence.KIND: evidence.keep_failures,
-}
-"""What is done about jobs of a kind that end without a result, where no worker is there to do it."""
 _SEEN = timedelta(days=1)
+Queue = TypeVar("Queue", bound=TableQueue)
 
 
 class WorkerSeen(NamedTuple):
@@ -36,6 +33,16 @@ class WorkerSeen(NamedTuple):
     done: int
     last: datetime | None
     """When it ended one last."""
+
+
+def settle_failures(queue: Queue) -> Queue:
+    """Have a queue see to what jobs leave that end without a result, whichever process ends them."""
+    queue.on_failure |= {
+        verification.KIND: verification.keep_failures,
+        evidence.KIND: evidence.keep_failures,
+        delivery.KIND: partial(delivery.keep_failures, queue),
+    }
+    return queue
 
 
 def list_page(
@@ -92,9 +99,6 @@ def cancel(session: Session, queue: TableQueue, caller: Identity, number: int) -
     if job.finished_at is not None:
         raise HubProblem(409, "job_over", f"job {number} is {job.state} already")
     queue.cancel(session, number)
-    session.refresh(job)
-    if job.state == "cancelled" and job.kind in _SETTLED:
-        _SETTLED[job.kind](session, [number])
     return _told(session, job)
 
 

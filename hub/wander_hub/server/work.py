@@ -19,6 +19,7 @@ from wander_hub.http.problems import HubProblem
 from wander_hub.jobs.choice import is_migrated, queue_of
 from wander_hub.mirrors import service as mirrors
 from wander_hub.operation import backup_jobs
+from wander_hub.operation.job_queue import settle_failures
 from wander_hub.server.log import log_to_stderr
 from wander_hub.server.serve import INTERRUPTED, address_of, open_socket
 from wander_hub.settings import Settings
@@ -57,7 +58,7 @@ def work(settings: Settings, *, hub_url: str | None, listen: str | None, once: b
             while not ready and not end.wait(_LOOK_SECONDS):
                 ready = is_migrated(settings, database)
             if ready:
-                queue = queue_of(settings, database)
+                queue = settle_failures(queue_of(settings, database))
                 workers = [
                     job_worker(settings, database, storage, queue, hub_url or ""),
                     delivery.worker(settings, database, queue),

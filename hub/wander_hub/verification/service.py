@@ -274,8 +274,6 @@ def cancel(session: Session, queue: TableQueue, number: int, caller: Identity) -
     audit.about(session, owner=found.run.environment.owner.name, run=found.run_id)
     queue.cancel(session, found.job_id)
     session.refresh(found.job)
-    if found.job.state == "cancelled":
-        _give_level(session, found)
     return info_of(found)
 
 

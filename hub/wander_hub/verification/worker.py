@@ -122,9 +122,6 @@ def job_worker(
     examiner = Examiner(database, storage, settings.trusted_reruns, settings.tokenizers)
     handlers: dict[str, Handler] = {evidence.KIND: examiner}
     sweeps: list[Callable[[], None]] = [service.RunSweep(database, queue, settings)]
-    # Whatever this worker can do itself: it may be the one that finds another worker's job dead.
-    queue.on_failure[evidence.KIND] = evidence.keep_failures
-    queue.on_failure[service.KIND] = service.keep_failures
     if settings.verification != "off":
         program = ClientProgram(
             database,

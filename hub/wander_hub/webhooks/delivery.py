@@ -114,6 +114,21 @@ def keep(session: Session, queue: TableQueue, number: int, attempt: int, outcome
     _submit(session, queue, found, hook, pause=_pause(found.failures))
 
 
+def keep_failures(queue: TableQueue, session: Session, job_ids: Sequence[int]) -> None:
+    """End deliveries that were called off; go on after attempts whose workers died, again and again."""
+    query = select(Job).where(Job.id.in_(job_ids)).order_by(Job.id)
+    for job in session.scalars(query.execution_options(populate_existing=True)).all():
+        number, attempt = int(job.payload["delivery"]), int(job.payload["attempt"])
+        if job.state != "cancelled":
+            told = storable(job.error or "the worker that made it died")
+            keep(session, queue, number, attempt, Outcome(error=told))
+            continue
+        found = session.get(WebhookDelivery, number, with_for_update=True)
+        if found is not None and _awaits(found, attempt):
+            # The attempt is not counted: it is made after all where the job is tried again.
+            found.state, found.next_at, found.error = "failed", None, "an administrator called it off"
+
+
 def disable(hook: Webhook, reason: str) -> None:
     """Tell a webhook nothing more, and say why."""
     hook.disabled_at, hook.disabled_reason = now(), reason
@@ -122,7 +137,6 @@ def disable(hook: Webhook, reason: str) -> None:
 def worker(settings: Settings, database: Database, queue: TableQueue, send: Send | None = None) -> Worker:
     """Return a worker that does nothing but deliver, not yet started: nobody waits here for a replay."""
     begin_links(database, settings)
-    queue.on_failure[KIND] = lambda session, ids: _keep_deaths(session, queue, ids)
     handlers = {KIND: Deliverer(database, queue, send or sender(settings))}
     name = worker_name("webhooks")
     return worker_of(queue, handlers, name, look=Dispatcher(database, queue), concurrency=_AT_ONCE)
@@ -171,7 +185,8 @@ def _submit(
 
 
 def _awaits(found: WebhookDelivery, attempt: int) -> bool:
-    return found.state == "waiting" and found.attempts + 1 == attempt
+    """Tell whether an attempt is the next one; of a delivery that failed, one that was called off is."""
+    return found.state in ("waiting", "failed") and found.attempts + 1 == attempt
 
 
 def _refusal(session: Session, hook: Webhook) -> str | None:
@@ -196,15 +211,6 @@ def _give_up(session: Session, number: int, attempt: int, refusal: str) -> None:
     hook = session.get_one(Webhook, found.webhook_id, with_for_update=_LOCK)
     if hook.disabled_at is None:
         disable(hook, refusal)
-
-
-def _keep_deaths(session: Session, queue: TableQueue, job_ids: Sequence[int]) -> None:
-    """Go on after attempts whose workers died, again and again, or that could not be kept."""
-    jobs = session.scalars(select(Job).where(Job.id.in_(job_ids)).order_by(Job.id))
-    for job in jobs.all():
-        told = storable(job.error or "the worker that made it died")
-        outcome = Outcome(error=told)
-        keep(session, queue, int(job.payload["delivery"]), int(job.payload["attempt"]), outcome)
 
 
 def _pause(failures: int) -> timedelta:
