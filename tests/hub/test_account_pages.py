@@ -110,6 +110,9 @@ async def see_to_a_webhook(alice: Any, settings: str) -> None:
     assert "webhook.test" in page
     assert re.search(r'value="run.level" checked', page)
     assert (await send(alice, "redeliver", **at, at_delivery="1")).status_code == 303
+    sent = html.unescape((await alice.get(f"{here}/deliveries/1")).text)
+    assert '"type":"webhook.test"' in sent, "what is sent, byte by byte"
+    assert (await alice.get(f"{here}/deliveries/7")).status_code == 404
     async with alice.__class__(transport=alice._transport, base_url=alice.base_url) as nobody:
         assert (await nobody.get(here, headers=HTML)).headers["location"].startswith("/login?next=")
 
@@ -212,6 +215,8 @@ async def test_administrators_see_the_hub_and_do_on_pages_what_the_api_does(hub,
         assert "SQLite in the data folder" in state
         assert re.search(r"<dd>[\d.]+ k?B of packages, [\d.]+ k?B of runs</dd>", state)
         assert "1 queued" in state
+        run_page = f"/runs/{manifest['run_id']}#verification"
+        assert f'<a href="{run_page}">run {manifest["run_id"][-10:]} on alice/reverse-text</a>' in jobs
         number = re.search(r"<td>replay</td>", jobs) and re.search(r'name="at_job" value="(\d+)"', jobs)[1]
         back = "/system/jobs?state=cancelled"
         assert (await send(admin, "cancel-job", at_job=number, back=back)).status_code == 303

@@ -40,6 +40,7 @@ PRIVATE = {
     "board": "0" * 8,
     "revision": "latest",
     "webhook": "1",
+    "delivery": "1",
     "path": "rights",
 }
 ABSENT = PRIVATE | {
@@ -181,6 +182,8 @@ async def everything_to_read(hub, make_wheel, run_of) -> dict[str, str]:
     assert opened.status_code == 201, opened.text
     hook = {"url": "https://hook.example/", "owner": "alice"}
     made = await hub.client.post("/api/v1/webhooks", json=hook, headers=hub.auth())
+    test = f"/api/v1/webhooks/{made.json()['webhook']['id']}/test"
+    assert (await hub.client.post(test, headers=hub.auth())).json()["id"] == 1
     assert made.json()["webhook"]["id"] == 1, made.text
     asked = await hub.client.post(
         f"/api/v1/runs/{RUN}/verifications", json={"sample": None}, headers=hub.auth()

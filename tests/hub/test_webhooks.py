@@ -331,6 +331,9 @@ async def test_a_delivery_that_is_called_off_ends_and_is_made_when_it_is_tried_a
     for one in jobs:
         off = await hub.client.delete(f"/api/v1/jobs/{one['id']}", headers=hub.auth("admin"))
         assert off.json()["state"] == "cancelled"
+        assert one["about"] == f"delivery {one['payload']['delivery']}, webhook.test to webhook {number}"
+        path = one["page"].replace("/account/", "/api/v1/")
+        assert json.loads((await hub.get(path, headers=hub.auth())).json()["body"])["type"] == "webhook.test"
     ended = await deliveries(hub, number)
     told = {"state": "failed", "attempts": 0, "next_at": None, "error": "an administrator called it off"}
     assert [{name: one[name] for name in told} for one in ended] == [told] * 2

@@ -12,10 +12,11 @@ from wander.wire.events import JobInfo, JobPage
 from wander.wire.verification import JobState
 
 from wander_hub import audit
-from wander_hub.database import fill, now
+from wander_hub.database import now
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
 from wander_hub.jobs import Job, TableQueue
+from wander_hub.operation.job_subjects import describe
 from wander_hub.rights import rights
 from wander_hub.verification import evidence
 from wander_hub.verification import service as verification
@@ -60,7 +61,7 @@ def list_page(
     for column, wanted in ((Job.kind, kind), (Job.state, state)):
         query = query.where(column == wanted) if wanted is not None else query
     found = session.scalars(query.where(Job.id < before) if before is not None else query).all()
-    data = [fill(JobInfo, one) for one in found[:limit]]
+    data = describe(session, found[:limit])
     return JobPage(data=data, next=data[-1].id if len(found) > limit else None)
 
 
@@ -113,4 +114,4 @@ def _find(session: Session, caller: Identity, number: int) -> Job:
 def _told(session: Session, job: Job) -> JobInfo:
     session.refresh(job)
     audit.about(session, target=f"job {job.id}", kind=job.kind, **job.payload)
-    return fill(JobInfo, job)
+    return describe(session, [job])[0]

@@ -61,7 +61,6 @@ _templates = Environment(
     lstrip_blocks=True,
 )
 _templates.filters |= {
-    "age": text.age,
     "bounded": text.bounded,
     "canonical": canonical_json,
     "combined": lambda values, **more: values | more,

@@ -78,22 +78,19 @@ def size(value: int) -> str:
 
 def moment(value: datetime) -> Markup:
     """Return a `<time>` with the full stamp behind a date."""
-    # At the ends of what dates hold there is no other zone; older hubs took such in.
-    stamp = value.astimezone(UTC) if 1 < value.year < _LAST_YEAR else value.replace(tzinfo=UTC)
-    return Markup('<time datetime="{}" title="{}">{}</time>').format(
-        stamp.isoformat(timespec="seconds"), f"{stamp:%Y-%m-%d %H:%M:%S} UTC", f"{stamp:%Y-%m-%d}"
-    )
+    return _time(value, "%Y-%m-%d")
 
 
 def minute(value: datetime) -> Markup:
-    """Return a `<time>` of the day and the minute."""
-    exact = value.isoformat(timespec="seconds")
-    return Markup('<time datetime="{}" title="{}">{}</time>').format(exact, exact, f"{value:%m-%d %H:%M}")
+    """Return a `<time>` of the day and the minute, with the full stamp behind it."""
+    return _time(value, "%Y-%m-%d %H:%M UTC")
 
 
-def age(value: datetime) -> str:
-    """Return how long ago something was."""
-    return duration(max(0.0, (datetime.now(UTC) - value).total_seconds()))
+def _time(value: datetime, shown: str) -> Markup:
+    # At the ends of what dates hold there is no other zone; older hubs took such in.
+    stamp = value.astimezone(UTC) if 1 < value.year < _LAST_YEAR else value.replace(tzinfo=UTC)
+    exact = stamp.isoformat(timespec="seconds"), f"{stamp:%Y-%m-%d %H:%M:%S} UTC"
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(*exact, stamp.strftime(shown))
 
 
 def stamp(value: datetime | None) -> str:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 from wander.wire.events import (
+    DeliveryDetail,
     DeliveryInfo,
     DeliveryPage,
     NewWebhook,
@@ -87,6 +88,12 @@ def list_deliveries(
 ) -> DeliveryPage:
     """List what was and is to be delivered to a webhook in the last 30 days, the newest first."""
     return service.list_deliveries(session, caller, webhook, before, limit)
+
+
+@router.get("/{webhook}/deliveries/{delivery}", response_model=DeliveryDetail, responses=_REFUSALS)
+def get_delivery(session: ReadSession, caller: Caller, webhook: Number, delivery: Number) -> DeliveryDetail:
+    """Tell of one delivery, with what is sent."""
+    return service.show_delivery(session, caller, webhook, delivery)
 
 
 @router.post(

@@ -9,8 +9,9 @@ from datetime import timedelta
 from urllib.parse import urlsplit
 
 from sqlalchemy import delete, func, select
-from sqlalchemy.orm import Session, joinedload
+from sqlalchemy.orm import Session, joinedload, undefer
 from wander.wire.events import (
+    DeliveryDetail,
     DeliveryInfo,
     DeliveryPage,
     NewWebhook,
@@ -152,12 +153,18 @@ def list_deliveries(
     return DeliveryPage(data=data, next=data[-1].id if len(found) > limit else None)
 
 
+def show_delivery(session: Session, caller: Identity, number: int, delivery: int) -> DeliveryDetail:
+    """Return a delivery with what is sent."""
+    hook = find(session, caller, number)
+    found = session.get(WebhookDelivery, delivery, options=[undefer(WebhookDelivery.body)])
+    return fill(DeliveryDetail, _require_delivery(hook, found, delivery))
+
+
 def redeliver(session: Session, caller: Identity, number: int, delivery: int) -> DeliveryInfo:
     """Have a delivery made now, whatever came of it before; its message id stays."""
     hook = find(session, caller, number)
     found = session.get(WebhookDelivery, delivery, with_for_update=True)
-    if found is None or found.webhook_id != hook.id:
-        raise HubProblem(404, "delivery_not_found", f"webhook {number} has no delivery {delivery}")
+    found = _require_delivery(hook, found, delivery)
     _require_enabled(hook)
     if found.state == "new":
         audit.nothing_done(session)
@@ -191,6 +198,12 @@ def _require_usable(settings: Settings, url: str) -> None:
     fault = fault_of(url, http=settings.webhook_http, networks=settings.webhook_networks)
     if fault is not None:
         raise HubProblem(422, "bad_webhook_address", f"the address of the webhook cannot be used: {fault}")
+
+
+def _require_delivery(hook: Webhook, found: WebhookDelivery | None, number: int) -> WebhookDelivery:
+    if found is None or found.webhook_id != hook.id:
+        raise HubProblem(404, "delivery_not_found", f"webhook {hook.id} has no delivery {number}")
+    return found
 
 
 def _require_enabled(hook: Webhook) -> None:

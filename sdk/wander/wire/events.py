@@ -169,6 +169,13 @@ class DeliveryInfo(Record):
     """How long the attempt took."""
 
 
+class DeliveryDetail(DeliveryInfo):
+    """One delivery with what is sent."""
+
+    body: str
+    """The JSON that is signed, byte by byte."""
+
+
 class DeliveryPage(Record):
     """Deliveries, the newest first."""
 
@@ -228,7 +235,11 @@ class JobInfo(Record):
     kind: str
     state: JobState
     payload: dict[str, Any]
-    """What it is about."""
+    """What it is about, for its worker."""
+    about: str = ""
+    """The same in words, with the names of now."""
+    page: str | None = None
+    """The path of a page that shows it, where there is one."""
     priority: int
     attempt: int
     max_attempts: int

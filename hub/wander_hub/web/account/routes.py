@@ -111,6 +111,20 @@ def show_webhook(
     )
 
 
+@router.get("/account/webhooks/{webhook}/deliveries/{delivery}")
+def show_delivery(
+    request: Request, session: ReadSession, caller: Visitor, webhook: Number, delivery: Number, done: str = ""
+) -> Response:
+    """One delivery: what is sent, and how the last attempt ended; for who manages the webhook."""
+    return page(
+        request,
+        "delivery.html",
+        webhook=webhooks.info_of(webhooks.find(session, caller, webhook)),
+        delivery=webhooks.show_delivery(session, caller, webhook, delivery),
+        done=forms.told_of(done),
+    )
+
+
 @router.get("/{owner}/settings")
 def show_owner_settings(
     request: Request,
