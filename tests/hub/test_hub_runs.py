@@ -50,7 +50,7 @@ async def test_missing_and_failed_rollouts_make_it_claimed(hub, pinned, run_of):
     manifest, rollouts = run_of(pinned, reward=[1.0, 1.0, None, 1.0, 1.0, 1.0])
     answer = (await hub.post_run(manifest, rollouts[:-1])).json()
     assert answer["level"] == "claimed"
-    assert "1 missing and 1 failed" in answer["level_reason"]
+    assert answer["level_reason"] == "1 of 6 rollouts missing and 1 failed"
     assert answer["summary"]["failures"] == {"model": 1}
     assert answer["summary"]["reward_mean"] == 1.0
 

@@ -64,12 +64,29 @@ async def test_machines_find_what_is_public(hub, make_wheel, monkeypatch):
     assert (await hub.client.get(badge, headers=hub.auth())).headers["cache-control"].startswith("private")
 
 
-async def test_a_page_describes_itself_in_words_that_cannot_act(hub, make_wheel):
-    await hub.publish(make_wheel(summary=HOSTILE))
+async def test_a_page_describes_itself_in_words_that_cannot_act(hub, make_wheel, run_of):
+    sha256 = await hub.publish(make_wheel(summary=HOSTILE))
+    manifest, rollouts = run_of(sha256, model="<b>tiny</b>", reward=0.75)
+    assert (await hub.post_run(manifest, rollouts)).status_code == 201
+    run, card = f"/runs/{manifest['run_id']}", "/alice/reverse-text/card.png"
+    for path, (told, picture) in {
+        "/alice/reverse-text": ("summary", card),
+        "/alice/reverse-text/leaderboard": ("tiny", card),
+        run: ("mean reward 0.75 [", card),
+        f"{run}/rollouts/0": ("reward 0.750, ", card),
+        f"{run}/rollouts/0/group": ("side by side", card),
+        f"/runs/compare?run={manifest['run_id']}": ("example by example", "/card.png"),
+        "/runs?model=tiny": ("with tiny", "/card.png"),
+        "/alice": ("1 environment of alice: reverse-text.", "/card.png"),
+        "/docs/statistics": ("numbers of a run", "/card.png"),
+        "/": ("Environments for reinforcement learning", "/card.png"),
+    }.items():
+        page = (await hub.client.get(path, headers=HTML)).text
+        found = re.findall(r'<meta (?:name="description"|property="og:description") content="([^"]*)">', page)
+        assert len(found) == 2, path
+        assert all(told in one and "<" not in one for one in found), found
+        assert f'<meta property="og:image" content="http://hub.test{picture}">' in page, path
     page = (await hub.client.get("/alice/reverse-text", headers=HTML)).text
-    described = re.findall(r'<meta (?:name="description"|property="og:description") content="([^"]*)">', page)
-    assert len(described) == 2
-    assert all("summary" in one and "<" not in one for one in described)
     assert '<meta property="og:title" content="alice/reverse-text 0.1.0 · Wander">' in page
 
 
@@ -129,8 +146,8 @@ async def test_a_card_shows_an_environment_as_a_picture(hub, make_wheel):
     same = {"If-None-Match": answer.headers["etag"]}
     assert (await hub.client.get("/alice/reverse-text/card.png", headers=same)).status_code == 304
     assert draw_card.cache_info().misses == drawn, "to draw one takes 60 ms"
-    page = (await hub.client.get("/alice/reverse-text", headers=HTML)).text
-    assert '<meta property="og:image" content="http://hub.test/alice/reverse-text/card.png">' in page
+    of_hub = await hub.client.get("/card.png")
+    assert Image.open(io.BytesIO(of_hub.content)).size == (1200, 630)
 
 
 async def test_pages_are_json_for_who_asks_for_that(hub, make_wheel, run_of):

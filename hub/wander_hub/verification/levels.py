@@ -15,12 +15,8 @@ def level_of(manifest: RunManifest, summary: RunSummary) -> tuple[VerificationLe
         return "claimed", "a training run: its metrics are as the trainer reported them"
     missing = summary.expected - summary.rollouts
     if missing or summary.failed:
-        parts = [
-            f"{missing} missing" if missing else "",
-            f"{summary.failed} failed" if summary.failed else "",
-        ]
-        faults = " and ".join(part for part in parts if part)
-        return "claimed", f"of {summary.expected} expected rollouts {faults}"
+        parts = [f"{n} {word}" for n, word in ((missing, "missing"), (summary.failed, "failed")) if n]
+        return "claimed", " and ".join(parts).replace(" ", f" of {summary.expected} rollouts ", 1)
     if manifest.environment.wheel_sha256 is None:
         return "claimed", "the manifest does not say which wheel was used"
     return "complete", "every expected rollout is here; the hub computed all aggregates from them"
@@ -80,17 +76,17 @@ def level_after(
     if report.judged is not None and report.judged.doubtful and level != "claimed":
         return "unverifiable", f"could not be verified: {report.judged.told}"
     if report.level in ("rescored", "replayed") and level in _BELOW[report.level]:
-        count = f"{report.replayed:,} rollouts" if report.replayed > 1 else "rollout"
+        count = f"all {report.replayed:,} rollouts" if report.replayed > 1 else "its one rollout"
         if report.method == "rescore":
-            scored = f"the hub scored the transcripts of all {count} again: the same rewards"
+            scored = f"the hub scored the transcripts of {count} again: the same rewards"
             others = "what tools and judges answered"
             told = f"; {report.judged.told}" if report.judged is not None and report.judged.asked else ""
             return "rescored", f"{scored}; {others} is as its submitter states it{told}"
         if report.level == "rescored":
-            played = f"the hub played all {count} again: the same messages, metrics and rewards"
+            played = f"the hub played {count} again: the same messages, metrics and rewards"
             others = f"what judges or other models answered in {report.answered:,} of them"
             return "rescored", f"{played}; {others} is as its submitter states it"
-        return "replayed", f"the hub played all {count} again: the same messages, metrics and rewards"
+        return "replayed", f"the hub played {count} again: the same messages, metrics and rewards"
     if whole and not report.sampled:
         left = f"{report.expected - report.same} of {report.expected} rollouts could not be compared"
         return _unverified(level, reason, ": ".join(filter(None, (left, report.unscored_reason))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from datetime import datetime
 from typing import Annotated, NamedTuple
+from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Query, Request
 from markupsafe import Markup
@@ -19,9 +20,10 @@ from wander_hub.http.answers import not_modified
 from wander_hub.http.boundary import BaseUrl, ReadSession
 from wander_hub.leaderboards import service as leaderboards
 from wander_hub.runs import service as runs
+from wander_hub.runs.repository import count_runs
 from wander_hub.web.cards import draw_card
 from wander_hub.web.templates import render
-from wander_hub.web.text import number, plain, score_digits
+from wander_hub.web.text import bounded, number, plain, score_digits
 
 router = APIRouter(include_in_schema=False)
 
@@ -30,6 +32,7 @@ _MOST, _FIRST = 2_000, 100
 _ENTRIES = 30
 """Of a feed."""
 _SHORT = {"Cache-Control": "max-age=300"}
+_WHAT = "Environments for reinforcement learning with language models: publish, evaluate, train, compare"
 _LETTER = 6.6
 """Pixels of a letter of 11 pixels, on the average and no less than most."""
 
@@ -82,8 +85,22 @@ def card(request: Request, session: ReadSession, base_url: BaseUrl, owner: str, 
     facts = [f"{summary.runs:,} run{'' if summary.runs == 1 else 's'}"]
     if summary.best_reward is not None:
         facts.insert(0, f"best {summary.best_reward:.3f}")
-    label = f"{summary.owner}/{summary.name}"
-    body = draw_card(label, plain(summary.summary), tuple(facts), f"{base_url}/{label}".partition("://")[2])
+    return _send_card(request, found.label, plain(summary.summary), tuple(facts), f"{base_url}/{found.label}")
+
+
+@router.get("/card.png")
+def card_of_hub(request: Request, session: ReadSession, base_url: BaseUrl) -> Response:
+    """The picture of the hub, beside links to pages that are of no environment."""
+    counts = {
+        "environment": browse.count_listed(session),
+        "run": count_runs(session, most=browse.COUNTED + 1),
+    }
+    facts = tuple(f"{bounded(many)} {noun}{'' if many == 1 else 's'}" for noun, many in counts.items())
+    return _send_card(request, urlsplit(base_url).netloc, _WHAT, facts, base_url)
+
+
+def _send_card(request: Request, name: str, summary: str, facts: tuple[str, ...], address: str) -> Response:
+    body = draw_card(name, summary, facts, address.partition("://")[2])
     headers = _SHORT | {"ETag": f'"{hashlib.sha256(body).hexdigest()[:32]}"'}
     if (same := not_modified(request, headers["ETag"], headers)) is not None:
         return same

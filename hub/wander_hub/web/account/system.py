@@ -194,7 +194,7 @@ def _describe(session: Session, settings: Settings) -> dict[str, str]:
     return {
         "environments": most if listed > browse.COUNTED else f"{listed:,}",
         "runs": most if posted > browse.COUNTED else f"{posted:,}",
-        "users": f"{users:,}, of whom {able:,} may come in",
+        "users": f"{users:,}, {able:,} of them active",
         "owners": f"{owners:,}",
         "database": {"sqlite": "SQLite in the data folder", "postgresql": "PostgreSQL"}.get(engine, engine),
         "files": "an object store" if settings.storage_url else "the data folder",

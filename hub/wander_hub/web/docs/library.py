@@ -52,6 +52,12 @@ class DrawnPage:
     body: Markup
     headings: list[Heading]
 
+    @property
+    def summary(self) -> str:
+        """Its first paragraph as text."""
+        first = str(self.body).partition("<p>")[2].partition("</p>")[0]
+        return Markup(first).striptags()  # noqa: S704 - tags are taken off
+
 
 @cache
 def list_pages() -> dict[str, Page]:
