@@ -25,7 +25,7 @@ def test_packed_examples_are_those_that_were_packed(count: int) -> None:
     assert packed[::400] == examples[::400]
     assert [packed[-1]] == examples[-1:] if count else not packed
     assert [each.model_dump_json() for each in packed] == [each.model_dump_json() for each in examples]
-    assert packed.task_set_sha256() == task_set_digest(examples)
+    assert packed.task_set_sha256 == task_set_digest(examples)
     assert (packed.ids, packed.strata) == (
         [each.example_id for each in examples],
         [each.stratum for each in examples],

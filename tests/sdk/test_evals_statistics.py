@@ -293,7 +293,6 @@ def test_any_rewards_give_an_ordered_interval_and_a_full_histogram(rows: list[tu
         running.add(scored(example, reward, i))
     summary = running.summary(expected=len(rows))
     assert summary.reward_mean is not None
-    assert running.reward_mean == pytest.approx(summary.reward_mean, rel=1e-6, abs=1e-6)
     if summary.reward_low is not None and summary.reward_high is not None:
         assert summary.reward_low <= summary.reward_mean <= summary.reward_high
     assert summary.histogram is not None

@@ -275,7 +275,7 @@ async def _require_same_environment(evaluation: Evaluation, environment: OpenedE
     if not changed:
         return
     examples = await planned_examples(environment.handle, settings.plan())
-    same = examples.task_set_sha256() == RunFolder.open(run_dir).manifest.task_set_sha256
+    same = examples.task_set_sha256 == RunFolder.open(run_dir).manifest.task_set_sha256
     if not same or not evaluation.allow_changed_code:
         raise environment_changed(
             changed, examples_changed=not same, folder=shlex.quote(str(folder)), model=settings.model

@@ -8,7 +8,6 @@ digest of every line are held here.
 from __future__ import annotations
 
 import hashlib
-import tempfile
 import time
 from array import array
 from collections.abc import Callable, Iterator
@@ -20,7 +19,8 @@ from urllib.parse import quote
 
 import zstandard
 from pydantic import ValidationError
-from wander.evals.store.jsonl import blocks, key_at_start
+from wander.evals.store.examples import Places
+from wander.evals.store.jsonl import key_at_start, open_plain
 from wander.types import Rollout
 from wander.wire import RunDetail
 from wander.wire.postings import (
@@ -114,10 +114,7 @@ def pack_run(manifest: RunManifest, files: list[Path]) -> Iterator[Parcel]:
     `files` are those of `files_of`.
     """
     manifest_file, rollouts, *artifacts = files
-    with tempfile.TemporaryFile() if rollouts.suffix == ".zst" else rollouts.open("rb") as plain:
-        if rollouts.suffix == ".zst":
-            for block in blocks(rollouts):
-                plain.write(block)
+    with open_plain(rollouts) as plain:
         offsets, lengths, digest = _in_order(manifest, plain, rollouts)
         digests = {path.name: file_digest(path) for path in artifacts}
         text = manifest_file.read_bytes()
@@ -178,8 +175,7 @@ def _in_order(
     manifest: RunManifest, plain: IO[bytes], path: Path
 ) -> tuple[array[int], array[int], str | None]:
     """Return offset and length of the line of every rollout in the manifest's order, and their digest."""
-    per_example = manifest.rollouts_per_example
-    first = {name: place * per_example for place, name in enumerate(manifest.example_ids)}
+    places = Places(manifest.example_ids, manifest.rollouts_per_example)
     offsets = array("q", [_NOWHERE]) * manifest.expected_rollouts
     lengths = array("q", [0]) * manifest.expected_rollouts
     digests = bytearray(DIGEST_BYTES * manifest.expected_rollouts)
@@ -188,20 +184,19 @@ def _in_order(
     for number, line in enumerate(plain, start=1):
         key = _key(line, number, path)
         if key is not None:
-            base = first.get(key[0])
-            if base is None or not 0 <= key[1] < per_example:
+            if (place := places.find(key)) is None:
                 raise ClientError(
                     f"line {number} of `{path}` is no rollout that the manifest plays", code="bad_rollouts"
                 )
-            place = base + key[1]  # of the lines of one rollout, the last one counts
+            # Of the lines of one rollout, the last one counts.
             offsets[place], lengths[place] = offset, len(line)
             digests[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES] = line_digest(line)
         offset += len(line)
-    there = [place for place, start in enumerate(offsets) if start != _NOWHERE]
     whole = RolloutsDigest()
-    for place in there:
-        whole.add(bytes(digests[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES]))
-    found = (array("q", [offsets[place] for place in there]), array("q", [lengths[place] for place in there]))
+    for place, start in enumerate(offsets):
+        if start != _NOWHERE:
+            whole.add(bytes(digests[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES]))
+    found = (array("q", (start for start in offsets if start != _NOWHERE)), array("q", filter(None, lengths)))
     return *found, whole.hexdigest()
 
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 
 from wander.clients.base import Client
 from wander.errors import ConfigError, DatasetError
 from wander.evals.run.budget import Budget, Share
-from wander.evals.store.examples import PackedExamples
+from wander.evals.store.bookmark import RecordedExamples, recorded_examples
+from wander.evals.store.examples import PAGE, PackedExamples
+from wander.evals.store.folder import RunFolder
 from wander.handle import EnvironmentHandle, Split
 from wander.seeding import derived_rng
-from wander.types import Example, SamplingArgs
+from wander.types import SamplingArgs
 from wander.wire.run_record import ExampleChoice, Shard
-
-_PAGE = 1000
-"""Examples that are asked for at once."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ async def planned_examples(environment: EnvironmentHandle, plan: EvaluationPlan)
             hint="leave `--strata` out; an environment declares them by `strata=`",
         )
     if plan.shuffle or plan.strata:
-        whole = PackedExamples([each async for each in _in_pages(environment, plan.split, None)])
+        whole = await _packed(environment, plan.split, None)
         order = list(range(len(whole)))
         if plan.shuffle:
             derived_rng(plan.seed, "evaluation order").shuffle(order)
@@ -89,32 +88,45 @@ async def planned_examples(environment: EnvironmentHandle, plan: EvaluationPlan)
             order = [order[place] for place in in_turn([whole.strata[place] for place in order])]
         examples = PackedExamples(whole[place] for place in order[: plan.num_examples])
     else:
-        examples = PackedExamples()
-        async for example in _in_pages(environment, plan.split, plan.num_examples):
-            examples.append(example)
+        examples = await _packed(environment, plan.split, plan.num_examples)
     if not examples:
         raise ConfigError(f"the `{plan.split}` split of `{environment.info.name}` has no examples")
-    twice = [name for name, count in Counter(examples.ids).items() if count > 1]
-    if twice:
-        raise DatasetError(f"example id `{twice[0]}` stands for several rows of `{environment.info.name}`")
+    if len(set(examples.ids)) < len(examples):
+        twice = next(name for name, count in Counter(examples.ids).items() if count > 1)
+        raise DatasetError(f"example id `{twice}` stands for several rows of `{environment.info.name}`")
     return examples
 
 
-async def _in_pages(environment: EnvironmentHandle, split: Split, most: int | None) -> AsyncIterator[Example]:
-    """Yield the first examples of a split, of which no more than a page is in memory."""
-    if most is None:
-        info = environment.info
-        most = info.eval_examples if split == "eval" else info.train_examples
+def planned_on_record(
+    environment: EnvironmentHandle, plan: EvaluationPlan, begun: RunFolder | None
+) -> RecordedExamples | None:
+    """Return the examples of a run that is resumed, unmade; None where they have to be made to be known."""
+    if begun is None or plan.choice != "first":
+        return None
+    size = _size(environment, plan.split)
+    count = size if plan.num_examples is None else min(plan.num_examples, size or plan.num_examples)
+    return recorded_examples(environment, plan.split, count, begun)
+
+
+def _size(environment: EnvironmentHandle, split: Split) -> int | None:
+    return environment.info.eval_examples if split == "eval" else environment.info.train_examples
+
+
+async def _packed(environment: EnvironmentHandle, split: Split, most: int | None) -> PackedExamples:
+    """Return the first examples of a split, of which no more than a page is in memory."""
+    packed = PackedExamples()
+    most = _size(environment, split) if most is None else most
     taken = 0
     while most is None or taken < most:
         # A split without an end raises where nobody says how many.
-        count = None if most is None else min(_PAGE, most - taken)
+        count = None if most is None else min(PAGE, most - taken)
         page = await environment.examples(split, taken, count)
         for example in page:
-            yield example
+            packed.append(example)
         taken += len(page)
         if count is None or len(page) < count:
-            return
+            break
+    return packed
 
 
 def in_turn(strata: Sequence[int | None]) -> list[int]:

@@ -24,12 +24,13 @@ from wander.clients.base import Client
 from wander.clients.players import require_players
 from wander.evals.run.admission import Admission
 from wander.evals.run.budget import Meter, MeteredClient, count_tokens
-from wander.evals.run.plan import EvaluationPlan, planned_examples
+from wander.evals.run.plan import EvaluationPlan, planned_examples, planned_on_record
 from wander.evals.run.stopping import FailureWatch, StopRequest
-from wander.evals.stats.in_order import SummaryInOrder
+from wander.evals.run.tally import DONE, FAILED, Tally
 from wander.evals.stats.summary import summarise_run
-from wander.evals.store.examples import PackedExamples
-from wander.evals.store.folder import RunFolder, run_folder
+from wander.evals.store.bookmark import Bookmark, bookmark_of, keep_digests
+from wander.evals.store.examples import PackedExamples, RunExamples
+from wander.evals.store.folder import RunFolder, begun_run, run_folder
 from wander.evals.store.manifest import model_pin, new_manifest, player_pins
 from wander.handle import EnvironmentHandle, RolloutRequest
 from wander.rollout.garbage import fewer_collections
@@ -38,8 +39,8 @@ from wander.wire import EndpointUse, EnvironmentPin, RunManifest, RunSummary
 
 __all__ = ["EvaluationPlan", "EvaluationResult", "Progress", "evaluate", "planned_examples"]
 
-_DONE, _FAILED = 1, 2
-"""What an earlier part of a run has come to, of each rollout; 0 for one that is missing."""
+_MARK_EVERY = 50_000
+"""Rollouts after which a long run's bookmark is renewed: so many are read again after a kill, at most."""
 _PROGRESS_SECONDS = 0.1
 _SYNC_SECONDS = 1.0
 _RETRY_SECONDS = 0.5
@@ -100,8 +101,8 @@ class EvaluationResult:
 
 
 OnProgress = Callable[[Progress], None]
-Job = tuple[Example, range]
-"""An example and which of its rollouts to play: one, or where rewards compare them the whole group."""
+Job = tuple[int, range]
+"""An example's place and which of its rollouts to play: one, or where rewards compare them the group."""
 
 
 async def evaluate(
@@ -120,10 +121,12 @@ async def evaluate(
 
     `resume` continues the run in `run_dir`: rollouts that did not fail are kept, missing and failed ones
     are played. It is refused with `RunError` when the run was made of anything else, and starts a new run
-    where the folder has none. `checked` says that the caller has just awaited `client.check()`: it may cost
-    a call, so nobody asks twice. Raises `ModelError` early when the endpoint cannot be used at all; what was
-    played until then is on disk. Cancelling the calling task ends the same way as a stop, with
-    `CancelledError`.
+    where the folder has none. The examples of a long run that took the first of its split are held to their
+    digests page by page when they are played, the first page at once.
+
+    `checked` says that the caller has just awaited `client.check()`: it may cost a call, so nobody asks
+    twice. Raises `ModelError` early when the endpoint cannot be used at all; what was played until then is on
+    disk. Cancelling the calling task ends the same way as a stop, with `CancelledError`.
     """
     require_players(environment.info, [*client.scripts, *client.others])
     if not checked:
@@ -131,14 +134,17 @@ async def evaluate(
     if environment.info.calls_tools:
         client.check_tools()
     client.check_sampling(plan.sampling)
-    examples = await planned_examples(environment, plan)
+    begun = begun_run(run_dir, resume=resume)
+    recorded = planned_on_record(environment, plan, begun)
+    examples: RunExamples = recorded or await planned_examples(environment, plan)
+    first = await examples.example(0)
     manifest = new_manifest(
         environment=pin,
         model=model_pin(client),
         examples=examples,
         rollouts_per_example=plan.rollouts_per_example,
         sampling=plan.sampling,
-        split=examples[0].split,
+        split=first.split,
         seed=plan.seed,
         notes=plan.notes,
     ).model_copy(
@@ -149,10 +155,17 @@ async def evaluate(
             "shard": plan.shard,
         }
     )
-    folder = run_folder(run_dir, manifest, resume=resume)
-    bound = contextlib.nullcontext() if client.limiter is None else client.limiter.at_most(plan.concurrency)
-    evaluation = _Evaluation(environment, client, plan, folder, manifest, on_progress, stop or StopRequest())
+    folder = run_folder(run_dir, manifest, begun)
     try:
+        if isinstance(examples, PackedExamples):
+            if folder is not None:
+                keep_digests(examples, folder)
+            examples.keep_content_alone()
+        evaluation = _Evaluation(
+            environment, client, plan, folder, manifest, on_progress, stop or StopRequest()
+        )
+        limiter = client.limiter
+        bound = contextlib.nullcontext() if limiter is None else limiter.at_most(plan.concurrency)
         with bound, fewer_collections(plan.concurrency):
             await evaluation.play(examples)
         return evaluation.result()
@@ -200,13 +213,16 @@ class _Evaluation:
         self.folder = folder
         self.on_progress = on_progress
         self.stop = stop
-        self.running = SummaryInOrder(self.manifest)
+        self.tally = Tally(self.manifest)
         self.watch = FailureWatch(most, why_lost=lambda: environment.lost_reason)
         self.kept: list[Rollout] = []
         self.total = self.manifest.expected_rollouts
         self.unit = self.manifest.played_together
         """How many rollouts are played together."""
         self.most_jobs = max(1, most // self.unit)
+        self.bookmark = bookmark_of(folder) if folder is not None else None
+        self.marked = 0
+        """Rollouts that the bookmark knows of."""
         self.resumed = 0
         self.left_out = 0
         """Rollouts that are missing and not asked for."""
@@ -221,9 +237,10 @@ class _Evaluation:
         self._told_at = 0.0
         self._jitter = random.Random()  # noqa: S311 - spreads retries, decides no result
 
-    async def play(self, examples: PackedExamples) -> None:
+    async def play(self, examples: RunExamples) -> None:
         """Play what is missing; returns early on a stop and raises the failure watch's verdict."""
-        jobs = self._missing(examples)
+        self._resume()
+        jobs = self._missing()
         # A run that was complete and closed before stays as it is, to the byte.
         self.untouched = self.resumed == self.total and self.manifest.ended_at is not None
         if self.folder is not None and not self.untouched:
@@ -231,7 +248,7 @@ class _Evaluation:
         workers = min(self.most_jobs, (self.total - self.resumed - self.left_out) // self.unit)
         self._tell(force=True)
         async with self._each_second():
-            tasks = {asyncio.create_task(self._work(jobs)) for _ in range(workers)}
+            tasks = {asyncio.create_task(self._work(examples, jobs)) for _ in range(workers)}
             try:
                 await self._until_done(tasks)
             finally:
@@ -246,13 +263,14 @@ class _Evaluation:
 
     def result(self) -> EvaluationResult:
         """Close the run and return what it came to."""
-        complete = self.running.rollouts == self.total
-        if self.folder is not None and self.resumed and not complete:
-            # Failures of the earlier part that were not played again still stand in the folder.
-            summary = summarise_run(self.manifest, self.folder.rollouts())
+        use, complete = self._use(), self.tally.rollouts == self.total
+        if self.folder is not None:
+            if self.bookmark is not None and not complete:
+                self.bookmark.write(self._mark(self.folder))
+            # Failures of an earlier part that were not played again still stand there.
+            summary = summarise_run(self.manifest, self.folder.rollouts_in_order())
         else:
-            summary = self.running.summary(expected=self.total)
-        use = self._use()
+            summary = summarise_run(self.manifest, sorted(self.kept, key=self.tally.place_of))
         if self.folder is not None and not self.untouched:
             if use.calls or use.cached:
                 self.folder.add_use(use)
@@ -260,6 +278,8 @@ class _Evaluation:
                 self.folder.set_spending(spending)
             if complete:
                 self.folder.finish(summary)
+                if self.bookmark is not None:
+                    self.bookmark.remove()
             else:
                 self.folder.write_summary(summary)
         return EvaluationResult(
@@ -269,7 +289,7 @@ class _Evaluation:
             rollouts=self.kept,
             interrupted=not complete
             and self.spent is None
-            and self.running.rollouts + self.left_out < self.total,
+            and self.tally.rollouts + self.left_out < self.total,
             resumed=self.resumed,
             retried=self.retried,
             torn=self.folder.torn if self.folder else None,
@@ -283,45 +303,60 @@ class _Evaluation:
         use = EndpointUse() if self.limiter is None else self.limiter.use() - self.used_before
         return use.model_copy(update={"cached": self.meter.cached_calls})
 
-    def _missing(self, examples: PackedExamples) -> Iterator[Job]:
-        """Count what an earlier part of the run has, and return an iterator over the rest."""
-        state = self._resumed_state()
-        self.resumed = state.count(_DONE)
+    def _missing(self) -> Iterator[Job]:
+        """Return an iterator over what is to be played."""
+        state, unit, each = self.tally.state, self.unit, self.plan.rollouts_per_example
+        starts, shard = range(0, len(state), unit), self.plan.shard
         # Of a group one failed rollout is enough: it is played again as a whole.
-        failed = [_FAILED in state[start : start + self.unit] for start in range(0, len(state), self.unit)]
-        if self.plan.only_failed:
-            self.left_out = self.total - self.resumed - sum(failed) * self.unit
-        wanted = failed if self.plan.only_failed else [done != _DONE for done in state[:: self.unit]]
-        each, shard = self.plan.rollouts_per_example, self.plan.shard
+        only_failed = self.plan.only_failed
+        if only_failed:
+            failed = sum(FAILED in state[start : start + unit] for start in starts)
+            self.left_out = self.total - self.resumed - failed * unit
         return (
-            (examples[start // each], range(start % each, start % each + self.unit))
-            for number, start in enumerate(range(0, len(state), self.unit))
-            if wanted[number] and (shard is None or shard.takes(number))
+            (start // each, range(start % each, start % each + unit))
+            for number, start in enumerate(starts)
+            if (FAILED in state[start : start + unit] if only_failed else state[start] != DONE)
+            and (shard is None or shard.takes(number))
         )
 
-    def _resumed_state(self) -> bytearray:
-        """Return what an earlier part of this run has come to; of groups only whole ones are done."""
-        state = bytearray(len(self.manifest.example_ids) * self.plan.rollouts_per_example)
+    def _resume(self) -> None:
+        """Learn what an earlier part of this run has come to; of groups only whole ones are done."""
         if self.folder is None:
-            return state
-        good: Counter[str] = Counter()
-        if self.unit > 1:
-            good.update(each.example_id for each in self.folder.rollouts() if each.failure is None)
-        prompt = completion = 0
-        for rollout in self.folder.rollouts():
+            return
+        mark, tally = self.bookmark.read() if self.bookmark is not None else None, self.tally
+        if mark is not None:
+            tally.restore(mark)
+        spent = mark.spent if mark is not None else Usage()
+        prompt, completion = spent.prompt_tokens, spent.completion_tokens
+        for rollout, whole in self._on_record(self.folder, mark):
             asked = count_tokens(rollout.turns)
             prompt, completion = prompt + asked.prompt_tokens, completion + asked.completion_tokens
-            place = self.running.place_of(rollout)
             if rollout.failure is not None:
-                state[place] = _FAILED
-            elif self.unit == 1 or good[rollout.example_id] == self.unit:
-                state[place] = _DONE
-                self.running.add(rollout)
+                tally.state[tally.place_of(rollout)] = FAILED
+            elif whole:
+                tally.add(rollout)
         self.meter.at_least(Usage(prompt_tokens=prompt, completion_tokens=completion))
-        return state
+        self.resumed = tally.state.count(DONE)
 
-    async def _work(self, jobs: Iterator[Job]) -> None:
-        for example, indices in jobs:
+    def _on_record(self, folder: RunFolder, mark: Bookmark | None) -> Iterator[tuple[Rollout, bool]]:
+        """Yield what is on record since a bookmark, and whether all that is played with it is."""
+        if self.unit > 1:
+            good = Counter(each.example_id for each in folder.rollouts() if each.failure is None)
+            yield from ((each, good[each.example_id] == self.unit) for each in folder.rollouts())
+            return
+        start = (mark.length, mark.lines) if mark is not None else (0, 0)
+        for number, rollout in folder.every_line(*start):
+            if self.tally.state[self.tally.place_of(rollout)] == DONE:
+                raise folder.repeats(number)
+            yield rollout, True
+
+    def _mark(self, folder: RunFolder) -> Bookmark:
+        self.marked = self.tally.rollouts
+        return self.tally.bookmark(folder.plain_bytes(), self.meter.usage)
+
+    async def _work(self, examples: RunExamples, jobs: Iterator[Job]) -> None:
+        for place, indices in jobs:
+            example = await examples.example(place)
             rollout_ids = [f"{example.example_id}/{index}" for index in indices]
             await self.admission.enter(rollout_ids)
             if self.stop.requested.is_set() or self._over_budget():
@@ -378,7 +413,7 @@ class _Evaluation:
             rollout = self.folder.append(rollout)
         else:
             self.kept.append(rollout)
-        self.running.add(rollout)
+        self.tally.add(rollout)
         self._tell()
 
     def _tell(self, *, force: bool = False) -> None:
@@ -386,17 +421,17 @@ class _Evaluation:
         if self.on_progress is None or not (force or now - self._told_at >= _PROGRESS_SECONDS):
             return
         self._told_at = now
-        running = self.running
+        tally = self.tally
         status = None if self.limiter is None else self.limiter.status()
         self.on_progress(
             Progress(
-                done=running.rollouts,
+                done=tally.rollouts,
                 total=self.total,
-                failed=running.failed,
+                failed=tally.rollouts - tally.scored,
                 retried=self.retried,
                 in_flight=self.in_flight,
-                reward_mean=running.reward_mean,
-                usage=running.usage,
+                reward_mean=tally.reward_mean,
+                usage=tally.usage,
                 seconds=now - self._started,
                 calls_in_flight=status.in_flight if status else self.in_flight,
                 rate=status.rate if status else None,
@@ -449,6 +484,8 @@ class _Evaluation:
                 self.longest_stall = max(self.longest_stall, stall)
                 if folder is not None:
                     await asyncio.to_thread(folder.sync)
+                    if self.bookmark is not None and self.tally.rollouts >= self.marked + _MARK_EVERY:
+                        await asyncio.to_thread(self.bookmark.write, self._mark(folder))
                 self._tell()
 
         syncing = asyncio.create_task(keep_syncing())

@@ -83,11 +83,9 @@ def break_down(
 ) -> Breakdown:
     """Return a run in detail, with `shown` rollouts of either end of the rewards."""
     info = manifest.environment.info
-    running = RunningSummary(info, pass_threshold)
+    running = RunningSummary(info, pass_threshold, manifest.example_ids)
     stratum_of = dict(zip(manifest.example_ids, manifest.strata, strict=False))
     strata: dict[int | None, RunningSummary] = defaultdict(lambda: RunningSummary(info))
-    rewards: dict[str, tuple[float, int]] = {}
-    """Sum and number of the rewards of each example."""
     failures: Counter[tuple[str, str, str]] = Counter()
     tokens, turns, seconds = array("d"), array("d"), array("d")
     # By reward, and of equal rewards the first rollouts.
@@ -103,8 +101,6 @@ def break_down(
         reward = rollout.reward
         if running.scored == number or reward is None:
             continue
-        total, count = rewards.get(rollout.example_id, (0.0, 0))
-        rewards[rollout.example_id] = (total + reward, count + 1)
         tokens.append(rollout.usage.completion_tokens)
         turns.append(len(rollout.turns))
         seconds.append(rollout.seconds)
@@ -116,7 +112,7 @@ def break_down(
     return Breakdown(
         summary=summary,
         metrics={name: MetricInterval(low=one.low, high=one.high) for name, one in summary.metrics.items()},
-        detectable=_detectable([total / count for total, count in rewards.values()]),
+        detectable=_detectable(running.example_means()),
         strata=_score_strata(strata) if len(strata) > 1 else [],
         failures=[
             FailureCount(boundary=boundary, type=kind, message=message, count=count)

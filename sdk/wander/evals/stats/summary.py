@@ -30,9 +30,11 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import floor, sqrt
+from typing import Self
 
 from wander.evals.stats.intervals import Interval, clustered_wilson_interval, mean_interval
 from wander.evals.stats.pass_at_k import pass_rates
+from wander.evals.store.examples import Places
 from wander.types import EnvironmentInfo, Rollout, Usage
 from wander.wire import Histogram, MetricSummary, RunManifest, RunSummary
 
@@ -55,20 +57,27 @@ def summarise(
     Keeps one float per rollout and three numbers per example, no messages.
     """
     running = RunningSummary(info, pass_threshold)
-    for rollout in rollouts:
-        running.add(rollout)
-    return running.summary(expected=expected)
+    return running.add_all(rollouts).summary(expected=expected)
 
 
 def summarise_run(manifest: RunManifest, rollouts: Iterable[Rollout]) -> RunSummary:
     """Return the aggregates of a run as its manifest describes it."""
-    return summarise(rollouts, expected=manifest.expected_rollouts, info=manifest.environment.info)
+    running = RunningSummary(manifest.environment.info, example_ids=manifest.example_ids)
+    return running.add_all(rollouts).summary(expected=manifest.expected_rollouts)
 
 
 class RunningSummary:
-    """The same aggregates while rollouts arrive; `reward_mean` is at hand at any time."""
+    """The same aggregates while rollouts arrive.
 
-    def __init__(self, info: EnvironmentInfo | None = None, pass_threshold: float | None = None) -> None:
+    Examples whose ids are known before, and only number them, take a few bytes each.
+    """
+
+    def __init__(
+        self,
+        info: EnvironmentInfo | None = None,
+        pass_threshold: float | None = None,
+        example_ids: Sequence[str] = (),
+    ) -> None:
         self._reward_bounds = (info and info.reward_range) or (0.0, 1.0)
         self._metric_bounds = {one.name: one.range for one in info.reward_functions} if info else {}
         self._pass_threshold = pass_threshold
@@ -79,14 +88,15 @@ class RunningSummary:
         self._failures: Counter[str] = Counter()
         self._stop_reasons: Counter[str] = Counter()
         self._rewards = array("d")
-        self._examples: dict[str, int] = {}
-        """The examples seen, numbered in that order."""
-        self._totals, self._counts, self._passed = array("d"), array("L"), array("L")
+        self._places = Places(example_ids, 1)
+        self._number_at = array("i", [-1]) * len(self._places)
+        self._others: dict[str, int] = {}
+        """The examples seen are numbered in that order: those of known ids by their places, and others."""
+        self._totals, self._counts, self._passed = array("d"), array("I"), array("I")
         """Sum of rewards, number of scored rollouts and of passed ones, of each of them."""
-        self._numbers = array("q")
+        self._numbers = array("i")
         """Numbers of the same in the order in which they were first scored; -1 before that."""
         self._scored_examples = 0
-        self._sum_of_means = 0.0
         self._binary = True
         self._metrics: dict[str, ClusteredMean] = {}
         self._reward_moments = Moments()
@@ -99,12 +109,16 @@ class RunningSummary:
         """Rollouts that count towards the mean."""
         return len(self._rewards)
 
-    @property
-    def reward_mean(self) -> float | None:
-        """Mean over examples so far; None before the first scored rollout."""
-        if not self._scored_examples:
-            return None
-        return self._sum_of_means / self._scored_examples
+    def example_means(self) -> array[float]:
+        """Return the mean reward of each example with a scored rollout."""
+        pairs = zip(self._totals, self._counts, strict=True)
+        return array("d", (total / count for total, count in pairs if count))
+
+    def add_all(self, rollouts: Iterable[Rollout]) -> Self:
+        """Count rollouts."""
+        for rollout in rollouts:
+            self.add(rollout)
+        return self
 
     def add(self, rollout: Rollout) -> None:
         """Count one rollout."""
@@ -112,12 +126,7 @@ class RunningSummary:
         self.usage_prompt += rollout.usage.prompt_tokens
         self.usage_completion += rollout.usage.completion_tokens
         self._truncated += rollout.truncated
-        example = self._examples.setdefault(rollout.example_id, len(self._examples))
-        if example == len(self._numbers):
-            self._totals.append(0.0)
-            self._counts.append(0)
-            self._passed.append(0)
-            self._numbers.append(-1)
+        example = self._number(rollout.example_id)
         reward = rollout.reward
         if rollout.failure is not None:
             self._count_failure(rollout.failure.boundary)
@@ -129,9 +138,7 @@ class RunningSummary:
 
     def summary(self, *, expected: int) -> RunSummary:
         """Return the aggregates of what was added so far."""
-        scored = self.scored
-        pairs = zip(self._totals, self._counts, strict=True)
-        means = [total / count for total, count in pairs if count]
+        scored, means = self.scored, self.example_means()
         low, high = self._interval(means)
         threshold = self._pass_threshold
         if threshold is None and self._binary and scored:
@@ -142,8 +149,7 @@ class RunningSummary:
             expected=expected,
             failed=self.failed,
             failures=dict(sorted(self._failures.items())),
-            examples=len(self._examples),
-            # From scratch: `self.reward_mean` gathers rounding errors as it goes.
+            examples=len(self._numbers),
             reward_mean=sum(means) / len(means) if means else None,
             reward_low=low,
             reward_high=high,
@@ -159,8 +165,23 @@ class RunningSummary:
             usage=Usage(prompt_tokens=self.usage_prompt, completion_tokens=self.usage_completion),
             seconds_mean=self._seconds / scored if scored else None,
             pass_threshold=threshold,
-            pass_rates=[] if threshold is None else pass_rates(passes),
+            # Of single rollouts, which may be a million, there are none.
+            pass_rates=[] if threshold is None or max(self._counts, default=0) < 2 else pass_rates(passes),
         )
+
+    def _number(self, example_id: str) -> int:
+        """Return the number of an example, the next one of one that was not seen."""
+        place, new = self._places.find((example_id, 0)), len(self._numbers)
+        if place is None:
+            number = self._others.setdefault(example_id, new)
+        elif (number := self._number_at[place]) < 0:
+            number = self._number_at[place] = new
+        if number == new:
+            self._totals.append(0.0)
+            self._counts.append(0)
+            self._passed.append(0)
+            self._numbers.append(-1)
+        return number
 
     def _count_failure(self, boundary: str) -> None:
         self.failed += 1
@@ -170,9 +191,7 @@ class RunningSummary:
         total, count = self._totals[example], self._counts[example]
         if not count:
             self._numbers[example] = self._scored_examples
-        before = total / count if count else 0.0
-        self._scored_examples += count == 0
-        self._sum_of_means += (total + reward) / (count + 1) - before
+            self._scored_examples += 1
         self._passed[example] += reward >= (1.0 if self._pass_threshold is None else self._pass_threshold)
         self._totals[example], self._counts[example] = total + reward, count + 1
         self._rewards.append(reward)
@@ -186,7 +205,7 @@ class RunningSummary:
             if is_number(value):
                 self._metrics.setdefault(name, ClusteredMean()).add(value, number)
 
-    def _interval(self, means: list[float]) -> Interval | tuple[None, None]:
+    def _interval(self, means: array[float]) -> Interval | tuple[None, None]:
         # All 0 or all 1 with other bounds: what stayed unseen may lie beyond.
         if means and self._binary and (self._reward_bounds == (0.0, 1.0) or len(set(self._rewards)) == 2):
             return clustered_wilson_interval(means, self.scored)
@@ -232,7 +251,7 @@ class ClusteredMean:
     def __init__(self) -> None:
         self._moments = Moments()
         self._totals = array("d")
-        self._counts = array("L")
+        self._counts = array("I")
         self._first = array("d")
         """The values of example 0: a single example's interval is that of its rollouts."""
         self._seen: set[float] = set()
@@ -263,14 +282,15 @@ class ClusteredMean:
         Where examples have as many values each these are the same; where not, an example weighs as much as
         it has values (the linearised ratio estimator; Cochran 1977, "Sampling Techniques", section 6.3).
         """
-        pairs = [(total, count) for total, count in zip(self._totals, self._counts, strict=True) if count]
         mean, values = self._moments.mean, self._moments.count
-        size = values / len(pairs)
-        weighed = [mean + (total - mean * count) / size for total, count in pairs]
+        examples = len(self._counts) - self._counts.count(0)
+        size = values / examples
+        pairs = zip(self._totals, self._counts, strict=True)
+        weighed = array("d", (mean + (total - mean * count) / size for total, count in pairs if count))
         # Zeros alone may be a share or a count; only bounds, or a 1 among them, tell.
         if self._seen == {0.0, 1.0} or (bounds == (0.0, 1.0) and self._seen <= {0.0, 1.0}):
             return clustered_wilson_interval(weighed, values)
-        return _interval_within(self._first if len(pairs) == 1 else weighed, bounds)
+        return _interval_within(self._first if examples == 1 else weighed, bounds)
 
 
 def _interval_within(values: Sequence[float], bounds: Interval | None) -> Interval | tuple[None, None]:

@@ -1,6 +1,7 @@
 """The examples of a run in a tenth of their memory, and where its rollouts stand.
 
-They are kept as compressed JSON, a block at a time, and read when they are played.
+A new run makes all its examples before its first rollout, for their digest stands in its manifest. They are
+kept as compressed JSON, a block at a time, and read when they are played.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import overload
+from typing import Protocol, overload
 
 import zstandard
 
@@ -16,8 +17,34 @@ from wander.types import Example, canonical_json
 
 _BLOCK = 512
 """Examples that are compressed together."""
+PAGE = 1000
+"""Examples that are asked for at once."""
+DIGEST_BYTES = 32
 _DIGITS = 18
 """No number of examples has more."""
+
+
+class RunExamples(Protocol):
+    """The examples of a run, in their order."""
+
+    @property
+    def ids(self) -> list[str]:
+        """Their ids."""
+        ...
+
+    @property
+    def strata(self) -> list[int | None]:
+        """Their strata."""
+        ...
+
+    @property
+    def task_set_sha256(self) -> str:
+        """What `wander.types.task_set_digest` returns."""
+        ...
+
+    async def example(self, place: int) -> Example:
+        """Return the example at a place."""
+        ...
 
 
 class PackedExamples(Sequence[Example]):
@@ -26,7 +53,9 @@ class PackedExamples(Sequence[Example]):
     def __init__(self, examples: Iterable[Example] = ()) -> None:
         self.ids: list[str] = []
         self.strata: list[int | None] = []
-        self._digest = hashlib.sha256()
+        self.digests = bytearray()
+        """Of all of them, one after the other."""
+        self._count = 0
         self._blocks: list[bytes] = []
         self._open: list[str] = []
         """What no block has yet."""
@@ -37,22 +66,28 @@ class PackedExamples(Sequence[Example]):
 
     def append(self, example: Example) -> None:
         """Add one at the end."""
+        self._count += 1
         self.ids.append(example.example_id)
         self.strata.append(example.stratum)
-        values = vars(example)  # which are JSON
-        self._digest.update(hashlib.sha256(canonical_json(values).encode()).digest())
-        self._open.append(json.dumps(values, separators=(",", ":")))
+        self.digests += example_digest(example)
+        self._open.append(json.dumps(vars(example), separators=(",", ":")))
         if len(self._open) == _BLOCK:
-            # No line has a newline: JSON escapes it.
-            self._blocks.append(zstandard.compress("\n".join(self._open).encode(), 1))
+            # No line has a newline: JSON escapes it. The library's bytes hold five times what they show.
+            packed = zstandard.compress("\n".join(self._open).encode(), 3)
+            self._blocks.append(bytes(memoryview(packed)))
             self._open = []
 
+    @property
     def task_set_sha256(self) -> str:
-        """Return what `wander.types.task_set_digest` does, without reading them again."""
-        return self._digest.hexdigest()
+        """What `wander.types.task_set_digest` returns, without reading them again."""
+        return hashlib.sha256(self.digests).hexdigest()
+
+    def keep_content_alone(self) -> None:
+        """Forget ids, strata and digests, once a manifest and a file have them."""
+        self.ids, self.strata, self.digests = [], [], bytearray()
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return self._count
 
     @overload
     def __getitem__(self, place: int) -> Example: ...
@@ -72,6 +107,15 @@ class PackedExamples(Sequence[Example]):
 
     def __iter__(self) -> Iterator[Example]:
         return (self[place] for place in range(len(self)))
+
+    async def example(self, place: int) -> Example:
+        """Return the example at a place."""
+        return self[place]
+
+
+def example_digest(example: Example) -> bytes:
+    """Return what `Example.digest` does, as bytes."""
+    return hashlib.sha256(canonical_json(vars(example)).encode()).digest()  # its values are JSON
 
 
 def _example(line: str) -> Example:

@@ -50,22 +50,31 @@ _NO_LOCKS = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.
 """What file systems answer that have no locks; a run there goes without."""
 
 
-def run_folder(path: Path | None, manifest: RunManifest, *, resume: bool) -> RunFolder | None:
-    """Return the folder that a run writes: a new one, or with `resume` the one there; None for no path.
+def begun_run(path: Path | None, *, resume: bool) -> RunFolder | None:
+    """Return the run to resume; None where none is, or the folder has none."""
+    return RunFolder.open(path) if resume and path is not None and (path / MANIFEST).exists() else None
+
+
+def run_folder(path: Path | None, manifest: RunManifest, begun: RunFolder | None) -> RunFolder | None:
+    """Return the folder that a run writes: a new one, or the begun one; None for no path.
 
     Raises `RunError` when the run there was begun with something else than the manifest says.
     """
     if path is None:
         return None
-    if not resume or not (path / MANIFEST).exists():
+    if begun is None:
         return RunFolder.create(path, manifest)
-    folder = RunFolder.open(path)
-    if differing := find_differing_pins(folder.manifest, manifest):
-        raise RunError(
-            f"`{path}` cannot be resumed: other than when it began are {differences_in_words(differing)}",
-            hint="start a new run in another folder",
-        )
-    return folder
+    if differing := find_differing_pins(begun.manifest, manifest):
+        raise cannot_resume(path, differences_in_words(differing))
+    return begun
+
+
+def cannot_resume(path: Path, differing: str) -> RunError:
+    """Return the error that says what is not as it was when a run began."""
+    return RunError(
+        f"`{path}` cannot be resumed: other than when it began are {differing}",
+        hint="start a new run in another folder",
+    )
 
 
 class _LastLines:
@@ -125,11 +134,15 @@ class RunFolder:
                 hint="choose another folder, or resume that run with `--resume`",
             )
         folder = cls(path, manifest)
-        with _disk_errors(path):
+        with disk_errors(path):
             path.mkdir(parents=True, exist_ok=True)
         folder._take_lock()
-        folder._change_manifest()
-        folder._open_for_append()
+        try:
+            folder._change_manifest()
+            folder._open_for_append()
+        except BaseException:
+            folder.close()
+            raise
         return folder
 
     @classmethod
@@ -162,7 +175,7 @@ class RunFolder:
             return
         self._take_lock()
         plain, compressed = self.path / ROLLOUTS, self.path / COMPRESSED
-        with _disk_errors(self.path):
+        with disk_errors(self.path):
             if not plain.exists() and compressed.exists():
                 with jsonl.replace_file(plain) as out:
                     for block in jsonl.blocks(compressed):
@@ -189,7 +202,7 @@ class RunFolder:
         file = self._file
         assert file is not None
         before = os.fstat(file).st_size
-        with _disk_errors(self.path):
+        with disk_errors(self.path):
             try:
                 jsonl.write_all(file, line)
             except OSError:
@@ -204,7 +217,7 @@ class RunFolder:
         if self._file is not None and self._dirty:
             self._dirty = False
             self._synced_at = monotonic()
-            with _disk_errors(self.path):
+            with disk_errors(self.path):
                 os.fsync(self._file)
 
     def rollouts(self) -> Iterator[Rollout]:
@@ -231,24 +244,51 @@ class RunFolder:
             if counts[number] and last.get(rollout.key) != number:
                 raise RunError(f"line {number} of `{_rollouts_file(self.path)}` gives its key twice")
             if ruled and not rule.takes(rollout.key, failed=rollout.failure is not None):
-                raise RunError(
-                    f"line {number} of `{_rollouts_file(self.path)}` repeats a rollout that had not failed",
-                    hint="take that line out: a rollout is played again only after a failure",
-                )
+                raise self.repeats(number)
             if counts[number]:
                 yield rollout, line
+
+    def rollouts_in_order(self) -> Iterator[Rollout]:
+        """Yield the same in the order of the manifest, those alone that it names."""
+        if (file := _rollouts_file(self.path)) is None:
+            return
+        places = Places(self.manifest.example_ids, self.manifest.rollouts_per_example)
+        offsets, lengths = array("q", [0]) * len(places), array("I", [0]) * len(places)
+        with jsonl.open_plain(file) as plain:
+            offset = 0
+            for number, line in self._lines():
+                if (place := places.find(self._key(number, line))) is not None:
+                    offsets[place], lengths[place] = offset, len(line)
+                offset += len(line)
+            for start, length in zip(offsets, lengths, strict=True):
+                if length:
+                    yield self._parse(0, os.pread(plain.fileno(), length, start))
+
+    def every_line(self, offset: int = 0, before: int = 0) -> Iterator[tuple[int, Rollout]]:
+        """Yield the rollout of each line with its number, superseded ones too.
+
+        Of an unpacked record from an offset, `before` which there are so many lines.
+        """
+        return ((number, self._parse(number, line)) for number, line in self._lines(offset, before))
+
+    def repeats(self, number: int) -> RunError:
+        """Return the error that says of a line that it may not stand where it does."""
+        return RunError(
+            f"line {number} of `{_rollouts_file(self.path)}` repeats a rollout that had not failed",
+            hint="take that line out: a rollout is played again only after a failure",
+        )
 
     def keys_done(self) -> set[tuple[str, int]]:
         """Return the (example, index) pairs that hold a rollout that did not fail."""
         return {rollout.key for rollout in self.rollouts() if rollout.failure is None}
 
     def finish(self, summary: RunSummary, *, compress: bool = True, ended_at: datetime | None = None) -> None:
-        """Close a complete run: end time, `summary.json`, compressed rollouts, each by rename."""
+        """Close a complete run: `summary.json`, end time, compressed rollouts, each by rename."""
         self.sync()
+        self.write_summary(summary)  # first: whoever reads that it ended has no older one
         self._change_manifest(ended_at=ended_at or datetime.now(UTC))
-        self.write_summary(summary)
         if compress:
-            with _disk_errors(self.path):
+            with disk_errors(self.path):
                 jsonl.compress(self.path / ROLLOUTS, self.path / COMPRESSED)
                 (self.path / ROLLOUTS).unlink()
         self.close()
@@ -268,7 +308,7 @@ class RunFolder:
     def plain_bytes(self) -> int:
         """Return the length of `rollouts.jsonl`, with everything that was appended."""
         self.sync()
-        with _disk_errors(self.path):
+        with disk_errors(self.path):
             return (self.path / ROLLOUTS).stat().st_size
 
     def cut(self, length: int) -> None:
@@ -278,7 +318,7 @@ class RunFolder:
         """
         self.resume()
         assert self._file is not None
-        with _disk_errors(self.path):
+        with disk_errors(self.path):
             there = os.fstat(self._file).st_size
             if there < length:
                 raise RunError(
@@ -289,7 +329,7 @@ class RunFolder:
 
     def write_summary(self, summary: RunSummary) -> None:
         """Write `summary.json`, the derived aggregates, by rename."""
-        with _disk_errors(self.path):
+        with disk_errors(self.path):
             jsonl.write_whole(self.path / SUMMARY, summary.model_dump_json(indent=2).encode() + b"\n")
 
     def summary(self) -> RunSummary | None:
@@ -317,13 +357,16 @@ class RunFolder:
     def _change_manifest(self, **fields: Any) -> None:
         self.manifest = self.manifest.model_copy(update=fields)
         plain = self.manifest.model_dump(mode="json", by_alias=True)
-        text = json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False)
-        with _disk_errors(self.path):
-            jsonl.write_whole(self.path / MANIFEST, text.encode() + b"\n")
+        # Piece by piece: a million examples have a million lines.
+        pieces = json.JSONEncoder(indent=2, ensure_ascii=False, allow_nan=False).iterencode(plain)
+        with disk_errors(self.path), jsonl.replace_file(self.path / MANIFEST) as out:
+            for piece in pieces:
+                out.write(piece.encode())
+            out.write(b"\n")
 
     def _take_lock(self) -> None:
         """Keep other processes from writing here; the lock goes with this process, however it ends."""
-        with _disk_errors(self.path):
+        with disk_errors(self.path):
             lock = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -341,16 +384,16 @@ class RunFolder:
 
     def _open_for_append(self) -> None:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        with _disk_errors(self.path):
+        with disk_errors(self.path):
             self._file = os.open(self.path / ROLLOUTS, flags, 0o644)
         self._synced_at = monotonic()
 
-    def _lines(self) -> Iterator[tuple[int, bytes]]:
+    def _lines(self, offset: int = 0, before: int = 0) -> Iterator[tuple[int, bytes]]:
         """Yield (number from 1, line), a torn last line left out."""
         file = _rollouts_file(self.path)
         if file is None:
             return
-        for number, line in enumerate(jsonl.lines(file), start=1):
+        for number, line in enumerate(jsonl.lines(file, offset), start=before + 1):
             if line.endswith(b"\n") or _is_rollout(line):
                 yield number, line
 
@@ -385,7 +428,7 @@ class RunFolder:
         tail = self._torn_line()
         self.torn = self._describe_torn_line()
         size = os.fstat(self._file).st_size
-        with _disk_errors(self.path):
+        with disk_errors(self.path):
             if tail:
                 with (self.path / TORN).open("ab") as kept:
                     kept.write(tail + b"\n")
@@ -436,7 +479,7 @@ def _is_rollout(line: bytes) -> bool:
 
 
 @contextmanager
-def _disk_errors(path: Path) -> Iterator[None]:
+def disk_errors(path: Path) -> Iterator[None]:
     """Tell an operating-system error as a `RunError` that says what is kept."""
     try:
         yield

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,8 +23,8 @@ _KEY_AT_START = re.compile(rb'^\{"example_id":"([^"\\]*)","index":(\d{1,9})[,}]'
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def blocks(path: Path) -> Iterator[bytes]:
-    """Yield the plain bytes of a file in blocks; a `.zst` file is unpacked on the way.
+def blocks(path: Path, offset: int = 0) -> Iterator[bytes]:
+    """Yield the plain bytes of a file in blocks, of a plain one from an offset; a `.zst` file is unpacked.
 
     A damaged or cut compressed file raises `RunError` where it breaks.
     """
@@ -31,13 +32,28 @@ def blocks(path: Path) -> Iterator[bytes]:
         if path.suffix == ".zst":
             yield from _unpack(path, source)
             return
+        source.seek(offset)
         while block := source.read(_BLOCK):
             yield block
 
 
-def lines(path: Path) -> Iterator[bytes]:
+def lines(path: Path, offset: int = 0) -> Iterator[bytes]:
     """Yield every line with its newline; the last one may lack it."""
-    return split_lines(blocks(path))
+    return split_lines(blocks(path, offset))
+
+
+@contextmanager
+def open_plain(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file for reading at any place, of a `.zst` file a plain copy that goes at the end."""
+    if path.suffix != ".zst":
+        with path.open("rb") as plain:
+            yield plain
+        return
+    with tempfile.TemporaryFile() as copy:
+        for block in blocks(path):
+            copy.write(block)
+        copy.seek(0)
+        yield copy
 
 
 def split_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:

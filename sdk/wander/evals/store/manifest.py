@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from wander.clients.base import Client
-from wander.evals.store.examples import PackedExamples
+from wander.evals.store.examples import PackedExamples, RunExamples
 from wander.handle import Split
 from wander.types import Example, SamplingArgs
 from wander.version import __version__
@@ -57,7 +57,7 @@ def new_manifest(
     *,
     environment: EnvironmentPin,
     model: ModelPin,
-    examples: Sequence[Example],
+    examples: list[Example] | RunExamples,
     rollouts_per_example: int = 1,
     sampling: SamplingArgs | None = None,
     split: Split = "eval",
@@ -67,7 +67,7 @@ def new_manifest(
     notes: str = "",
 ) -> RunManifest:
     """Return the manifest of a run that starts now, in this process and working folder."""
-    packed = examples if isinstance(examples, PackedExamples) else PackedExamples(examples)
+    known = PackedExamples(examples) if isinstance(examples, list) else examples
     return RunManifest(
         run_id=new_run_id(),
         kind=kind,
@@ -75,10 +75,10 @@ def new_manifest(
         model=model,
         sampling=sampling or SamplingArgs(),
         split=split,
-        example_ids=packed.ids,
-        strata=packed.strata if any(stratum is not None for stratum in packed.strata) else [],
+        example_ids=known.ids,
+        strata=known.strata if any(stratum is not None for stratum in known.strata) else [],
         rollouts_per_example=rollouts_per_example,
-        task_set_sha256=packed.task_set_sha256(),
+        task_set_sha256=known.task_set_sha256,
         seed=seed,
         started_at=datetime.now(UTC),
         platform=this_platform(),
