@@ -15,6 +15,7 @@ import pytest
 from live_hub import clean_environment
 from wander_hub.database import Database
 from wander_hub.jobs import Job, TableQueue, choice
+from wander_hub.server.work import _End
 from wander_hub.settings import Settings
 from wander_hub.verification import evidence
 
@@ -163,6 +164,29 @@ def serving(data: Path, *words: str, **settings: str) -> Iterator[Worker]:
 
 
 @pytest.mark.full
+def test_a_signal_that_another_thread_gets_ends_it_too():
+    before = [(one, signal.getsignal(one)) for one in (signal.SIGTERM, signal.SIGINT)]
+    main = threading.get_ident()
+
+    def tell() -> None:
+        while sys._current_frames()[main].f_code.co_name != "wait":
+            pass
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+    end = _End()
+    try:
+        assert not end.wait(0)
+        teller = threading.Thread(target=tell)
+        teller.start()
+        assert end.wait(SECONDS)
+        assert (end.wait(), end.signal) == (True, signal.SIGTERM)
+        teller.join()
+    finally:
+        signal.set_wakeup_fd(-1)
+        for one, handler in before:
+            signal.signal(one, handler)
+
+
 def test_a_hub_that_leaves_jobs_to_others_takes_none(database, settings):
     number = submitted(database, "one")
     with serving(settings.data, "--no-jobs"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import sys
 import threading
@@ -87,21 +89,26 @@ def work(settings: Settings, *, hub_url: str | None, listen: str | None, once: b
 
 
 class _End:
-    """The signal that asks for the end."""
+    """The signal that asks for the end.
+
+    It is waited for at a pipe that each signal writes to. A wait of Python's own ends only for a signal that
+    the main thread gets, and gets while it waits; one before, or in another thread, would stay unseen.
+    """
 
     def __init__(self) -> None:
         self.signal: int | None = None
-        self._asked = threading.Event()
+        self._asked, written = os.pipe()
+        os.set_blocking(written, False)
+        signal.set_wakeup_fd(written)
         for one in (signal.SIGTERM, signal.SIGINT):
             signal.signal(one, self._ask)
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait for the end, at most so long; tell whether it was asked for."""
-        return self._asked.wait(seconds)
+        return bool(select.select([self._asked], [], [], seconds)[0])
 
     def _ask(self, number: int, _frame: FrameType | None) -> None:
         self.signal = self.signal or number
-        self._asked.set()
 
 
 @contextmanager
