@@ -58,7 +58,12 @@ def post_whole(
         with context.read() as session:
             if posting.is_known(session, opened.run_id, sha256):
                 return opened.run_id, False  # another request for the same run came first
-        if created and getattr(error, "code", None) != "posting_not_found":
+        gone = getattr(error, "code", None) == "posting_not_found"
+        if gone and not created:  # the request that began it failed, and dropped it
+            return post_whole(
+                context, queue, manifest, plain, lines, artifacts, private=private, expected=expected
+            )
+        if created and not gone:
             posting.drop(context.part, sha256)
         raise
 
