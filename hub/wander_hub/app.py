@@ -22,6 +22,7 @@ from wander_hub.database import Database
 from wander_hub.environments import routes as environments
 from wander_hub.http import health
 from wander_hub.http import schemas as schemas_published
+from wander_hub.http.bodies import arriving
 from wander_hub.http.boundary import find_undeclared_routes
 from wander_hub.http.compression import Compression
 from wander_hub.http.hosts import Hosts, misdirected
@@ -104,7 +105,7 @@ class Hub(FastAPI):
             elif (refusal := self.state.limits.refuse(scope)) is not None:
                 await refusal(scope, receive, watched.send)
             elif not (direct := await self._direct.answer(scope, watched.send)):
-                await super().__call__(scope, receive, watched.send)
+                await super().__call__(scope, arriving(scope, receive), watched.send)
         finally:
             watched.end(direct=direct)
             self.state.limits.note(scope, watched.status)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from small_models import checkpoint
 from staged_uploads import pushed
+from wander_hub.http import bodies
 from wander_hub.settings import Settings
 
 
@@ -59,6 +62,38 @@ async def test_request_over_the_limit_stops_early(hub):
     answer = await hub.client.post("/alice/legacy/", content=endless(), headers=headers)
     assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
     assert sent < 40 * 1024 * 1024
+
+
+async def test_json_that_fits_no_memory_is_refused_from_anybody(hub):
+    sent = 0
+
+    async def endless():
+        nonlocal sent
+        while sent < 200 * 1024 * 1024:
+            sent += 1024 * 1024
+            yield b" " * (1024 * 1024)
+
+    answer = await hub.client.post("/api/v1/tokens", content=endless())
+    assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
+    assert answer.headers["connection"] == "close"
+    assert sent < 20 * 1024 * 1024
+
+
+@pytest.mark.parametrize("path", ["/api/v1/tokens", "/alice/legacy/"])
+async def test_a_body_that_keeps_the_hub_waiting_is_given_up(hub, monkeypatch, path):
+    monkeypatch.setattr(bodies, "_PATIENCE", 0.05)
+
+    async def slow():
+        yield b"--b\r\n"
+        await asyncio.Event().wait()
+
+    headers = hub.auth() | {"Content-Type": "multipart/form-data; boundary=b"}
+    answer = await hub.client.post(path, content=slow(), headers=headers)
+    assert (answer.status_code, answer.json()["code"]) == (408, "request_timeout")
+    assert (answer.json()["detail"], answer.headers["connection"]) == (
+        "the body kept the hub waiting: 5 bytes of it arrived",
+        "close",
+    )
 
 
 async def test_bomb_and_member_count(hub, make_wheel):

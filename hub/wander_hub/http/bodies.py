@@ -1,11 +1,14 @@
-"""Reads bodies and forms of requests that may be long, and refuses them as soon as they are too long.
+"""Reads bodies and forms of requests that may be long, and refuses them as soon as they are too long or slow.
 
 File parts of a form go to temporary files on disk, which vanish with the request.
 """
 
 from __future__ import annotations
 
+import asyncio
+import math
 import tempfile
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, BinaryIO, cast
@@ -13,8 +16,10 @@ from typing import Any, BinaryIO, cast
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData
+from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
+from starlette.types import Message, Receive, Scope
 
 from wander_hub.http.problems import HubProblem
 
@@ -22,7 +27,38 @@ _IN_MEMORY = 4 * 1024 * 1024
 _FIELD_BYTES = 8 * 1024 * 1024
 """Limit of one text field: twine sends the whole README as one."""
 _OVERHEAD = 16 * 1024 * 1024
-"""What a form may hold beside its files; it is in memory."""
+"""What a form may hold beside its files, and JSON; it is in memory."""
+_PATIENCE, _SLOWEST = 60.0, 1024
+"""Seconds that a body may keep the hub waiting, and the bytes that buy it one more."""
+_MOST = "wander.most_bytes"
+"""The key of a request under which it says how many bytes of body it takes."""
+
+
+def arriving(scope: Scope, receive: Receive) -> Receive:
+    """Return what receives a request whose body has to arrive in time, and to fit into memory.
+
+    Who reads it by `pieces` has a limit of its own.
+    """
+    seen, waited, over = 0, 0.0, False
+
+    async def receive_some() -> Message:
+        nonlocal seen, waited, over
+        if over:  # only the end of the connection is waited for
+            return await receive()
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(_PATIENCE + seen / _SLOWEST - waited):
+                message = await receive()
+        except TimeoutError as error:
+            detail = f"the body kept the hub waiting: {seen:,} bytes of it arrived"
+            raise HTTPException(408, detail, {"Connection": "close"}) from error
+        waited += time.monotonic() - began
+        seen, over = seen + len(message.get("body", b"")), not message.get("more_body", False)
+        if seen > scope.get(_MOST, _OVERHEAD):
+            raise HTTPException(413, f"the body is over {_OVERHEAD:,} bytes", {"Connection": "close"})
+        return message
+
+    return receive_some
 
 
 def plain_body(description: str | None = None) -> dict[str, Any]:
@@ -40,7 +76,7 @@ async def pieces(request: Request, max_bytes: int, refusal: HubProblem) -> Async
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > max_bytes:
         raise refusal
-    seen = 0
+    request.scope[_MOST], seen = math.inf, 0
     try:
         async for piece in request.stream():
             seen += len(piece)

@@ -131,7 +131,8 @@ def _redirect(request: Request, error: Exception) -> Response:
 def problem_of(error: Exception) -> HubProblem:
     """Return the refusal that an exception of a library amounts to."""
     if isinstance(error, HTTPException):
-        code = HTTPStatus(error.status_code).name.lower()
+        too_large = error.status_code == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+        code = "too_large" if too_large else HTTPStatus(error.status_code).name.lower()
         return HubProblem(error.status_code, code, str(error.detail), headers=dict(error.headers or {}))
     if isinstance(error, RequestValidationError):
         errors = [
