@@ -1,9 +1,11 @@
 """Puts a hub of two servers and two workers under load, and tells how it answers.
 
-    .venv/bin/python scripts/load.py --connections 5000 --posts 10000 --publishers 50
+    .venv/bin/python scripts/load.py --posts 10000 --connections 5000 --megabytes 200 --slow 300
 
-Idle connections are held open while others ask; then posters and readers work at once; then publishers, all
-at once. It fails on any answer of 500 or above, and on anything that `fsck` finds.
+Idle connections are held open while others ask; then a large run is posted; then readers ask beside clients
+that send and read a byte a second, until the servers have ended those; then posters and readers work at once;
+then publishers, all at once. It fails on any answer of 500 or above, where a board is not what was posted,
+where slow clients are not ended, and on anything that `fsck` finds.
 """
 
 from __future__ import annotations
@@ -12,8 +14,11 @@ import argparse
 import asyncio
 import itertools
 import json
+import random
 import resource
+import socket
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -27,10 +32,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "harness"))
 
 from command_line import make_wheel  # noqa: E402 - the tests' own harness
-from hub_cluster import Cluster, Part, hub_cluster  # noqa: E402
+from hub_cluster import FRONT, Cluster, Part, hub_cluster  # noqa: E402
+from live_hub import BIN, clean_environment  # noqa: E402
 from saved_runs import write_run  # noqa: E402
 
-POSTERS, READERS, SECONDS = 10, 50, 600
+POSTERS, READERS, SECONDS, MODELS = 10, 50, 600, 100
+SLOW_SECONDS, ROLLOUT_BYTES = 100, 100_000
 PATHS = ("/", "/admin/say-env", "/api/v1/environments", "/admin/simple/say-env/", "/runs", "/api/v1/runs")
 LIMITS = ("READS", "WRITES", "UPLOADS")
 
@@ -68,14 +75,14 @@ def processor(parts: Iterable[Part]) -> float:
     ticks = 0.0
     for pid in itertools.chain.from_iterable(part.family() for part in parts):
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += float(words[11]) + float(words[12])
+        ticks += sum(map(float, words[11:15]))  # those of children that ended, too
     return ticks / 100
 
 
-def memory(part: Part) -> float:
-    """Return the megabytes that a part holds."""
+def memory(part: Part, figure: str = "VmRSS") -> float:
+    """Return the megabytes that a part holds, or has held (`VmHWM`)."""
     told = Path(f"/proc/{part.running.pid}/status").read_text()
-    return int(told.partition("VmRSS:")[2].split()[0]) / 1024
+    return int(told.partition(f"{figure}:")[2].split()[0]) / 1024
 
 
 async def hold(cluster: Cluster, count: int) -> Answers:
@@ -108,6 +115,97 @@ async def hold(cluster: Cluster, count: int) -> Answers:
     return answers
 
 
+async def post_large(cluster: Cluster, folder: Path, megabytes: int) -> str:
+    """Post a run of large rollouts, no two alike, with `wander post`; return its id."""
+    chance = random.Random(1)  # noqa: S311 - only as noise
+    count = megabytes * 1_000_000 // ROLLOUT_BYTES
+    said = (chance.randbytes(ROLLOUT_BYTES // 4).hex() for _ in range(count))  # it is there twice
+    run = write_run(folder / "runs" / "large", rewards=[1.0] * count, said=said, model="large")
+    environment = {**clean_environment(), "WANDER_HUB": cluster.front, "WANDER_TOKEN": cluster.token}
+    held, spent, began = (
+        [memory(one) for one in cluster.servers],
+        processor(cluster.servers),
+        time.perf_counter(),
+    )
+    posting = await asyncio.create_subprocess_exec(
+        str(BIN / "wander"), "post", str(run), "--json", env=environment, stdout=subprocess.PIPE
+    )
+    told, _ = await posting.communicate()
+    if posting.returncode:
+        raise SystemExit(f"error: no large run: {told.decode()}")
+    most = [memory(one, "VmHWM") for one in cluster.servers]
+    spread = ", ".join(f"{one:.0f} MB (before {other:.0f})" for one, other in zip(most, held, strict=True))
+    seconds, spent = time.perf_counter() - began, processor(cluster.servers) - spent
+    print(
+        f"{megabytes} MB posted: {seconds:.0f} s, {spent:.0f} s of processor; servers held at most {spread}"
+    )
+    return str(json.loads(told)["data"]["run_id"])
+
+
+async def slow(cluster: Cluster, count: int, run: str) -> tuple[Answers, Answers]:
+    """Read alone, then beside clients that send a head, send a body and read an answer by bytes."""
+    host, _, port = cluster.parts[FRONT].address.partition(":")
+    sign = f"Host: {host}:{port}\r\nAuthorization: Bearer {cluster.token}\r\n"
+    upload = f"POST /api/v1/runs HTTP/1.1\r\n{sign}Content-Type: multipart/form-data; boundary=b\r\n"
+    upload += "Content-Length: 100000000\r\n\r\n--b\r\n"
+    heads = (f"GET / HTTP/1.1\r\n{sign}X-Long: ", upload)
+    download = f"GET /api/v1/runs/{run}/rollouts.jsonl HTTP/1.1\r\n{sign}\r\n"
+
+    def held() -> int:
+        """Count what nginx has open with addresses that only slow clients have."""
+        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        ours = [one for one in lines if int(one[1].partition(":")[2], 16) == int(port) and one[3] == "01"]
+        return sum(not one[2].startswith("0100007F") for one in ours)
+
+    async def dawdle(number: int) -> None:
+        loop, here = asyncio.get_running_loop(), socket.socket()
+        here.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        here.setblocking(False)
+        here.bind((f"127.0.0.{2 + number % 8}", 0))
+        with here:
+            await loop.sock_connect(here, (host, int(port)))
+            await loop.sock_sendall(here, (heads[number % 3] if number % 3 < 2 else download).encode())
+            try:
+                while True:
+                    await asyncio.sleep(1)
+                    if number % 3 == 2:
+                        await loop.sock_recv(here, 1)
+                    else:
+                        await loop.sock_sendall(here, b"x")
+            except OSError:
+                return
+
+    async def read(answers: Answers, seconds: float) -> float:
+        end, spent = time.monotonic() + seconds, processor(cluster.servers)
+
+        async def ask(number: int) -> None:
+            for path in itertools.islice(itertools.cycle(PATHS), number % len(PATHS), None):
+                await answers.of(client.get(path))
+                if time.monotonic() > end:
+                    return
+
+        await asyncio.gather(*(ask(number) for number in range(5)))
+        return 1000 * (processor(cluster.servers) - spent) / len(answers.seconds)
+
+    alone, beside = Answers(), Answers()
+    async with client_of(cluster) as client:
+        cost = await read(alone, 20)
+        dawdlers = [asyncio.create_task(dawdle(number)) for number in range(count)]
+        await asyncio.sleep(5)
+        began = held()
+        cost_beside = await read(beside, SLOW_SECONDS)
+        left = held()
+        for one in dawdlers:
+            one.cancel()
+        await asyncio.gather(*dawdlers, return_exceptions=True)
+    print(f"readers alone: {alone}, {cost:.1f} ms of processor each")
+    print(f"beside {count} slow clients: {beside}, {cost_beside:.1f} ms of processor each")
+    print(f"slow connections open after 5 s: {began}, after {SLOW_SECONDS + 5} s: {left}")
+    if left:
+        raise SystemExit("error: slow clients are not ended")
+    return alone, beside
+
+
 async def share(count: int, at_once: int, work: Callable[[int], Awaitable[object]]) -> None:
     """Do some work so many times, so many at once."""
     numbers = iter(range(count))
@@ -119,7 +217,7 @@ async def share(count: int, at_once: int, work: Callable[[int], Awaitable[object
     await asyncio.gather(*(go_on() for _ in range(at_once)))
 
 
-async def post_and_read(cluster: Cluster, folder: Path, count: int) -> tuple[Answers, Answers]:
+async def post_and_read(cluster: Cluster, folder: Path, count: int, asking: int) -> tuple[Answers, Answers]:
     """Post small runs, each with an id of its own, while readers ask."""
     run = write_run(folder / "runs" / "one", rewards=[1.0, 0.0, 0.5, 1.0])
     manifest, rollouts = json.loads((run / "run.json").read_text()), (run / "rollouts.jsonl.zst").read_bytes()
@@ -127,7 +225,7 @@ async def post_and_read(cluster: Cluster, folder: Path, count: int) -> tuple[Ans
 
     async def post(number: int) -> None:
         own = {**manifest, "run_id": f"01load{number:020d}"}
-        own["model"] = {**manifest["model"], "name": f"model-{number % 100}"}
+        own["model"] = {**manifest["model"], "name": f"model-{number % MODELS}"}
         files = {"manifest": ("run.json", json.dumps(own)), "rollouts": ("rollouts.jsonl.zst", rollouts)}
         await posted.of(client.post("/api/v1/runs", files=files))
 
@@ -140,13 +238,19 @@ async def post_and_read(cluster: Cluster, folder: Path, count: int) -> tuple[Ans
     parts = [*cluster.parts.values()]
     began, spent = time.perf_counter(), processor(parts)
     async with client_of(cluster) as client:
-        readers = [asyncio.create_task(ask(number)) for number in range(READERS)]
+        readers = [asyncio.create_task(ask(number)) for number in range(asking)]
         await share(count, POSTERS, post)
         ended.set()
         await asyncio.gather(*readers)
+        asked = f"/api/v1/environments/admin/say-env/leaderboard?runs=mean&limit={MODELS}"
+        board = (await client.get(asked)).raise_for_status().json()
+    shown = Counter((one.get("runs", 1), one["reward_mean"]) for one in board["rows"])
     seconds, spent = time.perf_counter() - began, processor(parts) - spent
-    print(f"{POSTERS} posters and {READERS} readers: {seconds:.0f} s, {spent:.0f} s of processor")
+    print(f"{POSTERS} posters and {asking} readers: {seconds:.0f} s, {spent:.0f} s of processor")
     print(f"posts: {posted}\nreads: {read}")
+    print(f"board: {board['runs']} runs, {board['models']} models; so many of (runs, mean): {dict(shown)}")
+    if board["runs"] != count or sum(runs * rows for (runs, _), rows in shown.items()) != count:
+        raise SystemExit(f"error: the board does not have the {count} runs that were posted")
     return posted, read
 
 
@@ -173,7 +277,10 @@ def main() -> None:
     )
     parser.add_argument("--connections", type=int, default=5000)
     parser.add_argument("--posts", type=int, default=10_000)
+    parser.add_argument("--readers", type=int, default=READERS, help="who ask while runs are posted")
     parser.add_argument("--publishers", type=int, default=50)
+    parser.add_argument("--slow", type=int, default=300, help="clients that send and read a byte a second")
+    parser.add_argument("--megabytes", type=int, default=200, help="of the large run")
     asked = parser.parse_args()
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     settings = {"WANDER_HUB_VERIFICATION": "off", "WANDER_HUB_BUNDLED_PACKAGES": "false"}
@@ -193,10 +300,12 @@ def main() -> None:
                 files = {"content": (wheel.name, wheel.read_bytes())}
                 await first.of(client.post("/admin/legacy/", data=form, files=files))
             held = await hold(cluster, asked.connections)
+            large = await post_large(cluster, folder, asked.megabytes)
             return [
                 first,
                 held,
-                *await post_and_read(cluster, folder, asked.posts),
+                *await slow(cluster, asked.slow, large),
+                *await post_and_read(cluster, folder, asked.posts, asked.readers),
                 await publish(cluster, folder, asked.publishers),
             ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,12 @@ def write_run(
     *,
     rewards: list[float],
     owner: str | None = "admin",
-    said: str = "1",
+    said: str | Iterator[str] = "1",
     model: str = "scripted:say",
     arguments: dict[str, Any] | None = None,
     version: str = "0.1.0",
 ) -> Path:
-    """Write a finished run of `say-env` with one example a reward."""
+    """Write a finished run of `say-env` with one example a reward; all say the same, or each the next."""
     info = EnvironmentInfo(
         name="say-env", kind="single_turn", reward_functions=[RewardFunctionInfo(name="right", weight=1.0)]
     )
@@ -48,7 +49,7 @@ def write_run(
     )
     folder = RunFolder.create(place, manifest)
     for example, reward in zip(examples, rewards, strict=True):
-        message = {"role": "assistant", "content": said}
+        message = {"role": "assistant", "content": said if isinstance(said, str) else next(said)}
         folder.append(
             Rollout(
                 example_id=example.example_id,
