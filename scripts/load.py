@@ -142,6 +142,13 @@ async def post_large(cluster: Cluster, folder: Path, megabytes: int) -> str:
     return str(json.loads(told)["data"]["run_id"])
 
 
+def open_at(port: int) -> int:
+    """Count the connections that a port has with addresses that only slow clients have."""
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    ours = [one for one in lines if int(one[1].partition(":")[2], 16) == port and one[3] == "01"]
+    return sum(not one[2].startswith("0100007F") for one in ours)
+
+
 async def slow(cluster: Cluster, count: int, run: str) -> tuple[Answers, Answers]:
     """Read alone, then beside clients that send a head, send a body and read an answer by bytes."""
     host, _, port = cluster.parts[FRONT].address.partition(":")
@@ -150,12 +157,6 @@ async def slow(cluster: Cluster, count: int, run: str) -> tuple[Answers, Answers
     upload += "Content-Length: 100000000\r\n\r\n--b\r\n"
     heads = (f"GET / HTTP/1.1\r\n{sign}X-Long: ", upload)
     download = f"GET /api/v1/runs/{run}/rollouts.jsonl HTTP/1.1\r\n{sign}\r\n"
-
-    def held() -> int:
-        """Count what nginx has open with addresses that only slow clients have."""
-        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-        ours = [one for one in lines if int(one[1].partition(":")[2], 16) == int(port) and one[3] == "01"]
-        return sum(not one[2].startswith("0100007F") for one in ours)
 
     async def dawdle(number: int) -> None:
         loop, here = asyncio.get_running_loop(), socket.socket()
@@ -192,16 +193,18 @@ async def slow(cluster: Cluster, count: int, run: str) -> tuple[Answers, Answers
         cost = await read(alone, 20)
         dawdlers = [asyncio.create_task(dawdle(number)) for number in range(count)]
         await asyncio.sleep(5)
-        began = held()
+        began = open_at(int(port))
         cost_beside = await read(beside, SLOW_SECONDS)
-        left = held()
+        left = open_at(int(port))
+        await asyncio.wait(dawdlers, timeout=SLOW_SECONDS if left else 0)
+        stayed = open_at(int(port))
         for one in dawdlers:
             one.cancel()
         await asyncio.gather(*dawdlers, return_exceptions=True)
     print(f"readers alone: {alone}, {cost:.1f} ms of processor each")
     print(f"beside {count} slow clients: {beside}, {cost_beside:.1f} ms of processor each")
     print(f"slow connections open after 5 s: {began}, after {SLOW_SECONDS + 5} s: {left}")
-    if left:
+    if stayed:
         raise SystemExit("error: slow clients are not ended")
     return alone, beside
 

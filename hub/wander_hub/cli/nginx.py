@@ -42,6 +42,7 @@ ${tls}
     proxy_set_header X-Forwarded-Proto $$scheme;
     proxy_set_header X-Forwarded-For $$proxy_add_x_forwarded_for;
     proxy_request_buffering off;
+    proxy_max_temp_file_size 0;  # who reads slowly fills no disk
     proxy_connect_timeout 5s;
     proxy_read_timeout 300s;  # a large upload is checked before it is answered
     # Another process is asked when one cannot be reached or does not answer; a POST that began, never.
