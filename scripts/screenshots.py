@@ -171,6 +171,7 @@ def list_pages(page: Any, hub: str) -> dict[str, str]:
     runs = [one["run_id"] for one in every if one["manifest"]["kind"] == "evaluation"]
     trained = [one["run_id"] for one in every if one["manifest"]["kind"] == "training"][::-1]
     run = f"/runs/{runs[0]}"
+    example = page.request.get(f"{base}/runs/{runs[-1]}/rollouts?limit=1").json()["data"][0]["example_id"]
     return {
         "home": "/",
         "search": f"/?q={environment['name']}",
@@ -188,6 +189,7 @@ def list_pages(page: Any, hub: str) -> dict[str, str]:
         "tokens": f"{run}/rollouts/0/turns/0",
         "group": f"{run}/rollouts/0/group",
         "compare": "/runs/compare?" + "&".join(f"run={one}" for one in runs[-3:]),
+        "compare-example": f"/runs/compare/example?run={runs[-1]}&run={runs[-2]}&example=" + example,
         "training": f"/runs/{trained[-1]}",
         "training-diff": f"/runs/compare?run={trained[0]}&run={trained[1]}",
         "training-overlay": "/runs/compare?" + "&".join(f"run={one}" for one in trained),

@@ -73,6 +73,9 @@ async def test_an_attested_file_has_its_provenance_in_the_index(hub, trusted, pa
     (bundle,) = found.json()["attestation_bundles"]
     assert (bundle["publisher"]["kind"], bundle["publisher"]["repository"]) == ("GitHub", REPOSITORY)
     assert bundle["attestations"] == [json.loads(package.publish), json.loads(package.slsa)]
+    shown = (await hub.get("/alice/pypi-attestations", headers={"Accept": "text/html"})).text
+    assert f'release.yml</span> of <a href="https://github.com/{REPOSITORY}"' in shown
+    assert f'<a href="{PROVENANCE}">{package.filename}</a>' in shown
     refused = await hub.get(PROVENANCE, headers={"Accept": "text/csv"})
     assert (refused.status_code, refused.json()["code"]) == (406, "not_acceptable")
     other = await hub.get(PROVENANCE.replace("/0.0.19/", "/0.0.18/"))

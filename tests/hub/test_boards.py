@@ -245,6 +245,9 @@ async def test_another_token_limit_is_another_board(posted):
     board = await posted.board()
     assert board["boards"] == 2
     assert {board["max_tokens"], board["others"][0]["max_tokens"]} == {None, 64}
+    page = (await posted.hub.get("/alice/reverse-text/leaderboard", headers={"Accept": "text/html"})).text
+    other = page.partition("Other boards of")[2]
+    assert ("at most 64 tokens" if board["max_tokens"] is None else "no limit of tokens") in other
 
 
 async def test_another_opponent_is_another_board(posted):

@@ -66,6 +66,39 @@ async def test_the_page_says_what_the_command_does(hub, posted):
     assert (await show(hub, first["run_id"], Accept="application/json")).status_code == 422
 
 
+async def test_an_example_stands_side_by_side_message_by_message(hub, posted):
+    (first, before), (second, after) = posted
+    asked = [("run", first["run_id"]), ("run", second["run_id"]), ("example", "0")]
+
+    async def look(*more, accept="text/html"):
+        given = {"params": [*asked, *more], "headers": {"Accept": accept}}
+        return await hub.client.get("/runs/compare/example", **given)
+
+    page = (await look()).text
+    together = html.unescape((await show(hub, first["run_id"], second["run_id"])).text)
+    assert f"/runs/compare/example?run={first['run_id']}&run={second['run_id']}&example=0" in together
+    assert html.escape(OTHER) in page
+    assert OTHER not in page
+    told = (await look(accept="application/json")).json()
+    rewards = [[one["reward"] for one in run if one["example_id"] == "0"] for run in (before, after)]
+    assert [one["reward"] for one in told["rollouts"]] == [min(rewards[0]), max(rewards[1])]
+    assert told["runs"] == [first["run_id"], second["run_id"]]
+    for run, rollouts, number in zip(told["runs"], (before, after), told["numbers"], strict=True):
+        assert f'href="/runs/{run}/rollouts/{number}"' in page
+        assert html.escape(rollouts[number]["completion"][-1]["content"]) in page
+    assert page.count(before[0]["prompt"][-1]["content"]) == 1, "what both began with stands there once"
+    assert re.search(r'rel="next" href="\?run=\w+&amp;run=\w+&amp;example=\w+"', page)
+    other = (await look(("rollout", 1), ("rollout", 0), accept="application/json")).json()
+    assert other["numbers"] == [1, 0]
+    for wrong, status in (([("rollout", 5), ("rollout", 0)], 404), ([("rollout", 1)], 422)):
+        assert (await look(*wrong)).status_code == status
+    asked[2] = ("example", "none")
+    assert (await look()).status_code == 404
+    asked[1:] = []
+    assert "Choose two to six runs" in (await look()).text
+    assert (await look(accept="application/json")).status_code == 422
+
+
 async def test_a_leaderboard_and_a_run_lead_to_it(hub, posted):
     board = (await hub.client.get("/alice/reverse-text/leaderboard", headers=HTML)).text
     assert len(re.findall(r'<input type="checkbox" name="run" value="01JRUN', board)) == 2

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 from wander_hub import __version__
 from wander_hub.jobs import JobWorker, TableQueue
 from wander_hub.verification import version_checks
+from wander_hub.verification.models import VersionCheck
 from wander_hub.verification.program import ClientProgram
 from wander_hub.verification.version_checks import Checker, VersionSweep
 
@@ -21,6 +23,7 @@ ANSWER: dict[str, Any] = {
         {"id": "determinism.replay", "status": "fail", "message": "the reward is `0`, not `1` <b>"},
         {"id": "rewards.noop", "status": "skip", "message": "no tools"},
     ],
+    "earned": {"gold": 1.0, "empty": 0.0, "demand": 0.25},
     "seconds": 1.5,
     "passed": False,
     "made_with": {"wander": "0.1.0", "python": "3.11", "wheel_sha256": "a" * 64},
@@ -76,6 +79,13 @@ async def test_a_published_version_is_checked_and_its_page_says_what_came_out(hu
     assert "1 passed, 1 failed, 1 warning, 1 skipped" in page
     assert "determinism.replay" in page
     assert "&lt;b&gt;" in page
+    assert "<dd>1.00 / 0.00 / 0.25</dd>" in page
+    assert "earned on average: a right answer 1.00, silence 0.00, asking for the reward 0.25" in page
+    with hub.database.write() as session:
+        kept = session.scalars(select(VersionCheck)).one()
+        kept.report = {name: one for name, one in kept.report.items() if name != "earned"}
+    assert (await hub.get(PATH)).json()["earned"] == {}, "a check of before is shown without"
+    assert "earned on average" not in (await hub.get("/alice/reverse-text")).text
 
 
 async def test_every_version_is_checked_once_also_those_of_before(hub, commands, make_wheel):

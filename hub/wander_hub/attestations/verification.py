@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 from wander.wire import UploadWarning
 from wander.wire.uploads import MOST_ATTESTATIONS
 
 from wander_hub.database import now
 from wander_hub.environments import repository
-from wander_hub.environments.models import Environment, FileProvenance
+from wander_hub.environments.models import Environment, File, FileProvenance
 from wander_hub.http.problems import HubProblem
 
 if TYPE_CHECKING:
@@ -88,6 +89,31 @@ def keep(session: Session, environment: Environment, attested: Mapping[str, Outc
             new = True
     session.flush()
     return new
+
+
+@dataclass(frozen=True)
+class Attester:
+    """The workflow that attested a file."""
+
+    filename: str
+    repository: str
+    workflow: str
+    address: str
+    """Of the repository."""
+
+
+def list_attesters(session: Session, files: Sequence[File]) -> list[Attester]:
+    """Return who attested which of these files."""
+    wanted = {one.id: one.filename for one in files}
+    query = select(FileProvenance).where(FileProvenance.file_id.in_(wanted)).order_by(FileProvenance.file_id)
+    found = []
+    for one in session.scalars(query):
+        for bundle in json.loads(one.document)["attestation_bundles"]:
+            publisher = bundle["publisher"]
+            workflow = publisher.get("workflow") or publisher.get("workflow_filepath") or ""
+            repository, host = publisher["repository"], f"https://{publisher['kind'].lower()}.com"
+            found.append(Attester(wanted[one.file_id], repository, workflow, f"{host}/{repository}"))
+    return found
 
 
 def _parse(stated: str | None) -> list[Any]:

@@ -135,7 +135,7 @@ class VersionCheck(Base):
     version_id: Mapped[int] = mapped_column(ForeignKey("versions.id"), primary_key=True)
     job_id: Mapped[int] = mapped_column(ForeignKey("jobs.id"), unique=True)
     report: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    """`summary`, a `wander.wire.CheckSummary`, and `seconds`; None until the job is done."""
+    """`summary`, a `wander.wire.CheckSummary`, `seconds` and `earned`; None until the job is done."""
     made_with: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     """`wander.wire.verification.CheckedWith`."""
     created_at: Mapped[datetime]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
-from pydantic import ValidationError
+from pydantic import FiniteFloat, TypeAdapter, ValidationError
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, joinedload
@@ -32,6 +32,7 @@ from wander_hub.verification.program import ClientProgram
 KIND = "check"
 """Of the jobs that check a version."""
 _AT_ONCE = 100
+_EARNED = TypeAdapter(dict[str, FiniteFloat])
 
 
 class VersionSweep:
@@ -99,13 +100,13 @@ class Checker:
             made_with = CheckedWith.model_validate({**data["made_with"], "hub": __version__})
             checks = [(each["id"], each["status"], str(each["message"])) for each in data["checks"]]
             summary = CheckSummary.of(made_with.wander, checks)
-            seconds = float(data["seconds"])
+            seconds, earned = float(data["seconds"]), _EARNED.validate_python(data.get("earned", {}))
         except (ValidationError, KeyError) as error:
             raise JobRefused(f"`wander check` answered with no report: {error}") from error
 
         def keep(session: Session) -> None:
             one = session.get_one(VersionCheck, version_id)
-            one.report = {"summary": summary.model_dump(mode="json"), "seconds": seconds}
+            one.report = {"summary": summary.model_dump(mode="json"), "seconds": seconds, "earned": earned}
             one.made_with = made_with.model_dump(mode="json")
             version = session.get_one(
                 Version, version_id, options=[joinedload(Version.environment).joinedload(Environment.owner)]
@@ -146,6 +147,7 @@ def info_of(session: Session, version_id: int) -> HubCheck | None:
         one.job,
         created_at=one.created_at,
         summary=CheckSummary.model_validate(report["summary"]) if report else None,
+        earned=report.get("earned", {}),
         seconds=report.get("seconds"),
         made_with=CheckedWith.model_validate(one.made_with) if one.made_with else None,
     )

@@ -29,6 +29,7 @@ TERMS: dict[str, str] = {
     "row": "leaderboards#rows",
     "board": "leaderboards",
     "hidden": "leaderboards#what-owners-decide",
+    "attested": "package-index#provenance",
     "check": "checks",
     "grader": "checks#rewards.gold",
     "hub check": "verification#checks-of-versions",

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 from sqlalchemy import select
 from sqlalchemy.orm import Session, defer
-from wander.types import EnvironmentInfo
-from wander.wire import EnvironmentSummary, Leaderboard, LeaderboardRow
+from wander.types import EnvironmentInfo, canonical_json
+from wander.wire import BoardInfo, EnvironmentSummary, Leaderboard, LeaderboardRow
 from wander.wire.boards import BOARD_COLUMNS, REQUIRED_COLUMNS
 from wander.wire.verification import TokenCheck
 
@@ -28,6 +28,7 @@ from wander_hub.verification import service as verification
 from wander_hub.verification.models import RunExamination
 from wander_hub.web import charts
 from wander_hub.web.addresses import query_string
+from wander_hub.web.text import count, shorten
 
 _METRIC_COLUMNS = 5
 """Of metrics that nobody chose one by one."""
@@ -78,6 +79,8 @@ class BoardView:
     """The query that sorts by a column."""
     following: str | None
     """Where the next page is."""
+    others: list[tuple[BoardInfo, str]]
+    """Other boards of the version, each with what sets it apart."""
     history: Markup
     strata: list[int]
     """Of the board's examples, where they have more than one."""
@@ -153,11 +156,29 @@ def leaderboard(
         asked=query_string(**asked, sort=wanted.sort),
         sorts={column: query_string(**kept, sort=sort) for column, sort in _SORTS.items()},
         following=following,
+        others=[(one, _set_apart(shown, one)) for one in shown.others],
         history=charts.history(shown.history),
         strata=strata,
         stratum=chosen,
         by_stratum={} if chosen is None else _break_down(session, storage, shown, chosen),
     )
+
+
+def _set_apart(board: Leaderboard, other: BoardInfo) -> str:
+    """Say what another board does not share with this one, but for what has a column of its own."""
+    said = []
+    if other.max_tokens != board.max_tokens:
+        said.append(
+            f"at most {count(other.max_tokens)} tokens a turn" if other.max_tokens else "no limit of tokens"
+        )
+    if other.arguments != board.arguments:
+        said.append(shorten(canonical_json(other.arguments), 80) if other.arguments else "no arguments")
+    if other.players != board.players:
+        said += [f"{player}: {shorten(name, 80)}" for player, name in other.players.items()] or ["no players"]
+    if other.task_set_sha256 != board.task_set_sha256:
+        said.append(f"task set {other.task_set_sha256[:12]}")
+    alike = not said and other.rollouts_per_example == board.rollouts_per_example
+    return "other weights of its players" if alike else ", ".join(said)
 
 
 def common_axis(rows: Sequence[LeaderboardRow]) -> tuple[float, float]:

@@ -13,6 +13,7 @@ from wander.wire import EnvironmentSummary, Leaderboard, LeaderboardRow, RunDeta
 from wander.wire.environments import UsedBy
 from wander.wire.verification import HubCheck
 
+from wander_hub.attestations.verification import Attester, list_attesters
 from wander_hub.database import now
 from wander_hub.environments import repository as environment_repository
 from wander_hub.environments import service as environments
@@ -77,6 +78,8 @@ class EnvironmentView:
     """Newest training runs on it."""
     digest: str
     """SHA-256 of the wheel; empty when there is none."""
+    attesters: list[Attester]
+    """Who attested files of the version."""
     hub_check: HubCheck | None
     """What the hub's own checks of the version came to."""
     status_reason: str | None
@@ -128,6 +131,7 @@ def show_environment(
         recent=recent.data,
         training=[runs.detail_of(one, base_url) for one in training],
         digest=wheels[0] if wheels else "",
+        attesters=list_attesters(session, environments.list_offered_files(found, chosen)),
         hub_check=version_checks.info_of(session, chosen.id),
         status_reason=environments.reason_of(found),
         successor=environments.successor_of(found),

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from pydantic import ValidationError
 
-from wander.checks.findings import findings_of_first, findings_of_second
+from wander.checks.findings import earned_by_player, findings_of_first, findings_of_second
 from wander.checks.package import check_package
 from wander.checks.records import ProbeRequest, ProbeResult, Trouble
 from wander.checks.report import CHECKS, NOT_LOOKED_AT, CheckReport, result
@@ -87,6 +87,7 @@ def check_environment(
         report.environment, report.deterministic = first.info.name, first.info.deterministic
     if first.trouble is not None and first.trouble.type == ArgumentsUnfit.__name__:
         report.unfit_arguments = first.trouble
+    report.earned = earned_by_player(first)
     found.update({each.id: each for each in findings_of_first(first)})
     if "load.works" in found:
         found["load.works"].seconds = took

@@ -336,6 +336,15 @@ def reward_findings(first: ProbeResult) -> Iterator[CheckResult]:
         yield _low(check, [play for play in scored if play.player in players], low, top)
 
 
+def earned_by_player(first: ProbeResult) -> dict[str, float]:
+    """Return the mean reward of each player that was scored."""
+    rewards: dict[str, list[float]] = {}
+    for play in first.plays:
+        if play.rollout.reward is not None:
+            rewards.setdefault(play.player, []).append(play.rollout.reward)
+    return {player: fmean(own) for player, own in rewards.items()}
+
+
 def _rewards(plays: list[PlayRecord]) -> list[float]:
     return [play.rollout.reward for play in plays if play.rollout.reward is not None]
 

@@ -201,6 +201,8 @@ class CheckReport(Record):
     deterministic: bool | None = None
     """What it declares, when it loads."""
     checks: list[CheckResult]
+    earned: dict[str, float] = Field(default_factory=dict)
+    """Mean reward of each scripted player that was scored, by its name: `gold`, `empty`, ..."""
     seconds: float = 0.0
     info: EnvironmentInfo | None = Field(default=None, exclude=True)
     """What it says about itself, when it loads."""

@@ -26,7 +26,7 @@ LEVEL_FACTS: dict[VerificationLevel, LevelFacts] = {
         "that the rewards follow from the transcripts",
     ),
     "complete": LevelFacts(
-        "found every expected rollout, and computed all aggregates from them; nobody has played it again yet",
+        "found every expected rollout, and computed all aggregates from them",
         "that the rewards follow from the transcripts",
     ),
     "rescored": LevelFacts(

@@ -329,6 +329,9 @@ class HubCheck(Record):
     error: str | None = None
     """Why there is no result."""
     summary: CheckSummary | None = None
+    earned: dict[str, float] = Field(default_factory=dict)
+    """Mean reward of each scripted player, by the names of `wander.checks`; empty where none was scored, and
+    of checks by a hub that kept none."""
     seconds: float | None = None
     made_with: CheckedWith | None = None
 

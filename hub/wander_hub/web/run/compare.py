@@ -114,7 +114,7 @@ def find_runs(session: Session, words: Sequence[str]) -> list[Run]:
 
 def compare(session: Session, storage: Storage, base_url: str, found: Sequence[Run]) -> CompareView:
     """Compare evaluations with the first of them."""
-    first, *others = (_Scored(session, storage, one) for one in found)
+    first, *others = (Scored(session, storage, one) for one in found)
     pairs = [_compare(first, one, base_url) for one in others]
     ends = [
         abs(end)
@@ -126,7 +126,7 @@ def compare(session: Session, storage: Storage, base_url: str, found: Sequence[R
     return CompareView(runs.detail_of(first.run, base_url), pairs, max(ends, default=1.0))
 
 
-class _Scored:
+class Scored:
     """A run with the scores of its examples, which are kept: they never change."""
 
     def __init__(self, session: Session, storage: Storage, run: Run) -> None:
@@ -155,9 +155,14 @@ class _Scored:
                 ends[rollout.example_id] = min(least, one), max(greatest, one)
             yield rollout
 
+    def number(self, example: str, *, greatest: bool) -> int:
+        """Return the number of an example's rollout with the greatest reward, or with the least."""
+        _, number = self._ends[example][greatest]
+        return int(number)
+
     def row(self, example: str, *, greatest: bool) -> RolloutRow:
-        """Return the rollout of an example with the greatest reward, or with the least."""
-        number = self._ends[example][greatest][1]
+        """Return that rollout."""
+        number = self.number(example, greatest=greatest)
         return runs.rows_numbered(self._session, self._storage, self.run, [number])[0]
 
 
@@ -168,14 +173,18 @@ def _too_large(run: Run) -> HubProblem:
     )
 
 
-def _compare(first: _Scored, other: _Scored, base_url: str) -> Pair:
+def list_apart(found: Comparison) -> list[ExampleDifference]:
+    """Return the examples on which two runs differ, those first where they do most."""
+    apart = [one for one in found.by_example if one.difference]
+    return sorted(apart, key=lambda one: (-abs(one.difference), one.example_id))
+
+
+def _compare(first: Scored, other: Scored, base_url: str) -> Pair:
     detail = runs.detail_of(other.run, base_url)
     try:
         found = compare_scores(first.manifest, first.scores, other.manifest, other.scores)
     except RunError as error:
         return Pair(detail, refused=str(error))
-    apart = sorted(found.by_example, key=lambda one: (-abs(one.difference), one.example_id))
-    apart = [one for one in apart[:_APART] if one.difference]
     return Pair(
         detail,
         comparison=found,
@@ -191,6 +200,6 @@ def _compare(first: _Scored, other: _Scored, base_url: str) -> Pair:
                     other.row(one.example_id, greatest=one.difference > 0),
                 ),
             )
-            for one in apart
+            for one in list_apart(found)[:_APART]
         ],
     )

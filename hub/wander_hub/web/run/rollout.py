@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from sqlalchemy.orm import Session
-from wander.types import Record, Rollout, Turn
+from wander.types import Rollout, Turn
 from wander.wire import RolloutRow, RunDetail
 
 from wander_hub.http.problems import HubProblem
@@ -21,8 +21,6 @@ from wander_hub.web.run import transcript
 from wander_hub.web.run.transcript import RewardPart, ShownMessage
 
 _NEAR_SIBLINGS = 64
-_MOST_BESIDE = 4
-_MESSAGES_BESIDE = 40
 _TOKENS = 2000
 """Of a turn on a page."""
 
@@ -63,47 +61,6 @@ class RolloutView:
         """The messages of the episode that show a grid, and the one that it began with."""
         start = len(self.rollout.prompt) - 1
         return [one for one in self.messages if one.grid and one.number >= start]
-
-
-@dataclass(frozen=True)
-class Beside:
-    """A rollout next to others of its example."""
-
-    row: RolloutRow
-    messages: list[ShownMessage]
-    omitted: int
-
-
-@dataclass(frozen=True)
-class GroupView:
-    """Rollouts of one example side by side."""
-
-    run: RunDetail
-    label: str
-    number: int
-    example_id: str
-    prompt: list[ShownMessage]
-    shown: list[Beside]
-    rollouts: list[Rollout]
-    """Those that are shown, whole."""
-    siblings: list[RolloutRow]
-    before: int | None
-    """From which sibling on the others are shown."""
-    following: int | None
-
-
-class RolloutGroup(Record):
-    """What the page of several rollouts shows, for a program."""
-
-    run_id: str
-    example_id: str
-    numbers: list[int]
-    """Of the rollouts that follow, in the run."""
-    rollouts: list[Rollout]
-    siblings: list[RolloutRow]
-    """Every rollout of the example."""
-    following: int | None
-    """From which sibling on the next ones are shown."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +106,7 @@ def rollout(
     """Return one rollout, its messages from one on, the others of its example, and its neighbours."""
     found = runs.find(session, run_id)
     whole = runs.rollout(session, storage, found, number)
-    siblings = _siblings(session, storage, found, number, whole.example_id)
+    siblings = list_siblings(session, storage, found, number, whole.example_id)
     detail = runs.detail_of(found, base_url)
     grid = detail.manifest.environment.info.view
     messages, omitted = transcript.list_messages(whole, first, grid)
@@ -169,49 +126,6 @@ def rollout(
         steps=_steps(session, storage, found, number, siblings, wanted),
         asked=asked,
         back=f"/runs/{run_id}{asked}#rollouts",
-    )
-
-
-def group(session: Session, storage: Storage, base_url: str, run_id: str, number: int) -> GroupView:
-    """Return a few rollouts of one example, from this one on, with what they all began with once."""
-    found = runs.find(session, run_id)
-    whole = runs.rollout(session, storage, found, number)
-    siblings = _siblings(session, storage, found, number, whole.example_id)
-    place = next(place for place, one in enumerate(siblings) if one.number == number)
-    shown, rollouts, grid = list[Beside](), list[Rollout](), runs.manifest_of(found).environment.info.view
-    for row in siblings[place : place + _MOST_BESIDE]:
-        one = runs.rollout(session, storage, found, row.number)
-        messages, omitted = transcript.list_messages(one, len(one.prompt), grid)
-        rollouts.append(one)
-        left_out = max(0, len(messages) - _MESSAGES_BESIDE)
-        shown.append(Beside(row, messages[:_MESSAGES_BESIDE], omitted + left_out))
-    following = siblings[place + _MOST_BESIDE : place + _MOST_BESIDE + 1]
-    before = siblings[max(place - _MOST_BESIDE, 0)].number if place else None
-    beginning = whole.model_copy(update={"completion": [], "turns": []})
-    prompt, _ = transcript.list_messages(beginning, view=grid)
-    return GroupView(
-        run=runs.detail_of(found, base_url),
-        label=found.environment.label,
-        number=number,
-        example_id=whole.example_id,
-        prompt=prompt,
-        shown=shown,
-        rollouts=rollouts,
-        siblings=siblings,
-        before=before,
-        following=following[0].number if following else None,
-    )
-
-
-def group_answer(view: GroupView) -> RolloutGroup:
-    """Return the rollouts that stand side by side."""
-    return RolloutGroup(
-        run_id=view.run.run_id,
-        example_id=view.example_id,
-        numbers=[one.row.number for one in view.shown],
-        rollouts=view.rollouts,
-        siblings=view.siblings,
-        following=view.following,
     )
 
 
@@ -258,9 +172,10 @@ def turn(
     )
 
 
-def _siblings(
+def list_siblings(
     session: Session, storage: Storage, found: Run, number: int, example_id: str
 ) -> list[RolloutRow]:
+    """Return the rows of an example, of which one has this number."""
     spread = min(found.rollouts_per_example, _NEAR_SIBLINGS)
     # The rollouts of one example lie within `spread` numbers of each other.
     near = range(max(0, number - spread), number + spread + 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
+from pydantic import Field
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 from wander_hub.http.answers import REVALIDATE
@@ -13,7 +14,7 @@ from wander_hub.http.problems import HubProblem
 from wander_hub.runs import explorer
 from wander_hub.runs import service as runs
 from wander_hub.runs.explorer import RolloutFilter
-from wander_hub.web.run import compare, live, overlay
+from wander_hub.web.run import beside, compare, live, overlay
 from wander_hub.web.run import page as run_page
 from wander_hub.web.run import rollout as rollout_page
 from wander_hub.web.run.page import RunQuery
@@ -23,6 +24,7 @@ router = APIRouter(prefix="/runs", include_in_schema=False)
 
 _TEXT_CSP = "sandbox; default-src 'none'"
 Number = Annotated[int, Path(ge=0, le=2**31)]
+Place = Annotated[int, Field(ge=0, le=2**31)]
 
 
 class ViewerQuery(RolloutFilter):
@@ -59,6 +61,28 @@ def compare_runs(
     if view and wants_json(request):
         return as_json(compare.answer(view))
     return page(request, "compare.html", view=view)
+
+
+@router.get("/compare/example")
+def compare_example(
+    request: Request,
+    session: ReadSession,
+    storage: HubStorage,
+    base_url: BaseUrl,
+    run: Annotated[list[str] | None, Query(max_length=20)] = None,
+    example: Annotated[str, Query(max_length=1000)] = "",
+    rollout: Annotated[list[Place] | None, Query(max_length=20)] = None,
+) -> Response:
+    """One example in two to six runs: a rollout of each side by side, message by message."""
+    found = compare.find_runs(session, run or [])
+    if found and found[0].kind == "training":
+        raise HubProblem(422, "invalid_request", "training runs have no examples to compare")
+    if not found:
+        return compare_runs(request, session, storage, base_url)
+    view = beside.example(session, storage, base_url, found, example, rollout or [])
+    if wants_json(request):
+        return as_json(beside.example_answer(view))
+    return page(request, "example.html", view=view)
 
 
 @router.get("/{run_id}")
@@ -127,9 +151,9 @@ def show_group(
     number: Number,
 ) -> Response:
     """Rollouts of one example side by side."""
-    view = rollout_page.group(session, storage, base_url, run_id, number)
+    view = beside.group(session, storage, base_url, run_id, number)
     if wants_json(request):
-        return as_json(rollout_page.group_answer(view))
+        return as_json(beside.group_answer(view))
     return page(request, "group.html", view=view)
 
 

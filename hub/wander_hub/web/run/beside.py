@@ -1,0 +1,242 @@
+"""Gathers rollouts of one example side by side: some of one run, or one of each of several runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from sqlalchemy.orm import Session
+from wander.errors import RunError
+from wander.evals.stats.comparison import compare_scores
+from wander.types import Record, Rollout
+from wander.wire import RolloutRow, RunDetail
+
+from wander_hub.http.problems import HubProblem
+from wander_hub.runs import service as runs
+from wander_hub.runs.models import Run
+from wander_hub.storage import Storage
+from wander_hub.web.addresses import query_of
+from wander_hub.web.run import transcript
+from wander_hub.web.run.compare import Scored, list_apart
+from wander_hub.web.run.rollout import list_siblings
+from wander_hub.web.run.transcript import ShownMessage
+
+_MOST_BESIDE = 4
+_MESSAGES_BESIDE = 40
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A rollout next to others of its example."""
+
+    row: RolloutRow
+    rollout: Rollout
+    """The same, whole."""
+    messages: list[ShownMessage]
+    omitted: int
+
+
+@dataclass(frozen=True)
+class GroupView:
+    """Rollouts of one example side by side."""
+
+    run: RunDetail
+    label: str
+    number: int
+    example_id: str
+    prompt: list[ShownMessage]
+    shown: list[Beside]
+    siblings: list[RolloutRow]
+    before: int | None
+    """From which sibling on the others are shown."""
+    following: int | None
+
+
+class RolloutGroup(Record):
+    """What the page of several rollouts shows, for a program."""
+
+    run_id: str
+    example_id: str
+    numbers: list[int]
+    """Of the rollouts that follow, in the run."""
+    rollouts: list[Rollout]
+    siblings: list[RolloutRow]
+    """Every rollout of the example."""
+    following: int | None
+    """From which sibling on the next ones are shown."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One run's rollout of an example."""
+
+    run: RunDetail
+    shown: Beside
+    siblings: list[tuple[RolloutRow, str]]
+    """The run's rollouts of the example, each with the address that shows it here instead."""
+
+
+@dataclass(frozen=True)
+class ExampleView:
+    """What several runs made of one example."""
+
+    example_id: str
+    columns: list[Column]
+    prompt: list[ShownMessage] | None
+    """What all began with; None where that differs, and stands in each column."""
+    together: str
+    """The address that compares the runs."""
+    before: str
+    """Where the two first runs differ next more on an example, and next less; empty where there is none."""
+    following: str
+
+
+class ComparedExample(Record):
+    """What the page of one example shows, for a program."""
+
+    example_id: str
+    runs: list[str]
+    """Their ids."""
+    numbers: list[int]
+    """Of the rollout of each that follows."""
+    rollouts: list[Rollout]
+
+
+def group(session: Session, storage: Storage, base_url: str, run_id: str, number: int) -> GroupView:
+    """Return a few rollouts of one example, from this one on, with what they all began with once."""
+    found = runs.find(session, run_id)
+    whole = runs.rollout(session, storage, found, number)
+    siblings = list_siblings(session, storage, found, number, whole.example_id)
+    place = next(place for place, one in enumerate(siblings) if one.number == number)
+    following = siblings[place + _MOST_BESIDE : place + _MOST_BESIDE + 1]
+    detail = runs.detail_of(found, base_url)
+    return GroupView(
+        run=detail,
+        label=found.environment.label,
+        number=number,
+        example_id=whole.example_id,
+        prompt=_list_prompt(detail, whole),
+        shown=[
+            _show(detail, one, runs.rollout(session, storage, found, one.number))
+            for one in siblings[place : place + _MOST_BESIDE]
+        ],
+        siblings=siblings,
+        before=siblings[max(place - _MOST_BESIDE, 0)].number if place else None,
+        following=following[0].number if following else None,
+    )
+
+
+def group_answer(view: GroupView) -> RolloutGroup:
+    """Return the rollouts that stand side by side."""
+    return RolloutGroup(
+        run_id=view.run.run_id,
+        example_id=view.example_id,
+        numbers=[one.row.number for one in view.shown],
+        rollouts=[one.rollout for one in view.shown],
+        siblings=view.siblings,
+        following=view.following,
+    )
+
+
+def example(
+    session: Session,
+    storage: Storage,
+    base_url: str,
+    found: Sequence[Run],
+    example_id: str,
+    numbers: Sequence[int],
+) -> ExampleView:
+    """Return a rollout of each run: those of these numbers, or else those that lie farthest apart."""
+    scored = [Scored(session, storage, one) for one in found]
+    apart = _find_apart(scored, example_id)
+    chosen = list(numbers) or apart
+    if len(chosen) != len(scored):
+        said = f"{len(scored)} runs are compared, and {len(chosen)} rollouts are named"
+        raise HubProblem(422, "invalid_request", said, hint="name one of each run, or none")
+    asked = {"run": [one.run_id for one in found]}
+    groups = [
+        list_siblings(session, storage, one.run, number, example_id)
+        for one, number in zip(scored, apart, strict=True)
+    ]
+    rollouts = [_find(session, storage, *each) for each in zip(found, groups, chosen, strict=True)]
+    alike = all(one.prompt == rollouts[0].prompt for one in rollouts)
+    columns = []
+    for place, (run, siblings, rollout) in enumerate(zip(found, groups, rollouts, strict=True)):
+        detail = runs.detail_of(run, base_url)
+        addresses = [
+            query_of(
+                {
+                    **asked,
+                    "example": example_id,
+                    "rollout": [*chosen[:place], row.number, *chosen[place + 1 :]],
+                }
+            )
+            for row in siblings
+        ]
+        own = next(row for row in siblings if row.number == chosen[place])
+        shown = _show(detail, own, rollout, prompt=not alike)
+        columns.append(Column(detail, shown, list(zip(siblings, addresses, strict=True))))
+    before, following = _neighbours(scored[0], scored[1], example_id)
+    return ExampleView(
+        example_id=example_id,
+        columns=columns,
+        prompt=_list_prompt(columns[0].run, rollouts[0]) if alike else None,
+        together=f"/runs/compare{query_of(asked)}",
+        before=query_of({**asked, "example": before}) if before is not None else "",
+        following=query_of({**asked, "example": following}) if following is not None else "",
+    )
+
+
+def example_answer(view: ExampleView) -> ComparedExample:
+    """Return the rollouts that stand side by side."""
+    return ComparedExample(
+        example_id=view.example_id,
+        runs=[one.run.run_id for one in view.columns],
+        numbers=[one.shown.row.number for one in view.columns],
+        rollouts=[one.shown.rollout for one in view.columns],
+    )
+
+
+def _find_apart(scored: Sequence[Scored], example_id: str) -> list[int]:
+    """Return the number of the rollout of each run that shows best how they differ on an example."""
+    for one in scored:
+        if example_id not in one.scores:
+            said = f"`{one.run.run_id}` has no scored rollout of an example `{example_id[:80]}`"
+            raise HubProblem(404, "example_not_found", said)
+    means = [one.scores[example_id].mean for one in scored]
+    # The first run lies on the other side of the second.
+    higher = [means[0] > means[1], *(mean > means[0] for mean in means[1:])]
+    return [one.number(example_id, greatest=up) for one, up in zip(scored, higher, strict=True)]
+
+
+def _find(
+    session: Session, storage: Storage, run: Run, siblings: Sequence[RolloutRow], number: int
+) -> Rollout:
+    if all(one.number != number for one in siblings):
+        detail = f"rollout {number} of `{run.run_id}` is none of this example"
+        raise HubProblem(404, "rollout_not_found", detail)
+    return runs.rollout(session, storage, run, number)
+
+
+def _show(run: RunDetail, row: RolloutRow, whole: Rollout, *, prompt: bool = False) -> Beside:
+    first = 0 if prompt else len(whole.prompt)
+    messages, omitted = transcript.list_messages(whole, first, run.manifest.environment.info.view)
+    left_out = max(0, len(messages) - _MESSAGES_BESIDE)
+    return Beside(row, whole, messages[:_MESSAGES_BESIDE], omitted + left_out)
+
+
+def _list_prompt(run: RunDetail, whole: Rollout) -> list[ShownMessage]:
+    beginning = whole.model_copy(update={"completion": [], "turns": []})
+    return transcript.list_messages(beginning, view=run.manifest.environment.info.view)[0]
+
+
+def _neighbours(first: Scored, second: Scored, example_id: str) -> tuple[str | None, str | None]:
+    """Return the examples on which two runs differ next more and next less than on this one."""
+    with suppress(RunError):  # of runs that cannot be compared this one example may be looked at
+        found = compare_scores(first.manifest, first.scores, second.manifest, second.scores)
+        names = [one.example_id for one in list_apart(found)]
+        if example_id in names:
+            place = names.index(example_id)
+            return (names[place - 1] if place else None), next(iter(names[place + 1 :]), None)
+    return None, None
