@@ -67,7 +67,7 @@ def sample(example: str, step: int, reward: float | None, reply: str) -> dict[st
         "example_id": example,
         "index": 0,
         "seed": 1,
-        "prompt": [{"role": "user", "content": "Your move."}],
+        "prompt": [{"role": "user", "content": "Your move.\nX 1 2"}],
         "completion": [{"role": "assistant", "content": reply}],
         "reward": reward,
         "failure": failed,
@@ -86,7 +86,11 @@ def files() -> dict[str, bytes]:
         "seconds/update": 3.0,
         "seconds/step": 10.0,
     }
-    steps = [{"step": step, "reward": step / 30, "rewards/won": 0.5, **times} for step in range(1, 31)]
+    steps = [
+        {"step": step, "reward": step / 30, "rewards/won": 0.5, "failed": 0, "rollouts": 32, **times}
+        | {"rewards/reward/mean": step / 30 + 1e-9, "rewards/reward/std": 0.25, "reward_std": 0.5}
+        for step in range(1, 31)
+    ]
     return {
         "metrics.jsonl": lines(*steps),
         "alerts.jsonl": lines(
@@ -112,6 +116,7 @@ def files() -> dict[str, bytes]:
 async def run_id(hub, run_of) -> str:
     """A posted training run."""
     manifest, rollouts = run_of(await hub.publish(), kind="training", training=TRAINING)
+    manifest["environment"]["info"]["view"] = {"columns": 3, "cells": {"X": "✕", "1": "", "2": ""}}
     answer = await hub.post_run(manifest, rollouts, artifacts=files())
     assert answer.status_code == 201, answer.text
     return str(manifest["run_id"])
@@ -132,7 +137,11 @@ async def test_the_page_shows_how_it_went(hub, run_id):
     assert "30optimal0.800 [0.700, 0.900]50" in words
     page = (await hub.get(f"/runs/{run_id}", headers=HTML)).text
     assert 'data-points="1,0.03333 2,0.06667' in page, "what is drawn is there for the script"
-    assert page.count('class="alert-mark" data-step="12"') == 6, "an alert stands on each curve"
+    assert "failed/rollouts0 → 0" in words
+    assert "rewards/reward/mean" not in words, "no curve is drawn twice"
+    assert "rewards/reward/std" in words, "what is said of the same thing otherwise is shown"
+    alerts, curves = page.count('class="alert-mark" data-step="12"'), page.count("data-points=")
+    assert alerts == curves == 10, "an alert stands on each curve"
     assert "/static/curves.js" in page
     assert "\u202e" not in words, "characters that turn a line around are named, not acted upon"
     assert "wander train alice/reverse-text@" in words
@@ -140,8 +149,7 @@ async def test_the_page_shows_how_it_went(hub, run_id):
 
 async def test_each_curve_and_the_evaluations_are_tables_too(hub, run_id):
     words = said(read(await hub.get(f"/runs/{run_id}", headers=HTML)))
-    # reward, rewards/won and four times; and the evaluations.
-    assert words.count("as a table") == 7
+    assert words.count("as a table") == 11, "ten curves and the evaluations"
     assert "as a tableStepreward 10.033330.1" in words
 
 
@@ -151,6 +159,7 @@ async def test_samples_are_read_by_step(hub, run_id):
     assert "After 30 steps" in said(last)
     assert "Move 1" in said(last)
     assert "I do not know" not in said(last)
+    assert "✕" in said(last), "a state is drawn in samples too"
     first = said(read(await hub.get(f"/runs/{run_id}?step=0", headers=HTML)))
     assert "After 0 steps" in first
     assert "I do not know" in first
@@ -240,9 +249,8 @@ async def test_training_runs_lie_over_each_other_and_end_to_end(hub, run_of, mon
     assert "their curves end to end" in words
     answer = await hub.get(f"/runs/compare?run={first}&run={second}", headers=HTML)
     page, words = answer.text, said(read(answer))
-    assert (
-        page.count('<polyline class="curve series-0"') == page.count('<polyline class="curve series-1"') == 6
-    )
+    curves = [page.count(f'<polyline class="curve series-{one}"') for one in (0, 1)]
+    assert curves == [10, 10]
     assert "schedule.learning_rate1e-053e-05" in words
     assert "reproduction.device" in words
     assert 'class="phase-mark" data-step="20"' in page

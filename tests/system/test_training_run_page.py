@@ -108,5 +108,14 @@ def test_a_browser_reads_a_training_run(hub, trained, width):
         figure.locator("svg").hover()
         figure.get_by_text("step ").first.wait_for()
         assert figure.locator(".curve:not(.raw)").count() == 2
+        chart = figure.locator("svg")
+        chart.focus()
+        page.keyboard.press("Home")
+        page.keyboard.press("ArrowRight")
+        assert str(chart.get_attribute("aria-valuetext")).startswith("step 2: ")
+        page.keyboard.press("+")
+        assert {"2", "4"} <= set(figure.locator("svg .tick").all_text_contents())
+        page.get_by_role("button", name="Show all steps").click()
+        assert {"20", "40"} <= set(figure.locator("svg .tick").all_text_contents())
         assert page.evaluate(wide) <= 0
         assert faults == []

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
+from urllib.parse import quote
 
 from markupsafe import Markup, escape
 from wander.wire import Histogram
@@ -18,6 +19,10 @@ from wander.wire.boards import HistoryPoint
 from wander_hub.web.text import number, plain, shorten, visible
 
 _BUCKETS = 240
+_SHORT = 2 * 86_400
+"""Seconds of a history whose moments are told to the minute."""
+_MOST_LINKS = 100
+"""Dots of a chart that lead somewhere: who goes from link to link gets past them."""
 _KEY_LETTERS = 48
 """Of a name in a key."""
 _MOST_IN_KEY = 8
@@ -108,31 +113,39 @@ def days(counts: Sequence[int], noun: str) -> Markup:
     return _svg(width, height, "chart", title, bars)
 
 
-def scatter(points: Mapping[tuple[float, float], int]) -> Markup:
-    """Draw pairs of values, larger where more are the same."""
+def scatter(examples: Iterable[tuple[str, float, float]], address: str) -> Markup:
+    """Draw the two values of each example, larger where more are the same.
+
+    The dots farthest from the diagonal lead to the first of their examples, at the end of `address`.
+    """
     side, left, base = 300, 40, 268
+    points = dict[tuple[float, float], list[str]]()
+    for example, x, y in examples:
+        points.setdefault((round(x, 3), round(y, 3)), []).append(example)
     values = [value for pair in points for value in pair]
     low, high = min([0.0, *values]), max([1.0, *values])
-    across, up = Axis(low, high, left, side - 10), Axis(low, high, base, 10)
-    most = max(points.values(), default=1)
-    dots = "".join(
-        f'<circle class="dot" cx="{across(x):.1f}" cy="{up(y):.1f}" '
-        f'r="{2.5 + 7 * math.sqrt(count / most):.1f}">'
-        f"<title>{number(x)} and {number(y)}: {count} examples</title></circle>"
-        for (x, y), count in sorted(points.items(), key=lambda one: -one[1])
-    )
+    # A dot at the end of an axis covers none of its numbers.
+    across, up = Axis(low, high, left + 14, side - 14), Axis(low, high, base - 14, 14)
+    most = max(map(len, points.values()), default=1)
+    apart = sorted(points, key=lambda one: -abs(one[0] - one[1]))[:_MOST_LINKS]
+    dots = Markup("")
+    for (x, y), some in sorted(points.items(), key=lambda one: -len(one[1])):
+        many = f"{len(some)} examples" if len(some) > 1 else f"example {plain(shorten(some[0]))}"
+        said = f"{number(x)} and {number(y)}: {many}"
+        dot = _dot(across(x), up(y), 2.5 + 7 * math.sqrt(len(some) / most), said)
+        dots += _link(f"{address}&example={quote(some[0])}", dot, said) if (x, y) in apart else dot
     frame = (
         f'<line class="axis" x1="{left}" x2="{side - 10}" y1="{base}" y2="{base}"/>'
         f'<line class="axis" x1="{left}" x2="{left}" y1="10" y2="{base}"/>'
-        f'<line class="grid" x1="{left}" x2="{side - 10}" y1="{base}" y2="10"/>'
+        f'<line class="grid" x1="{across(low)}" x2="{across(high)}" y1="{up(low)}" y2="{up(high)}"/>'
     )
     marks = "".join(
         f'<text class="tick" x="{left - 6}" y="{up(value) + 4:.1f}" text-anchor="end">'
         f"{_tick_text(value)}</text>"
         for value in _round_ticks(low, high, 5)
     )
-    title = f"Mean rewards of {sum(points.values())} examples in both runs"
-    return _svg(side, side, "chart scatter", title, frame + _ticks(across, base, 5) + marks + dots)
+    title = f"Mean rewards of {sum(map(len, points.values()))} examples in both runs"
+    return _svg(side, side, "chart scatter", title, f"{frame}{_ticks(across, base, 5)}{marks}{dots}")
 
 
 def outcome_bar(parts: Sequence[tuple[str, str, int]]) -> Markup:
@@ -221,9 +234,10 @@ def history(points: Sequence[HistoryPoint]) -> Markup:
     up = Axis.around(min(rewards) - room, max(rewards) + room, height - bottom, top)
     grid = _grid(up, left, width - right)
     ends = (("start", points[0], left), ("end", points[-1], width - right))
+    moment = "%Y-%m-%d" if max(times) - min(times) > _SHORT else "%Y-%m-%d %H:%M"
     dates = "".join(
         f'<text class="tick" x="{place}" y="{height - 8}" text-anchor="{anchor}">'
-        f"{one.posted_at:%Y-%m-%d}</text>"
+        f"{one.posted_at.strftime(moment)}</text>"
         for anchor, one, place in ends
     )
     records: list[HistoryPoint] = []
@@ -234,14 +248,9 @@ def history(points: Sequence[HistoryPoint]) -> Markup:
         if is_record:
             path += f" H{x:.1f} V{y:.1f}" if path else f"M{x:.1f},{y:.1f}"
             records.append(one)
-        dots += Markup(
-            '<circle class="dot {}" cx="{:.1f}" cy="{:.1f}" r="3.5"><title>{}</title></circle>'
-        ).format(
-            "series-0" if is_record else "series-7",
-            x,
-            y,
-            f"{one.model} {number(one.reward_mean)}, {one.posted_at:%Y-%m-%d}",
-        )
+        said = f"{plain(one.model)} {number(one.reward_mean)}, {one.posted_at.strftime(moment)}"
+        css = "series-0" if is_record else "series-7"
+        dots += _link(f"/runs/{one.run_id}", _dot(x, y, 3.5, said, css), said)
     line = Markup('<path class="curve series-0" d="{}"/>').format(f"{path} H{across.end:.1f}")
     title = f"Best score over time: {len(records)} records among {len(points)} rows"
     drawn = _svg(width, height, "chart large", title, f"{grid}{dates}{line}{dots}")
@@ -265,8 +274,8 @@ def evaluations(cells: Mapping[str, Sequence[tuple[int, float, float, float]]]) 
             path += f" L{x:.1f},{y:.1f}" if path else f"M{x:.1f},{y:.1f}"
             marks += Markup(
                 '<line class="whisker {0}" x1="{1:.1f}" x2="{1:.1f}" y1="{2:.1f}" y2="{3:.1f}"/>'
-                '<circle class="dot {0}" cx="{1:.1f}" cy="{4:.1f}" r="3.5"><title>{5}</title></circle>'
-            ).format(css, x, up(low), up(high), y, f"{cell} {_interval(mean, low, high)} at step {step}")
+            ).format(css, x, up(low), up(high))
+            marks += _dot(x, y, 3.5, f"{cell} {_interval(mean, low, high)} at step {step}", css)
         lines += Markup('<path class="curve {}" d="{}"/>').format(css, path) + marks
     title = f"Mean reward of {len(cells)} evaluations over the steps, with 95 % intervals"
     drawn = _svg(width, height, "chart large", title, f"{grid}{ticks}{lines}")
@@ -318,6 +327,17 @@ def _keyed(drawn: Markup, rows: Sequence[tuple[str, str, float]]) -> Markup:
         for css, name, value in rows[:_MOST_IN_KEY]
     )
     return Markup('<div class="keyed">{}<ul class="small">{}</ul></div>').format(drawn, key)
+
+
+def _dot(x: float, y: float, radius: float, said: str, css: str = "") -> Markup:
+    return Markup(
+        '<circle class="dot {}" cx="{:.1f}" cy="{:.1f}" r="{:.1f}"><title>{}</title></circle>'
+    ).format(css, x, y, radius, said)
+
+
+def _link(address: str, mark: Markup, said: str) -> Markup:
+    """Let a mark lead somewhere; its words are read out, and a script shows them where it has the focus."""
+    return Markup('<a href="{}" aria-label="{}">{}</a>').format(address, said, mark)
 
 
 def _ticks(axis: Axis, base: float, most: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -190,7 +189,8 @@ def _compare(first: Scored, other: Scored, base_url: str) -> Pair:
         comparison=found,
         differing=differences_in_words(found.differing),
         scatter=charts.scatter(
-            Counter((round(one.before, 3), round(one.after, 3)) for one in found.by_example)
+            ((one.example_id, one.before, one.after) for one in found.by_example),
+            f"/runs/compare/example?run={first.run.run_id}&run={other.run.run_id}",
         ),
         disagreements=[
             Disagreement(

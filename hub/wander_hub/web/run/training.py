@@ -16,7 +16,7 @@ from typing import Any
 from markupsafe import Markup
 from pydantic import ValidationError
 from wander.evals.store.jsonl import split_lines
-from wander.types import Rollout
+from wander.types import GridView, Rollout
 from wander.wire import RunDetail, RunManifest
 from wander.wire.settings_toml import toml_lines
 
@@ -42,7 +42,15 @@ _OF_POINT = 30
 """Numbers that have the room of a point."""
 _MOST_MESSAGES = 40
 _TIMES = ("generation", "environment", "scoring", "update", "sync", "evaluation")
-_NOT_CURVES = {"step", "steps", "epoch"}
+_NOT_CURVES = {"step", "steps", "epoch", "failed"}
+_TOLD_TWICE = {
+    "rewards/reward/mean": "reward",
+    "rewards/reward/std": "reward_std",
+    "frac_reward_zero_std": "groups_without_variance",
+}
+"""What a trainer reports of the same thing again, and under which name it is drawn."""
+_FAILED = "failed/rollouts"
+"""The share of a step's rollouts that failed, which is drawn where it is always 0 too."""
 _FIRST = (
     "reward",
     "reward_std",
@@ -50,6 +58,7 @@ _FIRST = (
     "entropy",
     "tokens",
     "truncated",
+    _FAILED,
     "loss",
     "kl",
     "frac_reward_zero_std",
@@ -159,7 +168,7 @@ def describe_training(storage: Storage, detail: RunDetail, step: int | None) -> 
         alerts_left_out=max(0, len(alerts) - _MOST_ALERTS),
         evaluations=evaluations,
         evaluation_chart=charts.evaluations(cells) if cells else Markup(""),
-        samples=_samples(read(SAMPLES_FILE), step),
+        samples=_samples(read(SAMPLES_FILE), step, pin.info.view),
         command=shlex.join(["wander", "train", f"{pin.owner}/{pin.name}@{pin.version}", "config.toml"]),
         config="\n".join(toml_lines(detail.manifest.training or {})),
     )
@@ -175,6 +184,15 @@ def list_series(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[floa
         for name, value in entry.items():
             if name not in _NOT_CURVES and (known := _number(value)) is not None:
                 series.setdefault(name, []).append((step, known))
+        failed, rollouts = _number(entry.get("failed")), _number(entry.get("rollouts"))
+        if failed is not None and rollouts:
+            series.setdefault(_FAILED, []).append((step, failed / rollouts))
+    for name, other in _TOLD_TWICE.items():
+        pairs = zip(series.get(name, []), series.get(other, []), strict=False)
+        if len(series.get(name, [])) == len(series.get(other, [])) and all(
+            math.isclose(one[1], two[1], rel_tol=1e-3, abs_tol=1e-6) for one, two in pairs
+        ):
+            series.pop(name, None)
 
     def place(name: str) -> int:
         if name.startswith("rewards/"):
@@ -185,7 +203,7 @@ def list_series(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[floa
     return {
         name: sorted(series[name], key=lambda point: point[0])
         for name in names
-        if any(value for _, value in series[name])
+        if name == _FAILED or any(value for _, value in series[name])
     }
 
 
@@ -313,7 +331,7 @@ def _evaluations(text: bytes) -> Iterator[EvaluationLine]:
         )
 
 
-def _samples(text: bytes, step: int | None) -> SampleTable | None:
+def _samples(text: bytes, step: int | None, view: GridView | None) -> SampleTable | None:
     rollouts = [one for line in split_lines([text]) if (one := _sample(line)) is not None]
     if not rollouts:
         return None
@@ -327,7 +345,7 @@ def _samples(text: bytes, step: int | None) -> SampleTable | None:
             continue
         rewards[one.example_id][one.step] = one.reward
         if one.step == chosen:
-            messages, omitted = transcript.list_messages(one)
+            messages, omitted = transcript.list_messages(one, view=view)
             left_out = max(0, len(messages) - _MOST_MESSAGES)
             shown.append(Sample(one, messages[:_MOST_MESSAGES], omitted + left_out))
     return SampleTable(steps, chosen, prompts, rewards, shown)

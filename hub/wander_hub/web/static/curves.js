@@ -1,4 +1,4 @@
-// Training curves: values under the pointer, smoothing for all of them, and steps chosen by dragging.
+// Training curves: values of a step under the pointer or by arrow keys, smoothing, and steps chosen by dragging or + and -.
 "use strict";
 const LEFT = 52, RIGHT = 352, BASE = 134;
 const SVG = "http://www.w3.org/2000/svg";
@@ -37,8 +37,30 @@ function scales(chart) {
   return { points, start, end, across, up, step: (px) => start + ((px - LEFT) / (RIGHT - LEFT)) * (end - start) };
 }
 
+function element(chart, name, attributes, text = "") {
+  const made = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.textContent = text;
+  return chart.svg.appendChild(made);
+}
+
+// Round steps below the axis, each with its number; steps are whole.
+function number(chart) {
+  const { start, end, across } = scales(chart);
+  const rough = (end - start) / 5, power = 10 ** Math.floor(Math.log10(rough || 1));
+  const by = Math.max(1, [1, 2, 5, 10].map((one) => one * power).find((one) => one >= rough * 0.999));
+  chart.svg.querySelectorAll('.axis, .tick[text-anchor="middle"]').forEach((one) => one.remove());
+  for (let step = Math.ceil(start / by) * by; step <= end; step += by) {
+    const x = across(step).toFixed(1);
+    element(chart, "line", { class: "axis", x1: x, x2: x, y1: BASE, y2: BASE + 4 });
+    element(chart, "text", { class: "tick", x, y: BASE + 17, "text-anchor": "middle" }, step);
+  }
+}
+
 function draw(chart) {
   const { across, up } = scales(chart);
+  number(chart);
+  chart.at.setAttribute("class", "at hidden");
   const path = (some) => some.filter(([x]) => x >= from && x <= to)
     .map(([x, y]) => `${across(x).toFixed(1)},${up(y).toFixed(1)}`).join(" ");
   for (const one of chart.lines) {
@@ -64,39 +86,83 @@ const place = (chart, event) => {
 const nearest = (points, wanted) =>
   points.reduce((best, one) => (Math.abs(one[0] - wanted) < Math.abs(best[0] - wanted) ? one : best), points[0]);
 
+function tell(chart, wanted) {
+  const { points, across, start, end } = scales(chart);
+  const step = nearest(points, wanted)?.[0];
+  if (step === undefined) return;
+  const values = chart.runs.map((one) => one.find(([x]) => x === step)).map((one) => (one ? compact(one[1]) : "–"));
+  chart.step = step;
+  chart.said.textContent = `step ${step}: ${values.join(" · ")}`;
+  const told = { valuemin: start, valuemax: end, valuenow: step, valuetext: chart.said.textContent };
+  for (const [name, value] of Object.entries(told)) chart.svg.setAttribute(`aria-${name}`, value);
+  for (const name of ["x1", "x2"]) chart.at.setAttribute(name, across(step));
+  chart.at.setAttribute("class", "at");
+}
+
+function hush(chart) {
+  chart.said.textContent = chart.was;
+  chart.at.setAttribute("class", "at hidden");
+}
+
+function show(some) {
+  [from, to] = some;
+  all.hidden = from === -Infinity;
+  charts.forEach(draw);
+}
+
+// What a key does to a chart: the step to tell of, or nothing.
+function press(chart, key) {
+  const { points, start, end } = scales(chart);
+  const steps = [...new Set(points.map(([x]) => x))], place = steps.indexOf(chart.step);
+  const by = { ArrowLeft: -1, ArrowRight: 1, PageDown: -10, PageUp: 10 }[key];
+  if (by) return steps[Math.min(Math.max(place + by, 0), steps.length - 1)];
+  if (key === "Home" || key === "End") return steps.at(key === "Home" ? 0 : -1);
+  const half = (end - start) / 4;
+  if (key === "+" && steps.length > 3) show([chart.step - half, chart.step + half]);
+  else if (key === "-" || key === "Escape") show([-Infinity, Infinity]);
+  else return undefined;
+  return chart.step;
+}
+
+const all = document.createElement("button");
+Object.assign(all, { type: "button", textContent: "Show all steps", hidden: true });
+all.addEventListener("click", () => show([-Infinity, Infinity]));
+
 for (const chart of charts) {
   let began = null;
-  chart.svg.addEventListener("pointermove", (event) => {
-    const { points, step } = scales(chart);
-    const near = nearest(points, step(place(chart, event)));
-    if (!near) return;
-    const values = chart.runs.map((one) => one.find(([x]) => x === near[0])).map((one) => (one ? compact(one[1]) : "–"));
-    chart.said.textContent = `step ${near[0]}: ${values.join(" · ")}`;
+  chart.step = chart.points[0][0];
+  chart.at = element(chart, "line", { class: "at hidden", y1: 10, y2: BASE });
+  for (const [name, value] of Object.entries({ role: "slider", tabindex: 0, "aria-valuenow": chart.step })) chart.svg.setAttribute(name, value);
+  chart.svg.addEventListener("pointermove", (event) => tell(chart, scales(chart).step(place(chart, event))));
+  chart.svg.addEventListener("pointerleave", () => hush(chart));
+  chart.svg.addEventListener("focus", () => tell(chart, chart.step));
+  chart.svg.addEventListener("blur", () => hush(chart));
+  chart.svg.addEventListener("keydown", (event) => {
+    const step = event.ctrlKey || event.metaKey || event.altKey ? undefined : press(chart, event.key);
+    if (step === undefined) return;
+    event.preventDefault();
+    tell(chart, step);
   });
-  chart.svg.addEventListener("pointerleave", () => { chart.said.textContent = chart.was; });
   chart.svg.addEventListener("pointerdown", (event) => { began = scales(chart).step(place(chart, event)); });
   chart.svg.addEventListener("pointerup", (event) => {
     const ended = scales(chart).step(place(chart, event));
     const chosen = [began, ended].sort((a, b) => a - b);
     if (began === null || chart.points.filter(([x]) => x >= chosen[0] && x <= chosen[1]).length < 2) return;
-    [from, to] = chosen;
-    charts.forEach(draw);
+    show(chosen);
   });
-  chart.svg.addEventListener("dblclick", () => {
-    [from, to] = [-Infinity, Infinity];
-    charts.forEach(draw);
-  });
+  chart.svg.addEventListener("dblclick", () => show([-Infinity, Infinity]));
 }
 
 const first = document.querySelector(".curves");
 if (first && charts.length) {
-  const label = document.createElement("label"), slider = document.createElement("input");
-  label.className = "small muted smoothing";
+  const bar = document.createElement("div"), label = document.createElement("label"), slider = document.createElement("input");
+  bar.className = "small muted smoothing";
   Object.assign(slider, { type: "range", min: 0, max: 0.99, step: 0.01, value: 0 });
   slider.addEventListener("input", () => {
     weight = Number(slider.value);
     charts.forEach(draw);
   });
-  label.append("Smoothing ", slider, " Drag across a curve to see some of its steps; double-click to see all.");
-  first.before(label);
+  label.append("Smoothing ", slider);
+  bar.append(label, "Drag across a curve to see some of its steps; with the keyboard: arrows, + and −.", all);
+  first.before(bar);
 }

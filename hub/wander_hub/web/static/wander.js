@@ -1,4 +1,4 @@
-// What pages do beyond HTML: copy a command, take a code from the link, go to the search box, search while somebody writes.
+// What pages do beyond HTML: copy a command, tell of a chart's mark, take a code from the link, go to the search box, search while somebody writes.
 "use strict";
 const WAIT = 120; // milliseconds after the last letter
 
@@ -17,6 +17,20 @@ for (const box of document.querySelectorAll("pre.command")) {
     setTimeout(() => (button.textContent = "Copy"), 1500);
   });
   frame.append(box, button);
+}
+
+// What a mark of a chart tells, for who cannot rest a pointer on it.
+for (const chart of document.querySelectorAll(".chart:not([data-points]):has(title)")) {
+  const said = document.createElement("p");
+  said.className = "small muted told";
+  said.setAttribute("role", "status");
+  (chart.closest(".keyed") ?? chart).after(said);
+  for (const kind of ["focusin", "pointerdown"]) {
+    chart.addEventListener(kind, (event) => {
+      const title = event.target.closest("a, circle, rect")?.querySelector("title");
+      if (title) said.textContent = title.textContent;
+    });
+  }
 }
 
 const code = document.querySelector('form[action="/login/password"] input[name="code"]');
