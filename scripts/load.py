@@ -16,6 +16,7 @@ import itertools
 import json
 import random
 import resource
+import signal
 import socket
 import statistics
 import subprocess
@@ -285,6 +286,7 @@ def main() -> None:
     parser.add_argument("--slow", type=int, default=300, help="clients that send and read a byte a second")
     parser.add_argument("--megabytes", type=int, default=200, help="of the large run")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends with this
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     settings = {"WANDER_HUB_VERIFICATION": "off", "WANDER_HUB_BUNDLED_PACKAGES": "false"}
     settings |= {f"WANDER_HUB_{one}_PER_MINUTE": "0" for one in LIMITS}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from functools import cache, partial
 from typing import Any
@@ -26,7 +26,7 @@ from wander_hub.http.bodies import arriving
 from wander_hub.http.boundary import find_undeclared_routes
 from wander_hub.http.compression import Compression
 from wander_hub.http.hosts import Hosts, misdirected
-from wander_hub.http.limits import Limits
+from wander_hub.http.limits import AGREE_SECONDS, Limits, agree
 from wander_hub.http.middleware import AnswerHeaders
 from wander_hub.http.problems import install_handlers
 from wander_hub.index import routes as index
@@ -140,11 +140,20 @@ async def keep_sweeping(database: Database, storage: Storage) -> AsyncIterator[N
             )
             await asyncio.sleep(_SWEEP_SECONDS)
 
-    task = asyncio.create_task(sweep_forever())
+    async with _beside(sweep_forever()):
+        try:
+            yield
+        finally:
+            ending.set()
+
+
+@asynccontextmanager
+async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Have some work go on as long as the block lasts."""
+    task = asyncio.create_task(work)
     try:
         yield
     finally:
-        ending.set()
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
@@ -176,14 +185,19 @@ async def keep_counting(downloads: DownloadCounter) -> AsyncIterator[None]:
             await asyncio.sleep(FLUSH_SECONDS)
             await _try(downloads.flush, "downloads could not be written down; the next try follows")
 
-    task = asyncio.create_task(flush_forever())
     try:
-        yield
+        async with _beside(flush_forever()):
+            yield
     finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
         await run_in_threadpool(downloads.flush)
+
+
+async def agree_forever(limits: Limits, database: Database) -> None:
+    """Tell other processes again and again what was spent here of the limits on requests."""
+    while True:
+        await asyncio.sleep(AGREE_SECONDS)
+        if untold := limits.untold():
+            await _try(partial(agree, database, untold), "limits could not be told; the next try follows")
 
 
 def sweep(database: Database, storage: Storage) -> None:
@@ -219,7 +233,8 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         await run_in_threadpool(_start, settings, database, storage)
-        async with keep_sweeping(database, storage), keep_counting(downloads):
+        agreeing = agree_forever(app.state.limits, database)
+        async with keep_sweeping(database, storage), keep_counting(downloads), _beside(agreeing):
             yield
         await upstream.close()
         reader.close()

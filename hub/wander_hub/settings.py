@@ -171,8 +171,8 @@ class Settings(BaseSettings):
     max_artifacts: int = Field(default=32, ge=0)
 
     reads_per_minute: int = Field(default=20_000, ge=0)
-    """Requests that read, of one token, or of one address without a token; each process counts its own, and 0
-    is no limit. An installation makes a few hundred."""
+    """Requests that read, of one token, or of one address without a token; 0 is no limit. An installation
+    makes a few hundred."""
     writes_per_minute: int = Field(default=2_000, ge=0)
     """Likewise, requests that change something."""
     uploads_per_minute: int = Field(default=6_000, ge=0)

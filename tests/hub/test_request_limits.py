@@ -14,7 +14,7 @@ from wander_hub.http import limits
 @pytest.fixture
 def still(monkeypatch) -> None:
     """Have it be the middle of one minute."""
-    monkeypatch.setattr(limits.time, "monotonic", lambda: 30.5)
+    monkeypatch.setattr(limits.time, "time", lambda: 30.5)
 
 
 def of(hub, address: str = "192.0.2.1", app=None, **changes) -> httpx.AsyncClient:
@@ -43,7 +43,7 @@ async def test_a_limit_holds_under_parallel_requests_and_says_when_to_come_back(
 
 async def test_the_next_minute_everybody_may_again(hub, monkeypatch):
     client, clock = of(hub, reads_per_minute=1), [59.0]
-    monkeypatch.setattr(limits.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(limits.time, "time", lambda: clock[0])
     assert await statuses(client, 2) == {200: 1, 429: 1}
     clock[0] = 60.0
     assert await statuses(client, 1) == {200: 1}
@@ -61,6 +61,40 @@ async def test_tokens_addresses_and_kinds_of_requests_have_budgets_of_their_own(
     assert await statuses(client, 3, "/api/v1/owners/alice/settings", **owned) == {200: 2, 429: 1}
     upload = {"headers": hub.auth(), "method": "POST"}
     assert await statuses(client, 2, "/alice/legacy/", **upload) == {415: 1, 429: 1}
+
+
+@pytest.mark.parametrize("database_kind", ["sqlite", "postgresql"], indirect=True)
+async def test_processes_of_a_hub_let_pass_together_what_one_alone_would(hub, still):
+    one, other = of(hub, reads_per_minute=20), of(hub, reads_per_minute=20)
+    kept = [client._transport.app.state.limits for client in (one, other)]
+
+    def tell() -> None:
+        for untold in filter(None, [each.untold() for each in kept]):
+            limits.agree(hub.database, untold)
+
+    assert await statuses(one, 12) == {200: 12}
+    assert await statuses(other, 1) == {200: 1}
+    tell()
+    assert await statuses(other, 10) == {200: 7, 429: 3}, "12 were spent elsewhere"
+    assert (await other.get("/live")).headers["ratelimit"] == '"reads";r=0;t=30'
+    tell()
+    assert await statuses(one, 1) == {200: 1}, "who tells nothing hears nothing"
+    tell()
+    assert await statuses(one, 1) == {429: 1}
+    assert kept[1].untold() == [], "nothing is told twice"
+    assert await statuses(of(hub, "192.0.2.2", app=one._transport.app), 20) == {200: 20}
+
+
+async def test_what_was_spent_in_another_minute_is_over_for_all(hub, monkeypatch):
+    one, other = of(hub, reads_per_minute=20), of(hub, reads_per_minute=20)
+    clock = [59.0]
+    monkeypatch.setattr(limits.time, "time", lambda: clock[0])
+    for clock[0] in (59.0, 61.0):
+        assert await statuses(one, 20) == {200: 20}
+        limits.agree(hub.database, one._transport.app.state.limits.untold())
+        assert await statuses(other, 1) == {200: 1}
+        limits.agree(hub.database, other._transport.app.state.limits.untold())
+        assert await statuses(other, 1) == {429: 1}
 
 
 async def test_who_tries_tokens_is_stopped_and_others_are_not(hub, still):

@@ -1,7 +1,8 @@
 """How many requests a minute a token may make, or an address without one.
 
-Each process counts its own, in memory: with `--workers 4`, or several hubs, as many times more pass. That
-keeps floods out for a look into a dictionary; what must hold exactly is a quota, which the database counts.
+A process counts in memory: a request costs a look into a dictionary. Who has spent a good part of a budget is
+told to the other processes of the hub, by the database, within seconds; so all together let pass what one
+alone would, and a twentieth each. What must hold exactly is a quota, which the database counts.
 """
 
 from __future__ import annotations
@@ -10,15 +11,26 @@ import hashlib
 import math
 import time
 from collections import Counter
+from collections.abc import Mapping
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
+from sqlalchemy import BigInteger, ColumnElement, String, case, cast, delete, func, literal, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Mapped, Session, mapped_column
 from starlette.responses import JSONResponse
 from starlette.types import Scope
 
+from wander_hub.database import Base, Database
 from wander_hub.http.hosts import answer_early
 from wander_hub.settings import Settings
 
+AGREE_SECONDS = 2.0
+"""How often processes tell each other."""
 _WINDOW = 60
+_PARTS = 20
+"""Into so many a budget is cut: who spent none of them since is not worth telling."""
+_KEPT = 5
+"""Minutes after which what was spent is forgotten."""
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _UPLOADS = ("/api/v1/uploads", "/api/v1/postings")
 """Beginnings of the paths that take in parts of something large, of which there are many."""
@@ -40,25 +52,62 @@ _FOR_ANYBODY = frozenset(
 """Paths where nobody looks at credentials, so that made-up ones would count as somebody new each time."""
 
 
+class Spending(Base):
+    """What one token or address has spent of a budget within a minute, in all processes of a hub."""
+
+    __tablename__ = "spending"
+
+    sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
+    """Of the budget's name and whoever spends."""
+    minute: Mapped[int] = mapped_column(BigInteger)
+    """Since 1970."""
+    spent: Mapped[int] = mapped_column(BigInteger)
+
+
 class Budget:
     """So many requests a minute for each who makes some; 0 is no limit."""
 
     def __init__(self, name: str, most: int) -> None:
         self.name, self.most = name, most
-        self._window, self._spent = 0, Counter[str]()
+        self._begin(0)
 
     def spend(self, who: str, cost: int = 1) -> bool:
         """Take from the budget; False when there is nothing left."""
-        window = int(time.monotonic() // _WINDOW)
-        if window != self._window:
-            self._window, self._spent = window, Counter()
+        self._look_at_the_clock()
         self._spent[who] += cost
-        return not self.most or self._spent[who] <= self.most
+        return not self.most or self._left(who) >= 0
+
+    def untold(self) -> dict[str, int]:
+        """Return what was spent here and no other process knows, of those who spent a good part."""
+        self._look_at_the_clock()
+        more = {who: spent - self._told[who] for who, spent in self._spent.items() if self.most}
+        return {who: count for who, count in more.items() if count * _PARTS >= self.most}
+
+    def hear(self, told: Mapping[str, int], totals: Mapping[str, int]) -> None:
+        """Take in what all processes together have spent, once they know what was spent here."""
+        for who, count in told.items():
+            self._told[who] += count
+            self._elsewhere[who] = totals[self.key(who)] - self._told[who]
+
+    def key(self, who: str) -> str:
+        """Return what stands for somebody's spending."""
+        return hashlib.sha256(f"{self.name} {who}".encode()).hexdigest()
+
+    def _look_at_the_clock(self) -> None:
+        if (window := int(time.time() // _WINDOW)) != self._window:
+            self._begin(window)
+
+    def _begin(self, window: int) -> None:
+        self._window = window
+        self._spent, self._told, self._elsewhere = Counter[str](), Counter[str](), Counter[str]()
+
+    def _left(self, who: str) -> int:
+        return self.most - self._spent[who] - self._elsewhere[who]
 
     def headers(self, who: str) -> dict[str, str]:
         """Return what is left and until when (draft-ietf-httpapi-ratelimit-headers)."""
-        ends = math.ceil(_WINDOW - time.monotonic() % _WINDOW)
-        left = max(0, self.most - self._spent[who])
+        ends = math.ceil(_WINDOW - time.time() % _WINDOW)
+        left = max(0, self._left(who))
         return {
             "RateLimit-Policy": f'"{self.name}";q={self.most};w={_WINDOW}',
             "RateLimit": f'"{self.name}";r={left};t={ends}',
@@ -74,6 +123,11 @@ class Limits:
         self._writes = Budget("writes", settings.writes_per_minute)
         self._uploads = Budget("uploads", settings.uploads_per_minute)
         self._failures = Budget("failures", settings.failures_per_minute)
+
+    def untold(self) -> list[tuple[Budget, dict[str, int]]]:
+        """Return what other processes are to be told, by budget."""
+        budgets = (self._reads, self._writes, self._uploads, self._failures)
+        return [(one, told) for one in budgets if (told := one.untold())]
 
     def refuse(self, scope: Scope) -> JSONResponse | None:
         """Return the answer to a request that is one too many; None for all others."""
@@ -101,6 +155,29 @@ class Limits:
         if path.startswith(_UPLOADS) or path.rstrip("/").endswith("/legacy"):
             return self._uploads
         return self._writes
+
+
+def agree(database: Database, untold: list[tuple[Budget, dict[str, int]]]) -> None:
+    """Tell other processes what was spent here, and hear what was spent there."""
+    counts = {budget.key(who): count for budget, told in untold for who, count in told.items()}
+    on_postgresql = database.engine.dialect.name == "postgresql"
+    minute: ColumnElement[int] = literal(int(time.time() // _WINDOW))
+    if on_postgresql:  # whose clock is everybody's
+        minute = cast(func.floor(func.extract("epoch", func.clock_timestamp()) / _WINDOW), BigInteger)
+
+    def add(session: Session) -> dict[str, int]:
+        session.execute(delete(Spending).where(Spending.minute < minute - _KEPT))
+        insert = (postgresql if on_postgresql else sqlite).insert(Spending)
+        rows = [{"sha256": key, "minute": minute, "spent": counts[key]} for key in sorted(counts)]
+        more = case((Spending.minute == insert.excluded.minute, Spending.spent), else_=0)
+        values = {"minute": insert.excluded.minute, "spent": insert.excluded.spent + more}
+        session.execute(insert.values(rows).on_conflict_do_update(index_elements=["sha256"], set_=values))
+        spent = select(Spending.sha256, Spending.spent).where(Spending.sha256.in_(counts))
+        return dict(session.execute(spent).all())
+
+    totals = database.commit(add)
+    for budget, told in untold:
+        budget.hear(told, totals)
 
 
 def sender_of(scope: Scope) -> str:

@@ -6,6 +6,7 @@ from wander_hub import audit
 from wander_hub.accounts import models as accounts
 from wander_hub.environments import models as environments
 from wander_hub.environments import spelling
+from wander_hub.http import limits
 from wander_hub.index import models as index
 from wander_hub.jobs import models as jobs
 from wander_hub.leaderboards import models as leaderboards
@@ -26,6 +27,7 @@ MODULES = (
     accounts,
     environments,
     spelling,
+    limits,
     index,
     jobs,
     leaderboards,
