@@ -24,10 +24,10 @@ from shard_records import aggregates_of, records_of
 from wander.clients.rate_limit import CallLimiter
 from wander.evals.store.folder import RunFolder
 from wander_client.cluster import Versions, _cannot_connect, connected
-from wander_client.errors import Unavailable, UsageError
+from wander_client.errors import ClientError, Unavailable, UsageError
 from wander_client.evaluate.settings import EvaluationSettings
 from wander_client.ray_engine import engine
-from wander_client.ray_engine.coordinator import Coordinator, Trade
+from wander_client.ray_engine.coordinator import Coordinator, Refusal, Terms, Trade
 from wander_client.ray_engine.limiter import RayLimiter
 from wander_client.ray_engine.models import count_actors, count_gpus, models_of
 from wander_client.ray_engine.task import PROOF_FILE, Job, play_shard
@@ -41,12 +41,14 @@ class Seat:
 
     def __init__(self, coordinator: Coordinator, shard: int) -> None:
         self.coordinator, self.shard, self.attempt = coordinator, shard, f"attempt of {shard}"
+        self.trades = 0
 
     async def begin(self) -> RayLimiter:
         await self.coordinator.begin(self.shard, self.attempt)
         return RayLimiter(self)
 
-    async def trade(self, trade: Trade) -> int:
+    async def trade(self, trade: Trade) -> Terms:
+        self.trades += 1
         await asyncio.sleep(0)
         return await self.coordinator.trade(self.shard, self.attempt, trade)
 
@@ -75,6 +77,60 @@ async def test_shards_share_the_bound_on_calls_and_the_pauses_of_an_endpoint() -
     pace.note_refused(time.monotonic(), began, 0.2)
     await asyncio.sleep(0.01)
     assert await limiters[1].acquire(limiters[1].pace(URL)) - began > 0.15, "the other shard waits too"
+
+
+async def test_a_shard_replaces_its_calls_without_asking_while_the_endpoint_takes_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("wander.clients.rate_limit._RAMP_END", 0.0)
+    monkeypatch.setattr("wander_client.ray_engine.limiter.TALK_SECONDS", 0.005)
+    coordinator = Coordinator(4, None, None)
+    seats = [Seat(coordinator, shard) for shard in range(2)]
+    limiters = [await seat.begin() for seat in seats]
+    most, in_flight, order = 0, 0, list[int]()
+
+    async def call(shard: int) -> None:
+        nonlocal most, in_flight
+        limiter = limiters[shard]
+        pace = limiter.pace(URL)
+        await limiter.acquire(pace)
+        in_flight += 1
+        most = max(most, in_flight)
+        await asyncio.sleep(0.001)
+        in_flight -= 1
+        limiter.release(pace)
+        pace.note_accepted(time.monotonic())
+        order.append(shard)
+
+    async def play(shard: int) -> None:
+        with limiters[shard].at_most(99):
+            await asyncio.gather(*(call(shard) for _ in range(300)))
+
+    await asyncio.gather(play(0), play(1))
+    assert most == 4
+    assert 60 < Counter(order[:300])[1] < 240, "both have their share"
+    assert sum(seat.trades for seat in seats) < 300
+    async with asyncio.timeout(20):  # what no call needs is given back
+        while any(coordinator._held.values()):
+            await coordinator.look()
+            await asyncio.sleep(0.005)
+    assert coordinator._limiter(URL)._line.in_flight == 0
+    await coordinator.end(0, seats[0].attempt)
+    with pytest.raises(RuntimeError, match="started again elsewhere"):
+        await limiters[0].acquire(limiters[0].pace(URL))
+
+
+async def test_a_refusal_or_a_budget_has_every_call_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wander.clients.rate_limit._RAMP_END", 0.0)
+    coordinator, bound = Coordinator(4, None, None), Coordinator(4, 100, None)
+    for each in (coordinator, bound):
+        await each.begin(0, "a")
+        await each.trade(0, "a", Trade(URL, wanted=1))
+    assert (await coordinator.trade(0, "a", Trade(URL, replaced=3, accepted=3))).keep == 4
+    assert await bound.trade(0, "a", Trade(URL, spent=(60, 0.0))) == Terms(0, 0, None)
+    assert "100 tokens is spent" in str((await bound.trade(0, "a", Trade(URL, spent=(101, 0.0)))).spent)
+    refused = Trade(URL, refusals=(Refusal(0.0, 5.0, 429, 0),))
+    assert (await coordinator.trade(0, "a", refused)).keep == 0
 
 
 async def test_a_shard_that_starts_again_gets_the_calls_back_that_its_node_took_along() -> None:
@@ -149,6 +205,23 @@ def test_a_node_that_is_not_like_the_driver_says_so(change: Any, code: str, tmp_
 def test_a_cluster_of_another_version_of_ray_is_told() -> None:
     said = _cannot_connect("head:6379", RuntimeError("Version mismatch: The cluster was started with:..."))
     assert (said.code, "install the same Ray and Python" in (said.hint or "")) == ("versions_differ", True)
+
+
+def test_two_drivers_and_other_evaluations_do_not_mix_in_a_folder(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with engine.hold(out), pytest.raises(ClientError, match="another process plays"), engine.hold(out):
+        pass
+    place = tmp_path / "run.shards"
+    assert not place.exists()
+    small, other = suite_of({"model": "./small"}), suite_of({"model": "./other"})
+    small.write(place)
+    engine._require_same(place, other)
+    (place / "0" / "small").mkdir(parents=True)
+    (place / "0" / "small" / "run.json").touch()
+    engine._require_same(place, small)
+    with pytest.raises(UsageError, match="shards of another evaluation") as refused:
+        engine._require_same(place, other)
+    assert f"--resume {out}`" in str(refused.value.hint)
 
 
 def suite_of(*models: dict[str, Any]) -> Suite:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from wander_client.errors import UsageError
 from wander_client.evaluate.evaluation import new_run_dir, settle
 from wander_client.evaluate.settings import BUDGETS, EvaluationSettings
-from wander_client.ray_engine.engine import finish, play, shard_folders
+from wander_client.ray_engine.engine import finish, hold, play, shard_folders
 from wander_client.ray_engine.parts import RayChoice, parts_of
 from wander_client.suites.file import Suite, SuiteRun, name_run
 from wander_client.suites.merge import Merged, merge_part, merge_suite, require_free
@@ -70,19 +70,21 @@ def is_alone(suite: Suite) -> bool:
 
 def _play_alone(context: Invocation, suite: Suite, out: Path, choice: RayChoice) -> Merged:
     require_free(out)
-    play(suite, out, choice, context.output)
-    (run,) = suite.runs
-    merged = merge_part([folder / run.folder for folder in shard_folders(out)], out, run.name)
-    finish(out)
+    with hold(out):
+        play(suite, out, choice, context.output)
+        (run,) = suite.runs
+        merged = merge_part([folder / run.folder for folder in shard_folders(out)], out, run.name)
+        finish(out)
     return merged
 
 
 def _play_together(context: Invocation, suite: Suite, out: Path, choice: RayChoice) -> list[Merged]:
     require_free(out)
-    play(suite, out, choice, context.output)
-    merged = merge_suite(shard_folders(out), out)
-    suite.write(out)  # with the calls at once of the whole
-    finish(out)
+    with hold(out):
+        play(suite, out, choice, context.output)
+        merged = merge_suite(shard_folders(out), out)
+        suite.write(out)  # with the calls at once of the whole
+        finish(out)
     return merged
 
 

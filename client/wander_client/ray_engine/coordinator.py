@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from wander.clients.rate_limit import CallLimiter
+from wander.clients.rate_limit import CallLimiter, Pace
 from wander.evals.run.budget import SharedBudget
 
 if TYPE_CHECKING:
@@ -39,11 +39,27 @@ class Trade:
     endpoint: str
     released: int = 0
     """Calls that ended."""
+    replaced: int = 0
+    """Calls that ended besides, and at once left room for another of the shard's own."""
     accepted: int = 0
     """Calls that the endpoint took."""
     refusals: tuple[Refusal, ...] = ()
     wanted: int = 0
     """Calls that wait to leave."""
+    spent: tuple[int, float] = (0, 0.0)
+    """Tokens and USD of the shard so far."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a shard may do at an endpoint until it asks again."""
+
+    granted: int
+    """How many of the calls that wait may leave: at least one if any is wanted."""
+    keep: int
+    """So many calls in flight it may replace by others, without asking."""
+    spent: str | None
+    """The budget that is spent, in words."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +83,8 @@ class Coordinator:
         self._attempts: dict[int, str] = {}
         self._held: Counter[tuple[int, str]] = Counter()
         """Calls in flight of each shard at each endpoint."""
+        self._waiting: Counter[tuple[int, str]] = Counter()
+        """Trades of each shard that wait for room at each endpoint."""
         self._heard: dict[int, float] = {}
         """When each shard last reported."""
         self._progress: dict[tuple[int, str], Progress] = {}
@@ -78,30 +96,54 @@ class Coordinator:
         self._free(shard)
         self._heard[shard] = monotonic()
 
-    async def trade(self, shard: int, attempt: str, trade: Trade) -> int:
-        """Take what a shard's calls came to, and return how many may leave: at least one if any is wanted."""
-        if self._attempts.get(shard) != attempt:
-            raise RuntimeError(f"shard {shard} was started again elsewhere")
+    async def end(self, shard: int, attempt: str) -> None:
+        """Learn that a shard does not play any more."""
+        if self._attempts.get(shard) == attempt:
+            del self._attempts[shard]
+            self._free(shard)
+
+    async def trade(self, shard: int, attempt: str, trade: Trade) -> Terms:
+        """Take what a shard's calls came to, and return how many may leave."""
+        self._require_current(shard, attempt)
         limiter = self._limiter(trade.endpoint)
         pace, now = limiter.pace(trade.endpoint), monotonic()
+        self._budget.earlier[str(shard)] = trade.spent
         self._release(shard, trade.endpoint, trade.released)
+        for _ in range(trade.replaced):
+            pace.note_ended()
+            pace.note_began(now)
         for _ in range(trade.accepted):
             pace.note_accepted(now)
         for one in trade.refusals:
             began = now - one.began_ago
             pace.note_refused(now, began, one.retry_after, status=one.status, earlier=one.earlier)
-        if not trade.wanted:
-            return 0
-        await limiter.acquire(pace)
+        granted = await self._grant(shard, attempt, trade) if trade.wanted else 0
+        return Terms(granted, self._count_kept(trade.endpoint, pace), self._budget.spent)
+
+    async def _grant(self, shard: int, attempt: str, trade: Trade) -> int:
+        """Wait for room for the calls of a shard, and return for how many there is."""
+        limiter, place = self._limiter(trade.endpoint), (shard, trade.endpoint)
+        pace = limiter.pace(trade.endpoint)
+        self._waiting[place] += 1
+        try:
+            await limiter.acquire(pace)
+        finally:
+            self._waiting[place] -= 1
         granted = 1
         while granted < trade.wanted and limiter.acquire_now(pace):
             granted += 1
+        self._held[place] += granted
         if self._attempts.get(shard) != attempt:  # it died while it waited
-            for _ in range(granted):
-                limiter.release(pace)
-            raise RuntimeError(f"shard {shard} was started again elsewhere")
-        self._held[shard, trade.endpoint] += granted
+            self._release(shard, trade.endpoint, granted)
+        self._require_current(shard, attempt)
         return granted
+
+    def _count_kept(self, endpoint: str, pace: Pace) -> int:
+        """Return how many calls a shard may replace without asking: its share, where nothing else counts."""
+        if not pace.is_free(monotonic()) or self._budget.is_bound:
+            return 0
+        there = {shard for (shard, at), calls in (self._held + self._waiting).items() if at == endpoint}
+        return self._concurrency // max(1, len(there))
 
     async def report(
         self, shard: int, attempt: str, progress: dict[str, Progress], tokens: int, usd: float
@@ -129,6 +171,10 @@ class Coordinator:
             found.setdefault(run, []).append(each)
         budget = self._budget
         return Overview(found, budget.spent_tokens, budget.spent_usd, budget.spent)
+
+    def _require_current(self, shard: int, attempt: str) -> None:
+        if self._attempts.get(shard) != attempt:
+            raise RuntimeError(f"shard {shard} was started again elsewhere")
 
     def _free(self, shard: int) -> None:
         """Count the calls of a shard as ended."""

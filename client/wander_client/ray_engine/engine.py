@@ -32,7 +32,7 @@ from wander_client.ray_engine.models import (
 )
 from wander_client.ray_engine.objects import VARIABLES, SharedStore
 from wander_client.ray_engine.parts import RayChoice, parts_of
-from wander_client.ray_engine.task import PROOF_FILE, Job, play_shard
+from wander_client.ray_engine.task import PROOF_FILE, Job, alone, play_shard
 from wander_client.suites.file import Suite, SuiteRun
 from wander_client.suites.table import SuiteTable
 
@@ -63,27 +63,29 @@ def play(suite: Suite, out: Path, choice: RayChoice, output: Output) -> Overview
     Raises `Interrupted` after Ctrl-C, and what went wrong in a shard; what was played is kept.
     """
     place = parts_of(out).resolve()
+    _require_same(place, suite)
     store, proof = _open_store(place, choice.shared), secrets.token_hex(16)
+    budget = (suite.budget_tokens, suite.budget_usd)
     if store is not None:
         store.set_word(proof)
     with connected(choice.address) as ray:
         total, options, models = _place(ray, suite)
         count = _count_shards(place, choice.shards, total)
-        place.mkdir(parents=True, exist_ok=True)
         (place / SHARDS_FILE).write_text(str(count))
         (place / PROOF_FILE).write_text(proof)
         if store is not None:
             (place / STORE_FILE).write_text(store.url)
         suite.write(place)
-        local = _without_limiter(suite, models)
-        sent = suite.model_copy(update={"runs": [_divided(run, count if local else 1) for run in suite.runs]})
+        # Without an endpoint each shard has its share of the calls at once; so it has of a budget's rollouts.
+        local, bound = _without_limiter(suite, models), budget != (None, None)
+        parts = count if local else min(count, total) if bound else 1
+        sent = suite.model_copy(update={"runs": [_divided(run, parts) for run in suite.runs]})
         variables = _variables(suite, store)
         sent_json, url = sent.model_dump_json(by_alias=True), None if store is None else store.url
         jobs = [
             Job(sent_json, str(place), number, count, proof, store=url, variables=variables)
             for number in range(count)
         ]
-        budget = (suite.budget_tokens, suite.budget_usd)
         here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             ray.get_runtime_context().get_node_id(), soft=False
         )
@@ -113,6 +115,31 @@ def play(suite: Suite, out: Path, choice: RayChoice, output: Output) -> Overview
             code="budget_spent",
         )
     return overview
+
+
+@contextlib.contextmanager
+def hold(out: Path) -> Iterator[None]:
+    """Keep other processes from a run's shards, whose folder goes where nothing came to be in it."""
+    place = parts_of(out)
+    place.mkdir(parents=True, exist_ok=True)
+    try:
+        with alone(place, 0.0):
+            yield
+    finally:
+        with contextlib.suppress(OSError):
+            place.rmdir()
+
+
+def _require_same(place: Path, suite: Suite) -> None:
+    """Raise `UsageError` where other evaluations were begun, and something of them is there."""
+    if not (place / STORE_FILE).exists() and next(place.glob("*/*/run.json"), None) is None:
+        return
+    if [run.folder for run in Suite.load(place).runs] != [run.folder for run in suite.runs]:
+        out = place.with_name(place.name.removesuffix(".shards"))
+        raise UsageError(
+            f"`{place}` holds shards of another evaluation",
+            hint=f"choose another folder with `--out`, or go on with `{resume_command(out)}`",
+        )
 
 
 def _is_complete(place: Path, suite: Suite, count: int) -> bool:

@@ -15,7 +15,7 @@ import socket
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from wander_client.cluster import Problem, Versions
 from wander_client.context import CommonOptions, Invocation
 from wander_client.errors import ClientError
 from wander_client.models.pool import ModelChoice, ModelPool
-from wander_client.ray_engine.coordinator import Trade
+from wander_client.ray_engine.coordinator import Terms, Trade
 from wander_client.ray_engine.limiter import RayLimiter
 from wander_client.ray_engine.models import Actors, RayModelClient, key_of
 from wander_client.ray_engine.objects import SharedStore
@@ -83,28 +83,42 @@ class _Seat:
 
     def __init__(self, coordinator: Any, number: int) -> None:
         self._coordinator, self._number, self._attempt = coordinator, number, secrets.token_hex(8)
+        self.budget: _ToldBudget | None = None
 
     async def begin(self) -> None:
         """Say that the shard plays."""
         await self._coordinator.begin.remote(self._number, self._attempt)
 
-    async def trade(self, trade: Trade) -> int:
-        """Return how many calls may leave."""
-        granted: int = await self._coordinator.trade.remote(self._number, self._attempt, trade)
-        return granted
+    async def end(self) -> None:
+        """Say that it does not any more."""
+        await self._coordinator.end.remote(self._number, self._attempt)
 
-    async def report(self, table: SuiteTable, folders: list[str], budget: _ToldBudget | None) -> int:
+    async def trade(self, trade: Trade) -> Terms:
+        """Say what calls came to, and what was spent; return what further ones may do."""
+        said = replace(trade, spent=self._spent())
+        terms: Terms = await self._coordinator.trade.remote(self._number, self._attempt, said)
+        self._learn(terms.spent)
+        return terms
+
+    async def report(self, table: SuiteTable, folders: list[str]) -> int:
         """Tell how far the shard is; learn of the budget, and return how often a stop was asked for."""
         progress = {
             folder: row.progress
             for folder, row in zip(folders, table.rows, strict=True)
             if row.progress is not None
         }
-        spent = (0, 0.0) if budget is None else (budget.spent_tokens, budget.spent_usd)
-        stop, said = await self._coordinator.report.remote(self._number, self._attempt, progress, *spent)
-        if budget is not None:
-            budget.said = said
+        stop, said = await self._coordinator.report.remote(
+            self._number, self._attempt, progress, *self._spent()
+        )
+        self._learn(said)
         return int(stop)
+
+    def _spent(self) -> tuple[int, float]:
+        return (0, 0.0) if self.budget is None else (self.budget.spent_tokens, self.budget.spent_usd)
+
+    def _learn(self, said: str | None) -> None:
+        if self.budget is not None:
+            self.budget.said = said
 
 
 class _RayPool(ModelPool):
@@ -186,16 +200,18 @@ async def _play_in(folder: Path, job: Job, seat: _Seat, actors: Actors, stop: St
     suite = Suite.model_validate_json(job.suite).model_copy(update={"shard": shard})
     if not (folder / SUITE_FILE).exists():
         suite.write(folder)
-    with _alone(folder):
+    with alone(folder, _LOCK_SECONDS):
         await seat.begin()
         ready = prepare(context, suite, folder, allow_changed_code=False)
         shared = share_budget(suite, ready)
-        budget = None if shared is None else _ToldBudget(shared.tokens, shared.usd, shared.earlier)
+        if shared is not None:
+            seat.budget = _ToldBudget(shared.tokens, shared.usd, shared.earlier)
         folders = [each.run.folder for each in ready]
         table = SuiteTable(context.output, [each.run.name for each in ready])
-        async with _reporting(seat, table, folders, budget, stop):
+        async with _reporting(seat, table, folders, stop):
             pool = _RayPool(context, seat, job.number, actors)
-            outcomes = await play_suite(context, suite, ready, table, budget, models=pool, stop=stop)
+            outcomes = await play_suite(context, suite, ready, table, seat.budget, models=pool, stop=stop)
+        await seat.end()
     # Rollouts that all failed are a part of the record, which says so when it is whole.
     broken = [each for each in outcomes if each.error is not None and each.summary is None]
     return [Problem.of(each.error, each.run.name) for each in broken if each.error is not None]
@@ -203,14 +219,14 @@ async def _play_in(folder: Path, job: Job, seat: _Seat, actors: Actors, stop: St
 
 @contextlib.asynccontextmanager
 async def _reporting(
-    seat: _Seat, table: SuiteTable, folders: list[str], budget: _ToldBudget | None, stop: StopRequest
+    seat: _Seat, table: SuiteTable, folders: list[str], stop: StopRequest
 ) -> AsyncIterator[None]:
     """Report four times a second while the block runs, and at its end."""
     asked = 0
 
     async def report() -> None:
         nonlocal asked
-        now = await seat.report(table, folders, budget)
+        now = await seat.report(table, folders)
         for _ in range(now - asked):
             stop.request()
         asked = max(asked, now)
@@ -232,11 +248,11 @@ async def _reporting(
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Wait until no process of an earlier attempt plays here."""
+def alone(folder: Path, seconds: float) -> Iterator[None]:
+    """Wait so long until no other process plays here: it may be that of an earlier attempt."""
     lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        deadline = time.monotonic() + _LOCK_SECONDS
+        deadline = time.monotonic() + seconds
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -109,6 +109,11 @@ class Pace:
         """Return how many calls a second may leave; None means any number."""
         return None if self._cut_at is None else self._rate * self._growth(now)
 
+    def is_free(self, now: float) -> bool:
+        """Tell whether calls may leave as they come: nothing bounds or holds them, and the ramp is over."""
+        ramped = self._first_at is not None and now - self._first_at >= _RAMP_END
+        return ramped and self._cut_at is None and now >= self.held_until
+
     def wait(self, now: float) -> float:
         """Return in how many seconds to ask again whether a call may leave, which now wants to; 0: it may.
 

@@ -49,6 +49,11 @@ class SharedBudget:
     """Of the runs that play, or played; they know of their earlier parts."""
 
     @property
+    def is_bound(self) -> bool:
+        """Whether there is any bound."""
+        return self.tokens is not None or self.usd is not None
+
+    @property
     def spent_tokens(self) -> int:
         """Tokens that all runs spent so far."""
         now = sum(meter.tokens for meter in self.meters.values())
