@@ -43,6 +43,13 @@ async def run_id(hub: Any, run_of: Any) -> str:
         else:
             line["stop_reason"] = "won <b>" if line["reward"] > 0.4 else "lost"
             line["metrics"]["length"] = float(number)
+    rollouts[3]["prompt"].insert(0, {"role": "user", "content": 'Say "Größe" or\nnothing'})
+    call = {"id": "1", "type": "function", "function": {"name": "look_up", "arguments": '{"word": "mitte"}'}}
+    rollouts[5]["completion"][:0] = [
+        {"role": "assistant", "content": None, "reasoning_content": "In the MIDDLE", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "half-way"},
+    ]
+    rollouts[5]["turns"] = []
     assert (await hub.post_run(manifest, rollouts)).status_code == 201
     return str(manifest["run_id"])
 
@@ -60,6 +67,12 @@ FOUND: list[tuple[dict[str, Any], list[int]]] = [
     ({"metric": "length", "metric_max": 3}, [0, 1, 3]),
     ({"metric": "no such"}, []),
     ({"text": "REPLY 2/"}, [4, 5]),
+    ({"text": "in the middle"}, [5]),
+    ({"text": '"word": "MITTE'}, [5]),
+    ({"text": "half-WAY", "sort": "-reward"}, [5]),
+    ({"text": 'say "gröSSe" or\nNOTHING'}, [3]),
+    ({"text": "half-way", "reward_max": 0}, []),
+    ({"text": "tool_call_id"}, []),
     ({"stratum": "", "reward_max": "", "only": "scored", "text": "y", "sort": "reward"}, [0, 5, 1, 4, 7, 3]),
 ]
 
@@ -78,6 +91,13 @@ async def test_rollouts_are_found_alike_by_page_and_api(hub, run_id):
         assert numbers(page.text) == found
         rows = (await hub.get(f"/runs/{run_id}/rows", params=asked, headers=HTML)).text.partition("<tr>")[2]
         assert rows.partition("</tbody>")[0] in page.text, "what a page that scrolls is sent is what it has"
+
+
+async def test_of_a_large_run_words_of_replies_alone_are_found(hub, run_id, monkeypatch):
+    monkeypatch.setattr(explorer, "MOST_STORED", 10)
+    assert numbers((await hub.get(f"/runs/{run_id}?text=reply+2/", headers=HTML)).text) == [4, 5]
+    page = (await hub.get(f"/runs/{run_id}?text=way", headers=HTML)).text
+    assert (numbers(page), "too large to be searched whole" in page) == ([], True)
 
 
 async def test_what_is_no_filter_is_refused(hub, run_id):

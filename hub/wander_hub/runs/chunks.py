@@ -276,9 +276,29 @@ def one_line(text: str) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in text[:1000]).split())[:_PREVIEW]
 
 
+def transcript_of(line: bytes) -> Iterator[str]:
+    """Yield what was said in a rollout, also in reasoning and in calls of tools."""
+    rollout = json.loads(line)
+    for message in (*rollout["prompt"], *rollout.get("completion", ())):
+        yield message_text(message)
+        yield str(message.get("reasoning_content") or "")
+        for call in message.get("tool_calls") or ():
+            if isinstance(call, dict):
+                yield from call_text(call)
+
+
 def message_text(message: dict[str, object]) -> str:
     """Return a message's text; of content parts, the text ones."""
     content = message.get("content")
     if isinstance(content, list):
         return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     return content if isinstance(content, str) else ""
+
+
+def call_text(call: dict[str, Any]) -> tuple[str, str]:
+    """Return the name and the arguments of a tool call, as they were written."""
+    function = call.get("function")
+    function = function if isinstance(function, dict) else call
+    given = function.get("arguments", "")
+    text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    return str(function.get("name", "?")), text

@@ -1,4 +1,5 @@
-"""Finds rollouts of a run by what their rows say: reward, metrics, endings, strata, words.
+"""Finds rollouts of a run by what their rows say: reward, metrics, endings, strata; and by words, of which
+their transcripts are read too where those are not too large.
 
 The rows of 100,000 rollouts take half a second of a processor to read, so what a filter found is kept: as
 numbers, by the digest of the run, which never changes.
@@ -11,10 +12,11 @@ import re
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, Literal
+from itertools import groupby
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from sqlalchemy import select
@@ -31,6 +33,10 @@ from wander_hub.storage import Storage
 
 MOST_SEARCHED = 250_000
 """Rollouts of a run whose rows are read to find some."""
+MOST_STORED = 64 * 1024 * 1024
+"""Bytes of a run, packed, whose transcripts are searched for words; of a larger one what its rows say is."""
+_MOST_READ = 512 * 1024 * 1024
+"""Bytes of transcripts, unpacked, that one search reads: what was packed well may be far more."""
 MOST_STRATA = 100
 """That are told apart of a run: a manifest may have as many as examples."""
 _MOST_FAULTS = 20
@@ -64,7 +70,7 @@ class RolloutFilter(BaseModel):
     """What broke: error and message as the run's page groups them, each number written `#`."""
     stratum: Annotated[int | None, BeforeValidator(_or_none)] = None
     text: Annotated[str, Field(max_length=200)] = ""
-    """Part of the example's id or of the beginning of the last reply."""
+    """Part of the transcript, or of the example's id."""
 
     def asked(self, **changes: Any) -> dict[str, Any]:
         """Return what differs from asking for everything, with changes, as an address has it."""
@@ -118,6 +124,16 @@ class Breakdown:
     def numbers(self) -> int:
         """How many numbers have the room of it."""
         return OF_ENTRY * (len(self.strata) + len(self.faults))
+
+
+class _Found(NamedTuple):
+    """A row of a run, and where the whole rollout lies."""
+
+    number: int
+    facts: RowFacts
+    chunk: RunChunk
+    place: list[int]
+    """Start and length of its block in the chunk, its offset and length in that."""
 
 
 def fault_of(text: str) -> str:
@@ -192,7 +208,7 @@ def _break_down(session: Session, storage: Storage, run: Run) -> Breakdown:
         return Breakdown()
     strata: dict[int, Group] = {}
     faults: dict[tuple[str, str], Group] = {}
-    for number, facts in _rows(session, storage, run):
+    for number, facts, _, _ in _rows(session, storage, run):
         groups = []
         if (stratum := stratum_of.get(facts.example_id)) is not None:
             groups.append(strata.setdefault(stratum, Group(first=number)))
@@ -224,8 +240,13 @@ def _find(session: Session, storage: Storage, run: Run, wanted: RolloutFilter) -
             hint=f"`GET /api/v1/runs/{run.run_id}/rollouts.jsonl` sends them all",
         )
     fits = _condition(wanted, _strata(run) if wanted.stratum is not None else {})
-    found = [(facts.reward, number) for number, facts in _rows(session, storage, run) if fits(facts)]
-    if wanted.sort != "number":
+    rows: Iterator[_Found] = (row for row in _rows(session, storage, run) if fits(row.facts))
+    if wanted.text:
+        rows = _say(storage, rows, wanted.text.casefold(), reading=reads_transcripts(run))
+    found = [(row.facts.reward, row.number) for row in rows]
+    if wanted.sort == "number":
+        found.sort(key=lambda one: one[1])
+    else:
         sign = -1 if wanted.sort == "-reward" else 1
         # As in the stored order, read forwards or backwards; failed ones stand last.
         found.sort(key=lambda one: (1, 0.0, one[1]) if one[0] is None else (0, sign * one[0], -sign * one[1]))
@@ -234,7 +255,6 @@ def _find(session: Session, storage: Storage, run: Run, wanted: RolloutFilter) -
 
 def _condition(wanted: RolloutFilter, stratum_of: dict[str, int]) -> Callable[[RowFacts], bool]:
     tests: list[Callable[[RowFacts], bool]] = []
-    text = wanted.text.casefold()
     if wanted.only != "all":
         tests.append(lambda one: (one.reward is None) == (wanted.only == "failed"))
     if (wanted.reward_min, wanted.reward_max) != (None, None):
@@ -250,9 +270,43 @@ def _condition(wanted: RolloutFilter, stratum_of: dict[str, int]) -> Callable[[R
         tests.append(lambda one: one.failure is not None and fault_of(one.fault) == wanted.fault)
     if wanted.stratum is not None:
         tests.append(lambda one: stratum_of.get(one.example_id) == wanted.stratum)
-    if text:
-        tests.append(lambda one: text in one.example_id.casefold() or text in one.preview.casefold())
     return lambda one: all(test(one) for test in tests)
+
+
+def reads_transcripts(run: Run) -> bool:
+    """Tell whether words are looked for in the transcripts of a run, not only in what its rows say."""
+    return run.stored_bytes <= MOST_STORED
+
+
+def _say(storage: Storage, rows: Iterable[_Found], text: str, *, reading: bool) -> Iterator[_Found]:
+    """Yield those of the rows in whose rollouts a text, folded, stands; each block of them is read once."""
+    words, read = json.dumps(text, ensure_ascii=False)[1:-1], 0
+    for (chunk, start, length), some in groupby(rows, key=lambda one: (one.chunk, *one.place[:2])):
+        unknown = []
+        for row in some:
+            if text in row.facts.example_id.casefold() or text in row.facts.preview.casefold():
+                yield row
+            else:
+                unknown.append(row)
+        if not unknown or not reading or read > _MOST_READ:
+            continue
+        block = chunks.unpack(storage.read(chunk.object_sha256, start, length))
+        read += len(block)
+        if not _may_hold(block, words):
+            continue
+        for row in unknown:
+            line = block[row.place[2] : row.place[2] + row.place[3]]
+            if _may_hold(line, words) and any(text in one.casefold() for one in chunks.transcript_of(line)):
+                yield row
+
+
+def _may_hold(part: bytes, words: str) -> bool:
+    """Tell whether words, folded and as JSON writes them, may stand in lines, without parsing these."""
+    if b"\\u" in part:  # a letter that is written by its code
+        return True
+    if words.isascii():  # the usual case, ten times as fast
+        return words.encode() in part.lower()
+    return words in part.decode("utf-8", "replace").casefold()
 
 
 def _within(value: float | None, low: float | None, high: float | None) -> bool:
@@ -267,13 +321,13 @@ def _strata(run: Run) -> dict[str, int]:
     return {example: stratum for example, stratum in pairs if stratum is not None}
 
 
-def _rows(session: Session, storage: Storage, run: Run) -> Iterator[tuple[int, RowFacts]]:
-    """Yield every row of a run with its number, a frame read at a time: half the time of line by line."""
+def _rows(session: Session, storage: Storage, run: Run) -> Iterator[_Found]:
+    """Yield every row of a run, a frame read at a time: half the time of line by line."""
     query = select(RunChunk).where(RunChunk.run_id == run.run_id).order_by(RunChunk.first)
     for chunk in session.scalars(query).all():
         number = chunk.first
         for frame in range(len(chunk.row_frames)):
             lines = chunks.row_lines(storage, chunk, frame)
             for values in json.loads(b"[" + b",".join(lines) + b"]"):
-                yield number, Row.facts_of(values)
+                yield _Found(number, Row.facts_of(values), chunk, values[-4:])
                 number += 1

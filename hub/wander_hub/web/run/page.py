@@ -62,6 +62,8 @@ class RunView:
     phases: list[Run]
     """Of a training run those that it went on from, the first of them first, and itself."""
     breakdown: Breakdown
+    transcripts_searched: bool
+    """Whether words are looked for in all that was said."""
     plots: list[ArtifactInfo] = field(default_factory=list)
     """Pictures among its files; of one that is there in two forms the smaller."""
 
@@ -119,6 +121,7 @@ def run(
         links=links,
         phases=phases_of(session, found) if training else [],
         breakdown=explorer.break_down(session, storage, found),
+        transcripts_searched=explorer.reads_transcripts(found),
         plots=_plots(detail.artifacts),
     )
 

@@ -12,7 +12,7 @@ from wander.wire import RolloutRow, RunDetail
 from wander_hub.http.problems import HubProblem
 from wander_hub.runs import explorer
 from wander_hub.runs import service as runs
-from wander_hub.runs.chunks import message_text
+from wander_hub.runs.chunks import call_text, message_text
 from wander_hub.runs.explorer import RolloutFilter
 from wander_hub.runs.models import Run
 from wander_hub.storage import Storage
@@ -142,7 +142,7 @@ def message(session: Session, storage: Storage, run_id: str, number: int, place:
     parts += [text] if (text := message_text(one)) else []
     for call in one.get("tool_calls") or []:
         if isinstance(call, dict):
-            name, arguments = transcript.call_text(call)
+            name, arguments = call_text(call)
             parts.append(f"[call {name}]\n{arguments}\n[/call]")
     return "\n\n".join(parts) + "\n"
 

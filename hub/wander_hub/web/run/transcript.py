@@ -10,7 +10,7 @@ from typing import Any
 from wander.types import GridView, Message, Rollout, Turn
 from wander.wire import RunManifest
 
-from wander_hub.runs.chunks import message_text
+from wander_hub.runs.chunks import call_text, message_text
 from wander_hub.web.run.grids import Grid, draw, read_grid
 from wander_hub.web.text import count, duration
 
@@ -130,15 +130,6 @@ def _describe_message(
         turn=place[0] if place and place[1].tokens else None,
         folded=long and role != "assistant",
     )
-
-
-def call_text(call: dict[str, Any]) -> tuple[str, str]:
-    """Return the name and the arguments of a tool call, as they were written."""
-    function = call.get("function")
-    function = function if isinstance(function, dict) else call
-    given = function.get("arguments", "")
-    text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-    return str(function.get("name", "?")), text
 
 
 def _tool_call(call: dict[str, Any]) -> ToolCall:
