@@ -232,6 +232,15 @@ async def post_and_read(cluster: Cluster, folder: Path, count: int, asking: int)
         own["model"] = {**manifest["model"], "name": f"model-{number % MODELS}"}
         files = {"manifest": ("run.json", json.dumps(own)), "rollouts": ("rollouts.jsonl.zst", rollouts)}
         await posted.of(client.post("/api/v1/runs", files=files))
+        if len(posted.seconds) % 1000 == 0:
+            some = posted.seconds[-1000:]
+            each = (processor(cluster.servers) - spent_by_servers) / len(posted.seconds)
+            told = (
+                f"p50 {1000 * statistics.median(some):.0f} ms, {1000 * each:.0f} ms of processor each so far"
+            )
+            print(
+                f"{len(posted.seconds)} posts after {time.perf_counter() - began:.0f} s: {told}", flush=True
+            )
 
     async def ask(number: int) -> None:
         for path in itertools.islice(itertools.cycle(PATHS), number % len(PATHS), None):
@@ -240,7 +249,7 @@ async def post_and_read(cluster: Cluster, folder: Path, count: int, asking: int)
             await read.of(client.get(path))
 
     parts = [*cluster.parts.values()]
-    began, spent = time.perf_counter(), processor(parts)
+    began, spent, spent_by_servers = time.perf_counter(), processor(parts), processor(cluster.servers)
     async with client_of(cluster) as client:
         readers = [asyncio.create_task(ask(number)) for number in range(asking)]
         await share(count, POSTERS, post)
@@ -304,12 +313,13 @@ def main() -> None:
                 wheel, form = make_wheel(folder), {":action": "file_upload", "protocol_version": "1"}
                 files = {"content": (wheel.name, wheel.read_bytes())}
                 await first.of(client.post("/admin/legacy/", data=form, files=files))
-            held = await hold(cluster, asked.connections)
-            large = await post_large(cluster, folder, asked.megabytes)
+            held = [await hold(cluster, asked.connections)] if asked.connections else []
+            if asked.slow:
+                large = await post_large(cluster, folder, asked.megabytes)
+                held += await slow(cluster, asked.slow, large)
             return [
                 first,
-                held,
-                *await slow(cluster, asked.slow, large),
+                *held,
                 *await post_and_read(cluster, folder, asked.posts, asked.readers),
                 await publish(cluster, folder, asked.publishers),
             ]
