@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 
 import httpx
 import pytest
 from run_parcels import Parcel
 from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
 from staged_uploads import StagedUpload
 from wander_hub.fsck import check as fsck
 from wander_hub.posting import service as posting
+from wander_hub.runs import objects
 
 HOOK = {"owner": "alice", "url": "https://example.com/hook"}
 _MOST_COMMITS = 20
@@ -108,3 +111,23 @@ async def test_a_request_goes_on_when_another_for_the_same_run_fails_and_drops_i
     monkeypatch.setattr(posting, "add_chunk", drop_before)
     answer = await hub.post_run(manifest, rollouts)
     assert (answer.status_code, answer.json()["sha256"], len(dropped)) == (201, parcel.sha256, 1), answer.text
+
+
+@pytest.mark.parametrize("database_kind", ["postgresql"], indirect=True)
+async def test_who_lost_the_database_deletes_no_object_any_more(hub, monkeypatch):
+    storage, database = hub.client._transport.app.state.storage, hub.database
+    loose, look = storage.put(io.BytesIO(b"nobody has it")), objects.in_use
+
+    def end_connection(session, digests) -> set[str]:
+        found, pid = look(session, digests), session.scalar(text("SELECT pg_backend_pid()"))
+        with database.engine.connect() as other:
+            other.execute(text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": pid})
+        return found
+
+    monkeypatch.setattr(objects, "in_use", end_connection)
+    with pytest.raises(OperationalError):
+        objects.discard(database, storage, [loose])
+    monkeypatch.setattr(objects, "in_use", look)
+    assert storage.exists(loose), "by now somebody else may have it"
+    assert objects.discard(database, storage, [loose]) == [loose]
+    assert not storage.exists(loose)

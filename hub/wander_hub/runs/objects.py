@@ -57,6 +57,7 @@ def discard(database: Database, storage: Storage, digests: Iterable[str]) -> lis
             database.lock_objects(session, exclusive=True)
             loose = sorted(set(some) - in_use(session, some))
             for sha256 in loose:
+                session.execute(select(1))  # whoever lost the database has lost the lock
                 storage.delete(sha256)
         removed += loose
     return removed
