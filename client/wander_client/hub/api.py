@@ -43,7 +43,7 @@ from wander.wire.verification import (
 from wander_client.credentials import Credential
 from wander_client.errors import ClientError, LoginRequired, NotFound, Unavailable, UsageError
 
-RETRY_STATUSES = frozenset({408, 429, 502, 503, 504})
+RETRY_STATUSES = frozenset({429, 502, 503, 504})
 ATTEMPTS = 3
 LONGEST_WAIT = 5.0
 """Seconds; a longer Retry-After is the user's decision."""
