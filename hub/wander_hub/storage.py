@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import re
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -25,6 +27,8 @@ from wander_hub.settings import Settings
 if TYPE_CHECKING:
     from obstore import WritableFile
     from obstore.store import RetryConfig
+
+logger = logging.getLogger("wander_hub")
 
 CHUNK = 1024 * 1024
 IN_MEMORY = 4 * 1024 * 1024
@@ -39,6 +43,39 @@ _KEY = re.compile(r"sha256/([0-9a-f]{2})/([0-9a-f]{62})")
 def object_key(sha256: str) -> str:
     """Return where content with this digest lies."""
     return f"sha256/{sha256[:2]}/{sha256[2:]}"
+
+
+class ObjectMissing(FileNotFoundError):
+    """An object that something points to is not in the store; `wander-hub fsck` tells what."""
+
+    def __init__(self, sha256: str) -> None:
+        super().__init__(f"the object {sha256} is missing")
+        self.sha256 = sha256
+
+
+@lru_cache(1000)
+def log_missing(sha256: str) -> None:
+    """Log that an object is missing, once."""
+    logger.error("the object %s is missing: `wander-hub fsck` tells what needs it", sha256)
+
+
+@contextlib.contextmanager
+def spare_missing(lost: set[str]) -> Iterator[None]:
+    """Go on behind a block where an object of it is missing, which is logged; its digest joins `lost`."""
+    try:
+        yield
+    except ObjectMissing as error:
+        log_missing(error.sha256)
+        lost.add(error.sha256)
+
+
+@contextlib.contextmanager
+def _named(sha256: str) -> Iterator[None]:
+    """Tell which object it is that the store does not have."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise ObjectMissing(sha256) from error
 
 
 @dataclass(frozen=True)
@@ -151,20 +188,24 @@ class Storage:
     def read(self, sha256: str, start: int = 0, length: int | None = None) -> bytes:
         """Return the whole content or a part of it."""
         key = object_key(sha256)
-        if length is None:
-            return bytes(obstore.get(self._store, key).bytes())
-        return bytes(obstore.get_range(self._store, key, start=start, length=length))
+        with _named(sha256):
+            if length is None:
+                return bytes(obstore.get(self._store, key).bytes())
+            return bytes(obstore.get_range(self._store, key, start=start, length=length))
 
     def pieces(self, sha256: str) -> Iterator[bytes]:
         """Yield the content, some at a time."""
-        for piece in obstore.get(self._store, object_key(sha256)).stream(min_chunk_size=CHUNK):
+        with _named(sha256):
+            found = obstore.get(self._store, object_key(sha256))
+        for piece in found.stream(min_chunk_size=CHUNK):
             yield bytes(piece)
 
     def open_file(self, sha256: str) -> IO[bytes]:
         """Open the content as a seekable file; outside a folder a copy of it."""
         path = self.local_path(sha256)
         if path is not None:
-            return path.open("rb")
+            with _named(sha256):
+                return path.open("rb")
         with contextlib.ExitStack() as stack:
             file = stack.enter_context(tempfile.SpooledTemporaryFile(IN_MEMORY))
             copy_pieces(self.pieces(sha256), file)
@@ -176,9 +217,10 @@ class Storage:
         """Yield the bytes from `start` up to, not including, `end`."""
         key = object_key(sha256)
         for begin in range(start, end, CHUNK):
-            yield bytes(
-                await obstore.get_range_async(self._store, key, start=begin, end=min(begin + CHUNK, end))
-            )
+            last = min(begin + CHUNK, end)
+            with _named(sha256):
+                piece = bytes(await obstore.get_range_async(self._store, key, start=begin, end=last))
+            yield piece
 
     def stage(self, key: str, content: bytes) -> None:
         """Put a piece of an upload aside, until all of it is there."""

@@ -16,6 +16,7 @@ from wander_hub.app import create_app
 from wander_hub.environments.models import Environment, Version
 from wander_hub.identity import HUB
 from wander_hub.runs.models import Run
+from wander_hub.storage import log_missing
 
 HTML = {"Accept": "text/html,application/xhtml+xml"}
 HOSTILE = '<script>alert(1)</script><img src=x onerror="alert(2)">\u202e\x1b[31m\x00'
@@ -433,3 +434,34 @@ async def test_a_picture_in_two_forms_is_shown_once(hub, run_of):
     page = await hub.get(f"/runs/{manifest['run_id']}", headers=HTML)
     shown = [one["alt"] for tag, one in parsed(page).seen if tag == "img"]
     assert sorted(shown) == ["curves.svg", "other.png"]
+
+
+async def test_pages_say_where_the_store_has_lost_a_file_and_the_log_says_it_once(posted, caplog):
+    storage = posted.client._transport.app.state.storage
+    log_missing.cache_clear()
+    for one in list(storage.objects()):
+        storage.delete(one.sha256)
+    run = "/runs/01RUN000000000000000000000"
+    for _ in range(2):
+        page = await posted.get("/alice/reverse-text", headers=HTML)
+        assert (page.status_code, "result cannot be shown. A file of it is missing" in page.text) == (
+            200,
+            True,
+        )
+        page = await posted.get(run, headers=HTML)
+        assert (page.status_code, "<code>wander-hub fsck</code>. What it held" in page.text) == (200, True)
+        assert (await posted.get("/alice/reverse-text/leaderboard", headers=HTML)).status_code == 200
+        for path in (
+            f"{run}/rollouts/0",
+            f"{run}/rollouts/0/group",
+            "/alice/reverse-text/versions/latest/source",
+        ):
+            page = await posted.get(path, headers=HTML)
+            assert page.status_code == 500
+            assert "a file of this is missing in the hub&#39;s storage" in page.text
+    answer = await posted.get(f"/api/v1{run}/rollouts/0")
+    assert (answer.status_code, answer.json()["code"]) == (500, "object_missing")
+    told = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
+    assert told
+    assert len(told) == len(set(told))
+    assert all("is missing: `wander-hub fsck` tells what needs it" in one for one in told)

@@ -24,6 +24,7 @@ from wander.wire import Problem
 
 from wander_hub.http.middleware import BROWSER_HEADERS, REQUEST_ID_HEADER
 from wander_hub.security import without_secrets
+from wander_hub.storage import ObjectMissing, log_missing
 
 logger = logging.getLogger("wander_hub")
 
@@ -150,6 +151,10 @@ def problem_of(error: Exception) -> HubProblem:
     if no_space or any(words in str(error) for words in full):
         logger.error("the disk is full: %s", error)
         return HubProblem(507, "storage_full", "the hub's disk is full", hint="tell the hub's operator")
+    if isinstance(error, ObjectMissing):
+        log_missing(error.sha256)
+        hint = "tell the hub's operator: `wander-hub fsck` names what the storage has lost"
+        return HubProblem(500, "object_missing", "a file of this is missing in the hub's storage", hint=hint)
     if isinstance(error, BaseError):
         logger.error("the object store does not work: %s", error)
         hint = "try again; if the error persists, tell the hub's operator"

@@ -26,7 +26,7 @@ from wander_hub.leaderboards import service as leaderboards
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
 from wander_hub.runs import use
-from wander_hub.storage import Storage
+from wander_hub.storage import Storage, spare_missing
 from wander_hub.verification import version_checks
 from wander_hub.verification.evidence import PROVEN
 from wander_hub.web.board import common_axis, find_info
@@ -66,6 +66,8 @@ class EnvironmentView:
     """Of the README."""
     sample: SampleRollout | None
     """A recorded rollout of the best result."""
+    sample_lost: bool
+    """Whether there is one, of which the store has lost a file."""
     proved: int
     """How many of the board's rows the hub's own replays proved."""
     info: EnvironmentInfo | None
@@ -113,6 +115,9 @@ def show_environment(
     wheels = [file.sha256 for file in detail.files if file.kind == "wheel"]
     board = leaderboards.leaderboard(session, found, base_url, versions=versions, brief=True)
     training = run_repository.find_training_runs(session, found.id, _RECENT_RUNS)
+    sample, lost = None, set[str]()
+    with spare_missing(lost):
+        sample = _find_sample(session, storage, board)
     title = re.compile(rf'<h1(?: id="[^"]*")?>{re.escape(found.name)}</h1>\s*')
     rendered = title.sub("", refresh(chosen.readme_html, chosen.readme), count=1)
     readme = colour_blocks(place(rendered, f"/{label}/versions/{chosen.version}/"))
@@ -123,7 +128,8 @@ def show_environment(
         versions=[environments.version_detail(found, one, base_url) for one in versions],
         readme_html=readme,
         headings=list_headings(readme),
-        sample=_find_sample(session, storage, board),
+        sample=sample,
+        sample_lost=bool(lost),
         proved=sum(row.ranked_with in PROVEN for row in board.rows),
         info=find_info(session, chosen),
         board=board,

@@ -19,7 +19,7 @@ from wander_hub.runs import service as runs
 from wander_hub.runs.explorer import Breakdown, RolloutQuery
 from wander_hub.runs.models import Run
 from wander_hub.settings import Settings
-from wander_hub.storage import Storage
+from wander_hub.storage import Storage, spare_missing
 from wander_hub.verification import evidence
 from wander_hub.web.addresses import query_of
 from wander_hub.web.run.live import Replays, list_replays
@@ -64,6 +64,8 @@ class RunView:
     breakdown: Breakdown
     transcripts_searched: bool
     """Whether words are looked for in all that was said."""
+    incomplete: bool
+    """Whether something of it is not shown, since the store has lost a file."""
     plots: list[ArtifactInfo] = field(default_factory=list)
     """Pictures among its files; of one that is there in two forms the smaller."""
 
@@ -101,11 +103,15 @@ def run(
     """Return a run with one page of its rollouts; of a training run with the samples of a step."""
     found = runs.find(session, run_id)
     detail = runs.detail_of(found, base_url)
-    rows, matching = explorer.list_page(session, storage, found, query, query.offset, query.limit)
+    lost = set[str]()
+    rows, matching, breakdown = list[RolloutRow](), 0, Breakdown()
+    with spare_missing(lost):
+        rows, matching = explorer.list_page(session, storage, found, query, query.offset, query.limit)
+        breakdown = explorer.break_down(session, storage, found)
+    training = detail.manifest.kind == "training"
     weights = {one.name: one.weight for one in detail.manifest.environment.info.reward_functions}
     metrics, links = detail.summary.metrics, runs.links(session, found)
     ordered = [name for name in dict.fromkeys([*weights, *metrics]) if name in metrics]
-    training = detail.manifest.kind == "training"
     return RunView(
         run=detail,
         label=found.environment.label,
@@ -115,13 +121,14 @@ def run(
         weights=weights,
         metrics={name: metrics[name] for name in ordered},
         command=reproduce_command(detail.manifest, links.pushed.get(found.weights_sha256 or "")),
-        training=describe_training(storage, detail, query.step) if training else None,
+        training=describe_training(storage, detail, query.step, lost) if training else None,
         replays=list_replays(session, settings, run_id, caller),
         evidence=evidence.evidence_of(session, run_id),
         links=links,
         phases=phases_of(session, found) if training else [],
-        breakdown=explorer.break_down(session, storage, found),
         transcripts_searched=explorer.reads_transcripts(found),
+        breakdown=breakdown,
+        incomplete=bool(lost),
         plots=_plots(detail.artifacts),
     )
 

@@ -21,7 +21,7 @@ from wander.wire import RunDetail, RunManifest
 from wander.wire.settings_toml import toml_lines
 
 from wander_hub.runs.kept import KEPT
-from wander_hub.storage import Storage
+from wander_hub.storage import Storage, spare_missing
 from wander_hub.web import charts
 from wander_hub.web.charts import Mark
 from wander_hub.web.run import transcript
@@ -143,12 +143,21 @@ class TrainingView:
     """The settings as TOML."""
 
 
-def describe_training(storage: Storage, detail: RunDetail, step: int | None) -> TrainingView:
-    """Return what the page of a training run shows, with the samples of a step or of the last one."""
+def describe_training(storage: Storage, detail: RunDetail, step: int | None, lost: set[str]) -> TrainingView:
+    """Return what the page of a training run shows, with the samples of a step or of the last one.
+
+    Of files that the store does not have any more the digests join `lost`.
+    """
     read = _reader(storage, detail)
-    series = read_series(storage, detail)
-    alerts = list(_alerts(read(ALERTS_FILE)))
-    evaluations = read_evaluations(storage, detail)
+    files = dict.fromkeys((ALERTS_FILE, EVALUATIONS_FILE, SAMPLES_FILE), b"")
+    for name in files:
+        with spare_missing(lost):
+            files[name] = read(name)
+    series = Series(0, {}, {}, {}, 0.0, {})
+    with spare_missing(lost):
+        series = read_series(storage, detail)
+    alerts = list(_alerts(files[ALERTS_FILE]))
+    evaluations = list(_evaluations(files[EVALUATIONS_FILE]))[-_MOST_EVALUATIONS:]
     marks = changes_of(detail.manifest)
     marks += [Mark(one.step, one.message[:200]) for one in alerts[:_MOST_ALERTS]]
     total = sum(series.spent.values())
@@ -168,7 +177,7 @@ def describe_training(storage: Storage, detail: RunDetail, step: int | None) -> 
         alerts_left_out=max(0, len(alerts) - _MOST_ALERTS),
         evaluations=evaluations,
         evaluation_chart=charts.evaluations(cells) if cells else Markup(""),
-        samples=_samples(read(SAMPLES_FILE), step, pin.info.view),
+        samples=_samples(files[SAMPLES_FILE], step, pin.info.view),
         command=shlex.join(["wander", "train", f"{pin.owner}/{pin.name}@{pin.version}", "config.toml"]),
         config="\n".join(toml_lines(detail.manifest.training or {})),
     )
