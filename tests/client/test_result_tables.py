@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -148,3 +150,30 @@ def test_metrics_are_shown_with_their_intervals(posted: HubRoom, monkeypatch: py
     monkeypatch.setenv("WANDER_OUTPUT", "human")
     shown = posted.wander("leaderboard", "admin/say-env", "--metrics").out
     assert f"{row['right']} ({float(row['low']):.2f} to {float(row['high']):.2f})" in shown
+
+
+def test_a_board_tells_what_each_row_earned_on_a_stratum(
+    posted: HubRoom, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(
+        home / "runs" / "hard",
+        rewards=[1.0, 1.0, 0.0, 1.0],
+        arguments={"size": 9},
+        strata=[0, 0, 1, 1],
+    )
+    assert posted.wander("post", str(run)).status == 0
+    others = posted.wander("leaderboard", "admin/say-env", "--json").data["others"]
+    (name,) = (one["board"] for one in others if one["arguments"] == {"size": 9})
+    words = ["leaderboard", "admin/say-env", "--board", name]
+    assert "its examples have the strata 0, 1: `--stratum N`" in posted.wander(*words).err
+    titles, row = (line.split("\t") for line in posted.wander(*words, "--stratum", "1").out.splitlines())
+    assert dict(zip(titles, row, strict=True))["stratum"] == "0.5000"
+    (line,) = csv.DictReader(io.StringIO(posted.wander(*words, "--stratum", "1", "--csv", "-").out))
+    assert (line["stratum:1_mean"], line["stratum:1_rollouts"]) == ("0.5", "2")
+    refused = posted.wander(*words, "--stratum", "7")
+    assert (refused.status, "hint: its strata are 0, 1" in refused.err) == (3, True)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("WANDER_OUTPUT", "human")
+    shown = posted.wander(*words, "--stratum", "0").out
+    assert "stratum 0" in shown
+    assert "1.0000" in shown

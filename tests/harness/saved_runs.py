@@ -25,6 +25,7 @@ def write_run(
     model: str = "scripted:say",
     arguments: dict[str, Any] | None = None,
     version: str = "0.1.0",
+    strata: list[int] | None = None,
 ) -> Path:
     """Write a finished run of `say-env` with one example a reward; all say the same, or each the next."""
     info = EnvironmentInfo(
@@ -41,7 +42,13 @@ def write_run(
         info=info,
     )
     examples = [
-        Example(example_id=str(n), index=n, seed=n, prompt=[{"role": "user", "content": f"say {n}"}])
+        Example(
+            example_id=str(n),
+            index=n,
+            seed=n,
+            prompt=[{"role": "user", "content": f"say {n}"}],
+            stratum=strata[n] if strata else None,
+        )
         for n in range(len(rewards))
     ]
     manifest = new_manifest(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import html
+import io
+import json
 import re
 from typing import Any
 
 import pytest
+from wander_hub.leaderboards import strata
 from wander_hub.runs import explorer
 from wander_hub.runs.kept import OF_ENTRY, Kept
-from wander_hub.web import board
 
 HTML = {"Accept": "text/html,application/xhtml+xml"}
 REWARDS = [0.0, 0.25, None, 1.0, 0.5, 0.25, None, 0.75]
@@ -127,8 +130,8 @@ async def test_a_run_says_in_words_what_was_done_and_groups_what_is_alike(hub, r
     faults = page.partition('id="failures"')[2].partition("</table>")[0]
     assert faults.count("<tr>") == 2
     assert "EndpointUnreachable: nothing listens at port #" in faults
-    strata = page.partition("Reward by")[2].partition("</table>")[0]
-    assert [*re.findall(r"score\">([\d.]+)<", strata)] == ["0.417", "0.500"]
+    drawn = page.partition("Reward by")[2].partition("</table>")[0]
+    assert [*re.findall(r"score\">([\d.]+)<", drawn)] == ["0.417", "0.500"]
     bars = [html.unescape(one) for one in re.findall(r'<a href="(\?reward_min=[^"]+)#rollouts"><rect', page)]
     counted = [len(numbers((await hub.get(f"/runs/{run_id}{bar}", headers=HTML)).text)) for bar in bars]
     assert len(bars) > 2
@@ -150,9 +153,9 @@ async def test_a_run_of_many_strata_shows_the_first(hub, run_of, monkeypatch):
     made = run_of(await hub.publish(), examples=4, strata=[7, 2**80, 3, -1])
     assert (await hub.post_run(*made)).status_code == 201
     page = (await hub.get(f"/runs/{made[0]['run_id']}", headers=HTML)).text
-    strata = page.partition("Reward by")[2].partition("</table>")[0]
-    assert re.findall(r"stratum=(-?[0-9]+)", strata) == ["-1", "3"]
-    assert "and 2 more" in strata
+    drawn = page.partition("Reward by")[2].partition("</table>")[0]
+    assert re.findall(r"stratum=(-?[0-9]+)", drawn) == ["-1", "3"]
+    assert "and 2 more" in drawn
     board = (await hub.get("/alice/reverse-text/leaderboard", headers=HTML)).text
     options = board.partition('<select name="stratum">')[2].partition("</select>")[0]
     assert re.findall("<option>([^<]+)", options) == ["-1", "3"]
@@ -178,7 +181,7 @@ async def test_a_board_tells_the_rewards_of_a_stratum(hub, run_of, monkeypatch):
     rewards = [1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.0, 0.0]
     made = run_of(await hub.publish(), reward=rewards, examples=4, strata=[0, 0, 1, 1])
     assert (await hub.post_run(*made)).status_code == 201
-    monkeypatch.setattr(board, "_MOST_BROKEN_DOWN", 7)
+    monkeypatch.setattr(strata, "_MOST_BROKEN_DOWN", 7)
     path, lead = "/alice/reverse-text/leaderboard", f"/runs/{made[0]['run_id']}?stratum=1#rollouts"
     page = (await hub.get(f"{path}?stratum=1", headers=HTML)).text
     assert lead not in page, "too many to be read for a board"
@@ -191,6 +194,20 @@ async def test_a_board_tells_the_rewards_of_a_stratum(hub, run_of, monkeypatch):
         assert "Reward by stratum" in page
         assert '</th><th scope="col" class="right" title="mean reward of its' not in page
     assert (await hub.get(f"{path}?stratum=x", headers=HTML)).status_code == 422
+    api = f"/api/v1/environments{path}"
+    told = {"stratum": 1, "reward_mean": 0.125, "rollouts": 4, "failed": 0}
+    assert (await hub.get(api)).json()["strata"] == [0, 1]
+    assert "stratum" not in (await hub.get(api)).json()["rows"][0]
+    assert (await hub.get(f"{api}?stratum=1")).json()["rows"][0]["stratum"] == told
+    links = re.findall(
+        r'href="([^"]+)">(?:JSON|CSV)</a>', (await hub.get(f"{path}?stratum=1", headers=HTML)).text
+    )
+    answers = [(await hub.get(html.unescape(one))).text for one in links]
+    assert json.loads(answers[0])["rows"][0]["stratum"] == told
+    (row,) = csv.DictReader(io.StringIO(answers[1]))
+    assert [row[f"stratum:1_{part}"] for part in ("mean", "rollouts", "failed")] == ["0.125", "4", "0"]
+    unknown = (await hub.get(f"{api}?stratum=9")).json()
+    assert (unknown["code"], unknown["hint"]) == ("stratum_not_found", "its strata are 0, 1")
 
 
 async def test_a_rollout_leads_on_within_the_list_to_failures_and_siblings(hub, run_id):

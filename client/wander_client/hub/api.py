@@ -342,8 +342,8 @@ class HubApi:
     ) -> Leaderboard:
         """Return a leaderboard of one environment version: the first, or that of a task set or a name.
 
-        `wanted` are the filters of the API: `runs`, `sort`, `level`, `model`, `since`, `until`, `limit`,
-        `cursor`; those that are None are left out.
+        `wanted` are the filters of the API: `runs`, `sort`, `level`, `model`, `since`, `until`, `stratum`,
+        `limit`, `cursor`; those that are None are left out.
         """
         chosen = {"version": version, "task_set": task_set, "board": board}
         return self.read(environment_path(owner, name, "leaderboard"), Leaderboard, chosen | wanted)

@@ -205,16 +205,18 @@ class HubCalls:
         runs: Literal["best", "mean", "all"] = "best",
         level: str | None = None,
         model: str | None = None,
+        stratum: int | None = None,
         limit: int | None = None,
     ) -> Board:
         """Return the ranked runs of `owner/name[@version]`, for no `limit` all.
 
         `board` names another board of the version; in place of the first run of each model and account
         `runs="mean"` shows the mean of its runs, `runs="all"` every one; `level` is the least one; `model` is
-        a part of the name.
+        a part of the name; `stratum` fills the `stratum` of each row, what it earned on that part of the
+        examples.
         """
         name = parse_name(environment)
-        wanted = {"runs": runs, "level": level, "model": model}
+        wanted = {"runs": runs, "level": level, "model": model, "stratum": stratum}
         with self._session.hub() as hub:
             shown = hub.whole_leaderboard(
                 name.owner, name.name, version=name.version, board=board, most=limit, **wanted

@@ -15,10 +15,11 @@ from wander.wire import BoardInfo, BoardSettings, Leaderboard, VerificationLevel
 from wander.wire.boards import HiddenRunInfo, HidingReason, csv_table
 
 from wander_hub.environments import service as environments
-from wander_hub.http.boundary import BaseUrl, ForManager, ReadSession, audited
+from wander_hub.http.boundary import BaseUrl, ForManager, HubStorage, ReadSession, audited
 from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.leaderboards import curation, repository, service
 from wander_hub.leaderboards.schemas import BoardFilter, BoardSort, Showing
+from wander_hub.leaderboards.strata import with_stratum
 from wander_hub.runs import service as run_service
 
 router = APIRouter(prefix="/api/v1", tags=["leaderboards"])
@@ -28,6 +29,10 @@ _CSV_ROWS = 10_000
 _BOARD = "/environments/{owner}/{name}/leaderboard"
 Version = Annotated[str | None, Query(max_length=100)]
 TaskSet = Annotated[str | None, Query(max_length=64, description="digest or its beginning")]
+Stratum = Annotated[
+    int | None,
+    Query(ge=-(2**31), le=2**31, description="what each row earned on this one of `strata` too"),
+]
 BoardName = Annotated[str | None, Query(max_length=64, description="as `others` names them")]
 
 
@@ -56,6 +61,7 @@ class AskedBoard:
     """One board as a request names it."""
 
     session: ReadSession
+    storage: HubStorage
     base_url: BaseUrl
     owner: str
     name: str
@@ -63,10 +69,11 @@ class AskedBoard:
     version: Version = None
     task_set: TaskSet = None
     board: BoardName = None
+    stratum: Stratum = None
 
     def rank(self, *, limit: int | None = None) -> Leaderboard:
         """Return its rows, `limit` of them where that is given."""
-        return service.leaderboard(
+        found = service.leaderboard(
             self.session,
             environments.find(self.session, self.owner, self.name),
             self.base_url,
@@ -75,6 +82,7 @@ class AskedBoard:
             board=self.board,
             wanted=replace(self.wanted, limit=limit) if limit else self.wanted,
         )
+        return with_stratum(self.session, self.storage, found, self.stratum)
 
 
 Asked = Annotated[AskedBoard, Depends()]

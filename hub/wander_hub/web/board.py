@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 from sqlalchemy import select
-from sqlalchemy.orm import Session, defer
+from sqlalchemy.orm import Session
 from wander.types import EnvironmentInfo, canonical_json
 from wander.wire import BoardInfo, EnvironmentSummary, Leaderboard, LeaderboardRow
 from wander.wire.boards import BOARD_COLUMNS, REQUIRED_COLUMNS
@@ -19,7 +19,7 @@ from wander_hub.environments import service as environments
 from wander_hub.environments.models import Version
 from wander_hub.leaderboards import service as leaderboards
 from wander_hub.leaderboards.schemas import BoardFilter
-from wander_hub.runs import explorer
+from wander_hub.leaderboards.strata import list_strata, with_stratum
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
 from wander_hub.runs.models import Run
@@ -37,8 +37,6 @@ _MOST_METRICS = 30
 _USUAL = ("rank", "model", "reward", "interval", "level", "by", "posted", "pass", "cost", "tokens")
 """Columns of a board, without the examples, which all rows share and which stand above them."""
 _ORDER = (*_USUAL, "examples", "metrics")
-_MOST_BROKEN_DOWN = 100_000
-"""Rollouts whose rows a page reads to tell the rewards of a stratum: half a second of a processor."""
 _SORTS = {"reward": "reward", "posted": "posted", "tokens": "tokens", "cost": "cost"}
 """Columns by which a board can be sorted."""
 
@@ -82,12 +80,8 @@ class BoardView:
     others: list[tuple[BoardInfo, str]]
     """Other boards of the version, each with what sets it apart."""
     history: Markup
-    strata: list[int]
-    """Of the board's examples, where they have more than one."""
     stratum: int | None
     """The one whose rewards have a column."""
-    by_stratum: dict[str, explorer.Group]
-    """The rollouts of that stratum by run, where they are few enough to be read."""
 
 
 def leaderboard(
@@ -123,8 +117,8 @@ def leaderboard(
     empty |= {"cost"} if all(row.usd_per_rollout is None for row in shown.rows) else set()
     empty |= {"tokens"} if all(row.tokens_per_rollout is None for row in shown.rows) else set()
     columns = [one for one in _columns(shown, metrics, wanted_columns) if one not in empty]
-    strata = _list_strata(session, shown)
-    chosen = stratum if stratum in strata else None
+    chosen = stratum if stratum in list_strata(session, shown) else None
+    shown = with_stratum(session, storage, shown, chosen)
     since, until = (one.date().isoformat() if one else "" for one in (wanted.since, wanted.until))
     asked = {
         "version": shown.version,
@@ -134,8 +128,9 @@ def leaderboard(
         "model": wanted.model,
         "since": since,
         "until": until,
+        "stratum": None if chosen is None else str(chosen),
     }
-    kept = {**asked, "column": list(wanted_columns), "stratum": None if chosen is None else str(chosen)}
+    kept = {**asked, "column": list(wanted_columns)}
     following = query_string(**kept, sort=wanted.sort, cursor=shown.next) if shown.next else None
     return BoardView(
         summary=environments.summary_of(found),
@@ -158,9 +153,7 @@ def leaderboard(
         following=following,
         others=[(one, _set_apart(shown, one)) for one in shown.others],
         history=charts.history(shown.history),
-        strata=strata,
         stratum=chosen,
-        by_stratum={} if chosen is None else _break_down(session, storage, shown, chosen),
     )
 
 
@@ -227,36 +220,6 @@ def _columns(board: Leaderboard, metrics: Sequence[str], wanted: Sequence[str]) 
         every = [f"metric:{name}" for name in metrics[:_METRIC_COLUMNS]]
         columns += every if one == "metrics" else [one]
     return list(dict.fromkeys(columns))
-
-
-def _list_strata(session: Session, board: Leaderboard) -> list[int]:
-    """Return the strata of a board's examples, which all its runs share; none where they are all of one."""
-    first = _find_runs(session, board.rows[:1])
-    found = explorer.list_strata(first[0]) if first else []
-    return found if len(found) > 1 else []
-
-
-def _break_down(
-    session: Session, storage: Storage, board: Leaderboard, stratum: int
-) -> dict[str, explorer.Group]:
-    """Return the rollouts of a stratum by run, as far as a page may read; those read before cost nothing."""
-    found, left = dict[str, explorer.Group](), _MOST_BROKEN_DOWN
-    for run in _find_runs(session, board.rows):
-        if not explorer.is_broken_down(run):
-            left -= runs.count_of(run)
-            if left < 0:
-                continue
-        groups = explorer.break_down(session, storage, run).strata
-        if stratum in groups:
-            found[run.run_id] = groups[stratum]
-    return found
-
-
-def _find_runs(session: Session, rows: Sequence[LeaderboardRow]) -> list[Run]:
-    """Return the runs of rows in their order, without their manifests, which may be megabytes."""
-    query = run_repository.visible(session).where(Run.run_id.in_([row.run_id for row in rows]))
-    found = {run.run_id: run for run in session.scalars(query.options(defer(Run.manifest)))}
-    return [found[row.run_id] for row in rows if row.run_id in found]
 
 
 def _find_facts(session: Session, run_ids: Sequence[str]) -> dict[str, RowFacts]:

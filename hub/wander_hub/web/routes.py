@@ -21,6 +21,7 @@ from wander_hub.http.problems import HubProblem
 from wander_hub.leaderboards import service as leaderboards
 from wander_hub.leaderboards.routes import page_filter
 from wander_hub.leaderboards.schemas import BoardFilter
+from wander_hub.leaderboards.strata import with_stratum
 from wander_hub.models import repository as models
 from wander_hub.models.service import LATEST, describe, describe_revision, find, find_revision
 from wander_hub.runs import service as runs
@@ -236,7 +237,7 @@ def show_leaderboard(
         shown = leaderboards.leaderboard(
             *(session, found, base_url), version=version, task_set=task_set, board=board, wanted=wanted
         )
-        return as_json(shown)
+        return as_json(with_stratum(session, storage, shown, stratum))
     view = board_page.leaderboard(
         *(session, storage, base_url, owner, name),
         version=version,

@@ -39,6 +39,16 @@ TIERS: tuple[VerificationLevel, ...] = ("replayed", "rescored", "complete", "unv
 levels before its own. A repetition (`rerun`) adds somebody who vouches, and moves no rank."""
 
 
+class StratumScore(Record):
+    """What the rollouts of one stratum of a run earned; it changes no rank."""
+
+    stratum: int
+    reward_mean: float | None
+    """Of those that did not fail; None where all did."""
+    rollouts: int
+    failed: int
+
+
 class LeaderboardRow(Record):
     """One ranked run."""
 
@@ -86,6 +96,9 @@ class LeaderboardRow(Record):
     """How many runs its numbers are the mean of: those of its model and account that were proved as far as
     the one that counts. The ends of its interval are the means of theirs, which is no narrower than theirs
     together would be; metrics and passes are those of the one that counts."""
+
+    stratum: StratumScore | None = Field(default=None, exclude_if=lambda stratum: stratum is None)
+    """Of the stratum that was asked for; None of runs whose rollouts are too many to be read for a board."""
 
     stated: str = "model tokens_per_rollout usd_per_rollout seconds_per_rollout"
     """Which of its fields nothing proves: they are as the submitter stated them."""
@@ -187,6 +200,8 @@ class Leaderboard(Record):
     rows: list[LeaderboardRow]
     next: str | None = None
     """Cursor of the next page."""
+    strata: list[int] = Field(default_factory=list, exclude_if=lambda strata: not strata)
+    """Those of its examples that may be asked for; none where they are all of one."""
     hidden_incomplete: int = 0
     """Runs left out because rollouts are missing."""
     hidden: list[HiddenRunInfo] = Field(default_factory=list)
@@ -260,8 +275,8 @@ CSV_COLUMNS = {
     "checkpoint": "checkpoint",
     "stated_by_the_submitter": "stated",
 }
-"""Of every board, with the fields of a row; `pass@K`, `pass^K` and `metric:NAME_mean`, `_low_95`, `_high_95`
-follow for what its rows have."""
+"""Of every board, with the fields of a row; `stratum:N_mean`, `_rollouts`, `_failed`, `pass@K`, `pass^K` and
+`metric:NAME_mean`, `_low_95`, `_high_95` follow for what its rows have."""
 
 
 def csv_table(rows: Iterable[LeaderboardRow]) -> Iterator[list[str | int | float | None]]:
@@ -271,7 +286,10 @@ def csv_table(rows: Iterable[LeaderboardRow]) -> Iterator[list[str | int | float
     metrics = list(dict.fromkeys(name for row in known for name in row.metrics))
     passes = [f"pass{sign}{k}" for k in rates for sign in "@^"]
     parts = ("mean", "low_95", "high_95")
-    yield [*CSV_COLUMNS, *passes, *(f"metric:{name}_{part}" for name in metrics for part in parts)]
+    strata = sorted({row.stratum.stratum for row in known if row.stratum is not None})
+    stratum = [f"stratum:{one}_{part}" for one in strata for part in ("mean", "rollouts", "failed")]
+    metric = [f"metric:{name}_{part}" for name in metrics for part in parts]
+    yield [*CSV_COLUMNS, *stratum, *passes, *metric]
     for row in known:
         found = {rate.k: rate for rate in row.pass_rates}
         chances = [
@@ -280,7 +298,14 @@ def csv_table(rows: Iterable[LeaderboardRow]) -> Iterator[list[str | int | float
             for value in ((found[k].pass_at_k, found[k].pass_hat_k) if k in found else (None, None))
         ]
         means = [value for name in metrics for value in (row.metrics.get(name), *row.interval(name))]
-        yield [*(_csv_cell(getattr(row, field)) for field in CSV_COLUMNS.values()), *chances, *means]
+        own = [row.stratum if row.stratum and row.stratum.stratum == one else None for one in strata]
+        scores = [
+            value
+            for one in own
+            for value in ((one.reward_mean, one.rollouts, one.failed) if one else (None, None, None))
+        ]
+        cells = [_csv_cell(getattr(row, field)) for field in CSV_COLUMNS.values()]
+        yield [*cells, *scores, *chances, *means]
 
 
 def _csv_cell(value: Any) -> str | int | float | None:

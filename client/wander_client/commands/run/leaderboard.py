@@ -44,6 +44,9 @@ def leaderboard(
     since: Annotated[str | None, Option(help="only runs posted on or after this day (UTC)")] = None,
     until: Annotated[str | None, Option(help="only runs posted before this day (UTC)")] = None,
     sort: Annotated[Sort | None, Option(help="sort order: best, newest or least first")] = None,
+    stratum: Annotated[
+        int | None, Option(help="also show what each earned on this stratum of the examples")
+    ] = None,
     limit: Annotated[int, Option("-n", min=1, help="rows to show")] = 50,
     metrics: Annotated[bool, Option("--metrics", help="also show every metric and pass@k")] = False,
     as_csv: Annotated[str | None, Option("--csv", help="write all rows to this file (`-`: stdout)")] = None,
@@ -75,6 +78,7 @@ def leaderboard(
         "since": since,
         "until": until,
         "sort": sort,
+        "stratum": stratum,
     }
     with here.hub() as hub:
         shown = hub.whole_leaderboard(
@@ -91,7 +95,7 @@ def leaderboard(
     elif here.output.json:
         here.output.answer(shown)
     else:
-        _show(shown, metrics=metrics)
+        _show(shown, metrics=metrics, stratum=stratum)
     if shown.rows:
         here.output.next(f"wander view {shown.rows[0].run_id}")
     elif not shown.runs:
@@ -111,7 +115,7 @@ def _write_csv(board: Leaderboard, target: str) -> None:
     current().output.note(f"wrote {len(board.rows)} rows to {target}")
 
 
-def _show(board: Leaderboard, *, metrics: bool) -> None:
+def _show(board: Leaderboard, *, metrics: bool, stratum: int | None) -> None:
     output = current().output
     label = f"{board.owner}/{board.name} {board.version}"
     if not board.runs:
@@ -123,9 +127,9 @@ def _show(board: Leaderboard, *, metrics: bool) -> None:
             output.note(board.description)
         output.note(f"{label}, board {board.board}: {protocol(board)}")
     if output.human:
-        _show_to_people(board, metrics=metrics)
+        _show_to_people(board, metrics=metrics, stratum=stratum)
     else:
-        _show_to_programs(board, metrics=metrics)
+        _show_to_programs(board, metrics=metrics, stratum=stratum)
     _tell_what_was_proved(board.rows, output)
     if board.next:
         which = "runs" if board.showing == "all" else "rows"
@@ -138,6 +142,12 @@ def _show(board: Leaderboard, *, metrics: bool) -> None:
 
         claims = counted(board.hidden_incomplete, "run")
         output.note(f"{claims} left out, only claimed: something is missing, or did not come out the same")
+    if board.strata and stratum is None:
+        output.note(f"its examples have the strata {', '.join(map(str, board.strata))}: `--stratum N`")
+    _tell_of_other_boards(board, label, output)
+
+
+def _tell_of_other_boards(board: Leaderboard, label: str, output: Output) -> None:
     if board.others:
         output.note(f"other boards of {label}, shown with `--board NAME`:")
         for one in board.others:
@@ -158,7 +168,7 @@ def _tell_what_was_proved(rows: Sequence[LeaderboardRow], output: Output) -> Non
         output.note("what the hub's replays proved ranks first: replayed, then rescored, then all others")
 
 
-def _show_to_programs(board: Leaderboard, *, metrics: bool) -> None:
+def _show_to_programs(board: Leaderboard, *, metrics: bool, stratum: int | None) -> None:
     """Print the same columns of every board, each number in one of its own."""
     names = list(dict.fromkeys(one for row in board.rows for one in row.metrics)) if metrics else []
     rates = sorted({one.k for row in board.rows for one in row.pass_rates}) if metrics else []
@@ -167,6 +177,7 @@ def _show_to_programs(board: Leaderboard, *, metrics: bool) -> None:
         *(f"{one}{end}" for one in names for end in ("", "_low", "_high")),
     ]
     columns = [*COLUMNS, *([_MEANS] if board.showing == "mean" else [])]
+    columns += ["stratum"] if stratum is not None else []
     rows = []
     for row in board.rows:
         cells = board_cells(row)
@@ -194,10 +205,13 @@ _USUAL = ("rank", "model", "reward", "interval", "tokens", "cost", "level", "by"
 _TITLES = {"interval": "95 % interval", "tokens": "tokens, stated", "usd": "usd, stated"}
 
 
-def _show_to_people(board: Leaderboard, *, metrics: bool) -> None:
+def _show_to_people(board: Leaderboard, *, metrics: bool, stratum: int | None) -> None:
     """Print the columns that the board's owners chose, and the beginnings of the runs' ids."""
     columns = _people_columns(board, metrics=metrics)
-    titles = [_TITLES.get(one, one.removeprefix("metric:")) for one in columns]
+    if stratum is not None:
+        columns.insert(columns.index("interval") + 1, "stratum")
+    known = {**_TITLES, "stratum": f"stratum {stratum}"}
+    titles = [known.get(one, one.removeprefix("metric:")) for one in columns]
     shorts = short_ids([row.run_id for row in board.rows])
     rows: list[list[Cell]] = []
     for row, short in zip(board.rows, shorts, strict=True):

@@ -1,0 +1,68 @@
+"""What the rows of a board earned on one stratum of its examples; it changes no rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy.orm import Session, defer
+from wander.wire import Leaderboard, LeaderboardRow
+from wander.wire.boards import StratumScore
+
+from wander_hub.http.problems import HubProblem
+from wander_hub.runs import explorer
+from wander_hub.runs import repository as run_repository
+from wander_hub.runs import service as runs
+from wander_hub.runs.models import Run
+from wander_hub.storage import Storage, spare_missing
+
+_MOST_BROKEN_DOWN = 100_000
+"""Rollouts whose rows a board reads to tell the rewards of a stratum: half a second of a processor."""
+
+
+def list_strata(session: Session, board: Leaderboard) -> list[int]:
+    """Return the strata of a board's examples, which all its runs share; none where they are all of one."""
+    first = _find_runs(session, board.rows[:1])
+    found = explorer.list_strata(first[0]) if first else []
+    return found if len(found) > 1 else []
+
+
+def with_stratum(session: Session, storage: Storage, board: Leaderboard, stratum: int | None) -> Leaderboard:
+    """Return a board with its strata, and in its rows what they earned on one, where it is given.
+
+    Raise a 404 for a stratum that its examples do not have.
+    """
+    strata = list_strata(session, board)
+    if stratum is None or not board.rows:
+        return board.model_copy(update={"strata": strata})
+    if stratum not in strata:
+        hint = f"its strata are {', '.join(map(str, strata))}" if strata else "its examples are all of one"
+        raise HubProblem(404, "stratum_not_found", f"the board has no stratum {stratum}", hint=hint)
+    scores = _break_down(session, storage, board, stratum)
+    rows = [row.model_copy(update={"stratum": scores.get(row.run_id)}) for row in board.rows]
+    return board.model_copy(update={"strata": strata, "rows": rows})
+
+
+def _break_down(
+    session: Session, storage: Storage, board: Leaderboard, stratum: int
+) -> dict[str, StratumScore]:
+    """Return the score of a stratum by run, as far as a board may read; what is kept costs nothing."""
+    found, left = dict[str, StratumScore](), _MOST_BROKEN_DOWN
+    for run in _find_runs(session, board.rows):
+        if not explorer.is_broken_down(run):
+            left -= runs.count_of(run)
+            if left < 0:
+                continue
+        with spare_missing(set()):
+            group = explorer.break_down(session, storage, run).strata.get(stratum)
+            if group is not None:
+                found[run.run_id] = StratumScore(
+                    stratum=stratum, reward_mean=group.mean, rollouts=group.count, failed=group.failed
+                )
+    return found
+
+
+def _find_runs(session: Session, rows: Sequence[LeaderboardRow]) -> list[Run]:
+    """Return the runs of rows in their order, without their manifests, which may be megabytes."""
+    query = run_repository.visible(session).where(Run.run_id.in_([row.run_id for row in rows]))
+    found = {run.run_id: run for run in session.scalars(query.options(defer(Run.manifest)))}
+    return [found[row.run_id] for row in rows if row.run_id in found]
