@@ -6,6 +6,7 @@ import csv
 import hashlib
 import io
 import json
+import re
 import stat
 import time
 from pathlib import Path
@@ -119,6 +120,8 @@ def test_search_finds_what_was_published(published: HubRoom) -> None:
     assert [(one["owner"], one["name"]) for one in data["data"]] == [("admin", "say-env")]
     assert data["next"] is None
     assert published.wander("search", "nothing-like-it", "--json").data == []
+    nothing = published.wander("search", "nothing-like-it").err.splitlines()
+    assert re.fullmatch(r"nothing on http\S+ matches\nnext: wander search", "\n".join(nothing))
 
 
 def test_info_shows_one_environment_and_one_version(published: HubRoom) -> None:

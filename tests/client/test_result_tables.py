@@ -119,6 +119,7 @@ def test_the_shown_beginning_of_an_id_means_the_run_here_and_on_the_hub(posted: 
     there = posted.wander("view", short, "--json").data
     assert there["run_id"] == here["run_id"]
     assert posted.wander("view", short, "--rollout", "0").status == 0
+    assert "6 characters of an id will do" in posted.wander("view", short[:5]).err
 
 
 def test_a_beginning_that_several_runs_share_is_refused(wander: Wander, home: Path) -> None:
@@ -131,6 +132,7 @@ def test_a_beginning_that_several_runs_share_is_refused(wander: Wander, home: Pa
     assert refused.status == 2
     assert all(one in refused.err for one in ids)
     assert wander("view", ids[1].upper(), "--json").data["run_id"] == ids[1]
+    assert wander("view", ids[1][-10:], "--json").data["run_id"] == ids[1], "as pages show it"
 
 
 def test_short_ids_are_as_long_as_it_takes() -> None:

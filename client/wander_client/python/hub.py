@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from wander.wire import EnvironmentSummary, RunDetail, VersionDetail
 from wander.wire.changes import Whoami
@@ -216,7 +216,7 @@ class HubCalls:
         examples.
         """
         name = parse_name(environment)
-        wanted = {"runs": runs, "level": level, "model": model, "stratum": stratum}
+        wanted: dict[str, Any] = {"runs": runs, "level": level, "model": model, "stratum": stratum}
         with self._session.hub() as hub:
             shown = hub.whole_leaderboard(
                 name.owner, name.name, version=name.version, board=board, most=limit, **wanted

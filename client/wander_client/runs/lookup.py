@@ -36,7 +36,7 @@ def local_runs(runs_dir: Path, output: Output) -> Iterator[RunFolder]:
 
 
 SHORTEST_ID = 6
-"""Characters of a run's id that may stand for the whole, when no other id begins so."""
+"""Characters of a run's id that may stand for the whole, when no other id begins or ends so."""
 SHOWN_ID = 8
 
 
@@ -49,7 +49,7 @@ def short_ids(run_ids: Sequence[str]) -> list[str]:
 
 
 def run_folder(context: Invocation, word: str | None) -> RunFolder:
-    """Return the run of a word: a path, the start of a run's id or of its folder's name, or the newest.
+    """Return the run of a word, or the newest: a path, a run's id, how it begins or ends, or a folder's name.
 
     Raises `NotFound`.
     """
@@ -70,7 +70,7 @@ def run_folder(context: Invocation, word: str | None) -> RunFolder:
         one
         for one in folders
         if one.path.name.startswith(word.rstrip("/"))
-        or (len(word) >= SHORTEST_ID and one.manifest.run_id.startswith(word.lower()))
+        or (len(word) >= SHORTEST_ID and _is_part(one.manifest.run_id, word.lower()))
     ]
     if not matching:
         shown = {one.path.name: str(one.path) if "/" in word else one.path.name for one in folders}
@@ -78,13 +78,18 @@ def run_folder(context: Invocation, word: str | None) -> RunFolder:
         near = did_you_mean(Path(word).name, shown, shown=shown)
         raise NotFound(
             f"no run is called `{word}`",
-            hint=near or "`wander runs` lists the runs here",
+            hint=near or f"`wander runs` lists the runs here; {SHORTEST_ID} characters of an id will do",
             code="run_not_found",
         )
     if len(matching) > 1:
         names = "\n".join(f"{one.manifest.run_id}  {one.path}" for one in matching[:10])
         raise UsageError(f"`{word}` means {len(matching)} runs", hint="name one of them", detail=names)
     return matching[0]
+
+
+def _is_part(run_id: str, word: str) -> bool:
+    """Tell whether a word is how an id begins, as tables show it, or how it ends, as the hub's pages do."""
+    return run_id.startswith(word) or run_id.endswith(word)
 
 
 def resumable_folder(context: Invocation, word: Path) -> Path:
@@ -121,7 +126,8 @@ def find_run(context: Invocation, word: str | None) -> FoundRun:
             try:
                 return PostedRun(context, hub.run(word))
             except (NotFound, Unavailable) as error:
-                if isinstance(error, NotFound) or "did you mean" in (missing.hint or ""):
+                known = isinstance(error, NotFound) and error.code != "run_ambiguous"
+                if known or "did you mean" in (missing.hint or ""):
                     raise missing from None
                 raise
     if folder.torn:

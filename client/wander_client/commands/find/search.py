@@ -73,12 +73,12 @@ def search(
             drop=["updated", "runs", "by"],
         )
 
-    if not page.data and here.output.human:
+    if page.data or not here.output.human:
+        here.output.answer(page.data, show, next=page.next)
+    if not page.data:
         here.output.note(f"nothing on {here.settings.hub} matches" if narrowed else "the hub is empty")
         here.output.next("wander search" if narrowed else "wander new my-env")
-        return
-    here.output.answer(page.data, show, next=page.next)
-    if page.data:
+    else:
         first = page.data[0]
         here.output.next(f"wander env info {first.owner}/{first.name}")
 
