@@ -255,11 +255,16 @@ class Database:
 
         A migration adds, and what it adds has a default: this release works with what a newer one has added.
         """
+        if not self.is_begun():
+            return False
         with self.engine.connect() as connection:
-            if not look_at(connection).has_table("alembic_version"):
-                return False
             found = connection.execute(text("SELECT version_num FROM alembic_version")).scalars().all()
             return any(one >= newest_revision() for one in found)  # numbers of four digits
+
+    def is_begun(self) -> bool:
+        """Tell whether a hub, of whatever release, has made its schema here."""
+        with self.engine.connect() as connection:
+            return look_at(connection).has_table("alembic_version")
 
     def close(self) -> None:
         """Return every connection."""

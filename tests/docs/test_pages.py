@@ -66,6 +66,7 @@ def page_run(request, tmp_path, mirror, endpoint) -> Iterator[PageRun]:
         else:
             hub = stack.enter_context(live_hub(tmp_path / "hub"))
             environment["WANDER_TOKEN"], port = hub.token, str(hub.port)
+            (folder / "hub").symlink_to(hub.data)
         environment["WANDER_HUB"] = f"http://127.0.0.1:{port}"
         addresses = {
             "127.0.0.1:8600": f"127.0.0.1:{port}",

@@ -132,7 +132,8 @@ async def test_what_changes_nothing_is_not_told(hub, make_wheel, run_of):
 def test_the_command_line_is_told_of_and_prints_it(sqlite_alone, tmp_path):
     folder = ["--data", str(tmp_path)]
     runner = CliRunner()
-    assert runner.invoke(command, ["user", "add", "ada", *folder]).exit_code == 0
+    for words in (["migrate"], ["user", "add", "ada"]):
+        assert runner.invoke(command, [*words, *folder]).exit_code == 0
     secret = runner.invoke(command, ["token", "create", "ada", *folder]).output.strip()
     assert runner.invoke(command, ["token", "revoke", secret[:10], *folder]).exit_code == 0
     lines = runner.invoke(command, ["audit", "--action", "token", *folder]).output

@@ -221,7 +221,7 @@ def test_transactions_that_wait_for_each_other_are_done_again(hub):
 
 @pytest.mark.full
 def test_hubs_that_begin_on_one_empty_database(postgres, tmp_path):
-    command, environment = hub_command(tmp_path, "user", "list")
+    command, environment = hub_command(tmp_path, "migrate")
     with postgres.database(migrated=False) as url:
         environment["WANDER_HUB_DATABASE_URL"] = url
         begun = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) for _ in range(3)]

@@ -487,6 +487,10 @@ async def test_the_command_killed_at_any_moment_goes_on(hub, door, run_of, make_
         out, _ = await process.communicate()
         return process.returncode, out.decode()
 
+    (tmp_path / "second").mkdir()
+    begun = Database(f"sqlite:///{tmp_path / 'second' / 'hub.db'}")
+    begun.migrate()
+    begun.close()
     status, said = await run("add", door.url, "alice/reverse-text")
     assert (status, said) == (0, f"mirror 1 follows `alice/reverse-text` of {door.url}\n")
     for place in ("0.2.0-py3-none-any.whl", "/rollouts.jsonl"):

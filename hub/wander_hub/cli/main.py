@@ -35,7 +35,6 @@ from wander_hub.cli.options import (
     print_row,
     print_rows,
     read_settings,
-    settings_of_hub,
 )
 from wander_hub.cli.organisations import organisation_app
 from wander_hub.cli.people import find_user, user_app
@@ -43,7 +42,7 @@ from wander_hub.cli.quotas import quota_app
 from wander_hub.cli.webhooks import webhook_app
 from wander_hub.database import Database
 from wander_hub.http.problems import HubProblem
-from wander_hub.server.data_folder import DataFolderInUse
+from wander_hub.server.data_folder import DataFolderInUse, NoHub
 from wander_hub.storage import Storage
 
 _LEAVE_SECONDS = 10.0
@@ -84,7 +83,7 @@ def main() -> None:
         sys.exit(1)
     except HubProblem as problem:
         _fail(problem.detail, problem.hint, 1)
-    except DataFolderInUse as error:
+    except (DataFolderInUse, NoHub) as error:
         _fail(str(error), error.hint, 2)
     except ValidationError as error:
         first = error.errors()[0]
@@ -186,7 +185,7 @@ def migrate(data: Data = None) -> None:
     from wander_hub.jobs import choice
 
     settings = read_settings(data=data)
-    with open_database(settings) as database:
+    with open_database(settings, make=True) as database:
         choice.migrate(settings, database)
         typer.echo(f"migrated {database.engine.url.render_as_string(hide_password=True)}", err=True)
 
@@ -212,7 +211,7 @@ def fsck(
     from wander_hub.index.public_files import FOLDER, PublicFiles
     from wander_hub.verification.worker import confine
 
-    settings = settings_of_hub(data)
+    settings = read_settings(data=data)
     found = []
     with open_database(settings) as database:
         storage = Storage.of(settings)
@@ -242,7 +241,7 @@ def backup(folder: Path, data: Data = None, as_json: AsJson = False) -> None:
     """
     from wander_hub.operation.backup import back_up
 
-    settings = settings_of_hub(data)
+    settings = read_settings(data=data)
     with open_database(settings) as database:
         found = back_up(database, Storage.of(settings), folder)
     print_row(found, as_json, f"`{folder}` holds {found['rows']} rows and {found['objects']} objects")

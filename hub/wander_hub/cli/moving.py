@@ -14,7 +14,6 @@ from wander_hub.cli.options import (
     open_database,
     print_row,
     read_settings,
-    settings_of_hub,
 )
 from wander_hub.storage import Storage
 
@@ -36,7 +35,7 @@ def export(
     """
     from wander_hub.operation.export import export as write
 
-    settings = settings_of_hub(data)
+    settings = read_settings(data=data)
     with open_database(settings) as database:
         storage = Storage.of(settings)
         found = write(database, storage, file, owner=owner, origin=by_command("hub.export"))
@@ -72,7 +71,7 @@ def bring(
     from wander_hub.operation import imports
 
     settings = read_settings(data=data)
-    with open_database(settings) as database:
+    with open_database(settings, make=True) as database:
         storage = Storage.of(settings)
         if settings.public_files:
             PublicFiles(database, storage, settings.data / FOLDER).attach()

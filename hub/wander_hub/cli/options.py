@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 from wander_hub.audit import Origin, recorded
 from wander_hub.database import Database, Result
 from wander_hub.identity import HUB
+from wander_hub.server.data_folder import NoHub
 from wander_hub.settings import Settings
 
 Data = Annotated[
@@ -44,21 +45,21 @@ def read_settings(**given: Any) -> Settings:
     return Settings(**{name: value for name, value in given.items() if value is not None})
 
 
-def settings_of_hub(data: Path | None) -> Settings:
-    """Return the settings of a hub that is there; an empty folder is not made to one by looking at it."""
-    settings = read_settings(data=data)
-    if settings.database_url is None and not settings.data.is_dir():
-        raise FileNotFoundError(2, "there is no hub", str(settings.data))
-    return settings
-
-
 @contextmanager
-def open_database(settings: Settings) -> Iterator[Database]:
-    """Yield the migrated database of a hub, whether that is running or not."""
-    if settings.database_url is None:
+def open_database(settings: Settings, *, make: bool = False) -> Iterator[Database]:
+    """Yield the migrated database of a hub, whether that is running or not.
+
+    Raises `NoHub` where there is none, unless a command is there to `make` one: a folder that was mistyped
+    becomes no hub by that.
+    """
+    if make and settings.database_url is None:
         settings.data.mkdir(parents=True, exist_ok=True)
     database = Database(settings.resolved_database_url)
     try:
+        # SQLite makes the file that it is asked about.
+        begun = settings.database_url is not None or Path(database.engine.url.database or "").is_file()
+        if not make and not (begun and database.is_begun()):
+            raise NoHub(settings)
         database.migrate()
         yield database
     finally:

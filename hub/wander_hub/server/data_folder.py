@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shlex
 from pathlib import Path
 
 from wander_hub.settings import Settings
@@ -12,6 +13,18 @@ from wander_hub.settings import Settings
 LOCK = "hub.lock"
 _NO_LOCKS = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL}
 """What file systems answer that have no locks; a hub there goes without."""
+
+
+class NoHub(Exception):
+    """No hub was ever started where the settings say; `hint` says what to do."""
+
+    def __init__(self, settings: Settings) -> None:
+        where = "the database of the settings" if settings.database_url else f"`{settings.data}`"
+        super().__init__(f"there is no hub in {where}")
+        at = "" if settings.database_url else f" --data {shlex.quote(str(settings.data))}"
+        self.hint = (
+            f"check `--data` and `WANDER_HUB_DATABASE_URL`, or make a hub there with `wander-hub serve{at}`"
+        )
 
 
 class DataFolderInUse(Exception):

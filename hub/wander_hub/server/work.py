@@ -22,6 +22,7 @@ from wander_hub.jobs.choice import is_migrated, queue_of
 from wander_hub.mirrors import service as mirrors
 from wander_hub.operation import backup_jobs
 from wander_hub.operation.job_queue import settle_failures
+from wander_hub.server.data_folder import NoHub
 from wander_hub.server.log import log_to_stderr
 from wander_hub.server.serve import INTERRUPTED, address_of, open_socket
 from wander_hub.settings import Settings
@@ -39,7 +40,7 @@ def work(settings: Settings, *, hub_url: str | None, listen: str | None, once: b
     """
     log_to_stderr(settings.log_format)
     if settings.database_url is None and not settings.data.is_dir():
-        raise FileNotFoundError(2, "there is no hub", str(settings.data))
+        raise NoHub(settings)
     settings.data.mkdir(parents=True, exist_ok=True)
     settings = confine(settings)
     if hub_url is None and settings.verification != "off":
