@@ -208,7 +208,9 @@ def list_pages(page: Any, hub: str) -> dict[str, str]:
         "account": "/account",
         "owner-settings": f"/{environment['owner']}/settings",
         "environment-settings": f"/{label}/settings",
+        "account-stars": "/account/stars",
         "webhook": "/account/webhooks/1",
+        "webhook-delivery": "/account/webhooks/1/deliveries/1",
         "system": "/system",
         **{f"system-{part}": f"/system/{part}" for part in ("jobs", "users", "organisations", "audit")},
     }

@@ -78,6 +78,9 @@ async def test_owners_invite_and_invited_people_answer(hub, alice):
         await send(alice, "member", at_owner="lab", at_user="bob", role="maintainer", back=back)
     ).status_code == 303
     assert "invited until" in (await alice.get(back)).text
+    assert (await send(alice, "new-environments", at_owner="lab", visibility="internal")).status_code == 303
+    assert 'value="internal" checked' in (await alice.get(back)).text
+    assert '<a href="/lab/settings">' in (await alice.get("/lab", headers=HTML)).text
     async with browser(hub) as bob:
         await form(bob, "/login", name="bob", password=PASSWORD)
         waiting = (await bob.get("/account", headers=HTML)).text
@@ -85,6 +88,7 @@ async def test_owners_invite_and_invited_people_answer(hub, alice):
         assert (await send(bob, "accept", at_invitation=number)).status_code == 303
         assert ">lab</a>" in (await bob.get("/account", headers=HTML)).text
         assert (await bob.get(back, headers=HTML)).status_code == 403
+        assert back not in (await bob.get("/lab", headers=HTML)).text, "a maintainer does not manage it"
     made = await send(alice, "webhook", owner="lab", url="https://example.org/hook", events=["run.posted"])
     assert "Shown this once" in made.text
     await see_to_a_webhook(alice, back)
@@ -131,6 +135,14 @@ async def test_an_environment_is_seen_to_on_its_page(hub, alice):
     accept = f"/api/v1/account/invitations/{offered['id']}/accept"
     assert (await hub.client.post(accept, headers=hub.auth("bob"))).status_code == 200
     seen = (await hub.get(back, headers=hub.auth("bob") | HTML)).text
+    assert "bob</td><td>owner</td>" in seen.replace(" ", "")
+    there = {"at_owner": "alice", "at_name": "reverse-text", "back": back}
+    assert (
+        await send(alice, "environment-member", **there, at_user="nobody-yet", role="reader")
+    ).status_code == 303
+    assert "Withdraw" in (await alice.get(back)).text
+    gone = await send(alice, "remove-environment-member", **there, at_user="nobody-yet")
+    assert (gone.status_code, "Withdraw" in (await alice.get(back)).text) == (303, False)
     assert ("Who sees it" in seen, "Make a webhook" in seen) == (True, False), (
         "those are for the owner's owners"
     )

@@ -163,7 +163,7 @@ def test_lists_are_tables_or_json(command):
         (["user", "add", "api"], 1, "is reserved"),
         (["token", "create", "nobody"], 1, "wander-hub user add nobody"),
         (["token", "revoke", "wnd_none"], 1, "wnd_none"),
-        (["user", "list", "--data", "/dev/null/x"], 2, "data folder"),
+        (["user", "list", "--data", "/dev/null/x"], 2, "there is no hub in"),
     ],
 )
 def test_refusals_of_the_command(command, monkeypatch, capsys, words, status, said):

@@ -238,11 +238,11 @@ main.main()
 def test_a_data_folder_that_was_mistyped_becomes_no_hub(tmp_path, monkeypatch, capsys, words):
     monkeypatch.delenv("WANDER_HUB_DATABASE_URL", raising=False)
     (tmp_path / "empty").mkdir()
-    for folder in (tmp_path / "mis typed", tmp_path / "empty"):
+    for folder in (tmp_path / "wrong name", tmp_path / "empty"):
         monkeypatch.setattr(sys, "argv", ["wander-hub", *words.split(), "--data", str(folder)])
         with pytest.raises(SystemExit) as ended:
             cli.main()
         told = capsys.readouterr().err
         assert (ended.value.code, f"there is no hub in `{folder}`" in told) == (2, True)
-        assert f"wander-hub serve --data '{tmp_path}/mis typed'" in told or "empty" in told
+        assert f"wander-hub serve --data '{tmp_path}/wrong name'" in told or "empty" in told
     assert [one.name for one in tmp_path.rglob("*")] == ["empty"]

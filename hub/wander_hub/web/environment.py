@@ -23,6 +23,7 @@ from wander_hub.environments.readme import Heading, list_headings, place, refres
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
 from wander_hub.leaderboards import service as leaderboards
+from wander_hub.rights import rights
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
 from wander_hub.runs import use
@@ -91,6 +92,8 @@ class EnvironmentView:
     downloads: list[int]
     """Of the last days, the newest last."""
     used_by: UsedBy
+    maintained: bool
+    """Whether the visitor may see to its settings."""
     starred: bool
     """Whether the reader marked it."""
 
@@ -145,6 +148,7 @@ def show_environment(
         mirror_of=found.mirror_of,
         downloads=_count_downloads(session, found),
         used_by=use.used_by(session, found),
+        maintained=caller is not None and rights.may(caller, "maintain", found),
         starred=caller is not None and stars.is_starred(session, caller.user_id, found),
     )
 

@@ -131,8 +131,16 @@ def show_owner(request: Request, session: ReadSession, owner: str, cursor: Curso
     packages = packages_of(session, owner_id, _PER_PAGE + 1)
     pushed = [one.name for one in models.models_of(session, owner_id, _PER_PAGE)]
     following = query_string(cursor=found.next) if found.next else None
+    viewer = caller_of(request)
     return page(
-        request, "owner.html", owner=name, found=found, packages=packages, models=pushed, following=following
+        request,
+        "owner.html",
+        owner=name,
+        found=found,
+        packages=packages,
+        models=pushed,
+        following=following,
+        manages=viewer is not None and viewer.may_as_owner("manage", owner_id),
     )
 
 

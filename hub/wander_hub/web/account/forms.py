@@ -39,6 +39,10 @@ def _flag(given: Given, name: str) -> bool:
     return name in given
 
 
+def _chooses(visibility: str) -> Callable[[Given, str], bool]:
+    return lambda given, _name: _word(given, "visibility") == visibility
+
+
 def _word(given: Given, name: str) -> str:
     return given.get(name, [""])[0]
 
@@ -87,8 +91,12 @@ FORMS = {
     "organisation": Form("POST", "/api/v1/owners", {"name": _text}),
     "member": Form("PUT", _OWNER + "/members/{user}", {"role": _text}),
     "remove-member": Form("DELETE", _OWNER + "/members/{user}"),
+    "environment-member": Form("PUT", _ENVIRONMENT + "/members/{user}", {"role": _text}),
+    "remove-environment-member": Form("DELETE", _ENVIRONMENT + "/members/{user}"),
     "new-environments": Form(
-        "PUT", _OWNER + "/settings", {"private_by_default": _flag, "internal_by_default": _flag}
+        "PUT",
+        _OWNER + "/settings",
+        {"private_by_default": _chooses("private"), "internal_by_default": _chooses("internal")},
     ),
     "webhook": Form(
         "POST", "/api/v1/webhooks", {"owner": _text, "environment": _text, "url": _text, "events": _list}

@@ -165,6 +165,7 @@ def show_environment_settings(
     found = environments.find(session, owner, name)
     if not rights.may(caller, "maintain", found):
         raise rights.refusal(caller, "maintain", found)
+    manages = rights.may(caller, "manage", found)
     versions = environments.newest_first(list(environment_repository.versions_of(session, found)))
     return page(
         request,
@@ -172,7 +173,8 @@ def show_environment_settings(
         summary=environments.summary_of(found),
         visibility=visibility_of(found.private, internal=found.internal),
         done=forms.told_of(done),
-        manages=rights.may(caller, "manage", found),
+        manages=manages,
+        members=members.of_environment(session, caller, found.owner.name, found.name) if manages else [],
         webhooks=webhooks.of_environment(session, caller, found),
         events=EVENTS,
         reason=environments.reason_of(found),
