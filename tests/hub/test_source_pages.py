@@ -127,6 +127,11 @@ async def test_code_in_a_readme_is_coloured_and_stays_text(hub, make_wheel, monk
     await hub.publish(make_wheel(readme=f"# Code\n\n{code}\n{raw}\n\n```sh\nls &amp; \u202e\n```\n"))
     drawn = (await show(hub.client, "")).text.partition('id="readme"')[2]
     assert '<code><span class="k">def</span> <span class="nf">f</span>(x)' in drawn
+    session = source.colour_blocks(
+        '<pre><code class="language-console">$ A=1 wander \\\n  "x"\n&lt;b&gt;\n</code></pre>'
+    )
+    assert '<span class="gp">$ </span><span class="nv">A</span>=' in session
+    assert '<span class="s">&#34;x&#34;</span>\n<span class="go">&lt;b&gt;</span>' in session
     assert "<script>alert" not in drawn
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in drawn
     assert '<code class="language-python">def <b>g</b>(): ...</code>' in drawn, (

@@ -49,15 +49,18 @@ _LEXERS = {
     **dict.fromkeys([".py", ".pyi", ".python"], "PythonLexer"),
     ".json": "JsonLexer",
     ".toml": "TOMLLexer",
-    ".console": "BashSessionLexer",
+    **dict.fromkeys([".sh", ".bash", ".shell"], "BashLexer"),
 }
-"""YAML's takes minutes for some texts."""
+"""YAML's takes minutes for some texts, and that of console sessions seconds."""
+_SESSIONS = (".console", ".shell-session")
+_PROMPT = "$ "
 _BLOCK = re.compile(r'<pre><code class="language-(\w+)">([^<]*)</code></pre>')
 """Of code in cleaned HTML that holds nothing but text."""
 _KEPT = 128
 """Blocks of code that are kept as they were drawn."""
-_COLOURED = ("k", "s", "c", "m", "nf", "nc")
-"""Pygments' short names of keywords, strings, comments, numbers, and names that a line defines."""
+_COLOURED = ("k", "s", "c", "m", "nf", "nc", "nv", "gp", "go")
+"""Pygments' short names of keywords, strings, comments, numbers, names that a line defines, variables of a
+shell, its prompt and what it printed."""
 
 Line = tuple[Literal["", "add", "del", "hunk"], str]
 
@@ -262,16 +265,13 @@ def _read_text(archive: ZipFile, member: ZipInfo) -> tuple[str, str]:
 
 def draw_lines(path: str, text: str) -> Iterator[Markup]:
     """Yield the lines of a file, coloured where its kind is known, with hidden characters as their codes."""
-    from pygments import lexers  # a hub starts without
-    from pygments.token import STANDARD_TYPES, Text
+    from pygments.token import STANDARD_TYPES  # a hub starts without
 
     def colour(token: tuple[Any, str]) -> str | None:
         return next((one for one in _COLOURED if STANDARD_TYPES.get(token[0], "").startswith(one)), None)
 
-    name = _LEXERS.get(PurePosixPath(path).suffix) if len(text) <= _MOST_COLOURED else None
-    lexer = getattr(lexers, name)(stripnl=False, ensurenl=False) if name else None
     line: list[Markup] = []
-    for css, some in groupby(lexer.get_tokens(text) if lexer else [(Text, text)], key=colour):
+    for css, some in groupby(_tokens(PurePosixPath(path).suffix, text), key=colour):
         for number, part in enumerate("".join(value for _, value in some).split("\n")):
             if number:
                 yield Markup("").join(line)
@@ -283,13 +283,35 @@ def draw_lines(path: str, text: str) -> Iterator[Markup]:
         yield Markup("").join(line)
 
 
+def _tokens(kind: str, text: str) -> Iterator[tuple[Any, str]]:
+    """Yield the parts of a text with what each is."""
+    from pygments import lexers
+    from pygments.token import Generic, Text
+
+    if len(text) > _MOST_COLOURED or kind not in (*_LEXERS, *_SESSIONS):
+        yield Text, text
+    elif kind in _LEXERS:
+        yield from getattr(lexers, _LEXERS[kind])(stripnl=False, ensurenl=False).get_tokens(text)
+    else:
+        shell, typed = lexers.BashLexer(stripnl=False, ensurenl=False), False
+        for line in text.splitlines(keepends=True):
+            asked = line.startswith(_PROMPT)
+            if asked:
+                yield Generic.Prompt, _PROMPT
+            if asked or typed:
+                yield from shell.get_tokens(line.removeprefix(_PROMPT))
+            else:
+                yield Generic.Output, line
+            typed = (asked or typed) and line.endswith("\\\n")
+
+
 def colour_blocks(cleaned: str) -> str:
     """Return HTML that `readme.clean` gave with colours in its blocks of code, up to the length of a file."""
     left = _MOST_COLOURED
 
     def colour(block: re.Match[str]) -> str:
         nonlocal left
-        known = f".{block[1]}" in _LEXERS
+        known = f".{block[1]}" in (*_LEXERS, *_SESSIONS)
         left -= len(block[2]) if known else 0
         code = _colour(block[1], block[2]) if known and left >= 0 else block[2]
         return f'<pre class="source plain" tabindex="0"><code>{code}</code></pre>'
