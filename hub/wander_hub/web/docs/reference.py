@@ -94,40 +94,51 @@ def describe_module(name: str) -> str:
     package = name.partition(".")[0]
     if find_spec(package) is None:
         return f"`{package}` is not installed beside this hub."
-    module = _read_sources(package)[name]
-    members = (module.members.get(str(one)) for one in module.exports or ())
-    return "\n\n".join(part for one in members if one is not None for part in _describe(one))
+    module = _read_module(name)
+    members = ((str(one), module.members.get(str(one))) for one in module.exports or ()) if module else ()
+    return "\n\n".join(part for one, found in members if found is not None for part in _describe(one, found))
 
 
 @cache
-def _read_sources(package: str) -> griffe.ModulesCollection:
+def _read_module(name: str) -> griffe.Module | None:
+    """Read the source of one module, None where there is none: a whole package takes five times as long."""
     import griffe
 
-    loader = griffe.GriffeLoader()
-    loader.load(package)
-    loader.resolve_aliases(external=False)
-    return loader.modules_collection
+    package, *rest = name.split(".")
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    place = Path(spec.submodule_search_locations[0]).joinpath(*rest)
+    file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+    return griffe.visit(name, filepath=file, code=file.read_text()) if file.is_file() else None
 
 
-def _describe(member: griffe.Object | griffe.Alias) -> Iterator[str]:
+def _find(path: str) -> griffe.Object | None:
+    """Return what a dotted name stands for, wherever it is imported from."""
+    import griffe
+
+    place, _, name = path.rpartition(".")
+    module = _read_module(place) if place else None
+    found = module.members.get(name) if module else None
+    return _find(found.target_path) if isinstance(found, griffe.Alias) else found
+
+
+def _describe(name: str, member: griffe.Object | griffe.Alias) -> Iterator[str]:
     """Yield the paragraphs of one name."""
     import griffe
 
-    yield f"### {member.name}"
-    found = member
-    if isinstance(member, griffe.Alias):
-        try:
-            found = member.final_target
-        except griffe.AliasResolutionError:
-            yield f"From `{member.target_path}`."
-            return
+    yield f"### {name}"
+    found = _find(member.target_path) if isinstance(member, griffe.Alias) else member
+    if found is None:
+        yield f"From `{member.target_path}`."
+        return
     if isinstance(found, griffe.Function):
-        yield _fence(found.signature(name=member.name))
+        yield _fence(found.signature(name=name))
     elif isinstance(found, griffe.Class):
         bases = ", ".join(str(one) for one in found.bases)
-        yield _fence(f"class {member.name}({bases})" if bases else f"class {member.name}")
+        yield _fence(f"class {name}({bases})" if bases else f"class {name}")
     elif isinstance(found, griffe.Attribute) and len(str(found.value or "")) in range(1, _LONGEST_LINE):
-        yield _fence(f"{member.name} = {found.value}")
+        yield _fence(f"{name} = {found.value}")
     if found.docstring:
         yield found.docstring.value
     if isinstance(found, griffe.Class):
