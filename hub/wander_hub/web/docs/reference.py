@@ -128,9 +128,10 @@ def _describe(name: str, member: griffe.Object | griffe.Alias) -> Iterator[str]:
     import griffe
 
     yield f"### {name}"
-    found = _find(member.target_path) if isinstance(member, griffe.Alias) else member
+    elsewhere = member.target_path if isinstance(member, griffe.Alias) else ""
+    found = _find(elsewhere) if elsewhere else member
     if found is None:
-        yield f"From `{member.target_path}`."
+        yield f"From `{elsewhere}`."
         return
     if isinstance(found, griffe.Function):
         yield _fence(found.signature(name=name))
