@@ -48,6 +48,7 @@ from wander.types import (
     Messages,
     Rollout,
     State,
+    TableView,
     Usage,
     canonical_json,
     copy_json,
@@ -99,7 +100,7 @@ class Environment(Player):
         strata: int | str | None = None,
         reference_scores: Mapping[str, float] | None = None,
         reward_bounds: tuple[float, float] | None = None,
-        view: GridView | None = None,
+        view: GridView | TableView | None = None,
         **unknown: Any,
     ) -> None:
         _refuse_unknown(type(self), unknown)

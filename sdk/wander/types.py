@@ -26,6 +26,7 @@ __all__ = [
     "Rollout",
     "SamplingArgs",
     "State",
+    "TableView",
     "Turn",
     "TurnTokens",
     "Usage",
@@ -317,6 +318,18 @@ class GridView(Record):
     """What stands between the cells of a row; nothing where each character is a cell."""
 
 
+class TableView(Record):
+    """How pages draw rows that messages show as lines of JSON: what a query found, an order, a state.
+
+    Of each message of an environment, or result of a tool, those are the last lines in a row that are all
+    arrays of as many values, or all objects of the same keys, which head the columns. The text stays.
+    """
+
+    kind: Literal["table"] = "table"
+    heading: bool = True
+    """Whether the first of several arrays holds the names of the columns."""
+
+
 class EnvironmentInfo(Record):
     """What an environment says about itself when it is loaded."""
 
@@ -345,7 +358,7 @@ class EnvironmentInfo(Record):
     players: list[str] = Field(default_factory=list, exclude_if=lambda players: not players)
     """Who takes turns in its rollouts; the run's model is the first, and every other unless somebody else is
     named. Empty for the usual environment, in which the model is alone."""
-    view: GridView | None = Field(default=None, exclude_if=lambda view: view is None)
+    view: GridView | TableView | None = Field(default=None, exclude_if=lambda view: view is None)
     """How pages draw its state; None where messages are read alone."""
 
     @property

@@ -316,3 +316,27 @@ async def test_a_state_is_drawn_as_the_environment_says(hub, run_of):
     assert len(drawn[2]) == 12
     assert not any(css for css, _ in drawn[2]), "a grid of another size is not compared"
     assert re.findall(r'<a href="#m(\d+)">\d', steps_shown) == ["0", "2", "4"]
+
+
+async def test_rows_are_drawn_as_a_table_where_the_environment_says_so(hub, run_of):
+    manifest, rollouts = run_of(await hub.publish())
+    manifest["environment"]["info"]["view"] = {"kind": "table"}
+    say = lambda role, text: {"role": role, "content": text}  # noqa: E731
+    rollouts[0]["prompt"] = [say("user", 'Change it.\n["id", "name"]\n[1, "<b>"]\n[2, null]')]
+    rollouts[0]["completion"] = [
+        say("assistant", '["no", "state"]\n[1, 2]'),
+        say("tool", '["id", "name"]\n[1, "<b>"]\n[2, "new"]'),
+        say("tool", '{"item": "apple", "price": 3.5}\n{"item": "pear"}\n' + "[" * 9000),
+        say("tool", "1 rows changed"),
+    ]
+    assert (await hub.post_run(manifest, rollouts)).status_code == 201
+    page = (await hub.get(f"/runs/{manifest['run_id']}/rollouts/0", headers=HTML)).text
+    tables = [one.partition("</table>")[0] for one in page.split('state-table"')[1:]]
+    cells = [re.findall(r"<t[hd][^>]*>([^<]*)</t", one) for one in tables]
+    assert cells == [
+        ["id", "name", "1", "&lt;b&gt;", "2", "null"],
+        ["id", "name", "1", "&lt;b&gt;", "2", "new"],
+        ["item", "pear"],
+    ]
+    assert [one.count('class="changed"') for one in tables] == [0, 1, 0]
+    assert "state-steps" not in page

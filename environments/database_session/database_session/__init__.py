@@ -8,6 +8,7 @@ from typing import Any
 from wander import Example, Messages, ProceduralRows, Rubric, State, StatefulToolEnv, cleanup
 from wander.errors import ConfigError
 from wander.seeding import derived_rng
+from wander.types import TableView
 
 from database_session.players import Player, expert
 from database_session.shop import TASKS, digest, fill, open_shop, run
@@ -117,6 +118,7 @@ def load_environment(
         summary="Carry out a shop's orders in an SQLite database of your own.",
         tags=("sql", "stateful-tool", "train", "eval"),
         reference_scores=REFERENCE_SCORES,
+        view=TableView(),
     )
     env.add_tool(sql, args_to_skip=["database"])
     return env

@@ -1,14 +1,33 @@
-"""Reads the grids that messages show of a state, as the environment says (`wander.types.GridView`)."""
+"""Reads the states that messages show, as the environment says (`wander.types.GridView` and `TableView`)."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from wander.types import GridView
+from wander.types import GridView, TableView
+
+from wander_hub.web.text import shorten
 
 _MOST_ROWS = 32
 _READ = 20_000
-"""Characters at the end of a message in which a grid is looked for."""
+"""Characters at the end of a message in which a state is looked for."""
+_LONGEST = 60
+"""Characters of a value in a table."""
+
+View = GridView | TableView
+_Line = tuple[tuple[str, ...], list[str]]
+"""The keys of an object, none of anything else, and the words of a line."""
+
+
+class Words(NamedTuple):
+    """A state as it was written."""
+
+    heading: tuple[str, ...] | None
+    """Names of the columns of a table, which may have none; None for a board."""
+    rows: list[list[str]]
 
 
 @dataclass(frozen=True)
@@ -17,30 +36,79 @@ class Cell:
 
     drawn: str
     changed: bool = False
-    """It was another one in the grid before."""
+    """It was another one in the state before."""
 
 
-Grid = list[list[Cell]]
+@dataclass(frozen=True)
+class Grid:
+    """A state as a page draws it."""
+
+    heading: tuple[str, ...] | None
+    rows: list[list[Cell]]
 
 
-def read_grid(view: GridView, text: str) -> list[list[str]]:
-    """Return the words of the last lines in a row that are rows of the grid; nothing where there are none."""
-    found: list[list[str]] = []
-    after_other = True
-    for line in text[-_READ:].splitlines():
+def read_state(view: View, text: str) -> Words | None:
+    """Return the last lines in a row that are rows of a state; None where there are none."""
+    lines = text[-_READ:].splitlines()
+    if isinstance(view, TableView):
+        return _read_table(view, lines)
+
+    def read(line: str) -> _Line | None:
         words = line.strip().split(view.separator) if view.separator else list(line.strip())
-        if len(words) == view.columns and all(word in view.cells for word in words):
-            found = [words] if after_other else [*found, words]
-            after_other = False
-        else:
+        return ((), words) if len(words) == view.columns and all(one in view.cells for one in words) else None
+
+    found = [words for _, words in _last_in_a_row(lines, read)]
+    return Words(None, found[-_MOST_ROWS:]) if found else None
+
+
+def _read_table(view: TableView, lines: Iterable[str]) -> Words | None:
+    found = _last_in_a_row(lines, _values)
+    if not found:
+        return None
+    keys, rows = found[0][0], [values for _, values in found]
+    heading = keys or (tuple(rows.pop(0)) if view.heading and len(rows) > 1 else ())
+    return Words(heading, rows[:_MOST_ROWS])
+
+
+def _values(line: str) -> _Line | None:
+    """Return the keys, none of an array, and the values of a line that is an array or an object."""
+    try:
+        found = json.loads(line) if line.lstrip()[:1] in ("[", "{") else None
+    except (ValueError, RecursionError):
+        return None
+    if not found:
+        return None
+    values = [shorten(_said(one), _LONGEST) for one in (found.values() if isinstance(found, dict) else found)]
+    return tuple(found) if isinstance(found, dict) else (), values
+
+
+def _said(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _last_in_a_row(lines: Iterable[str], read: Callable[[str], _Line | None]) -> list[_Line]:
+    """Return what was read of the last lines in a row that are of one kind and width."""
+    found: list[_Line] = []
+    after_other = True
+    for line in lines:
+        one = read(line)
+        if one is None:
             after_other = True
-    return found[-_MOST_ROWS:]
+            continue
+        if after_other or (one[0], len(one[1])) != (found[0][0], len(found[0][1])):
+            found = []
+        found.append(one)
+        after_other = False
+    return found
 
 
-def draw(view: GridView, words: list[list[str]], before: list[list[str]] | None) -> Grid:
-    """Return the cells of a grid, those marked that differ from the grid before where that had as many."""
-    known = before if before is not None and len(before) == len(words) else words
-    return [
-        [Cell(view.cells[word], word != old) for word, old in zip(row, old_row, strict=True)]
-        for row, old_row in zip(words, known, strict=True)
+def draw(view: View, words: Words, before: Words | None) -> Grid:
+    """Return the cells of a state, those marked that differ from the one before where that had as many."""
+    alike = before is not None and (before.heading, len(before.rows)) == (words.heading, len(words.rows))
+    known = before.rows if before is not None and alike else words.rows
+    drawn = view.cells if isinstance(view, GridView) else {}
+    rows = [
+        [Cell(drawn.get(word, word), word != old) for word, old in zip(row, old_row, strict=True)]
+        for row, old_row in zip(words.rows, known, strict=True)
     ]
+    return Grid(words.heading, rows)

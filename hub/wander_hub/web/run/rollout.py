@@ -58,9 +58,9 @@ class RolloutView:
 
     @property
     def boards(self) -> list[ShownMessage]:
-        """The messages of the episode that show a grid, and the one that it began with."""
+        """The messages of the episode that show a board, and the one that it began with."""
         start = len(self.rollout.prompt) - 1
-        return [one for one in self.messages if one.grid and one.number >= start]
+        return [one for one in self.messages if one.grid and one.grid.heading is None and one.number >= start]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 from markupsafe import Markup
 from pydantic import ValidationError
 from wander.evals.store.jsonl import split_lines
-from wander.types import GridView, Rollout
+from wander.types import Rollout
 from wander.wire import RunDetail, RunManifest
 from wander.wire.settings_toml import toml_lines
 
@@ -25,6 +25,7 @@ from wander_hub.storage import Storage, spare_missing
 from wander_hub.web import charts
 from wander_hub.web.charts import Mark
 from wander_hub.web.run import transcript
+from wander_hub.web.run.grids import View
 from wander_hub.web.run.transcript import ShownMessage
 
 METRICS_FILE, ALERTS_FILE = "metrics.jsonl", "alerts.jsonl"
@@ -340,7 +341,7 @@ def _evaluations(text: bytes) -> Iterator[EvaluationLine]:
         )
 
 
-def _samples(text: bytes, step: int | None, view: GridView | None) -> SampleTable | None:
+def _samples(text: bytes, step: int | None, view: View | None) -> SampleTable | None:
     rollouts = [one for line in split_lines([text]) if (one := _sample(line)) is not None]
     if not rollouts:
         return None

@@ -7,11 +7,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from wander.types import GridView, Message, Rollout, Turn
+from wander.types import Message, Rollout, Turn
 from wander.wire import RunManifest
 
 from wander_hub.runs.chunks import call_text, message_text
-from wander_hub.web.run.grids import Grid, draw, read_grid
+from wander_hub.web.run.grids import Grid, View, Words, draw, read_state
 from wander_hub.web.text import count, duration
 
 _MOST_MESSAGES = 400
@@ -77,7 +77,7 @@ class RewardPart:
 
 
 def list_messages(
-    rollout: Rollout, first: int = 0, view: GridView | None = None
+    rollout: Rollout, first: int = 0, view: View | None = None
 ) -> tuple[list[ShownMessage], int]:
     """Return messages of prompt and episode from one on, and how many more follow than a page can show.
 
@@ -86,7 +86,7 @@ def list_messages(
     replies = sum(1 for message in rollout.completion if message.get("role") == "assistant")
     turns = iter(enumerate(rollout.turns) if len(rollout.turns) == replies else ())
     messages, every = [], [*rollout.prompt, *rollout.completion]
-    grids: dict[object, list[list[str]]] = {}
+    grids: dict[object, Words] = {}
     for number, message in enumerate(every[: first + _MOST_MESSAGES]):
         played = number >= len(rollout.prompt)
         turn = next(turns, None) if played and message.get("role") == "assistant" else None
@@ -141,12 +141,12 @@ def _tool_call(call: dict[str, Any]) -> ToolCall:
     return ToolCall(name, text[:_LONGEST_TEXT], _beyond(text))
 
 
-def _grid(view: GridView, message: Message, before: dict[object, list[list[str]]]) -> Grid | None:
+def _grid(view: View, message: Message, before: dict[object, Words]) -> Grid | None:
     """Return the grid of a message; `before` has the last one that each player saw."""
     if message.get("role") not in ("user", "tool"):
         return None
-    words, player = read_grid(view, message_text(message)), str(message.get("player"))
-    if not words:
+    words, player = read_state(view, message_text(message)), str(message.get("player"))
+    if words is None:
         return None
     shown = draw(view, words, before.get(player))
     before[player] = words
