@@ -23,6 +23,7 @@ from textual.pilot import Pilot
 from textual.widgets import DataTable
 from wander.evals.store.folder import RunFolder
 from wander.types import Failure, Rollout
+from wander_client.runs import viewer
 from wander_client.runs.found import LocalRun
 from wander_client.runs.viewer import RunViewer
 
@@ -59,8 +60,8 @@ def _changed(number: int, one: Rollout) -> Rollout:
 async def opened(
     run: Path, size: tuple[int, int] = (100, 14), **options: object
 ) -> AsyncIterator[Pilot[bool]]:
-    viewer = RunViewer(LocalRun(RunFolder.open(run)), **options)  # type: ignore[arg-type]
-    async with viewer.run_test(size=size) as pilot:
+    app = RunViewer(LocalRun(RunFolder.open(run)), **options)  # type: ignore[arg-type]
+    async with app.run_test(size=size) as pilot:
         await pilot.pause()
         yield pilot
 
@@ -109,6 +110,15 @@ async def test_keys_move_the_cursor(run: Path, keys: str, number: str) -> None:
     async with opened(run) as pilot:
         await typed(pilot, *keys)
         assert chosen(pilot) == number
+
+
+async def test_of_a_long_run_the_first_rows_are_held(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(viewer, "MOST", 5)
+    async with opened(run) as pilot:
+        assert "5 of 5 (the first of 12)" in await typed(pilot, "G")
+        assert "2 of 2" in await typed(pilot, "e", "G")
+        assert "(the first" not in screen(pilot)
+        assert "by reward" in await typed(pilot, "e", "s")
 
 
 async def test_a_rollout_opens_with_its_calls_and_its_neighbours_follow(run: Path) -> None:

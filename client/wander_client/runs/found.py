@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
@@ -10,7 +12,7 @@ from wander_client.errors import NotFound
 from wander_client.runs.text import message_text, shorten
 
 if TYPE_CHECKING:
-    from wander.evals.store.folder import RunFolder
+    from wander.evals.store.folder import LinesInOrder, RunFolder
     from wander.types import Rollout
     from wander.wire import RolloutRow, RunDetail, RunManifest, RunSummary
 
@@ -23,10 +25,14 @@ class FoundRun(Protocol):
     place: str
     """The folder, or the run's id on the hub."""
     manifest: RunManifest
-    summary: RunSummary
 
-    def rows(self) -> list[RolloutRow]:
-        """Return the thin rows of all rollouts, in the manifest's order of examples."""
+    @property
+    def summary(self) -> RunSummary:
+        """Its aggregates."""
+        ...
+
+    def rows(self) -> Iterator[RolloutRow]:
+        """Yield the thin rows of all rollouts, in the manifest's order of examples."""
         ...
 
     def sample_rows(self) -> list[RolloutRow]:
@@ -46,26 +52,26 @@ class LocalRun:
     """A run folder of this machine."""
 
     def __init__(self, folder: RunFolder) -> None:
-        from wander.evals.stats.summary import summarise_run
-
         self._folder = folder
         self.place = str(folder.path)
         self.manifest = folder.manifest
-        # Derived afresh: a summary file may be older than the rollouts, or changed.
-        self.summary = summarise_run(folder.manifest, folder.rollouts())
-
-    def rows(self) -> list[RolloutRow]:
-        """Return the thin rows of all rollouts, in the manifest's order of examples."""
-        return self._rows
 
     @cached_property
-    def _rows(self) -> list[RolloutRow]:
-        position = {name: number for number, name in enumerate(self.manifest.example_ids)}
-        rows = sorted(
-            (_row(rollout) for rollout in self._folder.rollouts()),
-            key=lambda row: (position.get(row.example_id, len(position)), row.index),
-        )
-        return [row.model_copy(update={"number": number}) for number, row in enumerate(rows)]
+    def summary(self) -> RunSummary:
+        """The aggregates, derived afresh: a summary file may be older than the rollouts, or changed."""
+        from wander.evals.stats.summary import summarise_run
+
+        return summarise_run(self.manifest, self._lines)
+
+    @cached_property
+    def _lines(self) -> LinesInOrder:
+        opened = ExitStack()
+        weakref.finalize(self, opened.close)
+        return opened.enter_context(self._folder.in_order())
+
+    def rows(self) -> Iterator[RolloutRow]:
+        """Yield the thin rows of all rollouts, in the manifest's order of examples."""
+        return (_row(number, rollout) for number, rollout in enumerate(self._lines))
 
     @cached_property
     def _samples(self) -> list[Rollout]:
@@ -75,24 +81,18 @@ class LocalRun:
 
     def sample_rows(self) -> list[RolloutRow]:
         """Return the thin rows of what a training run played again and again, numbered after the others."""
-        first = len(self.rows())
-        return [
-            _row(rollout).model_copy(update={"number": number})
-            for number, rollout in enumerate(self._samples, start=first)
-        ]
+        return [_row(number, one) for number, one in enumerate(self._samples, start=len(self._lines))]
 
     def rollout(self, number: int) -> Rollout:
         """Return one whole rollout by the number of its row; raises `NotFound`."""
-        rows = self.rows()
-        if 0 <= number - len(rows) < len(self._samples):
-            return self._samples[number - len(rows)]
-        if number < len(rows):
-            wanted = (rows[number].example_id, rows[number].index)
-            if found := next((one for one in self._folder.rollouts() if one.key == wanted), None):
-                return found
+        count = len(self._lines)
+        if number < count:
+            return self._lines[number]
+        if number - count < len(self._samples):
+            return self._samples[number - count]
         raise NotFound(
             f"the run has no rollout {number}",
-            hint=f"`wander view {self.place}` lists its {len(rows)} rollouts",
+            hint=f"`wander view {self.place}` lists its {count} rollouts",
             code="rollout_not_found",
         )
 
@@ -111,10 +111,10 @@ class PostedRun:
         self.manifest = detail.manifest
         self.summary = detail.summary
 
-    def rows(self) -> list[RolloutRow]:
-        """Return the thin rows of all rollouts, in the manifest's order of examples."""
+    def rows(self) -> Iterator[RolloutRow]:
+        """Yield the thin rows of all rollouts, in the manifest's order of examples."""
         with self._context.hub() as hub:
-            return list(hub.rollout_rows(self.place))
+            yield from hub.rollout_rows(self.place)
 
     def sample_rows(self) -> list[RolloutRow]:
         """Return none: the run's page shows them."""
@@ -131,12 +131,12 @@ class PostedRun:
             yield from hub.rollouts(self.place)
 
 
-def _row(rollout: Rollout) -> RolloutRow:
+def _row(number: int, rollout: Rollout) -> RolloutRow:
     from wander.wire import RolloutRow
 
     last = next((m for m in reversed(rollout.completion) if m.get("role") == "assistant"), None)
     return RolloutRow(
-        number=0,
+        number=number,
         example_id=rollout.example_id,
         index=rollout.index,
         reward=rollout.reward,

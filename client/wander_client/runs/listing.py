@@ -65,7 +65,7 @@ def local_rows(place: Path, output: Output) -> Iterator[dict[str, Any]]:
     """Yield a row for every run below a folder, the newest first."""
     for run in local_runs(place, output):
         manifest, summary = run.manifest, run.summary()
-        rollouts = summary.rollouts if summary else len(run.keys_done())
+        rollouts = summary.rollouts if summary else sum(one.failure is None for one in run.rollouts())
         yield _row({"run_dir": str(run.path)}, manifest.run_id, manifest, rollouts, summary)
 
 

@@ -168,6 +168,16 @@ def sort_by(rows: list[Row], value: Callable[[Row], Any], *, falling: bool) -> l
     return [*present, *(row for row in rows if value(row) is None)]
 
 
+def row_order(name: str, *, falling: bool) -> Callable[[RolloutRow], tuple[bool, float]]:
+    """Return the order of the rows of rollouts by a field; those that lack it come last either way."""
+
+    def order(row: RolloutRow) -> tuple[bool, float]:
+        value = getattr(row, name)
+        return value is None, 0.0 if value is None else -value if falling else value
+
+    return order
+
+
 def shorten(text: str, width: int = 60) -> str:
     """Return one line of at most `width` characters, cut in the middle."""
     from wander_client.terminal.output import cut

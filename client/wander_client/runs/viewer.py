@@ -10,7 +10,9 @@ import asyncio
 import operator
 import re
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from heapq import nsmallest
+from itertools import chain, islice
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
@@ -20,7 +22,7 @@ from textual.events import Resize
 from textual.widgets import DataTable, Input, RichLog, Static
 
 from wander_client.errors import ClientError
-from wander_client.runs.text import ROLLOUT_COLUMNS, StyledLine, rollout_lines, rollout_row, sort_by
+from wander_client.runs.text import ROLLOUT_COLUMNS, StyledLine, rollout_lines, rollout_row, row_order
 from wander_client.terminal.escape import one_line, visible
 from wander_client.terminal.output import STYLES, cell_text, cut
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from wander_client.runs.found import FoundRun
 
 ORDERS = ("number", "reward", "turns", "completion_tokens", "seconds")
+MOST = 10_000
+"""Rows that are held and shown at once: of a longer run the first in the order that was chosen."""
 _EXAMPLE_WIDTH = 24
 _BOUND = re.compile(r"\s*(>=|<=|==|=|<|>)\s*(-?\d+(?:\.\d*)?|-?\.\d+)\s*")
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
@@ -86,7 +90,10 @@ class RunViewer(App[bool]):
         super().__init__()
         self.theme = "ansi-dark"  # the terminal's own colours
         self._found = found
-        self._rows = [*found.rows(), *found.sample_rows()]
+        self._kept: list[RolloutRow] | None = None
+        """All rows, unless they are too many to be kept."""
+        self._fitting = 0
+        """How many rows are like what is shown."""
         self._shown: list[RolloutRow] = []
         self._failed = failed
         self._bound = ""
@@ -135,17 +142,27 @@ class RunViewer(App[bool]):
     def _select(self) -> None:
         """Apply filters and order, and stay on the rollout that was chosen, if it is still there."""
         before = self._chosen.number if self._shown else None
-        self._shown = sort_by(
-            [row for row in self._rows if self._takes(row)],
-            lambda row: getattr(row, self._order),
-            falling=self._falling,
-        )
+        self._shown = nsmallest(MOST, self._choose_rows(), row_order(self._order, falling=self._falling))
         self._table.clear(columns=True)
         self._table.add_columns(*ROLLOUT_COLUMNS)
         self._table.add_rows(_cells(row) for row in self._shown)
         numbers = [row.number for row in self._shown]
         self._go_to(numbers.index(before) if before in numbers else 0)
         self.action_leave()
+
+    def _choose_rows(self) -> Iterator[RolloutRow]:
+        """Yield the rows that fit; more than can be kept are read again each time."""
+        rows = self._kept
+        if rows is None:
+            stream = chain(self._found.rows(), self._found.sample_rows())
+            first = list(islice(stream, MOST + 1))
+            self._kept = first if len(first) <= MOST else None
+            rows = chain(first, stream)
+        self._fitting = 0
+        for row in rows:
+            if self._takes(row):
+                self._fitting += 1
+                yield row
 
     def _takes(self, row: RolloutRow) -> bool:
         if self._failed and row.failure is None:
@@ -342,7 +359,8 @@ class RunViewer(App[bool]):
             count, first = len(self._page.lines), round(self._page.scroll_offset.y)
             parts.append(f"lines {first + 1} to {min(first + self.size.height - 1, count)} of {count}")
         elif self._shown:
-            parts.append(f"{self._cursor + 1} of {len(self._shown)}")
+            more = f" (the first of {self._fitting:,})" if self._fitting > len(self._shown) else ""
+            parts.append(f"{self._cursor + 1} of {len(self._shown)}{more}")
         else:
             parts.append("no rollout is like that: `e` and `r` change what is shown")
         parts += ["failed only"] if self._failed else []

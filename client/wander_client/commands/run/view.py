@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Iterator
+from heapq import nsmallest
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated
+from itertools import chain
+from typing import TYPE_CHECKING, Annotated, Any
 
 from wander_client.context import current
 from wander_client.errors import NotFound, UsageError
@@ -56,11 +59,25 @@ def view(
             _browse(found, failed, sort)
             return
         here.output.note("run `pip install 'wander-client[tui]'` to read the rollouts by keys")
-    rows = [*found.rows(), *found.sample_rows()]
-    if step is not None:
-        rows = [row for row in rows if row.step == step]
-    if failed:
-        rows = [row for row in rows if row.failure is not None]
+    shown, matching = _choose(found, step, failed, where, sort, limit)
+    data = {
+        "run_id": found.manifest.run_id,
+        "place": found.place,
+        "manifest": found.manifest.model_dump(mode="json", by_alias=True),
+        "summary": found.summary.model_dump(mode="json"),
+        "rollouts": [row.model_dump(mode="json") for row in shown],
+        "matching": matching,
+    }
+    here.output.answer(data, lambda: _show(found, shown, matching))
+    if shown:
+        here.output.next(f"wander view {run or found.place} --rollout {shown[0].number}")
+
+
+def _choose(
+    found: FoundRun, step: int | None, failed: bool, where: list[str] | None, sort: str | None, limit: int
+) -> tuple[list[RolloutRow], int]:
+    """Return the rows to show, and how many there are like that; holds no more than it returns."""
+    keys = None
     if where:
         from wander.train.data import Condition
 
@@ -68,21 +85,21 @@ def view(
         scored = (one for one in found.rollouts() if one.failure is None)
         meeting = (one for one in scored if all(condition.holds(one) for condition in conditions))
         keys = {(*one.key, one.step) for one in meeting}
-        rows = [row for row in rows if (row.example_id, row.index, row.step) in keys]
-    if sort is not None:
-        rows = _sort(rows, sort)
-    shown = rows[:limit]
-    data = {
-        "run_id": found.manifest.run_id,
-        "place": found.place,
-        "manifest": found.manifest.model_dump(mode="json", by_alias=True),
-        "summary": found.summary.model_dump(mode="json"),
-        "rollouts": [row.model_dump(mode="json") for row in shown],
-        "matching": len(rows),
-    }
-    here.output.answer(data, lambda: _show(found, shown, len(rows)))
-    if shown:
-        here.output.next(f"wander view {run or found.place} --rollout {shown[0].number}")
+    matching = 0
+
+    def chosen() -> Iterator[RolloutRow]:
+        nonlocal matching
+        for row in chain(found.rows(), found.sample_rows()):
+            if (
+                (step is None or row.step == step)
+                and (not failed or row.failure is not None)
+                and (keys is None or (row.example_id, row.index, row.step) in keys)
+            ):
+                matching += 1
+                yield row
+
+    order = (lambda row: row.number) if sort is None else _order(sort)
+    return nsmallest(limit, chosen(), key=order), matching
 
 
 def _on_a_terminal() -> bool:
@@ -93,7 +110,7 @@ def _browse(found: FoundRun, failed: bool, sort: str | None) -> None:
     from wander_client.runs.viewer import RunViewer
 
     if sort is not None:
-        _sort([], sort)  # refuses what rows do not have
+        _order(sort)  # refuses what rows do not have
         name = sort.removeprefix("-")
         sort = sort[: -len(name)] + SORTED_BY[name]
     if not current().output.color_out:
@@ -123,18 +140,15 @@ def _show_one(found: FoundRun, word: str) -> None:
     output.answer(data, lambda: show_rollout(number, one, output))
 
 
-def _sort(rows: list[RolloutRow], word: str) -> list[RolloutRow]:
+def _order(word: str) -> Callable[[RolloutRow], Any]:
+    """Return by what `--sort` puts rows in order."""
+    from wander_client.runs.text import row_order
+
     name = word.removeprefix("-")
     if name not in SORTED_BY:
         hint = did_you_mean(name, SORTED_BY) or f"sort by one of {', '.join(SORTED_BY)}"
         raise UsageError(f"rows have no `{name}`", hint=hint)
-    values = [(getattr(row, SORTED_BY[name]), row) for row in rows]
-    present = sorted(
-        ((value, row) for value, row in values if value is not None),
-        key=lambda item: item[0],
-        reverse=word.startswith("-"),
-    )
-    return [row for _, row in present] + [row for value, row in values if value is None]
+    return row_order(SORTED_BY[name], falling=word.startswith("-"))
 
 
 def _show(found: FoundRun, shown: list[RolloutRow], matching: int) -> None:

@@ -25,8 +25,9 @@ from datetime import UTC, datetime
 from itertools import chain
 from math import isfinite
 from pathlib import Path
+from tempfile import TemporaryFile
 from time import monotonic
-from typing import Any
+from typing import IO, Any
 
 from pydantic import ValidationError
 
@@ -108,6 +109,42 @@ class _LastLines:
             found[number] = 1
         found[0] = 0
         return found
+
+
+class LinesInOrder:
+    """The last line of each rollout on record, in the order of the manifest; kept are two numbers of each."""
+
+    def __init__(self, folder: RunFolder, plain: IO[bytes]) -> None:
+        self._folder = folder
+        self._plain = plain
+        places = Places(folder.manifest.example_ids, folder.manifest.rollouts_per_example)
+        offsets, lengths = (array(kind, [0]) * min(len(places), _MOST_PLACES) for kind in "qI")
+        others: dict[tuple[str, int], tuple[int, int]] = {}
+        self.repeats = False
+        offset = 0
+        for number, line in folder._lines():
+            key = folder._key(number, line)
+            place = places.find(key)
+            if place is None or place >= len(lengths):
+                self.repeats |= others.pop(key, None) is not None
+                others[key] = offset, len(line)
+            else:
+                self.repeats |= lengths[place] > 0
+                offsets[place], lengths[place] = offset, len(line)
+            offset += len(line)
+        self._offsets = array("q", (at for at, size in zip(offsets, lengths, strict=True) if size))
+        self._lengths = array("I", filter(None, lengths))
+        for _, (at, size) in sorted(others.items(), key=lambda item: item[0][1]):
+            self._offsets.append(at)
+            self._lengths.append(size)
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def __getitem__(self, number: int) -> Rollout:
+        self._plain.seek(self._offsets[number])
+        line = self._plain.read(self._lengths[number])
+        return self._folder._parse(f"of rollout {number}", line)
 
 
 class RunFolder:
@@ -249,20 +286,20 @@ class RunFolder:
                 yield rollout, line
 
     def rollouts_in_order(self) -> Iterator[Rollout]:
-        """Yield the same in the order of the manifest, those alone that it names."""
-        if (file := _rollouts_file(self.path)) is None:
-            return
-        places = Places(self.manifest.example_ids, self.manifest.rollouts_per_example)
-        offsets, lengths = array("q", [0]) * len(places), array("I", [0]) * len(places)
-        with jsonl.open_plain(file) as plain:
-            offset = 0
-            for number, line in self._lines():
-                if (place := places.find(self._key(number, line))) is not None:
-                    offsets[place], lengths[place] = offset, len(line)
-                offset += len(line)
-            for start, length in zip(offsets, lengths, strict=True):
-                if length:
-                    yield self._parse(0, os.pread(plain.fileno(), length, start))
+        """Yield the same in the order of the manifest, then those that it does not name by their index."""
+        with self.in_order() as lines:
+            yield from lines
+
+    @contextmanager
+    def in_order(self) -> Iterator[LinesInOrder]:
+        """Give the rollouts in that order, to be read by their number."""
+        file = _rollouts_file(self.path)
+        with jsonl.open_plain(file) if file is not None else TemporaryFile() as plain:
+            lines = LinesInOrder(self, plain)
+            if lines.repeats:
+                for _ in self.records():  # which tells what may not be repeated
+                    pass
+            yield lines
 
     def every_line(self, offset: int = 0, before: int = 0) -> Iterator[tuple[int, Rollout]]:
         """Yield the rollout of each line with its number, superseded ones too.
@@ -400,7 +437,7 @@ class RunFolder:
     def _key(self, number: int, line: bytes) -> tuple[str, int]:
         return jsonl.key_at_start(line) or self._parse(number, line).key
 
-    def _parse(self, number: int, line: bytes) -> Rollout:
+    def _parse(self, number: int | str, line: bytes) -> Rollout:
         try:
             return Rollout.model_validate_json(line)
         except ValidationError as error:
