@@ -515,7 +515,8 @@ class _Episode:
         state = self.state
         failure, public = state["failure"], state["public"]
         try:
-            canonical_json(public)
+            if public != {}:
+                canonical_json(public)
         except (TypeError, ValueError) as error:
             fault = EnvironmentFault(f'`state["public"]` is not a JSON value: {error}')
             failure, public = failure or fault.failure(), {}

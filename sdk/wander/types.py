@@ -393,7 +393,7 @@ def canonical_json(value: Any) -> str:
 def copy_json(value: Any) -> Any:
     """Copy a JSON value; several times faster than `copy.deepcopy`."""
     if isinstance(value, dict):
-        return {key: copy_json(item) for key, item in value.items()}
+        return {key: item if type(item) is str else copy_json(item) for key, item in value.items()}
     if isinstance(value, list):
         return [copy_json(item) for item in value]
     return value

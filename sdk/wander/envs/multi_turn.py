@@ -13,7 +13,7 @@ from wander.dataset import ProceduralRows, Rows
 from wander.environment import Environment
 from wander.errors import ConfigError, EnvironmentFault
 from wander.rollout.calls import ModelCalls
-from wander.rollout.hooks import STOP, call_hook, check_messages, find_marked, stop
+from wander.rollout.hooks import STOP, call_hook, check_messages, find_marked, run_hook, settle, stop
 from wander.types import Messages, State, seen_by
 
 PLAYER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -197,7 +197,9 @@ class MultiTurnEnv(Environment):
     async def _stop_reason(self, state: State) -> str | None:
         """Return the name of the first stop condition that holds."""
         for name, condition in self._stops:
-            if await call_hook(condition, state):
+            holds = run_hook(condition, state)
+            # Asked for dozens of times in a rollout, and a coroutine for each costs as much as they do.
+            if holds if type(holds) is bool else await settle(condition, holds):
                 return name
         return None
 

@@ -83,14 +83,27 @@ async def call_hook(hook: Callable[..., Any], *arguments: Any) -> Any:
 
     Hooks run on the event loop itself: a thread hop would cost more than most of them do.
     """
+    return await settle(hook, run_hook(hook, *arguments))
+
+
+def run_hook(hook: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a hook as `call_hook` does; what it returns has yet to be settled."""
     try:
-        result = hook(*arguments)
-        if type(result) not in PLAIN and inspect.isawaitable(result):
-            result = await result
+        return hook(*arguments)
     except BaseException as error:
         blame(error, EnvironmentFault, getattr(hook, "__name__", "hook"), passing=BoundaryError)
         raise
-    return result
+
+
+async def settle(hook: Callable[..., Any], result: Any) -> Any:
+    """Wait for what a hook returned, if that is to be waited for."""
+    if type(result) in PLAIN or not inspect.isawaitable(result):
+        return result
+    try:
+        return await result
+    except BaseException as error:
+        blame(error, EnvironmentFault, getattr(hook, "__name__", "hook"), passing=BoundaryError)
+        raise
 
 
 def check_messages(value: Any, where: str) -> Messages:

@@ -81,15 +81,15 @@ class RewardFunction:
 
     def arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Pick this function's arguments; raises `RubricError` for a name that nothing provides."""
-        missing = [name for name in self.required if name not in values]
-        if missing:
+        try:
+            arguments = {name: values[name] for name in self.required}
+        except KeyError as error:
             raise RubricError(
-                f"reward function `{self.name}` asks for `{missing[0]}`, which no rollout provides",
+                f"reward function `{self.name}` asks for `{error.args[0]}`, which no rollout provides",
                 hint=f"available are {', '.join(f'`{name}`' for name in values)}",
-            )
+            ) from None
         if self.takes_all:
             return dict(values)
-        arguments = {name: values[name] for name in self.required}
         if self.optional:
             arguments |= {name: values[name] for name in self.optional if name in values}
         return arguments

@@ -48,9 +48,12 @@ class RunExamples(Protocol):
 
 
 class PackedExamples(Sequence[Example]):
-    """Examples in their order; each that is asked for is made anew."""
+    """Examples in their order; each that is asked for is made anew, but for the first `unpacked`."""
 
-    def __init__(self, examples: Iterable[Example] = ()) -> None:
+    def __init__(self, examples: Iterable[Example] = (), *, unpacked: int = 0) -> None:
+        self._unpacked = unpacked
+        self._first: list[Example] = []
+        """Those that are held as they are."""
         self.ids: list[str] = []
         self.strata: list[int | None] = []
         self.digests = bytearray()
@@ -70,6 +73,9 @@ class PackedExamples(Sequence[Example]):
         self.ids.append(example.example_id)
         self.strata.append(example.stratum)
         self.digests += example_digest(example)
+        if len(self._first) < self._unpacked:
+            self._first.append(example)
+            return
         self._open.append(json.dumps(vars(example), separators=(",", ":")))
         if len(self._open) == _BLOCK:
             # No line has a newline: JSON escapes it. The library's bytes hold five times what they show.
@@ -81,6 +87,13 @@ class PackedExamples(Sequence[Example]):
     def task_set_sha256(self) -> str:
         """What `wander.types.task_set_digest` returns, without reading them again."""
         return hashlib.sha256(self.digests).hexdigest()
+
+    def digest_in_order(self, places: Iterable[int]) -> str:
+        """Return the same of some of the examples, in an order of their own."""
+        whole = hashlib.sha256()
+        for place in places:
+            whole.update(self.digests[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES])
+        return whole.hexdigest()
 
     def keep_content_alone(self) -> None:
         """Forget ids, strata and digests, once a manifest and a file have them."""
@@ -98,7 +111,10 @@ class PackedExamples(Sequence[Example]):
     def __getitem__(self, place: int | slice) -> Example | list[Example]:
         if isinstance(place, slice):
             return [self[each] for each in range(*place.indices(len(self)))]
-        number, line = divmod(range(len(self))[place], _BLOCK)
+        place = range(len(self))[place]
+        if place < len(self._first):
+            return self._first[place]
+        number, line = divmod(place - len(self._first), _BLOCK)
         if number == len(self._blocks):
             return _example(self._open[line])
         if self._read[0] != number:
