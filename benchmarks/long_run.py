@@ -1,4 +1,4 @@
-"""One run of very many rollouts: playing, resuming, reporting, viewing and packing it to be posted.
+"""One run of very many rollouts: playing, resuming, reporting, viewing, packing it to be posted, replaying.
 
     python benchmarks/long_run.py                       100,000 rollouts (some minutes of processor time)
     python benchmarks/long_run.py --rollouts 1000000
@@ -20,15 +20,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from wander import LocalEnvironment, Messages, Rubric, ScriptedClient, SingleTurnEnv
+from wander import LocalEnvironment, Messages, ProceduralRows, Rubric, ScriptedClient, SingleTurnEnv
+from wander.evals.replay import replay_run
 from wander.evals.run.plan import EvaluationPlan
 from wander.evals.run.runner import Progress, evaluate
 from wander.evals.run.stopping import StopRequest
+from wander.evals.stats.breakdown import break_down
 from wander.evals.stats.summary import summarise_run
 from wander.evals.store.folder import RunFolder
 from wander.wire import EnvironmentPin
 
-STEPS = ("play 90 %", "resume", "summarise", "view the last one", "pack to post")
+STEPS = ("play 90 %", "resume", "summarise", "report", "view the last one", "pack to post", "replay")
 
 
 def played(completion: Messages) -> float:
@@ -37,8 +39,8 @@ def played(completion: Messages) -> float:
 
 
 def environment(rollouts: int) -> LocalEnvironment:
-    """Return an environment of so many examples."""
-    rows = [{"question": f"say {number}", "answer": str(number)} for number in range(rollouts)]
+    """Return an environment of so many examples, which holds none of them."""
+    rows = ProceduralRows(lambda number: {"question": f"say {number}", "answer": str(number)}, rollouts)
     return LocalEnvironment(SingleTurnEnv(eval_dataset=rows, rubric=Rubric([played])))
 
 
@@ -70,8 +72,23 @@ def summarise(place: Path, rollouts: int) -> dict[str, float]:
 
 def view(place: Path, rollouts: int) -> dict[str, float]:
     """Find the rollout of the last example, as `wander view --rollout` does."""
-    key = (RunFolder.open(place).manifest.example_ids[-1], 0)
-    assert any(rollout.key == key for rollout in RunFolder.open(place).rollouts())
+    with RunFolder.open(place).in_order() as lines:
+        assert lines[rollouts - 1].example_id == str(rollouts - 1)
+    return {}
+
+
+def report(place: Path, rollouts: int) -> dict[str, float]:
+    """Break a run down, as `wander runs report` does."""
+    folder = RunFolder.open(place)
+    assert break_down(folder.manifest, folder.rollouts()).summary.rollouts == rollouts
+    return {}
+
+
+def replay(place: Path, rollouts: int) -> dict[str, float]:
+    """Play a run again from its record."""
+    folder = RunFolder.open(place)
+    found = asyncio.run(replay_run(environment(rollouts), folder.manifest, folder.rollouts()))
+    assert found.same == rollouts, found
     return {}
 
 
@@ -91,7 +108,9 @@ def run_step(step: str, place: Path, rollouts: int) -> None:
         "resume": lambda: asyncio.run(play(place, rollouts, until=2.0)),
         "summarise": lambda: summarise(place, rollouts),
         "view the last one": lambda: view(place, rollouts),
+        "report": lambda: report(place, rollouts),
         "pack to post": lambda: pack(place, rollouts),
+        "replay": lambda: replay(place, rollouts),
     }
     began = time.process_time()
     more = steps[step]()

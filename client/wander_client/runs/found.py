@@ -70,8 +70,17 @@ class LocalRun:
         return opened.enter_context(self._folder.in_order())
 
     def rows(self) -> Iterator[RolloutRow]:
-        """Yield the thin rows of all rollouts, in the manifest's order of examples."""
-        return (_row(number, rollout) for number, rollout in enumerate(self._lines))
+        """Yield the thin rows of all rollouts, in the manifest's order of examples.
+
+        Who reads them to the end has the aggregates too.
+        """
+        from wander.evals.stats.summary import RunningSummary
+
+        running = RunningSummary(self.manifest.environment.info, example_ids=self.manifest.example_ids)
+        for number, rollout in enumerate(self._lines):
+            running.add(rollout)
+            yield _row(number, rollout)
+        self.__dict__["summary"] = running.summary(expected=self.manifest.expected_rollouts)
 
     @cached_property
     def _samples(self) -> list[Rollout]:

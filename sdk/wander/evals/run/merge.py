@@ -7,27 +7,24 @@ only the line that counts. Merged again, the same shards give the same run, its 
 from __future__ import annotations
 
 import hashlib
-import os
+import heapq
 import shlex
-import tempfile
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import reduce
 from itertools import pairwise
-from operator import add
+from operator import add, itemgetter
 from pathlib import Path
 
 from wander.errors import RunError
 from wander.evals.stats.summary import summarise_run
 from wander.evals.store.examples import Places
-from wander.evals.store.folder import RunFolder
+from wander.evals.store.folder import LinesInOrder, RunFolder
 from wander.evals.store.jsonl import make_folder
 from wander.evals.store.manifest import differences_in_words, find_differing_pins, run_id_of
 from wander.types import Rollout, Usage
 from wander.wire import EndpointUse, RunManifest, RunSummary, Spending
 from wander.wire.run_record import Shard
-
-_NOWHERE = -1
 
 
 def merge_shards(folders: Sequence[RunFolder], target: Path) -> tuple[RunManifest, RunSummary]:
@@ -56,19 +53,18 @@ def merge_shards(folders: Sequence[RunFolder], target: Path) -> tuple[RunManifes
     with make_folder(target) as place:
         folder = RunFolder.create(place, manifest)
         try:
-            lines = _lines_in_order(shards, manifest, place)
-            summary = summarise_run(manifest, _append_all(lines, folder))
+            summary = summarise_run(manifest, _append_all(_in_whole(shards, manifest), folder))
             folder.finish(summary, ended_at=ended)
         finally:
             folder.close()
     return folder.manifest, summary
 
 
-def _append_all(lines: Iterable[bytes], folder: RunFolder) -> Iterator[Rollout]:
+def _append_all(records: Iterable[tuple[Rollout, bytes]], folder: RunFolder) -> Iterator[Rollout]:
     """Append lines, and yield their rollouts, which need not be read from the file again."""
-    for line in lines:
-        folder.append_line(line)
-        yield Rollout.model_validate_json(line)
+    for rollout, line in records:
+        folder.append_line(line.removesuffix(b"\n") + b"\n")
+        yield rollout
 
 
 def shard_of(folder: RunFolder) -> Shard:
@@ -175,30 +171,26 @@ def _spending(shards: Sequence[RunFolder]) -> Spending | None:
     return Spending(usage=usage, usd=sum(costs) if len(costs) == len(parts) else None, prices=prices)
 
 
-def _lines_in_order(shards: Sequence[RunFolder], manifest: RunManifest, place: Path) -> Iterator[bytes]:
-    """Yield the line of every rollout in the manifest's order, by way of a file with all of them."""
+def _in_whole(shards: Sequence[RunFolder], manifest: RunManifest) -> Iterator[tuple[Rollout, bytes]]:
+    """Yield every rollout with its line, in the manifest's order."""
     places = Places(manifest.example_ids, manifest.rollouts_per_example)
-    offsets, lengths = (array("q", [_NOWHERE]) * manifest.expected_rollouts for _ in range(2))
-    with tempfile.TemporaryFile(dir=place) as spool:
-        offset = 0
-        for shard in shards:
-            held = 0
-            for rollout, line in shard.records():
-                line = line.removesuffix(b"\n") + b"\n"
-                number = _place(rollout, shard, places, manifest)
-                offsets[number], lengths[number] = offset, len(line)
-                spool.write(line)
-                offset += len(line)
-                held += 1
-            expected = shard.manifest.expected_rollouts
-            if held != expected:
-                raise RunError(
-                    f"`{shard.path}` holds {held:,} of the {expected:,} rollouts of its shard",
-                    hint=_go_on(shard),
-                )
-        spool.flush()
-        for start, length in zip(offsets, lengths, strict=True):
-            yield os.pread(spool.fileno(), length, start)
+    with ExitStack() as opened:
+        parts = [_placed(shard, opened.enter_context(shard.in_order()), places, manifest) for shard in shards]
+        for _, rollout, line in heapq.merge(*parts, key=itemgetter(0)):
+            yield rollout, line
+
+
+def _placed(
+    shard: RunFolder, lines: LinesInOrder, places: Places, manifest: RunManifest
+) -> Iterator[tuple[int, Rollout, bytes]]:
+    """Yield the rollouts of a shard, each with its place in the whole run before it."""
+    if len(lines) != (expected := shard.manifest.expected_rollouts):
+        raise RunError(
+            f"`{shard.path}` holds {len(lines):,} of the {expected:,} rollouts of its shard",
+            hint=_go_on(shard),
+        )
+    for rollout, line in lines.records():
+        yield _place(rollout, shard, places, manifest), rollout, line
 
 
 def _place(rollout: Rollout, shard: RunFolder, places: Places, manifest: RunManifest) -> int:

@@ -142,9 +142,19 @@ class LinesInOrder:
         return len(self._offsets)
 
     def __getitem__(self, number: int) -> Rollout:
+        return self._record(number)[0]
+
+    def records(self) -> Iterator[tuple[Rollout, bytes]]:
+        """Yield each rollout with its line."""
+        return map(self._record, range(len(self)))
+
+    def _record(self, number: int) -> tuple[Rollout, bytes]:
         self._plain.seek(self._offsets[number])
         line = self._plain.read(self._lengths[number])
-        return self._folder._parse(f"of rollout {number}", line)
+        rollout = self._folder._parse(f"of rollout {number}", line)
+        if jsonl.key_at_start(line) not in (None, rollout.key):
+            raise RunError(f"the line of rollout {number} of `{self._folder.path}` gives its key twice")
+        return rollout, line
 
 
 class RunFolder:
