@@ -75,7 +75,7 @@ def _place_one(session: Session, run: Run) -> None:
             stands.level = run.level
             return
         _take_down(session, stands)
-    manifest = RunManifest.model_validate_json(run.manifest)
+    manifest = run.parsed_manifest
     run.protocol_sha256 = protocol_digest(manifest)
     board = _board(session, run, manifest)
     if not (rescored and board.refuses_rescored):

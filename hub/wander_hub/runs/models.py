@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from sqlalchemy import (
@@ -18,7 +19,7 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.orm import Mapped, Session, mapped_column, relationship
-from wander.wire import VerificationLevel
+from wander.wire import RunManifest, VerificationLevel
 from wander.wire.events import LevelEvent
 
 from wander_hub import audit
@@ -116,6 +117,11 @@ class Run(Base):
     withdrawn_by: Mapped[User | None] = relationship(lazy="raise", foreign_keys=[withdrawn_by_id])
     signing_key: Mapped[SigningKey | None] = relationship(lazy="raise")
     artifacts: Mapped[list[RunArtifact]] = relationship(lazy="raise", order_by="RunArtifact.name")
+
+    @cached_property
+    def parsed_manifest(self) -> RunManifest:
+        """The manifest, read once while this row is at hand: a page asks for it many times."""
+        return RunManifest.model_validate_json(self.manifest)
 
 
 class RunChunk(Base):

@@ -100,7 +100,7 @@ def find_by_prefix(session: Session, word: str) -> Run:
 
 def manifest_of(run: Run) -> RunManifest:
     """Return a run's manifest."""
-    return RunManifest.model_validate_json(run.manifest)
+    return run.parsed_manifest
 
 
 def detail_of(run: Run, base_url: str) -> RunDetail:
