@@ -107,6 +107,22 @@ def test_of_two_lines_of_a_key_the_last_counts(tmp_path: Path) -> None:
     read = list(RunFolder.open(tmp_path).rollouts())
     assert [one.key for one in read] == [("1", 0), ("0", 0), ("1", 1)]
     assert read[1].reward == 0.25
+    ordered = [one.key for one in RunFolder.open(tmp_path).rollouts_in_order()]
+    assert ordered == [("0", 0), ("1", 0), ("1", 1)]
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_rollouts_that_the_manifest_does_not_name_come_last_in_its_order(
+    tmp_path: Path, compress: bool
+) -> None:
+    folder = RunFolder.create(tmp_path, manifest())
+    for one in (rollout("b", 1), rollout("2"), failed("x"), rollout("a", 0), rollout("x"), rollout("1", 1)):
+        folder.append(one)
+    folder.finish(summarise(folder.rollouts(), expected=6), compress=compress)
+    with RunFolder.open(tmp_path).in_order() as lines:
+        keys = [("1", 1), ("2", 0), ("a", 0), ("x", 0), ("b", 1)]
+        assert [one.key for one in lines] == keys
+        assert (lines[3].reward, len(lines)) == (1.0, 5)
 
 
 @pytest.mark.parametrize("cut", [1, 2, 40, -2, -1])
@@ -169,14 +185,18 @@ def with_extra_line(path: Path, line: bytes) -> RunFolder:
 
 def test_a_line_that_gives_its_key_twice_is_refused(tmp_path: Path) -> None:
     line = b'{"example_id":"a","index":0,"seed":1,"prompt":[],"completion":[],"example_id":"b"}\n'
-    with pytest.raises(RunError, match="twice"):
-        list(with_extra_line(tmp_path, line).rollouts())
+    folder = with_extra_line(tmp_path, line)
+    for read in (folder.rollouts, folder.rollouts_in_order):
+        with pytest.raises(RunError, match="twice"):
+            list(read())
 
 
 def test_an_escaped_key_is_the_same_key(tmp_path: Path) -> None:
     line = b'{"example_id":"\\u0061","index":0,"seed":7,"prompt":[],"completion":[]}\n'
-    with pytest.raises(RunError, match=r"line 3 .* repeats a rollout that had not failed"):
-        list(with_extra_line(tmp_path, line).rollouts())
+    folder = with_extra_line(tmp_path, line)
+    for read in (folder.rollouts, folder.rollouts_in_order):
+        with pytest.raises(RunError, match=r"line 3 .* repeats a rollout that had not failed"):
+            list(read())
 
 
 def test_a_faulty_line_is_told_of_the_file_that_is_there(tmp_path: Path) -> None:

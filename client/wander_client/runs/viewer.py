@@ -152,7 +152,7 @@ class RunViewer(App[bool]):
 
     def _choose_rows(self) -> Iterator[RolloutRow]:
         """Yield the rows that fit; more than can be kept are read again each time."""
-        rows = self._kept
+        rows: Iterable[RolloutRow] | None = self._kept
         if rows is None:
             stream = chain(self._found.rows(), self._found.sample_rows())
             first = list(islice(stream, MOST + 1))

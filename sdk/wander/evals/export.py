@@ -37,7 +37,10 @@ _SHARD = 50_000
 class ExportedRun(RecordedRun, Protocol):
     """A run to export, wherever it lies."""
 
-    summary: RunSummary
+    @property
+    def summary(self) -> RunSummary:
+        """Its aggregates."""
+        ...
 
 
 def format_of(path: Path) -> Format:

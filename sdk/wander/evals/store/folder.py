@@ -144,6 +144,9 @@ class LinesInOrder:
     def __getitem__(self, number: int) -> Rollout:
         return self._record(number)[0]
 
+    def __iter__(self) -> Iterator[Rollout]:
+        return map(self.__getitem__, range(len(self)))
+
     def records(self) -> Iterator[tuple[Rollout, bytes]]:
         """Yield each rollout with its line."""
         return map(self._record, range(len(self)))
