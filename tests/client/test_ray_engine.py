@@ -131,6 +131,12 @@ async def test_a_refusal_or_a_budget_has_every_call_asked_for(monkeypatch: pytes
     assert "100 tokens is spent" in str((await bound.trade(0, "a", Trade(URL, spent=(101, 0.0)))).spent)
     refused = Trade(URL, refusals=(Refusal(0.0, 5.0, 429, 0),))
     assert (await coordinator.trade(0, "a", refused)).keep == 0
+    together = Coordinator(6, None, None)
+    await together.begin(0, "a")
+    await together.trade(0, "a", Trade(URL, wanted=6))
+    await together.trade(0, "a", Trade(URL, released=4, refusals=4 * refused.refusals))
+    pace = together._limiter(URL).pace(URL)
+    assert (pace.in_flight, pace._flight) == (2, 2), "what was refused counts once"
 
 
 async def test_a_shard_that_starts_again_gets_the_calls_back_that_its_node_took_along() -> None:

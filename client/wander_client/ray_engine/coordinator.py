@@ -108,13 +108,15 @@ class Coordinator:
         limiter = self._limiter(trade.endpoint)
         pace, now = limiter.pace(trade.endpoint), monotonic()
         self._budget.earlier[str(shard)] = trade.spent
-        self._release(shard, trade.endpoint, trade.released)
+        refused = min(trade.released, len(trade.refusals))
+        self._release(shard, trade.endpoint, trade.released - refused)
         for _ in range(trade.replaced):
             pace.note_ended()
             pace.note_began(now)
         for _ in range(trade.accepted):
             pace.note_accepted(now)
-        for one in trade.refusals:
+        for number, one in enumerate(trade.refusals):  # each right after its call ended, as the pace counts
+            self._release(shard, trade.endpoint, int(number < refused))
             began = now - one.began_ago
             pace.note_refused(now, began, one.retry_after, status=one.status, earlier=one.earlier)
         granted = await self._grant(shard, attempt, trade) if trade.wanted else 0
