@@ -166,8 +166,11 @@ def _cannot_connect(address: str | None, error: Exception) -> ClientError:
             detail=str(error),
             code="versions_differ",
         )
+    hint = "`ray status` shows whether a cluster runs; `ray start --head` starts one"
+    if address and "RAY_AUTH_MODE" not in os.environ:
+        hint += "; if it asks for a token, as `ray start` says, set `RAY_AUTH_MODE=token`"
     return Unavailable(
         f"cannot use Ray at `{address or 'this machine'}`: {str(error).splitlines()[0]}",
-        hint="`ray status` shows whether a cluster runs; `ray start --head` starts one",
+        hint=hint,
         code="ray_unavailable",
     )

@@ -211,6 +211,8 @@ def test_a_node_that_is_not_like_the_driver_says_so(change: Any, code: str, tmp_
 def test_a_cluster_of_another_version_of_ray_is_told() -> None:
     said = _cannot_connect("head:6379", RuntimeError("Version mismatch: The cluster was started with:..."))
     assert (said.code, "install the same Ray and Python" in (said.hint or "")) == ("versions_differ", True)
+    assert "RAY_AUTH_MODE=token" in (_cannot_connect("head:6379", ConnectionError("no")).hint or "")
+    assert "RAY_AUTH_MODE" not in (_cannot_connect(None, ConnectionError("no")).hint or "")
 
 
 def test_two_drivers_and_other_evaluations_do_not_mix_in_a_folder(tmp_path: Path) -> None:

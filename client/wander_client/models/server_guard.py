@@ -10,6 +10,7 @@ while, with all that it started.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import threading
 
 from wander.worker.host.leftovers import MARK, end_marked
 
+_PR_SET_PDEATHSIG = 1
 GRACE_SECONDS = 15.0
 """How long a server may take to end in order."""
 
@@ -34,6 +36,7 @@ def main(arguments: list[str]) -> int:
             # The server's alone: whatever bears the mark is killed in the end.
             env={**os.environ, MARK: mark},
             start_new_session=True,
+            preexec_fn=_end_with_guard,
         )
     except OSError as error:
         sys.stderr.write(f"cannot start `{command[0]}`: {error.strerror}\n")
@@ -53,6 +56,12 @@ def main(arguments: list[str]) -> int:
     _signal_group(server, signal.SIGKILL)
     end_marked(mark)
     return status if status >= 0 else 128 - status
+
+
+def _end_with_guard() -> None:
+    """Have the kernel end the server in order where the guard itself is killed, as Ray does with an actor."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _signal_group(server: subprocess.Popen[bytes], number: signal.Signals) -> None:

@@ -47,6 +47,8 @@ SHARDS_FILE = "shards"
 STORE_FILE = "store"
 """Holds the URL of the object storage that keeps them, where they lie in one."""
 _LOOK_SECONDS = 0.25
+_END_SECONDS = 30.0
+"""How long a model's server may take to end."""
 _RETRIES = 20
 """How often Ray may start a shard again whose node or process died."""
 
@@ -232,7 +234,10 @@ def _served(ray: Any, wanted: Counter[ModelChoice], variables: dict[str, str]) -
             actors[choice] = [kind.remote(choice, variables, Versions()) for _ in range(count)]
         yield actors
     finally:
-        for actor in chain.from_iterable(actors.values()):
+        there = list(chain.from_iterable(actors.values()))
+        if there:
+            ray.wait([actor.close.remote() for actor in there], num_returns=len(there), timeout=_END_SECONDS)
+        for actor in there:
             ray.kill(actor)
 
 
@@ -269,12 +274,14 @@ def _divided(run: SuiteRun, shards: int) -> SuiteRun:
 
 
 def _variables(suite: Suite, store: SharedStore | None) -> dict[str, str]:
-    """Return what shards need of this process's environment: keys, endpoint, hub, object storage."""
+    """Return what nodes need of this process's environment: keys, endpoint, hub, storage, vLLM's settings."""
     names = {"OPENAI_BASE_URL", "WANDER_HUB"}
     names |= {run.settings.key_variable for run in suite.runs}
     names |= {name for run in suite.runs for name in run.settings.pass_environ}
-    if store is not None:
-        names |= {name for name in os.environ if name.startswith(VARIABLES)}
+    beginnings: tuple[str, ...] = VARIABLES if store is not None else ()
+    if any(run.settings.serve is not None for run in suite.runs):
+        beginnings += ("VLLM_",)
+    names |= {name for name in os.environ if name.startswith(beginnings)}
     return {name: os.environ[name] for name in sorted(names) if name in os.environ}
 
 

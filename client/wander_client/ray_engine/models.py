@@ -137,6 +137,10 @@ class ModelActor:
             return Fault.of(error)
         return None
 
+    async def close(self) -> None:
+        """End the model, or its server: Ray kills the guard of one together with the actor."""
+        await self._stack.aclose()
+
     def _begin(self, client: Client, rollout_id: str) -> None:
         if rollout_id not in self._begun:
             self._begun.add(rollout_id)
