@@ -7,7 +7,7 @@ import re
 import tarfile
 
 import pytest
-from wander_hub.web import source
+from wander_hub.web import changes, source
 
 HTML = {"Accept": "text/html"}
 MODULE = (
@@ -46,7 +46,13 @@ async def test_a_version_shows_the_module_of_its_entry_point_line_by_line(two):
     assert "U+202E" in text, "what reorders a line is seen"
     assert re.findall(r'href="\?file=([^"]+)"', text)[:2] == ["gone.py", "reverse_text.py"]
     assert f'<form class="chooser" action="{AT}/changes">' in text
-    assert "LIMIT" in (await show(two, "/versions/latest/source", params={"file": "reverse_text.py"})).text
+    latest = f"{AT}/versions/latest/source", {"file": "reverse_text.py"}
+    assert "LIMIT" in (await show(two, latest[0].removeprefix(AT), params=latest[1])).text
+    told = (await two.get(latest[0], params=latest[1], headers={"Accept": "application/json"})).json()
+    assert told["text"] == (MODULE + b"\nLIMIT = 3\n").decode()
+    assert {"path": "same.json", "size": 2} in told["files"]
+    described = text.partition("what describes it</summary>")[2]
+    assert re.findall(r'href="\?file=([^"]+)"', described)[0].endswith(".dist-info/METADATA")
 
 
 async def test_every_line_of_a_file_stands_under_its_number(two):
@@ -75,21 +81,28 @@ async def test_what_is_no_text_or_not_there_says_so(two, monkeypatch):
 
 async def test_two_versions_are_compared_by_their_bytes(two, monkeypatch):
     text = (await show(two, "/changes")).text
-    headings = re.findall(r'<h2><span class="mono">([^<]+)</span> <span class="badge \w+">(\w+)</span>', text)
+    headings = re.findall(
+        r'<h2 id="file-\d"><span class="mono">([^<]+)</span> <span class="badge \w+">(\w+)</span>', text
+    )
     assert dict(headings) == {
         **{"gone.py": "removed", "új.py": "added"},
         **dict.fromkeys(("reverse_text.py", "weights.bin", "reverse_text.dist-info/METADATA"), "changed"),
     }
-    assert '<span class="add">+LIMIT = 3' in text
+    assert '<span class="add"><i></i><i>7</i>+LIMIT = <span class="m">3</span>' in text
     assert "<script>alert" not in text
     assert "+Version: 0.2.0" in text
+    assert re.search(r'href="#file-\d">reverse_text.<wbr>py</a> <span class="muted">changed, \+2 −0<', text)
+    told = (await two.get(f"{AT}/changes", headers={"Accept": "application/json"})).json()
+    assert (told["old"], told["new"], told["same"]) == ("0.1.0", "0.2.0", 3)
+    (changed,) = [one for one in told["changes"] if one["path"] == "reverse_text.py"]
+    assert changed["hunks"][0][-1] == {"kind": "add", "old": None, "new": 7, "text": "LIMIT = 3"}
     assert "same files" in (await show(two, "/changes?old=0.2.0")).text
     back = (await show(two, "/changes", params={"old": "latest", "new": "0.1.0"})).text
-    assert '<span class="del">-LIMIT = 3' in back
+    assert '<span class="del"><i>7</i><i></i>−LIMIT = ' in back
     assert "same files" in (await show(two, "/changes", params={"new": "0.1.0"})).text, "nothing before it"
     other = await two.get("/alice/Reverse_Text/changes?old=0.1.0&new=0.2.0", headers=HTML)
     assert other.headers["location"] == f"{AT}/changes?old=0.1.0&new=0.2.0"
-    monkeypatch.setattr(source, "_MOST_CHANGED", 0)
+    monkeypatch.setattr(changes, "_MOST_CHANGED", 0)
     text = (await show(two, "/changes")).text
     assert text.count("More changed than is compared on one page") == len(dict(headings))
     assert "+LIMIT" not in text

@@ -26,7 +26,7 @@ from wander_hub.models import repository as models
 from wander_hub.models.service import LATEST, describe, describe_revision, find, find_revision
 from wander_hub.runs import service as runs
 from wander_hub.web import board as board_page
-from wander_hub.web import environment, machines, service, source
+from wander_hub.web import changes, environment, machines, service, source
 from wander_hub.web.account import routes as account_routes
 from wander_hub.web.account import system
 from wander_hub.web.addresses import query_string
@@ -184,8 +184,10 @@ def show_source(
     moved = _canonical(owner, name)
     if moved is not None:
         return RedirectResponse(f"{moved}/versions/{quote(version)}/source", 301)
-    view = source.show_source(session, storage, owner, name, version, file)
-    return page(request, "source.html", view=view, scripts=["source.js"])
+    found = source.find_source(session, storage, owner, name, version, file)
+    if wants_json(request):
+        return as_json(found)
+    return page(request, "source.html", view=source.draw_source(session, found), scripts=["source.js"])
 
 
 @router.get("/{owner}/{name}/versions/{version}/image")
@@ -217,8 +219,8 @@ def show_changes(
     moved = _canonical(owner, name)
     if moved is not None:
         return RedirectResponse(f"{moved}/changes{query_string(old=old, new=new)}", 301)
-    view = source.show_changes(session, storage, owner, name, old, new)
-    return page(request, "changes.html", view=view)
+    found = changes.show_changes(session, storage, owner, name, old, new)
+    return as_json(found) if wants_json(request) else page(request, "changes.html", view=found)
 
 
 @router.get("/{owner}/{name}/leaderboard")

@@ -1,4 +1,4 @@
-"""The source code of a version on pages: a file of its wheel line by line, and what two versions changed.
+"""The source code of a version on pages: a file of its wheel line by line.
 
 The wheel is what installs and runs, so that is read, and not a source archive that may hold something else.
 """
@@ -10,22 +10,22 @@ import re
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from difflib import unified_diff
-from functools import lru_cache, partial
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby, islice
 from pathlib import PurePosixPath
-from typing import IO, Any, Literal
+from typing import IO, Any
 from zipfile import ZipFile, ZipInfo
 
 from markupsafe import Markup
 from sqlalchemy.orm import Session
+from wander.types import Record
 
 from wander_hub.environments import service as environments
 from wander_hub.environments.models import Environment, Version
 from wander_hub.environments.repository import versions_of
 from wander_hub.http.problems import HubProblem
-from wander_hub.storage import CHUNK, Storage, copy_pieces
+from wander_hub.storage import Storage
 from wander_hub.web.text import size, visible
 
 _MOST_BYTES = 64 * 1024 * 1024
@@ -41,10 +41,6 @@ _IMAGES = {
 _MOST_TEXT = 256 * 1024
 _MOST_COLOURED = 64 * 1024
 _MOST_LINES = 4_000
-_MOST_COMPARED = 2_000
-"""Lines of a file that are compared; the cost grows with their square at worst."""
-_MOST_CHANGED = 40_000
-"""Lines that are compared for one page, of all its files."""
 _LEXERS = {
     **dict.fromkeys([".py", ".pyi", ".python"], "PythonLexer"),
     ".json": "JsonLexer",
@@ -62,97 +58,82 @@ _COLOURED = ("k", "s", "c", "m", "nf", "nc", "nv", "gp", "go")
 """Pygments' short names of keywords, strings, comments, numbers, names that a line defines, variables of a
 shell, its prompt and what it printed."""
 
-Line = tuple[Literal["", "add", "del", "hunk"], str]
+
+class SourceFile(Record):
+    """A file of a wheel."""
+
+    path: str
+    size: int
+    """Bytes."""
+
+    @property
+    def runs(self) -> bool:
+        """False for what only describes the distribution."""
+        return ".dist-info/" not in self.path
 
 
-@dataclass(frozen=True)
-class SourceView:
+class SourceFiles(Record):
     """The files of one version, and one of them."""
 
     owner: str
     name: str
     version: str
-    versions: list[str]
-    """All of the environment, newest first."""
     wheel: str
-    files: list[ZipInfo]
+    files: list[SourceFile]
     shown: str
-    lines: list[Markup]
+    text: str
     left_out: str
     """What of the shown file is not there, and why; empty for all of it."""
 
 
 @dataclass(frozen=True)
-class FileChange:
-    """A file that is not the same in two versions."""
+class SourceView:
+    """The same as a page draws it."""
 
-    path: str
-    kind: Literal["added", "removed", "changed"]
-    lines: list[Line] = field(default_factory=list)
-    left_out: str = ""
-
-
-@dataclass(frozen=True)
-class ChangeView:
-    """What one version changed of another."""
-
-    owner: str
-    name: str
-    old: str
-    new: str
+    found: SourceFiles
     versions: list[str]
-    changes: list[FileChange]
-    same: int
-    """Files that are the same in both."""
+    """All of the environment, newest first."""
+    newest: str
+    """The one that is offered first."""
+    listed: bool
+    lines: list[Markup]
 
 
-def show_source(
+def find_source(
     session: Session, storage: Storage, owner: str, name: str, version: str, path: str | None
-) -> SourceView:
+) -> SourceFiles:
     """Return a version's files and one of them: the one asked for, or the module with its entry point."""
     found = environments.find(session, owner, name)
     chosen = environments.find_version(session, found, version)
-    with _open_wheel(storage, found, chosen) as (wheel, archive):
+    with open_wheel(storage, found, chosen) as (wheel, archive):
         files = sorted((one for one in archive.infolist() if not one.is_dir()), key=_order)
         member = _find_member(files, path) if path is not None else _first_member(files, chosen)
-        text, left_out = _read_text(archive, member)
-    lines = list(islice(draw_lines(member.filename, text), _MOST_LINES + 1))
-    if len(lines) > _MOST_LINES:
-        lines, left_out = lines[:_MOST_LINES], f"Only the first {_MOST_LINES:,} lines are shown"
-    return SourceView(
-        *(found.owner.name, found.name, chosen.version),
-        versions=_list_versions(session, found),
+        text, left_out = read_text(archive, member)
+    return SourceFiles(
+        owner=found.owner.name,
+        name=found.name,
+        version=chosen.version,
         wheel=wheel,
-        files=files,
+        files=[SourceFile(path=one.filename, size=one.file_size) for one in files],
         shown=member.filename,
-        lines=lines,
+        text=text,
         left_out=left_out,
     )
 
 
-def show_changes(
-    session: Session, storage: Storage, owner: str, name: str, old: str | None, new: str
-) -> ChangeView:
-    """Return which files of a version are not those of another one, line by line where they are texts."""
-    found = environments.find(session, owner, name)
-    after = environments.find_version(session, found, new)
-    known = _list_versions(session, found)
-    earlier = known[known.index(after.version) + 1 :]
-    before = environments.find_version(session, found, old or next(iter(earlier), after.version))
-    with _open_wheel(storage, found, before) as (_, one), _open_wheel(storage, found, after) as (_, two):
-        olds, news = _list_members(one, before), _list_members(two, after)
-        changes, left = list[FileChange](), _MOST_CHANGED
-        for path in sorted({*olds, *news}):
-            change, read = _compare(path, (one, olds.get(path)), (two, news.get(path)), left)
-            left -= read
-            if change is not None:
-                changes.append(change)
-    same = len({*olds, *news}) - len(changes)
-    return ChangeView(
-        *(found.owner.name, found.name, before.version, after.version),
-        versions=known,
-        changes=changes,
-        same=same,
+def draw_source(session: Session, found: SourceFiles) -> SourceView:
+    """Return what a page shows of it."""
+    environment = environments.find(session, found.owner, found.name)
+    lines = list(islice(draw_lines(found.shown, found.text), _MOST_LINES + 1))
+    if len(lines) > _MOST_LINES:
+        left_out = f"Only the first {_MOST_LINES:,} lines are shown"
+        lines, found = lines[:_MOST_LINES], found.model_copy(update={"left_out": left_out})
+    return SourceView(
+        found,
+        versions=list_versions(session, environment),
+        newest=environment.latest_version,
+        listed=environment.listed,
+        lines=lines,
     )
 
 
@@ -195,9 +176,7 @@ def _member_of_source(file: IO[bytes], path: str) -> bytes | None:
 
 
 @contextmanager
-def _open_wheel(
-    storage: Storage, environment: Environment, version: Version
-) -> Iterator[tuple[str, ZipFile]]:
+def open_wheel(storage: Storage, environment: Environment, version: Version) -> Iterator[tuple[str, ZipFile]]:
     """Open the wheel that most machines install; the upload has checked its form."""
     wheels = [one for one in environments.list_offered_files(environment, version) if one.kind == "wheel"]
     label = f"{environment.label}@{version.version}"
@@ -216,7 +195,8 @@ def _open_wheel(
         yield wheel.filename, archive
 
 
-def _list_versions(session: Session, environment: Environment) -> list[str]:
+def list_versions(session: Session, environment: Environment) -> list[str]:
+    """Return the versions of an environment, the newest first."""
     return [one.version for one in environments.newest_first(list(versions_of(session, environment)))]
 
 
@@ -239,20 +219,7 @@ def _first_member(files: list[ZipInfo], version: Version) -> ZipInfo:
     return next((one for one in files if one.filename in wanted), files[0])
 
 
-def _list_members(archive: ZipFile, version: Version) -> dict[str, ZipInfo]:
-    """Return the files by paths that do not change with the version's number; RECORD says nothing new."""
-    files = {}
-    for one in archive.infolist():
-        head, _, rest = one.filename.partition("/")
-        folder = head.removesuffix(".dist-info").removesuffix(".data")
-        if folder != head:
-            head = head.replace(f"-{version.version}.", ".", 1)
-        if not one.is_dir() and (folder == head or rest != "RECORD"):
-            files[f"{head}/{rest}" if rest else head] = one
-    return files
-
-
-def _read_text(archive: ZipFile, member: ZipInfo) -> tuple[str, str]:
+def read_text(archive: ZipFile, member: ZipInfo) -> tuple[str, str]:
     """Return a file's text and what is left out of it."""
     if member.file_size > _MOST_TEXT:
         return "", f"This file is too large to show ({size(member.file_size)})"
@@ -322,40 +289,3 @@ def colour_blocks(cleaned: str) -> str:
 @lru_cache(_KEPT)
 def _colour(language: str, escaped: str) -> Markup:
     return Markup("\n").join(draw_lines(f"block.{language}", html.unescape(escaped)))
-
-
-def _compare(
-    path: str, old: tuple[ZipFile, ZipInfo | None], new: tuple[ZipFile, ZipInfo | None], most: int
-) -> tuple[FileChange | None, int]:
-    """Return what happened to a file, and how many of the `most` lines were compared for it.
-
-    Nothing happened to one of the same bytes, whatever the sums beside them say.
-    """
-    if old[1] is not None and new[1] is not None and _digest(old[0], old[1]) == _digest(new[0], new[1]):
-        return None, 0
-    kind: Literal["added", "removed", "changed"] = (
-        "added" if old[1] is None else "removed" if new[1] is None else "changed"
-    )
-    if most <= 0:
-        return FileChange(path, kind, left_out="More changed than is compared on one page"), 0
-    texts, reasons = [], []
-    for archive, member in (old, new):
-        text, left_out = _read_text(archive, member) if member is not None else ("", "")
-        texts.append(text.splitlines())
-        reasons += [left_out] if left_out else []
-    if not reasons and max(map(len, texts)) > _MOST_COMPARED:
-        reasons.append(f"Files of more than {_MOST_COMPARED:,} lines are not compared here")
-    if reasons:
-        return FileChange(path, kind, left_out=reasons[-1]), 0
-    found = islice(unified_diff(texts[0], texts[1], lineterm="", n=3), 2, None)
-    return FileChange(path, kind, lines=[_mark(one) for one in found]), sum(map(len, texts))
-
-
-def _digest(archive: ZipFile, member: ZipInfo) -> str:
-    with archive.open(member) as file:
-        return copy_pieces(iter(partial(file.read, CHUNK), b""))
-
-
-def _mark(line: str) -> Line:
-    marks: dict[str, Literal["add", "del", "hunk"]] = {"+": "add", "-": "del", "@": "hunk"}
-    return marks.get(line[:1], ""), line

@@ -62,6 +62,7 @@ _templates = Environment(
 )
 _templates.filters |= {
     "bounded": text.bounded,
+    "breakable": text.breakable,
     "canonical": canonical_json,
     "combined": lambda values, **more: values | more,
     "compact": text.compact,

@@ -16,6 +16,8 @@ _HIDDEN = re.compile(
 )
 """What has no picture or reorders its neighbours; tab, line feed and the joiners of emoji stay."""
 
+_SEAM = re.compile(r"(?<=[:./@])(?=\w)")
+
 _LAST_YEAR = 9999
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
@@ -29,6 +31,11 @@ def visible(text: str) -> Markup:
         parts += [escape(text[end : match.start()]), code]
         end = match.end()
     return Markup("").join([*parts, escape(text[end:])])
+
+
+def breakable(text: str) -> Markup:
+    """Return a name as `visible` does, in which a line may end behind what parts its words."""
+    return Markup("<wbr>").join(visible(part) for part in _SEAM.split(text))
 
 
 def plain(text: str) -> str:

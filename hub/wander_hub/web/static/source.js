@@ -1,9 +1,18 @@
 // Marks the lines that an address names, `#L10-L20`; shift and a click on a number names a range.
 "use strict";
 const named = () => (location.hash.match(/^#L(\d+)(?:-L(\d+))?$/) || []).slice(1).map(Number);
+const copy = document.createElement("button");
+copy.type = "button";
+copy.addEventListener("click", async () => {
+  await navigator.clipboard.writeText(location.href);
+  copy.textContent = "Copied";
+});
+document.querySelector(".browser h2")?.append(" ", copy);
 
 function mark() {
   const [first, last] = named();
+  copy.hidden = !first;
+  copy.textContent = `Copy link to ${last ? `lines ${first} to ${last}` : `line ${first}`}`;
   for (const line of document.querySelectorAll(".source .marked")) line.classList.remove("marked");
   for (let number = first; number <= Math.max(first, last || first); number++) {
     document.getElementById(`L${number}`)?.classList.add("marked");

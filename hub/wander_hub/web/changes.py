@@ -1,0 +1,169 @@
+"""What two versions changed of what they install, file by file and line by line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from difflib import SequenceMatcher
+from functools import partial
+from typing import Any, Literal
+from zipfile import ZipFile, ZipInfo
+
+from markupsafe import Markup
+from pydantic import Field
+from sqlalchemy.orm import Session
+from wander.types import Record
+
+from wander_hub.environments import service as environments
+from wander_hub.environments.models import Version
+from wander_hub.storage import CHUNK, Storage, copy_pieces
+from wander_hub.web.source import draw_lines, list_versions, open_wheel, read_text
+from wander_hub.web.text import visible
+
+_MOST_COMPARED = 2_000
+"""Lines of a file that are compared; the cost grows with their square at worst."""
+_MOST_CHANGED = 40_000
+"""Lines that are compared for one page, of all its files."""
+_AROUND = 3
+"""Lines that are the same, before and after what changed."""
+
+
+class Line(Record):
+    """A line of a file that changed."""
+
+    kind: Literal["same", "add", "del"]
+    old: int | None
+    """Its number in the older version; None where it is not there."""
+    new: int | None
+    text: str
+    drawn: Any = Field(default=None, exclude=True)
+    """The same as a page shows it."""
+
+
+class FileChange(Record):
+    """A file that is not the same in two versions."""
+
+    path: str
+    kind: Literal["added", "removed", "changed"]
+    hunks: list[list[Line]] = Field(default_factory=list)
+    """Lines that changed with some around them, in order; nothing for an empty file."""
+    left_out: str = ""
+    """Why there are none of a file that is no text, or too large."""
+
+    def count(self, kind: str) -> int:
+        """Return how many lines are of a kind."""
+        return sum(line.kind == kind for hunk in self.hunks for line in hunk)
+
+
+class Changes(Record):
+    """What one version changed of another."""
+
+    owner: str
+    name: str
+    old: str
+    new: str
+    changes: list[FileChange]
+    same: int
+    """Files that are the same in both."""
+    versions: list[str] = Field(exclude=True)
+    """All of the environment, newest first."""
+    newest: str = Field(exclude=True)
+    """The one that is offered first."""
+    listed: bool = Field(exclude=True)
+
+
+def show_changes(
+    session: Session, storage: Storage, owner: str, name: str, old: str | None, new: str
+) -> Changes:
+    """Return which files of a version are not those of another one, line by line where they are texts."""
+    found = environments.find(session, owner, name)
+    after = environments.find_version(session, found, new)
+    known = list_versions(session, found)
+    earlier = known[known.index(after.version) + 1 :]
+    before = environments.find_version(session, found, old or next(iter(earlier), after.version))
+    with open_wheel(storage, found, before) as (_, one), open_wheel(storage, found, after) as (_, two):
+        olds, news = _list_members(one, before), _list_members(two, after)
+        changes, left = list[FileChange](), _MOST_CHANGED
+        for path in sorted({*olds, *news}):
+            change, read = _compare(path, (one, olds.get(path)), (two, news.get(path)), left)
+            left -= read
+            if change is not None:
+                changes.append(change)
+    return Changes(
+        owner=found.owner.name,
+        name=found.name,
+        old=before.version,
+        new=after.version,
+        changes=changes,
+        same=len({*olds, *news}) - len(changes),
+        versions=known,
+        newest=found.latest_version,
+        listed=found.listed,
+    )
+
+
+def _list_members(archive: ZipFile, version: Version) -> dict[str, ZipInfo]:
+    """Return the files by paths that do not change with the version's number; RECORD says nothing new."""
+    files = {}
+    for one in archive.infolist():
+        head, _, rest = one.filename.partition("/")
+        folder = head.removesuffix(".dist-info").removesuffix(".data")
+        if folder != head:
+            head = head.replace(f"-{version.version}.", ".", 1)
+        if not one.is_dir() and (folder == head or rest != "RECORD"):
+            files[f"{head}/{rest}" if rest else head] = one
+    return files
+
+
+def _compare(
+    path: str, old: tuple[ZipFile, ZipInfo | None], new: tuple[ZipFile, ZipInfo | None], most: int
+) -> tuple[FileChange | None, int]:
+    """Return what happened to a file, and how many of the `most` lines were compared for it.
+
+    Nothing happened to one of the same bytes, whatever the sums beside them say.
+    """
+    if old[1] is not None and new[1] is not None and _digest(old[0], old[1]) == _digest(new[0], new[1]):
+        return None, 0
+    kind: Literal["added", "removed", "changed"] = (
+        "added" if old[1] is None else "removed" if new[1] is None else "changed"
+    )
+    if most <= 0:
+        return FileChange(path=path, kind=kind, left_out="More changed than is compared on one page"), 0
+    texts, reasons = [], []
+    for archive, member in (old, new):
+        text, left_out = read_text(archive, member) if member is not None else ("", "")
+        texts.append(text.removesuffix("\n").split("\n") if text else [])
+        reasons += [left_out] if left_out else []
+    if not reasons and max(map(len, texts)) > _MOST_COMPARED:
+        reasons.append(f"Files of more than {_MOST_COMPARED:,} lines are not compared here")
+    if reasons:
+        return FileChange(path=path, kind=kind, left_out=reasons[-1]), 0
+    return FileChange(path=path, kind=kind, hunks=list(_list_hunks(path, *texts))), sum(map(len, texts))
+
+
+def _list_hunks(path: str, old: Sequence[str], new: Sequence[str]) -> Iterator[list[Line]]:
+    drawn = _draw(path, old), _draw(path, new)
+    for group in SequenceMatcher(None, old, new).get_grouped_opcodes(_AROUND):
+        hunk = []
+        for tag, first, end, new_first, new_end in group:
+            if tag == "equal":
+                for one, two in zip(range(first, end), range(new_first, new_end), strict=True):
+                    hunk.append(
+                        Line(kind="same", old=one + 1, new=two + 1, text=new[two], drawn=drawn[1][two])
+                    )
+                continue
+            for one in range(first, end):
+                hunk.append(Line(kind="del", old=one + 1, new=None, text=old[one], drawn=drawn[0][one]))
+            for two in range(new_first, new_end):
+                hunk.append(Line(kind="add", old=None, new=two + 1, text=new[two], drawn=drawn[1][two]))
+        yield hunk
+
+
+def _draw(path: str, lines: Sequence[str]) -> list[Markup]:
+    """Return lines in colours, or plain where those who colour them take other ends of lines."""
+    drawn = list(draw_lines(path, "\n".join(lines)))
+    return drawn if len(drawn) == len(lines) else [visible(one) for one in lines]
+
+
+def _digest(archive: ZipFile, member: ZipInfo) -> str:
+    with archive.open(member) as file:
+        return copy_pieces(iter(partial(file.read, CHUNK), b""))
