@@ -7,7 +7,8 @@ import re
 import tarfile
 
 import pytest
-from wander_hub.web import changes, source
+from wander_hub.web.source import changes
+from wander_hub.web.source import files as source
 
 HTML = {"Accept": "text/html"}
 MODULE = (

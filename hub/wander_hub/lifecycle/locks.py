@@ -14,6 +14,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -36,6 +37,19 @@ if TYPE_CHECKING:
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _HINT = "`wander env lock` makes a lock that a hub takes"
+
+
+_MOST_LISTED = 1024 * 1024
+"""Bytes of a lock whose packages a page lists; a megabyte is read in a second, and then kept."""
+
+
+@lru_cache(128)
+def list_packages(storage: Storage, sha256: str, size: int) -> tuple[tuple[str, str], ...]:
+    """Return the packages of a stored lock with their versions, empty for one that has none."""
+    if size > _MOST_LISTED:
+        return ()
+    found = tomllib.loads(storage.read(sha256).decode())["packages"]
+    return tuple(sorted((str(one["name"]), str(one.get("version", ""))) for one in found))
 
 
 @dataclass(frozen=True)

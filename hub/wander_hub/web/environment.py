@@ -23,6 +23,7 @@ from wander_hub.environments.readme import Heading, list_headings, place, refres
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
 from wander_hub.leaderboards import service as leaderboards
+from wander_hub.lifecycle.locks import list_packages
 from wander_hub.rights import rights
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
@@ -32,7 +33,7 @@ from wander_hub.verification import version_checks
 from wander_hub.verification.evidence import PROVEN
 from wander_hub.web.board import common_axis, find_info
 from wander_hub.web.run import transcript
-from wander_hub.web.source import colour_blocks
+from wander_hub.web.source.files import colour_blocks
 
 _RECENT_RUNS = 10
 _DAYS = 30
@@ -81,6 +82,8 @@ class EnvironmentView:
     """Newest training runs on it."""
     digest: str
     """SHA-256 of the wheel; empty when there is none."""
+    locked: tuple[tuple[str, str], ...]
+    """The packages of its lock with their versions."""
     attesters: list[Attester]
     """Who attested files of the version."""
     hub_check: HubCheck | None
@@ -140,6 +143,7 @@ def show_environment(
         recent=recent.data,
         training=[runs.detail_of(one, base_url) for one in training],
         digest=wheels[0] if wheels else "",
+        locked=list_packages(storage, detail.lock.sha256, detail.lock.size) if detail.lock else (),
         attesters=list_attesters(session, environments.list_offered_files(found, chosen)),
         hub_check=version_checks.info_of(session, chosen.id),
         status_reason=environments.reason_of(found),

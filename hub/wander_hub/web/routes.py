@@ -26,13 +26,15 @@ from wander_hub.models import repository as models
 from wander_hub.models.service import LATEST, describe, describe_revision, find, find_revision
 from wander_hub.runs import service as runs
 from wander_hub.web import board as board_page
-from wander_hub.web import changes, environment, machines, service, source
+from wander_hub.web import environment, machines, service
 from wander_hub.web.account import routes as account_routes
 from wander_hub.web.account import system
 from wander_hub.web.addresses import query_string
 from wander_hub.web.docs import routes as docs_routes
 from wander_hub.web.home import show_home
 from wander_hub.web.run import routes as run_routes
+from wander_hub.web.source import changes
+from wander_hub.web.source import files as source
 from wander_hub.web.templates import STATIC, as_json, page, wants_json
 
 router = APIRouter(include_in_schema=False)

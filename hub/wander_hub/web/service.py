@@ -13,7 +13,7 @@ from wander_hub.environments.readme import place
 from wander_hub.models import service as models
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
-from wander_hub.web.source import colour_blocks
+from wander_hub.web.source.files import colour_blocks
 
 _RECENT_RUNS = 10
 

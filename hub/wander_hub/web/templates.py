@@ -98,10 +98,10 @@ def render(template: str, **values: Any) -> bytes:
     return _templates.get_template(template).render(**values).encode("utf-8", "replace")
 
 
-def wants_json(request: Request) -> bool:
-    """Tell whether a request to a page asks for what it shows as JSON: it names that, and not HTML."""
+def wants_json(request: Request, media_type: str = "application/json") -> bool:
+    """Tell whether a request to a page asks for what it shows as JSON, or so: it names that, and not HTML."""
     accepted = request.headers.get("accept", "")
-    return "application/json" in accepted and "text/html" not in accepted
+    return media_type in accepted and "text/html" not in accepted
 
 
 def as_json(answer: Record) -> Response:

@@ -7,21 +7,52 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from wander.types import Record
 
 from wander_hub.http.answers import REVALIDATE
 from wander_hub.http.boundary import optional_identity
 from wander_hub.http.problems import HubProblem
 from wander_hub.web.docs.library import Library, Page, list_pages
-from wander_hub.web.templates import page
+from wander_hub.web.templates import as_json, page, wants_json
 
 router = APIRouter(prefix="/docs", include_in_schema=False, dependencies=[Depends(optional_identity)])
 
 _MARKDOWN = ".md"
+_MARKDOWN_TYPE = "text/markdown"
+
+
+class DocsEntry(Record):
+    """A page of the documentation, or a section of one."""
+
+    address: str
+    title: str
+    heading: str = ""
+    excerpt: str = ""
+
+
+class DocsEntries(Record):
+    """All pages, or the sections in which words were found, the best first."""
+
+    data: list[DocsEntry]
+
+
+class DocsText(Record):
+    """One page."""
+
+    path: str
+    title: str
+    text: str
+    """Its Markdown."""
 
 
 @router.get("")
 def show_contents(request: Request) -> Response:
     """What the documentation has."""
+    if wants_json(request):
+        pages = list_pages().values()
+        return as_json(
+            DocsEntries(data=[DocsEntry(address=f"/docs/{one.path}", title=one.title) for one in pages])
+        )
     return page(request, "docs/contents.html", menu=_menu(), q="", found=None)
 
 
@@ -29,12 +60,20 @@ def show_contents(request: Request) -> Response:
 def search_docs(request: Request, q: Annotated[str, Query(max_length=200)] = "") -> Response:
     """Sections that have some words."""
     found = _library(request).index.find(q) if q.strip() else None
+    if wants_json(request):
+        hits = [
+            DocsEntry(
+                address=one.address, title=one.title, heading=one.heading, excerpt=one.excerpt.striptags()
+            )
+            for one in found or []
+        ]
+        return as_json(DocsEntries(data=hits))
     return page(request, "docs/contents.html", menu=_menu(), q=q, found=found)
 
 
 @router.get("/{path:path}")
 def show_page(request: Request, path: str) -> Response:
-    """One page, or as Markdown where its address ends so."""
+    """One page, as Markdown where its address ends so or the request asks for that."""
     pages = list(list_pages().values())
     names = [one.path for one in pages]
     wanted = path.removesuffix(_MARKDOWN).strip("/")
@@ -43,12 +82,15 @@ def show_page(request: Request, path: str) -> Response:
     if wanted not in names:
         hint = "`/docs` lists all pages and searches them"
         raise HubProblem(404, "no_such_page", f"the documentation has no page `{path[:100]}`", hint=hint)
-    if path.endswith(_MARKDOWN):
-        headers = {"Cache-Control": REVALIDATE}
-        return PlainTextResponse(_library(request).read(wanted), media_type="text/markdown", headers=headers)
+    if path.endswith(_MARKDOWN) or wants_json(request, _MARKDOWN_TYPE):
+        headers = {"Cache-Control": REVALIDATE, "Vary": "Accept"}
+        return PlainTextResponse(_library(request).read(wanted), media_type=_MARKDOWN_TYPE, headers=headers)
     if wanted != path:
         return RedirectResponse(f"/docs/{wanted}", 301)
     place = names.index(wanted)
+    if wants_json(request):
+        text = _library(request).read(wanted)
+        return as_json(DocsText(path=wanted, title=pages[place].title, text=text))
     return page(
         *(request, "docs/page.html"),
         menu=_menu(),

@@ -16,7 +16,7 @@ from wander.types import Record
 from wander_hub.environments import service as environments
 from wander_hub.environments.models import Version
 from wander_hub.storage import CHUNK, Storage, copy_pieces
-from wander_hub.web.source import draw_lines, list_versions, open_wheel, read_text
+from wander_hub.web.source.files import draw_lines, list_versions, open_wheel, read_text
 from wander_hub.web.text import visible
 
 _MOST_COMPARED = 2_000

@@ -1,0 +1,1 @@
+"""Pages of source code: the files of a version, and what two versions changed."""
