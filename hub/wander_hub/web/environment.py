@@ -124,6 +124,9 @@ def show_environment(
     sample, lost = None, set[str]()
     with spare_missing(lost):
         sample = _find_sample(session, storage, board)
+    locked: tuple[tuple[str, str], ...] = ()
+    with spare_missing(set()):  # who downloads it is told
+        locked = list_packages(storage, detail.lock.sha256, detail.lock.size) if detail.lock else ()
     title = re.compile(rf'<h1(?: id="[^"]*")?>{re.escape(found.name)}</h1>\s*')
     rendered = title.sub("", refresh(chosen.readme_html, chosen.readme), count=1)
     readme = colour_blocks(place(rendered, f"/{label}/versions/{chosen.version}/"))
@@ -143,7 +146,7 @@ def show_environment(
         recent=recent.data,
         training=[runs.detail_of(one, base_url) for one in training],
         digest=wheels[0] if wheels else "",
-        locked=list_packages(storage, detail.lock.sha256, detail.lock.size) if detail.lock else (),
+        locked=locked,
         attesters=list_attesters(session, environments.list_offered_files(found, chosen)),
         hub_check=version_checks.info_of(session, chosen.id),
         status_reason=environments.reason_of(found),
