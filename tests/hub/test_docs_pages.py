@@ -115,7 +115,7 @@ async def test_the_contents_search_without_a_script(hub):
     assert "/docs/statistics#" in found
     assert "<b>pass" not in found
     json = {"Accept": "application/json"}
-    hits = (await hub.get("/docs/search", params={"q": "pass@k"}, headers=json)).json()["data"]
+    hits = (await hub.get("/docs/search", params={"q": "<b>pass@k"}, headers=json)).json()["data"]
     assert f'href="{hits[0]["address"]}"' in found
     every = (await hub.get("/docs", headers=json)).json()["data"]
     assert [one["address"] for one in every] == [f"/docs/{path}" for path in list_pages()]
