@@ -84,6 +84,8 @@ def test_words_find_sections_as_they_are_nearly_written(library):
     assert first("interval".replace("e", "")) == first("interval")
     settings = {one.address for one in library.index.find("WANDER_HUB_STYLEGUIDE")}
     assert "/docs/hub-settings#every-setting" in settings
+    guides = [one.address for one in library.index.find("interval")[:3]]
+    assert not any("/api/" in one for one in guides), "a guide stands before what is looked up"
     assert library.index.find("no-such-thing-anywhere-xyzzy") == []
     assert library.index.find('" OR * NEAR( xyzzy <script>') == []
     assert "<mark>" in library.index.find("withdraw")[0].excerpt

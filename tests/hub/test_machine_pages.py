@@ -45,13 +45,16 @@ async def test_machines_find_what_is_public(hub, make_wheel, monkeypatch):
         site_map = ElementTree.fromstring((await hub.client.get(path)).content)
         return [one.text for one in site_map.iter("{http://www.sitemaps.org/schemas/sitemap/0.9}loc")]
 
-    assert await places("/sitemap.xml") == ["http://hub.test/sitemap.xml?page=0"]
-    assert await places("/sitemap.xml?page=0") == ["http://hub.test/", "http://hub.test/alice/reverse-text"]
+    parts = [f"http://hub.test/sitemap.xml?page={part}" for part in ("docs", "models", 0)]
+    assert await places("/sitemap.xml") == parts
+    assert await places("/sitemap.xml?page=0") == ["http://hub.test/alice/reverse-text"]
+    assert {"http://hub.test/", "http://hub.test/docs/finding"} <= set(await places("/sitemap.xml?page=docs"))
+    assert await places("/sitemap.xml?page=models") == []
     monkeypatch.setattr(machines, "_MOST", 2)
     for number in range(4):
         await hub.publish(make_wheel(name=f"more-{number}", files={f"more_{number}.py": b"x = 1\n"}))
-    parts = [one.removeprefix("http://hub.test") for one in await places("/sitemap.xml")]
-    found = [one for part in parts for one in (await places(part))[1:]]
+    parts = [one.removeprefix("http://hub.test") for one in (await places("/sitemap.xml"))[2:]]
+    found = [one for part in parts for one in await places(part)]
     named = ["reverse-text", *(f"more-{number}" for number in range(4))]
     assert (len(parts), found) == (4, [f"http://hub.test/alice/{one}" for one in named])
     assert "http://hub.test/sitemap.xml" in (await hub.client.get("/robots.txt")).text
@@ -125,6 +128,9 @@ async def test_feeds_tell_of_versions_and_results(hub, make_wheel, run_of):
     version = "/alice/reverse-text/versions/0.1.0"
     for path, told in {
         "/feed.atom": [version],
+        "/alice/feed.atom": [version],
+        "/models/feed.atom": [],
+        "/alice/reverse-text/leaderboard/feed.atom": [run],
         "/runs/feed.atom": [run],
         "/alice/reverse-text/feed.atom": [run, version],
     }.items():

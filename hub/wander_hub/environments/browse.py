@@ -150,12 +150,13 @@ def public_pages(session: Session, size: int) -> list[int]:
     return [one for one in session.scalars(select(pages.c.page)) if one is not None]
 
 
-def public_page(session: Session, page: int, size: int) -> Sequence[tuple[str, str, datetime]]:
-    """Return owner, name and time of change of the public environments of such a range, by id."""
-    query = select(Owner.name, Environment.name, Environment.updated_at).join(Environment.owner)
+def public_page(session: Session, page: int, size: int) -> Sequence[tuple[str, str, datetime, int]]:
+    """Return owner, name, time of change and runs of the public environments of such a range, by id."""
+    query = select(Owner.name, Environment.name, Environment.updated_at, Environment.run_count)
+    query = query.join(Environment.owner)
     query = query.where(Environment.id >= page * size, Environment.id < (page + 1) * size)
     query = query.where(Environment.listed, Environment.private.is_(False)).order_by(Environment.id)
-    return [(owner, name, at) for owner, name, at in session.execute(query)]
+    return [(owner, name, at, many) for owner, name, at, many in session.execute(query)]
 
 
 def count_listed(session: Session) -> int:

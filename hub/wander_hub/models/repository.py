@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sqlalchemy import ColumnElement, Select, and_, or_, select, true
+from sqlalchemy import ColumnElement, Select, and_, func, or_, select, true
 from sqlalchemy.orm import Session, contains_eager, joinedload, selectinload
 
 from wander_hub.accounts.models import Owner
@@ -57,6 +57,16 @@ def models_of(session: Session, owner_id: int, limit: int) -> Sequence[Model]:
     """Return models of an owner."""
     query = visible(session).where(Model.owner_id == owner_id, Model.deleted_at.is_(None))
     return session.scalars(query.order_by(Model.name).limit(limit)).all()
+
+
+def newest_of(session: Session, limit: int) -> Sequence[Revision]:
+    """Return the newest revisions of public models, of each model one."""
+    last = select(func.max(Revision.id)).where(Revision.deleted_at.is_(None)).group_by(Revision.model_id)
+    query = select(Revision).join(Revision.model).join(Model.owner).where(Revision.id.in_(last))
+    query = query.where(Model.private.is_(False), Model.deleted_at.is_(None)).options(
+        contains_eager(Revision.model).contains_eager(Model.owner), joinedload(Revision.pushed_by)
+    )
+    return session.scalars(query.order_by(Revision.id.desc()).limit(limit)).all()
 
 
 def revisions_of(session: Session, model: Model) -> Sequence[Revision]:

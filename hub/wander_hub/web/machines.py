@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from datetime import datetime
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Query, Request
 from markupsafe import Markup
+from pydantic import Field
 from starlette.responses import Response
-from wander.wire import RunDetail
+from wander.wire import EnvironmentSummary, RunDetail
 
 from wander_hub.environments import browse
 from wander_hub.environments import service as environments
@@ -19,9 +20,13 @@ from wander_hub.environments.schemas import EnvironmentFilter
 from wander_hub.http.answers import not_modified
 from wander_hub.http.boundary import BaseUrl, ReadSession
 from wander_hub.leaderboards import service as leaderboards
+from wander_hub.leaderboards.schemas import BoardFilter
+from wander_hub.models.models import Revision
+from wander_hub.models.repository import newest_of
 from wander_hub.runs import service as runs
 from wander_hub.runs.repository import count_runs
 from wander_hub.web.cards import draw_card
+from wander_hub.web.docs.library import list_pages
 from wander_hub.web.templates import render
 from wander_hub.web.text import bounded, number, plain, score_digits
 
@@ -46,13 +51,30 @@ def robots(base_url: BaseUrl) -> Response:
 
 @router.get("/sitemap.xml")
 def site_map(
-    session: ReadSession, base_url: BaseUrl, page: Annotated[int | None, Query(ge=0, le=2**20)] = None
+    session: ReadSession,
+    base_url: BaseUrl,
+    page: Annotated[Annotated[int, Field(ge=0, le=2**20)] | Literal["docs", "models"] | None, Query()] = None,
 ) -> Response:
-    """The pages of environments: a list of parts, or one of them."""
+    """The documentation, models, environments and their leaderboards: a list of parts, or one of them."""
+    places: list[tuple[str, datetime | None]] = []
     if page is None:
-        body = render("sitemap.xml", pages=browse.public_pages(session, _MOST), base_url=base_url)
+        parts = ["docs", "models", *browse.public_pages(session, _MOST)]
+        body = render("sitemap.xml", pages=parts, base_url=base_url)
+        return Response(body, media_type="application/xml", headers=_SHORT)
+    if page == "docs":
+        places = [
+            ("/", None),
+            ("/runs", None),
+            ("/docs", None),
+            *((f"/docs/{one}", None) for one in list_pages()),
+        ]
+    elif page == "models":
+        places = [(_page_of(one), one.pushed_at) for one in newest_of(session, _MOST)]
     else:
-        body = render("sitemap.xml", environments=browse.public_page(session, page, _MOST), base_url=base_url)
+        for owner, name, changed, many in browse.public_page(session, page, _MOST):
+            places.append((f"/{owner}/{name}", changed))
+            places += [(f"/{owner}/{name}/leaderboard", changed)] if many else []
+    body = render("sitemap.xml", places=places, base_url=base_url)
     return Response(body, media_type="application/xml", headers=_SHORT)
 
 
@@ -111,16 +133,7 @@ def _send_card(request: Request, name: str, summary: str, facts: tuple[str, ...]
 def feed_of_environments(session: ReadSession, base_url: BaseUrl) -> Response:
     """The environments that changed last, as a feed."""
     found = environments.list_page(session, EnvironmentFilter(limit=_ENTRIES)).data
-    entries = [
-        Entry(
-            f"/{one.owner}/{one.name}/versions/{one.latest_version}",
-            f"{one.owner}/{one.name} {one.latest_version}",
-            one.updated_at,
-            one.summary,
-        )
-        for one in found
-    ]
-    return _feed("/feed.atom", "/", "Environments", entries, base_url)
+    return _feed("/feed.atom", "/", "Environments", [_entry_of_version(one) for one in found], base_url)
 
 
 @router.get("/runs/feed.atom")
@@ -128,6 +141,49 @@ def feed_of_runs(session: ReadSession, base_url: BaseUrl) -> Response:
     """The newest runs, as a feed."""
     found = runs.list_page(session, base_url, limit=_ENTRIES).data
     return _feed("/runs/feed.atom", "/runs", "Runs", [_entry_of(one) for one in found], base_url)
+
+
+@router.get("/models/feed.atom")
+def feed_of_models(session: ReadSession, base_url: BaseUrl) -> Response:
+    """The newest revisions of models, as a feed."""
+    entries = [
+        Entry(
+            _page_of(one),
+            f"{_page_of(one).removeprefix('/models/')} {one.revision[:12]}",
+            one.pushed_at,
+            f"pushed by {one.pushed_by.name}",
+        )
+        for one in newest_of(session, _ENTRIES)
+    ]
+    return _feed("/models/feed.atom", "/", "Models", entries, base_url)
+
+
+@router.get("/{owner}/feed.atom")
+def feed_of_owner(session: ReadSession, base_url: BaseUrl, owner: str) -> Response:
+    """The environments of an owner that changed last, as a feed."""
+    environments.require_owner(session, owner)
+    found = environments.list_page(session, EnvironmentFilter(owner=owner, limit=_ENTRIES)).data
+    return _feed(
+        f"/{owner}/feed.atom", f"/{owner}", owner, [_entry_of_version(one) for one in found], base_url
+    )
+
+
+@router.get("/{owner}/{name}/leaderboard/feed.atom")
+def feed_of_board(session: ReadSession, base_url: BaseUrl, owner: str, name: str) -> Response:
+    """The newest rows of the first leaderboard of an environment, as a feed."""
+    found = environments.find(session, owner, name)
+    newest = BoardFilter(sort="posted", limit=_ENTRIES)
+    entries = [
+        Entry(
+            f"/runs/{row.run_id}",
+            f"{row.model}: {number(row.reward_mean, score_digits(row.reward_low, row.reward_high))}",
+            row.posted_at,
+            f"rank {row.rank_low} to {row.rank_high}, level {row.level}, by {row.posted_by}",
+        )
+        for row in leaderboards.leaderboard(session, found, base_url, wanted=newest).rows
+    ]
+    here = f"/{found.label}/leaderboard"
+    return _feed(f"{here}/feed.atom", here, f"Leaderboard of {found.label}", entries, base_url)
 
 
 @router.get("/{owner}/{name}/feed.atom")
@@ -151,6 +207,16 @@ class Entry(NamedTuple):
     title: str
     updated: datetime
     summary: str
+
+
+def _entry_of_version(one: EnvironmentSummary) -> Entry:
+    label = f"{one.owner}/{one.name}"
+    path = f"/{label}/versions/{one.latest_version}"
+    return Entry(path, f"{label} {one.latest_version}", one.updated_at, one.summary)
+
+
+def _page_of(one: Revision) -> str:
+    return f"/models/{one.model.owner.name}/{one.model.name}"
 
 
 def _entry_of(run: RunDetail) -> Entry:

@@ -106,6 +106,7 @@ def list_runs(
     cursor: Cursor = None,
 ) -> Response:
     """Runs, newest first."""
+    environment, model = environment or None, model or None  # of a form, which sends what is left empty
     found = runs.list_page(
         session, base_url, environment=environment, model=model, limit=_PER_PAGE, cursor=cursor
     )
