@@ -27,6 +27,7 @@ from wander_hub.http.boundary import find_undeclared_routes
 from wander_hub.http.compression import Compression
 from wander_hub.http.hosts import Hosts, misdirected
 from wander_hub.http.limits import AGREE_SECONDS, Limits, agree
+from wander_hub.http.live import Streams
 from wander_hub.http.middleware import AnswerHeaders
 from wander_hub.http.problems import install_handlers
 from wander_hub.index import routes as index
@@ -69,7 +70,6 @@ from wander_hub.web import provider as sign_in_provider
 from wander_hub.web import routes as web
 from wander_hub.web import sign_in, styleguide
 from wander_hub.web.docs.library import Library
-from wander_hub.web.run.live import Streams
 from wander_hub.webhooks import delivery as webhook_delivery
 from wander_hub.webhooks import outbox
 from wander_hub.webhooks import routes as webhooks

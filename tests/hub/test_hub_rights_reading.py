@@ -16,10 +16,10 @@ from wander_hub.accounts import repository as accounts
 from wander_hub.accounts import service as account_service
 from wander_hub.accounts.models import Membership
 from wander_hub.database import now
+from wander_hub.http import live
 from wander_hub.identity import HUB
 from wander_hub.people import sessions
 from wander_hub.rights.tokens import add_token
-from wander_hub.web.run import live
 
 MARK = "hidden-treasure"
 RUN = "01JRUNPRIVATE000000000000A"

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 from browsers import PASSWORD, browser, form, give_password
+from sqlalchemy import select
 from wander.wire.verification import ReplayReport
-from wander_hub.jobs import TableQueue
+from wander_hub.http import live
+from wander_hub.jobs import OPEN, Job, TableQueue
+from wander_hub.operation import job_queue
 from wander_hub.verification import service
-from wander_hub.web.run import live
+from wander_hub.web.run import replays as page
 
 HTML = {"Accept": "text/html"}
 RUN = "01JRUN0000000000000000000A"
@@ -42,7 +45,7 @@ async def test_a_page_follows_a_replay_from_the_queue_to_its_end(hub, run):
     queue = TableQueue(hub.database)
     streams = hub.client._transport.app.state.streams
 
-    read, real_list = [], live.list_replays
+    read, real_list = [], page.list_replays
     loop, looks, real = asyncio.get_running_loop(), asyncio.Queue[None](), service.list_states
 
     def watched(*given: Any) -> Any:
@@ -59,7 +62,7 @@ async def test_a_page_follows_a_replay_from_the_queue_to_its_end(hub, run):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(service, "list_states", watched)
-        patch.setattr(live, "list_replays", lambda *given: (read.append(1), real_list(*given))[1])
+        patch.setattr(page, "list_replays", lambda *given: (read.append(1), real_list(*given))[1])
         await until_seen()
         assert streams.open.total() == 1
         lease = queue.claim("another process", [service.KIND])
@@ -72,20 +75,56 @@ async def test_a_page_follows_a_replay_from_the_queue_to_its_end(hub, run):
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert (answer.headers["x-accel-buffering"], answer.headers["cache-control"]) == ("no", "no-store")
     queued, begun, running, done, end = told(answer.text)
-    assert [one[0] for one in (queued, begun, running, done, end)] == ["replays"] * 4 + ["end"]
+    assert [one[0] for one in (queued, begun, running, done, end)] == ["changed"] * 4 + ["end"]
     assert len(read) == 4, "what did not change is not read again"
     assert ("queued" in queued[1], "running" in begun[1]) == (True, True)
     assert "2 of 6 rollouts, 1 came out otherwise" in running[1]
     assert "6 of 6 rollouts came out the same" in done[1]
     assert streams.open.total() == 0
-    assert [one for one, _ in told((await hub.get(LIVE)).text)] == ["replays", "end"], "one that is over"
+    assert [one for one, _ in told((await hub.get(LIVE)).text)] == ["changed", "end"], "one that is over"
+
+
+async def test_administrators_follow_the_queue_and_look_together(hub, run, monkeypatch):
+    admin, queue, reads = hub.auth("admin"), TableQueue(hub.database), []
+    real = job_queue.list_states
+    monkeypatch.setattr(job_queue, "list_states", lambda *a, **k: (reads.append(1), real(*a, **k))[1])
+    all_saw, looks, look = asyncio.Event(), [], live.Streams.look
+
+    async def looked(*given: Any) -> Any:
+        found = await look(*given)
+        looks.append(found[1] is not None)
+        if sum(looks) == 4:
+            all_saw.set()
+        return found
+
+    monkeypatch.setattr(live.Streams, "look", looked)
+    page = (await hub.get("/system/jobs", headers=HTML | admin)).text
+    assert 'data-live="/system/jobs/live"' in page
+    assert "data-live" not in (await hub.get("/system/jobs?state=done", headers=HTML | admin)).text
+    for settings in ("/alice/settings", "/alice/reverse-text/settings"):
+        seen = (await hub.get(settings, headers=HTML | hub.auth("alice"))).text
+        assert f'href="/runs/{RUN}#verification">run {RUN[-10:]} on alice/reverse-text</a>' in seen
+    monkeypatch.setattr(live, "LOOK_SECONDS", 0.2)
+    watching = [asyncio.create_task(hub.get("/system/jobs/live", headers=admin)) for _ in range(4)]
+    await all_saw.wait()
+    with hub.database.read() as session:
+        numbers = list(session.scalars(select(Job.id).where(Job.state.in_(OPEN))))
+    hub.database.commit(lambda session: [queue.cancel(session, number) for number in numbers])
+    answers = [told((await one).text) for one in watching]
+    assert [name for name, _ in answers[0]] == ["changed", "changed", "end"]
+    assert "cancelled" in answers[0][1][1]
+    assert answers == [answers[0]] * 4, "all see the same"
+    assert len(reads) < len(looks), "they share their looks"
+    nothing = (await hub.get("/alice/settings", headers=HTML | hub.auth("alice"))).text
+    assert "No replay or check waits or runs" in nothing
+    assert (await hub.get("/system/jobs/live", headers=hub.auth("bob"))).status_code == 403
 
 
 async def test_streams_are_bounded_and_end_by_themselves(hub, run, monkeypatch):
     monkeypatch.setattr(live, "ALIVE_SECONDS", 0.0)
     monkeypatch.setattr(live, "LONGEST_SECONDS", 0.1)
     answer = await hub.get(LIVE)
-    assert [one for one, _ in told(answer.text)] == ["replays"], "the browser asks again"
+    assert [one for one, _ in told(answer.text)] == ["changed"], "the browser asks again"
     assert ": alive\n\n" in answer.text
     monkeypatch.setattr(live, "MOST_OF_ONE", 0)
     refused = await hub.get(LIVE)

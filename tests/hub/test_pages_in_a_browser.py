@@ -13,9 +13,9 @@ from chromium import CHROMIUM, browser_page
 from page_faults import axe_source, find_faults
 from served_app import served
 from wander.wire.verification import ReplayReport
+from wander_hub.http import live
 from wander_hub.jobs import Lease, TableQueue
 from wander_hub.verification import service
-from wander_hub.web.run import live
 
 pytestmark = [
     pytest.mark.full,

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import func, select
+from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 from wander.wire.events import JobInfo, JobPage
 from wander.wire.verification import JobState
 
 from wander_hub import audit
 from wander_hub.database import now
+from wander_hub.environments.models import Environment, Version
+from wander_hub.environments.repository import readable
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
-from wander_hub.jobs import Job, TableQueue
+from wander_hub.jobs import OPEN, Job, TableQueue
 from wander_hub.operation.job_subjects import describe
 from wander_hub.rights import rights
+from wander_hub.runs.models import Run
+from wander_hub.runs.repository import readable_run
 from wander_hub.verification import evidence
 from wander_hub.verification import service as verification
 from wander_hub.webhooks import delivery
@@ -57,12 +61,47 @@ def list_page(
 ) -> JobPage:
     """Return a page of jobs, the newest first; for administrators."""
     rights.administrator(caller)
-    query = select(Job).order_by(Job.id.desc()).limit(limit + 1)
-    for column, wanted in ((Job.kind, kind), (Job.state, state)):
-        query = query.where(column == wanted) if wanted is not None else query
-    found = session.scalars(query.where(Job.id < before) if before is not None else query).all()
+    found = session.scalars(_newest(kind, state, before).limit(limit + 1)).all()
     data = describe(session, found[:limit])
     return JobPage(data=data, next=data[-1].id if len(found) > limit else None)
+
+
+def list_states(
+    session: Session, *, kind: str | None, state: JobState | None, before: int | None, limit: int
+) -> list[tuple[Any, ...]]:
+    """Return what differs once that page says something else, at the cost of a look at the jobs alone."""
+    columns = (Job.id, Job.state, Job.attempt, Job.lease_owner, Job.progress, Job.cancel_requested, Job.error)
+    query = _newest(kind, state, before).limit(limit + 1).with_only_columns(*columns, Job.lease_until)
+    return [
+        (*row[:-1], row[-1] and row[-1].replace(second=0, microsecond=0)) for row in session.execute(query)
+    ]
+
+
+def list_open(
+    session: Session, owner_id: int, environment_id: int | None = None, limit: int = 50
+) -> list[JobInfo]:
+    """Return the replays and checks that wait or run for an owner's environments, or one, the newest first.
+
+    Those of runs that the session's reader may not see are left out.
+    """
+    query = select(Job).where(Job.state.in_(OPEN)).order_by(Job.id.desc()).limit(limit)
+    query = query.outerjoin(Run, Run.run_id == Job.payload["run_id"].as_string())
+    query = query.outerjoin(Version, Version.id == Job.payload["version_id"].as_integer())
+    query = query.join(
+        Environment, Environment.id == func.coalesce(Run.environment_id, Version.environment_id)
+    )
+    query = query.where(Environment.owner_id == owner_id, readable(session))
+    query = query.where(Run.run_id.is_(None) | readable_run(session))
+    if environment_id is not None:
+        query = query.where(Environment.id == environment_id)
+    return describe(session, session.scalars(query).all())
+
+
+def _newest(kind: str | None, state: JobState | None, before: int | None) -> Select[Job]:
+    query = select(Job).order_by(Job.id.desc())
+    for column, wanted in ((Job.kind, kind), (Job.state, state)):
+        query = query.where(column == wanted) if wanted is not None else query
+    return query.where(Job.id < before) if before is not None else query
 
 
 def count(session: Session) -> dict[str, dict[str, int]]:

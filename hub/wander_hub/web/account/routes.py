@@ -24,6 +24,7 @@ from wander_hub.http.boundary import (
     part_of_another,
 )
 from wander_hub.names import normalise_owner
+from wander_hub.operation import job_queue
 from wander_hub.people import organisations, second_factor, sign_in
 from wander_hub.quotas import service as quotas
 from wander_hub.rights import invitations, members, rights
@@ -144,6 +145,7 @@ def show_owner_settings(
         done=forms.told_of(done),
         visibility=found.default_visibility,
         members=members.of_owner(session, caller, found.name),
+        jobs=job_queue.list_open(session, found.id),
         quota=quotas.of_owner(session, settings, caller, found.name),
         webhooks=webhooks.list_all(session, caller, found.name),
         events=EVENTS,
@@ -178,5 +180,6 @@ def show_environment_settings(
         webhooks=webhooks.of_environment(session, caller, found),
         events=EVENTS,
         reason=environments.reason_of(found),
+        jobs=job_queue.list_open(session, found.owner_id, found.id),
         versions=[environments.version_detail(found, one, base_url) for one in versions],
     )

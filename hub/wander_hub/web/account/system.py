@@ -6,7 +6,7 @@ They show what the API answers to administrators, and their forms do what it doe
 from __future__ import annotations
 
 from datetime import UTC, date, datetime, time
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from fastapi import APIRouter, Depends, Query, Request
 from sqlalchemy import func, select
@@ -19,9 +19,11 @@ from wander_hub import audit
 from wander_hub.accounts.models import Owner, User
 from wander_hub.environments import browse
 from wander_hub.environments.models import File
-from wander_hub.http.boundary import Before, HubSettings, ReadSession
+from wander_hub.http import live
+from wander_hub.http.boundary import Before, HubDatabase, HubSettings, ReadSession
 from wander_hub.http.health import free_bytes
 from wander_hub.identity import Identity
+from wander_hub.jobs import OPEN
 from wander_hub.mirrors import service as mirrors
 from wander_hub.operation import backup_jobs, job_queue
 from wander_hub.operation.administration import report_state
@@ -34,7 +36,7 @@ from wander_hub.settings import Settings
 from wander_hub.web.account import forms
 from wander_hub.web.addresses import query_string
 from wander_hub.web.sign_in import Visitor
-from wander_hub.web.templates import page
+from wander_hub.web.templates import page, render
 from wander_hub.web.text import size
 from wander_hub.webhooks import service as webhooks
 
@@ -78,31 +80,76 @@ def show_state(
     )
 
 
-@router.get("/jobs")
-def show_jobs(
-    request: Request,
-    session: ReadSession,
-    caller: Administrator,
+class JobQuery(NamedTuple):
+    """Which jobs a page of them shows."""
+
+    kind: str
+    state: JobState | None
+    before: int | None
+
+    def asked(self) -> dict[str, Any]:
+        """Return what the queue is asked for."""
+        return {"kind": self.kind or None, "state": self.state, "before": self.before, "limit": _JOBS}
+
+
+def _asked_of_jobs(
     kind: Annotated[str, Query(max_length=40)] = "",
     state: JobState | Literal[""] = "",
     before: Before = None,
-    done: str = "",
+) -> JobQuery:
+    return JobQuery(kind, state or None, before)
+
+
+AskedOfJobs = Annotated[JobQuery, Depends(_asked_of_jobs)]
+
+
+@router.get("/jobs")
+def show_jobs(
+    request: Request, session: ReadSession, caller: Administrator, query: AskedOfJobs, done: str = ""
 ) -> Response:
     """The queue of jobs, the newest first: state, attempts, who has it, why it failed."""
-    found = job_queue.list_page(
-        session, caller, kind=kind or None, state=state or None, before=before, limit=_JOBS
+    shown = _list_jobs(session, caller, query)
+    return page(
+        *(request, "system_jobs.html"),
+        scripts=["live.js"] if shown["under_way"] else [],
+        done=forms.told_of(done),
+        counts=job_queue.count(session),
+        kind=query.kind,
+        state=query.state or "",
+        live="/system/jobs/live" + query_string(kind=query.kind, state=query.state, before=query.before),
+        **shown,
     )
-    following = query_string(kind=kind, state=state, before=found.next) if found.next else None
-    counts = job_queue.count(session)
-    return _show(
-        *(request, "system_jobs.html", done),
-        jobs=found.data,
-        counts=counts,
-        kind=kind,
-        state=state,
-        following=following,
-        back="/system/jobs" + query_string(kind=kind, state=state),
-    )
+
+
+@router.get("/jobs/live")
+def follow_jobs(
+    request: Request,
+    database: HubDatabase,
+    caller: Administrator,
+    query: AskedOfJobs,
+) -> Response:
+    """The same jobs, as server-sent events, until none waits or runs; all who follow share the looks."""
+
+    def look(known: live.States) -> tuple[live.States, live.Part | None]:
+        with database.read(caller) as session:
+            states = job_queue.list_states(session, **query.asked())
+            if states == known:
+                return states, None
+            shown = _list_jobs(session, caller, query)
+        return states, live.Part(render("jobs.html", **shown), shown["under_way"])
+
+    return live.stream(request, look, shared=("jobs", query.kind, query.state, query.before))
+
+
+def _list_jobs(session: Session, caller: Identity, query: JobQuery) -> dict[str, Any]:
+    found = job_queue.list_page(session, caller, **query.asked())
+    at = {"kind": query.kind, "state": query.state}
+    return {
+        "jobs": found.data,
+        "under_way": any(one.state in OPEN for one in found.data),
+        "following": query_string(**at, before=found.next) if found.next else None,
+        "back": "/system/jobs" + query_string(**at),
+    }
 
 
 @router.get("/users")

@@ -22,8 +22,8 @@ from wander_hub.settings import Settings
 from wander_hub.storage import Storage, spare_missing
 from wander_hub.verification import evidence
 from wander_hub.web.addresses import query_of
-from wander_hub.web.run.live import Replays, list_replays
 from wander_hub.web.run.overlay import phases_of
+from wander_hub.web.run.replays import Replays, list_replays
 from wander_hub.web.run.training import TrainingView, describe_training
 
 _MOST_ENDINGS = 50

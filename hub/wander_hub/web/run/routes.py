@@ -14,7 +14,7 @@ from wander_hub.http.problems import HubProblem
 from wander_hub.runs import explorer
 from wander_hub.runs import service as runs
 from wander_hub.runs.explorer import RolloutFilter
-from wander_hub.web.run import beside, compare, live, overlay
+from wander_hub.web.run import beside, compare, overlay, replays
 from wander_hub.web.run import page as run_page
 from wander_hub.web.run import rollout as rollout_page
 from wander_hub.web.run.page import RunQuery
@@ -121,7 +121,7 @@ def list_rows(
 @router.get("/{run_id}/live")
 def follow_replays(request: Request, session: ReadSession, run_id: str) -> Response:
     """How far the hub's own replays of a run are, as server-sent events, until none is under way."""
-    return live.stream_replays(request, session, run_id)
+    return replays.stream_replays(request, session, run_id)
 
 
 @router.get("/{run_id}/rollouts/{number}")

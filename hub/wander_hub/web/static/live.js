@@ -1,4 +1,4 @@
-// Shows on a run's page how far the hub's replay of it is, and what it proved once it has ended.
+// Shows how far jobs are on a page that stays open, and on a run's what its replay proved once it has ended.
 "use strict";
 const box = document.querySelector("[data-live]");
 const CHANGES = ["standing", "proofs", "replays"];
@@ -12,7 +12,7 @@ async function finish() {
   const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
   if (!answer.ok) return;
   const page = parse(await answer.text());
-  for (const id of CHANGES) {
+  for (const id of new Set([...CHANGES, box.id])) {
     const found = page.getElementById(id);
     if (found) document.getElementById(id)?.replaceChildren(...found.childNodes);
   }
@@ -25,8 +25,8 @@ function stop() {
 
 function follow() {
   events = new EventSource(box.dataset.live);
-  events.addEventListener("replays", (event) => {
-    if (box.contains(document.activeElement) && document.activeElement.matches("select, button")) return;
+  events.addEventListener("changed", (event) => {
+    if (box.querySelector("details[open], :is(select, button, summary):focus")) return;
     box.replaceChildren(...parse(event.data).body.childNodes);
     box.querySelector(".look-again")?.remove();
   });

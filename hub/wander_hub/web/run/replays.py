@@ -1,0 +1,73 @@
+"""How far the hub's own replays of a run are: on its page, and sent to a page that stays open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastapi import Request
+from sqlalchemy.orm import Session
+from starlette.responses import Response
+from wander.wire.verification import LEVELS_SOUGHT, VerificationInfo
+
+from wander_hub.http.boundary import caller_of, database_of
+from wander_hub.http.live import Part, States, stream
+from wander_hub.identity import Identity
+from wander_hub.jobs import OPEN
+from wander_hub.runs import service as runs
+from wander_hub.settings import Settings
+from wander_hub.verification import service as verification
+from wander_hub.web.templates import render
+
+
+@dataclass(frozen=True)
+class Replays:
+    """The hub's own replays of a run, as its page shows them."""
+
+    run_id: str
+    data: list[VerificationInfo]
+    may_ask: bool
+    """Whether the reader may ask for another one here."""
+    may_cancel: frozenset[int]
+    """Those that the reader may call off."""
+    levels: tuple[str, ...] = LEVELS_SOUGHT
+
+    @property
+    def under_way(self) -> bool:
+        """Whether one waits or runs."""
+        return any(one.state in OPEN for one in self.data)
+
+
+def list_replays(session: Session, settings: Settings, run_id: str, caller: Identity | None) -> Replays:
+    """Return the replays of a run, and what its reader may do about them."""
+    run = runs.find(session, run_id)
+    data = verification.list_page(session, run_id).data
+    return Replays(
+        run_id,
+        data,
+        may_ask=caller is not None and verification.find_refusal(run, settings, caller) is None,
+        may_cancel=frozenset(
+            one.id
+            for one in data
+            if caller is not None
+            and one.state in OPEN
+            and verification.may_cancel(caller, one.requested_by, run.environment)
+        ),
+    )
+
+
+def stream_replays(request: Request, session: Session, run_id: str) -> Response:
+    """Answer with how far they are whenever that changed, until no replay is under way."""
+    caller = caller_of(request)
+    settings: Settings = request.app.state.settings
+    runs.find(session, run_id)  # who may not see the run gets what its page answers
+    database = database_of(request)
+
+    def look(known: States) -> tuple[States, Part | None]:
+        with database.read(caller) as looking:
+            states = verification.list_states(looking, run_id)
+            if states == known:
+                return states, None
+            found = list_replays(looking, settings, run_id, caller)
+        return states, Part(render("replays.html", replays=found), found.under_way)
+
+    return stream(request, look)
