@@ -97,6 +97,18 @@ async def test_what_was_spent_in_another_minute_is_over_for_all(hub, monkeypatch
         assert await statuses(other, 1) == {429: 1}
 
 
+def test_what_is_heard_once_its_minute_is_over_takes_nothing_from_the_next(monkeypatch):
+    clock = [59.0]
+    monkeypatch.setattr(limits.time, "time", lambda: clock[0])
+    budget = limits.Budget("reads", 20)
+    assert budget.spend("one", 20)
+    told = budget.untold()
+    clock[0] = 60.0
+    assert budget.spend("one", 5)
+    budget.hear(told, {budget.key("one"): 20})
+    assert budget.untold() == {"one": 5}
+
+
 async def test_who_tries_tokens_is_stopped_and_others_are_not(hub, still):
     client = of(hub, "2001:db8::1", failures_per_minute=3)
     neighbour = of(hub, "2001:db8::2", app=client._transport.app)

@@ -68,7 +68,7 @@ class Budget:
     """So many requests a minute for each who makes some; 0 is no limit."""
 
     def __init__(self, name: str, most: int) -> None:
-        self.name, self.most = name, most
+        self.name, self.most, self._telling = name, most, 0
         self._begin(0)
 
     def spend(self, who: str, cost: int = 1) -> bool:
@@ -80,12 +80,15 @@ class Budget:
     def untold(self) -> dict[str, int]:
         """Return what was spent here and no other process knows, of those who spent a good part."""
         self._look_at_the_clock()
+        self._telling = self._window
         more = {who: spent - self._told[who] for who, spent in self._spent.items() if self.most}
         return {who: count for who, count in more.items() if count * _PARTS >= self.most}
 
     def hear(self, told: Mapping[str, int], totals: Mapping[str, int]) -> None:
         """Take in what all processes together have spent, once they know what was spent here."""
-        for who, count in told.items():
+        for who, count in (
+            told.items() if self._telling == self._window else ()
+        ):  # else of a minute that is over
             self._told[who] += count
             self._elsewhere[who] = totals[self.key(who)] - self._told[who]
 
