@@ -62,6 +62,7 @@ def see_to_an_account(url: str) -> None:
         assert page.locator("#secret").inner_text().startswith("wnd_")
         page.get_by_role("link", name="Go on").click()
         page.get_by_text("ci <img").wait_for()
+        page.locator("tr", has_text="ci <img").get_by_text("Revoke…").click()
         page.locator("tr", has_text="ci <img").get_by_role("button", name="Revoke").click()
         page.locator("tr", has_text="ci <img").get_by_text("revoked").wait_for()
         see(page, f"{url}{ENVIRONMENT}")
@@ -87,6 +88,8 @@ def see_to_an_account(url: str) -> None:
         press(page, "Save")
         page.get_by_text("It is told of run.level").wait_for()
         assert find_faults(page, axe_source()) == []
+        assert not page.get_by_role("button", name="Remove it").is_visible(), "no stray click removes it"
+        page.get_by_text("Remove it…").click()
         press(page, "Remove it")
         page.wait_for_url("**/settings?done=remove-webhook#webhooks")
         assert page.locator('a[href^="/account/webhooks/"]').count() == 0
