@@ -95,6 +95,10 @@ async def test_owners_invite_and_invited_people_answer(hub, alice):
     page = html.unescape((await alice.get(back)).text)
     assert "https://example.org/hook" in page
     assert "invitation.accept" in page.partition("Audit log")[2]
+    log = html.unescape((await alice.get(back + "?action=invitation")).text).partition("Audit log")[2]
+    assert ("invitation.accept" in log, "owner.settings" in log) == (True, False)
+    assert "role: maintainer" in page.partition("Audit log")[2], "details in words"
+    assert "Nothing fits." in (await alice.get(back + "?before=1")).text
 
 
 async def see_to_a_webhook(alice: Any, settings: str) -> None:
@@ -241,6 +245,9 @@ async def test_administrators_see_the_hub_and_do_on_pages_what_the_api_does(hub,
         waiting = (await hub.get("/api/v1/jobs?state=queued&kind=replay", headers=hub.auth("admin"))).json()
         assert [(one["id"], one["attempt"]) for one in waiting["data"]] == [(int(number), 0)]
         assert "Disable" in users
+        assert "Nobody fits." in (await admin.get("/system/users?q=no-such", headers=HTML)).text
+        some = (await admin.get("/system/users?q=BO", headers=HTML)).text
+        assert (">bob</a>" in some, ">alice</a>" in some) == (True, False)
         assert "Remove second factor" not in users, "nobody has one"
         assert (await send(admin, "disable-user", at_user="bob", back="/system/users")).status_code == 303
         assert (await bob.get("/account", headers=HTML)).status_code == 303, "signed out at once"

@@ -56,10 +56,11 @@ def remove(session: Session, name: str) -> ChangedUser:
     return changed
 
 
-def list_users(session: Session, *, after: str, limit: int) -> list[UserInfo]:
-    """Return users by name, those that were removed with them."""
+def list_users(session: Session, *, after: str, limit: int, word: str = "") -> list[UserInfo]:
+    """Return users by name, those that were removed with them; of a `word`, whose names have it."""
     confirmed = SecondFactor.confirmed_at.is_not(None)
     query = select(User, confirmed).outerjoin(SecondFactor, SecondFactor.user_id == User.id)
+    query = query.where(User.name.contains(word.lower(), autoescape=True)) if word else query
     query = query.where(User.name > after).order_by(User.name).limit(limit)
     return [fill(UserInfo, one, second_factor=has_one) for one, has_one in session.execute(query)]
 

@@ -77,6 +77,7 @@ _templates.filters |= {
     "size": text.size,
     "stamp": text.stamp,
     "visible": text.visible,
+    "words": text.words,
 }
 _templates.globals |= {
     "about": addresses.about,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from markupsafe import Markup, escape
@@ -116,6 +117,22 @@ def duration(seconds: float | None) -> str:
     if seconds < _HOUR:
         return f"{seconds / _MINUTE:.1f} min"
     return f"{seconds / _HOUR:.1f} h" if seconds < _DAY else f"{seconds / _DAY:.1f} d"
+
+
+def words(detail: Mapping[str, object], longest: int = 80) -> str:
+    """Return details as `key: value`, what is empty left out and each value cut."""
+    told = {
+        name.replace("_", " "): value for name, value in detail.items() if value not in (None, "", [], {})
+    }
+    return "; ".join(f"{name}: {shorten(_said(value), longest)}" for name, value in told.items())
+
+
+def _said(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_said(one)}" for name, one in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_said, value))
+    return ("no", "yes")[value] if isinstance(value, bool) else str(value)
 
 
 def qr(text: str) -> str:

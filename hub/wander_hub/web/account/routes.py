@@ -29,6 +29,7 @@ from wander_hub.people import organisations, second_factor, sign_in
 from wander_hub.quotas import service as quotas
 from wander_hub.rights import invitations, members, rights
 from wander_hub.web.account import forms
+from wander_hub.web.addresses import query_string
 from wander_hub.web.sign_in import Visitor, local_path
 from wander_hub.web.templates import as_json, page, wants_json
 from wander_hub.webhooks import service as webhooks
@@ -133,15 +134,22 @@ def show_owner_settings(
     caller: Visitor,
     settings: HubSettings,
     owner: str,
+    action: Annotated[str, Query(max_length=40)] = "",
+    before: Before = None,
     done: str = "",
 ) -> Response:
     """Who may do what with an owner, its limits, webhooks and audit log; for its owners."""
     name = normalise_owner(owner)
     found = rights.owner_for(session, caller, "manage", name)
+    entries = audit.list_entries(
+        session, owner=found.name, action=action or None, before=before, limit=_ENTRIES + 1
+    )
+    more = len(entries) > _ENTRIES
     return page(
         request,
         "owner_settings.html",
         owner=found.name,
+        action=action,
         done=forms.told_of(done),
         visibility=found.default_visibility,
         members=members.of_owner(session, caller, found.name),
@@ -149,7 +157,8 @@ def show_owner_settings(
         quota=quotas.of_owner(session, settings, caller, found.name),
         webhooks=webhooks.list_all(session, caller, found.name),
         events=EVENTS,
-        entries=audit.list_entries(session, owner=found.name, limit=_ENTRIES),
+        entries=entries[:_ENTRIES],
+        following=query_string(action=action, before=entries[_ENTRIES - 1].id) if more else None,
     )
 
 

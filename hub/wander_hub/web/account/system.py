@@ -157,14 +157,20 @@ def show_users(
     request: Request,
     session: ReadSession,
     caller: Administrator,
+    q: Annotated[str, Query(max_length=80)] = "",
     cursor: Annotated[str, Query(max_length=80)] = "",
     done: str = "",
 ) -> Response:
     """The users, by name, with what administrators do about them."""
-    found = departures.list_users(session, after=cursor, limit=_PEOPLE + 1)
-    following = query_string(cursor=found[_PEOPLE - 1].name) if len(found) > _PEOPLE else None
+    q = q.strip()
+    found = departures.list_users(session, after=cursor, limit=_PEOPLE + 1, word=q)
+    following = query_string(q=q, cursor=found[_PEOPLE - 1].name) if len(found) > _PEOPLE else None
     return _show(
-        request, "system_users.html", done, users=found[:_PEOPLE], following=following, me=caller.user
+        *(request, "system_users.html", done),
+        users=found[:_PEOPLE],
+        following=following,
+        me=caller.user,
+        q=q,
     )
 
 
