@@ -140,6 +140,8 @@ async def test_an_environment_is_seen_to_on_its_page(hub, alice):
     assert (await hub.client.post(accept, headers=hub.auth("bob"))).status_code == 200
     seen = (await hub.get(back, headers=hub.auth("bob") | HTML)).text
     assert "bob</td><td>owner</td>" in seen.replace(" ", "")
+    listed = (await hub.get("/account", headers=hub.auth("bob") | HTML)).text
+    assert f'>alice/reverse-text</a> <span class="muted">owner</span> · <a href="{back}">' in listed
     there = {"at_owner": "alice", "at_name": "reverse-text", "back": back}
     assert (
         await send(alice, "environment-member", **there, at_user="nobody-yet", role="reader")

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session, joinedload
+from wander.wire import Role
 
 from wander_hub.accounts.models import Membership, Owner, User
 from wander_hub.environments.models import Environment
+from wander_hub.environments.repository import visible
 from wander_hub.rights.models import Grant, Token
 
 _TARGET = (joinedload(Token.owner), joinedload(Token.environment).joinedload(Environment.owner))
@@ -50,6 +52,14 @@ def tokens_bound_to(session: Session, environment_id: int) -> Sequence[Token]:
 def tokens_made_with(session: Session, ids: Sequence[int]) -> Sequence[Token]:
     """Return the tokens that were made with one of these."""
     return session.scalars(select(Token).where(Token.parent_id.in_(ids))).all()
+
+
+def grants_of_user(session: Session, user_id: int) -> list[tuple[str, Role]]:
+    """Return the environments on which a user has a role of their own, by name, each with the role."""
+    query = visible(session).join(Grant, Grant.environment_id == Environment.id)
+    query = query.where(Grant.user_id == user_id).order_by(Owner.name, Environment.name)
+    found = session.execute(query.with_only_columns(Owner.name, Environment.name, Grant.role))
+    return [(f"{owner}/{name}", role) for owner, name, role in found]
 
 
 def grants_of_environment(session: Session, environment_id: int) -> Sequence[Grant]:

@@ -28,6 +28,7 @@ from wander_hub.operation import job_queue
 from wander_hub.people import organisations, second_factor, sign_in
 from wander_hub.quotas import service as quotas
 from wander_hub.rights import invitations, members, rights
+from wander_hub.rights import repository as rights_repository
 from wander_hub.web.account import forms
 from wander_hub.web.addresses import query_string
 from wander_hub.web.sign_in import Visitor, local_path
@@ -50,6 +51,7 @@ def show_account(request: Request, session: ReadSession, caller: Visitor, done: 
         done=forms.told_of(done),
         tokens=members.tokens(session, caller),
         owners=organisations.of_caller(session, caller),
+        roles=rights_repository.grants_of_user(session, caller.user_id),
         invitations=invitations.of_caller(session, caller),
         factor=second_factor.state_of(session, caller.user_id),
         has_password=sign_in.has_password(session, caller.user_id),
