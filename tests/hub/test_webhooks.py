@@ -392,6 +392,7 @@ async def test_bad_addresses_and_too_many_are_refused(hub, receiver):
 
 def test_the_command_line_does_the_same(sqlite_alone, tmp_path):
     folder, runner = ["--data", str(tmp_path)], CliRunner()
+    assert runner.invoke(command, ["migrate", *folder]).exit_code == 0
 
     def run(*words: str) -> str:
         done = runner.invoke(command, ["webhook", *words, *folder])

@@ -86,9 +86,9 @@ class Budget:
 
     def hear(self, told: Mapping[str, int], totals: Mapping[str, int]) -> None:
         """Take in what all processes together have spent, once they know what was spent here."""
-        for who, count in (
-            told.items() if self._telling == self._window else ()
-        ):  # else of a minute that is over
+        if self._telling != self._window:  # what was told is of a minute that is over
+            return
+        for who, count in told.items():
             self._told[who] += count
             self._elsewhere[who] = totals[self.key(who)] - self._told[who]
 

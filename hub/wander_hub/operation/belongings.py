@@ -60,7 +60,7 @@ PARENTS = {
 """By table, the column that says which row a row belongs to."""
 LEFT_OUT = {
     *("audit", "attempts", "browser_sessions", "grants", "memberships", "one_time_codes", "tokens"),
-    "linked_identities",
+    *("linked_identities", "spending"),
     "second_factors",
     *("publishers", "used_assertions", "stars", "imports", "webhooks", "webhook_deliveries", "invitations"),
     "quotas",  # how much an owner may have, each hub's operator says
