@@ -48,7 +48,7 @@ def list_packages(storage: Storage, sha256: str, size: int) -> tuple[tuple[str, 
     """Return the packages of a stored lock with their versions, empty for one that has none."""
     if size > _MOST_LISTED:
         return ()
-    found = tomllib.loads(storage.read(sha256).decode())["packages"]
+    found = tomllib.loads(storage.read(sha256).decode()).get("packages", ())
     return tuple(sorted((str(one["name"]), str(one.get("version", ""))) for one in found))
 
 
