@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from chat_endpoint import chat_endpoint
@@ -221,12 +222,18 @@ def test_two_drivers_and_other_evaluations_do_not_mix_in_a_folder(tmp_path: Path
         pass
     place = tmp_path / "run.shards"
     assert not place.exists()
+    fail: Any = Mock(side_effect=Unavailable("no model"))
+    with pytest.raises(Unavailable), engine.hold(out):
+        fail((place / engine.SHARDS_FILE).write_text("3"))
+    assert not place.exists(), "a start that failed leaves nothing"
     small, other = suite_of({"model": "./small"}), suite_of({"model": "./other"})
     small.write(place)
     engine._require_same(place, other)
     (place / "0" / "small").mkdir(parents=True)
     (place / "0" / "small" / "run.json").touch()
     engine._require_same(place, small)
+    with pytest.raises(Unavailable), engine.hold(out):
+        fail()
     with pytest.raises(UsageError, match="shards of another evaluation") as refused:
         engine._require_same(place, other)
     assert f"--resume {out}`" in str(refused.value.hint)

@@ -121,20 +121,33 @@ def play(suite: Suite, out: Path, choice: RayChoice, output: Output) -> Overview
 
 @contextlib.contextmanager
 def hold(out: Path) -> Iterator[None]:
-    """Keep other processes from a run's shards, whose folder goes where nothing came to be in it."""
+    """Keep other processes from a run's shards, whose folder goes where no shard came to begin in it."""
     place = parts_of(out)
     place.mkdir(parents=True, exist_ok=True)
     try:
         with alone(place, 0.0):
-            yield
+            fresh = next(place.iterdir(), None) is None
+            try:
+                yield
+            except (Interrupted, BudgetSpent):
+                raise
+            except Exception:
+                if fresh and not _has_begun(place):
+                    shutil.rmtree(place)
+                raise
     finally:
         with contextlib.suppress(OSError):
             place.rmdir()
 
 
+def _has_begun(place: Path) -> bool:
+    """Tell whether shards may have something that is worth keeping."""
+    return (place / STORE_FILE).exists() or next(place.glob("*/*/run.json"), None) is not None
+
+
 def _require_same(place: Path, suite: Suite) -> None:
     """Raise `UsageError` where other evaluations were begun, and something of them is there."""
-    if not (place / STORE_FILE).exists() and next(place.glob("*/*/run.json"), None) is None:
+    if not _has_begun(place):
         return
     if [run.folder for run in Suite.load(place).runs] != [run.folder for run in suite.runs]:
         out = place.with_name(place.name.removesuffix(".shards"))
@@ -321,7 +334,7 @@ def _result(ray: Any, ref: Any) -> list[Problem]:
         hint = (
             "install the same `wander-client[ray]` on all nodes"
             if missing
-            else "resume the run: what was played is kept"
+            else "run the same command again: it goes on with what was played"
         )
         return [
             Problem(f"a shard failed on Ray: {first}", hint, "shard_failed", str(error), ClientError.status)
