@@ -205,7 +205,7 @@ def test_runs_are_read_compared_and_explained_by_keyboard(hub, posted, compared,
         page.keyboard.type("interval of the mean")
         page.keyboard.press("Enter")
         page.wait_for_url("**/docs/search?q=*")
-        page.locator("#results a").first.press("Enter")
+        page.locator("#results .hits a").first.press("Enter")
         page.wait_for_url("**/docs/statistics#the-interval-of-the-mean")
         page.goto(f"{hub.url}/docs/search")
         page.locator("#filters input").fill("tokens counted")
@@ -221,5 +221,5 @@ def test_runs_are_read_compared_and_explained_by_keyboard(hub, posted, compared,
         page.fill("#filters input", "rank")
         page.keyboard.press("Enter")
         page.wait_for_url("**/docs/search?q=rank")
-        page.locator("#results a").first.click()
+        page.locator("#results .hits a").first.click()
         assert len(page.locator("article").inner_text()) > 200
