@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -16,6 +17,10 @@ from typing import Any
 import pytest
 from command_line import Wander
 from fake_vllm import install_fake_vllm
+from wander_client.cluster import Versions
+from wander_client.models.pool import ModelChoice
+from wander_client.models.server import ServeChoice
+from wander_client.ray_engine.models import ModelActor
 
 PATIENCE = 120.0
 
@@ -202,6 +207,35 @@ def test_the_server_ends_however_the_command_ends(
     finally:
         command.kill()
         command.wait()
+
+
+def test_a_server_that_ignores_its_end_outlives_neither_its_owner_nor_its_guard(pids: Path) -> None:
+    """As Ray ends an actor: it kills the actor together with its children."""
+    guard = "import sys; from wander_client.models import server_guard as it; it.GRACE_SECONDS = 0.2;"
+    server = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--behave", "stubborn"]
+    theirs, ours = os.pipe()
+    command = [sys.executable, "-c", f"{guard} sys.exit(it.main(sys.argv[1:]))", str(theirs), "m", *server]
+    child = subprocess.Popen([*command, "--host", "127.0.0.1", "--port", "0"], pass_fds=(theirs,))
+    os.close(theirs)
+    try:
+        until(lambda: len(started(pids)) == 2, "the server starts")
+    finally:
+        child.kill()
+        child.wait()
+        os.close(ours)
+    until(lambda: not any(alive(pid) for pid in started(pids)), "server and engine end")
+
+
+async def test_an_actor_that_is_closed_while_its_server_starts_ends_it(pids: Path) -> None:
+    serve = ServeChoice(arguments=("--behave=sick",))
+    choice = ModelChoice("m", None, "KEY", None, None, cache=False, serve=serve)
+    actor = ModelActor(choice, {}, Versions())
+    asked = asyncio.create_task(actor.describe())
+    await asyncio.to_thread(until, lambda: len(started(pids)) == 2, "the server starts")
+    await actor.close()
+    assert not any(alive(pid) for pid in started(pids))
+    with pytest.raises(asyncio.CancelledError):
+        await asked
 
 
 @pytest.mark.full

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 SERVER = """
-import argparse, json, os, subprocess, sys, time
+import argparse, json, os, signal, subprocess, sys, time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 parser = argparse.ArgumentParser()
@@ -21,6 +21,8 @@ print("loading", given.model, flush=True)
 if given.behave == "crash":
     print("RuntimeError: no memory for the weights", file=sys.stderr)
     sys.exit(3)
+if given.behave == "stubborn":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 # As vLLM has its engine: a process of its own, which nobody but its parent ends.
 engine = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 with open(os.environ["FAKE_VLLM_PIDS"], "a") as pids:

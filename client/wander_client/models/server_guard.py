@@ -4,7 +4,8 @@
 
 LIFELINE is the read end of a pipe whose other end the command alone holds: it closes when the command lets go
 of it, and when the command is killed. Then the server's process group is asked to end, and killed after a
-while, with all that it started.
+while, with all that it started. The guard is a child of the process that is started so, and outlives it:
+Ray kills an actor together with its children, and the server may be slow to end, or never do so by itself.
 """
 
 from __future__ import annotations
@@ -29,6 +30,14 @@ def main(arguments: list[str]) -> int:
     lifeline, mark, *command = arguments
     # The terminal's Ctrl-C is the command's to handle; a server in its own session never sees it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if guard := os.fork():
+        signal.signal(signal.SIGTERM, lambda *_: os.kill(guard, signal.SIGTERM))
+        status = os.waitstatus_to_exitcode(os.waitpid(guard, 0)[1])
+        return status if status >= 0 else 128 - status
+    return _guard(int(lifeline), mark, command)
+
+
+def _guard(lifeline: int, mark: str, command: list[str]) -> int:
     try:
         server = subprocess.Popen(  # noqa: S603 - what the command was told to serve with
             command,
@@ -43,7 +52,7 @@ def main(arguments: list[str]) -> int:
         return 127
 
     def end_with_lifeline() -> None:
-        os.read(int(lifeline), 1)
+        os.read(lifeline, 1)
         _signal_group(server, signal.SIGTERM)
         try:
             server.wait(GRACE_SECONDS)
@@ -59,7 +68,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _end_with_guard() -> None:
-    """Have the kernel end the server in order where the guard itself is killed, as Ray does with an actor."""
+    """Have the kernel end the server in order where the guard itself is killed."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 

@@ -90,9 +90,8 @@ class ModelActor:
     versions: Versions
 
     def __post_init__(self) -> None:
-        self._lock = asyncio.Lock()
         self._stack = contextlib.AsyncExitStack()
-        self._client: Client | None = None
+        self._opening: asyncio.Task[Client] | None = None
         self._begun: set[str] = set()
 
     async def describe(self) -> _Described | Problem:
@@ -138,7 +137,10 @@ class ModelActor:
         return None
 
     async def close(self) -> None:
-        """End the model, or its server: Ray kills the guard of one together with the actor."""
+        """End the model, or its server, also while it starts."""
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
         await self._stack.aclose()
 
     def _begin(self, client: Client, rollout_id: str) -> None:
@@ -147,16 +149,19 @@ class ModelActor:
             client.begin(rollout_id)
 
     async def _open(self) -> Client:
-        async with self._lock:
-            if self._client is None:
-                self.versions.require()
-                os.environ.update(self.variables)
-                context = Invocation(CommonOptions(mode="quiet"), Output("quiet"))
-                pool = await self._stack.enter_async_context(ModelPool(context))
-                log = Path(context.settings.cache_dir, "logs", "model-server.log")
-                opened = pool.client(self.choice, None, name="", log_path=log)
-                self._client = await self._stack.enter_async_context(opened)
-            return self._client
+        task = self._opening
+        if task is None or (task.done() and not task.cancelled() and task.exception() is not None):
+            task = self._opening = asyncio.create_task(self._load())
+        return await asyncio.shield(task)
+
+    async def _load(self) -> Client:
+        self.versions.require()
+        os.environ.update(self.variables)
+        context = Invocation(CommonOptions(mode="quiet"), Output("quiet"))
+        pool = await self._stack.enter_async_context(ModelPool(context))
+        log = Path(context.settings.cache_dir, "logs", "model-server.log")
+        opened = pool.client(self.choice, None, name="", log_path=log)
+        return await self._stack.enter_async_context(opened)
 
 
 class RayModelClient(Client):
