@@ -248,11 +248,11 @@ def _body(change: Callable[[bytes], bytes]) -> Callable[[Record, list[Record]], 
 
 
 BODIES: dict[str, tuple[str, str, Callable[[Record, list[Record]], Parts]]] = {
-    "nothing": ("claimed", "8 missing", _body(lambda body: b"")),
-    "one rollout left out": ("claimed", "1 missing", _many(lambda rollouts: rollouts.pop())),
+    "nothing": ("claimed", "8 of 8 rollouts missing", _body(lambda body: b"")),
+    "one rollout left out": ("claimed", "1 of 8 rollouts missing", _many(lambda rollouts: rollouts.pop())),
     "one rollout said to have failed": (
         "claimed",
-        "1 failed",
+        "1 of 8 rollouts failed",
         _many(
             lambda rollouts: rollouts[0].update(
                 reward=None, metrics={}, failure={"boundary": "model", "type": "Down", "message": "down"}

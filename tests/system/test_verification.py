@@ -284,8 +284,8 @@ def no_such_version(manifest: Record, rollouts: list[Record]) -> None:
 
 
 AT_THE_DOOR: dict[str, tuple[Forgery, int, str]] = {
-    "a bad one dropped": (drop_the_bad, 201, "1 missing"),
-    "a bad one said to have failed": (hide_the_bad, 201, "1 failed"),
+    "a bad one dropped": (drop_the_bad, 201, "rollouts missing"),
+    "a bad one said to have failed": (hide_the_bad, 201, "rollouts failed"),
     "a good one repeated": (repeat_the_good, 422, ""),
     "a good one added": (add_the_good, 422, ""),
     "a rollout's seed": (change_rollout_seed, 422, "another seed than a rollout"),
