@@ -3,8 +3,8 @@
 A hub is started in ./screenshots-output, bundled environments are published and played by their scripted
 players, a small model is trained, and each page is drawn at three widths, light and dark. It fails where a
 table has columns off the screen, a row is taller than 80 pixels, a chart cuts its letters, a page is wider
-than its window, the browser reports an error, or axe-core (from npm, where that can be reached) finds a
-serious fault. `--again` draws the hub of the last time again, `--only NAME...` some pages of it.
+than its window, the browser reports an error, or axe-core finds a serious fault. `--again` draws the hub of
+the last time again, `--only NAME...` some pages of it.
 """
 
 from __future__ import annotations
@@ -230,12 +230,9 @@ _LOAD_IMAGES = """() => Promise.all([...document.images].map((image) => {
 def draw_pages(hub: str, folder: Path, token: str, only: list[str]) -> Iterator[str]:
     """Draw each page at each width in each scheme; yield what is wrong."""
     from chromium import CHROMIUM, FLAGS
-    from page_faults import axe_source, find_faults
+    from page_faults import find_faults
     from playwright.sync_api import sync_playwright
 
-    axe = axe_source()
-    if axe is None:
-        print("axe-core could not be had from npm: pages are drawn without it")
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=[*FLAGS, "--no-sandbox"])
         for scheme in SCHEMES:
@@ -253,13 +250,13 @@ def draw_pages(hub: str, folder: Path, token: str, only: list[str]) -> Iterator[
                     context.set_extra_http_headers(header)
                     answer = page.goto(f"{hub}{path}")
                     if answer is None or answer.status != (404 if name == "missing" else 200):
-                        yield f"{name}: {path} does not answer"
+                        yield f"{name} at {width} pixels, {scheme}: {path} does not answer"
                         continue
                     if name == "openapi":
                         page.locator(".opblock").first.wait_for()
                     page.evaluate(_LOAD_IMAGES)
                     page.screenshot(path=folder / f"{name}-{width}-{scheme}.png", full_page=True)
-                    faults = find_faults(page, axe if width < WIDTHS[-1] else None)
+                    faults = find_faults(page, axe=width < WIDTHS[-1])
                     faults += [one for one in said if name != "missing"]
                     yield from (f"{name} at {width} pixels, {scheme}: {fault}" for fault in faults)
                 context.close()
@@ -285,11 +282,13 @@ def main() -> int:
             publish_another_version(place)
             tell_webhook(place)
             train_model(place)
-        faults = list(draw_pages(place.hub, OUTPUT, place.environment["WANDER_TOKEN"], given.only))
+        faults = 0
+        for fault in draw_pages(place.hub, OUTPUT, place.environment["WANDER_TOKEN"], given.only):
+            faults += 1
+            print(fault, flush=True)
     finally:
         place.stop_hub()
-    print(*faults, sep="\n")
-    print(f"{len(faults)} faults; the pictures are in {OUTPUT}")
+    print(f"{faults} faults; the pictures are in {OUTPUT}")
     return 1 if faults else 0
 
 

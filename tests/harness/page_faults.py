@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import tarfile
 from functools import cache
-from pathlib import Path
+from importlib.resources import files
 from typing import Any
 
-AXE = "axe-core@4"
-_CACHE = Path(__file__).resolve().parents[2] / ".cache" / "axe"
 _FAULTS = """() => {
   const faults = [], phone = innerWidth <= 600, seen = (one) => one.checkVisibility();
   const wide = document.documentElement.scrollWidth - document.documentElement.clientWidth;
@@ -40,31 +36,22 @@ _FAULTS = """() => {
 }"""
 # What draws the OpenAPI document is not of this repository.
 _SERIOUS = """async () => {
-  const found = await axe.run({exclude: ["#viewer"]}, {resultTypes: ["violations"]});
+  const options = {resultTypes: ["violations"], rules: {"target-size": {enabled: true}}};
+  const found = await axe.run({exclude: ["#viewer"]}, options);
   return found.violations.filter((one) => ["serious", "critical"].includes(one.impact)).map(
     (one) => `${one.id}: ${one.nodes.map((node) => node.html.slice(0, 120)).slice(0, 3).join(" ")}`);
 }"""
 
 
-def find_faults(page: Any, axe: str | None = None) -> list[str]:
-    """Return what is wrong with how a page is laid out, and its serious faults by axe where that is given."""
+def find_faults(page: Any, *, axe: bool = True) -> list[str]:
+    """Return what is wrong with how a page is laid out, and its serious faults by axe."""
     faults = list(page.evaluate(_FAULTS))
-    if axe is not None:
-        page.evaluate(f"() => {{ {axe} }}")
+    if axe:
+        page.evaluate(f"() => {{ {_axe()} }}")
         faults += page.evaluate(_SERIOUS)
     return faults
 
 
 @cache
-def axe_source() -> str | None:
-    """Return axe-core as npm has it, None where there is no npm, or it cannot reach its registry."""
-    if not any(_CACHE.glob("*.tgz")):
-        _CACHE.mkdir(parents=True, exist_ok=True)
-        command = ["npm", "pack", AXE, "--silent", "--pack-destination", str(_CACHE)]
-        try:
-            subprocess.run(command, check=True, capture_output=True, timeout=60)
-        except (OSError, subprocess.CalledProcessError, subprocess.TimeoutExpired):
-            return None
-    with tarfile.open(max(_CACHE.glob("*.tgz"))) as archive:
-        taken = archive.extractfile("package/axe.min.js")
-        return taken.read().decode() if taken is not None else None
+def _axe() -> str:
+    return (files("axe_playwright_python") / "axe.min.js").read_text()

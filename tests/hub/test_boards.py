@@ -11,6 +11,7 @@ import pytest
 from alembic import command
 from sqlalchemy import event, text
 from wander.wire.boards import LeaderboardRow, csv_table
+from wander.wire.run_record import PassRate
 from wander_hub.database import alembic_config, now
 from wander_hub.fsck import check as fsck
 from wander_hub.identity import HUB
@@ -385,11 +386,18 @@ def test_no_cell_of_text_begins_a_formula():
         rank_low=1, rank_high=1, run_id="-run", model="+m", model_kind="X", reward_mean=-1.0, reward_low=-2.0,
         reward_high=0.0, examples=1, rollouts_per_example=1, rollouts=1, failed=0, version="1",
         level="complete", posted_by="@who", posted_at=now(), url="u",
+        pass_rates=[
+            PassRate(k=2, examples=9, pass_at_k=0.5, pass_at_k_low=0.4, pass_at_k_high=0.6, pass_hat_k=0.2,
+                     pass_hat_k_low=0.1, pass_hat_k_high=0.3),
+        ],
     )  # fmt: skip
-    header, cells = csv_table([row])
+    header, cells, without = csv_table([row, row.model_copy(update={"pass_rates": []})])
     found = dict(zip(header, cells, strict=True))
     assert (found["model"], found["posted_by"], found["run_id"]) == ("'+m", "'@who", "'-run")
     assert found["reward_mean"] == -1.0
+    rates = ["pass@2", "pass@2_low_95", "pass@2_high_95", "pass^2", "pass^2_low_95", "pass^2_high_95"]
+    assert [found[one] for one in rates] == [0.5, 0.4, 0.6, 0.2, 0.1, 0.3]
+    assert without[-6:] == [None] * 6
 
 
 async def test_what_an_older_hub_took_in_is_placed_when_the_hub_starts(posted):

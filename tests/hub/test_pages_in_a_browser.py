@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from browsers import PASSWORD, give_password
 from chromium import CHROMIUM, browser_page
-from page_faults import axe_source, find_faults
+from page_faults import find_faults
 from served_app import served
 from wander.wire.verification import ReplayReport
 from wander_hub.http import live
@@ -43,11 +43,11 @@ def signed_in(url: str, user: str, width: int = 1280, **context: Any) -> Iterato
     assert faults == []
 
 
-def see(page: Any, address: str, *, axe: str | None = None) -> None:
+def see(page: Any, address: str) -> None:
     """Open a page that must have no fault."""
     assert page.goto(address).status == 200, address
     assert page.title() != "taken", address
-    assert find_faults(page, axe) == [], address
+    assert find_faults(page) == [], address
 
 
 def press(page: Any, name: str, within: str = "main") -> None:
@@ -87,7 +87,7 @@ def see_to_an_account(url: str) -> None:
         page.get_by_label("run.level").check()
         press(page, "Save")
         page.get_by_text("It is told of run.level").wait_for()
-        assert find_faults(page, axe_source()) == []
+        assert find_faults(page) == []
         assert not page.get_by_role("button", name="Remove it").is_visible(), "no stray click removes it"
         page.get_by_text("Remove it…").click()
         press(page, "Remove it")
@@ -118,7 +118,7 @@ class Replay:
 def follow_a_replay(url: str, replay: Replay) -> None:
     """See a replay move and end without loading the page again, and ask for another one."""
     with signed_in(url, "bob") as page:
-        see(page, f"{url}/runs/{RUN}?limit=2", axe=axe_source())
+        see(page, f"{url}/runs/{RUN}?limit=2")
         box = page.locator("#replays")
         box.get_by_text("queued").wait_for()
         replay.tell(done=2, total=6, differing=0)
@@ -157,10 +157,10 @@ def read_without_a_script(url: str) -> None:
 
 def administer(url: str) -> None:
     """See the hub as its administrator, on a phone in the dark too."""
-    for width, scheme, axe in ((1280, "light", None), (390, "dark", axe_source())):
+    for width, scheme in ((1280, "light"), (390, "dark")):
         with signed_in(url, "admin", width, color_scheme=scheme, bypass_csp=True) as page:
             for path in ("", "/jobs", "/users", "/organisations", "/audit"):
-                see(page, f"{url}/system{path}", axe=axe)
+                see(page, f"{url}/system{path}")
             page.goto(f"{url}/system/jobs?state=cancelled")
             press(page, "Try again")
             page.goto(f"{url}/system/jobs?state=queued&kind=replay")

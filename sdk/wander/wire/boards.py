@@ -275,8 +275,14 @@ CSV_COLUMNS = {
     "checkpoint": "checkpoint",
     "stated_by_the_submitter": "stated",
 }
-"""Of every board, with the fields of a row; `stratum:N_mean`, `_rollouts`, `_failed`, `pass@K`, `pass^K` and
-`metric:NAME_mean`, `_low_95`, `_high_95` follow for what its rows have."""
+"""Of every board, with the fields of a row; `stratum:N_mean`, `_rollouts`, `_failed`, `pass@K` and `pass^K`,
+each with `_low_95` and `_high_95`, and `metric:NAME_mean` with the same follow for what its rows have."""
+_CHANCES = {
+    f"pass{sign}{{k}}{end}": f"pass_{name}_k{part}"
+    for sign, name in (("@", "at"), ("^", "hat"))
+    for end, part in (("", ""), ("_low_95", "_low"), ("_high_95", "_high"))
+}
+"""Columns of the tries `k`, with the fields of a rate."""
 
 
 def csv_table(rows: Iterable[LeaderboardRow]) -> Iterator[list[str | int | float | None]]:
@@ -284,7 +290,7 @@ def csv_table(rows: Iterable[LeaderboardRow]) -> Iterator[list[str | int | float
     known = list(rows)
     rates = sorted({rate.k for row in known for rate in row.pass_rates})
     metrics = list(dict.fromkeys(name for row in known for name in row.metrics))
-    passes = [f"pass{sign}{k}" for k in rates for sign in "@^"]
+    passes = [column.format(k=k) for k in rates for column in _CHANCES]
     parts = ("mean", "low_95", "high_95")
     strata = sorted({row.stratum.stratum for row in known if row.stratum is not None})
     stratum = [f"stratum:{one}_{part}" for one in strata for part in ("mean", "rollouts", "failed")]
@@ -292,11 +298,7 @@ def csv_table(rows: Iterable[LeaderboardRow]) -> Iterator[list[str | int | float
     yield [*CSV_COLUMNS, *stratum, *passes, *metric]
     for row in known:
         found = {rate.k: rate for rate in row.pass_rates}
-        chances = [
-            value
-            for k in rates
-            for value in ((found[k].pass_at_k, found[k].pass_hat_k) if k in found else (None, None))
-        ]
+        chances = [getattr(found.get(k), field, None) for k in rates for field in _CHANCES.values()]
         means = [value for name in metrics for value in (row.metrics.get(name), *row.interval(name))]
         own = [row.stratum if row.stratum and row.stratum.stratum == one else None for one in strata]
         scores = [
