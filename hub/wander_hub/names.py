@@ -22,7 +22,21 @@ RESERVED_OWNERS = frozenset(
 )
 """First path segments that the hub needs itself, now or later."""
 RESERVED_ENVIRONMENTS = frozenset(
-    "api files index integrity legacy leaderboard members new runs settings simple static tokens".split()  # noqa: SIM905
+    {
+        *(
+            "api",
+            "feed.atom",
+            "files",
+            "index",
+            "integrity",
+            "legacy",
+            "leaderboard",
+            "members",
+            "new",
+            "runs",
+        ),
+        *("settings", "simple", "static", "tokens"),
+    }
 )
 """Second path segments that the hub needs itself, now or later."""
 

@@ -25,7 +25,7 @@ TRAINING = {
 class Text(HTMLParser):
     """The words of a page, and how its tags nest."""
 
-    VOID = frozenset({"meta", "link", "input", "br", "hr", "img"})
+    VOID = frozenset({"meta", "link", "input", "br", "hr", "img", "wbr"})
 
     def __init__(self) -> None:
         super().__init__()
