@@ -22,21 +22,8 @@ RESERVED_OWNERS = frozenset(
 )
 """First path segments that the hub needs itself, now or later."""
 RESERVED_ENVIRONMENTS = frozenset(
-    {
-        *(
-            "api",
-            "feed.atom",
-            "files",
-            "index",
-            "integrity",
-            "legacy",
-            "leaderboard",
-            "members",
-            "new",
-            "runs",
-        ),
-        *("settings", "simple", "static", "tokens"),
-    }
+    "api feed.atom files index integrity legacy leaderboard members new runs "  # noqa: SIM905
+    "settings simple static tokens".split()
 )
 """Second path segments that the hub needs itself, now or later."""
 

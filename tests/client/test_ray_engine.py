@@ -54,24 +54,30 @@ class Seat:
         return await self.coordinator.trade(self.shard, self.attempt, trade)
 
 
-async def test_shards_share_the_bound_on_calls_and_the_pauses_of_an_endpoint() -> None:
-    coordinator = Coordinator(3, None, None)
-    limiters = [await Seat(coordinator, shard).begin() for shard in range(2)]
-    most, in_flight = 0, 0
+class Calls:
+    """Calls of an endpoint, and how many of them were in flight at once."""
 
-    async def call(limiter: CallLimiter) -> None:
-        nonlocal most, in_flight
+    def __init__(self) -> None:
+        self.most = self.in_flight = 0
+
+    async def make(self, limiter: CallLimiter) -> None:
+        """Make one that the endpoint takes."""
         pace = limiter.pace(URL)
         await limiter.acquire(pace)
-        in_flight += 1
-        most = max(most, in_flight)
+        self.in_flight += 1
+        self.most = max(self.most, self.in_flight)
         await asyncio.sleep(0.001)
-        in_flight -= 1
+        self.in_flight -= 1
         limiter.release(pace)
         pace.note_accepted(time.monotonic())
 
-    await asyncio.gather(*(call(limiters[number % 2]) for number in range(40)))
-    assert most == 3
+
+async def test_shards_share_the_bound_on_calls_and_the_pauses_of_an_endpoint() -> None:
+    coordinator = Coordinator(3, None, None)
+    limiters = [await Seat(coordinator, shard).begin() for shard in range(2)]
+    calls = Calls()
+    await asyncio.gather(*(calls.make(limiters[number % 2]) for number in range(40)))
+    assert calls.most == 3
     pace = limiters[0].pace(URL)
     began = await limiters[0].acquire(pace)
     limiters[0].release(pace)
@@ -88,19 +94,10 @@ async def test_a_shard_replaces_its_calls_without_asking_while_the_endpoint_take
     coordinator = Coordinator(4, None, None)
     seats = [Seat(coordinator, shard) for shard in range(2)]
     limiters = [await seat.begin() for seat in seats]
-    most, in_flight, order = 0, 0, list[int]()
+    calls, order = Calls(), list[int]()
 
     async def call(shard: int) -> None:
-        nonlocal most, in_flight
-        limiter = limiters[shard]
-        pace = limiter.pace(URL)
-        await limiter.acquire(pace)
-        in_flight += 1
-        most = max(most, in_flight)
-        await asyncio.sleep(0.001)
-        in_flight -= 1
-        limiter.release(pace)
-        pace.note_accepted(time.monotonic())
+        await calls.make(limiters[shard])
         order.append(shard)
 
     async def play(shard: int) -> None:
@@ -108,7 +105,7 @@ async def test_a_shard_replaces_its_calls_without_asking_while_the_endpoint_take
             await asyncio.gather(*(call(shard) for _ in range(300)))
 
     await asyncio.gather(play(0), play(1))
-    assert most == 4
+    assert calls.most == 4
     assert 60 < Counter(order[:300])[1] < 240, "both have their share"
     assert sum(seat.trades for seat in seats) < 300
     async with asyncio.timeout(20):  # what no call needs is given back

@@ -18,7 +18,7 @@ from typing import Any
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session, joinedload, undefer
 from wander.evals.stats.summary import RunningSummary
-from wander.wire import RunManifest, RunSummary
+from wander.wire import RunSummary
 from wander.wire.postings import RolloutsDigest, run_digest
 
 from wander_hub.accounts.models import Owner
@@ -262,7 +262,7 @@ def _derive(session: Session, storage: Storage, run: Run, broken: Set[str]) -> D
     chunks = session.scalars(query).all()
     if not broken.isdisjoint(one.object_sha256 for one in chunks):
         return None
-    manifest = RunManifest.model_validate_json(run.manifest)
+    manifest = run.parsed_manifest
     digest, order = RolloutsDigest(), OrderWriter()
     summary = RunningSummary(verification.declared_info(session, run))
     for chunk in chunks:
@@ -283,7 +283,7 @@ def _derive(session: Session, storage: Storage, run: Run, broken: Set[str]) -> D
 
 
 def _too_high(run: Run, derived: Derived) -> bool:
-    level, _ = level_of(RunManifest.model_validate_json(run.manifest), derived.summary)
+    level, _ = level_of(run.parsed_manifest, derived.summary)
     return level == "claimed" and run.level != "claimed"
 
 
@@ -296,7 +296,7 @@ def _mend_run(session: Session, run_id: str, derived: Derived) -> None:
     run.reward_mean = derived.summary.reward_mean
     run.rollouts_sha256, run.order_sha256 = derived.rollouts_sha256, derived.order_sha256
     if _too_high(run, derived):
-        manifest = RunManifest.model_validate_json(run.manifest)
+        manifest = run.parsed_manifest
         run.level, run.level_reason = level_of(manifest, derived.summary)
 
 

@@ -19,11 +19,11 @@ _MOST_BROKEN_DOWN = 100_000
 """Rollouts whose rows a board reads to tell the rewards of a stratum: half a second of a processor."""
 
 
-def list_strata(session: Session, board: Leaderboard) -> list[int]:
-    """Return the strata of a board's examples, which all its runs share; none where they are all of one."""
+def with_strata(session: Session, board: Leaderboard) -> Leaderboard:
+    """Return a board with the strata of its examples, which all its runs share; none where all are of one."""
     first = _find_runs(session, board.rows[:1])
     found = explorer.list_strata(first[0]) if first else []
-    return found if len(found) > 1 else []
+    return board.model_copy(update={"strata": found if len(found) > 1 else []})
 
 
 def with_stratum(session: Session, storage: Storage, board: Leaderboard, stratum: int | None) -> Leaderboard:
@@ -31,15 +31,21 @@ def with_stratum(session: Session, storage: Storage, board: Leaderboard, stratum
 
     Raise a 404 for a stratum that its examples do not have.
     """
-    strata = list_strata(session, board)
+    board = with_strata(session, board)
     if stratum is None or not board.rows:
-        return board.model_copy(update={"strata": strata})
-    if stratum not in strata:
-        hint = f"its strata are {', '.join(map(str, strata))}" if strata else "its examples are all of one"
+        return board
+    if stratum not in board.strata:
+        named = ", ".join(map(str, board.strata))
+        hint = f"its strata are {named}" if named else "its examples are all of one"
         raise HubProblem(404, "stratum_not_found", f"the board has no stratum {stratum}", hint=hint)
+    return score_stratum(session, storage, board, stratum)
+
+
+def score_stratum(session: Session, storage: Storage, board: Leaderboard, stratum: int) -> Leaderboard:
+    """Return a board with what its rows earned on one of its strata."""
     scores = _break_down(session, storage, board, stratum)
     rows = [row.model_copy(update={"stratum": scores.get(row.run_id)}) for row in board.rows]
-    return board.model_copy(update={"strata": strata, "rows": rows})
+    return board.model_copy(update={"rows": rows})
 
 
 def _break_down(

@@ -191,7 +191,7 @@ def list_strata(run: Run) -> list[int]:
     """Return the first strata of a run's examples in order."""
 
     def read() -> list[int]:
-        return sorted({one for one in service.manifest_of(run).strata if one is not None})[:MOST_STRATA]
+        return sorted({one for one in run.parsed_manifest.strata if one is not None})[:MOST_STRATA]
 
     found: list[int] = KEPT.get((run.sha256, "strata"), read)
     return found
@@ -316,7 +316,7 @@ def _within(value: float | None, low: float | None, high: float | None) -> bool:
 
 
 def _strata(run: Run) -> dict[str, int]:
-    manifest = service.manifest_of(run)
+    manifest = run.parsed_manifest
     pairs = zip(manifest.example_ids, manifest.strata, strict=False)
     return {example: stratum for example, stratum in pairs if stratum is not None}
 

@@ -11,7 +11,6 @@ from wander.wire import (
     ArtifactInfo,
     RolloutRow,
     RunDetail,
-    RunManifest,
     RunPage,
     RunSummary,
 )
@@ -98,11 +97,6 @@ def find_by_prefix(session: Session, word: str) -> Run:
     return found[0] if len(found) == 1 else find(session, word)
 
 
-def manifest_of(run: Run) -> RunManifest:
-    """Return a run's manifest."""
-    return run.parsed_manifest
-
-
 def detail_of(run: Run, base_url: str) -> RunDetail:
     """Return a run as the API shows it."""
     withdrawn = None
@@ -113,7 +107,7 @@ def detail_of(run: Run, base_url: str) -> RunDetail:
     return fill(
         RunDetail,
         run,
-        manifest=manifest_of(run),
+        manifest=run.parsed_manifest,
         summary=RunSummary.model_validate(run.summary),
         posted_by=run.posted_by.name,
         url=f"{base_url}/runs/{run.run_id}",

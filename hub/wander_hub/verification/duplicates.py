@@ -126,7 +126,7 @@ def supported_level(session: Session, run: Run) -> tuple[VerificationLevel, str]
     examined = session.get(RunExamination, run.run_id)
     if examined is not None and (check := examined.token_check) is not None and check.understated:
         return level_of_understated(check)
-    level, reason = level_of(runs.manifest_of(run), RunSummary.model_validate(run.summary))
+    level, reason = level_of(run.parsed_manifest, RunSummary.model_validate(run.summary))
     verified = select(Verification).where(Verification.run_id == run.run_id)
     verified = verified.options(joinedload(Verification.job)).order_by(Verification.id)
     for one in session.scalars(verified):

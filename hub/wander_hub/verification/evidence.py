@@ -128,7 +128,7 @@ class Examiner:
                     sources.append(other.run_id)
             if whole.pieced:
                 repeats += sources
-            original = original_of(session, run, runs.manifest_of(run))
+            original = original_of(session, run, run.parsed_manifest)
             if original is None:
                 return Findings(read.hexdigest(), repeats, tokens)
             like = self._compare(session, original, run, draw, context)
@@ -152,7 +152,7 @@ class Examiner:
 
         With one `draw` these are the same for every pair of runs, as far as they have them.
         """
-        names = {*runs.manifest_of(earlier).example_ids} & {*runs.manifest_of(later).example_ids}
+        names = {*earlier.parsed_manifest.example_ids} & {*later.parsed_manifest.example_ids}
         most = max(1, _COMPARED // max(earlier.rollouts_per_example, later.rollouts_per_example))
         drawn = set(nsmallest(most, names, lambda one: blake2b(one.encode(), key=draw).digest()))
         return likeness.compare(
@@ -166,9 +166,9 @@ class Examiner:
         """Compare a run with the one that it repeats, where that can be done."""
         try:
             return agreement(
-                runs.manifest_of(original),
+                original.parsed_manifest,
                 self._rollouts(session, original, context),
-                runs.manifest_of(run),
+                run.parsed_manifest,
                 self._rollouts(session, run, context),
             )
         except RunError:
@@ -197,7 +197,7 @@ def keep_examination(
     """Keep what reading a run told, mark copies, and give the run that it repeats its level."""
     run = runs.find(session, run_id)
     run_repository.lock_run(session, run)
-    manifest = runs.manifest_of(run)
+    manifest = run.parsed_manifest
     one = session.get(RunExamination, run_id) or RunExamination(run_id=run_id)
     anew = one.fault is not None or one.understated
     one.completions_sha256, one.fault = found.digest, None
@@ -289,7 +289,7 @@ def count_rerun(session: Session, run: Run) -> None:
     Where the one that vouched turned out to be a copy since, take it away.
     """
     one = session.get(RunExamination, run.run_id)
-    original = original_of(session, run, runs.manifest_of(run)) if one is not None else None
+    original = original_of(session, run, run.parsed_manifest) if one is not None else None
     if one is None or original is None:
         return
     counts = False

@@ -11,7 +11,6 @@ from wander.wire.levels import LEVEL_FACTS
 from wander.wire.verification import LevelProof, Proof, ReplayReport, Rerun
 
 from wander_hub.jobs import OPEN
-from wander_hub.runs import service as runs
 from wander_hub.runs.models import Run
 from wander_hub.verification.levels import level_of
 from wander_hub.verification.models import Verification
@@ -32,7 +31,7 @@ def prove(session: Session, run: Run, reruns: Sequence[Rerun]) -> list[LevelProo
     played = any(one.method == "replay" and one.level in ("rescored", "replayed") for one in reports)
     if found["rescored"][0] == "open" and played:
         found["rescored"] = "proved", "playing it again ran the rubric too"
-    if found["replayed"][0] == "open" and not runs.manifest_of(run).environment.info.deterministic:
+    if found["replayed"][0] == "open" and not run.parsed_manifest.environment.info.deterministic:
         found["replayed"] = (
             "open",
             "its environment declares that it is not deterministic: nobody can play a rollout twice",
@@ -53,7 +52,7 @@ def prove(session: Session, run: Run, reruns: Sequence[Rerun]) -> list[LevelProo
 def _count(run: Run) -> Found:
     """Tell whether all of it is there, and its own."""
     summary = RunSummary.model_validate(run.summary)
-    level, reason = level_of(runs.manifest_of(run), summary)
+    level, reason = level_of(run.parsed_manifest, summary)
     if level == "complete":
         return "proved", f"{summary.rollouts:,} of {summary.expected:,} rollouts, and none failed"
     return "contradicted", reason

@@ -316,7 +316,7 @@ def judges_asked(session: Session, run_id: str) -> bool:
 
 def declared_info(session: Session, run: Run) -> EnvironmentInfo:
     """Return what a run states of its environment, with the bounds that the newest replay met."""
-    stated = runs.manifest_of(run).environment.info
+    stated = run.parsed_manifest.environment.info
     met = select(Verification.made_with).where(Verification.run_id == run.run_id)
     met = met.where(Verification.report.is_not(None)).order_by(Verification.id.desc())
     found = next((one for one in session.scalars(met) if one), None)

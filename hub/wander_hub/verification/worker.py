@@ -78,7 +78,7 @@ class Replayer:
             return None
         with self._database.read(HUB) as session:
             run = runs.find(session, run_id)
-            manifest = runs.manifest_of(run)
+            manifest = run.parsed_manifest
             stated = manifest.environment.info
             info = add_bounds(stated, made_with.environment.info)
             if info == stated:

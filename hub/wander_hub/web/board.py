@@ -19,9 +19,8 @@ from wander_hub.environments import service as environments
 from wander_hub.environments.models import Version
 from wander_hub.leaderboards import service as leaderboards
 from wander_hub.leaderboards.schemas import BoardFilter
-from wander_hub.leaderboards.strata import list_strata, with_stratum
+from wander_hub.leaderboards.strata import score_stratum, with_strata
 from wander_hub.runs import repository as run_repository
-from wander_hub.runs import service as runs
 from wander_hub.runs.models import Run
 from wander_hub.storage import Storage
 from wander_hub.verification import service as verification
@@ -117,8 +116,10 @@ def leaderboard(
     empty |= {"cost"} if all(row.usd_per_rollout is None for row in shown.rows) else set()
     empty |= {"tokens"} if all(row.tokens_per_rollout is None for row in shown.rows) else set()
     columns = [one for one in _columns(shown, metrics, wanted_columns) if one not in empty]
-    chosen = stratum if stratum in list_strata(session, shown) else None
-    shown = with_stratum(session, storage, shown, chosen)
+    shown = with_strata(session, shown)
+    chosen = stratum if stratum in shown.strata else None
+    if chosen is not None:
+        shown = score_stratum(session, storage, shown, chosen)
     since, until = (one.date().isoformat() if one else "" for one in (wanted.since, wanted.until))
     asked = {
         "version": shown.version,
@@ -194,7 +195,7 @@ def find_info(session: Session, version: Version) -> EnvironmentInfo | None:
     query = run_repository.visible(session).where(Run.version_id == version.id, run_repository.counts())
     query = query.where(Run.posted_by_id == version.uploaded_by_id)
     newest = session.scalar(query.order_by(Run.posted_at.desc(), Run.run_id).limit(1))
-    return runs.manifest_of(newest).environment.info if newest else None
+    return newest.parsed_manifest.environment.info if newest else None
 
 
 def _list_metrics(session: Session, version: Version, board: Leaderboard) -> list[str]:

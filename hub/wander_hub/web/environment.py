@@ -166,7 +166,7 @@ def _find_sample(session: Session, storage: Storage, board: Leaderboard) -> Samp
         with suppress(HubProblem):
             run = runs.find(session, row.run_id)
             rollout = runs.rollout(session, storage, run, 0)
-            manifest = runs.manifest_of(run)
+            manifest = run.parsed_manifest
             messages, omitted = transcript.list_messages(rollout, view=manifest.environment.info.view)
             parts, _ = transcript.reward_parts(rollout, manifest)
             shown = messages[:_MOST_MESSAGES]

@@ -187,10 +187,12 @@ def show_source(
     moved = _canonical(owner, name)
     if moved is not None:
         return RedirectResponse(f"{moved}/versions/{quote(version)}/source", 301)
-    found = source.find_source(session, storage, owner, name, version, file)
+    found = environments.find(session, owner, name)
+    files = source.find_source(session, storage, found, version, file)
     if wants_json(request):
-        return as_json(found)
-    return page(request, "source.html", view=source.draw_source(session, found), scripts=["source.js"])
+        return as_json(files)
+    view = source.draw_source(session, found, files)
+    return page(request, "source.html", view=view, scripts=["source.js"])
 
 
 @router.get("/{owner}/{name}/versions/{version}/image")

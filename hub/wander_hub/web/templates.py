@@ -99,8 +99,13 @@ def render(template: str, **values: Any) -> bytes:
     return _templates.get_template(template).render(**values).encode("utf-8", "replace")
 
 
-def wants_json(request: Request, media_type: str = "application/json") -> bool:
-    """Tell whether a request to a page asks for what it shows as JSON, or so: it names that, and not HTML."""
+def wants_json(request: Request) -> bool:
+    """Tell whether a request to a page asks for what it shows as JSON."""
+    return wants(request, "application/json")
+
+
+def wants(request: Request, media_type: str) -> bool:
+    """Tell whether a request to a page asks for another form of it: it names that, and not HTML."""
     accepted = request.headers.get("accept", "")
     return media_type in accepted and "text/html" not in accepted
 

@@ -287,12 +287,10 @@ class _Replay:
                 tasks.create_task(work())
 
     def _count(self, rollout: Rollout) -> None:
-        name = f"{rollout.example_id}/{rollout.index}"
-        if (place := self.places.find(rollout.key)) is None:
-            raise RunError(f"rollout `{name}` does not belong to the run: its manifest holds no such key")
+        place = self.places.place_of(rollout)
         number, bit = place // _BITS, 1 << place % _BITS
         if self.seen.get(number, 0) & bit:
-            raise RunError(f"rollout `{name}` stands twice in the run")
+            raise RunError(f"rollout `{rollout.example_id}/{rollout.index}` stands twice in the run")
         self.seen[number] = self.seen.get(number, 0) | bit
         self.report.recorded += 1
 

@@ -109,10 +109,9 @@ def show_jobs(
 ) -> Response:
     """The queue of jobs, the newest first: state, attempts, who has it, why it failed."""
     shown = _list_jobs(session, caller, query)
-    return page(
-        *(request, "system_jobs.html"),
+    return _show(
+        *(request, "system_jobs.html", done),
         scripts=["live.js"] if shown["under_way"] else [],
-        done=forms.told_of(done),
         counts=job_queue.count(session),
         kind=query.kind,
         state=query.state or "",

@@ -13,7 +13,7 @@ from wander_hub.http.answers import REVALIDATE
 from wander_hub.http.boundary import optional_identity
 from wander_hub.http.problems import HubProblem
 from wander_hub.web.docs.library import Library, Page, list_pages
-from wander_hub.web.templates import as_json, page, wants_json
+from wander_hub.web.templates import as_json, page, wants, wants_json
 
 router = APIRouter(prefix="/docs", include_in_schema=False, dependencies=[Depends(optional_identity)])
 
@@ -82,7 +82,7 @@ def show_page(request: Request, path: str) -> Response:
     if wanted not in names:
         hint = "`/docs` lists all pages and searches them"
         raise HubProblem(404, "no_such_page", f"the documentation has no page `{path[:100]}`", hint=hint)
-    if path.endswith(_MARKDOWN) or wants_json(request, _MARKDOWN_TYPE):
+    if path.endswith(_MARKDOWN) or wants(request, _MARKDOWN_TYPE):
         headers = {"Cache-Control": REVALIDATE, "Vary": "Accept"}
         return PlainTextResponse(_library(request).read(wanted), media_type=_MARKDOWN_TYPE, headers=headers)
     if wanted != path:

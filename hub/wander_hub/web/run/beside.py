@@ -118,7 +118,10 @@ def group(session: Session, storage: Storage, base_url: str, run_id: str, number
         example_id=whole.example_id,
         prompt=_list_prompt(detail, whole),
         shown=[
-            _show(detail, one, runs.rollout(session, storage, found, one.number))
+            _show(
+                *(detail, one),
+                whole if one.number == number else runs.rollout(session, storage, found, one.number),
+            )
             for one in siblings[place : place + _MOST_BESIDE]
         ],
         siblings=siblings,
@@ -159,10 +162,11 @@ def example(
         list_siblings(session, storage, one.run, number, example_id)
         for one, number in zip(scored, apart, strict=True)
     ]
-    rollouts = [_find(session, storage, *each) for each in zip(found, groups, chosen, strict=True)]
-    alike = all(one.prompt == rollouts[0].prompt for one in rollouts)
+    pairs = [_find(session, storage, *each) for each in zip(found, groups, chosen, strict=True)]
+    first = pairs[0][1]
+    alike = all(one.prompt == first.prompt for _, one in pairs)
     columns = []
-    for place, (run, siblings, rollout) in enumerate(zip(found, groups, rollouts, strict=True)):
+    for place, (run, siblings, pair) in enumerate(zip(found, groups, pairs, strict=True)):
         detail = runs.detail_of(run, base_url)
         addresses = [
             query_of(
@@ -174,14 +178,13 @@ def example(
             )
             for row in siblings
         ]
-        own = next(row for row in siblings if row.number == chosen[place])
-        shown = _show(detail, own, rollout, prompt=not alike)
+        shown = _show(detail, *pair, prompt=not alike)
         columns.append(Column(detail, shown, list(zip(siblings, addresses, strict=True))))
     before, following = _neighbours(scored[0], scored[1], example_id)
     return ExampleView(
         example_id=example_id,
         columns=columns,
-        prompt=_list_prompt(columns[0].run, rollouts[0]) if alike else None,
+        prompt=_list_prompt(columns[0].run, first) if alike else None,
         together=f"/runs/compare{query_of(asked)}",
         before=query_of({**asked, "example": before}) if before is not None else "",
         following=query_of({**asked, "example": following}) if following is not None else "",
@@ -212,11 +215,12 @@ def _find_apart(scored: Sequence[Scored], example_id: str) -> list[int]:
 
 def _find(
     session: Session, storage: Storage, run: Run, siblings: Sequence[RolloutRow], number: int
-) -> Rollout:
-    if all(one.number != number for one in siblings):
+) -> tuple[RolloutRow, Rollout]:
+    own = next((one for one in siblings if one.number == number), None)
+    if own is None:
         detail = f"rollout {number} of `{run.run_id}` is none of this example"
         raise HubProblem(404, "rollout_not_found", detail)
-    return runs.rollout(session, storage, run, number)
+    return own, runs.rollout(session, storage, run, number)
 
 
 def _show(run: RunDetail, row: RolloutRow, whole: Rollout, *, prompt: bool = False) -> Beside:

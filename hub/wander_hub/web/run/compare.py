@@ -130,7 +130,7 @@ class Scored:
 
     def __init__(self, session: Session, storage: Storage, run: Run) -> None:
         self._session, self._storage = session, storage
-        self.run, self.manifest = runs.with_rollouts(run), runs.manifest_of(run)
+        self.run, self.manifest = runs.with_rollouts(run), run.parsed_manifest
         if runs.count_of(run) > _MOST_ROLLOUTS:
             raise _too_large(run)
         self.scores, self._ends = KEPT.get((run.sha256, "scores"), self._read)

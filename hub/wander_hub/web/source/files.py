@@ -100,10 +100,9 @@ class SourceView:
 
 
 def find_source(
-    session: Session, storage: Storage, owner: str, name: str, version: str, path: str | None
+    session: Session, storage: Storage, found: Environment, version: str, path: str | None
 ) -> SourceFiles:
     """Return a version's files and one of them: the one asked for, or the module with its entry point."""
-    found = environments.find(session, owner, name)
     chosen = environments.find_version(session, found, version)
     with open_wheel(storage, found, chosen) as (wheel, archive):
         files = sorted((one for one in archive.infolist() if not one.is_dir()), key=_order)
@@ -121,9 +120,8 @@ def find_source(
     )
 
 
-def draw_source(session: Session, found: SourceFiles) -> SourceView:
+def draw_source(session: Session, environment: Environment, found: SourceFiles) -> SourceView:
     """Return what a page shows of it."""
-    environment = environments.find(session, found.owner, found.name)
     lines = list(islice(draw_lines(found.shown, found.text), _MOST_LINES + 1))
     if len(lines) > _MOST_LINES:
         left_out = f"Only the first {_MOST_LINES:,} lines are shown"

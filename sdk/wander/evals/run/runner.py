@@ -270,7 +270,7 @@ class _Evaluation:
             # Failures of an earlier part that were not played again still stand there.
             summary = summarise_run(self.manifest, self.folder.rollouts_in_order())
         else:
-            summary = summarise_run(self.manifest, sorted(self.kept, key=self.tally.place_of))
+            summary = summarise_run(self.manifest, sorted(self.kept, key=self.tally.places.place_of))
         if self.folder is not None and not self.untouched:
             if use.calls or use.cached:
                 self.folder.add_use(use)
@@ -332,7 +332,7 @@ class _Evaluation:
             asked = count_tokens(rollout.turns)
             prompt, completion = prompt + asked.prompt_tokens, completion + asked.completion_tokens
             if rollout.failure is not None:
-                tally.state[tally.place_of(rollout)] = FAILED
+                tally.state[tally.places.place_of(rollout)] = FAILED
             elif whole:
                 tally.add(rollout)
         self.meter.at_least(Usage(prompt_tokens=prompt, completion_tokens=completion))
@@ -346,7 +346,7 @@ class _Evaluation:
             return
         start = (mark.length, mark.lines) if mark is not None else (0, 0)
         for number, rollout in folder.every_line(*start):
-            if self.tally.state[self.tally.place_of(rollout)] == DONE:
+            if self.tally.state[self.tally.places.place_of(rollout)] == DONE:
                 raise folder.repeats(number)
             yield rollout, True
 

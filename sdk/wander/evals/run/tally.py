@@ -6,7 +6,6 @@ depend on their order, and rollouts end in any.
 
 from __future__ import annotations
 
-from wander.errors import RunError
 from wander.evals.stats.summary import is_number
 from wander.evals.store.bookmark import Bookmark
 from wander.evals.store.examples import Places
@@ -22,8 +21,8 @@ class Tally:
 
     def __init__(self, manifest: RunManifest) -> None:
         self._run_id = manifest.run_id
-        self._places = Places(manifest.example_ids, manifest.rollouts_per_example)
-        self.state = bytearray(len(self._places))
+        self.places = Places(manifest.example_ids, manifest.rollouts_per_example)
+        self.state = bytearray(len(self.places))
         self.rollouts = 0
         self.scored = 0
         self._reward_sum = 0.0
@@ -39,19 +38,12 @@ class Tally:
         """Mean of the rollouts so far; None before the first scored one."""
         return self._reward_sum / self.scored if self.scored else None
 
-    def place_of(self, rollout: Rollout) -> int:
-        """Return a rollout's place in the whole run; raises `RunError` for one that is not of it."""
-        if (place := self._places.find(rollout.key)) is None:
-            name = f"{rollout.example_id}/{rollout.index}"
-            raise RunError(f"rollout `{name}` does not belong to the run: its manifest holds no such key")
-        return place
-
     def add(self, rollout: Rollout) -> None:
         """Count one rollout, of a key that was not counted."""
         self.rollouts += 1
         self._prompt_tokens += rollout.usage.prompt_tokens
         self._completion_tokens += rollout.usage.completion_tokens
-        self.state[self.place_of(rollout)] = DONE if rollout.failure is None else FAILED
+        self.state[self.places.place_of(rollout)] = DONE if rollout.failure is None else FAILED
         reward = rollout.reward
         if rollout.failure is None and reward is not None and is_number(reward):
             self.scored += 1

@@ -13,7 +13,8 @@ from typing import Protocol, overload
 
 import zstandard
 
-from wander.types import Example, canonical_json
+from wander.errors import RunError
+from wander.types import Example, Rollout, canonical_json
 
 _BLOCK = 512
 """Examples that are compressed together."""
@@ -160,3 +161,10 @@ class Places:
         else:
             example = None
         return None if example is None or not 0 <= index < self._each else example * self._each + index
+
+    def place_of(self, rollout: Rollout) -> int:
+        """Return the place of a rollout; raises `RunError` for one that is not of the run."""
+        if (place := self.find(rollout.key)) is None:
+            name = f"{rollout.example_id}/{rollout.index}"
+            raise RunError(f"rollout `{name}` does not belong to the run: its manifest holds no such key")
+        return place
