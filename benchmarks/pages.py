@@ -1,8 +1,9 @@
 """What does each page take of a hub with 10,000 runs on a board and a run of 100,000 rollouts, and how long
 do fifty readers at once wait?
 
-    python benchmarks/pages.py            figures of every page, as a table
-    python benchmarks/pages.py --quick    500 runs and 5,000 rollouts
+    python benchmarks/pages.py               figures of every page, as a table
+    python benchmarks/pages.py --quick       500 runs and 5,000 rollouts
+    python benchmarks/pages.py --runs 100    so many runs on the board: two such tables tell how answers grow
 
 Processor time and bytes are those of the application in this process, one request after the other; the waits
 are those of a hub in a process of its own (SQLite, a folder), whose clients share the machine with it.
@@ -47,6 +48,7 @@ ROLLOUTS = 1_000
 READERS, ASKED = 50, 500
 """How many requests are under way at once, and how many there are of each page."""
 HEADERS = {"Accept": "text/html", "Accept-Encoding": "gzip"}
+BOARD = "/api/v1/environments/admin/say-env/leaderboard"
 PAGES = {
     "first page": "/",
     "search": "/?q=say",
@@ -55,6 +57,8 @@ PAGES = {
     "leaderboard": "/admin/say-env/leaderboard",
     "leaderboard, all runs": "/admin/say-env/leaderboard?runs=all",
     "leaderboard, metrics": "/admin/say-env/leaderboard?column=metrics",
+    "leaderboard, JSON": BOARD,
+    "leaderboard, JSON, newest of all": f"{BOARD}?runs=all&sort=posted",
     "runs": "/runs",
     "owner": "/admin",
     "run": f"/runs/{SMALL}",
@@ -180,9 +184,11 @@ def main() -> None:
     """Fill a hub, ask for its pages, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--runs", type=int, help="on the board, each of a model of its own")
     parser.add_argument("--times", type=int, default=5, help="requests a round, of five")
     asked = parser.parse_args()
     runs, rollouts = (500, 5_000) if asked.quick else (10_000, 100_000)
+    runs = asked.runs or runs
     with (
         tempfile.TemporaryDirectory() as name,
         live_hub(Path(name) / "hub", WANDER_HUB_READS_PER_MINUTE="0") as hub,
