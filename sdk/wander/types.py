@@ -298,10 +298,6 @@ class RewardFunctionInfo(Record):
         return self.bounds or ((0.0, 1.0) if self.weight else None)
 
 
-_Word = Annotated[str, Field(min_length=1, max_length=20)]
-_Drawn = Annotated[str, Field(max_length=2)]
-
-
 class GridView(Record):
     """How pages draw what messages show of a state: a board, a map, a table of known words.
 
