@@ -39,8 +39,7 @@ from wander_hub.settings import Settings
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "harness"))
 
-from command_line import make_wheel  # noqa: E402 - the tests' own small environment
-from live_hub import live_hub  # noqa: E402
+from live_hub import live_hub  # noqa: E402 - the tests' own
 
 SMALL, OTHER, BIG = (f"01bench000000000000000000{number}" for number in range(3))
 ROLLOUTS = 1_000
@@ -141,15 +140,7 @@ async def waits_of(url: str, path: str) -> list[float]:
 
 def fill(url: str, token: str, place: Path, runs: int, rollouts: int) -> None:
     """Publish an environment, and put runs on its board."""
-    wheel = make_wheel(place)
-    with wheel.open("rb") as file:
-        answer = httpx.post(
-            f"{url}/admin/legacy/",
-            data={":action": "file_upload", "protocol_version": "1"},
-            files={"content": (wheel.name, file)},
-            headers={"Authorization": f"Bearer {token}"},
-        )
-    assert answer.status_code == 200, answer.text
+    wheel = posting.publish(url, token, place)
     for run, count in ((SMALL, ROLLOUTS), (OTHER, ROLLOUTS), (BIG, rollouts)):
         posting.store(place / "hub", posting.manifest_of(wheel, count, run), count)
     database = Database(f"sqlite:///{place / 'hub' / 'hub.db'}")
