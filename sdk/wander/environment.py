@@ -36,7 +36,7 @@ from wander.loop_thread import LoopThread
 from wander.parsers import Parser
 from wander.rollout.calls import ModelCalls
 from wander.rollout.faults import blame
-from wander.rollout.hooks import CLEANUP, TEARDOWN, call_hook, find_marked
+from wander.rollout.hooks import CLEANUP, TEARDOWN, call_every, call_hook, find_marked
 from wander.rubrics import Rubric, Score
 from wander.rubrics.gold import script_of
 from wander.rubrics.reward_function import check_bounds
@@ -425,15 +425,8 @@ class Environment(Player):
 
         Raises the first `EnvironmentFault` after all have run.
         """
-        first: BoundaryError | None = None
         hooks = [hook for _, hook in find_marked(self, TEARDOWN)]
-        for hook in [*hooks, self.rubric.close]:
-            try:
-                await call_hook(hook)
-            except BoundaryError as error:
-                first = first or error
-        if first is not None:
-            raise first
+        await call_every([*hooks, self.rubric.close])
 
 
 class LocalEnvironment(EnvironmentHandle):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar, overload
 
 from wander.errors import BoundaryError, EnvironmentFault
@@ -11,6 +12,7 @@ from wander.rollout.faults import blame
 from wander.types import Message, Messages, canonical_json
 
 Hook = TypeVar("Hook", bound=Callable[..., Any])
+T = TypeVar("T")
 
 PLAIN = frozenset((type(None), bool, int, float, str, list, dict))
 """What hooks and reward functions mostly return: nothing to wait for, and known faster than by asking."""
@@ -104,6 +106,28 @@ async def settle(hook: Callable[..., Any], result: Any) -> Any:
     except BaseException as error:
         blame(error, EnvironmentFault, getattr(hook, "__name__", "hook"), passing=BoundaryError)
         raise
+
+
+async def call_every(hooks: Iterable[Callable[[], Any]]) -> None:
+    """Call hooks one after the other, also after one failed; then raise the first `BoundaryError`."""
+    first: BoundaryError | None = None
+    for hook in hooks:
+        try:
+            await call_hook(hook)
+        except BoundaryError as error:
+            first = first or error
+    if first is not None:
+        raise first
+
+
+async def wait_for_every(work: Iterable[Awaitable[T]]) -> list[T]:
+    """Return what each gives, in order; where some fail, raise the first failure once all have ended."""
+    given: list[T] = []
+    for each in await asyncio.gather(*work, return_exceptions=True):
+        if isinstance(each, BaseException):
+            raise each
+        given.append(each)
+    return given
 
 
 def check_messages(value: Any, where: str) -> Messages:
