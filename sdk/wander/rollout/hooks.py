@@ -85,24 +85,9 @@ async def call_hook(hook: Callable[..., Any], *arguments: Any) -> Any:
 
     Hooks run on the event loop itself: a thread hop would cost more than most of them do.
     """
-    return await settle(hook, run_hook(hook, *arguments))
-
-
-def run_hook(hook: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a hook as `call_hook` does; what it returns has yet to be settled."""
     try:
-        return hook(*arguments)
-    except BaseException as error:
-        blame(error, EnvironmentFault, getattr(hook, "__name__", "hook"), passing=BoundaryError)
-        raise
-
-
-async def settle(hook: Callable[..., Any], result: Any) -> Any:
-    """Wait for what a hook returned, if that is to be waited for."""
-    if type(result) in PLAIN or not inspect.isawaitable(result):
-        return result
-    try:
-        return await result
+        result = hook(*arguments)
+        return await result if type(result) not in PLAIN and inspect.isawaitable(result) else result
     except BaseException as error:
         blame(error, EnvironmentFault, getattr(hook, "__name__", "hook"), passing=BoundaryError)
         raise
@@ -142,12 +127,14 @@ def check_messages(value: Any, where: str) -> Messages:
     for message in value:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise EnvironmentFault(f"`{where}` gave a message without a `role`: {str(message)[:200]}")
-        if not isinstance(message.get("content", ""), str | list | None):
+        content = message.get("content")
+        if content is not None and not isinstance(content, (str, list)):
             raise EnvironmentFault(
-                f"`{where}` gave a message whose `content` is a `{type(message['content']).__name__}`"
+                f"`{where}` gave a message whose `content` is a `{type(content).__name__}`"
             )
-        if not all(isinstance(part, str) for part in message.values()):
-            _refuse_unwritable(message, where)
+        for part in message.values():
+            if not isinstance(part, str):
+                _refuse_unwritable(message, where)
     return value
 
 
