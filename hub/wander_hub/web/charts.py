@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 from urllib.parse import quote
 
@@ -26,6 +27,8 @@ _MOST_LINKS = 100
 _KEY_LETTERS = 48
 """Of a name in a key."""
 _MOST_IN_KEY = 8
+_KEPT = 240
+"""Curves that are kept as they were drawn, each of some 20 kB and more."""
 _DIGIT = 12
 """Pixels of a digit of a wide chart where a phone draws it, which enlarges its letters."""
 
@@ -47,8 +50,12 @@ class Axis:
 
     def __call__(self, value: float) -> float:
         """Return the pixel of a value."""
-        span = self.high - self.low or 1.0
-        return self.start + (value - self.low) / span * (self.end - self.start)
+        return self.of_many([value])[0]
+
+    def of_many(self, values: Iterable[float]) -> list[float]:
+        """Return the pixels of values."""
+        low, span, start, room = self.low, self.high - self.low or 1.0, self.start, self.end - self.start
+        return [start + (value - low) / span * room for value in values]
 
 
 def histogram(data: Histogram, mean: float | None, *, linked: bool = False) -> Markup:
@@ -182,7 +189,10 @@ class Mark:
     css: Literal["alert-mark", "phase-mark"] = "alert-mark"
 
 
-def curves(name: str, runs: Sequence[Sequence[tuple[float, float]]], marks: Sequence[Mark] = ()) -> Markup:
+@lru_cache(_KEPT)
+def curves(
+    name: str, runs: tuple[tuple[tuple[float, float], ...], ...], marks: tuple[Mark, ...] = ()
+) -> Markup:
     """Draw one metric over the steps, of one run or of several in the colours of `series-N`.
 
     A script reads what points are drawn. A run may have none; where all have none, so has the answer.
@@ -199,7 +209,8 @@ def curves(name: str, runs: Sequence[Sequence[tuple[float, float]]], marks: Sequ
     for place, points in enumerate(shown):
         css = f" series-{place % 8}" if len(runs) > 1 else ""
         if len(points) > 1:
-            path = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in points)
+            xs, ys = across.of_many([x for x, _ in points]), up.of_many([y for _, y in points])
+            path = " ".join([f"{x:.1f},{y:.1f}" for x, y in zip(xs, ys, strict=True)])
             lines += f'<polyline class="curve{css}" data-series="{place}" points="{path}"/>'
         if points:
             x, y = finite[place][-1]

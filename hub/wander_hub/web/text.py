@@ -25,8 +25,9 @@ _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 def visible(text: str) -> Markup:
     """Escape text for HTML and write every hidden character as its code, so that none can deceive."""
-    parts: list[Markup] = []
-    end = 0
+    if not _HIDDEN.search(text):
+        return escape(text)
+    parts, end = list[Markup](), 0
     for match in _HIDDEN.finditer(text):
         code = Markup('<span class="hidden-character">U+{:04X}</span>').format(ord(match.group()))
         parts += [escape(text[end : match.start()]), code]

@@ -132,7 +132,7 @@ def overlay(
     steps = [one.steps for one in metrics]
     begins = [0, *accumulate(steps)][: len(steps)] if joined else [0] * len(steps)
     series = [
-        {name: [(x + begin, y) for x, y in points] for name, points in one.points.items()}
+        {name: tuple((x + begin, y) for x, y in points) for name, points in one.points.items()}
         for one, begin in zip(metrics, begins, strict=True)
     ]
     marks = [
@@ -172,14 +172,14 @@ def phases_of(session: Session, run: Run) -> list[Run]:
 
 
 def _overlays(
-    series: Sequence[Mapping[str, list[tuple[float, float]]]],
+    series: Sequence[Mapping[str, tuple[tuple[float, float], ...]]],
     ends: Sequence[Mapping[str, tuple[float, float]]],
     marks: Sequence[Mark],
 ) -> Iterator[Overlay]:
     names = list(dict.fromkeys(name for one in series for name in one))[: training.MOST_CURVES]
     for name in names:
-        points = [one.get(name, []) for one in series]
-        yield Overlay(name, charts.curves(name, points, marks), [one.get(name) for one in ends])
+        points = tuple(one.get(name, ()) for one in series)
+        yield Overlay(name, charts.curves(name, points, tuple(marks)), [one.get(name) for one in ends])
 
 
 def _evaluations(storage: Storage, details: Sequence[RunDetail], begins: Sequence[float]) -> Markup:

@@ -222,7 +222,7 @@ class Series:
     """The metrics of a run as they are drawn, alone or beside those of others."""
 
     steps: int
-    points: dict[str, list[tuple[float, float]]]
+    points: dict[str, tuple[tuple[float, float], ...]]
     ends: dict[str, tuple[float, float]]
     """First and last value of each."""
     counts: dict[str, int]
@@ -244,7 +244,7 @@ def read_series(storage: Storage, detail: RunDetail) -> Series:
     def read() -> Series:
         lines = read_metrics(storage, detail)
         found = list_series(lines)
-        drawn = {name: charts.bucket(points) for name, points in found.items()}
+        drawn = {name: tuple(charts.bucket(points)) for name, points in found.items()}
         ends = {name: (points[0][1], points[-1][1]) for name, points in found.items()}
         counts = {name: len(points) for name, points in found.items()}
         seconds = sum(_number(entry.get("seconds/step")) or 0.0 for entry in lines)
@@ -265,7 +265,7 @@ def _curves(series: Series, marks: Sequence[Mark]) -> Iterator[Curve]:
         shown = sorted({round(last * part / _TABLE_ROWS) for part in range(_TABLE_ROWS + 1)})
         yield Curve(
             name=name,
-            chart=charts.curves(name, [points], marks),
+            chart=charts.curves(name, (points,), tuple(marks)),
             first=series.ends[name][0],
             last=series.ends[name][1],
             points=series.counts[name],
