@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import lru_cache
 from typing import TypeVar
@@ -146,10 +147,13 @@ def suggestions(session: Session, owner: str, name: str) -> list[str]:
     return list(dict.fromkeys(same_name + close))[:3]
 
 
-def find_version(session: Session, environment: Environment, version: str) -> Version:
-    """Return a version (`latest` means the newest) or raise a 404 that names those there are."""
+def find_version(
+    session: Session, environment: Environment, version: str, known: Sequence[Version] = ()
+) -> Version:
+    """Return a version (`latest` means the newest), of those `known` or not, or raise a 404."""
     wanted = environment.latest_version if version == "latest" else _normal(version)
-    found = repository.version_of(session, environment, wanted)
+    found = next((one for one in known if one.version == wanted), None)
+    found = found or repository.version_of(session, environment, wanted)
     if found is not None:
         return found
     label = environment.label

@@ -77,7 +77,12 @@ def run_named(session: Session, run_id: str) -> Run | None:
 
 
 def page(
-    session: Session, *, environment_id: int | None, model: str | None, limit: int, cursor: str | None
+    session: Session,
+    *,
+    environment_id: int | None,
+    model: str | None = None,
+    limit: int,
+    cursor: str | None = None,
 ) -> Sequence[Run]:
     """Return up to `limit + 1` runs, newest first; withdrawn ones are not listed."""
     query = visible(session).where(Run.withdrawn_at.is_(None))
@@ -113,6 +118,15 @@ def chunk_with(session: Session, run_id: str, number: int) -> RunChunk | None:
     query = select(RunChunk).where(RunChunk.run_id == run_id, RunChunk.first <= number)
     found = session.scalar(query.order_by(RunChunk.first.desc()).limit(1))
     return found if found is not None and number < found.first + found.rollouts else None
+
+
+def chunks_around(session: Session, run_id: str, numbers: Sequence[int]) -> Sequence[RunChunk]:
+    """Return in order the chunks from the one with the least to that with the greatest of these rollouts."""
+    least, greatest = min(numbers, default=0), max(numbers, default=-1)
+    query = select(RunChunk).where(RunChunk.run_id == run_id, RunChunk.first <= greatest)
+    return session.scalars(
+        query.where(RunChunk.first + RunChunk.rollouts > least).order_by(RunChunk.first)
+    ).all()
 
 
 def remove_contents(session: Session, run: Run) -> list[str]:

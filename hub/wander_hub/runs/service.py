@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 
 from sqlalchemy import select
@@ -138,15 +139,13 @@ def order_of(storage: Storage, run: Run) -> RolloutOrder:
 def rows_numbered(session: Session, storage: Storage, run: Run, numbers: Sequence[int]) -> list[RolloutRow]:
     """Return the thin rows of these rollouts, in this order; numbers that no rollout has are passed over."""
     frames: dict[tuple[int, int], list[bytes]] = {}
-    found: list[RunChunk] = []
+    found = repository.chunks_around(session, run.run_id, numbers)
     rows = []
     for number in numbers:
-        chunk = next((one for one in found if 0 <= number - one.first < one.rollouts), None)
-        if chunk is None:
-            chunk = repository.chunk_with(session, run.run_id, number)
-            if chunk is None:
-                continue
-            found.append(chunk)
+        place = bisect_right(found, number, key=lambda one: one.first) - 1
+        if place < 0 or number >= found[place].first + found[place].rollouts:
+            continue
+        chunk = found[place]
         frame, place = divmod(number - chunk.first, chunks.ROWS_PER_FRAME)
         if (chunk.first, frame) not in frames:
             frames[chunk.first, frame] = chunks.row_lines(storage, chunk, frame)

@@ -315,12 +315,12 @@ def settle(session: Session, run_id: str) -> RunEvidence:
     session.flush()
     refresh_results(session, run.environment)
     count_rerun(session, run)
-    return evidence_of(session, run_id)
+    return evidence_of(session, run)
 
 
-def evidence_of(session: Session, run_id: str) -> RunEvidence:
+def evidence_of(session: Session, run: Run) -> RunEvidence:
     """Return what a run's level rests on beside the hub's replays."""
-    run = runs.find(session, run_id)
+    run_id = run.run_id
     one = session.get(RunExamination, run_id)
     reruns = session.scalars(
         run_repository.visible(session)

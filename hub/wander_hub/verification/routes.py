@@ -28,6 +28,7 @@ from wander_hub.http.boundary import (
 )
 from wander_hub.http.problems import refusals
 from wander_hub.jobs import TableQueue
+from wander_hub.runs import service as runs
 from wander_hub.verification import duplicates, evidence, service, version_checks
 
 router = APIRouter(prefix="/api/v1", tags=["verification"])
@@ -38,7 +39,7 @@ RunId = Annotated[str, Path(max_length=64)]
 @router.get("/runs/{run_id}/verifications", response_model=VerificationList, responses=refusals(404, 422))
 def list_verifications(session: ReadSession, run_id: RunId) -> VerificationList:
     """List the verifications of a run, newest first."""
-    return service.list_page(session, run_id)
+    return service.list_page(session, runs.find(session, run_id))
 
 
 @router.post(
@@ -73,7 +74,7 @@ def request_verification(
 @router.get("/runs/{run_id}/evidence", response_model=RunEvidence, responses=refusals(404, 422))
 def get_evidence(session: ReadSession, run_id: RunId) -> RunEvidence:
     """Show what a run's level rests on: what each level proved, whether it is a copy, who repeated it."""
-    return evidence.evidence_of(session, run_id)
+    return evidence.evidence_of(session, runs.find(session, run_id))
 
 
 @router.put(

@@ -214,10 +214,9 @@ def _count(session: Session, run_id: str) -> int:
     return session.query(Verification).filter_by(run_id=run_id).count()
 
 
-def list_page(session: Session, run_id: str) -> VerificationList:
+def list_page(session: Session, run: Run) -> VerificationList:
     """Return every verification of a run, the newest first."""
-    runs.find(session, run_id)
-    found = visible(session).where(Verification.run_id == run_id).order_by(Verification.id.desc())
+    found = visible(session).where(Verification.run_id == run.run_id).order_by(Verification.id.desc())
     return VerificationList(data=[info_of(one) for one in session.scalars(found)])
 
 

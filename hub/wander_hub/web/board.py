@@ -110,7 +110,8 @@ def leaderboard(
         wanted=wanted,
         versions=versions,
     )
-    metrics = _list_metrics(session, environments.find_version(session, found, shown.version), shown)
+    of_version = environments.find_version(session, found, shown.version, versions)
+    metrics = _list_metrics(session, of_version, shown)
     pass_k = max((one.k for row in shown.rows for one in row.pass_rates), default=None)
     empty = {"pass"} if pass_k is None else set()
     empty |= {"cost"} if all(row.usd_per_rollout is None for row in shown.rows) else set()

@@ -115,8 +115,8 @@ def show_environment(
     found = environments.find(session, owner, name)
     label = found.label
     versions = environments.newest_first(list(environment_repository.versions_of(session, found)))
-    chosen = environments.find_version(session, found, version)
-    recent = runs.list_page(session, base_url, environment=label, limit=_RECENT_RUNS)
+    chosen = environments.find_version(session, found, version, versions)
+    recent = run_repository.page(session, environment_id=found.id, limit=_RECENT_RUNS)[:_RECENT_RUNS]
     detail = environments.version_detail(found, chosen, base_url)
     wheels = [file.sha256 for file in detail.files if file.kind == "wheel"]
     board = leaderboards.leaderboard(session, found, base_url, versions=versions, brief=True)
@@ -143,7 +143,7 @@ def show_environment(
         info=find_info(session, chosen),
         board=board,
         axis=common_axis(board.rows),
-        recent=recent.data,
+        recent=[runs.detail_of(one, base_url) for one in recent],
         training=[runs.detail_of(one, base_url) for one in training],
         digest=wheels[0] if wheels else "",
         locked=locked,

@@ -14,6 +14,7 @@ from wander_hub.http.live import Part, States, stream
 from wander_hub.identity import Identity
 from wander_hub.jobs import OPEN
 from wander_hub.runs import service as runs
+from wander_hub.runs.models import Run
 from wander_hub.settings import Settings
 from wander_hub.verification import service as verification
 from wander_hub.web.templates import render
@@ -37,12 +38,11 @@ class Replays:
         return any(one.state in OPEN for one in self.data)
 
 
-def list_replays(session: Session, settings: Settings, run_id: str, caller: Identity | None) -> Replays:
+def list_replays(session: Session, settings: Settings, run: Run, caller: Identity | None) -> Replays:
     """Return the replays of a run, and what its reader may do about them."""
-    run = runs.find(session, run_id)
-    data = verification.list_page(session, run_id).data
+    data = verification.list_page(session, run).data
     return Replays(
-        run_id,
+        run.run_id,
         data,
         may_ask=caller is not None and verification.find_refusal(run, settings, caller) is None,
         may_cancel=frozenset(
@@ -67,7 +67,7 @@ def stream_replays(request: Request, session: Session, run_id: str) -> Response:
             states = verification.list_states(looking, run_id)
             if states == known:
                 return states, None
-            found = list_replays(looking, settings, run_id, caller)
+            found = list_replays(looking, settings, runs.find(looking, run_id), caller)
         return states, Part(render("replays.html", replays=found), found.under_way)
 
     return stream(request, look)
