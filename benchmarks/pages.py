@@ -1,9 +1,9 @@
 """What does each page take of a hub with 10,000 runs on a board and a run of 100,000 rollouts, and how long
-do fifty readers at once wait?
+do fifty readers at once wait? The hub has 10,000 jobs, users and entries in its audit log, too.
 
-    python benchmarks/pages.py               figures of every page, as a table
-    python benchmarks/pages.py --quick       500 runs and 5,000 rollouts
-    python benchmarks/pages.py --runs 100    so many runs on the board: two such tables tell how answers grow
+    python benchmarks/pages.py            figures of every page, as a table
+    python benchmarks/pages.py --quick    500 runs and 5,000 rollouts
+    python benchmarks/pages.py --only run compare    pages whose name begins so
 
 Processor time and bytes are those of the application in this process, one request after the other; the waits
 are those of a hub in a process of its own (SQLite, a folder), whose clients share the machine with it.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import random
 import statistics
@@ -27,11 +28,14 @@ from typing import Any
 
 import httpx
 import posting
-from sqlalchemy import insert, select
+from sqlalchemy import event, insert, select
+from wander_hub.accounts.models import Owner, User
 from wander_hub.app import create_app
+from wander_hub.audit import AuditEntry
 from wander_hub.database import Base, Database
 from wander_hub.environments.models import Environment
 from wander_hub.identity import HUB
+from wander_hub.jobs import Job
 from wander_hub.leaderboards.models import Board, BoardEntry
 from wander_hub.runs.models import Run
 from wander_hub.settings import Settings
@@ -39,25 +43,30 @@ from wander_hub.settings import Settings
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "harness"))
 
-from live_hub import live_hub  # noqa: E402 - the tests' own
+from command_line import ENVIRONMENT, make_wheel  # noqa: E402 - the tests' own small environment
+from live_hub import LiveHub, live_hub  # noqa: E402
+from small_models import checkpoint  # noqa: E402
+from staged_uploads import pushed  # noqa: E402
 
-SMALL, OTHER, BIG = (f"01bench000000000000000000{number}" for number in range(3))
+SMALL, OTHER, BIG, TRAINED, RETRAINED = (f"01bench000000000000000000{number}" for number in range(5))
 ROLLOUTS = 1_000
 """Of the runs that are not big."""
 READERS, ASKED = 50, 500
 """How many requests are under way at once, and how many there are of each page."""
+STEPS, METRICS = 1_000, 30
+"""Of a training run; metrics of a step."""
 HEADERS = {"Accept": "text/html", "Accept-Encoding": "gzip"}
-BOARD = "/api/v1/environments/admin/say-env/leaderboard"
+_TRAINED, _PLAYED = f"run={TRAINED}&run={RETRAINED}", f"run={SMALL}&run={OTHER}"
 PAGES = {
     "first page": "/",
     "search": "/?q=say",
     "environment": "/admin/say-env",
     "source": "/admin/say-env/versions/latest/source",
+    "source, 1,500 lines": "/admin/long-env/versions/latest/source?file=long_env.py",
+    "changes, 1 line in 10": "/admin/long-env/changes?old=0.1.0&new=0.2.0",
     "leaderboard": "/admin/say-env/leaderboard",
     "leaderboard, all runs": "/admin/say-env/leaderboard?runs=all",
     "leaderboard, metrics": "/admin/say-env/leaderboard?column=metrics",
-    "leaderboard, JSON": BOARD,
-    "leaderboard, JSON, newest of all": f"{BOARD}?runs=all&sort=posted",
     "runs": "/runs",
     "owner": "/admin",
     "run": f"/runs/{SMALL}",
@@ -67,12 +76,37 @@ PAGES = {
     "run, big, words": f"/runs/{BIG}?text=row-17",
     "rollout": f"/runs/{BIG}/rollouts/{{middle}}",
     "side by side": f"/runs/{BIG}/rollouts/{{middle}}/group",
-    "compare": f"/runs/compare?run={SMALL}&run={OTHER}",
+    "compare": f"/runs/compare?{_PLAYED}",
+    "compare, an example": f"/runs/compare/example?{_PLAYED}&example=row-17",
+    "training": f"/runs/{TRAINED}",
+    "trainings over each other": f"/runs/compare?{_TRAINED}",
+    "trainings end to end": f"/runs/compare?{_TRAINED}&joined=true",
+    "model": "/models/admin/ttt",
+    "sign in": "/login/password",
     "documentation": "/docs",
     "a page of it": "/docs/verification",
     "the longest of it": "/docs/api/commands",
     "a search in it": "/docs/search?q=interval",
+    "the API in it": "/docs/api/http",
+    "API viewer": "/openapi",
+    "feed of environments": "/feed.atom",
+    "feed of runs": "/runs/feed.atom",
+    "feed of an environment": "/admin/say-env/feed.atom",
+    "feed of a board": "/admin/say-env/leaderboard/feed.atom",
+    "site map": "/sitemap.xml",
+    "part of it": "/sitemap.xml?page=0",
+    "llms.txt": "/llms.txt",
+    "badge": "/admin/say-env/badge.svg",
+    "card": "/admin/say-env/card.png",
 }
+SIGNED_IN = {
+    "account": "/account",
+    "owner's settings": "/admin/settings",
+    "environment's settings": "/admin/say-env/settings",
+    "hub": "/system",
+    **{f"hub, {part}": f"/system/{part}" for part in ("jobs", "users", "organisations", "audit")},
+}
+"""What an administrator asks for; all others are for anybody."""
 
 
 def columns_of(row: Base) -> dict[str, Any]:
@@ -107,7 +141,64 @@ def multiply_run(database: Database, count: int) -> None:
         environment.run_count += count
 
 
-async def cost_of(client: httpx.AsyncClient, path: str, times: int) -> tuple[float, float, int, int]:
+def multiply_rest(database: Database, count: int) -> None:
+    """Have a hub hold so many users, jobs that are done, and entries in its audit log."""
+    with database.write(HUB) as session:
+        entry = columns_of(session.scalars(select(AuditEntry).order_by(AuditEntry.id)).first())
+        at = entry["at"]
+        entry.pop("id")
+        session.execute(insert(AuditEntry), [entry | {"target": f"target {one}"} for one in range(count)])
+        named = [{"name": f"user-{one:06d}", "created_at": at} for one in range(count)]
+        session.execute(insert(User).values(admin=False), named)
+        session.execute(insert(Owner), named)
+        told = {"kind": "replay", "payload": {}, "state": "done", "max_attempts": 3, "finished_at": at}
+        told |= {"run_after": at, "created_at": at}
+        session.execute(insert(Job), [told | {"key": f"made {one}"} for one in range(count)])
+
+
+def train(hub: LiveHub, manifest: dict[str, Any], seed: int) -> None:
+    """Post a training run, whose numbers are made up."""
+    draw = random.Random(seed)
+    rows = [
+        {"step": step, "seconds/step": 1.0, "reward": draw.random()}
+        | {f"metric/{one}": draw.random() for one in range(METRICS - 1)}
+        for step in range(1, STEPS + 1)
+    ]
+    cells = [
+        {"step": step, "cell": f"cell-{one}", "reward": 0.5, "interval": [0.4, 0.6], "examples": 100}
+        for step in range(0, STEPS + 1, STEPS // 20)
+        for one in range(3)
+    ]
+    lines = [posting.line(number, draw) for number in range(100)]
+    samples = [
+        json.loads(posting.line(number, draw)) | {"step": step}
+        for step in range(0, STEPS + 1, STEPS // 20)
+        for number in range(0, 80, 10)
+    ]
+    artifacts = {"metrics.jsonl": rows, "evaluations.jsonl": cells, "samples.jsonl": samples}
+    settings = {"schedule": {"steps": STEPS, "learning_rate": 1e-5 * seed}, "seed": seed}
+    files: list[tuple[str, Any]] = [
+        ("manifest", ("run.json", json.dumps(manifest | {"kind": "training", "training": settings}))),
+        ("rollouts", ("rollouts.jsonl", b"".join(lines))),
+    ]
+    files += [
+        ("artifacts", (name, "".join(json.dumps(one) + "\n" for one in found)))
+        for name, found in artifacts.items()
+    ]
+    head = {"Authorization": f"Bearer {hub.token}"}
+    answer = httpx.post(f"{hub.url}/api/v1/runs", files=files, headers=head, timeout=60)
+    assert answer.status_code == 201, answer.text
+
+
+async def push(hub: LiveHub) -> None:
+    """Push a model."""
+    async with httpx.AsyncClient(base_url=hub.url) as client:
+        head = {"Authorization": f"Bearer {hub.token}"}
+        answer = await pushed(client, head, checkpoint(), owner="admin")
+    assert answer.status_code == 200, answer.text
+
+
+async def cost_of(client: httpx.AsyncClient, path: str, times: int) -> list[float]:
     """Return milliseconds of the processor for the first answer and a later one, and bytes of it."""
     found, first = [], None
     for _ in range(5):
@@ -118,10 +209,10 @@ async def cost_of(client: httpx.AsyncClient, path: str, times: int) -> tuple[flo
             first = first or 1000 * (time.process_time() - begun)
         found.append(1000 * (time.process_time() - begun) / times)
     assert first is not None
-    return first, min(found), len(answer.content), answer.num_bytes_downloaded
+    return [first, min(found), len(answer.content), answer.num_bytes_downloaded]
 
 
-async def waits_of(url: str, path: str) -> list[float]:
+async def waits_of(url: str, headers: dict[str, str], path: str) -> list[float]:
     """Return the milliseconds of every answer while so many are asked for at once."""
     left, waited = iter(range(ASKED)), list[float]()
 
@@ -133,41 +224,70 @@ async def waits_of(url: str, path: str) -> list[float]:
             waited.append(1000 * (time.perf_counter() - begun))
 
     limits = httpx.Limits(max_connections=READERS)
-    async with httpx.AsyncClient(base_url=url, headers=HEADERS, timeout=120, limits=limits) as client:
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=120, limits=limits) as client:
         await asyncio.gather(*(read(client) for _ in range(READERS)))
     return waited
 
 
-def fill(url: str, token: str, place: Path, runs: int, rollouts: int) -> None:
-    """Publish an environment, and put runs on its board."""
-    wheel = posting.publish(url, token, place)
+def publish(hub: LiveHub, wheel: Path) -> Path:
+    """Publish a wheel as package tools do."""
+    with wheel.open("rb") as file:
+        answer = httpx.post(
+            f"{hub.url}/admin/legacy/",
+            data={":action": "file_upload", "protocol_version": "1"},
+            files={"content": (wheel.name, file)},
+            headers={"Authorization": f"Bearer {hub.token}"},
+        )
+    assert answer.status_code == 200, answer.text
+    return wheel
+
+
+def fill(hub: LiveHub, place: Path, runs: int, rollouts: int) -> None:
+    """Publish environments, put runs on the board of one, and what else pages show."""
+    wheel = publish(hub, make_wheel(place))
+    lines = [f'LINE_{number} = "{posting.WORDS[number]}"  # a line' for number in range(1_500)]
+    for version, sign in (("0.1.0", " ="), ("0.2.0", ": str =")):
+        lines[::10] = [line.replace(" =", sign) for line in lines[::10]]
+        publish(hub, make_wheel(place, "long-env", version, ENVIRONMENT + "\n".join(lines)))
     for run, count in ((SMALL, ROLLOUTS), (OTHER, ROLLOUTS), (BIG, rollouts)):
         posting.store(place / "hub", posting.manifest_of(wheel, count, run), count)
+    for seed, run in enumerate((TRAINED, RETRAINED), 1):
+        train(hub, posting.manifest_of(wheel, 100, run), seed)
+    asyncio.run(push(hub))
     database = Database(f"sqlite:///{place / 'hub' / 'hub.db'}")
     multiply_run(database, runs)
+    multiply_rest(database, runs)
     database.close()
 
 
-def measured(place: Path, url: str, middle: int, times: int) -> Iterator[tuple[str, list[float]]]:
+def measured(
+    hub: LiveHub, middle: int, times: int, only: tuple[str, ...], *, waits: bool
+) -> Iterator[tuple[str, list[float]]]:
     """Yield the figures of each page."""
-    settings = Settings(data=place / "hub", bundled_packages=False, reads_per_minute=0)
+    settings = Settings(data=hub.data, bundled_packages=False, reads_per_minute=0)
     database = Database(settings.resolved_database_url)
     transport = httpx.ASGITransport(app=create_app(settings, database=database))
+    asked = list[str]()
+    event.listen(database.engine, "before_cursor_execute", lambda *told: asked.append(told[2]))
 
-    async def cost(path: str) -> tuple[float, float, int, int]:
+    async def cost(path: str, headers: dict[str, str]) -> list[float]:
         async with httpx.AsyncClient(
-            transport=transport, base_url="http://hub.test", headers=HEADERS
+            transport=transport, base_url="http://hub.test", headers=headers
         ) as client:
             return await cost_of(client, path, times)
 
-    for name, pattern in PAGES.items():
+    for name, pattern in (PAGES | SIGNED_IN).items():
+        if not name.startswith(only):
+            continue
         path = pattern.format(middle=middle)
-        first, later, size, sent = asyncio.run(cost(path))
-        waited = asyncio.run(waits_of(url, path))
-        yield (
-            name,
-            [first, later, size, sent, statistics.median(waited), statistics.quantiles(waited, n=100)[98]],
-        )
+        headers = HEADERS | ({"Authorization": f"Bearer {hub.token}"} if name in SIGNED_IN else {})
+        asked.clear()
+        found = asyncio.run(cost(path, headers))
+        found.append(len(asked) / (5 * times))
+        if waits:
+            waited = asyncio.run(waits_of(hub.url, headers, path))
+            found += [statistics.median(waited), statistics.quantiles(waited, n=100)[98]]
+        yield name, found
     database.close()
 
 
@@ -175,24 +295,25 @@ def main() -> None:
     """Fill a hub, ask for its pages, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--runs", type=int, help="on the board, each of a model of its own")
     parser.add_argument("--times", type=int, default=5, help="requests a round, of five")
-    asked = parser.parse_args()
-    runs, rollouts = (500, 5_000) if asked.quick else (10_000, 100_000)
-    runs = asked.runs or runs
+    parser.add_argument("--only", nargs="+", default=[""], help="pages whose name begins so")
+    parser.add_argument("--no-waits", action="store_true", help="leave out the fifty at once")
+    given = parser.parse_args()
+    runs, rollouts = (500, 5_000) if given.quick else (10_000, 100_000)
     with (
         tempfile.TemporaryDirectory() as name,
         live_hub(Path(name) / "hub", WANDER_HUB_READS_PER_MINUTE="0") as hub,
     ):
-        fill(hub.url, hub.token, Path(name), runs, rollouts)
+        fill(hub, Path(name), runs, rollouts)
         load = os.getloadavg()[0]
         print(f"load {load:.1f} on {os.cpu_count()} cores; {runs:,} runs, {rollouts:,} rollouts")
-        print("| page | first, ms | later, ms | kB | kB sent | p50 of 50, ms | p99, ms |")
-        print("|---|---:|---:|---:|---:|---:|---:|")
-        for page, (first, later, size, sent, half, most) in measured(
-            Path(name), hub.url, rollouts // 2, asked.times
+        waits = [] if given.no_waits else ["p50 of 50, ms", "p99, ms"]
+        heads = ["page", "first, ms", "later, ms", "kB", "kB sent", "statements", *waits]
+        print(f"| {' | '.join(heads)} |\n|---{'|---:' * (len(heads) - 1)}|")
+        for page, (first, later, size, sent, *rest) in measured(
+            hub, rollouts // 2, given.times, tuple(given.only), waits=not given.no_waits
         ):
-            told = f"{size / 1000:.0f} | {sent / 1000:.0f} | {half:.0f} | {most:.0f}"
+            told = " | ".join(f"{one:.0f}" for one in (size / 1000, sent / 1000, *rest))
             print(f"| {page} | {first:.0f} | {later:.1f} | {told} |", flush=True)
 
 

@@ -1,10 +1,15 @@
-"""The publisher's check of a version"""
+"""The publisher's check of a version
+
+Revision: 0002
+"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = '0002'
 down_revision = '0001'
+branch_labels = None
+depends_on = None
 
 
 def upgrade() -> None:

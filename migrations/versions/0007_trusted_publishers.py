@@ -1,10 +1,15 @@
-"""Trusted publishers and the identity tokens that were traded"""
+"""Trusted publishers and the identity tokens that were traded
+
+Revision: 0007
+"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = '0007'
 down_revision = '0006'
+branch_labels = None
+depends_on = None
 
 
 def upgrade() -> None:

@@ -1,9 +1,14 @@
-"""The token that a token was made with"""
+"""The token that a token was made with
+
+Revision: 0015
+"""
 
 from alembic import op
 
 revision = "0015"
 down_revision = "0014"
+branch_labels = None
+depends_on = None
 
 
 def upgrade() -> None:

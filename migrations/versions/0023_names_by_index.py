@@ -1,9 +1,14 @@
-"""Near names of one that is missing, and an owner's newest environments, are found by an index"""
+"""Near names of one that is missing, and an owner's newest environments, are found by an index
+
+Revision: 0023
+"""
 
 from alembic import op
 
 revision = "0023"
 down_revision = "0022"
+branch_labels = None
+depends_on = None
 
 _OF_OWNER = "ix_environments_listing_of_owner"
 _BY_NAME = "ix_environments_name"

@@ -1,10 +1,15 @@
-"""A board says who plays beside its models, in environments with players"""
+"""A board says who plays beside its models, in environments with players
+
+Revision: 0026
+"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0026"
 down_revision = "0025"
+branch_labels = None
+depends_on = None
 
 
 def upgrade() -> None:

@@ -1,9 +1,14 @@
-"""Tokens are found by what listings show of them"""
+"""Tokens are found by what listings show of them
+
+Revision: 0029
+"""
 
 from alembic import op
 
 revision = "0029"
 down_revision = "0028"
+branch_labels = None
+depends_on = None
 
 
 def upgrade() -> None:

@@ -1,10 +1,15 @@
-"""What came out of archives"""
+"""What came out of archives
+
+Revision: 0031
+"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0031"
 down_revision = "0030"
+branch_labels = None
+depends_on = None
 
 
 def upgrade() -> None:

@@ -1,10 +1,15 @@
-"""What the hub follows on other hubs"""
+"""What the hub follows on other hubs
+
+Revision: 0039
+"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0039"
 down_revision = "0038"
+branch_labels = None
+depends_on = None
 
 
 def upgrade() -> None:

@@ -1,9 +1,14 @@
-"""Words of names are sought by marks of their own"""
+"""Words of names are sought by marks of their own
+
+Revision: 0040
+"""
 
 from alembic import op
 
 revision = "0040"
 down_revision = "0039"
+branch_labels = None
+depends_on = None
 
 
 def upgrade() -> None:

@@ -1,10 +1,15 @@
-"""Processes tell each other what was spent of the limits on requests"""
+"""Processes tell each other what was spent of the limits on requests
+
+Revision: 0042
+"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0042"
 down_revision = "0041"
+branch_labels = None
+depends_on = None
 
 
 def upgrade() -> None:

@@ -30,8 +30,6 @@ class ReplayClient(Client):
     Players of `scripts` play anew, for the same reason.
     """
 
-    draws = False
-
     def __init__(
         self,
         rollouts: Iterable[Rollout],

@@ -57,16 +57,14 @@ class ModelCalls:
         """
         state = self.state
         messages: Messages = [*state.prompt, *state.completion]
-        turn, player, seed = len(state.turns), state.get("player"), 0
-        if self._answering(player).draws:
-            seed = derived_seed(state.run_seed, state.example.seed, "completion", state["index"], turn)
+        turn, player = len(state.turns), state.get("player")
         request = ModelRequest.assemble(
             rollout_id=self.rollout_id,
             turn=turn,
             messages=messages if player is None else seen_by(player, messages),
             sampling=self.sampling,
             tools=tools,
-            seed=seed,
+            seed=derived_seed(state.run_seed, state.example.seed, "completion", state["index"], turn),
             player=player,
         )
         state["tools_offered"] = tools or None
@@ -98,11 +96,8 @@ class ModelCalls:
         else they raise.
         """
         try:
-            return await self._answering(request.player).complete(request)
+            return await self.scripted.get(request.player or "", self.client).complete(request)
         except BoundaryError:
             raise
         except Exception as error:
             raise ModelError(describe_fault(error, f"{name_of(self.client)}.complete")) from error
-
-    def _answering(self, player: str | None) -> Client:
-        return self.client if player is None else self.scripted.get(player, self.client)
