@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import instant_endpoint
+from peers import peer_environment
 
 HERE = Path(__file__).parent
 CONTENDERS = HERE / "evaluator_contenders"
@@ -68,7 +69,8 @@ ROWS = [
 
 def main() -> int:
     given = arguments()
-    pythons = {} if given.no_peer else peer_pythons()
+    found = {} if given.no_peer else {peer: peer_environment(peer.replace(" ", "==")) for peer in PEERS}
+    pythons = {peer: folder / "bin" / "python" for peer, folder in found.items() if folder is not None}
     rows = [row for row in ROWS if row.peer is None or row.peer in pythons]
     report: dict[str, Any] = {
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -211,35 +213,6 @@ def one(
         raise SystemExit(f"{row.name} ended with status {done.returncode}:\n{done.stderr[-3000:]}")
     run: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return run | {"load_before": load}
-
-
-def peer_pythons() -> dict[str, Path]:
-    """Return the interpreter of each peer's virtual environment, made where it is not there yet."""
-    found = ((peer, peer_python(peer.replace(" ", "=="))) for peer in PEERS)
-    return {peer: python for peer, python in found if python is not None}
-
-
-def peer_python(requirement: str) -> Path | None:
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "wander" / "benchmarks"
-    folder = base / requirement.replace("==", "-")
-    python = folder / "bin" / "python"
-    if (folder / "complete").exists():
-        return python
-    beside = Path(sys.executable).with_name("uv")
-    uv = str(beside) if beside.exists() else "uv"
-    told(f"installing {requirement} into {folder} (once)")
-    try:
-        for command in (
-            [uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)],
-            [uv, "pip", "install", "--quiet", "--python", str(python), requirement],
-        ):
-            subprocess.run(command, check=True, capture_output=True, text=True, timeout=900)
-    except (OSError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", None) or error
-        told(f"left out: {requirement} cannot be installed here: {str(said).strip()[-500:]}")
-        return None
-    (folder / "complete").touch()
-    return python
 
 
 def machine() -> dict[str, Any]:

@@ -37,6 +37,7 @@ sys.path.insert(0, str(HERE / "index_contenders"))
 
 import servers  # noqa: E402 - beside this file, as the applications that uvicorn loads
 import wheels  # noqa: E402
+from peers import peer_environment  # noqa: E402
 from servers import JSON_V1, Server  # noqa: E402
 
 RESULTS = HERE / "results"
@@ -84,7 +85,8 @@ def measured(work: Path, given: argparse.Namespace, stack: ExitStack) -> dict[st
     }
     data = work / "hub"
     data.mkdir()
-    peers = {} if given.quick else {name: servers.peer(name) for name in servers.PEERS}
+    wanted = {} if given.quick else servers.PEERS
+    peers = {name: peer_environment(requirement) for name, requirement in wanted.items()}
     with servers.wander(work, data, "publishing") as hub:
         hub.publish([*(one for one in built if one not in timed), large])
         report["published"]["wander"] = hub.publish(timed)

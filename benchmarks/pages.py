@@ -1,9 +1,10 @@
 """What does each page take of a hub with 10,000 runs on a board and a run of 100,000 rollouts, and how long
 do fifty readers at once wait? The hub has 10,000 jobs, users and entries in its audit log, too.
 
-    python benchmarks/pages.py            figures of every page, as a table
-    python benchmarks/pages.py --quick    500 runs and 5,000 rollouts
-    python benchmarks/pages.py --only run compare    pages whose name begins so
+    python benchmarks/pages.py               figures of every page, as a table
+    python benchmarks/pages.py --quick       500 runs and 5,000 rollouts
+    python benchmarks/pages.py --runs 100    so many runs on the board: two such tables tell how answers grow
+    python benchmarks/pages.py --only run compare   pages whose name begins so
 
 Processor time and bytes are those of the application in this process, one request after the other; the waits
 are those of a hub in a process of its own (SQLite, a folder), whose clients share the machine with it.
@@ -43,7 +44,7 @@ from wander_hub.settings import Settings
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "harness"))
 
-from command_line import ENVIRONMENT, make_wheel  # noqa: E402 - the tests' own small environment
+from command_line import ENVIRONMENT  # noqa: E402 - the tests' own
 from live_hub import LiveHub, live_hub  # noqa: E402
 from small_models import checkpoint  # noqa: E402
 from staged_uploads import pushed  # noqa: E402
@@ -56,6 +57,7 @@ READERS, ASKED = 50, 500
 STEPS, METRICS = 1_000, 30
 """Of a training run; metrics of a step."""
 HEADERS = {"Accept": "text/html", "Accept-Encoding": "gzip"}
+BOARD = "/api/v1/environments/admin/say-env/leaderboard"
 _TRAINED, _PLAYED = f"run={TRAINED}&run={RETRAINED}", f"run={SMALL}&run={OTHER}"
 PAGES = {
     "first page": "/",
@@ -67,6 +69,8 @@ PAGES = {
     "leaderboard": "/admin/say-env/leaderboard",
     "leaderboard, all runs": "/admin/say-env/leaderboard?runs=all",
     "leaderboard, metrics": "/admin/say-env/leaderboard?column=metrics",
+    "leaderboard, JSON": BOARD,
+    "leaderboard, JSON, newest of all": f"{BOARD}?runs=all&sort=posted",
     "runs": "/runs",
     "owner": "/admin",
     "run": f"/runs/{SMALL}",
@@ -229,26 +233,14 @@ async def waits_of(url: str, headers: dict[str, str], path: str) -> list[float]:
     return waited
 
 
-def publish(hub: LiveHub, wheel: Path) -> Path:
-    """Publish a wheel as package tools do."""
-    with wheel.open("rb") as file:
-        answer = httpx.post(
-            f"{hub.url}/admin/legacy/",
-            data={":action": "file_upload", "protocol_version": "1"},
-            files={"content": (wheel.name, file)},
-            headers={"Authorization": f"Bearer {hub.token}"},
-        )
-    assert answer.status_code == 200, answer.text
-    return wheel
-
-
 def fill(hub: LiveHub, place: Path, runs: int, rollouts: int) -> None:
     """Publish environments, put runs on the board of one, and what else pages show."""
-    wheel = publish(hub, make_wheel(place))
+    wheel = posting.publish(hub.url, hub.token, place)
     lines = [f'LINE_{number} = "{posting.WORDS[number]}"  # a line' for number in range(1_500)]
     for version, sign in (("0.1.0", " ="), ("0.2.0", ": str =")):
         lines[::10] = [line.replace(" =", sign) for line in lines[::10]]
-        publish(hub, make_wheel(place, "long-env", version, ENVIRONMENT + "\n".join(lines)))
+        made = {"name": "long-env", "version": version, "module": ENVIRONMENT + "\n".join(lines)}
+        posting.publish(hub.url, hub.token, place, **made)
     for run, count in ((SMALL, ROLLOUTS), (OTHER, ROLLOUTS), (BIG, rollouts)):
         posting.store(place / "hub", posting.manifest_of(wheel, count, run), count)
     for seed, run in enumerate((TRAINED, RETRAINED), 1):
@@ -295,11 +287,13 @@ def main() -> None:
     """Fill a hub, ask for its pages, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--runs", type=int, help="on the board, each of a model of its own")
     parser.add_argument("--times", type=int, default=5, help="requests a round, of five")
     parser.add_argument("--only", nargs="+", default=[""], help="pages whose name begins so")
     parser.add_argument("--no-waits", action="store_true", help="leave out the fifty at once")
     given = parser.parse_args()
     runs, rollouts = (500, 5_000) if given.quick else (10_000, 100_000)
+    runs = given.runs or runs
     with (
         tempfile.TemporaryDirectory() as name,
         live_hub(Path(name) / "hub", WANDER_HUB_READS_PER_MINUTE="0") as hub,

@@ -50,6 +50,19 @@ WORDS = [hashlib.sha256(str(n).encode()).hexdigest()[:7] for n in range(20_000)]
 PER_EXAMPLE = 10
 
 
+def publish(url: str, token: str, place: Path, **made: str) -> Path:
+    """Publish the tests' own small environment, or one `made` otherwise, and return its wheel."""
+    wheel = make_wheel(place, **made)
+    answer = httpx.post(
+        f"{url}/admin/legacy/",
+        data={":action": "file_upload", "protocol_version": "1"},
+        files={"content": (wheel.name, wheel.read_bytes())},
+        headers={"Authorization": f"Bearer {token}"},
+    )
+    assert answer.status_code == 200, answer.text
+    return wheel
+
+
 def manifest_of(wheel: Path, rollouts: int, run_id: str) -> dict[str, object]:
     examples = rollouts // PER_EXAMPLE
     info = {"name": "say-env", "kind": "single_turn", "reward_functions": [{"name": "right", "weight": 1.0}]}
@@ -182,14 +195,7 @@ def main() -> None:
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     with tempfile.TemporaryDirectory() as name, live_hub(Path(name) / "hub") as hub:
         place = Path(name)
-        wheel = make_wheel(place)
-        answer = httpx.post(
-            f"{hub.url}/admin/legacy/",
-            data={":action": "file_upload", "protocol_version": "1"},
-            files={"content": (wheel.name, io.BytesIO(wheel.read_bytes()))},
-            headers={"Authorization": f"Bearer {hub.token}"},
-        )
-        assert answer.status_code == 200, answer.text
+        wheel = publish(hub.url, hub.token, place)
         folder, rng = place / "run", random.Random(0)
         folder.mkdir()
         (folder / "run.json").write_text(json.dumps(manifest_of(wheel, posted, "01bench0000000000000000001")))

@@ -1,4 +1,4 @@
-"""Print the figures of the house: lines, modules, circles of folders, modules with one importer, functions.
+"""Print the figures of the house: lines, modules, modules with one importer, functions.
 
     .venv/bin/python scripts/measure_house.py [ROOT]
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import ast
 import sys
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -38,26 +37,21 @@ def main() -> None:
     found = {name: root / folder for name, folder in PACKAGES.items() if (root / folder / name).is_dir()}
     sys.path[:0] = [str(folder) for folder in found.values()]
     graph = grimp.build_graph(*found, cache_dir=None)
-    print(
-        f"{'package':<16}{'lines':>8}{'modules':>9}{'circles':>9}{'alone':>7}{'functions':>11}{'median':>8}"
-    )
-    totals = [0] * 5
+    print(f"{'package':<16}{'lines':>8}{'modules':>9}{'alone':>7}{'functions':>11}{'median':>8}")
+    totals = [0] * 4
     for name, folder in found.items():
         files = list((folder / name).rglob("*.py"))
         lengths = [length for file in files for length in function_lengths(file)]
         row = [
             sum(count_lines(file) for file in files),
             len(files),
-            len(circles(graph, name)),
             len(single_importer_modules(graph, name, folder)),
             len(lengths),
         ]
         totals = [total + value for total, value in zip(totals, row, strict=True)]
-        print(f"{name:<16}{row[0]:>8,}{row[1]:>9}{row[2]:>9}{row[3]:>7}{row[4]:>11,}{median(lengths):>8.0f}")
-    print(f"{'in all':<16}{totals[0]:>8,}{totals[1]:>9}{totals[2]:>9}{totals[3]:>7}{totals[4]:>11,}")
+        print(f"{name:<16}{row[0]:>8,}{row[1]:>9}{row[2]:>7}{row[3]:>11,}{median(lengths):>8.0f}")
+    print(f"{'in all':<16}{totals[0]:>8,}{totals[1]:>9}{totals[2]:>7}{totals[3]:>11,}")
     for name, folder in found.items():
-        for members in circles(graph, name):
-            print(f"circle: {' '.join(members)}")
         for place, count in wide_folders(folder / name):
             print(f"wide: {place.relative_to(root)} holds {count} modules")
 
@@ -95,32 +89,6 @@ def single_importer_modules(graph: grimp.ImportGraph, package: str, folder: Path
         ):
             alone.append(module)
     return sorted(alone)
-
-
-def circles(graph: grimp.ImportGraph, parent: str) -> list[list[str]]:
-    """Return the circles among the children of a package, and of every package inside it."""
-    children = sorted(graph.find_children(parent))
-    home = {module: child for child in children for module in {child, *graph.find_descendants(child)}}
-    arrows: dict[str, set[str]] = defaultdict(set)
-    for module, child in home.items():
-        for other in graph.find_modules_directly_imported_by(module):
-            if home.get(other, child) != child:
-                arrows[child].add(home[other])
-    reach = {child: _reachable(arrows, child) for child in children}
-    rings = {
-        frozenset(b for b in children if b in reach[a] and a in reach[b]) for a in children if a in reach[a]
-    }
-    return [sorted(ring) for ring in rings] + [ring for child in children for ring in circles(graph, child)]
-
-
-def _reachable(arrows: dict[str, set[str]], start: str) -> set[str]:
-    seen: set[str] = set()
-    waiting = [start]
-    while waiting:
-        for following in arrows[waiting.pop()] - seen:
-            seen.add(following)
-            waiting.append(following)
-    return seen
 
 
 if __name__ == "__main__":

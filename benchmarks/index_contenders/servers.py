@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
 JSON_V1 = "application/vnd.pypi.simple.v1+json"
 WHEEL = "bench_pkg_010-1.2.0-py3-none-any.whl"
-PEERS = {"devpi": ("devpi-server==6.20.3",), "pypiserver": ("pypiserver[cache]==2.4.2",)}
+PEERS = {"devpi": "devpi-server==6.20.3", "pypiserver": "pypiserver[cache]==2.4.2"}
 
 NGINX = """
 {user}
@@ -210,21 +210,3 @@ def nginx_before(work: Path, hub: Server, data: Path, name: str, *, public: bool
     folder.mkdir()
     with nginx(folder, servers, port) as process:
         yield Server(name, f"http://127.0.0.1:{port}", hub.simple, hub.wheel, process)
-
-
-def peer(name: str) -> Path | None:
-    """Return a peer's virtual environment under the user's cache folder; None where it cannot be made."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "wander-benchmarks" / name
-    if (folder / "done").exists():
-        return folder
-    steps = (
-        [sys.executable, "-m", "venv", "--clear", folder],
-        [folder / "bin" / "pip", "install", "--quiet", *PEERS[name]],
-    )
-    for step in steps:
-        done = subprocess.run(step, capture_output=True, text=True)
-        if done.returncode:
-            print(f"without {name}: {done.stderr.strip()[-200:]}", file=sys.stderr)
-            return None
-    (folder / "done").touch()
-    return folder

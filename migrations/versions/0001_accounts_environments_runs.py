@@ -1,15 +1,10 @@
-"""Accounts, environments, index pages, runs
-
-Revision: 0001
-"""
+"""Accounts, environments, index pages, runs"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = '0001'
 down_revision = None
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

@@ -1,15 +1,10 @@
-"""The publisher's check of a version
-
-Revision: 0002
-"""
+"""The publisher's check of a version"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = '0002'
 down_revision = '0001'
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

@@ -1,15 +1,10 @@
-"""Roles, scoped tokens, private environments, status, tombstones, former names
-
-Revision: 0003
-"""
+"""Roles, scoped tokens, private environments, status, tombstones, former names"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = '0003'
 down_revision = '0002'
-branch_labels = None
-depends_on = None
 
 EVERY_SCOPE = 'read results publish manage'
 

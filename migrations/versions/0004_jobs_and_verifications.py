@@ -1,15 +1,10 @@
-"""Background jobs, and what the hub found when it played runs again
-
-Revision: 0004
-"""
+"""Background jobs, and what the hub found when it played runs again"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = '0004'
 down_revision = '0003'
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

@@ -1,15 +1,10 @@
-"""Compressed bodies of index pages
-
-Revision: 0005
-"""
+"""Compressed bodies of index pages"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = '0005'
 down_revision = '0004'
-branch_labels = None
-depends_on = None
 
 COLUMNS = ('html_gzip', 'html_zstd', 'json_gzip', 'json_zstd')
 

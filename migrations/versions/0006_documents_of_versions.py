@@ -1,15 +1,10 @@
-"""Documents of versions, such as locks
-
-Revision: 0006
-"""
+"""Documents of versions, such as locks"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = '0006'
 down_revision = '0005'
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

@@ -1,15 +1,10 @@
-"""Trusted publishers and the identity tokens that were traded
-
-Revision: 0007
-"""
+"""Trusted publishers and the identity tokens that were traded"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = '0007'
 down_revision = '0006'
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

@@ -1,15 +1,10 @@
-"""Staged uploads, source trees of versions, what the gate flagged in files
-
-Revision: 0008
-"""
+"""Staged uploads, source trees of versions, what the gate flagged in files"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = '0008'
 down_revision = '0007'
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

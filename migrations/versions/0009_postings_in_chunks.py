@@ -1,15 +1,10 @@
-"""Runs arrive and lie in chunks; private and withdrawn runs, signatures, checkpoints of training runs
-
-Revision: 0009
-"""
+"""Runs arrive and lie in chunks; private and withdrawn runs, signatures, checkpoints of training runs"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = '0009'
 down_revision = '0008'
-branch_labels = None
-depends_on = None
 
 
 def _refuse_runs() -> None:

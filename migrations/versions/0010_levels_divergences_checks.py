@@ -1,15 +1,10 @@
-"""Levels that were asked for and given, divergences one by one, copies and reruns, checks that the hub ran
-
-Revision: 0010
-"""
+"""Levels that were asked for and given, divergences one by one, copies and reruns, checks that the hub ran"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = '0010'
 down_revision = '0009'
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

@@ -1,15 +1,10 @@
-"""Who attested a file
-
-Revision: 0011
-"""
+"""Who attested a file"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = '0011'
 down_revision = '0010'
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

@@ -1,8 +1,6 @@
 """Boards with what their owners made of them, and the runs that stand on each in rows of their own
 
 The hub puts the runs that it has on their boards when it starts (`leaderboards/placing.py`).
-
-Revision: 0012
 """
 
 import sqlalchemy as sa
@@ -10,8 +8,6 @@ from alembic import op
 
 revision = '0012'
 down_revision = '0011'
-branch_labels = None
-depends_on = None
 
 MISPLACED = (
     "board_level <> CASE WHEN kind = 'evaluation' AND level <> 'claimed' AND NOT private"

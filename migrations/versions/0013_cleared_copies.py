@@ -1,15 +1,10 @@
-"""Runs that bear an earlier one's completions and that somebody in charge cleared, with the reason
-
-Revision: 0013
-"""
+"""Runs that bear an earlier one's completions and that somebody in charge cleared, with the reason"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0013"
 down_revision = "0012"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

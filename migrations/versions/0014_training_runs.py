@@ -1,15 +1,10 @@
-"""An index of training runs, which environments list
-
-Revision: 0014
-"""
+"""An index of training runs, which environments list"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0014"
 down_revision = "0013"
-branch_labels = None
-depends_on = None
 
 TRAINING = sa.text("kind = 'training'")
 

@@ -1,14 +1,9 @@
-"""The token that a token was made with
-
-Revision: 0015
-"""
+"""The token that a token was made with"""
 
 from alembic import op
 
 revision = "0015"
 down_revision = "0014"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

@@ -1,8 +1,6 @@
 """Since when a run is public, and boards on which the first run of a model and account counts
 
 The hub puts the runs on their boards anew when it starts (`place_all`).
-
-Revision: 0016
 """
 
 import sqlalchemy as sa
@@ -10,8 +8,6 @@ from alembic import op
 
 revision = "0016"
 down_revision = "0015"
-branch_labels = None
-depends_on = None
 
 BEFORE = sa.text(
     "board_level <> CASE WHEN kind = 'evaluation' AND level <> 'claimed' AND NOT private"

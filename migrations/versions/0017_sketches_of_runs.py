@@ -1,15 +1,10 @@
-"""Sketches of what runs say, by which copies are found, and who vouched for a run
-
-Revision: 0017
-"""
+"""Sketches of what runs say, by which copies are found, and who vouched for a run"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0017"
 down_revision = "0016"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

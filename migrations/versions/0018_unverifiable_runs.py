@@ -1,8 +1,6 @@
 """Runs that the hub could not verify say so, and stand below all others on their boards
 
 Those whose verification failed before stay `complete` no longer. The hub puts them in their places when it starts.
-
-Revision: 0018
 """
 
 import json
@@ -12,8 +10,6 @@ from alembic import op
 
 revision = "0018"
 down_revision = "0017"
-branch_labels = None
-depends_on = None
 
 _UNPROVEN = sa.text(
     "SELECT runs.run_id, verifications.report, jobs.error FROM verifications"

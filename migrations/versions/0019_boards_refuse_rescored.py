@@ -1,15 +1,10 @@
-"""Whether a board refuses runs of the level rescored
-
-Revision: 0019
-"""
+"""Whether a board refuses runs of the level rescored"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0019"
 down_revision = "0018"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

@@ -1,8 +1,6 @@
 """The names of each owner's index that are or once were private
 
 What was private before and is public now, or gone to another name, is not known any more.
-
-Revision: 0020
 """
 
 import sqlalchemy as sa
@@ -10,8 +8,6 @@ from alembic import op
 
 revision = "0020"
 down_revision = "0019"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

@@ -2,8 +2,6 @@
 
 Runs that could not be verified leave their boards, and so does one run of each board that holds several tiers: the
 hub puts them back when it starts, and brings up to date what listings show.
-
-Revision: 0021
 """
 
 from array import array
@@ -13,8 +11,6 @@ from alembic import op
 
 revision = "0021"
 down_revision = "0020"
-branch_labels = None
-depends_on = None
 
 _FIELDS = ("tier", "shortfall", "posted_at", "run_id")
 _OLD = ("below", *_FIELDS[1:])

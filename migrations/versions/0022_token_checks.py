@@ -1,15 +1,10 @@
-"""What the stated completion tokens of runs are against their texts
-
-Revision: 0022
-"""
+"""What the stated completion tokens of runs are against their texts"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0022"
 down_revision = "0021"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

@@ -1,14 +1,9 @@
-"""Near names of one that is missing, and an owner's newest environments, are found by an index
-
-Revision: 0023
-"""
+"""Near names of one that is missing, and an owner's newest environments, are found by an index"""
 
 from alembic import op
 
 revision = "0023"
 down_revision = "0022"
-branch_labels = None
-depends_on = None
 
 _OF_OWNER = "ix_environments_listing_of_owner"
 _BY_NAME = "ix_environments_name"

@@ -1,15 +1,10 @@
-"""Models, their revisions and files
-
-Revision: 0024
-"""
+"""Models, their revisions and files"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0024"
 down_revision = "0023"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

@@ -1,15 +1,10 @@
-"""The runs of a model that count are found by an index, however many others a board has
-
-Revision: 0025
-"""
+"""The runs of a model that count are found by an index, however many others a board has"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0025"
 down_revision = "0024"
-branch_labels = None
-depends_on = None
 
 _NAME = "ix_board_entries_counting"
 

@@ -1,15 +1,10 @@
-"""A board says who plays beside its models, in environments with players
-
-Revision: 0026
-"""
+"""A board says who plays beside its models, in environments with players"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0026"
 down_revision = "0025"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

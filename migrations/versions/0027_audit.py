@@ -1,15 +1,10 @@
-"""An audit log, whose rows are only ever added
-
-Revision: 0027
-"""
+"""An audit log, whose rows are only ever added"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0027"
 down_revision = "0026"
-branch_labels = None
-depends_on = None
 
 _CHANGES = ("UPDATE", "DELETE")
 

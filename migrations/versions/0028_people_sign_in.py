@@ -1,15 +1,10 @@
-"""Passwords, sessions of browsers, codes to choose a password, and attempts at signing in
-
-Revision: 0028
-"""
+"""Passwords, sessions of browsers, codes to choose a password, and attempts at signing in"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0028"
 down_revision = "0027"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

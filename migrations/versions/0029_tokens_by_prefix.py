@@ -1,14 +1,9 @@
-"""Tokens are found by what listings show of them
-
-Revision: 0029
-"""
+"""Tokens are found by what listings show of them"""
 
 from alembic import op
 
 revision = "0029"
 down_revision = "0028"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

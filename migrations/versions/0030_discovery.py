@@ -1,15 +1,10 @@
-"""Environments are found by words, filters and use: a text index, marks, stars and counts of downloads
-
-Revision: 0030
-"""
+"""Environments are found by words, filters and use: a text index, marks, stars and counts of downloads"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0030"
 down_revision = "0029"
-branch_labels = None
-depends_on = None
 
 _KEYS = ("updated_at", "created_at", "run_count", "download_count", "star_count")
 _BATCH = 200

@@ -1,15 +1,10 @@
-"""What came out of archives
-
-Revision: 0031
-"""
+"""What came out of archives"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0031"
 down_revision = "0030"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

@@ -1,15 +1,10 @@
-"""Webhooks, and what was and is to be delivered to them
-
-Revision: 0032
-"""
+"""Webhooks, and what was and is to be delivered to them"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0032"
 down_revision = "0031"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

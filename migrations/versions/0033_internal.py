@@ -1,15 +1,10 @@
-"""Environments and models for everybody who is signed in
-
-Revision: 0033
-"""
+"""Environments and models for everybody who is signed in"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0033"
 down_revision = "0032"
-branch_labels = None
-depends_on = None
 
 _COLUMNS = {"environments": "internal", "models": "internal", "owners": "internal_by_default"}
 

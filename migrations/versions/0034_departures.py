@@ -1,15 +1,10 @@
-"""Users can be disabled and removed
-
-Revision: 0034
-"""
+"""Users can be disabled and removed"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0034"
 down_revision = "0033"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

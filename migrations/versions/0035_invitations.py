@@ -1,15 +1,10 @@
-"""Roles are offered, and accepted or declined
-
-Revision: 0035
-"""
+"""Roles are offered, and accepted or declined"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0035"
 down_revision = "0034"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

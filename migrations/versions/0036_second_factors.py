@@ -1,15 +1,10 @@
-"""Second factors of users
-
-Revision: 0036
-"""
+"""Second factors of users"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0036"
 down_revision = "0035"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

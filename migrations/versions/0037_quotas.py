@@ -1,15 +1,10 @@
-"""How much owners may have
-
-Revision: 0037
-"""
+"""How much owners may have"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0037"
 down_revision = "0036"
-branch_labels = None
-depends_on = None
 
 _INDEX = ("ix_runs_of_poster", "runs", ["posted_by_id", "withdrawn_at", "stored_bytes"])
 _BATCH = 20

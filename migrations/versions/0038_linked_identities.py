@@ -1,15 +1,10 @@
-"""People sign in at a provider
-
-Revision: 0038
-"""
+"""People sign in at a provider"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0038"
 down_revision = "0037"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

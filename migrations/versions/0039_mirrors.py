@@ -1,15 +1,10 @@
-"""What the hub follows on other hubs
-
-Revision: 0039
-"""
+"""What the hub follows on other hubs"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0039"
 down_revision = "0038"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

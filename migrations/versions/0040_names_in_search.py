@@ -1,14 +1,9 @@
-"""Words of names are sought by marks of their own
-
-Revision: 0040
-"""
+"""Words of names are sought by marks of their own"""
 
 from alembic import op
 
 revision = "0040"
 down_revision = "0039"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

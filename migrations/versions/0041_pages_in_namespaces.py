@@ -1,15 +1,10 @@
-"""Index pages tell whether their name lies in its owner's namespace
-
-Revision: 0041
-"""
+"""Index pages tell whether their name lies in its owner's namespace"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0041"
 down_revision = "0040"
-branch_labels = None
-depends_on = None
 
 _WHERE = {
     "sqlite_where": sa.text("in_namespace IS NOT 0"),

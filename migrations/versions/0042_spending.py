@@ -1,15 +1,10 @@
-"""Processes tell each other what was spent of the limits on requests
-
-Revision: 0042
-"""
+"""Processes tell each other what was spent of the limits on requests"""
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0042"
 down_revision = "0041"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

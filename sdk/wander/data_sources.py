@@ -17,10 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, overload
 
-from wander.dataset import Dataset, ProceduralRows, Row
 from wander.errors import DatasetError, MissingExtra, did_you_mean
-from wander.seeding import derived_seed
-from wander.types import Example
 
 __all__ = ["file_rows", "hugging_face_rows"]
 
@@ -99,13 +96,11 @@ class ParquetRows(_Rows):
     """The rows of a Parquet file; one row group at a time is in memory. Needs the extra `data`.
 
     A Parquet column holds a value for every row, so absent keys were stored as nulls: nulls are left out
-    again, at every depth, unless `keep_nulls`. Then what was written as `{"a": None}` stays so, and what was
-    absent becomes None.
+    again, at every depth.
     """
 
-    def __init__(self, path: str | Path, *, keep_nulls: bool = False) -> None:
+    def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.keep_nulls = keep_nulls
         self._starts: list[int] = []
         """Position of every row group's first row, and behind them the number of rows."""
         self._held: tuple[int, list[Plain]] = (-1, [])
@@ -126,27 +121,20 @@ class ParquetRows(_Rows):
 
     def _group(self, number: int) -> list[Plain]:
         with _parquet_file(self.path) as file:
-            rows: list[Plain] = file.read_row_group(number).to_pylist(maps_as_pydicts="strict")
-        return rows if self.keep_nulls else [without_nulls(row) for row in rows]
+            return [
+                without_nulls(row) for row in file.read_row_group(number).to_pylist(maps_as_pydicts="strict")
+            ]
 
 
 class CsvRows(_Rows):
     """The rows of a CSV file with a header line, each value as the text that it is.
 
-    `convert` gives a function for the columns that are not text, as in `{"answer": float}`; `seed` and
-    `stratum` are whole numbers already. A row that is shorter than the header lacks the other keys.
+    Only `seed` and `stratum` are whole numbers. A row that is shorter than the header lacks the other keys.
     """
 
-    def __init__(
-        self,
-        path: str | Path,
-        *,
-        delimiter: str = ",",
-        convert: Mapping[str, Callable[[str], Any]] | None = None,
-    ) -> None:
+    def __init__(self, path: str | Path, *, delimiter: str = ",") -> None:
         self.path = Path(path)
         self.delimiter = delimiter
-        self.convert: dict[str, Callable[[str], Any]] = {"seed": int, "stratum": int, **(convert or {})}
         self._rows: list[Plain] | None = None
 
     def __len__(self) -> int:
@@ -174,10 +162,10 @@ class CsvRows(_Rows):
                 hint="put values that hold the delimiter or a line break in double quotes",
             )
         row: Plain = dict(zip(header, cells, strict=False))
-        for column in self.convert.keys() & row.keys():
+        for column in {"seed", "stratum"} & row.keys():
             try:
-                row[column] = self.convert[column](row[column])
-            except (ValueError, TypeError) as error:
+                row[column] = int(row[column])
+            except ValueError as error:
                 raise DatasetError(
                     f"`{self.path}`, line {line}: `{column}` cannot be `{row[column]}` ({error})"
                 ) from error
@@ -252,29 +240,6 @@ def _require_columns(asked: Iterable[str], known: Sequence[str] | None) -> None:
         if known is not None and column not in known:
             hint = did_you_mean(column, known) or f"it has {', '.join(known)}"
             raise DatasetError(f"the dataset has no column `{column}`", hint=hint)
-
-
-def procedural_rows(
-    make: Callable[[int, int], Row], *, seed: int = 0, length: int | None = None
-) -> ProceduralRows:
-    """Return rows that `make(index, seed)` computes; without a length there is no last one.
-
-    The seed that `make` gets is derived from `seed` and the index, so any row can be had without the ones
-    before it: `make` draws from `random.Random(seed)` and nothing else.
-    """
-    return ProceduralRows(lambda index: make(index, derived_seed("row", seed, index)), length)
-
-
-def shuffled(examples: Dataset | Sequence[Example], seed: int) -> list[Example]:
-    """Return the examples in another order; what was given keeps its own.
-
-    The order depends on the seed and each example's split and id alone, so that a part of a dataset has the
-    same relative order as the whole. Raises `DatasetError` for an endless dataset.
-    """
-    listed = examples.examples() if isinstance(examples, Dataset) else list(examples)
-    return sorted(
-        listed, key=lambda example: derived_seed("shuffle", seed, example.split, example.example_id)
-    )
 
 
 def without_nulls(value: Any) -> Any:

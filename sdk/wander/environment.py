@@ -36,7 +36,7 @@ from wander.loop_thread import LoopThread
 from wander.parsers import Parser
 from wander.rollout.calls import ModelCalls
 from wander.rollout.faults import blame
-from wander.rollout.hooks import CLEANUP, TEARDOWN, call_hook, find_marked
+from wander.rollout.hooks import CLEANUP, TEARDOWN, call_every, call_hook, find_marked
 from wander.rubrics import Rubric, Score
 from wander.rubrics.gold import script_of
 from wander.rubrics.reward_function import check_bounds
@@ -287,7 +287,7 @@ class Environment(Player):
 
     def init_state(self, example: Example, *, index: int = 0, run_seed: int = 0) -> State:
         """Return the state in which a rollout of the example starts; it shares nothing with the example."""
-        own = Example.assemble(**{name: copy_json(value) for name, value in example.__dict__.items()})
+        own = Example.assemble(**copy_json(vars(example)))
         return State(
             example=own,
             prompt=copy_json(example.prompt),
@@ -359,7 +359,8 @@ class Environment(Player):
 
     def _scripted(self, request: RolloutRequest) -> dict[str, ScriptedClient]:
         """Return the players that the request leaves to functions of this environment's package."""
-        scripts = request.client.scripts
+        if not (scripts := request.client.scripts):
+            return {}
         try:
             for spec in set(scripts.values()) - self._scripts.keys():
                 self._scripts[spec] = scripted_client_from_spec(spec, package=type(self).__module__)
@@ -425,15 +426,8 @@ class Environment(Player):
 
         Raises the first `EnvironmentFault` after all have run.
         """
-        first: BoundaryError | None = None
         hooks = [hook for _, hook in find_marked(self, TEARDOWN)]
-        for hook in [*hooks, self.rubric.close]:
-            try:
-                await call_hook(hook)
-            except BoundaryError as error:
-                first = first or error
-        if first is not None:
-            raise first
+        await call_every([*hooks, self.rubric.close])
 
 
 class LocalEnvironment(EnvironmentHandle):
@@ -520,10 +514,10 @@ class _Episode:
         except (TypeError, ValueError) as error:
             fault = EnvironmentFault(f'`state["public"]` is not a JSON value: {error}')
             failure, public = failure or fault.failure(), {}
-        usage = Usage.assemble(
-            prompt_tokens=sum(turn.usage.prompt_tokens for turn in state.turns),
-            completion_tokens=sum(turn.usage.completion_tokens for turn in state.turns),
-        )
+        asked = completed = 0
+        for turn in state.turns:
+            asked += turn.usage.prompt_tokens
+            completed += turn.usage.completion_tokens
         example = state.example
         return Rollout.assemble(
             example_id=example.example_id,
@@ -538,7 +532,7 @@ class _Episode:
             reward=None if failure else state["reward"],
             metrics=state["metrics"],
             failure=failure,
-            usage=usage,
+            usage=Usage.assemble(prompt_tokens=asked, completion_tokens=completed),
             started_at=self.started_at,
             seconds=self.seconds + scoring_seconds,
             scoring_seconds=scoring_seconds,

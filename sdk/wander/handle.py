@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from wander.clients.base import Client
 from wander.types import EnvironmentInfo, Example, Rollout, SamplingArgs
@@ -52,26 +52,16 @@ class RolloutRequest:
 
     async def send(self, player: Player, example: Example | None = None) -> list[Rollout]:
         """Have a player play this, or the same of another example, by the methods that authors override."""
-        example = example or self.example
+        asked = self if example is None else replace(self, example=example)
+        name = "rollout_group" if self.together else "rollout"
+        if getattr(getattr(player, name), "__func__", None) is getattr(Player, name):
+            return await player.play_request(asked)  # as that one would ask for, again
+        same: dict[str, Any] = {"run_seed": self.run_seed, "sampling": self.sampling}
         if self.together:
-            return await player.rollout_group(
-                self.client,
-                example,
-                indices=self.indices,
-                run_seed=self.run_seed,
-                sampling=self.sampling,
-                rollout_ids=self.rollout_ids,
-            )
-        return [
-            await player.rollout(
-                self.client,
-                example,
-                index=self.indices[0],
-                run_seed=self.run_seed,
-                sampling=self.sampling,
-                rollout_id=self.rollout_ids[0],
-            )
-        ]
+            same |= {"indices": self.indices, "rollout_ids": self.rollout_ids}
+            return await player.rollout_group(self.client, asked.example, **same)
+        same |= {"index": self.indices[0], "rollout_id": self.rollout_ids[0]}
+        return [await player.rollout(self.client, asked.example, **same)]
 
 
 class Player(ABC):

@@ -130,6 +130,8 @@ class XMLParser(Parser):
             raise ValueError("every field of an XML parser needs a name")
         if len(set(names)) != len(names):
             raise ValueError(f"field names must be unique, got {', '.join(names)}")
+        same = next((field for field in self._fields if answer_field in field), ())
+        self._answers = [name for name in (answer_field, *same) if name in same]
 
     def parse(self, text: str, strip: bool = True, last: bool = False) -> SimpleNamespace:
         """Return an object with one attribute for each tag: the field's text, or None when it is missing.
@@ -137,12 +139,12 @@ class XMLParser(Parser):
         Takes the first occurrence of a field, or with `last` the last one. A field whose closing tag is
         missing counts as missing.
         """
-        found = SimpleNamespace()
+        found: dict[str, str | None] = {}
         for name in self._names:
             occurrences = find_tagged(text, name)
             value = (deque(occurrences, 1) or [None])[0] if last else next(occurrences, None)
-            setattr(found, name, value.strip() if value is not None and strip else value)
-        return found
+            found[name] = value.strip() if value is not None and strip else value
+        return SimpleNamespace(**found)
 
     def parse_answer(self, completion: Messages | str) -> Any | None:
         """Return the answer field of the last assistant message that has one, or None.
@@ -199,10 +201,10 @@ class XMLParser(Parser):
 
     def _answer(self, text: str, *, last: bool) -> Any | None:
         found = self.parse(text, last=last)
-        same = next((names for names in self._fields if self.answer_field in names), ())
-        values = [getattr(found, name) for name in (self.answer_field, *same) if name in same]
-        value = next((value for value in values if value is not None), None)
-        return None if value is None else Parser.parse(self, value)
+        for name in self._answers:
+            if (value := getattr(found, name)) is not None:
+                return Parser.parse(self, value)
+        return None
 
 
 def find_tagged(text: str, name: str) -> Iterator[str]:

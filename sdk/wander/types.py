@@ -44,7 +44,11 @@ Boundary = Literal["model", "environment", "tool", "rubric", "sandbox"]
 """Where a failure belongs. A failed rollout is data; it never cancels its siblings."""
 
 
-_set = object.__setattr__
+# The slots of a pydantic model, which its own `__setattr__` takes for fields.
+_set_values, _set_given, _set_extra, _set_private = (
+    vars(BaseModel)[slot].__set__
+    for slot in ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
+)
 
 
 class Record(BaseModel):
@@ -54,16 +58,16 @@ class Record(BaseModel):
 
     @classmethod
     def assemble(cls, **values: Any) -> Self:
-        """Return a record of all its fields, unchecked, in half the time of `model_construct`.
+        """Return a record of all its fields, unchecked, in a quarter of the time of `model_construct`.
 
         For our own values where a rollout makes many records. Every field must be given, those with a
         default too, and none else; a test holds this to what `model_construct` returns.
         """
         record = cls.__new__(cls)
-        _set(record, "__dict__", values)
-        _set(record, "__pydantic_fields_set__", set(values))
-        _set(record, "__pydantic_extra__", None)
-        _set(record, "__pydantic_private__", None)
+        _set_values(record, values)
+        _set_given(record, set(values))
+        _set_extra(record, None)
+        _set_private(record, None)
         return record
 
 
@@ -298,10 +302,6 @@ class RewardFunctionInfo(Record):
         return self.bounds or ((0.0, 1.0) if self.weight else None)
 
 
-_Word = Annotated[str, Field(min_length=1, max_length=20)]
-_Drawn = Annotated[str, Field(max_length=2)]
-
-
 class GridView(Record):
     """How pages draw what messages show of a state: a board, a map, a table of known words.
 
@@ -390,12 +390,15 @@ def canonical_json(value: Any) -> str:
     return _CANONICAL.encode(value)
 
 
+_UNCHANGING = frozenset((str, int, float, bool, type(None)))
+
+
 def copy_json(value: Any) -> Any:
     """Copy a JSON value; several times faster than `copy.deepcopy`."""
     if isinstance(value, dict):
-        return {key: item if type(item) is str else copy_json(item) for key, item in value.items()}
+        return {key: item if type(item) in _UNCHANGING else copy_json(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [copy_json(item) for item in value]
+        return [item if type(item) in _UNCHANGING else copy_json(item) for item in value]
     return value
 
 

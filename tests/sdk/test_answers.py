@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from wander.parsers import MaybeThinkParser
-from wander.rubrics.boxed import boxed_answers, extract_boxed_answer, extract_hash_answer, extract_json_answer
+from wander.rubrics.boxed import boxed_answers, extract_boxed_answer, extract_json_answer
 
 MARKS = st.text(alphabet='\\{}[]"boxedf #`\n1a,:', max_size=60)
 JSON_VALUES = st.recursive(
@@ -52,14 +52,6 @@ def test_any_answer_without_braces_survives_its_box(answer, before):
 
 @pytest.mark.parametrize(
     ("text", "answer"),
-    [("reason\n#### 72", "72"), ("#### 1\n#### 2 \nend", "2"), (" plain ", "plain"), ("#### ", "")],
-)
-def test_the_hash_answer_is_the_rest_of_its_line(text, answer):
-    assert extract_hash_answer(text) == answer
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
     [
         ('{"a": 1}', {"a": 1}),
         ('first {"a": 1} then {"a": 2} done', {"a": 2}),
@@ -89,7 +81,6 @@ def test_any_json_answer_is_found_in_prose(value, prose):
 @given(MARKS)
 def test_no_text_makes_an_extractor_raise(text):
     assert isinstance(extract_boxed_answer(text), str)
-    assert isinstance(extract_hash_answer(text), str)
     assert extract_json_answer(text, default=[]) is not None
     assert all(box == box.strip() for box in boxed_answers(text))
 
@@ -99,7 +90,7 @@ def test_time_grows_with_the_length_and_not_its_square(piece):
     def seconds(times: int) -> float:
         text = piece * times
         started = time.thread_time()  # what else the machine does is not counted
-        for extract in (extract_boxed_answer, extract_hash_answer, extract_json_answer):
+        for extract in (extract_boxed_answer, extract_json_answer):
             extract(text)
         return time.thread_time() - started
 

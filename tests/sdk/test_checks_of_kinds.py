@@ -67,7 +67,7 @@ def load_environment():
 
 RANKED = '''
 from wander import Rubric, SingleTurnEnv
-from wander.data_sources import procedural_rows
+from wander.dataset import ProceduralRows
 
 
 def shortest_right(completions, answers):
@@ -76,12 +76,12 @@ def shortest_right(completions, answers):
     return [float(each) for each in right]
 
 
-def row(index, seed):
-    return {"question": f"name {index}", "answer": f"name {seed}"}
+def row(index):
+    return {"question": f"name {index}", "answer": f"name {index * index + 7}"}
 
 
 def load_environment():
-    return SingleTurnEnv(procedural_rows(row, seed=1), rubric=Rubric([shortest_right]))
+    return SingleTurnEnv(ProceduralRows(row), rubric=Rubric([shortest_right]))
 '''
 
 REASONING = """

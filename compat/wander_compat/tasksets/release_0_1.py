@@ -30,6 +30,7 @@ from wander.types import Example, RewardFunctionInfo, State
 
 from wander_compat.adapters.classic import ClassicRows
 from wander_compat.adapters.host_client import HostClient, settle
+from wander_compat.verifiers.envs.environment import tools_of
 from wander_compat.verifiers.errors import ModelError, OverlongPromptError
 from wander_compat.verifiers.messages.conversion import wire_messages
 
@@ -67,7 +68,7 @@ class StateEnvironment(Environment):
     ) -> dict[Split, Dataset]:
         taskset = self.library.taskset
         found: dict[Split, Any] = {"train": taskset.get_dataset(), "eval": taskset.get_eval_dataset()}
-        system = [_wire(each) for each in taskset.system_prompt or []]
+        system = list(taskset.system_prompt or [])
         bound: dict[Split, Dataset] = {
             split: RowsOfTasks(rows, split, system) for split, rows in found.items() if len(rows)
         }
@@ -126,9 +127,9 @@ class StateEnvironment(Environment):
         state["stop_reason"] = played.get("stop_condition") or "is_completed"
 
     def _keep_conversation(self, state: State, played: Any) -> None:
-        system = wire_messages([_wire(each) for each in played.get("system_prompt") or []])
-        state["prompt"] = [*system, *wire_messages(played.get("prompt") or [])]
-        state["completion"] = wire_messages(played.get("completion") or [])
+        system = wire_messages(played.get("system_prompt"))
+        state["prompt"] = [*system, *wire_messages(played.get("prompt"))]
+        state["completion"] = wire_messages(played.get("completion"))
 
     async def clean_up(self, played: list[tuple[Any, Any]]) -> None:
         """Let the library free what a group of rollouts shares."""
@@ -158,9 +159,7 @@ def library_client(host: HostClient) -> Any:
         self: Any, prompt: Any, model: str, sampling_args: Any, tools: Any = None, **_: Any
     ) -> Any:
         try:
-            answer = await host.get_response(
-                [_wire(each) for each in prompt], model, dict(sampling_args or {}), _offered(tools)
-            )
+            answer = await host.get_response(prompt, model, dict(sampling_args or {}), tools_of(tools))
         except OverlongPromptError as error:
             raise errors.OverlongPromptError(str(error)) from error
         except ModelError as error:
@@ -175,33 +174,10 @@ def library_client(host: HostClient) -> Any:
     return kind(host)
 
 
-class _Offered:
-    """A tool of the library, as our client takes it."""
-
-    def __init__(self, tool: Any) -> None:
-        self._tool = tool
-
-    def openai(self) -> dict[str, Any]:
-        """Return the tool as endpoints take it."""
-        function = {name: getattr(self._tool, name) for name in ("name", "description", "parameters")}
-        strict = getattr(self._tool, "strict", None)
-        return {"type": "function", "function": function | ({} if strict is None else {"strict": strict})}
-
-
-def _offered(tools: Any) -> list[_Offered]:
-    return [_Offered(each) for each in tools or []]
-
-
-def _wire(message: Any) -> dict[str, Any]:
-    """Return a message of the library as a dictionary."""
-    dump = getattr(message, "model_dump", None)
-    return dict(message) if dump is None else cast(dict[str, Any], dump(exclude_none=True))
-
-
 class RowsOfTasks(ClassicRows):
     """The tasks of a set as examples; a rollout gets the row as the library made it."""
 
-    def __init__(self, rows: Any, split: Split, system: list[dict[str, Any]]) -> None:
+    def __init__(self, rows: Any, split: Split, system: list[Any]) -> None:
         super().__init__(rows, split)
         self._system = system
 

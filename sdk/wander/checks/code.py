@@ -27,6 +27,7 @@ _FILE_TIMES = ("st_mtime", "st_ctime", "st_atime", "st_birthtime", "st_mtime_ns"
 _ORDERLESS = {"sorted", "len", "sum", "min", "max", "any", "all", "set", "frozenset", "isinstance", "bool"}
 """What does not care in which order a set comes."""
 _ORDERED = {"list", "tuple", "iter", "enumerate", "next", "zip", "map", "filter", "reversed", "str", "repr"}
+_DRAWN = {"join", "choice", "choices", "shuffle", "sample"}
 _COMBINE = {"union", "intersection", "difference", "symmetric_difference", "copy"}
 _GROWS = {"append", "extend", "insert", "pop", "popleft", "appendleft", "remove"}
 _LASTING = ("Env", "Environment", "Rubric", "Parser", "Group")
@@ -112,15 +113,8 @@ class _Reader(ast.NodeVisitor):
         elif owner is None and name in _CALLS and not self._is_hook(name, node):
             self._add(_CALLS[name], name, node)
         if owner is None and name in _ORDERLESS:
-            for given in node.args:
-                self._forgive(given)
-        elif (owner is None and name in _ORDERED) or name in (
-            "join",
-            "choice",
-            "choices",
-            "shuffle",
-            "sample",
-        ):
+            self.harmless.update(node.args)
+        elif (owner is None and name in _ORDERED) or name in _DRAWN:
             for given in node.args:
                 self._take(given, f"{name}(...)")
         elif owner is not None and name == "pop" and not node.args and self._is_set(node.func.value):  # type: ignore[attr-defined]
@@ -193,9 +187,6 @@ class _Reader(ast.NodeVisitor):
     def _take(self, given: ast.expr, how: str) -> None:
         if self._is_set(given):
             self._add("sets", f"{how} over a set", given)
-
-    def _forgive(self, given: ast.expr) -> None:
-        self.harmless.add(given)
 
     def _is_set(self, given: ast.AST) -> bool:
         if isinstance(given, ast.Name):

@@ -13,13 +13,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from wander.checks.players import DEMAND, Player, make_repeating
+from wander.checks.shared import owners
 from wander.clients.scripted import ScriptedClient
 from wander.environment import Environment
-from wander.envs.group import EnvGroup
 from wander.parsers import message_text
-from wander.rubrics.group import RubricGroup
 from wander.rubrics.judge import JudgeCache, JudgeRubric
-from wander.rubrics.rubric import Rubric
 from wander.types import Example, Record
 
 FORMS = (
@@ -94,19 +92,8 @@ async def try_judges(env: Environment, example: Example, limit: int) -> JudgedAn
 
 
 def judge_rubrics(env: Environment) -> Iterator[JudgeRubric]:
-    """Yield every rubric of an environment, and of its members, that asks a judge."""
-    if isinstance(env, EnvGroup):
-        for member in env.members.values():
-            yield from judge_rubrics(member)
-    yield from _of(env.rubric)
-
-
-def _of(rubric: Rubric) -> Iterator[JudgeRubric]:
-    if isinstance(rubric, JudgeRubric):
-        yield rubric
-    if isinstance(rubric, RubricGroup):
-        for member in rubric.members.values():
-            yield from _of(member)
+    """Return every rubric of an environment, and of its members, that asks a judge."""
+    return (owner for _, owner in owners(env, "environment") if isinstance(owner, JudgeRubric))
 
 
 def _write(form: str, said: str) -> str:

@@ -35,10 +35,9 @@ def read_shared(env: Environment, own: str) -> dict[str, str]:
             for key, value in list(vars(module).items()):
                 if isinstance(value, type) and value.__module__ == name:
                     found |= _read(f"{name}.{key}", vars(value))
-    for place, owner in _owners(env, "environment"):
+    for place, owner in owners(env, "environment"):
         found |= _read(place, vars(owner))
-    for place, rubric in [each for each in _owners(env, "environment") if isinstance(each[1], Rubric)]:
-        for one in rubric.functions:
+        for one in owner.functions if isinstance(owner, Rubric) else ():
             function = getattr(one, "function", one)
             names = getattr(getattr(function, "__code__", None), "co_freevars", ())
             cells = getattr(function, "__closure__", None) or ()
@@ -47,12 +46,13 @@ def read_shared(env: Environment, own: str) -> dict[str, str]:
     return found
 
 
-def _owners(env: Environment, place: str) -> Iterator[tuple[str, Any]]:
+def owners(env: Environment, place: str) -> Iterator[tuple[str, Any]]:
+    """Yield an environment, its rubrics and those of its members, each with its place."""
     yield place, env
     yield from _rubrics(env.rubric, f"{place}.rubric")
     if isinstance(env, EnvGroup):
         for name, member in env.members.items():
-            yield from _owners(member, f"{place}.{name}")
+            yield from owners(member, f"{place}.{name}")
 
 
 def _rubrics(rubric: Rubric, place: str) -> Iterator[tuple[str, Any]]:

@@ -76,6 +76,8 @@ class Client(ABC):
     """Name of the model, as it stands on a leaderboard."""
     limiter: CallLimiter | None = None
     """Bounds the calls in flight, of everybody who shares it; None for a model that needs no bound."""
+    draws: bool = True
+    """Whether the seed of a request matters to it; else it is told 0, since deriving one takes time."""
     scripts: Mapping[str, str] = {}
     """Players whom functions of the environment's own package play, where it runs: `module:function` by name
     (`wander.clients.scripted`). Nobody else is asked for their turns, so a replay plays them anew."""
@@ -142,6 +144,7 @@ class WrappedClient(Client):
     def __init__(self, client: Client) -> None:
         self.model = client.model
         self.limiter = client.limiter
+        self.draws = client.draws
         self.scripts = client.scripts
         self.others = client.others
         self._client = client

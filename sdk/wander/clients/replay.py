@@ -30,6 +30,8 @@ class ReplayClient(Client):
     Players of `scripts` play anew, for the same reason.
     """
 
+    draws = False
+
     def __init__(
         self,
         rollouts: Iterable[Rollout],

@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 
 from wander.dataset import ProceduralRows
 from wander.environment import Environment
-from wander.errors import BoundaryError, ConfigError
+from wander.errors import ConfigError
 from wander.handle import RolloutRequest, Split
 from wander.parsers import Parser
 from wander.rollout.calls import ModelCalls
-from wander.rollout.hooks import call_hook, teardown
+from wander.rollout.hooks import call_every, teardown
 from wander.rubrics import Rubric, Score
 from wander.types import Example, RewardFunctionInfo, Rollout, State, reward_range
 
@@ -97,14 +97,7 @@ class EnvGroup(Environment):
     @teardown
     async def close_members(self) -> None:
         """Tear down every member, even after one failed."""
-        first: BoundaryError | None = None
-        for member in self.members.values():
-            try:
-                await call_hook(member.teardown)
-            except BoundaryError as error:
-                first = first or error
-        if first is not None:
-            raise first
+        await call_every(member.teardown for member in self.members.values())
 
     def _rows(self, split: Split) -> Any:
         """Return a function that makes the rows, so that nothing is read before it is needed."""

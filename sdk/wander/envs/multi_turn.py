@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import re
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 from wander.dataset import ProceduralRows, Rows
 from wander.environment import Environment
-from wander.errors import ConfigError, EnvironmentFault
+from wander.errors import BoundaryError, ConfigError, EnvironmentFault
 from wander.rollout.calls import ModelCalls
-from wander.rollout.hooks import STOP, call_hook, check_messages, find_marked, run_hook, settle, stop
+from wander.rollout.faults import blame
+from wander.rollout.hooks import PLAIN, STOP, call_hook, check_messages, find_marked, stop
 from wander.types import Messages, State, seen_by
 
 PLAYER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -124,12 +127,13 @@ class MultiTurnEnv(Environment):
     @stop
     def has_final_env_response(self, state: State) -> bool:
         """Hold when `env_response` has set `state["final_env_response"]`."""
-        return _is_final(state)
+        return state.get("final_env_response") is not None
 
     async def play(self, state: State, model: ModelCalls) -> None:
         """Let model and environment take turns until a stop condition holds, and record its name."""
+        limit = asyncio.timeout(self.timeout_seconds)
         try:
-            async with asyncio.timeout(self.timeout_seconds) as limit:
+            async with limit if self.timeout_seconds else nullcontext():
                 state["stop_reason"] = await self._take_turns(state, model)
         except TimeoutError:
             if not limit.expired():
@@ -145,7 +149,7 @@ class MultiTurnEnv(Environment):
         await self._pass_turn(state)
         struck = (state.get("recorded") or {}).get(TIMEOUT)
         while (reason := await self._stop_reason(state)) is None:
-            if struck == _place(state):
+            if struck is not None and struck == _place(state):
                 return TIMEOUT
             if state.turns:
                 answer = await self._answer(state)
@@ -162,7 +166,7 @@ class MultiTurnEnv(Environment):
                     return reason
                 if _is_final(state):
                     continue
-                if struck == _place(state):
+                if struck is not None and struck == _place(state):
                     return TIMEOUT
             await model.complete(self.tools(state))
         return reason
@@ -196,11 +200,15 @@ class MultiTurnEnv(Environment):
 
     async def _stop_reason(self, state: State) -> str | None:
         """Return the name of the first stop condition that holds."""
-        for name, condition in self._stops:
-            holds = run_hook(condition, state)
-            # Asked for dozens of times in a rollout, and a coroutine for each costs as much as they do.
-            if holds if type(holds) is bool else await settle(condition, holds):
-                return name
+        condition = None
+        try:  # as `call_hook`, without a coroutine for each: dozens are asked in a rollout
+            for name, condition in self._stops:
+                holds = condition(state)
+                if await holds if type(holds) not in PLAIN and inspect.isawaitable(holds) else holds:
+                    return name
+        except BaseException as error:
+            blame(error, EnvironmentFault, getattr(condition, "__name__", "hook"), passing=BoundaryError)
+            raise
         return None
 
     async def _answer(self, state: State) -> Messages:

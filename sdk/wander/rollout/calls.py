@@ -57,14 +57,16 @@ class ModelCalls:
         """
         state = self.state
         messages: Messages = [*state.prompt, *state.completion]
-        turn, player = len(state.turns), state.get("player")
+        turn, player, seed = len(state.turns), state.get("player"), 0
+        if self._answering(player).draws:
+            seed = derived_seed(state.run_seed, state.example.seed, "completion", state["index"], turn)
         request = ModelRequest.assemble(
             rollout_id=self.rollout_id,
             turn=turn,
             messages=messages if player is None else seen_by(player, messages),
             sampling=self.sampling,
             tools=tools,
-            seed=derived_seed(state.run_seed, state.example.seed, "completion", state["index"], turn),
+            seed=seed,
             player=player,
         )
         state["tools_offered"] = tools or None
@@ -96,8 +98,11 @@ class ModelCalls:
         else they raise.
         """
         try:
-            return await self.scripted.get(request.player or "", self.client).complete(request)
+            return await self._answering(request.player).complete(request)
         except BoundaryError:
             raise
         except Exception as error:
             raise ModelError(describe_fault(error, f"{name_of(self.client)}.complete")) from error
+
+    def _answering(self, player: str | None) -> Client:
+        return self.client if player is None else self.scripted.get(player, self.client)

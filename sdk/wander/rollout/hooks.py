@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar, overload
 
 from wander.errors import BoundaryError, EnvironmentFault
@@ -11,6 +12,7 @@ from wander.rollout.faults import blame
 from wander.types import Message, Messages, canonical_json
 
 Hook = TypeVar("Hook", bound=Callable[..., Any])
+T = TypeVar("T")
 
 PLAIN = frozenset((type(None), bool, int, float, str, list, dict))
 """What hooks and reward functions mostly return: nothing to wait for, and known faster than by asking."""
@@ -83,27 +85,34 @@ async def call_hook(hook: Callable[..., Any], *arguments: Any) -> Any:
 
     Hooks run on the event loop itself: a thread hop would cost more than most of them do.
     """
-    return await settle(hook, run_hook(hook, *arguments))
-
-
-def run_hook(hook: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a hook as `call_hook` does; what it returns has yet to be settled."""
     try:
-        return hook(*arguments)
+        result = hook(*arguments)
+        return await result if type(result) not in PLAIN and inspect.isawaitable(result) else result
     except BaseException as error:
         blame(error, EnvironmentFault, getattr(hook, "__name__", "hook"), passing=BoundaryError)
         raise
 
 
-async def settle(hook: Callable[..., Any], result: Any) -> Any:
-    """Wait for what a hook returned, if that is to be waited for."""
-    if type(result) in PLAIN or not inspect.isawaitable(result):
-        return result
-    try:
-        return await result
-    except BaseException as error:
-        blame(error, EnvironmentFault, getattr(hook, "__name__", "hook"), passing=BoundaryError)
-        raise
+async def call_every(hooks: Iterable[Callable[[], Any]]) -> None:
+    """Call hooks one after the other, also after one failed; then raise the first `BoundaryError`."""
+    first: BoundaryError | None = None
+    for hook in hooks:
+        try:
+            await call_hook(hook)
+        except BoundaryError as error:
+            first = first or error
+    if first is not None:
+        raise first
+
+
+async def wait_for_every(work: Iterable[Awaitable[T]]) -> list[T]:
+    """Return what each gives, in order; where some fail, raise the first failure once all have ended."""
+    given: list[T] = []
+    for each in await asyncio.gather(*work, return_exceptions=True):
+        if isinstance(each, BaseException):
+            raise each
+        given.append(each)
+    return given
 
 
 def check_messages(value: Any, where: str) -> Messages:
@@ -118,12 +127,14 @@ def check_messages(value: Any, where: str) -> Messages:
     for message in value:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise EnvironmentFault(f"`{where}` gave a message without a `role`: {str(message)[:200]}")
-        if not isinstance(message.get("content", ""), str | list | None):
+        content = message.get("content")
+        if content is not None and not isinstance(content, (str, list)):
             raise EnvironmentFault(
-                f"`{where}` gave a message whose `content` is a `{type(message['content']).__name__}`"
+                f"`{where}` gave a message whose `content` is a `{type(content).__name__}`"
             )
-        if not all(isinstance(part, str) for part in message.values()):
-            _refuse_unwritable(message, where)
+        for part in message.values():
+            if not isinstance(part, str):
+                _refuse_unwritable(message, where)
     return value
 
 

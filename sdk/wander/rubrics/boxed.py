@@ -1,4 +1,4 @@
-"""Answers in the forms that datasets and models agree on: boxed, after hash marks, JSON.
+"""Answers in the forms that datasets and models agree on: boxed or JSON.
 
 Every function takes any text, never raises on it, and takes time linear in its length. Each is usable as the
 `extract_fn` of a parser.
@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import re
 from typing import Any
-
-BOXED_SYSTEM_PROMPT = "Think step by step and give the final answer inside \\boxed{}, as in \\boxed{42}."
 
 _BOXES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _BRACKETS = re.compile(r'\\.|["{}\[\]\n]')
@@ -44,18 +42,6 @@ def boxed_answers(text: str) -> list[str]:
         elif token.group().endswith("{") and token.group() != "\\{":
             opened.append(None if token.group() == "{" else token.end())
     return [text[start:end].strip() for start, end in sorted(found)]
-
-
-def extract_hash_answer(text: str) -> str:
-    """Return what follows the last `####` up to the end of its line, as in GSM8K; without it, the text.
-
-    The result is stripped.
-    """
-    _, marks, tail = text.rpartition("####")
-    if not marks:
-        return text.strip()
-    lines = tail.strip().splitlines()
-    return lines[0].strip() if lines else ""
 
 
 def extract_json_answer(text: str, default: Any = None) -> Any:

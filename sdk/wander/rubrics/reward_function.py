@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_origin
 
@@ -17,9 +17,6 @@ from wander.errors import ConfigError, RubricError
 from wander.rollout.faults import blame
 from wander.rollout.hooks import PLAIN
 from wander.rubrics.score import check_reward
-
-RewardResult = float | Awaitable[float]
-"""What a reward function gives: a finite number (a boolean counts as 0 or 1), or an awaitable of one."""
 
 PLURALS = {
     "states": "state",

@@ -14,7 +14,7 @@ from wander.envs.tool.env import ToolEnv
 from wander.envs.tool.schema import Tool
 from wander.errors import ConfigError, EnvironmentFault
 from wander.rollout.calls import ModelCalls
-from wander.rollout.hooks import cleanup, teardown
+from wander.rollout.hooks import cleanup, teardown, wait_for_every
 from wander.types import Example, Messages, State
 
 Server = MCPServer | Mapping[str, Any] | str
@@ -117,10 +117,7 @@ class MCPEnv(ToolEnv):
         fresh = [MCPConnection(server, own_session=self.session == "rollout") for server in missing]
         connections += fresh
         connections.sort(key=lambda each: self.servers.index(each.server))
-        opened = await asyncio.gather(*(each.open() for each in fresh), return_exceptions=True)
-        for failed in opened:
-            if failed is not None:
-                raise failed
+        await wait_for_every(each.open() for each in fresh)
 
 
 def name_tools(connections: Sequence[MCPConnection], taken: set[str]) -> dict[str, Tool]:

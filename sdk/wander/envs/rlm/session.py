@@ -25,6 +25,7 @@ from wander.envs.tool.schema import InvalidArguments
 from wander.errors import ContextOverflow, ModelError
 from wander.parsers import message_text
 from wander.rollout.calls import ModelCalls
+from wander.rollout.hooks import wait_for_every
 from wander.types import Message, Messages, SamplingArgs, State
 
 
@@ -181,9 +182,9 @@ class SubCaller:
         first = self._asked.get(parent, 0) + 1
         self._asked[parent] = first - 1 + len(queries)
         asked = [(query, (*parent, number)) for number, query in enumerate(queries, start=first)]
-        answers: list[str] = []
         if any(self._gets_repl(query, path) for query, path in asked):
             # One after the other: what they ask themselves must meet the budget in the same order each time.
+            answers: list[str] = []
             for query, path in asked:
                 self._check_budget(1)
                 answers.append(await self._one(query, path))
@@ -194,11 +195,7 @@ class SubCaller:
             async with slots:
                 return await self._one(query, path)
 
-        for answer in await asyncio.gather(*(wait_and_ask(*each) for each in asked), return_exceptions=True):
-            if isinstance(answer, BaseException):
-                raise answer
-            answers.append(answer)
-        return answers
+        return await wait_for_every(wait_and_ask(*each) for each in asked)
 
     async def _one(self, query: Query, path: tuple[int, ...]) -> str:
         """Make one sub-call and record it; raises `SubCallRefused` and `ModelError`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -15,7 +14,7 @@ from wander.envs.tool.results import encodable, tool_content
 from wander.envs.tool.schema import FunctionTool, Tool, ToolCallError, UnknownTool
 from wander.errors import BoundaryError, ConfigError, EnvironmentFault, ToolError
 from wander.rollout.faults import describe_fault, is_fault
-from wander.rollout.hooks import call_hook, stop
+from wander.rollout.hooks import call_hook, stop, wait_for_every
 from wander.types import Message, Messages, State
 
 
@@ -106,13 +105,7 @@ class ToolEnv(MultiTurnEnv):
         state.completion[-1] = messages[-1] = with_calls(state.completion[-1], calls)
         if not self.concurrent_calls:
             return [await self._answer_call(call, messages, state) for call in calls]
-        answering = (self._answer_call(call, messages, state) for call in calls)
-        answers: Messages = []
-        for answer in await asyncio.gather(*answering, return_exceptions=True):
-            if isinstance(answer, BaseException):
-                raise answer
-            answers.append(answer)
-        return answers
+        return await wait_for_every(self._answer_call(call, messages, state) for call in calls)
 
     def update_tool_args(
         self, tool_name: str, tool_args: dict[str, Any], messages: Messages, state: State

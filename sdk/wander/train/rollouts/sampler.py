@@ -84,11 +84,6 @@ class ExampleSampler:
         """Let the examples of this step be drawn again."""
         self._busy.clear()
 
-    def pools(self) -> dict[Pool, int]:
-        """Return how many of the examples that were played are in each pool."""
-        found = [seen.pool for seen in self._seen.values()]
-        return {pool: found.count(pool) for pool in POOL_WEIGHTS} if self.adapts else {}
-
     def state(self) -> dict[str, Any]:
         """Return what a later `restore` needs, as JSON."""
         rows = {str(row): [seen.visits, seen.last, seen.pool] for row, seen in self._seen.items()}

@@ -87,20 +87,7 @@ class SandboxMixin:
     outside = True
     """Commands may read the clock and the machine, so rollouts are not declared deterministic."""
 
-    def init_sandbox_client(
-        self,
-        max_retries: int = 5,
-        base_delay: float = 0.5,
-        backoff_factor: float = 2.0,
-        max_backoff_seconds: float = 30.0,
-        jitter: float = 1e-3,
-        sandbox_client_max_workers: int = 50,
-        sandbox_client_max_connections: int = 1000,
-        sandbox_client_max_keepalive_connections: int = 200,
-        sandbox_wait_for_creation_max_attempts: int = 120,
-        sandbox_creations_per_minute: float | None = 128,
-        timeouts: SandboxTimeouts | None = None,
-    ) -> None:
+    def init_sandbox_client(self, *_: Any, timeouts: SandboxTimeouts | None = None, **cloud: Any) -> None:
         """Prepare the client; retries and limits of a cloud have no effect on this machine."""
         if not hasattr(self, "logger"):
             self.logger = logging.getLogger(f"{__name__}.{type(self).__name__}")
