@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, overload
 
-from wander.errors import DatasetError, MissingExtra, did_you_mean
+from wander.errors import DatasetError, did_you_mean, require_extra
 
 __all__ = ["file_rows", "hugging_face_rows"]
 
@@ -208,10 +208,8 @@ def hugging_face_rows(
     def rows() -> Iterable[Plain]:
         loaded = source
         if isinstance(source, str):
-            try:
+            with require_extra("huggingface", needed_for=f"loading the dataset `{source}`"):
                 import datasets
-            except ImportError as error:
-                raise MissingExtra("huggingface", needed_for=f"loading the dataset `{source}`") from error
             try:
                 loaded = datasets.load_dataset(source, subset, split=split, revision=revision)
             except Exception as error:
@@ -276,11 +274,9 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _parquet_file(path: Path) -> Any:
-    try:
+    with require_extra("data", needed_for=f"reading `{path}`"):
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
-    except ImportError as error:
-        raise MissingExtra("data", needed_for=f"reading `{path}`") from error
     with _open(path):
         pass  # which says what is wrong with a path better than Arrow does
     try:

@@ -30,7 +30,8 @@ WanderError                    has `.hint`: what to do next, as a command where 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar
 
 from wander.types import Boundary, Failure
@@ -227,6 +228,15 @@ class SandboxError(BoundaryError):
     """The isolation around the environment broke."""
 
     boundary: ClassVar[Boundary] = "sandbox"
+
+
+@contextlib.contextmanager
+def require_extra(extra: str, *, needed_for: str) -> Iterator[None]:
+    """Raise `MissingExtra` where the block imports what is not installed."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtra(extra, needed_for=needed_for) from error
 
 
 def error_type(name: str) -> type[WanderError] | None:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from wander.errors import MissingExtra
+from wander.errors import require_extra
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 
 def as_dataset(rows: Any) -> Dataset:
     """Return rows as a Hugging Face dataset; raises `TypeError` for what is none, `MissingExtra`."""
-    try:
+    with require_extra("huggingface", needed_for="a dataset of the classic API"):
         from datasets import Dataset
-    except ImportError as error:
-        raise MissingExtra("huggingface", needed_for="a dataset of the classic API") from error
     if isinstance(rows, Dataset):
         return rows
     if hasattr(rows, "to_list") and callable(rows.to_list):

@@ -15,7 +15,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from wander.errors import ConfigError, MissingExtra
+from wander.errors import ConfigError, require_extra
 from wander.evals.report.contents import RecordedRun
 from wander.evals.store import jsonl
 from wander.parsers import message_text
@@ -82,10 +82,8 @@ def data_frame(runs: Sequence[ExportedRun], *, tokens: bool = False) -> Any:
 
     Raises `MissingExtra` without pandas.
     """
-    try:
+    with require_extra("pandas", needed_for="a data frame of rollouts"):
         import pandas
-    except ImportError as error:
-        raise MissingExtra("pandas", needed_for="a data frame of rollouts") from error
     rows = []
     for row in (row for run in runs for row in run_rows(run.manifest, run.rollouts(), tokens=tokens)):
         metrics = row.pop("metrics")
@@ -200,11 +198,9 @@ class _Tables:
     """Makes Arrow tables of rows, all with one schema."""
 
     def __init__(self, metrics: Sequence[str], tokens: bool) -> None:
-        try:
+        with require_extra("data", needed_for="a table of rollouts"):
             import pyarrow
             import pyarrow.parquet
-        except ImportError as error:
-            raise MissingExtra("data", needed_for="a table of rollouts") from error
         self._arrow: Any = pyarrow
         self._metrics = list(metrics)
         self._schema = self._make_schema(tokens)

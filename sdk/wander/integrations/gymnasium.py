@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from wander.errors import ConfigError, MissingExtra, did_you_mean
+from wander.errors import ConfigError, did_you_mean, require_extra
 from wander.integrations.games import Game, GameEnv, NoAction
 from wander.parsers import XMLParser
 from wander.types import State
@@ -226,10 +226,8 @@ def plain_text(rendered: str) -> str:
 
 def _make(name: str, /, **options: Any) -> Any:
     """Make an environment by its id, rendering text where it can."""
-    try:
+    with require_extra("gymnasium", needed_for=f"playing `{name}`"):
         import gymnasium
-    except ImportError as error:
-        raise MissingExtra("gymnasium", needed_for=f"playing `{name}`") from error
     module, _, plain_name = name.rpartition(":")
     try:
         if module:

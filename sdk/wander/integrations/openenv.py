@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from wander.errors import EnvironmentFault, MissingExtra
+from wander.errors import EnvironmentFault, require_extra
 from wander.integrations.games import Game, GameEnv, NoAction
 from wander.parsers import MaybeThinkParser
 from wander.types import State
@@ -103,8 +103,6 @@ class _Session(Game):
 
 
 def _client_class() -> Any:
-    try:
+    with require_extra("openenv", needed_for="playing on an OpenEnv server"):
         from openenv.core import GenericEnvClient
-    except ImportError as error:
-        raise MissingExtra("openenv", needed_for="playing on an OpenEnv server") from error
     return GenericEnvClient

@@ -18,7 +18,7 @@ from typing import Any
 
 from wander.dataset import ProceduralRows
 from wander.envs.single_turn import SingleTurnEnv
-from wander.errors import ConfigError, MissingExtra, did_you_mean
+from wander.errors import ConfigError, did_you_mean, require_extra
 from wander.integrations.games import require_count
 from wander.parsers import Parser, XMLParser
 from wander.rubrics import Rubric
@@ -200,10 +200,8 @@ def _require(name: Any, known: set[str], message: str) -> None:
 
 @functools.cache
 def _library() -> Any:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # one of its dependencies does not compile without
-            import reasoning_gym
-    except ImportError as error:
-        raise MissingExtra("reasoning-gym", needed_for="playing tasks of reasoning-gym") from error
+    needed_for = "playing tasks of reasoning-gym"
+    with require_extra("reasoning-gym", needed_for=needed_for), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # one of its dependencies does not compile without
+        import reasoning_gym
     return reasoning_gym

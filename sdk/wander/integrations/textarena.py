@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from wander.errors import ConfigError, MissingExtra, WanderError, did_you_mean
+from wander.errors import ConfigError, WanderError, did_you_mean, require_extra
 from wander.integrations.games import Game, GameEnv
 from wander.parsers import MaybeThinkParser
 from wander.types import State
@@ -154,11 +154,9 @@ def _count_players(name: str, settings: Mapping[str, Any], asked: int | None) ->
 
 def _make(name: str, settings: Mapping[str, Any]) -> Any:
     """Make a game that tells what is new, and reads actions as its default variant does."""
-    try:
+    with require_extra("textarena", needed_for=f"playing `{name}`"):
         import textarena
         from textarena.envs.registration import ENV_REGISTRY
-    except ImportError as error:
-        raise MissingExtra("textarena", needed_for=f"playing `{name}`") from error
     plain = name
     for end in VARIANTS:
         plain = plain.removesuffix(end)

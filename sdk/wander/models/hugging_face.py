@@ -18,9 +18,9 @@ from wander.errors import (
     AuthenticationFailed,
     ConfigError,
     EndpointUnreachable,
-    MissingExtra,
     ModelNotFound,
     RunError,
+    require_extra,
 )
 from wander.models.loading import only_cached
 from wander.wire.models import may_be_sent
@@ -102,10 +102,8 @@ def fetch_files(name: str, revision: str | None) -> tuple[RepositoryCommit, Path
 
 
 def _library() -> Any:
-    try:
+    with require_extra("transformers", needed_for="models of Hugging Face"):
         import huggingface_hub
-    except ImportError as error:
-        raise MissingExtra("transformers", needed_for="models of Hugging Face") from error
     return huggingface_hub
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wander.errors import ConfigError, EndpointUnreachable, MissingExtra, ModelNotFound
+from wander.errors import ConfigError, EndpointUnreachable, ModelNotFound, require_extra
 from wander.models.chat import ChatFormat
 from wander.models.pulled import find_pulled, pulled_at, require_sound
 from wander.models.quiet import quiet_libraries
@@ -51,10 +51,8 @@ def load_model(
     `ConfigError` for weights and a tokenizer that do not fit, `EndpointUnreachable` where Hugging Face does
     not answer and the model is not in its cache.
     """
-    try:
+    with require_extra("transformers", needed_for="running a model in this process"):
         import transformers
-    except ImportError as error:
-        raise MissingExtra("transformers", needed_for="running a model in this process") from error
     source, shown = resolve_model(name)
     local = Path(source) if Path(source).is_dir() else None
     base = find_adapted_model(local)
@@ -108,10 +106,8 @@ def _require_fit(name: str | Path, tokenizer: Any, model: Any) -> None:
 
 def load_chat_format(name: str | Path) -> ChatFormat:
     """Return how a model writes conversations, without loading its weights; raises `ModelNotFound`."""
-    try:
+    with require_extra("transformers", needed_for="reading the calls of a local model"):
         import transformers
-    except ImportError as error:
-        raise MissingExtra("transformers", needed_for="reading the calls of a local model") from error
     try:
         with quiet_libraries():
             tokenizer = transformers.AutoTokenizer.from_pretrained(name)
@@ -133,10 +129,8 @@ def find_adapted_model(folder: Path | None) -> str | None:
 
 def _with_adapters(model: Any, folder: Path) -> Any:
     """Return a model with the adapters of a folder merged into its weights."""
-    try:
+    with require_extra("train", needed_for="loading adapters"):
         from peft import PeftModel
-    except ImportError as error:
-        raise MissingExtra("train", needed_for="loading adapters") from error
     merged = merge_adapters(PeftModel.from_pretrained(model, str(folder)))
     return merged.requires_grad_(True)  # whole weights again, that may learn
 

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from wander.errors import ConfigError, MissingExtra
+from wander.errors import ConfigError, require_extra
 from wander.models.quiet import quiet_libraries
 from wander.wire.postings import file_digest
 
@@ -102,12 +102,10 @@ def installer() -> list[str]:
 
 def _convert(weights: Path, folder: Path) -> None:
     """Write the GGUF weights as a plain float32 checkpoint with tokenizer and chat template."""
-    try:
+    with require_extra("transformers", needed_for="converting SmolLM2"):
         import gguf  # noqa: F401 - transformers needs it
         import torch
         import transformers
-    except ImportError as error:
-        raise MissingExtra("transformers", needed_for="converting SmolLM2") from error
     source: dict[str, Any] = {"pretrained_model_name_or_path": weights.parent, "gguf_file": weights.name}
     with quiet_libraries():
         loaded = transformers.AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from wander.errors import ConfigError, InvalidResponse, MissingExtra
+from wander.errors import ConfigError, InvalidResponse, require_extra
 from wander.models.quiet import quiet_libraries
 from wander.models.tokenizer import train_tokenizer
 from wander.types import Message
@@ -61,11 +61,9 @@ def create_tiny(
     Its tokenizer is trained on the environment's transcripts; its weights depend on `seed`, the size and the
     vocabulary only. The folder appears whole or not at all; an existing one is refused with `ConfigError`.
     """
-    try:
+    with require_extra("transformers", needed_for="making a tiny policy"):
         import torch
         from transformers import LlamaConfig, LlamaForCausalLM
-    except ImportError as error:
-        raise MissingExtra("transformers", needed_for="making a tiny policy") from error
     folder = Path(folder)
     require_new(folder)
     size = size or TinySize()

@@ -20,9 +20,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from wander.errors import ConfigError, MissingExtra, ModelError
+from wander.errors import ConfigError, ModelError, require_extra
 
-try:
+with require_extra("train", needed_for="learning from preferences"):
     import torch
     from datasets import Dataset
     from torch.nn.utils.rnn import pad_sequence
@@ -30,8 +30,6 @@ try:
     from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
     from trl.trainer.dpo_trainer import DataCollatorForPreference
     from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
-except ImportError as error:
-    raise MissingExtra("train", needed_for="learning from preferences") from error
 
 from wander.models.chat import ChatFormat
 from wander.models.loading import LoadedModel, load_model

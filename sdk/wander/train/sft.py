@@ -23,16 +23,14 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from wander.errors import ConfigError, MissingExtra, ModelError
+from wander.errors import ConfigError, ModelError, require_extra
 
-try:
+with require_extra("train", needed_for="fine-tuning"):
     import torch
     from datasets import Dataset
     from torch.utils.data import Sampler
     from transformers import TrainerCallback
     from trl import SFTConfig, SFTTrainer
-except ImportError as error:
-    raise MissingExtra("train", needed_for="fine-tuning") from error
 
 from wander.models.chat import ChatFormat
 from wander.models.loading import LoadedModel, load_model

@@ -7,18 +7,16 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from wander.errors import MissingExtra
+from wander.errors import require_extra
 from wander.rubrics.math import MathProcesses
 
 from wander_compat.verifiers.data import extract_boxed_answer
 from wander_compat.verifiers.parsers import MaybeThinkParser, Parser
 from wander_compat.verifiers.rubrics.rubric import RewardFunction, Rubric
 
-try:
+with require_extra("math", needed_for="`MathRubric`"):
     from math_verify import parse, verify
     from math_verify.errors import TimeoutException as MathVerifyTimeout
-except ImportError as error:
-    raise MissingExtra("math", needed_for="`MathRubric`") from error
 
 
 def verify_response(

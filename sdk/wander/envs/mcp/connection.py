@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from wander.envs.tool.results import encodable
 from wander.envs.tool.schema import Tool, ToolCallError
-from wander.errors import ConfigError, EnvironmentFault, MissingExtra
+from wander.errors import ConfigError, EnvironmentFault, require_extra
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -289,11 +289,9 @@ class MCPTool(Tool):
 
 def require_mcp() -> None:
     """Raise `MissingExtra` unless the official client is installed."""
-    try:
+    with require_extra("mcp", needed_for="an environment with MCP servers"):
         import httpx2  # noqa: F401
         import mcp.client.streamable_http  # noqa: F401 - seconds the first time, and never within a rollout
-    except ImportError as error:
-        raise MissingExtra("mcp", needed_for="an environment with MCP servers") from error
 
 
 @functools.cache

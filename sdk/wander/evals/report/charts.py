@@ -10,7 +10,7 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from wander.errors import MissingExtra
+from wander.errors import require_extra
 from wander.wire import Histogram
 
 Row = dict[str, Any]
@@ -18,11 +18,9 @@ Row = dict[str, Any]
 
 def require_charts(needed_for: str) -> Any:
     """Return altair; raises `MissingExtra` without it or without the converter that it saves through."""
-    try:
+    with require_extra("plots", needed_for=needed_for):
         import altair
         import vl_convert  # noqa: F401 - draws and bundles what altair describes
-    except ImportError as error:
-        raise MissingExtra("plots", needed_for=needed_for) from error
     return altair
 
 

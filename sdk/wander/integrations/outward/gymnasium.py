@@ -10,15 +10,13 @@ from __future__ import annotations
 import string
 from typing import TYPE_CHECKING, Any
 
-from wander.errors import MissingExtra
+from wander.errors import require_extra
 from wander.integrations.episode import Episode, Steppable
 from wander.parsers import message_text
 from wander.types import Messages
 
-try:
+with require_extra("gymnasium", needed_for="a `gymnasium.Env`"):
     import gymnasium
-except ImportError as error:
-    raise MissingExtra("gymnasium", needed_for="a `gymnasium.Env`") from error
 
 if TYPE_CHECKING:
     from wander.handle import Split

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from wander.errors import MissingExtra
+from wander.errors import require_extra
 from wander.integrations.episode import Steppable, episode_loop, require_sound
 from wander.integrations.stepped import SteppedRollout
 from wander.types import Usage
 
-try:
+with require_extra("inspect", needed_for="a task of Inspect"):
     from inspect_ai import Task
     from inspect_ai.dataset import MemoryDataset, Sample
     from inspect_ai.model import get_model, messages_from_openai, messages_to_openai
     from inspect_ai.scorer import Score, mean, scorer, stderr
     from inspect_ai.solver import solver
     from inspect_ai.tool import ToolInfo, ToolParams
-except ImportError as error:
-    raise MissingExtra("inspect", needed_for="a task of Inspect") from error
 
 if TYPE_CHECKING:
     from wander.handle import Split

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from wander.errors import MissingExtra
+from wander.errors import require_extra
 from wander.integrations.episode import Episode, Steppable
 
-try:
+with require_extra("openenv", needed_for="a server of OpenEnv"):
     from openenv.core.env_server import Action, Environment, Observation, State, create_app
-except ImportError as error:
-    raise MissingExtra("openenv", needed_for="a server of OpenEnv") from error
 
 if TYPE_CHECKING:
     from wander.handle import Split

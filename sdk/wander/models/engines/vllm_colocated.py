@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
-from wander.errors import MissingExtra, ModelError
+from wander.errors import ModelError, require_extra
 from wander.models.batching import Tell
 from wander.models.engines.base import BatchedEngine, Job, Weights
 from wander.models.engines.vllm_server import vllm_parameters
@@ -43,7 +43,7 @@ class VLLMColocatedEngine(BatchedEngine):
 
     def start(self, model: Any, accelerator: Any) -> None:
         """Start vLLM with the policy that a trainer holds, once it holds it."""
-        try:
+        with require_extra("vllm", needed_for='`inference.engine = "vllm"`'):
             from trl.generation.vllm_generation import VLLMGeneration
 
             self._generation = VLLMGeneration(
@@ -56,8 +56,6 @@ class VLLMColocatedEngine(BatchedEngine):
                 max_num_seqs=self._rows,
                 enable_sleep_mode=self._sleeps,
             )
-        except ImportError as error:
-            raise MissingExtra("vllm", needed_for='`inference.engine = "vllm"`') from error
 
     def update_weights(self, weights: Weights) -> None:
         """Load the policy's weights, as TRL reads them from the model that it was started with."""

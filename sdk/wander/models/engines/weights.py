@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from wander.errors import ConfigError, MissingExtra
+from wander.errors import ConfigError, require_extra
 from wander.models.engines.base import Weights
 from wander.models.engines.vllm_server import VLLMServer
 
@@ -107,7 +107,7 @@ class NCCLSync:
         self._clients: list[Any] = []
         if not sends:
             return
-        try:
+        with require_extra("vllm", needed_for="weights through NCCL"):
             from trl.generation.vllm_client import VLLMClient
 
             for number, server in enumerate(servers):
@@ -116,8 +116,6 @@ class NCCLSync:
                 )
                 client.init_communicator(device=device)
                 self._clients.append(client)
-        except ImportError as error:
-            raise MissingExtra("vllm", needed_for="weights through NCCL") from error
 
     def send(self, weights: Weights) -> None:
         """Announce the shapes once, then stream the weights to every server."""
