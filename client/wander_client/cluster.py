@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any
 
 from wander.version import __version__
@@ -20,6 +21,8 @@ from wander_client.errors import ClientError, LoginRequired, NotFound, Unavailab
 from wander_client.failures import explain
 
 _CONNECT_SECONDS = 10.0
+_HEAD_SECONDS = 35.0
+"""A head that has not answered for so long is taken for lost: after a minute Ray ends the process."""
 
 
 @dataclass(frozen=True)
@@ -66,50 +69,40 @@ class Versions:
             )
 
 
-class _Connection:
-    """The one connection of this process, for whoever uses it at the same time."""
+_LOCK = threading.Lock()
+_USERS: list[str | None] = []
+"""Of whoever uses the one connection of this process, the address, which is the same for all."""
+_UNDO = contextlib.ExitStack()
+"""Disconnects, after the last of them."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._users = 0
-        self._ray: Any = None
-        self._wanted: str | None = None
-        self._stack = contextlib.ExitStack()
 
-    def join(self, wanted: str | None) -> Any:
-        """Return Ray, connected."""
-        with self._lock:
-            if self._users and wanted != self._wanted:
-                raise UsageError(
-                    f"this process uses the cluster at `{self._wanted}` already, not `{wanted}`",
-                    hint="name one cluster alone",
-                )
-            if not self._users:
-                with contextlib.ExitStack() as stack:
-                    self._ray, self._wanted = self._open(wanted, stack), wanted
-                    self._stack = stack.pop_all()
-            self._users += 1
-            return self._ray
-
-    def leave(self) -> None:
-        """Disconnect after the last one."""
-        with self._lock:
-            self._users -= 1
-            if not self._users:
-                self._stack.close()
-
-    def _open(self, wanted: str | None, stack: contextlib.ExitStack) -> Any:
-        try:
-            import ray
-            import ray.util.scheduling_strategies
-        except ImportError as error:
+def _join(wanted: str | None) -> Any:
+    """Return Ray, connected."""
+    try:
+        import ray
+        import ray.util.scheduling_strategies
+    except ImportError as error:
+        raise UsageError(
+            "a cluster needs Ray",
+            hint="install it: `pip install 'wander-client[ray]'`",
+            code="missing_extra",
+        ) from error
+    with _LOCK:
+        if _USERS and wanted != _USERS[0]:
             raise UsageError(
-                "a cluster needs Ray",
-                hint="install it: `pip install 'wander-client[ray]'`",
-                code="missing_extra",
-            ) from error
-        if wanted and wanted not in ("auto", "local"):
-            _require_reachable(wanted)
+                f"this process uses the cluster at `{_USERS[0]}` already, not `{wanted}`",
+                hint="name one cluster alone",
+            )
+        if not _USERS:
+            _connect(ray, wanted)
+        _USERS.append(wanted)
+    return ray
+
+
+def _connect(ray: Any, wanted: str | None) -> None:
+    if wanted and wanted not in ("auto", "local"):
+        _require_reachable(wanted)
+    with contextlib.ExitStack() as stack:
         # What Ray prints, also later, is no data.
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         if not ray.is_initialized():
@@ -124,23 +117,53 @@ class _Connection:
             except (ConnectionError, RuntimeError, ValueError) as error:
                 raise _cannot_connect(wanted, error) from error
             stack.callback(ray.shutdown)
-        return ray
-
-
-_CONNECTION = _Connection()
+        _UNDO.push(stack.pop_all())
 
 
 @contextlib.contextmanager
-def connected(address: str | None) -> Iterator[Any]:
+def connected(address: str | None, *, go_on: str = "resume the run") -> Iterator[Any]:
     """Yield Ray, connected to the cluster at `HOST:PORT` or `auto`; what it prints goes to standard error.
 
-    None takes `RAY_ADDRESS`, or starts Ray on this machine, which `local` always does.
+    None takes `RAY_ADDRESS`, or starts Ray on this machine, which `local` always does. Raises `Unavailable`
+    where the cluster is lost meanwhile, and says how to go on.
     """
-    ray = _CONNECTION.join(address or os.environ.get("RAY_ADDRESS"))
+    address = address or os.environ.get("RAY_ADDRESS")
+    ray = _join(address)
     try:
         yield ray
+    except ray.exceptions.RayError as error:
+        hint = f"see with `ray status` whether it runs, then {go_on}; what was played is kept"
+        raise failed(f"lost the cluster at `{address or 'this machine'}`", error, hint) from error
     finally:
-        _CONNECTION.leave()
+        with _LOCK:
+            _USERS.pop()
+            if not _USERS:
+                _UNDO.close()
+
+
+def failed(what: str, error: Exception, hint: str, code: str = "ray_unavailable") -> Unavailable:
+    """Return what Ray raised as an error of ours."""
+    return Unavailable(f"{what}: {str(error).splitlines()[0]}", hint=hint, detail=str(error), code=code)
+
+
+class Head:
+    """The head of the cluster to which this process is connected."""
+
+    def __init__(self, ray: Any) -> None:
+        self._ray, self._seen = ray, monotonic()
+        self._looked = self._seen
+
+    def require(self) -> None:
+        """Raise an error of Ray where nobody has listened there for a while; looks now and then."""
+        if monotonic() - self._looked < _CONNECT_SECONDS / 2:
+            return
+        try:
+            _require_reachable(self._ray.get_runtime_context().gcs_address)
+            self._seen = monotonic()
+        except Unavailable as error:
+            if monotonic() - self._seen > _HEAD_SECONDS:
+                raise self._ray.exceptions.RayError(str(error)) from error
+        self._looked = monotonic()
 
 
 def _require_reachable(address: str) -> None:
@@ -169,8 +192,4 @@ def _cannot_connect(address: str | None, error: Exception) -> ClientError:
     hint = "`ray status` shows whether a cluster runs; `ray start --head` starts one"
     if address and "RAY_AUTH_MODE" not in os.environ:
         hint += "; if it asks for a token, as `ray start` says, set `RAY_AUTH_MODE=token`"
-    return Unavailable(
-        f"cannot use Ray at `{address or 'this machine'}`: {str(error).splitlines()[0]}",
-        hint=hint,
-        code="ray_unavailable",
-    )
+    return failed(f"cannot use Ray at `{address or 'this machine'}`", error, hint)

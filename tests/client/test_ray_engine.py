@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,8 +19,10 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import wander as wander_package
 from chat_endpoint import chat_endpoint
 from command_line import Wander
+from fake_vllm import install_fake_vllm
 from object_server import object_server
 from shard_records import aggregates_of, records_of
 from wander.clients.rate_limit import CallLimiter
@@ -348,6 +351,55 @@ def test_a_node_that_dies_loses_no_rollout_and_plays_none_twice(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_model_that_dies_is_started_again_and_one_that_dies_at_once_ends_the_run(
+    wander: Wander, folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("PYTHONPATH", str(install_fake_vllm(home / "fake")))
+    monkeypatch.setenv("FAKE_VLLM_PIDS", str(home / "pids"))
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 1, "include_dashboard": False}
+    )
+    words = ("eval", str(folder), "-m", "m", "-n", "8", "-r", "40", "-c", "4", "--serve", "vllm")
+    on_ray = ("--engine", "ray", "--ray-address", cluster.address, "--shards", "2", "--json")
+
+    def kill(whom: str, lines: int) -> None:
+        """Kill the newest server, or its actor, once so much is played."""
+        while sum(len(file.read_text().splitlines()) for file in home.glob("ray.shards/*/*/*.jsonl")) < lines:
+            if ended.wait(0.1):
+                return
+        pid = int((home / "pids").read_text().split()[-2])
+        for _ in range({"server": 0, "actor": 3}[whom]):  # the guard, twice, is between them
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(pid, signal.SIGKILL)
+
+    ended = threading.Event()
+    killer = threading.Thread(target=lambda: [kill("server", 60), kill("actor", 140)])
+    killer.start()
+    try:
+        done = wander(*words, "--serve-arg=--behave=slow", *on_ray, "--out", "ray")
+        ended.set()
+        killer.join()
+        assert done.status == 0, done.out
+        assert done.data["summary"]["failed"] == 0
+        assert len((home / "pids").read_text().split()) == 6, "three servers, each of two processes"
+        dies = wander(*words, "--serve-arg=--behave=dies", *on_ray, "--out", "dies")
+        assert (dies.status, dies.json["error"]["code"]) == (1, "server_failed"), dies.out
+        assert dies.json["error"]["message"] == "the server of `m` ended with status 4"
+        assert dies.json["error"]["detail"].endswith("RuntimeError: CUDA error")
+        assert len((home / "pids").read_text().split()) == 12
+    finally:
+        ended.set()
+        cluster.shutdown()
+    assert wander(*words, "--serve-arg=--behave=slow", "--out", "plain").status == 0
+    assert records_of(home / "ray") == records_of(home / "plain")
+    assert aggregates_of(home / "ray") == aggregates_of(home / "plain")
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_suite_on_ray_is_that_played_here(cluster: Any, wander: Wander, folder: Path, home: Path) -> None:
     (home / "suite.toml").write_text(
@@ -384,3 +436,67 @@ def test_ctrl_c_keeps_what_was_played_and_a_spent_budget_goes_on(
         more = ("--budget-tokens", "100000")
         done = wander("eval", "--resume", "ray", "--ray-address", cluster.address, *more, "--json")
         assert (done.status, done.data["summary"]["rollouts"]) == (0, 160)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_late_node_is_used_and_a_run_whose_head_is_lost_goes_on_elsewhere(
+    wander: Wander, folder: Path, home: Path
+) -> None:
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    def start(processors: int) -> Any:
+        found = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        found.add_node(num_cpus=processors)
+        return found
+
+    def begun() -> int:
+        return len(list(home.glob("ray.shards/*/*/rollouts.jsonl")))
+
+    cluster = start(1)
+    with chat_endpoint(slow_echo) as endpoint, contextlib.ExitStack() as stack:
+        stack.callback(lambda: cluster.shutdown())
+        words = [str(folder), "-m", "test-model", "-b", endpoint.base_url, "-n", "8", "-r", "40", "-c", "4"]
+        command = [sys.executable, "-m", "wander_client", "eval", *words, "--out", "ray", "--json"]
+        command += ["--engine", "ray", "--ray-address", cluster.address, "--shards", "3"]
+        playing = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
+        stack.callback(playing.kill)
+        while not begun() and playing.poll() is None:
+            time.sleep(0.1)
+        cluster.add_node(num_cpus=2)
+        while begun() < 3 and playing.poll() is None:
+            time.sleep(0.1)
+        cluster.remove_node(cluster.head_node, allow_graceful=False)
+        said = json.loads(playing.communicate()[0])["error"]
+        assert (playing.returncode, said["code"]) == (5, "ray_unavailable"), said
+        assert "go on with `wander eval --resume ray`" in said["hint"]
+        cluster.shutdown()
+        cluster = start(3)
+        done = wander("eval", "--resume", "ray", "--ray-address", cluster.address, "--json")
+        assert (done.status, done.data["summary"]["rollouts"]) == (0, 320), done.out
+        assert len(endpoint.requests) < 400, "what was played is kept"
+        assert wander("eval", *words, "--out", "plain").status == 0
+    assert records_of(home / "ray") == records_of(home / "plain")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_node_with_another_wander_ends_the_run(
+    cluster: Any, wander: Wander, folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = shutil.copytree(Path(wander_package.__file__).parent, home / "other" / "wander")
+    (other / "version.py").write_text('__version__ = "0.0.1"\n')
+    with monkeypatch.context() as changed:
+        changed.setenv("PYTHONPATH", str(other.parent))
+        node = cluster.add_node(num_cpus=2)
+    try:
+        with chat_endpoint(slow_echo) as endpoint:
+            words = ("-m", "test-model", "-b", endpoint.base_url, "-n", "8", "-r", "200", "--shards", "8")
+            on_ray = ("--engine", "ray", "--ray-address", cluster.address, "--out", "ray", "--json")
+            done = wander("eval", str(folder), *words, *on_ray)
+    finally:
+        cluster.remove_node(node)
+    assert (done.status, done.json["error"]["code"]) == (1, "versions_differ"), done.out
+    assert "has wander 0.0.1 on Python" in done.json["error"]["message"]
+    assert len(endpoint.requests) < 1600, "the other shards end"

@@ -44,6 +44,11 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         global answered
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if given.behave == "dies":
+            print("RuntimeError: CUDA error", file=sys.stderr, flush=True)
+            os._exit(4)
+        if given.behave == "slow":
+            time.sleep(0.1)
         if given.behave == "hangs" and answered:
             time.sleep(600)
         answered += 1

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from aiohttp import web
@@ -273,7 +274,9 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-async def test_a_certificate_that_nobody_trusts_is_told_at_once(certificate: Path) -> None:
+async def test_a_certificate_that_nobody_trusts_is_told_at_once(
+    certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate / "cert.pem", certificate / "key.pem")
     async with raw_endpoint(sends(b""), ssl=context) as url:
@@ -284,6 +287,9 @@ async def test_a_certificate_that_nobody_trusts_is_told_at_once(certificate: Pat
         assert "SSL_CERT_FILE" in (caught.value.hint or "")
         with pytest.raises(EndpointUnreachable, match="no trusted connection"):
             await client.check()
+        monkeypatch.setattr(client, "check", AsyncMock())
+        with pytest.raises(EndpointUnreachable, match="the first rollout failed at the model: no trusted"):
+            await evaluated(client, None, environment())
         await client.close()
 
 

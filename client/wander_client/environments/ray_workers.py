@@ -66,7 +66,8 @@ def placed(
     with connected(asked[0].cluster) as ray, contextlib.ExitStack() as stack:
         if any(each != asked[0] for each in asked):
             raise UsageError("workers of two clusters are asked for", hint="name one cluster alone")
-        number = sum(isinstance(each, RayAddress) for each in wanted)
+        # Each process of a training run has as many of its own.
+        number = sum(isinstance(each, RayAddress) for each in wanted) * int(os.environ.get("WORLD_SIZE", "1"))
         if number > (there := int(ray.cluster_resources().get("CPU", 0))):
             raise UsageError(
                 f"the cluster at `{asked[0]}` has {there} processors, too few for {number} workers",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from wander_client.context import Invocation
     from wander_client.environments.location import Location
+    from wander_client.errors import ClientError
 
 CACHE_FILE = "responses.sqlite"
 
@@ -149,6 +150,11 @@ class ModelPool:
             elif choice.cache:
                 self._context.output.warn(f"`--cache` keeps answers of endpoints; `{choice.model}` has none")
             yield await stack.enter_async_context(choice.join(self._context, client, location))
+
+    def why_ended(self) -> ClientError | None:
+        """Tell why the server that is held does not answer any more; None while it runs, or without one."""
+        server = None if self._held is None else self._held[1]
+        return server[0].why_ended() if isinstance(server, tuple) else None
 
     async def __aenter__(self) -> Self:
         return self

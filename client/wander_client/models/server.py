@@ -17,7 +17,7 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -67,6 +67,8 @@ class ModelServer:
     """The name that it serves the model under."""
     described: dict[str, Any]
     """Engine, version and arguments, for the manifest."""
+    why_ended: Callable[[], ClientError | None]
+    """Tells why it does not answer any more, with the end of its log; None while it runs."""
 
 
 @contextlib.asynccontextmanager
@@ -89,10 +91,16 @@ async def serve(
     command += [*choice.arguments, "--served-model-name", name, "--host", "127.0.0.1", "--port", str(port)]
     log_path.parent.mkdir(parents=True, exist_ok=True)
     process = await _Guarded.start(command, log_path, dict(choice.environment))
+    described = {"engine": choice.engine, "versions": versions, "arguments": list(choice.arguments)}
+
+    def why_ended() -> ClientError | None:
+        reason = f"the server of `{name}` ended with status {process.ended}"
+        return None if process.ended is None else _explain_failure(reason, log_path)
+
+    server = ModelServer(f"http://127.0.0.1:{port}/v1", name, described, why_ended)
     try:
-        await _wait_until_healthy(context.output, process, port, choice, name, log_path)
-        described = {"engine": choice.engine, "versions": versions, "arguments": list(choice.arguments)}
-        yield ModelServer(f"http://127.0.0.1:{port}/v1", name, described)
+        await _wait_until_healthy(context.output, server, port, choice, log_path)
+        yield server
         if process.ended:
             context.output.warn(f"the server of `{name}` ended early; its log: `{log_path}`")
     finally:
@@ -184,24 +192,23 @@ class _Guarded:
 
 
 async def _wait_until_healthy(
-    output: Output, process: _Guarded, port: int, choice: ServeChoice, name: str, log_path: Path
+    output: Output, server: ModelServer, port: int, choice: ServeChoice, log_path: Path
 ) -> None:
     """Wait until the server answers, and show what it last said meanwhile."""
     import httpx
 
     loop = asyncio.get_running_loop()
     began = loop.time()
-    title = f"starting {choice.engine} for {name}"
+    title = f"starting {choice.engine} for {server.model}"
     output.note(f"{title}; its log: {log_path}")
     with output.progress(title, None, unit="s") as bar:
         async with httpx.AsyncClient(trust_env=False, timeout=5.0) as http:
             while not await _healthy(http, port):
                 seconds = loop.time() - began
-                if process.ended is not None:
-                    reason = f"the server of `{name}` ended with status {process.ended}"
-                    raise _explain_failure(reason, log_path)
+                if (failure := server.why_ended()) is not None:
+                    raise failure
                 if seconds > choice.timeout:
-                    reason = f"the server of `{name}` did not answer within {choice.timeout:.0f} s"
+                    reason = f"the server of `{server.model}` did not answer within {choice.timeout:.0f} s"
                     raise _explain_failure(reason, log_path, Unavailable)
                 *_, last = ["", *log_tail(log_path).splitlines()]
                 bar.update(int(seconds), last[:100])

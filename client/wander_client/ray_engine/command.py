@@ -33,7 +33,8 @@ def evaluate(
         budget_tokens=settings.budget_tokens,
         budget_usd=settings.budget_usd,
     )
-    return _play_alone(context, suite, out, choice)
+    (merged,) = _play(context, suite, out, choice)
+    return merged
 
 
 def evaluate_suite(context: Invocation, suite: Suite, out: Path, choice: RayChoice) -> list[Merged]:
@@ -45,7 +46,7 @@ def evaluate_suite(context: Invocation, suite: Suite, out: Path, choice: RayChoi
                 hint="write the budget at the top of the suite's file",
             )
     exact = [_settled(context, run) for run in suite.runs]
-    return _play_together(context, suite.model_copy(update={"runs": exact}), out, choice)
+    return _play(context, suite.model_copy(update={"runs": exact}), out, choice)
 
 
 def resume(
@@ -58,9 +59,7 @@ def resume(
         )
     shard_folders(out)
     suite = Suite.load(parts_of(out)).model_copy(update=dict(said))
-    if is_alone(suite):
-        return suite, [_play_alone(context, suite, out, choice)]
-    return suite, _play_together(context, suite, out, choice)
+    return suite, _play(context, suite, out, choice)
 
 
 def is_alone(suite: Suite) -> bool:
@@ -68,22 +67,17 @@ def is_alone(suite: Suite) -> bool:
     return suite.file is None and len(suite.runs) == 1
 
 
-def _play_alone(context: Invocation, suite: Suite, out: Path, choice: RayChoice) -> Merged:
+def _play(context: Invocation, suite: Suite, out: Path, choice: RayChoice) -> list[Merged]:
     require_free(out)
     with hold(out):
         play(suite, out, choice, context.output)
-        (run,) = suite.runs
-        merged = merge_part([folder / run.folder for folder in shard_folders(out)], out, run.name)
-        finish(out)
-    return merged
-
-
-def _play_together(context: Invocation, suite: Suite, out: Path, choice: RayChoice) -> list[Merged]:
-    require_free(out)
-    with hold(out):
-        play(suite, out, choice, context.output)
-        merged = merge_suite(shard_folders(out), out)
-        suite.write(out)  # with the calls at once of the whole
+        folders = shard_folders(out)
+        if is_alone(suite):
+            (run,) = suite.runs
+            merged = [merge_part([folder / run.folder for folder in folders], out, run.name)]
+        else:
+            merged = merge_suite(folders, out)
+            suite.write(out)  # with the calls at once of the whole
         finish(out)
     return merged
 

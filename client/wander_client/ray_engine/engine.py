@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from wander.wire.run_record import Shard
 
-from wander_client.cluster import Problem, Versions, connected
+from wander_client.cluster import Head, Problem, Versions, connected, failed
 from wander_client.errors import PARTIAL, ClientError, Interrupted, Unavailable, UsageError
 from wander_client.evaluate.evaluation import more_budget, resume_command
 from wander_client.models.reference import is_local_model
 from wander_client.ray_engine.coordinator import Coordinator, Overview
 from wander_client.ray_engine.models import (
     MOST_CALLS,
+    MOST_RESTARTS,
     Actors,
     ModelActor,
     count_actors,
@@ -70,7 +71,7 @@ def play(suite: Suite, out: Path, choice: RayChoice, output: Output) -> Overview
     budget = (suite.budget_tokens, suite.budget_usd)
     if store is not None:
         store.set_word(proof)
-    with connected(choice.address) as ray:
+    with connected(choice.address, go_on=f"go on with `{resume_command(out)}`") as ray:
         total, options, models = _place(ray, suite)
         count = _count_shards(place, choice.shards, total)
         (place / SHARDS_FILE).write_text(str(count))
@@ -98,7 +99,7 @@ def play(suite: Suite, out: Path, choice: RayChoice, output: Output) -> Overview
         with _served(ray, models, variables) as actors:
             refs = [task.remote(job, coordinator, actors) for job in jobs]
             problems, overview, stopped = _wait(ray, refs, coordinator, suite, output, choice.ended)
-    if stopped:
+    if stopped and not _broken(problems):
         done = sum(each.done for runs in overview.progress.values() for each in runs)
         raise Interrupted(
             f"interrupted; {done} rollouts are kept in `{url or place}`",
@@ -242,7 +243,11 @@ def _served(ray: Any, wanted: Counter[ModelChoice], variables: dict[str, str]) -
     try:
         for choice, count in wanted.items():
             kind = ray.remote(ModelActor).options(
-                num_cpus=0, num_gpus=count_gpus(choice), max_restarts=-1, max_concurrency=MOST_CALLS
+                num_cpus=0,
+                num_gpus=count_gpus(choice),
+                max_restarts=MOST_RESTARTS,
+                max_task_retries=-1,
+                max_concurrency=MOST_CALLS,
             )
             actors[choice] = [kind.remote(choice, variables, Versions()) for _ in range(count)]
         yield actors
@@ -301,10 +306,13 @@ def _variables(suite: Suite, store: SharedStore | None) -> dict[str, str]:
 def _wait(
     ray: Any, refs: list[Any], coordinator: Any, suite: Suite, output: Output, ended: threading.Event
 ) -> tuple[list[Problem], Overview, bool]:
-    """Wait for all shards, showing how they go; Ctrl-C has them end in order, the second one at once."""
+    """Wait for all shards, showing how they go.
+
+    Ctrl-C has them end in order, the second one at once; so does what keeps a shard from being played at all.
+    """
     table = SuiteTable(output, [run.name for run in suite.runs])
     problems: list[Problem] = []
-    asked = 0
+    head, asked = Head(ray), 0
 
     def stop(*_: object) -> None:
         nonlocal asked
@@ -313,11 +321,12 @@ def _wait(
 
     with _on_signals(stop), table.show():
         while refs:
-            if ended.is_set() and not asked:
-                stop()
             done, refs = ray.wait(refs, num_returns=len(refs), timeout=_LOOK_SECONDS)
             for ref in done:
                 problems += _result(ray, ref)
+            if not asked and (ended.is_set() or _broken(problems)):
+                stop()
+            head.require()
             overview: Overview = ray.get(coordinator.look.remote())
             for number, run in enumerate(suite.runs):
                 if parts := overview.progress.get(run.folder):
@@ -325,20 +334,19 @@ def _wait(
     return problems, overview, asked > 0
 
 
+def _broken(problems: list[Problem]) -> bool:
+    """Tell whether something concerns all evaluations, so that no record can be made."""
+    return any(not each.run for each in problems)
+
+
 def _result(ray: Any, ref: Any) -> list[Problem]:
     try:
         found: list[Problem] = ray.get(ref)
     except ray.exceptions.RayError as error:
-        first = str(error).splitlines()[0]
-        missing = "No module named" in str(error)
-        hint = (
-            "install the same `wander-client[ray]` on all nodes"
-            if missing
-            else "run the same command again: it goes on with what was played"
-        )
-        return [
-            Problem(f"a shard failed on Ray: {first}", hint, "shard_failed", str(error), ClientError.status)
-        ]
+        hint = "run the same command again: it goes on with what was played"
+        if "No module named" in str(error):
+            hint = "install the same `wander-client[ray]` on all nodes"
+        return [Problem.of(failed("a shard failed on Ray", error, hint, "shard_failed"))]
     return found
 
 

@@ -1,7 +1,8 @@
 """Models that Ray places: an actor with a GPU holds one, or its server, and shards on any node ask it.
 
-Answers, and the token ids in them, are those that a client in the shard's own process would give. An actor
-whose node dies is started again elsewhere; what it had under way fails as retryable and is played again.
+Answers, and the token ids in them, are those that a client in the shard's own process would give. Ray starts
+an actor again whose process or node died, and asks it again; rollouts that it had answered are played again.
+A server that died is started again by its actor, and asked again.
 """
 
 from __future__ import annotations
@@ -10,19 +11,20 @@ import asyncio
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from wander.clients.base import Client, ModelRequest, ModelResponse
-from wander.errors import ModelError
+from wander.errors import EndpointUnreachable, ModelError
 from wander.types import SamplingArgs
 from wander.worker.protocol import Fault
 
-from wander_client.cluster import Problem, Versions
+from wander_client.cluster import Problem, Versions, failed
 from wander_client.context import CommonOptions, Invocation
+from wander_client.errors import ClientError
 from wander_client.models.pool import ModelChoice, ModelPool
 from wander_client.models.reference import is_local_model
 from wander_client.suites.file import Suite
@@ -30,6 +32,10 @@ from wander_client.terminal.output import Output
 
 MOST_CALLS = 100_000
 """Calls that an actor may have under way; the shards bound them."""
+MOST_RESTARTS = 10
+"""How often Ray may start an actor again whose process or node died."""
+_MOST_DEATHS = 3
+"""A server that dies so often, with no answer in between, is given up."""
 _PARALLEL = ("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp")
 """Arguments of vLLM that multiply the GPUs it takes."""
 
@@ -73,14 +79,6 @@ def _wants_gpu(choice: ModelChoice) -> bool:
     return choice.serve is not None or local
 
 
-@dataclass(frozen=True)
-class _Described:
-    """A model that answers."""
-
-    model: str
-    described: dict[str, Any]
-
-
 @dataclass
 class ModelActor:
     """An actor: loads a model when it is first asked, and answers for as long as it lives."""
@@ -91,27 +89,36 @@ class ModelActor:
 
     def __post_init__(self) -> None:
         self._stack = contextlib.AsyncExitStack()
+        self._pool: ModelPool | None = None
+        """Holds the model once it is loaded."""
         self._opening: asyncio.Task[Client] | None = None
         self._begun: set[str] = set()
+        self._deaths = 0
+        """Of the server, since it last answered."""
 
-    async def describe(self) -> _Described | Problem:
-        """Return what the model says about itself."""
+    async def describe(self) -> tuple[str, dict[str, Any]] | Fault | Problem:
+        """Return the model's name, and what it says about itself."""
         try:
             client = await self._open()
         except Exception as error:  # noqa: BLE001 - returned, and raised by the shard
-            return Problem.of(error)
-        return _Described(client.model, client.describe())
+            return _as_value(error)
+        return client.model, client.describe()
 
-    async def complete(self, request: ModelRequest) -> ModelResponse | Fault:
-        """Return the model's completion."""
-        try:
-            if request.turn and request.rollout_id not in self._begun:
-                raise ModelError("the model's node was lost while the rollout played", retryable=True)
-            client = await self._open()
-            self._begin(client, request.rollout_id)
-            return await client.complete(request)
-        except ModelError as error:
-            return Fault.of(error)
+    async def complete(self, request: ModelRequest) -> ModelResponse | Fault | Problem:
+        """Return the model's completion, also where its server dies meanwhile."""
+        if request.turn and request.rollout_id not in self._begun:
+            return Fault.of(ModelError("the model was lost while the rollout played", retryable=True))
+        while True:
+            try:
+                client = await self._open()
+                self._begin(client, request.rollout_id)
+                answer = await client.complete(request)
+            except Exception as error:  # noqa: BLE001 - returned, and raised by the shard
+                if not isinstance(error, ModelError) or self._why_ended() is None:
+                    return _as_value(error)
+            else:
+                self._deaths = 0
+                return answer
 
     async def begin(self, rollout_id: str) -> None:
         """Learn that a rollout starts."""
@@ -123,7 +130,7 @@ class ModelActor:
             self._begun.discard(rollout_id)
             (await self._open()).end(rollout_id)
 
-    async def check(self, sampling: SamplingArgs | None, *, tools: bool) -> Fault | None:
+    async def check(self, sampling: SamplingArgs | None, *, tools: bool) -> Fault | Problem | None:
         """Find out whether the model can be used, offered tools, or sampled so."""
         try:
             client = await self._open()
@@ -132,8 +139,8 @@ class ModelActor:
                 client.check_tools()
             if sampling is not None:
                 client.check_sampling(sampling)
-        except ModelError as error:
-            return Fault.of(error)
+        except Exception as error:  # noqa: BLE001 - returned, and raised by the shard
+            return _as_value(error)
         return None
 
     async def close(self) -> None:
@@ -148,8 +155,17 @@ class ModelActor:
             self._begun.add(rollout_id)
             client.begin(rollout_id)
 
+    def _why_ended(self) -> ClientError | None:
+        return None if self._pool is None else self._pool.why_ended()
+
     async def _open(self) -> Client:
+        """Return the client; where its server has died, of another one, unless that happens at once."""
         task = self._opening
+        if (ended := self._why_ended()) is not None:
+            self._deaths += 1
+            if self._deaths >= _MOST_DEATHS:
+                raise ended
+            task = self._pool = None
         if task is None or (task.done() and not task.cancelled() and task.exception() is not None):
             task = self._opening = asyncio.create_task(self._load())
         return await asyncio.shield(task)
@@ -157,27 +173,38 @@ class ModelActor:
     async def _load(self) -> Client:
         self.versions.require()
         os.environ.update(self.variables)
+        await self._stack.aclose()  # of a server that has died
         context = Invocation(CommonOptions(mode="quiet"), Output("quiet"))
         pool = await self._stack.enter_async_context(ModelPool(context))
         log = Path(context.settings.cache_dir, "logs", "model-server.log")
         opened = pool.client(self.choice, None, name="", log_path=log)
-        return await self._stack.enter_async_context(opened)
+        client = await self._stack.enter_async_context(opened)
+        self._pool = pool
+        return client
+
+
+def _as_value(error: Exception) -> Fault | Problem:
+    """Return an exception as what an actor can return: a fault of one call, or what ends all."""
+    return Fault.of(error) if isinstance(error, ModelError) else Problem.of(error)
 
 
 class RayModelClient(Client):
     """Answers with the model of an actor; `prefix` keeps this shard's rollouts apart from those of others."""
 
-    def __init__(self, actor: Any, described: _Described, prefix: str) -> None:
-        self.model = described.model
-        self._actor, self._described, self._prefix = actor, described.described, prefix
+    def __init__(self, actor: Any, prefix: str) -> None:
+        self._actor, self._prefix = actor, prefix
+        self._described: dict[str, Any] = {}
+        self._lost: ClientError | None = None
+        """Why the actor answers nobody any more."""
 
-    @classmethod
-    async def open(cls, actor: Any, prefix: str) -> RayModelClient:
-        """Wait until the model is loaded; raises what went wrong there."""
-        found = await actor.describe.remote()
-        if isinstance(found, Problem):
-            raise found.raised()
-        return cls(actor, found, prefix)
+    @contextlib.asynccontextmanager
+    async def opened(self) -> AsyncIterator[RayModelClient]:
+        """Yield it once the model is loaded; raises what went wrong with it, also meanwhile."""
+        try:
+            self.model, self._described = await self._ask(self._actor.describe.remote())
+            yield self
+        except EndpointUnreachable as error:
+            raise self._lost or error from error
 
     async def complete(self, request: ModelRequest) -> ModelResponse:
         """Return the actor's completion."""
@@ -215,15 +242,20 @@ class RayModelClient(Client):
 
         try:
             answer = await asked
-        except ray.exceptions.RayError as error:
-            first = str(error).splitlines()[0]
-            raise ModelError(f"the model's actor failed: {first}", retryable=True) from error
-        if isinstance(answer, Fault):
-            raise answer.model_error()
-        return answer
+        except ray.exceptions.RayError as error:  # Ray itself has asked as often as it may
+            hint = "see in its worker's log on the node why it died: `ray logs`"
+            answer = Problem.of(failed("the model's actor failed", error, hint, "model_failed"))
+        return self._read(answer)
 
     def _wait(self, asked: Any) -> None:
         import ray
 
-        if isinstance(answer := ray.get(asked), Fault):
+        self._read(ray.get(asked))
+
+    def _read(self, answer: Any) -> Any:
+        if isinstance(answer, Fault):
             raise answer.model_error()
+        if isinstance(answer, Problem):
+            self._lost = answer.raised()
+            raise EndpointUnreachable(answer.message, hint=answer.hint)
+        return answer

@@ -135,11 +135,11 @@ class _RayPool(ModelPool):
         """Yield the client of an evaluation: of an actor, where its model has some."""
         if actors := self._actors.get(key_of(choice)):
             actor = actors[self._number % len(actors)]
-            asking = await RayModelClient.open(actor, f"{self._number}/{name}/")
-            opened = choice.join(self._context, asking, location)
-        else:
-            opened = super().client(choice, location, name=name, log_path=log_path)
-        async with opened as client:
+            asking = RayModelClient(actor, f"{self._number}/{name}/")
+            async with asking.opened(), choice.join(self._context, asking, location) as client:
+                yield client
+            return
+        async with super().client(choice, location, name=name, log_path=log_path) as client:
             yield client
 
     def _share(self, client: Client, name: str) -> None:

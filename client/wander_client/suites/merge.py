@@ -50,7 +50,6 @@ def merge(folders: Sequence[Path], out: Path) -> list[Merged]:
 def _merge_run(folders: Sequence[Path], out: Path, name: str) -> Merged:
     from wander.evals.run.merge import merge_shards
     from wander.evals.store.folder import RunFolder
-    from wander.evals.store.jsonl import write_whole
 
     shards = [RunFolder.open(folder) for folder in folders]
     settings = [load_settings_of(folder) for folder in folders if (folder / COMMAND_FILE).is_file()]
@@ -62,11 +61,11 @@ def _merge_run(folders: Sequence[Path], out: Path, name: str) -> Merged:
                 hint="play all shards from one copy of the folder, or publish it and name its version",
                 code="environment_changed",
             )
-    manifest, summary = merge_shards(shards, out)
+    files = {}
     if settings:
         whole = settings[0].model_copy(update={"shard": None})
-        write_whole(out / COMMAND_FILE, whole.model_dump_json(indent=1).encode())
-    return Merged(name, out, manifest, summary)
+        files[COMMAND_FILE] = whole.model_dump_json(indent=1).encode()
+    return Merged(name, out, *merge_shards(shards, out, files))
 
 
 def merge_suite(folders: Sequence[Path], out: Path) -> list[Merged]:

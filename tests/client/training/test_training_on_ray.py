@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -118,6 +121,13 @@ def test_workers_on_ray_give_the_same_bits_and_one_that_is_killed_loses_nothing(
         assert [line.get("failed", 0) for line in metrics] == [0, 0]
     many = wander(*words, "--worker", f"ray://{cluster}/9", "--json")
     assert "has 3 processors, too few for 9 workers" in many.json["error"]["message"]
+    sharded = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", "2"]
+    sharded += ["-m", "wander_client", *words, "--set", "parallel.policy=fsdp2"]
+    for out, workers in (("two", ()), ("two-ray", ("--worker", f"ray://{cluster}/1"))):
+        subprocess.run(
+            [*sharded, "--out", out, *workers], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
+    assert steps_of("two-ray") == steps_of("two")
 
 
 def test_a_cluster_that_is_down_is_told(wander: Wander, folder: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import reduce
 from itertools import pairwise
@@ -27,8 +27,10 @@ from wander.wire import EndpointUse, RunManifest, RunSummary, Spending
 from wander.wire.run_record import Shard
 
 
-def merge_shards(folders: Sequence[RunFolder], target: Path) -> tuple[RunManifest, RunSummary]:
-    """Write the run that these shards make to a new folder, complete or not at all.
+def merge_shards(
+    folders: Sequence[RunFolder], target: Path, files: Mapping[str, bytes] | None = None
+) -> tuple[RunManifest, RunSummary]:
+    """Write the run that these shards make to a new folder, and `files` by name; complete or not at all.
 
     Raises `RunError` for a folder that is no shard, for shards of different runs or versions, one that is
     missing, there twice or not played to its end, and for a target that is there.
@@ -57,6 +59,8 @@ def merge_shards(folders: Sequence[RunFolder], target: Path) -> tuple[RunManifes
             folder.finish(summary, ended_at=ended)
         finally:
             folder.close()
+        for name, content in (files or {}).items():
+            (place / name).write_bytes(content)
     return folder.manifest, summary
 
 

@@ -32,7 +32,7 @@ class StopRequest:
 class FailureWatch:
     """Notices that an endpoint or an environment's process is gone, before a thousand failures are played.
 
-    - An endpoint that takes no calls any more, however long one waits, ends it at once.
+    - An endpoint that takes no calls any more, however long one waits, or is gone for good, ends it at once.
     - With nothing scored yet: 8 failed model calls in a row, or one refused key, end the run.
     - Later: twice as many failed model calls in a row as are in flight, and at least 50, end it.
     - An environment whose process cannot be brought back ends it at once.
@@ -58,8 +58,10 @@ class FailureWatch:
         elif failure.boundary == "model":
             self._in_a_row += 1
             refused = failure.type == "AuthenticationFailed" and not self._any_good
+            gone = failure.type == "EndpointUnreachable" and not failure.retryable
             if (
                 refused
+                or gone
                 or failure.type == "RateLimited"
                 or self._in_a_row >= (self.later if self._any_good else 8)
             ):
