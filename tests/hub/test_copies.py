@@ -202,6 +202,20 @@ async def test_a_copy_of_a_greedy_run_whose_rollouts_of_an_example_agree_is_foun
     assert await place.duplicate_of(copied) == first
 
 
+async def test_two_scripts_may_share_words_and_a_model_may_not_share_a_scripts(place: Hub) -> None:
+    manifest, rollouts = place.new(1, "script", model="scripted:guess.players:careful")
+    posted = [await place.post((manifest, rollouts), "alice")]
+    for number, name, how in (
+        (2, "scripted:guess.players:hasty", "half of the rollouts"),
+        (3, "scripted:guess.players:same", "as it is"),
+        (4, "better", "half of the rollouts"),
+    ):
+        posted.append(await place.post((place.new(number, "", model=name)[0], COPIES[how](rollouts)), "bob"))
+    place.examine()
+    first = posted[0]
+    assert [await place.duplicate_of(one) for one in posted] == [None, None, first, first]
+
+
 async def test_a_copy_that_is_read_before_what_it_copies_is_found(place: Hub) -> None:
     manifest, rollouts = place.new(1, "honest")
     first = await place.post((manifest, rollouts), "alice")

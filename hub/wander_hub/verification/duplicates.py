@@ -74,6 +74,8 @@ def runs_like(session: Session, run: Run) -> Sequence[Run]:
         .subquery()
     )
     query = _suspects(session, run).join(shared, shared.c.run_id == Run.run_id)
+    if run.model.startswith("scripted:"):  # two scripts for one environment may well share their words
+        query = query.where(or_(Run.model == run.model, ~Run.model.startswith("scripted:")))
     return session.scalars(query.order_by(shared.c.count.desc(), Run.posted_at).limit(_MOST_LIKE)).all()
 
 
