@@ -42,6 +42,7 @@ from wander.wire.verification import (
 
 from wander_client.credentials import Credential
 from wander_client.errors import ClientError, LoginRequired, NotFound, Unavailable, UsageError
+from wander_client.names import parse_name
 
 RETRY_STATUSES = frozenset({429, 502, 503, 504})
 ATTEMPTS = 3
@@ -540,6 +541,14 @@ def _rows(fetch: Callable[[str | None], _Page[Row]]) -> Iterator[Row]:
 def environment_path(owner: str, name: str, *rest: str) -> str:
     """Return the path of an environment, or of something below it."""
     return "/".join(["/api/v1/environments", *map(quote_part, (owner, name, *rest))])
+
+
+def target_path(target: str, *rest: str) -> str:
+    """Return the path of an `owner` or of an environment, or of something below it."""
+    if "/" in target:
+        name = parse_name(target)
+        return environment_path(name.owner, name.name, *rest)
+    return "/".join(["/api/v1/owners", *map(quote_part, (target.lower(), *rest))])
 
 
 def model_path(owner: str, name: str, *rest: str) -> str:

@@ -44,9 +44,10 @@ def fork(
 
     Published files carry their name, so the hub copies none under another.
     """
+    from wander.wire import EnvironmentDetail
     from wander.wire.changes import NewPlace
 
-    from wander_client.hub import administration
+    from wander_client.hub.api import environment_path
     from wander_client.packages.origins.published import bring_version
 
     if name is not None and owner is not None:
@@ -76,7 +77,9 @@ def fork(
                 raise UsageError(
                     f"`{target}` has `{environment.name}` already", hint="name the fork: `--name NEW-NAME`"
                 )
-            detail = administration.fork(hub, environment, NewPlace(owner=target, version=version.version))
+            path = environment_path(environment.owner, environment.name, "fork")
+            copied = NewPlace(owner=target, version=version.version)
+            detail = hub.change("POST", path, EnvironmentDetail, copied)
         source.replace(place)
     return Forked(place, f"{version.owner}/{version.name}@{version.version}", detail)
 

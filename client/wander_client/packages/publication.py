@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.utils import canonicalize_name
 from wander.wire import CheckSummary
+from wander.wire.changes import MemberList
 from wander.wire.environments import Visibility, wanted_visibility
 
 from wander_client.errors import ClientError, NotFound, Unavailable, UsageError
-from wander_client.hub.administration import members
-from wander_client.hub.api import HubApi
+from wander_client.hub.api import HubApi, target_path
 from wander_client.packages import publish as publishing
 from wander_client.packages.folder import python_of
 from wander_client.packages.needs import HUB_OWNER
@@ -126,7 +126,7 @@ def choose_owner(hub: HubApi, wanted: str | None) -> str:
         owner = wanted.lower()
         if owner not in who.owners:  # which lists not all under whom an administrator may
             try:
-                members(hub, owner)
+                hub.read(target_path(owner, "members"), MemberList)
             except ClientError as error:
                 if error.code != "not_permitted":
                     raise

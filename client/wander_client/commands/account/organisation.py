@@ -15,6 +15,8 @@ app = CommandGroup(
     wander env owner leave acme          give your own role up""",
 )
 
+_OWNERS = "/api/v1/owners"
+
 
 @app.command()
 def new(name: Annotated[str, Argument(help="1 to 39 of a-z, 0-9 and `-`")]) -> None:
@@ -23,15 +25,14 @@ def new(name: Annotated[str, Argument(help="1 to 39 of a-z, 0-9 and `-`")]) -> N
     \b
     wander auth org new acme
     """
-    from wander.wire.people import NewOwner
+    from wander.wire.people import NewOwner, OwnerInfo
 
     from wander_client.failures import validate
-    from wander_client.hub import administration
 
     here = current()
-    validate(NewOwner, {"name": name}, "`wander auth org new --help` has an example")
+    wanted = validate(NewOwner, {"name": name.lower()}, "`wander auth org new --help` has an example")
     with here.hub(login=True) as hub:
-        made = administration.make_organisation(hub, name)
+        made = hub.change("POST", _OWNERS, OwnerInfo, wanted)
     here.output.answer(made, f"made {made.name}; you are its {made.role}")
 
 
@@ -47,13 +48,13 @@ def remove(
 
     What it published stays, for the hub's administrators to look after, and nobody gets its name again.
     """
-    from wander_client.hub import administration
+    from wander_client.hub.api import quote_part
 
     here = current()
     if not yes:
         here.output.confirm(name, f"remove {name} for good")
     with here.hub(login=True) as hub:
-        administration.remove_organisation(hub, name)
+        hub.change("DELETE", f"/api/v1/organisations/{quote_part(name)}", None)
     here.output.answer({"name": name, "removed": True}, f"removed {name}")
 
 
@@ -64,10 +65,10 @@ def list_owners() -> None:
     \b
     wander auth org list
     """
-    from wander_client.hub import administration
+    from wander.wire.people import OwnerList
 
     here = current()
     with here.hub(login=True) as hub:
-        found = administration.owners(hub)
+        found = hub.read(_OWNERS, OwnerList).data
     rows = [[one.name, one.kind, one.role] for one in found]
     here.output.answer(found, lambda: here.output.table(["owner", "kind", "role"], rows))

@@ -12,6 +12,8 @@ from wander_client.terminal.suggestions import choose
 if TYPE_CHECKING:
     from wander.wire.changes import Member
 
+    from wander_client.hub.api import HubApi
+
 app = CommandGroup(
     help="""Roles, transfer, renaming and visibility.
 
@@ -33,10 +35,12 @@ def list_members(target: Target) -> None:
     wander env owner list acme
     wander env owner list acme/wordle
     """
-    from wander_client.hub import administration
+    from wander.wire.changes import MemberList
+
+    from wander_client.hub.api import target_path
 
     with current().hub(login=True) as hub:
-        _show(administration.members(hub, target))
+        _show(hub.read(target_path(target, "members"), MemberList).data)
 
 
 @app.command()
@@ -54,12 +58,13 @@ def add(
     An invitation waits 14 days; administrators of the hub give a role at once.
     """
     from wander.wire import Role
+    from wander.wire.changes import MemberList, NewRole
 
-    from wander_client.hub import administration
+    from wander_client.hub.api import target_path
 
-    given = choose("--role", role, get_args(Role))
+    wanted = NewRole(role=choose("--role", role, get_args(Role)))
     with current().hub(login=True) as hub:
-        found = administration.set_role(hub, target, user, given)
+        found = hub.change("PUT", target_path(target, "members", user), MemberList, wanted).data
     _show(found)
     through = "environment" if "/" in target else "owner"
     asked = (user.lower(), through)
@@ -77,13 +82,11 @@ def leave(
     \b
     wander env owner leave acme
     """
-    from wander_client.hub import administration
-
     here = current()
     if not yes:
         here.output.confirm(target, f"leave {target}")
     with here.hub(login=True) as hub:
-        administration.leave(hub, target)
+        _remove(hub, target, hub.whoami().user)
     here.output.answer({"target": target, "left": True}, f"you left {target}")
 
 
@@ -94,10 +97,8 @@ def remove(target: Target, user: Annotated[str, Argument(help="user name")]) -> 
     \b
     wander env owner remove acme ada
     """
-    from wander_client.hub import administration
-
     with current().hub(login=True) as hub:
-        _show(administration.remove_role(hub, target, user))
+        _show(_remove(hub, target, user))
 
 
 @app.command()
@@ -149,17 +150,22 @@ def visibility(
 
     Everybody who is signed in sees an internal one, and strangers do not.
     """
-    from wander.wire.environments import Visibility
+    from wander.wire import EnvironmentDetail
+    from wander.wire.changes import NewVisibility, OwnerSettings
+    from wander.wire.environments import Visibility, marks_of
 
-    from wander_client.hub import administration
+    from wander_client.hub.api import target_path
 
     here, wanted = current(), choose("visibility", choice, get_args(Visibility))
+    private, internal = marks_of(wanted)
     with here.hub(login=True) as hub:
         if "/" not in target:
-            settings = administration.set_default_visibility(hub, target, wanted)
+            body = OwnerSettings(private_by_default=private, internal_by_default=internal)
+            settings = hub.change("PUT", target_path(target, "settings"), OwnerSettings, body)
             here.output.answer(settings, f"new environments of {target} are {wanted}")
             return
-        detail = administration.set_visibility(hub, parse_name(target), wanted)
+        marks = NewVisibility(private=private, internal=internal)
+        detail = hub.change("PUT", target_path(target, "visibility"), EnvironmentDetail, marks)
     here.output.answer(detail, f"{detail.owner}/{detail.name} is {wanted}")
 
 
@@ -170,10 +176,12 @@ def quota(owner: Annotated[str, Argument(help="owner")]) -> None:
     \b
     wander env owner quota acme
     """
-    from wander_client.hub import administration
+    from wander.wire.people import OwnerQuota
+
+    from wander_client.hub.api import target_path
 
     with current().hub(login=True) as hub:
-        found = administration.quota(hub, owner)
+        found = hub.read(target_path(owner, "quota"), OwnerQuota)
     output = current().output
     kinds = {"stored bytes": found.stored_bytes, "versions": found.versions, "runs": found.runs}
     rows = [
@@ -184,16 +192,25 @@ def quota(owner: Annotated[str, Argument(help="owner")]) -> None:
 
 
 def _move(environment: str, *, owner: str | None, name: str | None) -> None:
+    from wander.wire import EnvironmentDetail
     from wander.wire.changes import NewPlace
 
-    from wander_client.hub import administration
+    from wander_client.hub.api import target_path
 
     here = current()
     old = parse_name(environment)
     place = NewPlace(owner=(owner or old.owner).lower(), name=name)
     with here.hub(login=True) as hub:
-        detail = administration.transfer(hub, old, place)
+        detail = hub.change("POST", target_path(environment, "transfer"), EnvironmentDetail, place)
     here.output.answer(detail, f"{old} is {detail.owner}/{detail.name} now")
+
+
+def _remove(hub: HubApi, target: str, user: str) -> list[Member]:
+    from wander.wire.changes import MemberList
+
+    from wander_client.hub.api import target_path
+
+    return hub.change("DELETE", target_path(target, "members", user), MemberList).data
 
 
 def _show(found: list[Member]) -> None:

@@ -22,6 +22,7 @@ app = CommandGroup(
 )
 
 DEFAULT_DAYS = 90
+_TOKENS = "/api/v1/tokens"
 
 
 @app.command()
@@ -45,9 +46,7 @@ def new(
     pip and uv take it as a password: https://__token__:TOKEN@HUB/OWNER/simple/
     """
     from wander.wire import TOKEN_SCOPES
-    from wander.wire.changes import NewToken
-
-    from wander_client.hub import administration
+    from wander.wire.changes import CreatedToken, NewToken
 
     here = current()
     wanted = {choose("--scope", word, TOKEN_SCOPES) for word in scope or ["read"]}
@@ -55,7 +54,7 @@ def new(
     body = {"name": name, "scopes": scopes, "target": target, "days": None if never_expires else days}
     asked = validate(NewToken, body, "`wander auth token new --help` has examples")
     with here.hub(login=True) as hub:
-        made = administration.new_token(hub, asked)
+        made = hub.change("POST", _TOKENS, CreatedToken, asked)
     here.output.answer(made, made.token)
     until = f"until {made.expires_at:%Y-%m-%d}" if made.expires_at else "until it is revoked"
     here.output.note(
@@ -71,11 +70,11 @@ def list_tokens() -> None:
     wander auth token list
     wander auth token list --json
     """
-    from wander_client.hub import administration
+    from wander.wire.changes import TokenList
 
     here = current()
     with here.hub(login=True) as hub:
-        found = administration.tokens(hub)
+        found = hub.read(_TOKENS, TokenList).data
     columns = ["prefix", "name", "scopes", "for", "expires", "last used", "state"]
     rows = [
         [
@@ -101,9 +100,11 @@ def revoke(
     \b
     wander auth token revoke wnd_Ab12Cd
     """
-    from wander_client.hub import administration
+    from wander.wire import TokenInfo
+
+    from wander_client.hub.api import quote_part
 
     here = current()
     with here.hub(login=True) as hub:
-        ended = administration.revoke(hub, prefix)
+        ended = hub.change("DELETE", f"{_TOKENS}/{quote_part(prefix)}", TokenInfo)
     here.output.answer(ended, f"revoked {ended.prefix} ({ended.name})")

@@ -21,14 +21,17 @@ def star(
     wander env star wander/tictactoe --undo
     wander env star
     """
-    from wander_client.hub import discovery
+    from wander.wire import EnvironmentPage
+    from wander.wire.environments import StarInfo
+
+    from wander_client.hub.api import target_path
 
     here = current()
     if not environment:
         if undo:
             raise UsageError("`--undo` needs an environment", hint="run `wander env star` to list yours")
         with here.hub(login=True) as hub:
-            page = discovery.stars(hub)
+            page = hub.read("/api/v1/stars", EnvironmentPage)
         rows: list[list[str | int | None]] = [
             [f"{one.owner}/{one.name}", one.latest_version, one.stars, one.summary] for one in page.data
         ]
@@ -37,7 +40,7 @@ def star(
         return
     name = parse_name(environment)
     with here.hub(login=True) as hub:
-        found = discovery.star(hub, name, undo=undo)
+        found = hub.change("DELETE" if undo else "PUT", target_path(environment, "star"), StarInfo)
     said = f"{'starred' if found.starred else 'no longer starred'}: {name.owner}/{name.name}"
     here.output.answer(found, f"{said} ({found.stars} in all)")
 
@@ -52,12 +55,16 @@ def use(
     wander env use wander/tictactoe
     wander env use wander/tictactoe --days 7 --json
     """
-    from wander_client.hub import discovery
+    from wander.wire.environments import DownloadHistory, UsedBy
+
+    from wander_client.hub.api import environment_path
 
     here = current()
     name = parse_name(environment)
+    path = environment_path(name.owner, name.name)
     with here.hub() as hub:
-        history, used = discovery.downloads(hub, name, days), discovery.used_by(hub, name)
+        history = hub.read(f"{path}/downloads", DownloadHistory, {"days": days})
+        used = hub.read(f"{path}/used-by", UsedBy)
 
     def show() -> None:
         by_version: dict[str, int] = {}

@@ -14,6 +14,9 @@ from wander_client.names import parse_name
 from wander_client.terminal.command import Argument, CommandGroup, Option
 
 if TYPE_CHECKING:
+    from wander.wire import BoardInfo, BoardSettings, Leaderboard
+
+    from wander_client.hub.api import HubApi
     from wander_client.terminal.output import Cell
 
 app = CommandGroup(
@@ -41,12 +44,19 @@ def list_boards(environment: Environment) -> None:
     wander env board list acme/wordle
     wander env board list acme/wordle@0.3.0 --json
     """
-    from wander_client.hub import administration
+    from wander.wire import BoardInfo
 
     here = current()
     name = parse_name(environment)
     with here.hub() as hub:
-        boards, first = administration.boards(hub, name)
+        asked: dict[str, Any] = {"version": name.version, "runs": "all", "sort": "posted", "limit": 1}
+        first = hub.leaderboard(name.owner, name.name, **asked)
+    boards = list(first.others)
+    if first.rows:
+        shown = {
+            field: getattr(first, field) for field in BoardInfo.model_fields if field != "last_posted_at"
+        }
+        boards.insert(0, BoardInfo(**shown, last_posted_at=first.rows[0].posted_at))
     more = first.boards - len(boards)
     rows: list[list[Cell]] = [
         [one.board, "yes" if one.pinned else "", one.runs, one.models, one.title, protocol(one)]
@@ -90,8 +100,7 @@ def edit(
     level, by and posted; rank, model, reward, interval and level cannot be left out.
     """
     from wander.wire import BoardSettings
-
-    from wander_client.hub import administration
+    from wander.wire.boards import BOARD_COLUMNS
 
     given = {"title": title, "description": description, "pinned": pin, "refuses_rescored": refuse_rescored}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -107,8 +116,14 @@ def edit(
     name = parse_name(environment)
     with here.hub(login=True) as hub:
         shown = hub.leaderboard(name.owner, name.name, version=name.version, board=board, limit=1)
-        before = administration.settings_of(shown).model_dump()
-        after = administration.arrange_board(hub, shown, validate(BoardSettings, before | changes, _HELP))
+        before = {
+            "title": shown.title,
+            "description": shown.description,
+            "columns": None if shown.columns == list(BOARD_COLUMNS) else shown.columns,
+            "pinned": shown.pinned,
+            "refuses_rescored": shown.refuses_rescored,
+        }
+        after = _arrange(hub, shown, validate(BoardSettings, before | changes, _HELP))
     title = json.dumps(after.title, ensure_ascii=False) if after.title else "none"
     here.output.answer(
         after,
@@ -126,16 +141,23 @@ def reset(environment: Environment, board: Board) -> None:
     """
     from wander.wire import BoardSettings
 
-    from wander_client.hub import administration
-
     here = current()
     name = parse_name(environment)
     with here.hub(login=True) as hub:
         shown = hub.leaderboard(name.owner, name.name, version=name.version, board=board, limit=1)
-        after = administration.arrange_board(hub, shown, BoardSettings())
+        after = _arrange(hub, shown, BoardSettings())
     here.output.answer(
         after, f"board {after.board} of {shown.owner}/{shown.name} {shown.version} is as at first"
     )
+
+
+def _arrange(hub: HubApi, shown: Leaderboard, wanted: BoardSettings) -> BoardInfo:
+    from wander.wire import BoardInfo
+
+    from wander_client.hub.api import environment_path
+
+    path = environment_path(shown.owner, shown.name, "versions", shown.version, "boards", shown.board or "")
+    return hub.change("PUT", path, BoardInfo, wanted)
 
 
 @app.command()

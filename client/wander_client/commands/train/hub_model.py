@@ -65,9 +65,10 @@ def yank(
     wander model yank acme/ttt@9c1f03a2b4d5 --reason "trained on the test split"
     wander model yank acme/ttt@9c1f03a2b4d5 --undo
     """
-    from wander.wire.models import parse_model
+    from wander.wire.changes import Reason
+    from wander.wire.models import ModelRevision, parse_model
 
-    from wander_client.hub import administration
+    from wander_client.hub.api import model_path
 
     here, wanted = current(), parse_model(model)
     if wanted.revision is None:
@@ -75,7 +76,9 @@ def yank(
     if undo and reason is not None:
         raise UsageError("`--undo` takes no `--reason`", hint=f"run `wander model yank {wanted} --undo`")
     with here.hub(login=True) as hub:
-        revision = administration.yank_model(hub, wanted, reason, undo=undo)
+        path = model_path(wanted.owner, wanted.name, "revisions", wanted.revision, "yank")
+        method, body = ("DELETE", None) if undo else ("PUT", Reason(reason=reason))
+        revision = hub.change(method, path, ModelRevision, body)
     here.output.answer(revision, f"{'yanked' if revision.yanked else 'offered again'}: {revision}")
 
 
@@ -92,13 +95,14 @@ def delete(
     """
     from wander.wire.models import parse_model
 
-    from wander_client.hub import administration
+    from wander_client.hub.api import model_path
 
     here, wanted = current(), parse_model(model)
     if not yes:
         here.output.confirm(str(wanted), "delete it for good")
     with here.hub(login=True) as hub:
-        administration.delete_model(hub, wanted, reason)
+        below = () if wanted.revision is None else ("revisions", wanted.revision)
+        hub.change("DELETE", model_path(wanted.owner, wanted.name, *below), None, params={"reason": reason})
     here.output.answer({"deleted": str(wanted), "reason": reason}, f"deleted {wanted}")
 
 
@@ -111,14 +115,17 @@ def visibility(
     \b
     wander model visibility acme/ttt public
     """
-    from wander.wire.environments import Visibility
-    from wander.wire.models import parse_model
+    from wander.wire.changes import NewVisibility
+    from wander.wire.environments import Visibility, marks_of
+    from wander.wire.models import ModelRevisions, parse_model
 
-    from wander_client.hub import administration
+    from wander_client.hub.api import model_path
     from wander_client.terminal.suggestions import choose
 
     here, wanted = current(), parse_model(model)
     seen_by = choose("visibility", choice, get_args(Visibility))
+    private, internal = marks_of(seen_by)
+    body = NewVisibility(private=private, internal=internal)
     with here.hub(login=True) as hub:
-        found = administration.set_model_visibility(hub, wanted, seen_by)
+        found = hub.change("PUT", model_path(wanted.owner, wanted.name, "visibility"), ModelRevisions, body)
     here.output.answer(found, f"{found.owner}/{found.name} is {seen_by}")

@@ -40,9 +40,9 @@ def add(
     wander env publisher add acme acme/environments --workflow release.yml --deployment production
     wander env publisher add acme/wordle group/project --kind gitlab --workflow .gitlab-ci.yml
     """
-    from wander.wire.trusted_publishing import NewPublisher
+    from wander.wire.trusted_publishing import NewPublisher, PublisherInfo
 
-    from wander_client.hub import administration
+    from wander_client.hub.api import target_path
 
     here = current()
     owner, _, name = target.partition("/")
@@ -51,7 +51,7 @@ def add(
     options = ("workflow", "kind", "deployment", "issuer")
     wanted = validate(NewPublisher, body, "`wander env publisher add --help` has examples", options)
     with here.hub(login=True) as hub:
-        added = administration.add_publisher(hub, owner, wanted)
+        added = hub.change("POST", target_path(owner, "publishers"), PublisherInfo, wanted)
     here.output.answer(added, f"trusted: {_describe(added)}")
 
 
@@ -62,11 +62,13 @@ def list_publishers(owner: Annotated[str, Argument(help="owner")]) -> None:
     \b
     wander env publisher list acme
     """
-    from wander_client.hub import administration
+    from wander.wire.trusted_publishing import PublisherList
+
+    from wander_client.hub.api import target_path
 
     here = current()
     with here.hub(login=True) as hub:
-        found = administration.publishers(hub, owner)
+        found = hub.read(target_path(owner, "publishers"), PublisherList).data
     columns = ["number", "for", "kind", "repository", "workflow", "deployment", "added by", "last used"]
     rows = [
         [
@@ -95,11 +97,13 @@ def remove(
     \b
     wander env publisher remove acme 3
     """
-    from wander_client.hub import administration
+    from wander.wire.trusted_publishing import PublisherInfo
+
+    from wander_client.hub.api import target_path
 
     here = current()
     with here.hub(login=True) as hub:
-        ended = administration.remove_publisher(hub, owner, number)
+        ended = hub.change("DELETE", target_path(owner, "publishers", str(number)), PublisherInfo)
     here.output.answer(ended, f"no longer trusted: {_describe(ended)}")
 
 

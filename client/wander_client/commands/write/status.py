@@ -27,7 +27,10 @@ def yank(
 
     Nothing is removed: what is pinned to the version goes on working. `wander env delete` removes files.
     """
-    from wander_client.hub import administration
+    from wander.wire import VersionDetail
+    from wander.wire.changes import Reason
+
+    from wander_client.hub.api import target_path
 
     here = current()
     name = parse_name(environment)
@@ -36,7 +39,9 @@ def yank(
     if undo and reason is not None:
         raise UsageError("`--undo` takes no `--reason`", hint=f"run `wander env yank {name} --undo`")
     with here.hub(login=True) as hub:
-        version = administration.yank(hub, name, reason, undo=undo)
+        path = target_path(environment, "versions", name.version, "yank")
+        method, body = ("DELETE", None) if undo else ("PUT", Reason(reason=reason))
+        version = hub.change(method, path, VersionDetail, body)
     label = f"{version.owner}/{version.name}@{version.version}"
     here.output.answer(version, f"{'yanked' if version.yanked else 'offered again'}: {label}")
 
@@ -58,9 +63,10 @@ def deprecate(
     wander env deprecate acme/wordle --archive
     wander env deprecate acme/wordle --undo
     """
+    from wander.wire import EnvironmentDetail
     from wander.wire.changes import NewStatus
 
-    from wander_client.hub import administration
+    from wander_client.hub.api import target_path
 
     here = current()
     name = parse_name(environment)
@@ -77,7 +83,7 @@ def deprecate(
     body = {"status": status, "reason": reason, "successor": successor}
     wanted = validate(NewStatus, body, "`wander env deprecate --help` has examples")
     with here.hub(login=True) as hub:
-        detail = administration.set_status(hub, name, wanted)
+        detail = hub.change("PUT", target_path(environment, "status"), EnvironmentDetail, wanted)
     here.output.answer(detail, f"{detail.owner}/{detail.name} is {detail.status}")
 
 
@@ -95,15 +101,13 @@ def delete(
     Posted runs keep their numbers and say that the version was deleted. What is merely wrong is better
     yanked: `wander env yank acme/wordle@0.2.0`.
     """
-    from wander_client.hub import administration
+    from wander_client.hub.api import target_path
 
     here = current()
     name = parse_name(environment)
     if not yes:
         here.output.confirm(str(name), "delete it for good")
     with here.hub(login=True) as hub:
-        if name.version is None:
-            administration.delete_environment(hub, name, reason)
-        else:
-            administration.delete_version(hub, name, reason)
+        below = () if name.version is None else ("versions", name.version)
+        hub.change("DELETE", target_path(environment, *below), None, params={"reason": reason})
     here.output.answer({"deleted": str(name), "reason": reason}, f"deleted {name}")
