@@ -15,7 +15,7 @@ from wander.wire.trusted_publishing import NewPublisher
 from wander_hub.accounts.models import Membership
 from wander_hub.database import now
 from wander_hub.identity import HUB
-from wander_hub.publishers import identity_tokens, repository
+from wander_hub.publishers import identity_tokens, service
 from wander_hub.publishers.models import Publisher, UsedAssertion
 from wander_hub.rights.models import Token
 from wander_hub.settings import Settings
@@ -139,9 +139,9 @@ async def test_tokens_and_assertions_that_expired_are_swept(hub, trust, mint):
     await trust()
     await mint()
     with hub.database.write(HUB) as session:
-        repository.forget_before(session, now() + timedelta(minutes=3))
+        service.forget_before(session, now() + timedelta(minutes=3))
         assert session.scalar(select(func.count()).select_from(UsedAssertion)) == 1
-        repository.forget_before(session, now() + timedelta(minutes=30))
+        service.forget_before(session, now() + timedelta(minutes=30))
         assert session.scalar(select(func.count()).select_from(UsedAssertion)) == 0
         left = session.scalars(select(Token.name)).all()
     assert set(left) == {"first start", "test"}, "tokens that users made stay"

@@ -9,16 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wander.wire.postings import KeyInfo, KeyList, NewKey, RunSignature, key_fingerprint, signed_text
+from wander.wire.postings import RunSignature, key_fingerprint, signed_text
 
 from wander_client.errors import ClientError, NotFound
-from wander_client.hub.api import HubApi
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 FILE_NAME = "signing-key.pem"
-_KEYS = "/api/v1/keys"
 
 
 class SigningKey:
@@ -83,18 +81,3 @@ def _explain_missing_library() -> Iterator[None]:
             hint="run `pip install 'wander-client[signing]'`",
             code="missing_extra",
         ) from error
-
-
-def register(hub: HubApi, key: SigningKey, name: str) -> KeyInfo:
-    """Have a hub know the public key as the caller's."""
-    return hub.change("POST", _KEYS, KeyInfo, NewKey(name=name, public_key=key.public_key))
-
-
-def list_registered(hub: HubApi) -> list[KeyInfo]:
-    """Return the caller's keys on a hub."""
-    return hub.read(_KEYS, KeyList).data
-
-
-def revoke(hub: HubApi, fingerprint: str) -> KeyInfo:
-    """Take a key back."""
-    return hub.change("DELETE", f"{_KEYS}/{fingerprint}", KeyInfo)

@@ -12,8 +12,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
+from sqlalchemy import delete, select
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, joinedload
 from wander.wire.trusted_publishing import MintedToken, NewPublisher, PublisherInfo, PublisherKind
 
 from wander_hub import audit, names, security
@@ -23,7 +24,6 @@ from wander_hub.database import now
 from wander_hub.environments import repository as environments
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
-from wander_hub.publishers import repository
 from wander_hub.publishers.identity_tokens import LEEWAY_SECONDS, refusal
 from wander_hub.publishers.models import Publisher, UsedAssertion
 from wander_hub.rights import rights, tokens
@@ -50,12 +50,13 @@ _SHOWN: dict[PublisherKind, tuple[str, ...]] = {
 }
 """Claims that are kept with what was published."""
 _SUBJECT: dict[PublisherKind, str] = {"github": "repository", "gitlab": "project_path", "oidc": "sub"}
+_WHOLE = (joinedload(Publisher.owner), joinedload(Publisher.created_by))
 
 
 def publishers_of(session: Session, caller: Identity, owner: str) -> list[PublisherInfo]:
     """Return the publishers of an owner; for its members alone."""
     found = rights.owner_for(session, caller, "read", owner)
-    return [info_of(one) for one in repository.of_owner(session, found.id)]
+    return [info_of(one) for one in _of_owner(session, found.id)]
 
 
 def add(
@@ -89,7 +90,7 @@ def add(
         created_at=now(),
     )
     told = ("name", "issuer", "subject", "workflow", "deployment")
-    for one in repository.of_owner(session, found.id):
+    for one in _of_owner(session, found.id):
         if all(getattr(one, key) == getattr(publisher, key) for key in told):
             hint = f"`wander env publisher remove {found.name} {one.id}` ends it"
             raise HubProblem(409, "publisher_exists", "this publisher is trusted already", hint=hint)
@@ -101,7 +102,7 @@ def add(
 def remove(session: Session, caller: Identity, owner: str, number: int) -> PublisherInfo:
     """Trust a publisher no more; its tokens end too."""
     found = rights.find_owner(session, caller, owner)
-    publisher = next((one for one in repository.of_owner(session, found.id) if one.id == number), None)
+    publisher = next((one for one in _of_owner(session, found.id) if one.id == number), None)
     name = publisher.name if publisher is not None else None
     if name is not None and environments.environment_named(session, found.name, name):
         rights.environment_for(session, caller, "manage", found.name, name)
@@ -128,11 +129,13 @@ def mint(
     """
     owner = names.normalise_owner(owner) if owner is not None else None
     name = names.normalise_environment(name) if name is not None else None
-    repository.forget_before(session, now())
+    forget_before(session, now())
     subject = _normal_subject(kind, str(claims.get(_SUBJECT[kind], "")))
+    trusted_by = select(Publisher).join(Publisher.created_by).where(User.disabled_at.is_(None))
+    query = trusted_by.where(Publisher.issuer == claims["iss"], Publisher.subject == subject)
     known = [
         one
-        for one in repository.with_subject(session, claims["iss"], subject)
+        for one in session.scalars(query.order_by(Publisher.id).options(*_WHOLE))
         if owner in (None, one.owner.name) and (name is None or one.name in (None, name))
     ]
     if not known:
@@ -187,8 +190,19 @@ def _token_of(
 
 def drop_of_environment(session: Session, owner_id: int, name: str) -> None:
     """Forget the publishers of an environment that goes away; its new owner chooses whom to trust."""
-    for one in repository.for_environment(session, owner_id, name):
-        session.delete(one)
+    session.execute(delete(Publisher).where(Publisher.owner_id == owner_id, Publisher.name == name))
+
+
+def forget_before(session: Session, moment: datetime) -> None:
+    """Drop what has expired: assertions, and the tokens that publishers were given."""
+    session.execute(delete(UsedAssertion).where(UsedAssertion.expires_at < moment))
+    session.execute(delete(Token).where(Token.claims.is_not(None), Token.expires_at < moment))
+
+
+def _of_owner(session: Session, owner_id: int) -> Sequence[Publisher]:
+    """Return every publisher of an owner, oldest first."""
+    query = select(Publisher).where(Publisher.owner_id == owner_id).order_by(Publisher.id)
+    return session.scalars(query.options(*_WHOLE)).all()
 
 
 def info_of(publisher: Publisher) -> PublisherInfo:

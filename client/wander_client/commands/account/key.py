@@ -13,6 +13,8 @@ app = CommandGroup(
     A signature says that a run comes from you, whoever brings it; `wander post --sign` makes one.""",
 )
 
+_KEYS = "/api/v1/keys"
+
 
 @app.command()
 def new(
@@ -28,8 +30,10 @@ def new(
     """
     import platform
 
+    from wander.wire.postings import KeyInfo, NewKey
+
     from wander_client.errors import NotFound
-    from wander_client.hub.signing_keys import key_file, make_key, read_key, register
+    from wander_client.hub.signing_keys import key_file, make_key, read_key
 
     here = current()
     place = here.settings.config_dir
@@ -38,8 +42,9 @@ def new(
     except NotFound:
         key = make_key(place)
         here.output.note(f"made {key_file(place)}")
+    body = NewKey(name=name or platform.node() or "unnamed", public_key=key.public_key)
     with here.hub(login=True) as hub:
-        info = register(hub, key, name or platform.node() or "unnamed")
+        info = hub.change("POST", _KEYS, KeyInfo, body)
     here.output.answer(info, f"{info.fingerprint}  {info.name}")
     here.output.next("wander post RUN --sign")
 
@@ -52,11 +57,11 @@ def list_keys() -> None:
     wander auth key list
     wander auth key list --json
     """
-    from wander_client.hub.signing_keys import list_registered
+    from wander.wire.postings import KeyList
 
     here = current()
     with here.hub(login=True) as hub:
-        found = list_registered(hub)
+        found = hub.read(_KEYS, KeyList).data
     rows = [
         [
             one.fingerprint[:16],
@@ -79,11 +84,13 @@ def remove(
     \b
     wander auth key remove 1f0c2d3e
     """
-    from wander_client.hub.signing_keys import key_file, read_key, revoke
+    from wander.wire.postings import KeyInfo
+
+    from wander_client.hub.signing_keys import key_file, read_key
 
     here = current()
     with here.hub(login=True) as hub:
-        info = revoke(hub, fingerprint)
+        info = hub.change("DELETE", f"{_KEYS}/{fingerprint}", KeyInfo)
     path = key_file(here.settings.config_dir)
     if path.exists() and read_key(here.settings.config_dir).fingerprint == info.fingerprint:
         path.unlink()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain, islice
 from typing import Any
 
 from markupsafe import Markup
@@ -37,6 +37,8 @@ _OF_ONE_RUN = {
     "training",
 }
 """What every run has for itself, or what a digest says in fewer words."""
+Differences = dict[str, list[str | None]]
+"""What is not the same in all runs, by its dotted name: of each run, None where it does not have it."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +62,6 @@ class Overlay:
 
 
 @dataclass(frozen=True)
-class Differing:
-    """Something that is not the same in all runs; None for a run that does not have it."""
-
-    name: str
-    values: list[str | None]
-
-
-@dataclass(frozen=True)
 class OverlayView:
     """Two to six training runs."""
 
@@ -75,8 +69,8 @@ class OverlayView:
     joined: bool
     curves: list[Overlay]
     evaluations: Markup
-    settings: list[Differing]
-    pins: list[Differing]
+    settings: Differences
+    pins: Differences
 
     @property
     def address(self) -> str:
@@ -100,9 +94,8 @@ class OverlaidRuns(Record):
     runs: list[OverlaidRun]
     curves: dict[str, list[tuple[float, float] | None]]
     """Of each metric the first and the last value of each run, None where it has none."""
-    settings: dict[str, list[str | None]]
-    pins: dict[str, list[str | None]]
-    """What is not the same in all of them, by its dotted name, of each run."""
+    settings: Differences
+    pins: Differences
 
 
 def answer(view: OverlayView) -> OverlaidRuns:
@@ -118,8 +111,8 @@ def answer(view: OverlayView) -> OverlaidRuns:
             for one in view.runs
         ],
         curves={one.name: one.ends for one in view.curves},
-        settings={one.name: one.values for one in view.settings},
-        pins={one.name: one.values for one in view.pins},
+        settings=view.settings,
+        pins=view.pins,
     )
 
 
@@ -192,11 +185,10 @@ def _evaluations(storage: Storage, details: Sequence[RunDetail], begins: Sequenc
     return charts.evaluations(shown) if shown else Markup("")
 
 
-def _differences(values: Sequence[Mapping[str, Any]]) -> list[Differing]:
+def _differences(values: Sequence[Mapping[str, Any]]) -> Differences:
     leaves = [dict(_flatten(one)) for one in values]
-    names = sorted({name for one in leaves for name in one})
-    rows = (Differing(name, [one.get(name) for one in leaves]) for name in names)
-    return [row for row in rows if len(set(row.values)) > 1][:_MOST_ROWS]
+    rows = {name: [one.get(name) for one in leaves] for name in sorted({*chain(*leaves)})}
+    return dict(islice(((name, row) for name, row in rows.items() if len(set(row)) > 1), _MOST_ROWS))
 
 
 def _flatten(value: Any, place: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
