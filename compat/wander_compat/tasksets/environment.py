@@ -267,11 +267,8 @@ class EpisodeRubric(Rubric):
 
 def find_scored_trace(episode: Any) -> Any | None:
     """Return the trace of the first agent that may be trained; before 0.3 there is but one agent."""
-    return next((each for each in episode.traces if _is_trainable(each)), None)
-
-
-def _is_trainable(trace: Any) -> bool:
-    return bool(getattr(getattr(trace, "agent", None), "trainable", True))
+    agents = ((each, getattr(each, "agent", None)) for each in episode.traces)
+    return next((trace for trace, agent in agents if getattr(agent, "trainable", True)), None)
 
 
 def _keep_conversation(state: State, trace: Any) -> None:

@@ -15,7 +15,6 @@ from wander.errors import (
     ContextOverflow,
     DatasetError,
     EnvironmentFault,
-    RubricError,
     SandboxError,
     ToolError,
 )
@@ -227,9 +226,6 @@ class SignalRubric(Rubric):
             try:
                 tasks, library_states = [each[0] for each in played], [each[1] for each in played]
                 await self._env.library.harness.score_group(tasks, library_states)
-            except Exception as error:  # noqa: BLE001 - whatever the package's functions raise
-                failure = RubricError(describe_fault(error, "score_group"))
-                return [Score(reward=None, error=failure) for _ in states]
             finally:
                 await self._env.clean_up(played)
         return [_score(one) for _, one in played]

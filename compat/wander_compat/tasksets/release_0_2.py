@@ -7,9 +7,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from wander.errors import RubricError
 from wander.parsers import Parser
-from wander.rollout.faults import describe_fault
 from wander.rubrics.score import Score
 from wander.types import RewardFunctionInfo, State
 
@@ -85,11 +83,7 @@ class GroupRubric(EpisodeRubric):
         """Score the finished rollouts of one example together."""
         episodes = [state[EPISODE] for state in states]
         if self.has_group_functions and episodes:
-            try:
-                await episodes[0].task.score_group([each.traces[0] for each in episodes])
-            except Exception as error:  # noqa: BLE001 - whatever the package's functions raise
-                failure = RubricError(describe_fault(error, "score_group"))
-                return [Score(reward=None, error=failure) for _ in states]
+            await episodes[0].task.score_group([each.traces[0] for each in episodes])
         return [await EpisodeRubric.score(self, state, parser) for state in states]
 
     async def score(self, state: State, parser: Parser | None = None) -> Score:
