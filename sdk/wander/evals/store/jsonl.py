@@ -107,6 +107,22 @@ def write_records(path: Path, records: Iterable[BaseModel]) -> None:
     write_whole(path, text.encode("utf-8", "replace"))
 
 
+def read_record(path: Path, kind: type[Model]) -> Model | None:
+    """Return the record that is a file's whole content, None where there is no such file.
+
+    Raises `RunError` for a file that is no such record.
+    """
+    try:
+        return kind.model_validate_json(path.read_bytes()) if path.is_file() else None
+    except ValidationError as error:
+        raise RunError(f"`{path}` is damaged: it is no {kind.__name__}") from error
+
+
+def write_record(path: Path, record: BaseModel) -> None:
+    """Replace a file's content by one record in one step."""
+    write_whole(path, record.model_dump_json(indent=1).encode() + b"\n")
+
+
 def tail_after_newline(path: Path) -> bytes:
     """Return what stands after the last newline of a plain file: empty in a sound one."""
     with path.open("rb") as source:

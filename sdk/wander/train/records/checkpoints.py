@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from wander.errors import RunError
 from wander.evals.store import jsonl
@@ -53,12 +53,7 @@ class SavedCheckpoint:
     @property
     def seal(self) -> CheckpointSeal | None:
         """Its seal; None where there is none. Raises `RunError` for one that cannot be read."""
-        try:
-            return CheckpointSeal.model_validate_json((self.path / SEAL).read_bytes())
-        except FileNotFoundError:
-            return None
-        except ValidationError as error:
-            raise RunError(f"`{self.path / SEAL}` is damaged") from error
+        return jsonl.read_record(self.path / SEAL, CheckpointSeal)
 
     def fault(self) -> str | None:
         """Return what is wrong with its files, in words; None for a sound one."""
@@ -92,7 +87,7 @@ class ModelSeals(Record):
 def seal_model(run: Path, name: str) -> None:
     """Keep the digests of a model that was just written."""
     models = {**read_model_seals(run), name: _digest_files(run / name)}
-    jsonl.write_whole(run / SEALS, ModelSeals(models=models).model_dump_json(indent=1).encode() + b"\n")
+    jsonl.write_record(run / SEALS, ModelSeals(models=models))
 
 
 def read_model_seals(run: Path) -> dict[str, dict[str, str]]:
@@ -100,12 +95,8 @@ def read_model_seals(run: Path) -> dict[str, dict[str, str]]:
 
     Raises `RunError` for a record that cannot be read.
     """
-    try:
-        return ModelSeals.model_validate_json((run / SEALS).read_bytes()).models
-    except FileNotFoundError:
-        return {}
-    except ValidationError as error:
-        raise RunError(f"`{run / SEALS}` is damaged") from error
+    found = jsonl.read_record(run / SEALS, ModelSeals)
+    return {} if found is None else found.models
 
 
 def _digest_files(folder: Path) -> dict[str, str]:
@@ -127,7 +118,7 @@ def seal_checkpoint(run: Path, step: int, rollouts_bytes: int) -> Path:
     """Declare the checkpoint of a step whole, once everything that belongs to it is written; return it."""
     folder = run / "checkpoints" / f"checkpoint-{step}"
     seal = CheckpointSeal(step=step, rollouts_bytes=rollouts_bytes, files=_digest_files(folder))
-    jsonl.write_whole(folder / SEAL, seal.model_dump_json(indent=1).encode() + b"\n")
+    jsonl.write_record(folder / SEAL, seal)
     sealed = [*(one for one in list_sealed_steps(run) if one != step), step]
     jsonl.write_records(run / SEALED, (SealedStep(step=one) for one in sealed))
     return folder

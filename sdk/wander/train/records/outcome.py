@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
-from pydantic import ValidationError
-
-from wander.errors import RunError
 from wander.evals.store import jsonl
 from wander.train.records.checkpoints import BEST_MODEL
 from wander.types import Record
 
 OUTCOME = "outcome.json"
 BEST = "best.json"
-
-Kept = TypeVar("Kept", bound=Record)
 
 
 class Stopped(Record):
@@ -62,29 +57,22 @@ class Outcome(Record):
 
 def read_outcome(folder: Path) -> Outcome | None:
     """Return how a run ended; None while it plays, and of runs that were killed."""
-    return _read(folder / OUTCOME, Outcome)
+    return jsonl.read_record(folder / OUTCOME, Outcome)
 
 
 def write_outcome(folder: Path, outcome: Outcome) -> None:
     """Say how a run ended."""
-    jsonl.write_whole(folder / OUTCOME, (outcome.model_dump_json(indent=1) + "\n").encode())
+    jsonl.write_record(folder / OUTCOME, outcome)
 
 
 def read_best(folder: Path) -> BestCheckpoint | None:
     """Return which weights a run kept as its best, if it did."""
-    return _read(folder / BEST, BestCheckpoint)
-
-
-def _read(file: Path, kind: type[Kept]) -> Kept | None:
-    try:
-        return kind.model_validate_json(file.read_bytes()) if file.is_file() else None
-    except ValidationError as error:
-        raise RunError(f"`{file}` is damaged: it is no {kind.__name__}") from error
+    return jsonl.read_record(folder / BEST, BestCheckpoint)
 
 
 def write_best(folder: Path, best: BestCheckpoint) -> None:
     """Say which weights lie in `best`."""
-    jsonl.write_whole(folder / BEST, (best.model_dump_json(indent=1) + "\n").encode())
+    jsonl.write_record(folder / BEST, best)
 
 
 def forget_best(folder: Path) -> None:
