@@ -198,6 +198,9 @@ class TaskRows(Dataset):
             raise EnvironmentFault(f"the task set has no task `{example.example_id}` at {example.index}")
         return self._tasks[example.index]
 
+    def _find_namesake(self, example_id: str, row: Any, index: int) -> None:
+        """Return None: no two tasks have one id, by `_named`."""
+
     def _task_at(self, index: int) -> Any:
         while len(self._tasks) <= index:
             self._tasks.append(next(self._stream))
