@@ -153,8 +153,9 @@ class Faults:
             kind = self.chance.choice(list(self.kinds))
             if free := [one for one in self.kinds[kind][1] if one not in chosen]:
                 chosen[self.chance.choice(free)] = kind
-        # Servers last, when all is well that they need, and first when it is not: they end in their own time.
-        order = sorted(chosen, key=lambda one: (DATABASE, BUCKET).index(one) if one in DISKS else 9)
+        # Each after what it needs to be well, and before that when it is not: servers end in their own time.
+        needed = (DATABASE, BUCKET, *(one.name for one in self.cluster.servers))
+        order = sorted(chosen, key=lambda one: needed.index(one) if one in needed else len(needed))
         faults = {one: self.kinds[chosen[one]][0](self.cluster.parts[one]) for one in order}
         told = [(chosen[one], faults[one].__enter__()) for one in reversed(order)]
         yield told

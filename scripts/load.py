@@ -3,7 +3,8 @@
     .venv/bin/python scripts/load.py --posts 10000 --connections 5000 --megabytes 200 --slow 300
 
 Idle connections are held open while others ask; then a large run is posted; then readers ask beside clients
-that send and read a byte a second, until the servers have ended those; then posters and readers work at once;
+that send and read a byte a second, until the servers have ended those, and beside one who posts a run of very
+many rollouts; then posters and readers work at once;
 then publishers, all at once. It fails on any answer of 500 or above, where a board is not what was posted,
 where slow clients are not ended, and on anything that `fsck` finds.
 """
@@ -15,6 +16,7 @@ import asyncio
 import itertools
 import json
 import random
+import re
 import resource
 import signal
 import socket
@@ -116,31 +118,61 @@ async def hold(cluster: Cluster, count: int) -> Answers:
     return answers
 
 
-async def post_large(cluster: Cluster, folder: Path, megabytes: int) -> str:
-    """Post a run of large rollouts, no two alike, with `wander post`; return its id."""
-    chance = random.Random(1)  # noqa: S311 - only as noise
-    count = megabytes * 1_000_000 // ROLLOUT_BYTES
-    said = (chance.randbytes(ROLLOUT_BYTES // 4).hex() for _ in range(count))  # it is there twice
-    run = write_run(folder / "runs" / "large", rewards=[1.0] * count, said=said, model="large")
-    environment = {**clean_environment(), "WANDER_HUB": cluster.front, "WANDER_TOKEN": cluster.token}
-    held, spent, began = (
-        [memory(one) for one in cluster.servers],
-        processor(cluster.servers),
-        time.perf_counter(),
+async def post_large(cluster: Cluster, folder: Path, count: int, size: int) -> str:
+    """Post a run of so many rollouts, no two alike, with `wander post`, and read it; return its id."""
+    chance = random.Random(count)  # noqa: S311 - only as noise
+    said = (chance.randbytes(size // 4).hex() for _ in range(count))  # it is there twice
+    name = f"large-{count}"
+    run = await asyncio.to_thread(
+        write_run, folder / "runs" / name, rewards=[1.0] * count, said=said, model=name
     )
+    environment = {**clean_environment(), "WANDER_HUB": cluster.front, "WANDER_TOKEN": cluster.token}
+    parts = [*cluster.servers, *cluster.workers]
+    held, began = [memory(one) for one in parts], time.perf_counter()
+    spent = processor(cluster.servers), processor(cluster.workers)
     posting = await asyncio.create_subprocess_exec(
         str(BIN / "wander"), "post", str(run), "--json", env=environment, stdout=subprocess.PIPE
     )
     told, _ = await posting.communicate()
     if posting.returncode:
         raise SystemExit(f"error: no large run: {told.decode()}")
-    most = [memory(one, "VmHWM") for one in cluster.servers]
-    spread = ", ".join(f"{one:.0f} MB (before {other:.0f})" for one, other in zip(most, held, strict=True))
-    seconds, spent = time.perf_counter() - began, processor(cluster.servers) - spent
+    seconds = time.perf_counter() - began
+    async with client_of(cluster) as client:
+        waiting = re.compile(r"^wander_hub_jobs{.*} [1-9]", re.MULTILINE)  # until a worker has read it
+        while waiting.search((await client.get("/metrics")).text):  # noqa: ASYNC110 - only asking tells
+            await asyncio.sleep(1)
+    most = [memory(one, "VmHWM") for one in parts]
+    spread = ", ".join(
+        f"{part.name} {one:.0f} MB (before {before:.0f})"
+        for part, one, before in zip(parts, most, held, strict=True)
+    )
+    servers, workers = processor(cluster.servers) - spent[0], processor(cluster.workers) - spent[1]
     print(
-        f"{megabytes} MB posted: {seconds:.0f} s, {spent:.0f} s of processor; servers held at most {spread}"
+        f"{count:,} rollouts of {size:,} bytes posted: {seconds:.0f} s; processor: servers {servers:.0f} s, "
+        f"workers {workers:.0f} s; at most {spread}"
     )
     return str(json.loads(told)["data"]["run_id"])
+
+
+async def read_on(
+    client: httpx.AsyncClient, answers: Answers, number: int, ended: Callable[[], bool]
+) -> None:
+    """Ask for one page after the other until it has ended."""
+    for path in itertools.islice(itertools.cycle(PATHS), number % len(PATHS), None):
+        if ended():
+            return
+        await answers.of(client.get(path))
+
+
+async def post_beside_readers(cluster: Cluster, folder: Path, count: int) -> Answers:
+    """Post a run of very many small rollouts while five readers ask."""
+    answers = Answers()
+    posting = asyncio.create_task(post_large(cluster, folder, count, 1000))
+    async with client_of(cluster) as client:
+        readers = [read_on(client, answers, number, posting.done) for number in range(5)]
+        await asyncio.gather(posting, *readers)
+    print(f"readers beside it: {answers}")
+    return answers
 
 
 def open_at(port: int) -> int:
@@ -180,13 +212,10 @@ async def slow(cluster: Cluster, count: int, run: str) -> tuple[Answers, Answers
     async def read(answers: Answers, seconds: float) -> float:
         end, spent = time.monotonic() + seconds, processor(cluster.servers)
 
-        async def ask(number: int) -> None:
-            for path in itertools.islice(itertools.cycle(PATHS), number % len(PATHS), None):
-                await answers.of(client.get(path))
-                if time.monotonic() > end:
-                    return
+        def over() -> bool:
+            return time.monotonic() > end
 
-        await asyncio.gather(*(ask(number) for number in range(5)))
+        await asyncio.gather(*(read_on(client, answers, number, over) for number in range(5)))
         return 1000 * (processor(cluster.servers) - spent) / len(answers.seconds)
 
     alone, beside = Answers(), Answers()
@@ -242,16 +271,12 @@ async def post_and_read(cluster: Cluster, folder: Path, count: int, asking: int)
                 f"{len(posted.seconds)} posts after {time.perf_counter() - began:.0f} s: {told}", flush=True
             )
 
-    async def ask(number: int) -> None:
-        for path in itertools.islice(itertools.cycle(PATHS), number % len(PATHS), None):
-            if ended.is_set():
-                return
-            await read.of(client.get(path))
-
     parts = [*cluster.parts.values()]
     began, spent, spent_by_servers = time.perf_counter(), processor(parts), processor(cluster.servers)
     async with client_of(cluster) as client:
-        readers = [asyncio.create_task(ask(number)) for number in range(asking)]
+        readers = [
+            asyncio.create_task(read_on(client, read, number, ended.is_set)) for number in range(asking)
+        ]
         await share(count, POSTERS, post)
         ended.set()
         await asyncio.gather(*readers)
@@ -294,6 +319,7 @@ def main() -> None:
     parser.add_argument("--publishers", type=int, default=50)
     parser.add_argument("--slow", type=int, default=300, help="clients that send and read a byte a second")
     parser.add_argument("--megabytes", type=int, default=200, help="of the large run")
+    parser.add_argument("--rollouts", type=int, default=100_000, help="of the run posted beside readers")
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started ends with this
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -315,8 +341,11 @@ def main() -> None:
                 await first.of(client.post("/admin/legacy/", data=form, files=files))
             held = [await hold(cluster, asked.connections)] if asked.connections else []
             if asked.slow:
-                large = await post_large(cluster, folder, asked.megabytes)
+                count = asked.megabytes * 1_000_000 // ROLLOUT_BYTES
+                large = await post_large(cluster, folder, count, ROLLOUT_BYTES)
                 held += await slow(cluster, asked.slow, large)
+            if asked.rollouts:
+                held.append(await post_beside_readers(cluster, folder, asked.rollouts))
             return [
                 first,
                 *held,

@@ -173,9 +173,12 @@ class Storage:
         with contextlib.suppress(FileNotFoundError):
             obstore.delete(self._store, object_key(sha256))
 
-    def objects(self) -> Iterator[StoredObject]:
-        """Yield what lies in the store, in no order; anything else than an object has no digest."""
-        for batch in obstore.list(self._store):
+    def objects(self, start: str = "") -> Iterator[StoredObject]:
+        """Yield what lies in the store, in no order; anything else than an object has no digest.
+
+        `start`: the first two digits of the digests that are asked for.
+        """
+        for batch in obstore.list(self._store, f"sha256/{start}" if start else None):
             for one in batch:
                 key = _KEY.fullmatch(one["path"])
                 sha256 = key[1] + key[2] if key else None

@@ -118,6 +118,9 @@ async def test_of_a_long_run_the_first_rows_are_held(run: Path, monkeypatch: pyt
         assert "5 of 5 (the first of 12)" in await typed(pilot, "G")
         assert "2 of 2" in await typed(pilot, "e", "G")
         assert "(the first" not in screen(pilot)
+        await typed(pilot, "e")
+        assert "4 with `answer`" in await typed(pilot, "/", *"answer", "enter"), "of those alone"
+        assert "no rollout with `hidden-7` on this list" in await typed(pilot, "/", *"hidden-7", "enter")
         assert "by reward" in await typed(pilot, "e", "s")
 
 

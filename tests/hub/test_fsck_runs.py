@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import delete, update
+from sqlalchemy import delete, select, update
 from wander_hub.environments.models import Environment
 from wander_hub.fsck import check as fsck
 from wander_hub.identity import HUB
 from wander_hub.leaderboards.models import Board, BoardEntry
+from wander_hub.runs import objects
 from wander_hub.runs.models import Run, RunChunk
 from wander_hub.storage import Storage
 
@@ -110,6 +111,32 @@ async def test_a_run_whose_rollouts_are_lost_is_told_once(
         chunk = session.query(RunChunk).filter_by(run_id=BEST).one()
         storage.delete(chunk.object_sha256)
     assert findings(posted, storage, repair=True) == [("object_missing", chunk.object_sha256)]
+
+
+async def test_the_order_of_rollouts_that_is_damaged_is_made_anew(
+    posted: Any, storage: Storage, folder_alone: None
+) -> None:
+    with posted.database.read(HUB) as session:
+        order = session.get_one(Run, BEST).order_sha256
+    path = storage.local_path(order)
+    path.write_bytes(bytes(path.stat().st_size))
+    told = findings(posted, storage, repair=True)
+    assert told[0] == ("object_corrupt", order)
+    assert ("aggregates_wrong", BEST) in told
+    assert findings(posted, storage) == []
+
+
+async def test_many_objects_are_compared_part_by_part(
+    posted: Any, storage: Storage, folder_alone: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "_MOST_HELD", 3)
+    with posted.database.read(HUB) as session:
+        chunks = session.scalars(select(RunChunk.object_sha256)).all()
+        assert len(objects.parts_of_digests(session)) == 256
+    assert findings(posted, storage) == []
+    for one in chunks:
+        storage.delete(one)
+    assert findings(posted, storage) == [("object_missing", one) for one in sorted(chunks)]
 
 
 async def test_quick_looks_at_no_run(posted: Any, storage: Storage) -> None:

@@ -141,7 +141,7 @@ class RunViewer(App[bool]):
 
     def _select(self) -> None:
         """Apply filters and order, and stay on the rollout that was chosen, if it is still there."""
-        before = self._chosen.number if self._shown else None
+        before, self._matches = self._chosen.number if self._shown else None, None
         self._shown = nsmallest(MOST, self._choose_rows(), row_order(self._order, falling=self._falling))
         self._table.clear(columns=True)
         self._table.add_columns(*ROLLOUT_COLUMNS)
@@ -288,14 +288,20 @@ class RunViewer(App[bool]):
             self._tell(f"no `{self._query}` here" if line is None else "")
         else:
             if self._matches is None:
-                wanted, including = self._query.lower(), True
-                self._matches = {
-                    (*one.key, one.step)
-                    for one in self._found.rollouts()
-                    if any(wanted in text.lower() for text, _ in rollout_lines(0, one))
-                }
-            found = [(row.example_id, row.index, row.step) in self._matches for row in self._shown]
+                self._matches, including = set(self._find_matches()), True
+            found = [_key(row) in self._matches for row in self._shown]
             self._tell(self._choose(found, by, including, f"`{self._query}`"))
+
+    def _find_matches(self) -> Iterator[tuple[str, int, int | None]]:
+        """Yield the keys of the rollouts on the list that have what is searched for, read until all are."""
+        wanted, left = self._query.lower(), {_key(row) for row in self._shown}
+        for one in self._found.rollouts() if left else ():
+            if (key := (*one.key, one.step)) in left:
+                left.remove(key)
+                if any(wanted in text.lower() for text, _ in rollout_lines(0, one)):
+                    yield key
+                if not left:
+                    return
 
     def action_failure(self, by: int) -> None:
         """Go to the next failure, and open it where a rollout was open."""
@@ -309,7 +315,7 @@ class RunViewer(App[bool]):
         """Go to the nearest row that fits; return what to tell of it."""
         found = _next(fitting, self._cursor, by, including)
         if found is None:
-            return f"no rollout with {what}"
+            return f"no rollout with {what} on this list"
         self._go_to(found)
         return f"{sum(fitting)} with {what}"
 
@@ -367,6 +373,10 @@ class RunViewer(App[bool]):
         parts += [f"reward {self._bound}"] if self._bound else []
         parts += [f"by {self._order}"] if self._order != "number" else []
         self._status.update("  ".join([*parts, "? help  q quit"]))
+
+
+def _key(row: RolloutRow) -> tuple[str, int, int | None]:
+    return row.example_id, row.index, row.step
 
 
 def _cells(row: RolloutRow) -> list[Text]:

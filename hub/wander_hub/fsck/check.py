@@ -167,12 +167,21 @@ def _jobs(database: Database, settings: Settings, *, repair: bool) -> Iterator[F
 
 
 def _objects(database: Database, storage: Storage, *, repair: bool, quick: bool) -> Iterator[Finding]:
+    with database.read(HUB) as session:
+        parts = objects.parts_of_digests(session)
+    for part in parts:
+        yield from _objects_of(database, storage, part, repair=repair, quick=quick)
+
+
+def _objects_of(
+    database: Database, storage: Storage, part: tuple[str, str], *, repair: bool, quick: bool
+) -> Iterator[Finding]:
     # Rows before objects: an upload stores its object first, so what rows point to is there by then.
     with database.read(HUB) as session:
         expected: dict[str, list[tuple[int | None, str]]] = {}
-        for sha256, size, what in objects.list_expected(session):
+        for sha256, size, what in objects.list_expected(session, *part):
             expected.setdefault(sha256, []).append((size, what))
-    stored = {one.sha256: one for one in storage.objects() if one.sha256 is not None}
+    stored = {one.sha256: one for one in storage.objects(part[0]) if one.sha256 is not None}
     for sha256, claims in sorted(expected.items()):
         found = stored.get(sha256)
         whats = ", ".join(what for _, what in claims)
@@ -243,7 +252,7 @@ def _run(
             wrong.append("reward_mean")
         if run.rollouts_sha256 != derived.rollouts_sha256:
             wrong.append("rollouts_sha256")
-        if run.order_sha256 != derived.order_sha256 or not storage.exists(derived.order_sha256):
+        if run.order_sha256 != derived.order_sha256 or derived.order_sha256 in broken:
             wrong.append("order")
         if _too_high(run, derived):
             wrong.append("level")
@@ -251,6 +260,7 @@ def _run(
         return None
     if repair:
         if "order" in wrong:
+            storage.delete(derived.order_sha256)  # one of the same size would be left as it is
             storage.put(io.BytesIO(derived.order))
         with database.write(HUB) as session:
             _mend_run(session, run_id, derived)
@@ -326,10 +336,11 @@ def _describe_boards(session: Session, environment: Environment) -> dict[tuple[i
     of_environment = Board.version.has(environment_id=environment.id)
     query = select(Board).where(of_environment).options(undefer(Board.lows), undefer(Board.highs))
     boards = session.scalars(query).all()
-    entries = select(BoardEntry).where(BoardEntry.board_id.in_(one.id for one in boards))
+    shown = (getattr(BoardEntry, name) for name in ("board_id", *_ENTRY, *_PLACE))
+    entries = select(*shown).where(BoardEntry.board_id.in_(one.id for one in boards))
     rows: dict[int, dict[str, tuple[Any, ...]]] = {one.id: {} for one in boards}
-    for entry in session.scalars(entries):
-        rows[entry.board_id][entry.run_id] = tuple(getattr(entry, name) for name in _ENTRY + _PLACE)
+    for board_id, *values in session.execute(entries):
+        rows[board_id][values[0]] = tuple(values)
     return {
         (one.version_id, one.name): {name: getattr(one, name) for name in _BOARD} | {"rows": rows[one.id]}
         for one in boards

@@ -31,11 +31,16 @@ def place(session: Session, environment: Environment) -> None:
     session.flush()
     query = select(Run.run_id).where(Run.environment_id == environment.id, MISPLACED)
     waiting = session.scalars(query.order_by(Run.public_at, Run.run_id)).all()
+    boards = _Boards(session)
     for start in range(0, len(waiting), _BATCH):
-        batch = select(Run).where(Run.run_id.in_(waiting[start : start + _BATCH]))
+        some = waiting[start : start + _BATCH]
+        entries = session.scalars(select(BoardEntry).where(BoardEntry.run_id.in_(some)))
+        stand = {one.run_id: one for one in entries}
+        batch = select(Run).where(Run.run_id.in_(some))
         for run in session.scalars(batch.order_by(Run.public_at, Run.run_id)).all():
-            _place_one(session, run)
+            _place_one(session, boards, run, stand.get(run.run_id))
         session.flush()
+    boards.settle()
 
 
 def start_over(session: Session, environment: Environment) -> None:
@@ -56,66 +61,34 @@ def start_over(session: Session, environment: Environment) -> None:
     session.expire_all()
 
 
-def _place_one(session: Session, run: Run) -> None:
-    stands = session.get(BoardEntry, run.run_id)
+def _place_one(session: Session, boards: _Boards, run: Run, stands: BoardEntry | None) -> None:
     if run.kind != "evaluation" or run.level == "claimed" or run.private or run.hidden:  # as `MISPLACED` asks
         run.board_level = ""
         if stands is not None:
-            _take_down(session, stands)
+            boards.take_down(stands)
         return
     withdrawn = run.withdrawn_at is not None
     run.board_level = "withdrawn" if withdrawn else run.level
     rescored = run.level == "rescored"
     if stands is not None and rescored and session.get_one(Board, stands.board_id).refuses_rescored:
-        _take_down(session, stands)
+        boards.take_down(stands)
         return
     if stands is not None:
         ends = run.summary.get("reward_low"), run.summary.get("reward_high")
         if (stands.withdrawn, stands.tier, stands.low, stands.high) == (withdrawn, tier_of(run), *ends):
             stands.level = run.level
             return
-        _take_down(session, stands)
+        boards.take_down(stands)
     manifest = run.parsed_manifest
     run.protocol_sha256 = protocol_digest(manifest)
-    board = _board(session, run, manifest)
+    board = boards.of_run(run, manifest)
     if not (rescored and board.refuses_rescored):
-        _put_up(session, board, _entry(run, manifest))
+        boards.put_up(board, _entry(run, manifest))
 
 
 def tier_of(run: Run) -> int:
     """Return where a run stands among the tiers of its board: a repetition of it adds a name, no rank."""
     return TIERS.index(run.own_level or "complete" if run.level == "rerun" else run.level)
-
-
-def _board(session: Session, run: Run, manifest: RunManifest) -> Board:
-    query = select(Board).where(
-        Board.version_id == run.version_id,
-        Board.task_set_sha256 == run.task_set_sha256,
-        Board.protocol_sha256 == run.protocol_sha256,
-    )
-    found = session.scalar(query.options(*_PLACES))
-    if found is None:
-        found = Board(
-            version_id=run.version_id,
-            task_set_sha256=run.task_set_sha256,
-            protocol_sha256=run.protocol_sha256,
-            name=board_name(run.task_set_sha256, run.protocol_sha256),
-            split=manifest.split,
-            examples=run.examples,
-            rollouts_per_example=run.rollouts_per_example,
-            arguments=manifest.environment.arguments,
-            max_tokens=manifest.sampling.max_tokens,
-            players={player: pin.name for player, pin in manifest.players.items()},
-            runs=0,
-            models=0,
-            last_posted_at=run.public_at,
-            lows=b"",
-            highs=b"",
-            tiers=[],
-        )
-        session.add(found)
-        session.flush()
-    return found
 
 
 def _entry(run: Run, manifest: RunManifest) -> BoardEntry:
@@ -141,56 +114,107 @@ def _entry(run: Run, manifest: RunManifest) -> BoardEntry:
     )
 
 
-def _put_up(session: Session, board: Board, entry: BoardEntry) -> None:
-    entry.board_id = board.id
-    session.add(entry)
-    session.flush()
-    board.runs += not entry.withdrawn
-    board.last_posted_at = max(board.last_posted_at, entry.posted_at)
-    _choose(session, board, entry.model, entry.posted_by_id)
+class _Boards:
+    """The boards that change, whose intervals are read once, and written once all runs are placed."""
 
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._boards: dict[tuple[int, str, str], Board] = {}
+        self._bounds: dict[Board, Bounds] = {}
+        self._rows: dict[tuple[Board, str, int], None] = {}
+        """Boards, models and accounts of which another run may count now."""
 
-def _take_down(session: Session, entry: BoardEntry) -> None:
-    found = select(Board).where(Board.id == entry.board_id)
-    board = session.scalars(found.options(*_PLACES)).one()
-    if entry.counts:
-        _lead(session, board, entry, None)
-    session.delete(entry)
-    session.flush()
-    board.runs -= not entry.withdrawn
-    last = session.scalar(select(func.max(BoardEntry.posted_at)).where(BoardEntry.board_id == board.id))
-    board.last_posted_at = last or board.last_posted_at
-    _choose(session, board, entry.model, entry.posted_by_id)
+    def of_run(self, run: Run, manifest: RunManifest) -> Board:
+        """Return the board where a run stands, a new one if need be."""
+        key = run.version_id, run.task_set_sha256, run.protocol_sha256
+        if (known := self._boards.get(key)) is not None:
+            return known
+        same = {"version_id": key[0], "task_set_sha256": key[1], "protocol_sha256": key[2]}
+        found = self._session.scalar(select(Board).filter_by(**same).options(*_PLACES))
+        if found is None:
+            found = Board(
+                **same,
+                name=board_name(run.task_set_sha256, run.protocol_sha256),
+                split=manifest.split,
+                examples=run.examples,
+                rollouts_per_example=run.rollouts_per_example,
+                arguments=manifest.environment.arguments,
+                max_tokens=manifest.sampling.max_tokens,
+                players={player: pin.name for player, pin in manifest.players.items()},
+                runs=0,
+                models=0,
+                last_posted_at=run.public_at,
+                lows=b"",
+                highs=b"",
+                tiers=[],
+            )
+            self._session.add(found)
+            self._session.flush()
+        self._boards[key] = found
+        return found
 
+    def put_up(self, board: Board, entry: BoardEntry) -> None:
+        """Let a run stand on a board; whether it counts, `settle` tells."""
+        self._change(board, entry)
+        entry.board_id = board.id
+        self._session.add(entry)
+        board.runs += not entry.withdrawn
+        board.last_posted_at = max(board.last_posted_at, entry.posted_at)
 
-def _choose(session: Session, board: Board, model: str, account: int) -> None:
-    """Let the first run of a model by an account count, and no other; none where that one was withdrawn.
+    def take_down(self, entry: BoardEntry) -> None:
+        """Let a run stand on its board no longer."""
+        query = select(Board).where(Board.id == entry.board_id)
+        board = self._session.scalars(query.options(*_PLACES)).one()
+        self._change(board, entry)
+        if entry.counts:
+            self._bounds[board].remove(entry.place)
+            board.models -= 1
+        self._session.delete(entry)
+        self._session.flush()
+        board.runs -= not entry.withdrawn
+        latest = select(func.max(BoardEntry.posted_at)).where(BoardEntry.board_id == board.id)
+        board.last_posted_at = self._session.scalar(latest) or board.last_posted_at
 
-    One that could not be verified has its turn after all others, as if it had not been posted: who lets runs
-    fail on purpose gains no more than who keeps them back.
-    """
-    of_row = BoardEntry.board_id == board.id, BoardEntry.model == model, BoardEntry.posted_by_id == account
-    last = BoardEntry.tier == TIERS.index("unverifiable")
-    query = select(BoardEntry).where(*of_row).order_by(last, BoardEntry.posted_at, BoardEntry.run_id).limit(1)
-    old = session.scalar(query.where(BoardEntry.counts))
-    first = session.scalar(query)
-    new = None if first is None or first.withdrawn else first
-    if new is not old:
-        _lead(session, board, old, new)
+    def settle(self) -> None:
+        """Choose which runs count, and write the intervals that ranks are counted from."""
+        with self._session.no_autoflush:  # what counts of one row is nothing to another
+            for row in self._rows:
+                self._choose(*row)
+        for board, bounds in self._bounds.items():
+            board.lows, board.highs, board.tiers = bounds.dump()
 
+    def _change(self, board: Board, entry: BoardEntry) -> None:
+        self._rows[board, entry.model, entry.posted_by_id] = None
+        if board in self._bounds:
+            return
+        self._bounds[board] = Bounds(board.lows, board.highs, board.tiers)
+        led: dict[int, str | None] | None = self._session.info.get(LED)
+        if led is not None:
+            first = repository.leader_of(self._session, board)
+            led[board.id] = first.run_id if first is not None else None
 
-def _lead(session: Session, board: Board, old: BoardEntry | None, new: BoardEntry | None) -> None:
-    """Let another run count, in the intervals too that ranks are counted from."""
-    led: dict[int, str | None] | None = session.info.get(LED)
-    if led is not None and board.id not in led:
-        first = repository.leader_of(session, board)
-        led[board.id] = first.run_id if first is not None else None
-    bounds = Bounds(board.lows, board.highs, board.tiers)
-    if old is not None:
-        old.counts = False
-        bounds.remove(old.place)
-    if new is not None:
-        new.counts = True
-        bounds.add(new.place)
-    board.lows, board.highs, board.tiers = bounds.dump()
-    board.models += (new is not None) - (old is not None)
+    def _choose(self, board: Board, model: str, account: int) -> None:
+        """Let the first run of a model by an account count, and no other; none where that one was withdrawn.
+
+        One that could not be verified has its turn after all others, as if it had not been posted: who lets
+        runs fail on purpose gains no more than who keeps them back.
+        """
+        of_row = (
+            BoardEntry.board_id == board.id,
+            BoardEntry.model == model,
+            BoardEntry.posted_by_id == account,
+        )
+        last = BoardEntry.tier == TIERS.index("unverifiable")
+        query = select(BoardEntry).where(*of_row).order_by(last, BoardEntry.posted_at, BoardEntry.run_id)
+        first = self._session.scalar(query.limit(1))
+        if first is not None and first.counts and not first.withdrawn:
+            return
+        old = self._session.scalar(query.where(BoardEntry.counts).limit(1))
+        if old is not None:
+            old.counts = False
+            self._bounds[board].remove(old.place)
+            board.models -= 1
+        if first is not None and not first.withdrawn:
+            first.counts = True
+            self._bounds[board].add(first.place)
+            board.models += 1

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Row, Select, func, select
 from sqlalchemy.orm import Session
 
 from wander_hub.database import Database
@@ -21,6 +22,8 @@ _OF_RUNS = (
     *(PostingChunk.object_sha256, PostingArtifact.sha256),
 )
 """Columns of runs, and of those on their way here, that name objects."""
+_MOST_HELD = 20_000
+"""Chunks of rollouts up to which all objects are compared at once, a kilobyte each."""
 _REMOVED_AT_ONCE = 100
 """Objects that one transaction removes, while nobody else may store any."""
 
@@ -63,32 +66,44 @@ def discard(database: Database, storage: Storage, digests: Iterable[str]) -> lis
     return removed
 
 
-def list_expected(session: Session) -> Iterator[tuple[str, int | None, str]]:
-    """Yield digest, size where a row tells it, and what it is, of every object that must be there."""
+def parts_of_digests(session: Session) -> list[tuple[str, str]]:
+    """Return ranges of digests, the end of each not in it: one alone, or many where objects are many."""
+    some = select(RunChunk.first).limit(_MOST_HELD + 1).subquery()
+    if session.scalars(select(func.count()).select_from(some)).one() <= _MOST_HELD:
+        return [("", "g")]
+    return [(f"{one:02x}", f"{one + 1:02x}" if one < 255 else "g") for one in range(256)]
+
+
+def list_expected(session: Session, start: str, end: str) -> Iterator[tuple[str, int | None, str]]:
+    """Yield digest, size where a row tells it, and what it is, of every object that must be there.
+
+    Those of a range of digests, as `parts_of_digests` gives them.
+    """
+
+    def rows(query: Select[Any]) -> Iterator[Row[Any]]:
+        digest = query.selected_columns[0]
+        yield from session.execute(query.where(digest >= start, digest < end))
+
     files = select(File.sha256, File.size, File.filename).join(File.version)
-    for sha256, size, filename in session.execute(files.where(Version.deleted_at.is_(None))):
+    for sha256, size, filename in rows(files.where(Version.deleted_at.is_(None))):
         yield sha256, size, f"file `{filename}`"
     documents = select(VersionDocument.sha256, VersionDocument.size, VersionDocument.kind)
     documents = documents.join(Version, VersionDocument.version_id == Version.id)
-    for sha256, size, kind in session.execute(documents.where(Version.deleted_at.is_(None))):
+    for sha256, size, kind in rows(documents.where(Version.deleted_at.is_(None))):
         yield sha256, size, f"{kind} of a version"
     weights = select(RevisionFile.sha256, RevisionFile.size, RevisionFile.filename)
     weights = weights.join(Revision, RevisionFile.revision_id == Revision.id)
-    for sha256, size, filename in session.execute(weights.where(Revision.deleted_at.is_(None))):
+    for sha256, size, filename in rows(weights.where(Revision.deleted_at.is_(None))):
         yield sha256, size, f"file `{filename}` of a model"
-    for sha256, run_id in session.execute(select(RunChunk.object_sha256, RunChunk.run_id)):
+    for sha256, run_id in rows(select(RunChunk.object_sha256, RunChunk.run_id)):
         yield sha256, None, f"rollouts of the run `{run_id}`"
-    orders = select(Run.order_sha256, Run.run_id).where(Run.order_sha256.is_not(None))
-    for order, run_id in session.execute(orders):
-        if order is not None:
-            yield order, None, f"the order of the rollouts of the run `{run_id}`"
-    arrived = select(PostingChunk.object_sha256, PostingChunk.number)
-    for sha256, number in session.execute(arrived):
+    for sha256, run_id in rows(select(Run.order_sha256, Run.run_id)):
+        yield sha256, None, f"the order of the rollouts of the run `{run_id}`"
+    for sha256, number in rows(select(PostingChunk.object_sha256, PostingChunk.number)):
         yield sha256, None, f"chunk {number} of a run that is being posted"
-    for sha256, size, name in session.execute(
-        select(PostingArtifact.sha256, PostingArtifact.size, PostingArtifact.name)
-    ):
+    arriving = select(PostingArtifact.sha256, PostingArtifact.size, PostingArtifact.name)
+    for sha256, size, name in rows(arriving):
         yield sha256, size, f"artifact `{name}` of a run that is being posted"
     artifacts = select(RunArtifact.sha256, RunArtifact.size, RunArtifact.name, RunArtifact.run_id)
-    for sha256, size, name, run_id in session.execute(artifacts):
+    for sha256, size, name, run_id in rows(artifacts):
         yield sha256, size, f"artifact `{name}` of the run `{run_id}`"
