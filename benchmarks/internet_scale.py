@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import re
 import statistics
 import sys
 import tempfile
@@ -276,7 +277,7 @@ class Bench:
         hub, database = (round(statistics.median(one), 2) for one in zip(*found, strict=True))
         return hub, database
 
-    async def costs(self, paths: Mapping[str, str], times: int) -> dict[str, tuple[float, float]]:
+    async def costs(self, paths: Mapping[str, str], times: int, only: str) -> dict[str, tuple[float, float]]:
         """Return what each request costs; those that are not answered with 200 are left out."""
 
         def asks(path: str) -> Any:
@@ -303,6 +304,8 @@ class Bench:
         calls |= {"publish a version": version, "publish a new one": environment, "post a run": self.post}
         found = {}
         for name, call in calls.items():
+            if not re.search(only, name):
+                continue
             few = 2 if name.startswith(("publish", "post")) else times
             cost = await self.cost(call, few)
             if cost is not None:
@@ -327,8 +330,8 @@ def requests_of(app: Any, run_id: str) -> dict[str, str]:
     return found | {name: path for name, path in discovery.REQUESTS.items() if "?" in path}
 
 
-async def run(url: str, sizes: list[int], times: int, older: int = OLDER) -> dict[str, Any]:
-    """Return what each request costs at each size."""
+async def run(url: str, sizes: list[int], times: int, older: int = OLDER, only: str = "") -> dict[str, Any]:
+    """Return what each request costs at each size; `only` those whose name a pattern finds."""
     figures: dict[str, Any] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -379,7 +382,7 @@ async def run(url: str, sizes: list[int], times: int, older: int = OLDER) -> dic
                 figures[str(size)] = {"filled in": round(time.perf_counter() - began), "rows": rows}
                 print(size, figures[str(size)], flush=True)
                 paths = requests_of(app, "01scale" + "1".zfill(19))
-                figures[str(size)]["milliseconds"] = await bench.costs(paths, times)
+                figures[str(size)]["milliseconds"] = await bench.costs(paths, times, only)
         database.close()
     return figures
 
@@ -403,13 +406,14 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=list(discovery.SIZES))
     parser.add_argument("--times", type=int, default=3, help="requests a round")
     parser.add_argument("--older", type=int, default=OLDER, help="versions of each beside its newest")
+    parser.add_argument("--only", default="", metavar="PATTERN", help="requests whose names have it")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     with ExitStack() as stack:
         url = asked.database
         if url is None:
             url = stack.enter_context(stack.enter_context(postgres_server()).database())
-        figures = asyncio.run(run(url, sorted(asked.sizes), asked.times, asked.older))
+        figures = asyncio.run(run(url, sorted(asked.sizes), asked.times, asked.older, asked.only))
     show(figures)
     if asked.out is not None:
         asked.out.write_text(json.dumps(figures, indent=1) + "\n")
