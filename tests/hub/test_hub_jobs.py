@@ -5,6 +5,7 @@ The contract of the port, for every queue on every database that keeps the jobs.
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections import Counter
@@ -14,6 +15,7 @@ from typing import Protocol
 
 import pytest
 from job_workers import queue_on
+from obstore.exceptions import GenericError
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 from wander.wire.verification import JobState
@@ -196,14 +198,22 @@ def test_a_failure_is_tried_again_and_at_last_given_up(queue, caplog):
     assert (state(queue, number), job(queue, number).error) == ("failed", "OSError: the disk is full")
 
 
-def test_what_is_postponed_counts_no_attempt_until_it_was_often(queue, caplog):
+AWAY = {
+    "nothing answers at the hub": JobPostponed("nothing answers at the hub"),
+    "the hub's object store does not answer": GenericError("timed out"),
+    "the hub's disk is full": OSError(errno.ENOSPC, "full"),
+}
+
+
+@pytest.mark.parametrize("told", AWAY)
+def test_what_is_postponed_counts_no_attempt_until_it_was_often(queue, caplog, told):
     number = submit(queue)
 
     def handler(context: JobContext) -> Callable[[Session], None]:
-        raise JobPostponed("nothing answers at the hub")
+        raise AWAY[told]
 
     assert waiting_done(queue, handler) == MOST_POSTPONED + jobs.MAX_ATTEMPTS - 1
-    assert (state(queue, number), job(queue, number).error) == ("failed", "nothing answers at the hub")
+    assert (state(queue, number), job(queue, number).error) == ("failed", told)
     assert "Traceback" not in caplog.text
 
 

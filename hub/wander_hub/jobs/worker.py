@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
+from wander_hub.http.problems import problem_of
 from wander_hub.jobs.table import Lease, LeaseLost, TableQueue
 
 logger = logging.getLogger("wander_hub.jobs")
@@ -122,9 +123,12 @@ class Attempts:
             else:
                 with suppress(LeaseLost):  # then another worker has it already
                     self._queue.give_back(lease)
-        except Exception as error:
-            logger.exception("job %s (%s) failed", lease.job_id, lease.kind)
-            self._record_failure(lease, f"{type(error).__name__}: {error}", retry=True)
+        except Exception as error:  # noqa: BLE001 - `problem_of` logs it
+            problem = problem_of(error)
+            if problem.status in (503, 507):
+                self._record_failure(lease, problem.detail, retry=True, postponed=True)
+            else:
+                self._record_failure(lease, f"{type(error).__name__}: {error}", retry=True)
 
     def _record_failure(self, lease: Lease, error: str, *, retry: bool, postponed: bool = False) -> None:
         with suppress(LeaseLost):  # whoever has it now tells how it ends

@@ -80,7 +80,7 @@ def list_expected(session: Session, start: str, end: str) -> Iterator[tuple[str,
     Those of a range of digests, as `parts_of_digests` gives them.
     """
 
-    def rows(query: Select[Any]) -> Iterator[Row[Any]]:
+    def rows(query: Select[*tuple[Any, ...]]) -> Iterator[Row[*tuple[Any, ...]]]:
         digest = query.selected_columns[0]
         yield from session.execute(query.where(digest >= start, digest < end))
 
