@@ -81,7 +81,18 @@ class Rubric:
         All functions run even when one fails, so that the metrics are as complete as they can be.
         """
         values = self.injected(state, parser)
-        return self._weigh([await _value(function, values) for function in self.functions])
+        score = Score(reward=0.0)
+        total = 0.0
+        for function in self.functions:
+            try:
+                value = await function.value(values)
+            except RubricError as error:
+                score.error = score.error or error
+                continue
+            score.metrics[function.name] = value
+            total += function.weight * value
+        score.reward = None if score.error else total
+        return score
 
     async def score_group(self, states: Sequence[State], parser: Parser | None = None) -> list[Score]:
         """Run every function on the finished rollouts of one example, so that some may compare them.
@@ -90,21 +101,19 @@ class Rubric:
         rollout; a value that is not a finite number is an error of its rollout.
         """
         group = [self.injected(state, parser) for state in states]
-        columns = [await _values(function, group) for function in self.functions]
-        return [self._weigh([column[position] for column in columns]) for position in range(len(group))]
-
-    def _weigh(self, results: Sequence[float | RubricError]) -> Score:
-        """Return the score of what each function gave for a rollout."""
-        score = Score(reward=0.0)
-        total = 0.0
-        for function, result in zip(self.functions, results, strict=True):
-            if isinstance(result, RubricError):
-                score.error = score.error or result
-            else:
-                score.metrics[function.name] = result
-                total += function.weight * result
-        score.reward = None if score.error else total
-        return score
+        scores = [Score(reward=0.0) for _ in group]
+        totals = [0.0 for _ in group]
+        for function in self.functions:
+            results = await _values(function, group)
+            for position, (score, result) in enumerate(zip(scores, results, strict=True)):
+                if isinstance(result, RubricError):
+                    score.error = score.error or result
+                else:
+                    score.metrics[function.name] = result
+                    totals[position] += function.weight * result
+        for score, total in zip(scores, totals, strict=True):
+            score.reward = None if score.error else total
+        return scores
 
     @property
     def has_group_functions(self) -> bool:
@@ -134,23 +143,20 @@ class Rubric:
         """Free what the rubric holds; called when its environment is closed."""
 
 
-async def _value(function: RewardFunction, values: Mapping[str, Any]) -> float | RubricError:
-    """Return a function's value, or what went wrong."""
-    try:
-        return await function.value(values)
-    except RubricError as error:
-        return error
-
-
 async def _values(function: RewardFunction, group: Sequence[Mapping[str, Any]]) -> list[float | RubricError]:
     """Return a function's value, or what went wrong, for every rollout."""
+    values: list[float | RubricError] = []
     if not function.of_group:
-        return [await _value(function, injected) for injected in group]
+        for injected in group:
+            try:
+                values.append(await function.value(injected))
+            except RubricError as error:
+                values.append(error)
+        return values
     try:
         items = await _call(function, group)
     except RubricError as error:
         return [error for _ in group]
-    values: list[float | RubricError] = []
     for item in items:
         try:
             values.append(check_reward(item, function.name))
