@@ -15,6 +15,7 @@ from sqlalchemy import text, update
 from wander_hub import security
 from wander_hub.database import Database, alembic_config, now
 from wander_hub.http.middleware import name_request
+from wander_hub.rights import members
 from wander_hub.rights.models import Token
 from wander_hub.rights.tokens import authenticate, revoke_token
 from wander_hub.server.log import LogFormatter, without_secrets
@@ -88,6 +89,15 @@ async def test_no_token_outlives_the_one_that_made_it(hub, days):
     second = (await made(hub, "brief", scopes=["manage"], days=days)).json()
     assert second["expires_at"] <= first["expires_at"]
     assert (second["expires_at"] == first["expires_at"]) == (days != 1)
+
+
+async def test_a_user_has_so_many_good_tokens_at_once(hub, monkeypatch):
+    monkeypatch.setattr(members, "_MOST_TOKENS", 2)
+    first = (await made(hub)).json()
+    refused = await made(hub)
+    assert (refused.status_code, refused.json()["code"]) == (409, "too_many_tokens")
+    await hub.client.delete(f"/api/v1/tokens/{first['prefix']}", headers=hub.auth())
+    assert (await made(hub)).status_code == 201
 
 
 async def test_who_revokes_a_token_revokes_all_that_it_made(hub):

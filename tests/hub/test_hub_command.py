@@ -105,8 +105,10 @@ def test_a_token_file_on_an_existing_hub_is_never_passed_over_in_silence(
     database: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, elsewhere = tmp_path / "token", tmp_path / "elsewhere"
-    first_token.hand_out(database, file, new=False)
-    assert "added the administrator `admin`" in capsys.readouterr().err
+    first_token.hand_out(database, file, new=False, data=tmp_path)
+    said = capsys.readouterr().err
+    assert "added the administrator `admin`" in said
+    assert f"`wander-hub user password admin --data {tmp_path}` gives" in said
     token = file.read_text()
 
     first_token.hand_out(database, file, new=False)

@@ -144,6 +144,28 @@ async def test_feeds_tell_of_versions_and_results(hub, make_wheel, run_of):
     assert "&lt;b&gt;tiny&lt;/b&gt; on alice/reverse-text 0.1.0" in answer.text
 
 
+async def test_only_an_upload_of_the_newest_version_moves_an_environment_up(hub, make_wheel):
+    for name, version in (("reverse-text", "0.1.0"), ("reverse-text", "0.2.0"), ("sums", "0.1.0")):
+        await hub.publish(make_wheel(name=name, version=version))
+    at = "/api/v1/environments"
+    with hub.database.write(HUB) as session:  # as if they were of another day
+        for one in session.scalars(select(Version)):
+            one.uploaded_at -= timedelta(days=one.environment_id)
+    seen = set()
+    path = f"{at}/alice/reverse-text/versions/0.1.0/yank"
+    for method, sent in (("PUT", {"json": {"reason": "old"}}), ("DELETE", {})):
+        answer = await hub.client.request(method, path, headers=hub.auth(), **sent)
+        assert answer.status_code == 200, answer.text
+        (told,) = [one for one in (await hub.client.get(at)).json()["data"] if one["name"] == "reverse-text"]
+        seen.add(told["updated_at"])
+        assert told["updated_at"] < f"{now().date()}"
+    assert len(seen) == 2, "mirrors see each change"
+    assert (await hub.client.get("/?owner=nobody", headers=HTML)).text.count('class="environments"') == 0
+    assert (await hub.client.get("/?owner=ALICE&tag=", headers=HTML)).text.count('class="name"') == 2
+    older = (await hub.client.get("/alice/reverse-text/versions/0.1.0", headers=HTML)).text
+    assert "No result of 0.1.0 yet" in older
+
+
 async def test_a_card_shows_an_environment_as_a_picture(hub, make_wheel):
     await hub.publish(make_wheel(summary=f"{HOSTILE} Żółw 亀 " + "long " * 90))
     answer = await hub.client.get("/alice/reverse-text/card.png")

@@ -7,6 +7,7 @@ import re
 import tarfile
 
 import pytest
+from wander_hub.runs.kept import Kept
 from wander_hub.web.source import changes
 from wander_hub.web.source import files as source
 
@@ -103,10 +104,14 @@ async def test_two_versions_are_compared_by_their_bytes(two, monkeypatch):
     assert "same files" in (await show(two, "/changes", params={"new": "0.1.0"})).text, "nothing before it"
     other = await two.get("/alice/Reverse_Text/changes?old=0.1.0&new=0.2.0", headers=HTML)
     assert other.headers["location"] == f"{AT}/changes?old=0.1.0&new=0.2.0"
-    monkeypatch.setattr(changes, "_MOST_CHANGED", 0)
-    text = (await show(two, "/changes")).text
-    assert text.count("More changed than is compared on one page") == len(dict(headings))
-    assert "+LIMIT" not in text
+    monkeypatch.setattr(changes, "open_wheel", None)
+    assert (await show(two, "/changes")).text == text, "what was compared is kept"
+    monkeypatch.undo()
+    monkeypatch.setattr(changes, "_KEPT", Kept())
+    monkeypatch.setattr(changes, "_MOST_FILES", 2)
+    some = (await show(two, "/changes")).text
+    assert some.count('<h2 id="file-') == 3, "a file that is no text is no work"
+    assert "More changed than is compared on one page: 2 more files" in some
 
 
 async def test_source_is_read_by_whom_the_version_is_offered(two, hub):

@@ -379,8 +379,11 @@ async def test_bad_addresses_and_too_many_are_refused(hub, receiver):
         body = {"url": url, "owner": "alice"}
         refused = await hub.client.post(HOOKS, json=body, headers=hub.auth())
         assert (refused.status_code, refused.json()["code"]) == (422, "bad_webhook_address")
-    for _ in range(20):
-        await hooked(hub, receiver.url)
+    for number in range(20):
+        await hooked(hub, f"{receiver.url}?{number}")
+    body = {"url": f"{receiver.url}?0", "owner": "alice"}
+    twice = await hub.client.post(HOOKS, json=body, headers=hub.auth())
+    assert (twice.status_code, twice.json()["code"]) == (409, "webhook_exists")
     body = {"url": receiver.url, "owner": "alice"}
     refused = await hub.client.post(HOOKS, json=body, headers=hub.auth())
     assert (refused.status_code, refused.json()["code"]) == (409, "too_many_webhooks")

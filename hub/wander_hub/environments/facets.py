@@ -8,6 +8,7 @@ from dataclasses import replace
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from wander_hub.accounts import repository as accounts
 from wander_hub.environments import browse, search
 from wander_hub.environments.models import Environment
 from wander_hub.environments.repository import readable
@@ -24,10 +25,16 @@ def count(session: Session, wanted: EnvironmentFilter) -> dict[str, Counter[str]
     """
     base = replace(wanted, kind=None, tag=None, licence=None, deterministic=None, checked=None, cursor=None)
     query = select(Environment.marks).where(Environment.listed, readable(session))
-    if base.q.strip():
-        query = query.where(Environment.id.in_(browse.find_ids(session, base, None, search.MOST)))
-    rows = session.scalars(query.limit(browse.COUNTED + 1)).all()
     counts = {name: Counter[str]() for name in FACETS}
+    owner = accounts.owner_named(session, wanted.owner) if wanted.owner is not None else None
+    if owner is not None:
+        query = query.where(Environment.owner_id == owner.id)
+    elif wanted.owner is not None:
+        return counts
+    if base.q.strip():
+        ids = browse.find_ids(session, base, owner.id if owner else None, search.MOST)
+        query = query.where(Environment.id.in_(ids))
+    rows = session.scalars(query.limit(browse.COUNTED + 1)).all()
     if len(rows) > browse.COUNTED:
         return counts
     asked = {_facet(one)[0]: one for one in wanted.marks()}

@@ -62,6 +62,7 @@ class Environment(HasVisibility, Base):
     best_model: Mapped[str | None] = mapped_column(Text)
     created_at: Mapped[datetime]
     updated_at: Mapped[datetime]
+    """When the newest version was uploaded, to the second (`listing.date`)."""
     status: Mapped[str] = mapped_column(String(12), default="active")
     """active, deprecated or archived; what the hub's administrator imposes stands beside it."""
     status_reason: Mapped[str | None] = mapped_column(Text)

@@ -232,8 +232,7 @@ def _digests(session: Session, version: Version) -> list[str]:
 def _refresh(session: Session, environment: Environment) -> None:
     """Bring listings and index up to date."""
     session.flush()
-    listing.refresh(session, environment)
-    environment.updated_at = now()
+    listing.date(environment, listing.refresh(session, environment))
     index.write_pages(session, environment)
 
 

@@ -26,7 +26,7 @@ from wander_hub.rights import rights
 from wander_hub.rights.models import Grant, Invitation
 
 _LASTS = timedelta(days=14)
-_MOST = 500
+_MOST = 100
 """Invitations of one owner, or of one environment, that may wait."""
 
 Target = Mapping[str, int]

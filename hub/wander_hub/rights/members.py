@@ -21,6 +21,9 @@ from wander_hub.rights import invitations, repository, rights
 from wander_hub.rights import tokens as token_service
 from wander_hub.rights.models import Grant
 
+_MOST_TOKENS = 100
+"""That are good at once and that one user made."""
+
 
 def of_owner(session: Session, caller: Identity, name: str) -> list[Member]:
     """Return who has a role on an owner; for members alone."""
@@ -118,6 +121,11 @@ def new_token(session: Session, caller: Identity, wanted: NewToken) -> CreatedTo
         detail = f"this token is not of scope {', '.join(f'`{one}`' for one in more)} itself"
         raise HubProblem(403, "token_scope", detail, hint=hint)
     owner, environment = _target(session, caller, wanted)
+    # Of two requests at once one waits, so that both count.
+    session.get_one(User, caller.user_id, with_for_update={"key_share": True}, populate_existing=True)
+    if (count := repository.count_live(session, caller.user_id)) >= _MOST_TOKENS:
+        hint = "revoke those that are of no use any more: `wander auth token revoke PREFIX`"
+        raise HubProblem(409, "too_many_tokens", f"you have {count} tokens that are good already", hint=hint)
     secret, token = token_service.make_token(
         session,
         caller.user_id,

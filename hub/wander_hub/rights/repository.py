@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import select
+from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session, joinedload
 from wander.wire import Role
 
 from wander_hub.accounts.models import Membership, Owner, User
+from wander_hub.database import now
 from wander_hub.environments.models import Environment
 from wander_hub.environments.repository import visible
 from wander_hub.rights.models import Grant, Token
@@ -36,6 +37,13 @@ def tokens_of(session: Session, user: str | None) -> Sequence[Token]:
     if user is not None:
         query = query.join(Token.user).where(User.name == user)
     return session.scalars(query).all()
+
+
+def count_live(session: Session, user_id: int) -> int:
+    """Return how many tokens of a user are good."""
+    ends = or_(Token.expires_at.is_(None), Token.expires_at > now())
+    live = select(func.count()).where(Token.user_id == user_id, Token.revoked_at.is_(None), ends)
+    return session.scalar(live) or 0
 
 
 def tokens_with_prefix(session: Session, prefix: str) -> Sequence[Token]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -18,11 +19,12 @@ from wander_hub.security import token_hash, well_formed
 ADMINISTRATOR = "admin"
 
 
-def hand_out(database: Database, token_file: Path | None, *, new: bool) -> None:
+def hand_out(database: Database, token_file: Path | None, *, new: bool, data: Path | None = None) -> None:
     """Give the reader a token of the administrator on an empty hub, and on any other when `new` is true.
 
     It goes into the file (mode 0600), or to standard output, and is kept by nobody else. What happened is
-    told on standard error, also when nothing did and a file was asked for.
+    told on standard error, also when nothing did and a file was asked for; a first start tells how to sign
+    in with a browser, to a hub of that `data` folder.
     """
 
     def make(session: Session) -> tuple[str | None, bool]:
@@ -43,6 +45,10 @@ def hand_out(database: Database, token_file: Path | None, *, new: bool) -> None:
         if token_file is not None:
             sys.stderr.write(_explain_no_token(database, token_file))
         return
+    if first:
+        option = f" --data {shlex.quote(str(data))}" if data else ""
+        command = f"wander-hub user password {ADMINISTRATOR}{option}"
+        sys.stderr.write(f"`{command}` gives the administrator a password, for the browser\n")
     said = "added the administrator" if first else "made a new token for the administrator"
     if token_file is not None:
         sys.stderr.write(f"{said} `{ADMINISTRATOR}`; the token is in `{token_file}`\n")

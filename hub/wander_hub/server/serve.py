@@ -67,7 +67,7 @@ def serve(
     data_folder.hold(settings, address)
     database = Database(settings.resolved_database_url, settings.database_connections)
     migrate(settings, database)
-    first_token.hand_out(database, token_file, new=new_token)
+    first_token.hand_out(database, token_file, new=new_token, data=settings.data)
     log_to_stderr(settings.log_format)
     if settings.serve_jobs:  # else another process says what it can play
         settings = confine(settings)

@@ -127,8 +127,8 @@ def publish(
     _note_source(version, packages, compared or {})
     session.flush()
     attestations.keep(session, environment, attested or {})
-    listing.refresh(session, environment, without_runs=None if place.version else version)
-    environment.updated_at = now()
+    latest = listing.refresh(session, environment, without_runs=None if place.version else version)
+    listing.date(environment, latest, new=latest is version and place.version is None)
     index.write_pages(session, environment, as_listed=place.environment is not None)
     outbox.tell(
         session,

@@ -119,7 +119,8 @@ def show_environment(
     recent = run_repository.page(session, environment_id=found.id, limit=_RECENT_RUNS)[:_RECENT_RUNS]
     detail = environments.version_detail(found, chosen, base_url)
     wheels = [file.sha256 for file in detail.files if file.kind == "wheel"]
-    board = leaderboards.leaderboard(session, found, base_url, versions=versions, brief=True)
+    named = None if version == "latest" else chosen.version
+    board = leaderboards.leaderboard(session, found, base_url, version=named, versions=versions, brief=True)
     training = run_repository.find_training_runs(session, found.id, _RECENT_RUNS)
     sample, lost = None, set[str]()
     with spare_missing(lost):

@@ -55,6 +55,7 @@ def home(
     session: ReadSession,
     base_url: BaseUrl,
     q: Annotated[str, Query(max_length=200)] = "",
+    owner: Annotated[str | None, Query(max_length=39)] = None,
     tag: Annotated[str | None, Query(max_length=80)] = None,
     kind: Annotated[str | None, Query(max_length=40)] = None,
     deterministic: bool | None = None,
@@ -64,7 +65,12 @@ def home(
     cursor: Cursor = None,
 ) -> Response:
     """Search box, filters, counts, environments."""
-    given = {"tag": tag or None, "kind": kind or None, "licence": licence or None}
+    given = {
+        "owner": names.normalise_owner(owner or "") or None,
+        "tag": tag or None,
+        "kind": kind or None,
+        "licence": licence or None,
+    }
     wanted = EnvironmentFilter(
         **given,
         q=q,

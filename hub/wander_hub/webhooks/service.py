@@ -69,6 +69,7 @@ def create(session: Session, settings: Settings, caller: Identity, wanted: NewWe
         accounts.lock_owner(session, owner)  # so that of two at once one sees the other
     owner_id = owner.id if owner is not None else None
     same = Webhook.owner_id.is_not_distinct_from(owner_id)
+    _require_other(session, owner_id, environment_id, wanted.url)
     if session.scalars(select(func.count()).select_from(Webhook).where(same)).one() >= MOST:
         hint = "remove one that is of no use any more"
         raise HubProblem(409, "too_many_webhooks", f"there are {MOST} webhooks already", hint=hint)
@@ -103,6 +104,8 @@ def change(
     """Give a webhook an address and events; one that was disabled is told again, by the caller's rights."""
     hook = find(session, caller, number)
     _require_usable(settings, wanted.url)
+    if wanted.url != hook.url:
+        _require_other(session, hook.owner_id, hook.environment_id, wanted.url)
     hook.url, hook.events = wanted.url, sorted(set(wanted.events))
     hook.disabled_at = hook.disabled_reason = hook.failing_since = None
     hook.slow, hook.keeper_id = False, caller.user_id or None
@@ -198,6 +201,18 @@ def _require_usable(settings: Settings, url: str) -> None:
     fault = fault_of(url, http=settings.webhook_http, networks=settings.webhook_networks)
     if fault is not None:
         raise HubProblem(422, "bad_webhook_address", f"the address of the webhook cannot be used: {fault}")
+
+
+def _require_other(session: Session, owner_id: int | None, environment_id: int | None, url: str) -> None:
+    """Refuse a second webhook of one address, which would be told everything twice."""
+    query = select(Webhook.id).where(
+        Webhook.owner_id.is_not_distinct_from(owner_id),
+        Webhook.environment_id.is_not_distinct_from(environment_id),
+        Webhook.url == url,
+    )
+    if (known := session.scalar(query.limit(1))) is not None:
+        hint = f"choose its events: `PUT /api/v1/webhooks/{known}`, or on its page"
+        raise HubProblem(409, "webhook_exists", f"webhook {known} has this address already", hint=hint)
 
 
 def _require_delivery(hook: Webhook, found: WebhookDelivery | None, number: int) -> WebhookDelivery:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import partial
 from typing import Any, Literal
@@ -14,15 +15,27 @@ from sqlalchemy.orm import Session
 from wander.types import Record
 
 from wander_hub.environments import service as environments
-from wander_hub.environments.models import Version
+from wander_hub.environments.models import Environment, Version
+from wander_hub.runs.kept import Kept
 from wander_hub.storage import CHUNK, Storage, copy_pieces
-from wander_hub.web.source.files import draw_lines, list_versions, open_wheel, read_text
+from wander_hub.web.source.files import draw_lines, find_wheel, list_versions, open_wheel, read_text
 from wander_hub.web.text import visible
 
 _MOST_COMPARED = 2_000
 """Lines of a file that are compared; the cost grows with their square at worst."""
-_MOST_CHANGED = 40_000
-"""Lines that are compared for one page, of all its files."""
+_MOST_CHANGED, _MOST_FILES = 20_000, 300
+"""Lines that are compared for one page, of all its files, and the files of which lines are."""
+_NOT_COMPARED = "More changed than is compared on one page"
+_OF_LINE = 150
+"""Numbers that have the room of a line that is kept."""
+_KEPT = Kept()
+"""What was compared before, by the digests of both wheels."""
+_LINES = {
+    "same": Markup("<span><i>{}</i><i>{}</i> {}\n</span>"),
+    "add": Markup('<span class="add"><i>{}</i><i>{}</i>+{}\n</span>'),
+    "del": Markup('<span class="del"><i>{}</i><i>{}</i>−{}\n</span>'),
+}
+_GAP = Markup('<span class="hunk">…\n</span>')
 _AROUND = 3
 """Lines that are the same, before and after what changed."""
 
@@ -35,8 +48,6 @@ class Line(Record):
     """Its number in the older version; None where it is not there."""
     new: int | None
     text: str
-    drawn: Any = Field(default=None, exclude=True)
-    """The same as a page shows it."""
 
 
 class FileChange(Record):
@@ -48,6 +59,13 @@ class FileChange(Record):
     """Lines that changed with some around them, in order; nothing for an empty file."""
     left_out: str = ""
     """Why there are none of a file that is no text, or too large."""
+    drawn: Any = Field(default=None, exclude=True)
+    """The hunks as a page shows them."""
+
+    @property
+    def compared(self) -> bool:
+        """False where so much had changed already that this file was passed over."""
+        return self.left_out != _NOT_COMPARED
 
     def count(self, kind: str) -> int:
         """Return how many lines are of a kind."""
@@ -80,25 +98,49 @@ def show_changes(
     known = list_versions(session, found)
     earlier = known[known.index(after.version) + 1 :]
     before = environments.find_version(session, found, old or next(iter(earlier), after.version))
-    with open_wheel(storage, found, before) as (_, one), open_wheel(storage, found, after) as (_, two):
-        olds, news = _list_members(one, before), _list_members(two, after)
-        changes, left = list[FileChange](), _MOST_CHANGED
-        for path in sorted({*olds, *news}):
-            change, read = _compare(path, (one, olds.get(path)), (two, news.get(path)), left)
-            left -= read
-            if change is not None:
-                changes.append(change)
+    digests = find_wheel(found, before).sha256, find_wheel(found, after).sha256
+    compared = _KEPT.get(digests, lambda: _compare_wheels(storage, found, before, after))
     return Changes(
         owner=found.owner.name,
         name=found.name,
         old=before.version,
         new=after.version,
-        changes=changes,
-        same=len({*olds, *news}) - len(changes),
+        changes=compared.changes,
+        same=compared.same,
         versions=known,
         newest=found.latest_version,
         listed=found.listed,
     )
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """What two wheels do not have in common, and how many files are the same."""
+
+    changes: list[FileChange]
+    same: int
+
+    @property
+    def numbers(self) -> int:
+        """How much is kept with it."""
+        lines = sum(len(hunk) for one in self.changes for hunk in one.hunks)
+        return _OF_LINE * (len(self.changes) + lines)
+
+
+def _compare_wheels(storage: Storage, environment: Environment, before: Version, after: Version) -> _Compared:
+    changes, left, files = list[FileChange](), _MOST_CHANGED, _MOST_FILES
+    with (
+        open_wheel(storage, environment, before) as (_, one),
+        open_wheel(storage, environment, after) as (_, two),
+    ):
+        olds, news = _list_members(one, before), _list_members(two, after)
+        for path in sorted({*olds, *news}):
+            most = left if files else 0
+            change, read = _compare(path, (one, olds.get(path)), (two, news.get(path)), most)
+            left, files = left - read, files - bool(read)
+            if change is not None:
+                changes.append(change)
+    return _Compared(changes, len({*olds, *news}) - len(changes))
 
 
 def _list_members(archive: ZipFile, version: Version) -> dict[str, ZipInfo]:
@@ -127,7 +169,7 @@ def _compare(
         "added" if old[1] is None else "removed" if new[1] is None else "changed"
     )
     if most <= 0:
-        return FileChange(path=path, kind=kind, left_out="More changed than is compared on one page"), 0
+        return FileChange(path=path, kind=kind, left_out=_NOT_COMPARED), 0
     texts, reasons = [], []
     for archive, member in (old, new):
         text, left_out = read_text(archive, member) if member is not None else ("", "")
@@ -137,25 +179,30 @@ def _compare(
         reasons.append(f"Files of more than {_MOST_COMPARED:,} lines are not compared here")
     if reasons:
         return FileChange(path=path, kind=kind, left_out=reasons[-1]), 0
-    return FileChange(path=path, kind=kind, hunks=list(_list_hunks(path, *texts))), sum(map(len, texts))
+    hunks, drawn = _list_hunks(path, *texts)
+    return FileChange(path=path, kind=kind, hunks=hunks, drawn=drawn), sum(map(len, texts))
 
 
-def _list_hunks(path: str, old: Sequence[str], new: Sequence[str]) -> Iterator[list[Line]]:
-    drawn = _draw(path, old), _draw(path, new)
+def _list_hunks(path: str, old: Sequence[str], new: Sequence[str]) -> tuple[list[list[Line]], Markup]:
+    """Return the lines that changed with those around them, and what a page shows of them."""
+    sides, hunks, drawn = (_draw(path, old), _draw(path, new)), list[list[Line]](), list[Markup]()
     for group in SequenceMatcher(None, old, new).get_grouped_opcodes(_AROUND):
-        hunk = []
-        for tag, first, end, new_first, new_end in group:
-            if tag == "equal":
-                for one, two in zip(range(first, end), range(new_first, new_end), strict=True):
-                    hunk.append(
-                        Line(kind="same", old=one + 1, new=two + 1, text=new[two], drawn=drawn[1][two])
-                    )
-                continue
-            for one in range(first, end):
-                hunk.append(Line(kind="del", old=one + 1, new=None, text=old[one], drawn=drawn[0][one]))
-            for two in range(new_first, new_end):
-                hunk.append(Line(kind="add", old=None, new=two + 1, text=new[two], drawn=drawn[1][two]))
-        yield hunk
+        drawn += [_GAP] if hunks else []
+        hunks.append([])
+        for tag, *ends in group:
+            first, end, new_first, new_end = (one + 1 for one in ends)
+            pairs: Iterable[tuple[int, int]] = zip(range(first, end), range(new_first, new_end), strict=False)
+            if tag != "equal":
+                pairs = [
+                    *((one, 0) for one in range(first, end)),
+                    *((0, two) for two in range(new_first, new_end)),
+                ]
+            for one, two in pairs:  # lines by their numbers, 0 where there is none
+                kind: Literal["same", "add", "del"] = "same" if one and two else "add" if two else "del"
+                text, shown = (new[two - 1], sides[1][two - 1]) if two else (old[one - 1], sides[0][one - 1])
+                hunks[-1].append(Line(kind=kind, old=one or None, new=two or None, text=text))
+                drawn.append(_LINES[kind].format(one or "", two or "", shown))
+    return hunks, Markup("").join(drawn)
 
 
 def _draw(path: str, lines: Sequence[str]) -> list[Markup]:

@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 from wander.types import Record
 
 from wander_hub.environments import service as environments
-from wander_hub.environments.models import Environment, Version
+from wander_hub.environments.models import Environment, File, Version
 from wander_hub.environments.repository import versions_of
 from wander_hub.http.problems import HubProblem
 from wander_hub.storage import Storage
@@ -176,14 +176,19 @@ def _member_of_source(file: IO[bytes], path: str) -> bytes | None:
     return None
 
 
+def find_wheel(environment: Environment, version: Version) -> File:
+    """Return the wheel that most machines install."""
+    wheels = [one for one in environments.list_offered_files(environment, version) if one.kind == "wheel"]
+    if not wheels:
+        label = f"{environment.label}@{version.version}"
+        raise HubProblem(404, "no_source", f"`{label}` has no wheel whose source could be shown")
+    return min(wheels, key=lambda one: (not one.filename.endswith("-none-any.whl"), one.filename))
+
+
 @contextmanager
 def open_wheel(storage: Storage, environment: Environment, version: Version) -> Iterator[tuple[str, ZipFile]]:
     """Open the wheel that most machines install; the upload has checked its form."""
-    wheels = [one for one in environments.list_offered_files(environment, version) if one.kind == "wheel"]
-    label = f"{environment.label}@{version.version}"
-    if not wheels:
-        raise HubProblem(404, "no_source", f"`{label}` has no wheel whose source could be shown")
-    wheel = min(wheels, key=lambda one: (not one.filename.endswith("-none-any.whl"), one.filename))
+    wheel, label = find_wheel(environment, version), f"{environment.label}@{version.version}"
     too_large = HubProblem(
         *(413, "source_too_large", f"the wheel of `{label}` is too large to be shown"),
         hint=f"download `{wheel.filename}` and unpack it",
