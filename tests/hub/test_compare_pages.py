@@ -109,15 +109,21 @@ async def test_a_leaderboard_and_a_run_lead_to_it(hub, posted):
 
 async def test_what_cannot_be_compared_says_why(hub, posted, make_wheel, run_of, monkeypatch):
     first = posted[0][0]["run_id"]
-    for given in ([], [first], [first, first]):
+    for given in ([], [first], [first, first], [first, ""]):
         asked = await show(hub, *given)
         assert (asked.status_code, "Choose two to six runs" in asked.text) == (200, True)
+        kept = f'<a class="mono" href="/runs/{first}">' in asked.text, f'value="{first}"' in asked.text
+        assert kept == (bool(given), bool(given)), "why, and the run that was named"
     assert (await show(hub, first, "01JRUNNOTTHERE000000000000")).status_code == 404
     sha256 = await hub.publish(make_wheel(name="other", files={"other.py": b"def load_environment(): ...\n"}))
     elsewhere = run_of(sha256, name="other", run_id="01JRUNELSEWHERE00000000000")
     assert (await hub.post_run(*elsewhere)).status_code == 201
     text = (await show(hub, first, elsewhere[0]["run_id"])).text
     assert "two environments" in text
+    pair = [("run", first), ("run", elsewhere[0]["run_id"]), ("example", "0")]
+    refused = await hub.client.get("/runs/compare/example", params=pair, headers=HTML)
+    assert (refused.status_code, "of several environments" in refused.text) == (422, True)
+    await show(hub, first, posted[1][0]["run_id"])
     monkeypatch.setattr(compare, "_MOST_BYTES", 100)
     assert (await show(hub, first, posted[1][0]["run_id"])).status_code == 200, "a run is read whole once"
     monkeypatch.setattr(KEPT, "get", lambda _, find: find())

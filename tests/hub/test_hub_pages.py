@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 import httpx
 import pytest
 from sqlalchemy import insert, select
+from wander.wire import Histogram
 from wander_hub import names
 from wander_hub.accounts.repository import NEIGHBOURS
 from wander_hub.app import create_app
@@ -17,6 +18,7 @@ from wander_hub.environments.models import Environment, Version
 from wander_hub.identity import HUB
 from wander_hub.runs.models import Run
 from wander_hub.storage import log_missing
+from wander_hub.web import charts
 
 HTML = {"Accept": "text/html,application/xhtml+xml"}
 HOSTILE = '<script>alert(1)</script><img src=x onerror="alert(2)">\u202e\x1b[31m\x00'
@@ -164,6 +166,11 @@ async def test_leaderboard_without_runs_says_how_to_make_one(hub):
     assert "wander eval alice/reverse-text@0.1.0" in page.text
 
 
+def test_equal_rewards_are_one_bar_whose_number_can_be_read():
+    drawn = str(charts.histogram(Histogram(edges=[1.0, 1.0], counts=[80]), 1.0, linked=True))
+    assert ('width="71.0"' in drawn, drawn.count('class="tick"'), "mean-label" in drawn) == (True, 2, False)
+
+
 async def test_run_page_gives_the_command_and_the_histogram(posted):
     page = (await posted.get("/runs/01RUN000000000000000000000", headers=HTML)).text
     assert "wander eval alice/reverse-text@0.1.0 -m tiny -n 3 -r 2 --seed 7 -t 1.0" in page
@@ -269,6 +276,10 @@ async def test_missing_page_suggests_near_names(posted):
     answer = await posted.get("/alice/revers-text", headers=HTML)
     assert answer.status_code == 404
     assert '<a href="/alice/reverse-text">' in answer.text
+    number = (await posted.get("/alice/reverse-text/versions/9.9", headers=HTML)).text
+    assert "there are `0.1.0`" in number
+    assert '<a href="/alice/reverse-text">alice/reverse-text</a> ·' in number
+    assert "Did you mean" not in number
     other = await posted.get("/bob/reverse-text", headers=HTML)
     assert '<a href="/alice/reverse-text">' in other.text
     script = await posted.get("/bob/reverse-text")

@@ -93,7 +93,9 @@ async def test_two_versions_are_compared_by_their_bytes(two, monkeypatch):
     assert '<span class="add"><i></i><i>7</i>+LIMIT = <span class="m">3</span>' in text
     assert "<script>alert" not in text
     assert "+Version: 0.2.0" in text
-    assert re.search(r'href="#file-\d">reverse_text.<wbr>py</a> <span class="muted">changed, \+2 −0<', text)
+    assert re.search(
+        r'href="#file-\d">reverse_<wbr>text.<wbr>py</a> <span class="muted">changed, \+2 −0<', text
+    )
     told = (await two.get(f"{AT}/changes", headers={"Accept": "application/json"})).json()
     assert (told["old"], told["new"], told["same"]) == ("0.1.0", "0.2.0", 3)
     (changed,) = [one for one in told["changes"] if one["path"] == "reverse_text.py"]

@@ -38,6 +38,8 @@ from wander_hub.identity import Identity
 AnyVersion = TypeVar("AnyVersion", Version, repository.NumberRow)
 _parsed = lru_cache(8192)(ParsedVersion)
 """Every upload orders all versions of its environment."""
+_MOST_NAMED = 8
+"""Versions, where one is asked for that is not there."""
 HUB_ITSELF = "the hub"
 """Who published what no user did."""
 
@@ -156,12 +158,15 @@ def find_version(
     found = found or repository.version_of(session, environment, wanted)
     if found is not None:
         return found
-    label = environment.label
+    label, numbers = environment.label, repository.numbers_of(session, environment)
+    some = [one.version for one in newest_first([one for one in numbers if one.deleted_at is None])]
+    there = ", ".join(f"`{one}`" for one in some[:_MOST_NAMED]) + (" ..." if some[_MOST_NAMED:] else "")
     raise HubProblem(
         404,
         "version_not_found",
         f"`{label}` has no version `{version}`",
-        hint=f"the newest is `{label}@{environment.latest_version}`",
+        hint=f"the newest is `{label}@{environment.latest_version}`"
+        + (f"; there are {there}" if some else ""),
     )
 
 

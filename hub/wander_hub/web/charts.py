@@ -24,6 +24,8 @@ _SHORT = 2 * 86_400
 """Seconds of a history whose moments are told to the minute."""
 _MOST_LINKS = 100
 """Dots of a chart that lead somewhere: who goes from link to link gets past them."""
+_ALONE = 72
+"""Pixels of the one bar of a histogram of equal values."""
 _KEY_LETTERS = 48
 """Of a name in a key."""
 _MOST_IN_KEY = 8
@@ -62,11 +64,14 @@ def histogram(data: Histogram, mean: float | None, *, linked: bool = False) -> M
     """Draw the distribution of rewards with its mean; a bar may lead to the rollouts that it counts."""
     width, height, left, bottom = 640, 200, 24, 52
     tallest = max([*data.counts, 1])
-    axis = Axis.around(data.edges[0], data.edges[-1], left, width - left)
+    alone = data.edges[0] == data.edges[-1]  # all are equal: one bar in the middle
+    ends = (width / 2, width / 2) if alone else (left, width - left)
+    axis = Axis(data.edges[0], data.edges[-1], *ends)
     bars = []
     for low, high, count in zip(data.edges, data.edges[1:], data.counts, strict=False):
         tall = (height - bottom - 24) * count / tallest
         start, end = axis(low), max(axis(high), axis(low) + 2)
+        start, end = (start - _ALONE / 2, start + _ALONE / 2) if alone else (start, end)
         label = f"{number(low)} to {number(high)}: {count} rollouts"
         bar = (
             f'<rect class="bar" x="{start + 0.5:.1f}" y="{height - bottom - tall:.1f}" '
@@ -84,7 +89,7 @@ def histogram(data: Histogram, mean: float | None, *, linked: bool = False) -> M
                 f'text-anchor="middle">{count}</text>'
             )
     ticks = _ticks(axis, height - bottom, 6)
-    marker = _mean_marker(axis, mean, height - bottom) if mean is not None else ""
+    marker = _mean_marker(axis, mean, height - bottom) if mean is not None and not alone else ""
     base = (
         f'<line class="axis" x1="{left}" x2="{width - left}" y1="{height - bottom}" y2="{height - bottom}"/>'
     )

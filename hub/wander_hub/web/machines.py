@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from fastapi import APIRouter, Query, Request
 from markupsafe import Markup
 from pydantic import Field
+from sqlalchemy.orm import Session
 from starlette.responses import Response
 from wander.wire import EnvironmentSummary, RunDetail
 
@@ -146,7 +147,12 @@ def feed_of_runs(session: ReadSession, base_url: BaseUrl) -> Response:
 @router.get("/models/feed.atom")
 def feed_of_models(session: ReadSession, base_url: BaseUrl) -> Response:
     """The newest revisions of models, as a feed."""
-    entries = [
+    return _feed("/models/feed.atom", "/models", "Models", list_newest_models(session), base_url)
+
+
+def list_newest_models(session: Session) -> list[Entry]:
+    """Return the newest revisions of models."""
+    return [
         Entry(
             _page_of(one),
             f"{_page_of(one).removeprefix('/models/')} {one.revision[:12]}",
@@ -155,7 +161,6 @@ def feed_of_models(session: ReadSession, base_url: BaseUrl) -> Response:
         )
         for one in newest_of(session, _ENTRIES)
     ]
-    return _feed("/models/feed.atom", "/", "Models", entries, base_url)
 
 
 @router.get("/{owner}/feed.atom")

@@ -13,7 +13,7 @@ from wander.wire import Problem
 
 from wander_hub import names
 from wander_hub.environments import service as environments
-from wander_hub.environments.repository import owners_of, packages_of
+from wander_hub.environments.repository import environment_named, owners_of, packages_of
 from wander_hub.environments.schemas import EnvironmentFilter, Sort
 from wander_hub.http.answers import IMMUTABLE, REVALIDATE
 from wander_hub.http.boundary import BaseUrl, HubStorage, ReadSession, caller_of, database_of
@@ -124,6 +124,12 @@ def list_runs(
     return page(
         request, "runs.html", runs=found.data, environment=environment, model=model, following=following
     )
+
+
+@router.get("/models")
+def list_models(request: Request, session: ReadSession) -> Response:
+    """The newest revisions of models."""
+    return page(request, "models.html", newest=machines.list_newest_models(session))
 
 
 @router.get("/{owner}")
@@ -291,15 +297,19 @@ def show_model(
 
 def problem_page(request: Request, problem: Problem, headers: dict[str, str]) -> Response:
     """Draw a problem for a person; a missing page suggests near names."""
-    suggestions: list[str] = []
+    suggestions, there = list[str](), ""
     if problem.status == 404:
         with database_of(request).read() as session:
             owner, *rest = request.url.path.strip("/").split("/")
-            if rest:
+            if rest and environment_named(session, owner, rest[0]) is not None:
+                there = f"/{owner}/{rest[0]}"
+            elif rest:
                 suggestions = environments.suggestions(session, owner, rest[0])
             else:  # one word: who wrote it may have left the owner out
                 suggestions = [f"{one}/{owner}" for one in owners_of(session, owner)[:3]]
-    answer = page(request, "problem.html", status=problem.status, problem=problem, suggestions=suggestions)
+    answer = page(
+        request, "problem.html", status=problem.status, problem=problem, suggestions=suggestions, there=there
+    )
     own = "Content-Security-Policy"  # it lets the scripts of pages in
     answer.headers.update({**headers, own: answer.headers[own]})
     return answer

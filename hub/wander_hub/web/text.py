@@ -17,7 +17,7 @@ _HIDDEN = re.compile(
 )
 """What has no picture or reorders its neighbours; tab, line feed and the joiners of emoji stay."""
 
-_SEAM = re.compile(r"(?<=[:./@])(?=\w)")
+_SEAM = re.compile(r"(?<=[:./@_])(?=[^\W_])")
 
 _LAST_YEAR = 9999
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400

@@ -151,6 +151,9 @@ def example(
     numbers: Sequence[int],
 ) -> ExampleView:
     """Return a rollout of each run: those of these numbers, or else those that lie farthest apart."""
+    if len(labels := {one.environment.label: None for one in found}) > 1:
+        said = f"the runs are of several environments, {' and '.join(f'`{one}`' for one in labels)}"
+        raise HubProblem(422, "invalid_request", said, hint="compare runs of one environment")
     scored = [Scored(session, storage, one) for one in found]
     apart = _find_apart(scored, example_id)
     chosen = list(numbers) or apart

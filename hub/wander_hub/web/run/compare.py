@@ -102,13 +102,14 @@ def answer(view: CompareView) -> ComparedRuns:
 
 
 def find_runs(session: Session, words: Sequence[str]) -> list[Run]:
-    """Return the runs to compare, each named by its id, how it begins or ends; none of less than two."""
-    found = list({one.run_id: one for one in (runs.find_by_prefix(session, word) for word in words)}.values())
+    """Return the runs to compare, each named by its id, how it begins or ends, once."""
+    named = (runs.find_by_prefix(session, word) for word in words if word.strip())
+    found = list({one.run_id: one for one in named}.values())
     if len(found) > MOST:
         raise HubProblem(422, "invalid_request", f"at most {MOST} runs are compared, not {len(found)}")
     if len({one.kind == "training" for one in found}) > 1:
         raise HubProblem(422, "invalid_request", "a training run is compared with other training runs alone")
-    return found if len(found) >= FEWEST else []
+    return found
 
 
 def compare(session: Session, storage: Storage, base_url: str, found: Sequence[Run]) -> CompareView:

@@ -47,20 +47,21 @@ def compare_runs(
     Training runs lie over each other, or end to end where they are `joined`.
     """
     found = compare.find_runs(session, run or [])
-    if found and found[0].kind == "training":
+    enough = len(found) >= compare.FEWEST
+    if enough and found[0].kind == "training":
         drawn = overlay.overlay(session, storage, base_url, found, joined=joined)
         if wants_json(request):
             return as_json(overlay.answer(drawn))
         return page(request, "overlay.html", scripts=["curves.js"], view=drawn)
-    if not found and wants_json(request):
+    if not enough and wants_json(request):
         raise HubProblem(
             *(422, "invalid_request", "a comparison is of two to six runs"),
             hint="name them: `/runs/compare?run=ID&run=ID`",
         )
-    view = compare.compare(session, storage, base_url, found) if found else None
+    view = compare.compare(session, storage, base_url, found) if enough else None
     if view and wants_json(request):
         return as_json(compare.answer(view))
-    return page(request, "compare.html", view=view)
+    return page(request, "compare.html", view=view, given=[one.run_id for one in found])
 
 
 @router.get("/compare/example")
@@ -75,10 +76,10 @@ def compare_example(
 ) -> Response:
     """One example in two to six runs: a rollout of each side by side, message by message."""
     found = compare.find_runs(session, run or [])
-    if found and found[0].kind == "training":
+    if len(found) < compare.FEWEST:
+        return compare_runs(request, session, storage, base_url, run)
+    if found[0].kind == "training":
         raise HubProblem(422, "invalid_request", "training runs have no examples to compare")
-    if not found:
-        return compare_runs(request, session, storage, base_url)
     view = beside.example(session, storage, base_url, found, example, rollout or [])
     if wants_json(request):
         return as_json(beside.example_answer(view))
