@@ -128,7 +128,7 @@ async def test_what_cannot_be_compared_says_why(hub, posted, make_wheel, run_of,
     assert (await show(hub, first, posted[1][0]["run_id"])).status_code == 200, "a run is read whole once"
     monkeypatch.setattr(KEPT, "get", lambda _, find: find())
     refused = await show(hub, first, posted[1][0]["run_id"])
-    assert (refused.status_code, "wander compare" in refused.text) == (413, True)
+    assert (refused.status_code, "wander runs compare" in refused.text) == (413, True)
 
 
 async def test_a_withdrawn_run_is_compared_no_more(hub, posted):

@@ -167,7 +167,7 @@ class Scored:
 
 
 def _too_large(run: Run) -> HubProblem:
-    hint = "`wander compare` compares runs of any size on your machine"
+    hint = "`wander runs compare` compares runs of any size on your machine"
     return HubProblem(
         413, "run_too_large", f"`{run.run_id}` is too large to be compared on a page", hint=hint
     )
