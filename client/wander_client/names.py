@@ -12,6 +12,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from wander_client.errors import NotFound, UsageError
 
@@ -112,3 +113,28 @@ def _version(spec: str, version: str) -> str | None:
             f"`{version}` in `{spec}` is no version",
             hint="write one like `0.1.0`, or none for the newest",
         ) from None
+
+
+def environment_path(owner: str, name: str, *rest: str) -> str:
+    """Return the path of an environment, or of something below it."""
+    return "/".join(["/api/v1/environments", *map(quote_part, (owner, name, *rest))])
+
+
+def target_path(target: str, *rest: str) -> str:
+    """Return the path of an `owner` or of an environment, or of something below it."""
+    if "/" in target:
+        name = parse_name(target)
+        return environment_path(name.owner, name.name, *rest)
+    return "/".join(["/api/v1/owners", *map(quote_part, (target.lower(), *rest))])
+
+
+def model_path(owner: str, name: str, *rest: str) -> str:
+    """Return the path of a model, or of something below it."""
+    return "/".join(["/api/v1/models", *map(quote_part, (owner, name, *rest))])
+
+
+def quote_part(value: str) -> str:
+    """Quote one part of a path; dots alone would climb out of it."""
+    if value in ("", ".", ".."):
+        raise UsageError(f"`{value}` is no name", hint="write `owner`, `owner/name` or `owner/name@version`")
+    return quote(value, safe="")

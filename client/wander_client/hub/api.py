@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, overload
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import httpx
 from pydantic import BaseModel, ValidationError
@@ -42,7 +42,7 @@ from wander.wire.verification import (
 
 from wander_client.credentials import Credential
 from wander_client.errors import ClientError, LoginRequired, NotFound, Unavailable, UsageError
-from wander_client.names import parse_name
+from wander_client.names import environment_path, quote_part
 
 RETRY_STATUSES = frozenset({429, 502, 503, 504})
 ATTEMPTS = 3
@@ -536,31 +536,6 @@ def _rows(fetch: Callable[[str | None], _Page[Row]]) -> Iterator[Row]:
     while page.next is not None:
         page = fetch(page.next)
         yield from page.data
-
-
-def environment_path(owner: str, name: str, *rest: str) -> str:
-    """Return the path of an environment, or of something below it."""
-    return "/".join(["/api/v1/environments", *map(quote_part, (owner, name, *rest))])
-
-
-def target_path(target: str, *rest: str) -> str:
-    """Return the path of an `owner` or of an environment, or of something below it."""
-    if "/" in target:
-        name = parse_name(target)
-        return environment_path(name.owner, name.name, *rest)
-    return "/".join(["/api/v1/owners", *map(quote_part, (target.lower(), *rest))])
-
-
-def model_path(owner: str, name: str, *rest: str) -> str:
-    """Return the path of a model, or of something below it."""
-    return "/".join(["/api/v1/models", *map(quote_part, (owner, name, *rest))])
-
-
-def quote_part(value: str) -> str:
-    """Quote one part of a path; dots alone would climb out of it."""
-    if value in ("", ".", ".."):
-        raise UsageError(f"`{value}` is no name", hint="write `owner`, `owner/name` or `owner/name@version`")
-    return quote(value, safe="")
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:

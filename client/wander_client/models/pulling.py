@@ -12,8 +12,9 @@ from wander.wire.models import HubModel, ModelRevision, may_be_sent, revision_of
 from wander.wire.postings import file_digest
 
 from wander_client.errors import ClientError
-from wander_client.hub.api import HubApi, model_path
+from wander_client.hub.api import HubApi
 from wander_client.hub.transfer import GO_ON, PATIENCE, Sender
+from wander_client.names import model_path
 from wander_client.packages.virtualenvs import hold_lock
 
 if TYPE_CHECKING:

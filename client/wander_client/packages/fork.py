@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import tomlkit
 
 from wander_client.errors import ClientError, UsageError
+from wander_client.names import environment_path
 from wander_client.packages.publish import ENTRY_POINT_GROUP
 from wander_client.packages.scaffold import package_name, require_free
 
@@ -47,7 +48,6 @@ def fork(
     from wander.wire import EnvironmentDetail
     from wander.wire.changes import NewPlace
 
-    from wander_client.hub.api import environment_path
     from wander_client.packages.origins.published import bring_version
 
     if name is not None and owner is not None:

@@ -14,7 +14,8 @@ from wander.wire.changes import MemberList
 from wander.wire.environments import Visibility, wanted_visibility
 
 from wander_client.errors import ClientError, NotFound, Unavailable, UsageError
-from wander_client.hub.api import HubApi, target_path
+from wander_client.hub.api import HubApi
+from wander_client.names import target_path
 from wander_client.packages import publish as publishing
 from wander_client.packages.folder import python_of
 from wander_client.packages.needs import HUB_OWNER

@@ -28,8 +28,9 @@ from wander.wire.models import (
 from wander.wire.postings import file_digest
 
 from wander_client.errors import ClientError, NotFound, UsageError
-from wander_client.hub.api import HubApi, model_path
+from wander_client.hub.api import HubApi
 from wander_client.hub.transfer import Sent, Told, send_files
+from wander_client.names import model_path
 
 if TYPE_CHECKING:
     from wander.evals.store.folder import RunFolder

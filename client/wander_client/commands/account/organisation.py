@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from wander_client.context import current
+from wander_client.names import quote_part
 from wander_client.terminal.command import Argument, CommandGroup, Option
 
 app = CommandGroup(
@@ -48,8 +49,6 @@ def remove(
 
     What it published stays, for the hub's administrators to look after, and nobody gets its name again.
     """
-    from wander_client.hub.api import quote_part
-
     here = current()
     if not yes:
         here.output.confirm(name, f"remove {name} for good")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, get_args
 
 from wander_client.context import current
-from wander_client.names import parse_name
+from wander_client.names import parse_name, target_path
 from wander_client.terminal.command import Argument, CommandGroup, Option
 from wander_client.terminal.suggestions import choose
 
@@ -37,8 +37,6 @@ def list_members(target: Target) -> None:
     """
     from wander.wire.changes import MemberList
 
-    from wander_client.hub.api import target_path
-
     with current().hub(login=True) as hub:
         _show(hub.read(target_path(target, "members"), MemberList).data)
 
@@ -59,8 +57,6 @@ def add(
     """
     from wander.wire import Role
     from wander.wire.changes import MemberList, NewRole
-
-    from wander_client.hub.api import target_path
 
     wanted = NewRole(role=choose("--role", role, get_args(Role)))
     with current().hub(login=True) as hub:
@@ -154,8 +150,6 @@ def visibility(
     from wander.wire.changes import NewVisibility, OwnerSettings
     from wander.wire.environments import Visibility, marks_of
 
-    from wander_client.hub.api import target_path
-
     here, wanted = current(), choose("visibility", choice, get_args(Visibility))
     private, internal = marks_of(wanted)
     with here.hub(login=True) as hub:
@@ -178,8 +172,6 @@ def quota(owner: Annotated[str, Argument(help="owner")]) -> None:
     """
     from wander.wire.people import OwnerQuota
 
-    from wander_client.hub.api import target_path
-
     with current().hub(login=True) as hub:
         found = hub.read(target_path(owner, "quota"), OwnerQuota)
     output = current().output
@@ -195,8 +187,6 @@ def _move(environment: str, *, owner: str | None, name: str | None) -> None:
     from wander.wire import EnvironmentDetail
     from wander.wire.changes import NewPlace
 
-    from wander_client.hub.api import target_path
-
     here = current()
     old = parse_name(environment)
     place = NewPlace(owner=(owner or old.owner).lower(), name=name)
@@ -207,8 +197,6 @@ def _move(environment: str, *, owner: str | None, name: str | None) -> None:
 
 def _remove(hub: HubApi, target: str, user: str) -> list[Member]:
     from wander.wire.changes import MemberList
-
-    from wander_client.hub.api import target_path
 
     return hub.change("DELETE", target_path(target, "members", user), MemberList).data
 

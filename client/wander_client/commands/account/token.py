@@ -6,6 +6,7 @@ from typing import Annotated
 
 from wander_client.context import current
 from wander_client.failures import validate
+from wander_client.names import quote_part
 from wander_client.terminal.command import Argument, CommandGroup, Option
 from wander_client.terminal.suggestions import choose
 
@@ -101,8 +102,6 @@ def revoke(
     wander auth token revoke wnd_Ab12Cd
     """
     from wander.wire import TokenInfo
-
-    from wander_client.hub.api import quote_part
 
     here = current()
     with here.hub(login=True) as hub:

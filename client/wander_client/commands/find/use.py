@@ -6,7 +6,7 @@ from typing import Annotated
 
 from wander_client.context import current
 from wander_client.errors import UsageError
-from wander_client.names import parse_name
+from wander_client.names import environment_path, parse_name, target_path
 from wander_client.terminal.command import Argument, Option
 
 
@@ -23,8 +23,6 @@ def star(
     """
     from wander.wire import EnvironmentPage
     from wander.wire.environments import StarInfo
-
-    from wander_client.hub.api import target_path
 
     here = current()
     if not environment:
@@ -56,8 +54,6 @@ def use(
     wander env use wander/tictactoe --days 7 --json
     """
     from wander.wire.environments import DownloadHistory, UsedBy
-
-    from wander_client.hub.api import environment_path
 
     here = current()
     name = parse_name(environment)

@@ -10,7 +10,7 @@ from wander_client.commands.run.runs import resolve_posted_id
 from wander_client.context import current
 from wander_client.errors import UsageError
 from wander_client.failures import validate
-from wander_client.names import parse_name
+from wander_client.names import environment_path, parse_name
 from wander_client.terminal.command import Argument, CommandGroup, Option
 
 if TYPE_CHECKING:
@@ -153,8 +153,6 @@ def reset(environment: Environment, board: Board) -> None:
 
 def _arrange(hub: HubApi, shown: Leaderboard, wanted: BoardSettings) -> BoardInfo:
     from wander.wire import BoardInfo
-
-    from wander_client.hub.api import environment_path
 
     path = environment_path(shown.owner, shown.name, "versions", shown.version, "boards", shown.board or "")
     return hub.change("PUT", path, BoardInfo, wanted)

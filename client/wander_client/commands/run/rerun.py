@@ -11,6 +11,7 @@ from wander_client.context import current
 from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy, require_confined
 from wander_client.errors import FAILED, OK, PARTIAL, ClientError, NotFound, Unavailable, UsageError
 from wander_client.models.reference import KEY_VARIABLE, OPENAI_URL
+from wander_client.names import quote_part
 from wander_client.terminal.command import Argument, Option
 
 if TYPE_CHECKING:
@@ -118,7 +119,6 @@ def _weights_of(found: FoundRun) -> str | None:
     from wander.wire.models import parse_model
     from wander.wire.postings import RunLinks
 
-    from wander_client.hub.api import quote_part
     from wander_client.models.pulling import pull_model
 
     for one in list_pulled():

@@ -6,6 +6,7 @@ from typing import Annotated, get_args
 
 from wander_client.context import current
 from wander_client.errors import UsageError
+from wander_client.names import model_path
 from wander_client.terminal.command import Argument, Option
 
 
@@ -68,8 +69,6 @@ def yank(
     from wander.wire.changes import Reason
     from wander.wire.models import ModelRevision, parse_model
 
-    from wander_client.hub.api import model_path
-
     here, wanted = current(), parse_model(model)
     if wanted.revision is None:
         raise UsageError(f"`{model}` names no revision", hint=f"`wander model list {wanted}` shows them")
@@ -95,8 +94,6 @@ def delete(
     """
     from wander.wire.models import parse_model
 
-    from wander_client.hub.api import model_path
-
     here, wanted = current(), parse_model(model)
     if not yes:
         here.output.confirm(str(wanted), "delete it for good")
@@ -119,7 +116,6 @@ def visibility(
     from wander.wire.environments import Visibility, marks_of
     from wander.wire.models import ModelRevisions, parse_model
 
-    from wander_client.hub.api import model_path
     from wander_client.terminal.suggestions import choose
 
     here, wanted = current(), parse_model(model)

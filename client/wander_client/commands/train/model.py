@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from wander_client.context import current
 from wander_client.errors import UsageError
+from wander_client.names import model_path
 from wander_client.terminal.command import Argument, Option
 
 if TYPE_CHECKING:
@@ -175,8 +176,6 @@ def list_models(
 
 def _list_revisions(word: str) -> None:
     from wander.wire.models import ModelRevisions, parse_model
-
-    from wander_client.hub.api import model_path
 
     here, name = current(), parse_model(word)
     with here.hub() as hub:

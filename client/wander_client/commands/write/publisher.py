@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from wander_client.context import current
 from wander_client.errors import UsageError
 from wander_client.failures import validate
+from wander_client.names import target_path
 from wander_client.terminal.command import Argument, CommandGroup, Option
 
 if TYPE_CHECKING:
@@ -42,8 +43,6 @@ def add(
     """
     from wander.wire.trusted_publishing import NewPublisher, PublisherInfo
 
-    from wander_client.hub.api import target_path
-
     here = current()
     owner, _, name = target.partition("/")
     body = {"name": name or None, "kind": kind, "subject": repository, "workflow": workflow}
@@ -63,8 +62,6 @@ def list_publishers(owner: Annotated[str, Argument(help="owner")]) -> None:
     wander env publisher list acme
     """
     from wander.wire.trusted_publishing import PublisherList
-
-    from wander_client.hub.api import target_path
 
     here = current()
     with here.hub(login=True) as hub:
@@ -98,8 +95,6 @@ def remove(
     wander env publisher remove acme 3
     """
     from wander.wire.trusted_publishing import PublisherInfo
-
-    from wander_client.hub.api import target_path
 
     here = current()
     with here.hub(login=True) as hub:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from wander_client.context import current
 from wander_client.errors import UsageError
 from wander_client.failures import validate
-from wander_client.names import parse_name
+from wander_client.names import parse_name, target_path
 from wander_client.terminal.command import Argument, Option
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ def yank(
     """
     from wander.wire import VersionDetail
     from wander.wire.changes import Reason
-
-    from wander_client.hub.api import target_path
 
     here = current()
     name = parse_name(environment)
@@ -66,8 +64,6 @@ def deprecate(
     from wander.wire import EnvironmentDetail
     from wander.wire.changes import NewStatus
 
-    from wander_client.hub.api import target_path
-
     here = current()
     name = parse_name(environment)
     if name.version is not None:
@@ -101,8 +97,6 @@ def delete(
     Posted runs keep their numbers and say that the version was deleted. What is merely wrong is better
     yanked: `wander env yank acme/wordle@0.2.0`.
     """
-    from wander_client.hub.api import target_path
-
     here = current()
     name = parse_name(environment)
     if not yes:
