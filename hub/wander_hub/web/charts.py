@@ -29,8 +29,8 @@ _ALONE = 72
 _KEY_LETTERS = 48
 """Of a name in a key."""
 _MOST_IN_KEY = 8
-_KEPT = 240
-"""Curves that are kept as they were drawn, each of some 20 kB and more."""
+_KEPT = 120
+"""Curves that are kept as they were drawn: those of five pages, 40 MB where each compares six runs."""
 _DIGIT = 12
 """Pixels of a digit of a wide chart where a phone draws it, which enlarges its letters."""
 
