@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,11 @@ def test_what_was_proved_of_a_run_is_told_level_by_level(room: HubRoom, home: Pa
     data = room.wander("runs", "evidence", "runs/good", "--json").data
     assert [one["level"] for one in data["proofs"]] == ["complete", "rescored", "replayed", "rerun"]
     assert room.wander("runs", "evidence", "nothing").status == 3
+    changed = write_run(home / "changed", rewards=[1.0] * 4, model="good")
+    shutil.copy(home / "runs" / "good" / "run.json", changed)
+    refused = room.wander("runs", "evidence", str(changed))
+    assert (refused.status, refused.out) == (1, ""), refused.err
+    assert "is not what was posted as" in refused.err
     (home / "runs" / "good").rename(home / "aside")  # so that it is read from the hub
     shown = room.wander("runs", "show", data["run_id"])
     (home / "aside").rename(home / "runs" / "good")

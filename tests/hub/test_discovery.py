@@ -128,6 +128,9 @@ async def test_filters_orders_and_pages(filled):
         version = session.query(Version).filter_by(environment_id=chess.id).one()
         version.environment_kind, version.deterministic, version.checked = "tool", True, True
         listing.refresh(session, chess)
+        ladder = environments.environment_named(session, "alice", "word-ladder")
+        session.query(Version).filter_by(environment_id=ladder.id).one().environment_kind = "multi_turn"
+        listing.refresh(session, ladder)
     assert set(await names(filled, "tag=math")) == {"sums", "proofs"}
     await tell_what_a_search_can_be_narrowed_to(filled)
     assert (
@@ -135,6 +138,13 @@ async def test_filters_orders_and_pages(filled):
         == await names(filled, "checked=true&licence=mit")
         == ["chess-endgames"]
     )
+    for kind in ("multi-turn", "Multi_Turn"):
+        assert await names(filled, f"kind={kind}") == ["word-ladder"]
+    for path in ("/?", "/api/v1/environments?q=chess&"):
+        refused = await filled.get(f"{path}kind=one-turn", headers={"Accept": "application/json"})
+        assert refused.status_code == 422, refused.text
+        assert refused.json()["code"] == "unknown_kind"
+        assert "`single_turn`" in refused.json()["hint"]
     assert await names(filled, "deterministic=true&q=chess") == ["chess-endgames"]
     assert len(await names(filled, "checked=false")) == 4
     assert await names(filled, "owner=alice&tag=math&sort=downloads") == ["sums", "proofs"]

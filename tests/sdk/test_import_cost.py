@@ -26,3 +26,33 @@ def test_an_environment_class_loads_no_client_evaluator_or_library() -> None:
     heavy = {"aiohttp", "openai", "websockets", "zstandard", "multiprocessing", "numpy"}
     assert modules & heavy == set()
     assert {name for name in modules if name.startswith(("wander.evals", "wander.worker"))} == set()
+
+
+WITHOUT_EXTRAS = """
+import importlib, json, sys
+from pathlib import Path
+sys.modules |= dict.fromkeys(["torch", "transformers", "jinja2", "datasets", "trl", "huggingface_hub"])
+from wander.errors import MissingExtra
+from wander.train.watch.plots import read_plotted
+hints = {}
+for module in sys.argv[2:]:
+    try:
+        importlib.import_module(module)
+    except MissingExtra as error:
+        hints[module] = error.hint
+print(json.dumps([read_plotted(Path(sys.argv[1])).known("reward"), hints]))
+"""
+
+
+def test_without_the_extras_their_install_line_is_told_and_runs_are_drawn(tmp_path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n', encoding="utf-8")
+    needed = {
+        "wander.models.client": "transformers",
+        "wander.models.tiny": "transformers",
+        "wander.train.grpo": "train",
+        "wander.train.sft": "train",
+    }
+    command = [sys.executable, "-c", WITHOUT_EXTRAS, str(tmp_path), *needed]
+    reward, hints = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert reward == [[1, 0.5]]
+    assert hints == {one: f"run `pip install 'wander-sdk[{extra}]'`" for one, extra in needed.items()}

@@ -425,7 +425,7 @@ def run_training(
 def draw_curves(folder: Path, command: TrainingCommand, output: Output) -> list[Path]:
     """Draw the run's learning curves where the packages for it are installed."""
     from wander.errors import MissingExtra
-    from wander.train.records.record import read_metrics
+    from wander.train.metrics import read_metrics
     from wander.train.watch.plots import draw_learning_curve
 
     try:

@@ -22,7 +22,8 @@ from wander_hub.database import READER
 from wander_hub.environments import search
 from wander_hub.environments.models import SORT_KEYS, Environment
 from wander_hub.environments.repository import chosen, readable, visible
-from wander_hub.environments.schemas import EnvironmentFilter, ListPosition
+from wander_hub.environments.schemas import KINDS, EnvironmentFilter, ListPosition
+from wander_hub.http.problems import HubProblem
 
 _FIRST, _WALKED = 100, (400, 2000)
 """Rows in the order of a listing that are held against filters one by one: at first, and where many fit."""
@@ -35,7 +36,12 @@ COUNTED = 1000
 
 
 def page(session: Session, wanted: EnvironmentFilter) -> tuple[list[Environment], str | None]:
-    """Return a page of environments, and the cursor of the next one."""
+    """Return a page of environments, and the cursor of the next one; a kind that none has is a 422."""
+    if wanted.kind is not None and wanted.kind not in KINDS:
+        of_kind = search.marked(session, EnvironmentFilter(kind=wanted.kind), None)
+        if session.scalar(select(of_kind.c.id).limit(1)) is None:
+            hint = "the kinds are " + ", ".join(f"`{one}`" for one in KINDS)
+            raise HubProblem(422, "unknown_kind", f"no environment is of kind `{wanted.kind}`", hint=hint)
     owner_id = None
     if wanted.owner is not None:
         owner = accounts.owner_named(session, wanted.owner)

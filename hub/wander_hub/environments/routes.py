@@ -26,7 +26,7 @@ def list_environments(
     tag: Annotated[str | None, Query(max_length=80)] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[str | None, Query(max_length=200, description="`next` of the page before")] = None,
-    kind: Annotated[str | None, Query(max_length=40, description="`single_turn`, `tool`, ...")] = None,
+    kind: Annotated[str | None, Query(max_length=40, description="`single-turn`, `tool`, ...")] = None,
     deterministic: bool | None = None,
     checked: Annotated[bool | None, Query(description="no check of the newest version failed")] = None,
     licence: Annotated[str | None, Query(max_length=100)] = None,

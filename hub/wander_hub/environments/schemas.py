@@ -12,6 +12,8 @@ from typing import Literal
 from wander_hub.http.problems import HubProblem
 
 _LARGEST = 2**31
+KINDS = ("single_turn", "multi_turn", "tool", "stateful_tool", "mcp", "rlm", "group", "environment")
+"""The kinds of the SDK's classes; a class may call itself something else."""
 
 Sort = Literal["relevance", "updated", "newest", "runs", "downloads", "stars"]
 
@@ -34,6 +36,11 @@ class EnvironmentFilter:
     """Name of a distribution that the newest version requires."""
     sort: Sort | None = None
     """None for relevance where words are sought, else for the last update."""
+
+    def __post_init__(self) -> None:
+        # As `wander new` and the pages write a kind, or as environments say it of themselves.
+        if self.kind is not None:
+            object.__setattr__(self, "kind", self.kind.strip().lower().replace("-", "_"))
 
     @property
     def order(self) -> Sort:

@@ -14,7 +14,7 @@ from wander.wire import Problem
 from wander_hub import names
 from wander_hub.environments import service as environments
 from wander_hub.environments.repository import environment_named, owners_of, packages_of
-from wander_hub.environments.schemas import EnvironmentFilter, Sort
+from wander_hub.environments.schemas import KINDS, EnvironmentFilter, Sort
 from wander_hub.http.answers import IMMUTABLE, REVALIDATE
 from wander_hub.http.boundary import BaseUrl, HubStorage, ReadSession, caller_of, database_of
 from wander_hub.http.problems import HubProblem
@@ -83,7 +83,7 @@ def home(
     if wants_json(request):
         return as_json(environments.list_page(session, wanted))
     view = show_home(session, base_url, wanted, request.app.state.settings.featured)
-    return page(request, "home.html", view=view, wanted=wanted, q=q, tag=given["tag"])
+    return page(request, "home.html", view=view, wanted=wanted, kinds=KINDS, q=q, tag=given["tag"])
 
 
 @router.get("/static/{name}")

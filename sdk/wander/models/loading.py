@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wander.errors import ConfigError, EndpointUnreachable, ModelNotFound, require_extra
-from wander.models.chat import ChatFormat
 from wander.models.pulled import find_pulled, pulled_at, require_sound
 from wander.models.quiet import quiet_libraries
 from wander.models.smollm2 import SMOLLM2, pull_smollm2
@@ -22,6 +21,8 @@ from wander.wire.postings import file_digest
 
 if TYPE_CHECKING:
     import torch
+
+    from wander.models.chat import ChatFormat
 
 _SECONDS = 5.0
 
@@ -108,6 +109,8 @@ def load_chat_format(name: str | Path) -> ChatFormat:
     """Return how a model writes conversations, without loading its weights; raises `ModelNotFound`."""
     with require_extra("transformers", needed_for="reading the calls of a local model"):
         import transformers
+    from wander.models.chat import ChatFormat
+
     try:
         with quiet_libraries():
             tokenizer = transformers.AutoTokenizer.from_pretrained(name)

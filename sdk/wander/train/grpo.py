@@ -44,11 +44,15 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
-from transformers import TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from wander.errors import ConfigError, MissingExtra
 
-from wander.errors import ConfigError
+try:
+    import torch
+    from transformers import TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+except ImportError as error:
+    raise MissingExtra("train", needed_for="training") from error
+
 from wander.models.engines.weights import whole_weights
 from wander.models.loading import LoadedModel, load_model, weights_digest
 from wander.models.policy import PolicyClient
@@ -69,9 +73,10 @@ from wander.train.engine import (
 from wander.train.evaluation.schedule import Listener, Schedule
 from wander.train.losses.distill import DistillTrainer, load_teacher
 from wander.train.losses.rloo import LeaveOneOutTrainer
+from wander.train.metrics import METRICS
 from wander.train.records.checkpoints import BEST_MODEL, MODEL
 from wander.train.records.outcome import BestCheckpoint, Outcome, Stopped, write_outcome
-from wander.train.records.record import METRICS, TrainingRecord
+from wander.train.records.record import TrainingRecord
 from wander.train.rollouts.ahead import StepsAhead
 from wander.train.rollouts.environments import EnvironmentOpener, PinSource, choices_of
 from wander.train.rollouts.opponents import Opponents

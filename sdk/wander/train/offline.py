@@ -24,13 +24,13 @@ from wander.models.chat import ChatFormat, Conversation, content_text
 from wander.models.loading import LoadedModel
 from wander.models.quiet import quiet_libraries
 from wander.train.config import OfflineSettings
+from wander.train.metrics import METRICS
 from wander.train.records.checkpoints import (
     SEALED,
     checkpoint_to_resume,
     list_checkpoints,
     seal_checkpoint,
 )
-from wander.train.records.record import METRICS
 from wander.train.trainer import (
     OnSave,
     Progress,

@@ -19,6 +19,7 @@ from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 from wander.errors import RunError
 from wander.models.loading import torch_device
 from wander.train.config import ModelSection, OfflineScheduleSection, ScheduleSection
+from wander.train.metrics import read_entries
 
 CHECKPOINTING = next(
     name
@@ -150,23 +151,6 @@ class StepLog(TrainerCallback):  # type: ignore[misc]
             control.should_save = True
             control.should_training_stop = True
         return control
-
-
-def read_entries(file: Path) -> list[dict[str, Any]]:
-    """Return the lines of a file of metrics, without a last one that a kill cut short.
-
-    Raises `RunError` for a line that is none.
-    """
-    entries = []
-    for number, line in enumerate(file.read_bytes().split(b"\n")[:-1], start=1):
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            entry = None
-        if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
-            raise RunError(f"`{file}` is damaged: line {number} is no step")
-        entries.append(entry)
-    return entries
 
 
 class OnSave(TrainerCallback):  # type: ignore[misc]

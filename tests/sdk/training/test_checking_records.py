@@ -15,9 +15,9 @@ from wander.evals.store.folder import RunFolder
 from wander.train.config import GRPOSettings
 from wander.train.evaluation.evaluator import EVALUATIONS, read_evaluations
 from wander.train.grpo import train_grpo
+from wander.train.metrics import METRICS
 from wander.train.records.checkpoints import SAVED, SEALS, read_saved, write_saved
 from wander.train.records.outcome import BestCheckpoint, read_best, write_best
-from wander.train.records.record import METRICS
 from wander.train.records.step_hash import STEPS, read_steps
 from wander.train.rollouts.ahead import AHEAD, KeptStep
 from wander.train.verify import RecordCheck, TrainingVerification, verify_training

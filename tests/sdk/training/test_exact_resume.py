@@ -16,7 +16,8 @@ from wander.evals.store.folder import RunFolder
 from wander.models.loading import weights_digest
 from wander.train.config import GRPOSettings
 from wander.train.grpo import train_grpo
-from wander.train.records.record import read_checkpoints, read_metrics
+from wander.train.metrics import read_metrics
+from wander.train.records.record import read_checkpoints
 from wander.train.records.step_hash import STEPS, read_steps
 
 from .conftest import bandit, opener_of

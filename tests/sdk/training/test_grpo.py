@@ -16,7 +16,8 @@ from wander.models.client import TransformersClient
 from wander.models.loading import weights_digest
 from wander.train.config import GRPOSettings
 from wander.train.grpo import RolloutTrainer, train_grpo
-from wander.train.records.record import read_checkpoints, read_metrics
+from wander.train.metrics import read_metrics
+from wander.train.records.record import read_checkpoints
 from wander.train.watch.plots import draw_learning_curve
 from wander.types import SamplingArgs
 

@@ -20,7 +20,7 @@ def search(
     query: Annotated[str, Argument(help="search words; without any, everything is listed")] = "",
     owner: Annotated[str | None, Option(help="only environments of this owner")] = None,
     tag: Annotated[str | None, Option(help="only environments with this tag")] = None,
-    kind: Annotated[str | None, Option(help="only of this kind: single_turn, tool, ...")] = None,
+    kind: Annotated[str | None, Option(help="only of this kind: single-turn, tool, ...")] = None,
     licence: Annotated[str | None, Option(help="only under this licence: MIT, ...")] = None,
     deterministic: Annotated[
         bool, Option("--deterministic", help="only those that play the same way again")

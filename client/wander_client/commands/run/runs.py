@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from wander_client.context import current
-from wander_client.errors import NotFound, UsageError
+from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.terminal.command import Argument, Option
 from wander_client.terminal.suggestions import choose
 
 if TYPE_CHECKING:
+    from wander.wire import RunDetail
+
     from wander_client.hub.api import HubApi
     from wander_client.runs.diff import MessageDifference, RunDiff
     from wander_client.runs.found import FoundRun
@@ -390,13 +392,18 @@ def evidence(
 ) -> None:
     """Tell what the hub proved of a posted run, level by level, and what nobody can.
 
-    
+    \b
     wander runs evidence RUN
     wander runs evidence RUN --json
+
+    Manifest, rollouts and artifacts of a folder must be the posted ones, else nothing is told.
     """
     here = current()
     with here.hub() as hub:
-        found = hub.evidence(resolve_posted_id(hub, run))
+        run_id = resolve_posted_id(hub, run)
+        if Path(run).is_dir():
+            _require_posted(hub.run(run_id), Path(run))
+        found = hub.evidence(run_id)
 
     def lines() -> None:
         here.output.line(f"{found.level}: {found.level_reason}")
@@ -415,6 +422,25 @@ def evidence(
         here.output.line(f"as its submitter states it: {found.stated}")
 
     here.output.answer(found, lines)
+
+
+def _require_posted(posted: RunDetail, folder: Path) -> None:
+    """Raise `ClientError` unless a folder's manifest, rollouts and artifacts are those that were posted."""
+    import shlex
+
+    from wander.evals.store.folder import RunFolder
+
+    from wander_client.hub.posting import files_of, pack_run
+
+    with pack_run(RunFolder.open(folder).manifest, files_of(folder)) as parcel:
+        if parcel.sha256 != posted.sha256:
+            raise ClientError(
+                f"`{folder}` is not what was posted as `{posted.run_id}`: sha256:{parcel.sha256} here, "
+                f"sha256:{posted.sha256} there",
+                hint=f"run `wander runs diff {shlex.quote(str(folder))} {posted.run_id}` to see where they "
+                f"differ; `wander runs evidence {posted.run_id}` tells of the posted one",
+                code="not_as_posted",
+            )
 
 
 def publish(

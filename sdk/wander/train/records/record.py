@@ -11,7 +11,6 @@ import contextlib
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from transformers import TrainerCallback
 
@@ -47,14 +46,12 @@ from wander.train.rollouts.ahead import AHEAD, KeptStep
 from wander.train.rollouts.environments import PinSource
 from wander.train.rollouts.source import RolloutSource
 from wander.train.rollouts.step import PlayedStep, plan_examples
-from wander.train.trainer import OnSave, read_entries
+from wander.train.trainer import OnSave
 from wander.types import task_set_digest
 from wander.wire import EnvironmentPin, RunManifest
 from wander.wire.postings import Checkpoint
 from wander.wire.reproduction import AllowedChange
 from wander.wire.run_record import MixedEnvironment
-
-METRICS = "metrics.jsonl"
 
 
 class TrainingRecord:
@@ -257,11 +254,3 @@ def make_manifest(
     ]
     players = player_pins(source.join(client))
     return manifest.model_copy(update={"reproduction": made, "mixture": mixture, "players": players}), diff
-
-
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the metrics of every finished step."""
-    file = folder / METRICS
-    if not file.is_file():
-        raise RunError(f"`{folder}` has no {METRICS}", hint="give the folder of a training run")
-    return read_entries(file)

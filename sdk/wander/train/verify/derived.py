@@ -12,8 +12,8 @@ from wander.errors import RunError
 from wander.train.config import GRPOSettings
 from wander.train.evaluation.evaluator import CellEvaluation, read_evaluations, read_first_values
 from wander.train.evaluation.stopping import StoppingWatch, stopped_by_gradient, stopped_by_target
+from wander.train.metrics import read_metrics
 from wander.train.records.outcome import OUTCOME, Stopped, read_outcome
-from wander.train.records.record import read_metrics
 from wander.train.records.reproduction import trainer_digest
 from wander.train.verify.findings import RecordCheck
 from wander.train.watch.alerts import ALERTS, AlertWatch, read_alerts

@@ -24,6 +24,7 @@ from wander.train.evaluation.evaluator import (
     list_values,
     read_evaluations,
 )
+from wander.train.metrics import METRICS, read_metrics
 from wander.train.records.checkpoints import (
     BEST_MODEL,
     MODEL,
@@ -35,7 +36,6 @@ from wander.train.records.checkpoints import (
     read_saved,
 )
 from wander.train.records.outcome import BEST, OUTCOME, BestCheckpoint, Outcome, read_best, read_outcome
-from wander.train.records.record import METRICS, read_metrics
 from wander.train.records.reproduction import trainer_digest
 from wander.train.records.step_hash import CHECK_DIGITS, STEPS, UPDATE, StepHash, check_digits, update_hash
 from wander.train.verify.findings import RecordCheck, show

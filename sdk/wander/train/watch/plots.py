@@ -76,7 +76,7 @@ class PlottedRun:
 def read_plotted(folder: Path, name: str | None = None) -> PlottedRun:
     """Read what is drawn of a run from its folder; raises `RunError` where it is no training run."""
     from wander.train.evaluation.evaluator import read_evaluations
-    from wander.train.records.record import read_metrics
+    from wander.train.metrics import read_metrics
 
     return PlottedRun(name or folder.resolve().name, read_metrics(folder), read_evaluations(folder))
 
