@@ -296,7 +296,10 @@ def _whole_number(value: Any, column: str, where: str) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int):
-        raise DatasetError(f"{where}: `{column}` must be a whole number, got `{value!r}`")
+        raise DatasetError(
+            f"{where}: `{column}` must be a whole number, got `{value!r}`",
+            hint="number what it stands for, from 0, and keep its name in a column of another name",
+        )
     return value
 
 

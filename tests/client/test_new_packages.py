@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from chat_endpoint import chat_endpoint
 from command_line import Wander
-from wander.checks.package import SCAFFOLD
+from wander.checks.package import SCAFFOLD, SCAFFOLDED
 from wander.loading import load_path
 from wander_client.packages.scaffold import KINDS
 
@@ -103,6 +103,10 @@ def test_a_new_package_passes_every_check(kind: str, made: Path, wander: Wander)
     told = readme.read_text()
     (scaffold,) = (line for line in told.splitlines() if SCAFFOLD in line)
     readme.write_text(told.replace(scaffold, ""))
+    project = (made / "pyproject.toml").read_text()
+    description = tomllib.loads(project)["project"]["description"]
+    assert description in SCAFFOLDED
+    (made / "pyproject.toml").write_text(project.replace(description, "Another one."))
     # A judge that is not to be had, and says so at once: an address where nothing listens is tried for 20 s.
     with chat_endpoint(lambda messages: "", models=()) as nobody:
         options = ["-a", f"judge_base_url={nobody.base_url}"] if kind == "judge" else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import wander as wander_package
 from chat_endpoint import chat_endpoint
 from command_line import Result, Wander
 from shard_records import aggregates_of, records_of
+from wander.evals.store import jsonl
 from wander.evals.store.folder import RunFolder
 from wander.wire.run_record import Shard
 from wander_client.errors import UsageError
@@ -102,6 +104,11 @@ def test_what_does_not_fit_together_is_told_and_nothing_is_written(wander: Wande
     older = changed("older", lambda run: run["platform"].update(wander="0.0.1"))
     stopped = changed("stopped", lambda run: run.update(ended_at=None))
     foreign = changed("foreign", lambda run: run["shard"].update(first=2, end=3))
+    nan = changed("nan", lambda run: None)
+    lines = b"".join(jsonl.blocks(nan / "rollouts.jsonl.zst")).splitlines(keepends=True)
+    lines[0] = re.sub(rb'"reward":[^,]+', b'"reward":NaN', lines[0])
+    (nan / "rollouts.jsonl.zst").unlink()
+    (nan / "rollouts.jsonl").write_bytes(b"".join(lines))
     short = changed("short", lambda run: run["shard"].update(first=0, end=2, of=4))
     edited = changed("edited", lambda run: None)
     settings = json.loads((edited / "command.json").read_text())
@@ -111,10 +118,11 @@ def test_what_does_not_fit_together_is_told_and_nothing_is_written(wander: Wande
         ([places[0], places[2]], "shard 1/3 of the run is missing", "--shard 1/3"),
         ([places[0]], "shards 1/3, 2/3 of the run are missing", "--shard 1/3"),
         ([*places, places[1]], "shard 1/3 is in `part-1` and in `part-1`", "leave one"),
-        ([places[0], other_seed], "other in one than in the other are the seed", "one command"),
+        ([places[0], other_seed], "they differ in the seed", "one command"),
         ([places[0], older, places[2]], "`older` with 0.0.1", "install one version"),
         ([places[0], stopped, places[2]], "`stopped` is not played to its end", "--resume stopped"),
         ([places[0], places[1], foreign], "which is not of its shard", "play that shard again"),
+        ([places[0], nan, places[2]], "its reward is nan", "play that shard again"),
         ([places[0], short], "a shard of 3, and `short` one of 4", "one division"),
         ([places[0], edited, places[2]], "not the same for all shards: say_env.py", "one copy"),
         ([Path("unsharded")], "is a whole run, not a shard", "leave it out"),
@@ -127,6 +135,7 @@ def test_what_does_not_fit_together_is_told_and_nothing_is_written(wander: Wande
         assert not Path("whole").exists()
     assert list(Path().glob(".whole*")) == []
     assert "is there already" in merge(wander, places, "unsharded").json["error"]["message"]
+    assert "lies in the shard `part-1`" in merge(wander, places, "part-1/whole").json["error"]["message"]
     error = wander("eval", *words, "--shards", "2", "--json").json["error"]
     assert "`--shards` is of an engine" in error["message"]
     (Path("begun") / engine.SHARDS_FILE).parent.mkdir()

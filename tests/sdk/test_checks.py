@@ -226,6 +226,7 @@ def package_findings(folder, project, readme="word " * 60):
         ("package.summary", 'description = "A task."', "", "fail"),
         ("package.readme", 'readme = "README.md"', 'readme = "OTHER.md"', "fail"),
         ("package.scaffold", 'description = "A task."', 'description = "TODO: say it"', "warn"),
+        ("package.scaffold", "A task.", "Add two numbers.", "warn"),
         ("package.scaffold", "A task.", "This text came with `wander new`, TODO.", "fail"),
         ("package.license", 'license = "Apache-2.0"', "", "warn"),
         ("package.sdk", "wander-sdk>=0.1", "httpx", "warn"),

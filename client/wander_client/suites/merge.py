@@ -70,7 +70,7 @@ def _merge_run(folders: Sequence[Path], out: Path, name: str) -> Merged:
 
 def merge_suite(folders: Sequence[Path], out: Path) -> list[Merged]:
     """Write the suite that these shards make; all of it or nothing."""
-    from wander.evals.run.merge import require_tiles
+    from wander.evals.run.merge import require_outside, require_tiles
     from wander.evals.store.jsonl import make_folder
 
     suites = [Suite.load(folder) for folder in folders]
@@ -86,6 +86,7 @@ def merge_suite(folders: Sequence[Path], out: Path) -> list[Merged]:
         parts.append((str(folder), suite.shard))
     require_tiles(parts, what="the suite")
     require_free(out)
+    require_outside(out, folders)
     with make_folder(out) as place:
         found = []
         for run in suites[0].runs:

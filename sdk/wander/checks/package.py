@@ -18,6 +18,19 @@ LEAST_README = 200
 """Characters that a README needs to explain anything."""
 
 SCAFFOLD = "This text came with `wander new`"
+SCAFFOLDED = frozenset(
+    {
+        "Add two numbers.",
+        "Guess a number that is higher or lower.",
+        "Look prices up and add them.",
+        "Move money until all have the same.",
+        "Ask a library about its books over MCP.",
+        "Count what a long log reports.",
+        "Add numbers and spell words backwards.",
+        "Answer why, and let a judge compare.",
+    }
+)
+"""The descriptions with which `wander new` begins a package."""
 """What the templates' README says of itself."""
 _LEFT = re.compile(r"\b(?:TODO|FIXME|TBD)\b|(?i:\blorem ipsum\b|\byour[- ]name[- ]here\b)|@[a-z_]+@(?!\w)")
 """What stands in a text that nobody has finished."""
@@ -65,9 +78,10 @@ def _find_faults(about: dict[str, Any]) -> Iterator[tuple[str, Status, str]]:
         yield "package.readme", "warn", f"its {len(readme)} characters can hardly explain it"
     told = f"{about.get('description') or ''}\n{readme}"
     left = re.search(re.escape(SCAFFOLD), told) or _LEFT.search(told)
-    if left is not None:
-        status: Status = "fail" if left.group() == SCAFFOLD else "warn"  # the others may be meant
-        yield "package.scaffold", status, f'it still says "{left.group()}"'
+    if left is not None or about.get("description") in SCAFFOLDED:
+        said = left.group() if left is not None else about["description"]
+        status: Status = "fail" if said == SCAFFOLD else "warn"  # the others may be meant
+        yield "package.scaffold", status, f'it still says "{said}"'
     if not about.get("license"):
         yield "package.license", "warn", "there is no `license`"
     required = [_normal(str(each)) for each in about.get("dependencies") or []]

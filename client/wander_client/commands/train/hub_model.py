@@ -16,7 +16,7 @@ def push(
     private: Annotated[
         bool | None, Option("--private/--public", help="of a new model; default: the owner's setting")
     ] = None,
-    internal: Annotated[bool, Option("--internal", help="of a new model: for who is signed in")] = False,
+    internal: Annotated[bool, Option("--internal", help="of a new model: for whoever is signed in")] = False,
 ) -> None:
     """Put a trained model on the hub, so that anybody can play its runs again; goes on after a break.
 
@@ -107,7 +107,7 @@ def visibility(
     model: Annotated[str, Argument(help="owner/name")],
     choice: Annotated[str, Argument(help="public, internal or private")],
 ) -> None:
-    """Make a model public, internal (for who is signed in) or private (for who has a role on its owner).
+    """Make a model public, internal (for all who are signed in) or private (for roles on its owner alone).
 
     \b
     wander model visibility acme/ttt public

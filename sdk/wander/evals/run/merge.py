@@ -19,12 +19,14 @@ from pathlib import Path
 from wander.errors import RunError
 from wander.evals.stats.summary import summarise_run
 from wander.evals.store.examples import Places
-from wander.evals.store.folder import LinesInOrder, RunFolder
+from wander.evals.store.folder import LinesInOrder, RunFolder, unrecordable
 from wander.evals.store.jsonl import make_folder
 from wander.evals.store.manifest import differences_in_words, find_differing_pins, run_id_of
 from wander.types import Rollout, Usage
 from wander.wire import EndpointUse, RunManifest, RunSummary, Spending
 from wander.wire.run_record import Shard
+
+_AGAIN = "play that shard again into another folder"
 
 
 def merge_shards(
@@ -42,6 +44,7 @@ def merge_shards(
     _require_all(shards)
     if target.exists():
         raise RunError(f"`{target}` is there already", hint="choose another folder with `--out`")
+    require_outside(target, [each.path for each in shards])
     manifest = first.model_copy(
         update={
             "shard": None,
@@ -69,6 +72,16 @@ def _append_all(records: Iterable[tuple[Rollout, bytes]], folder: RunFolder) -> 
     for rollout, line in records:
         folder.append_line(line.removesuffix(b"\n") + b"\n")
         yield rollout
+
+
+def require_outside(target: Path, folders: Iterable[Path]) -> None:
+    """Raise `RunError` for a target that lies within a shard's folder."""
+    for folder in folders:
+        if target.resolve().is_relative_to(folder.resolve()):
+            raise RunError(
+                f"`{target}` lies in the shard `{folder}`",
+                hint="choose a folder beside the shards with `--out`",
+            )
 
 
 def shard_of(folder: RunFolder) -> Shard:
@@ -119,7 +132,7 @@ def _require_same(one: RunFolder, other: RunFolder) -> None:
     if differing := find_differing_pins(*whole):
         raise RunError(
             f"`{one.path}` and `{other.path}` are no shards of one run: "
-            f"other in one than in the other are {differences_in_words(differing)}",
+            f"they differ in {differences_in_words(differing)}",
             hint="play all shards with one command, but for `--shard` and `--out`",
         )
     before, after = one.manifest.platform, other.manifest.platform
@@ -203,6 +216,11 @@ def _place(rollout: Rollout, shard: RunFolder, places: Places, manifest: RunMani
     if number is None or not shard_of(shard).takes(number // manifest.played_together):
         raise RunError(
             f"`{shard.path}` holds rollout `{rollout.example_id}/{rollout.index}`, which is not of its shard",
-            hint="play that shard again into another folder",
+            hint=_AGAIN,
+        )
+    if (problem := unrecordable(rollout)) is not None:
+        raise RunError(
+            f"`{shard.path}` was changed: of rollout `{rollout.example_id}/{rollout.index}` {problem}",
+            hint=_AGAIN,
         )
     return number

@@ -492,14 +492,18 @@ def _rollouts_file(path: Path) -> Path | None:
     return next((path / name for name in (ROLLOUTS, COMPRESSED) if (path / name).exists()), None)
 
 
+def unrecordable(rollout: Rollout) -> str | None:
+    """Return which number of a rollout is none in JSON, in words; None where all are."""
+    if rollout.reward is not None and not isfinite(rollout.reward):
+        return f"its reward is {rollout.reward}"
+    broken = next((name for name, value in rollout.metrics.items() if not isfinite(value)), None)
+    return None if broken is None else f"its metric `{broken}` is {rollout.metrics[broken]}"
+
+
 def _recordable(rollout: Rollout) -> tuple[Rollout, bytes]:
     """Return the rollout and its line, or a failed one in its place when the line could not be read again."""
-    broken = next((name for name, value in rollout.metrics.items() if not isfinite(value)), None)
-    if rollout.reward is not None and not isfinite(rollout.reward):
-        problem = f"its reward is {rollout.reward}"
-    elif broken is not None:
-        problem = f"its metric `{broken}` is {rollout.metrics[broken]}"
-    else:
+    problem = unrecordable(rollout)
+    if problem is None:
         try:
             return rollout, rollout.model_dump_json().encode() + b"\n"
         except ValueError as error:  # pydantic's serialisation error, or a lone surrogate

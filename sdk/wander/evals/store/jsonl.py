@@ -168,6 +168,9 @@ def make_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(place, ignore_errors=True)
 
 
+_DAMAGED = "restore it from a copy, or play the run again into another folder"
+
+
 def write_whole(path: Path, data: bytes) -> None:
     """Replace a file's content in one step."""
     with replace_file(path) as out:
@@ -196,6 +199,6 @@ def _unpack(path: Path, source: IO[bytes]) -> Iterator[bytes]:
                 if frame.eof:
                     data, begun, frame = frame.unused_data, False, context.decompressobj()
     except zstandard.ZstdError as error:
-        raise RunError(f"`{path}` is damaged: {error}", hint="restore it from where it was posted") from error
+        raise RunError(f"`{path}` is damaged: {error}", hint=_DAMAGED) from error
     if begun:
-        raise RunError(f"`{path}` is cut short", hint="restore it from where it was posted")
+        raise RunError(f"`{path}` is cut short", hint=_DAMAGED)
