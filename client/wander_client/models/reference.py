@@ -162,9 +162,10 @@ def _require_name_of_openai(name: str, key_variable: str) -> None:
             code="model_not_found",
             detail=KINDS,
         )
+    player = f"; a player of the environment is `scripted:MODULE:{name}`" if name.isidentifier() else ""
     raise LoginRequired(
         f"`{name}` is no model of this machine, and `{key_variable}` is not set for `{OPENAI_URL}`",
-        hint="pass `-b URL` for another endpoint, or `hf:NAME` or a folder for a local model",
+        hint=f"pass `-b URL` for another endpoint, or `hf:NAME` or a folder for a local model{player}",
         code="no_api_key",
         detail=KINDS,
     )

@@ -68,7 +68,8 @@ class SharedStore:
         except ImportError as error:
             raise UsageError(
                 "`--shared` needs obstore",
-                hint="install it on all nodes: `pip install 'wander-client[ray]'`",
+                hint="on all nodes, with the URL of your hub, run "
+                "`pip install --index-url HUB/wander/index/ 'wander-client[ray]'`",
                 code="missing_extra",
             ) from error
         self.url = url
