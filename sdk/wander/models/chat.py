@@ -15,12 +15,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-from wander.errors import ConfigError, InvalidResponse, MissingExtra
+from wander.errors import ConfigError, InvalidResponse, require_extra
 
-try:
+with require_extra("transformers", needed_for="a model in this process"):
     from jinja2 import Environment, TemplateError, TemplateSyntaxError, meta, nodes
-except ImportError as error:
-    raise MissingExtra("transformers", needed_for="a model in this process") from error
 
 from wander.models.calls.turns import TurnReader, calls_in, recognise, token_span
 from wander.types import Message

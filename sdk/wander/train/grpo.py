@@ -44,14 +44,12 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from wander.errors import ConfigError, MissingExtra
+from wander.errors import ConfigError, require_extra
 
-try:
+with require_extra("train", needed_for="training"):
     import torch
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
-except ImportError as error:
-    raise MissingExtra("train", needed_for="training") from error
 
 from wander.models.engines.weights import whole_weights
 from wander.models.loading import LoadedModel, load_model, weights_digest

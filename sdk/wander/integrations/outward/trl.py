@@ -16,7 +16,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from wander.errors import MissingExtra
+from wander.errors import require_extra
 from wander.integrations.episode import Episode, EpisodeFailed, Steppable
 from wander.parsers import message_text
 from wander.types import Message
@@ -40,10 +40,8 @@ _REPLY = {
 
 def trl_rows(environment: Steppable, count: int, *, split: Split = "train") -> Dataset:
     """Return the first examples of a split as a `train_dataset`; their place is what `reset` is told."""
-    try:
+    with require_extra("train", needed_for="training with TRL"):
         from datasets import Dataset
-    except ImportError as error:
-        raise MissingExtra("train", needed_for="training with TRL") from error
     examples = environment.dataset(split)
     return Dataset.from_list(
         [{"prompt": list(examples[place].prompt), "position": place} for place in range(count)]

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from wander.errors import ConfigError, MissingExtra
+from wander.errors import ConfigError, require_extra
 from wander.train.rollouts.environments import EnvironmentOpener
 from wander.train.rollouts.rows import draw_one, lay_out, trl_columns
 from wander.train.rollouts.source import Assignment, RolloutSource
@@ -34,10 +34,8 @@ PLACE = "wander_position"
 
 def training_prompts(examples: Iterable[Example]) -> Dataset:
     """Return examples as a dataset of prompts that `EnvironmentRollouts` knows again."""
-    try:
+    with require_extra("train", needed_for="a `GRPOTrainer`"):
         from datasets import Dataset
-    except ImportError as error:
-        raise MissingExtra("train", needed_for="a `GRPOTrainer`") from error
     return Dataset.from_list(
         [
             {"prompt": [*one.prompt[:-1], {**one.prompt[-1], PLACE: one.index}], "example_id": one.example_id}
