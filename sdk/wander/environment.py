@@ -15,6 +15,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
 from wander.clients.choices import PENDING, ChoicePending, choose
@@ -435,14 +436,11 @@ class LocalEnvironment(EnvironmentHandle):
 
     def __init__(self, env: Environment) -> None:
         self.env = env
-        self._info: EnvironmentInfo | None = None
 
-    @property
+    @cached_property
     def info(self) -> EnvironmentInfo:
         """What the environment says about itself."""
-        if self._info is None:
-            self._info = self.env.info
-        return self._info
+        return self.env.info
 
     @property
     def lost_reason(self) -> None:

@@ -131,7 +131,7 @@ class XMLParser(Parser):
         if len(set(names)) != len(names):
             raise ValueError(f"field names must be unique, got {', '.join(names)}")
         same = next((field for field in self._fields if answer_field in field), ())
-        self._answers = [name for name in (answer_field, *same) if name in same]
+        self._answers = sorted(same, key=lambda name: name != answer_field)
 
     def parse(self, text: str, strip: bool = True, last: bool = False) -> SimpleNamespace:
         """Return an object with one attribute for each tag: the field's text, or None when it is missing.
@@ -139,12 +139,7 @@ class XMLParser(Parser):
         Takes the first occurrence of a field, or with `last` the last one. A field whose closing tag is
         missing counts as missing.
         """
-        found: dict[str, str | None] = {}
-        for name in self._names:
-            occurrences = find_tagged(text, name)
-            value = (deque(occurrences, 1) or [None])[0] if last else next(occurrences, None)
-            found[name] = value.strip() if value is not None and strip else value
-        return SimpleNamespace(**found)
+        return SimpleNamespace(**_found(text, self._names, strip, last))
 
     def parse_answer(self, completion: Messages | str) -> Any | None:
         """Return the answer field of the last assistant message that has one, or None.
@@ -200,11 +195,23 @@ class XMLParser(Parser):
         return 0.4 * sum(present) / len(present) + 0.2 * (well_formed + starts + ends)
 
     def _answer(self, text: str, *, last: bool) -> Any | None:
-        found = self.parse(text, last=last)
-        for name in self._answers:
-            if (value := getattr(found, name)) is not None:
-                return Parser.parse(self, value)
-        return None
+        if getattr(self.parse, "__func__", None) is XMLParser.parse:  # then nobody asks for the other fields
+            values = list(_found(text, self._answers, True, last).values())
+        else:
+            found = self.parse(text, last=last)
+            values = [getattr(found, name) for name in self._answers]
+        value = next((value for value in values if value is not None), None)
+        return None if value is None else Parser.parse(self, value)
+
+
+def _found(text: str, names: Sequence[str], strip: bool, last: bool) -> dict[str, str | None]:
+    """Return what stands in the first, or last, occurrence of each field; None where it is missing."""
+    found: dict[str, str | None] = {}
+    for name in names:
+        occurrences = find_tagged(text, name)
+        value = (deque(occurrences, 1) or [None])[0] if last else next(occurrences, None)
+        found[name] = value.strip() if value is not None and strip else value
+    return found
 
 
 def find_tagged(text: str, name: str) -> Iterator[str]:

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Callable
 from json.encoder import encode_basestring
+from typing import Any
 
 from wander.types import canonical_json
 
 __all__ = ["derived_rng", "derived_seed"]
 
+_WRITTEN: dict[type, Callable[[Any], str]] = {str: encode_basestring, int: int.__repr__}
 _seed = super(random.Random, random.Random).seed
 Key = str | int | float | bool | None | list["Key"] | tuple["Key", ...] | dict[str, "Key"]
 
@@ -22,16 +25,10 @@ Key = str | int | float | bool | None | list["Key"] | tuple["Key", ...] | dict[s
 def derived_seed(*parts: Key) -> int:
     """Mix any JSON-like parts into a 64-bit seed, the same on every platform and Python version."""
     # As `canonical_json` writes the list, several times faster where all parts are plain.
-    text = f"[{','.join([_plain(part) for part in parts])}]"
+    text = f"[{','.join([_WRITTEN.get(type(part), canonical_json)(part) for part in parts])}]"
     return int.from_bytes(
         hashlib.blake2b(text.encode(), digest_size=8, person=b"wander-seed").digest(), "big"
     )
-
-
-def _plain(part: Key) -> str:
-    if type(part) is str:
-        return encode_basestring(part)
-    return str(part) if type(part) is int else canonical_json(part)
 
 
 def derived_rng(*parts: Key) -> random.Random:

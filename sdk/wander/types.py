@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import cache
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -65,10 +66,16 @@ class Record(BaseModel):
         """
         record = cls.__new__(cls)
         _set_values(record, values)
-        _set_given(record, set(values))
+        _set_given(record, _every_field(cls))
         _set_extra(record, None)
         _set_private(record, None)
         return record
+
+
+@cache
+def _every_field(record: type[Record]) -> set[str]:
+    """Return one set for all records of a kind, which pydantic copies with a record that it copies."""
+    return set(record.model_fields)
 
 
 class SamplingArgs(BaseModel):
@@ -103,7 +110,7 @@ class Usage(Record):
     completion_tokens: int = 0
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(
+        return Usage.assemble(
             prompt_tokens=self.prompt_tokens + other.prompt_tokens,
             completion_tokens=self.completion_tokens + other.completion_tokens,
         )

@@ -187,6 +187,14 @@ class TestXMLParser:
         assert parser.parse_answer("<final>5</final>") == 5
         assert parser.parse_answer("<final>5</final><answer>4</answer>") == 4
         assert XMLParser(["think"]).parse_answer("<think>5</think>") is None
+        assert XMLParser([("final", "answer")]).parse_answer("<final>5</final><answer>4</answer>") == "4"
+
+    def test_an_answer_is_read_by_a_parse_that_is_overridden(self):
+        class Loud(XMLParser):
+            def parse(self, text, strip=True, last=False):
+                return super().parse(text.lower(), strip, last)
+
+        assert Loud(["think", "answer"]).parse_answer("<ANSWER>5</ANSWER>") == "5"
 
     def test_format_writes_what_parse_reads(self):
         parser = XMLParser(["think", ("code", "answer")])

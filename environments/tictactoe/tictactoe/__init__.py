@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 from wander import Example, Messages, MultiTurnEnv, ProceduralRows, Rubric, State, XMLParser, stop
@@ -20,7 +21,8 @@ SYSTEM_PROMPT = (
     "Think briefly, then choose a free cell. Answer in this form:\n"
     "<think>your reason</think><move>number</move>"
 )
-TAGS = ("<think>", "</think>", "<move>", "</move>")
+TAGS = ["<think>", "</think>", "<move>", "</move>"]
+ANY_TAG = re.compile("|".join(TAGS))
 INVALID_MOVE_PENALTY = -0.1
 MOST_RANDOM_MOVES = 4
 """Of each player, before the game: then X has the last free cell."""
@@ -182,8 +184,7 @@ def own_result(state: State) -> str | None:
 
 def is_well_formed(text: str) -> bool:
     """Tell whether each tag stands exactly once, in order."""
-    places = [text.find(tag) for tag in TAGS]
-    return places == sorted(places) and all(text.count(tag) == 1 for tag in TAGS)
+    return ANY_TAG.findall(text) == TAGS
 
 
 def load_environment(

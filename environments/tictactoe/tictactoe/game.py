@@ -13,9 +13,10 @@ LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4
 SHOWN_ROW = re.compile(r"[0-8XO] [0-8XO] [0-8XO]")
 
 
-def free_cells(board: str) -> list[int]:
+@cache
+def free_cells(board: str) -> tuple[int, ...]:
     """Return the free cells, ascending."""
-    return [cell for cell, mark in enumerate(board) if mark == "."]
+    return tuple(cell for cell, mark in enumerate(board) if mark == ".")
 
 
 def placed(board: str, cell: int, mark: str) -> str:

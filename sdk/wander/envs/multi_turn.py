@@ -24,6 +24,8 @@ PLAYER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 TIMEOUT = "timeout_reached"
 """The stop reason of a rollout that its time ended, and the key under which it publishes where."""
 
+_UNLIMITED = nullcontext()
+
 
 class MultiTurnEnv(Environment):
     """An environment with a conversation: the model speaks, `env_response` answers, until a stop holds.
@@ -131,12 +133,12 @@ class MultiTurnEnv(Environment):
 
     async def play(self, state: State, model: ModelCalls) -> None:
         """Let model and environment take turns until a stop condition holds, and record its name."""
-        limit = asyncio.timeout(self.timeout_seconds)
+        limit = asyncio.timeout(self.timeout_seconds) if self.timeout_seconds else None
         try:
-            async with limit if self.timeout_seconds else nullcontext():
+            async with limit or _UNLIMITED:
                 state["stop_reason"] = await self._take_turns(state, model)
         except TimeoutError:
-            if not limit.expired():
+            if limit is None or not limit.expired():
                 raise
             state["stop_reason"] = TIMEOUT
         if state["stop_reason"] == TIMEOUT:

@@ -153,9 +153,8 @@ def first_divergence(
     """Return where two playings of a rollout first differ in what is compared, or None."""
     if again.player_metrics and not recorded.player_metrics:  # once only rewards were kept of every player
         compared = [name for name in compared if name != "player_metrics"]
-    same = _written([getattr(recorded, name) for name in compared]) == _written(
-        [getattr(again, name) for name in compared]
-    )
+    was, now = vars(recorded), vars(again)
+    same = _written([was[name] for name in compared]) == _written([now[name] for name in compared])
     moved = [turn.player for turn in recorded.turns], [turn.player for turn in again.turns]
     if same and moved[0] == moved[1]:
         return None
@@ -170,7 +169,7 @@ def first_divergence(
         )
 
     for name in compared:
-        one, other = getattr(recorded, name), getattr(again, name)
+        one, other = was[name], now[name]
         if isinstance(one, list) and isinstance(other, list):
             for number, (left, right) in enumerate(zip(one, other, strict=False)):
                 if _differ(left, right):

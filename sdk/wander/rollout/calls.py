@@ -58,7 +58,7 @@ class ModelCalls:
         state = self.state
         messages: Messages = [*state.prompt, *state.completion]
         turn, player, seed = len(state.turns), state.get("player"), 0
-        if self._answering(player).draws:
+        if self._who_plays(player).draws:
             seed = derived_seed(state.run_seed, state.example.seed, "completion", state["index"], turn)
         request = ModelRequest.assemble(
             rollout_id=self.rollout_id,
@@ -98,11 +98,11 @@ class ModelCalls:
         else they raise.
         """
         try:
-            return await self._answering(request.player).complete(request)
+            return await self._who_plays(request.player).complete(request)
         except BoundaryError:
             raise
         except Exception as error:
             raise ModelError(describe_fault(error, f"{name_of(self.client)}.complete")) from error
 
-    def _answering(self, player: str | None) -> Client:
+    def _who_plays(self, player: str | None) -> Client:
         return self.client if player is None else self.scripted.get(player, self.client)

@@ -136,7 +136,7 @@ def example_digest(example: Example) -> bytes:
 
 
 def _example(line: str) -> Example:
-    return Example.model_construct(**json.loads(line))
+    return Example.assemble(**json.loads(line))
 
 
 class Places:
