@@ -150,18 +150,17 @@ class Head:
     """The head of the cluster to which this process is connected."""
 
     def __init__(self, ray: Any) -> None:
-        self._ray, self._seen = ray, monotonic()
-        self._looked = self._seen
+        self._ray, self._looked, self._seen = ray, monotonic(), 0.0
 
     def require(self) -> None:
-        """Raise an error of Ray where nobody has listened there for a while; looks now and then."""
+        """Raise an error of Ray where nobody listens any more, for a while; looks now and then."""
         if monotonic() - self._looked < _CONNECT_SECONDS / 2:
             return
         try:
             _require_reachable(self._ray.get_runtime_context().gcs_address)
             self._seen = monotonic()
         except Unavailable as error:
-            if monotonic() - self._seen > _HEAD_SECONDS:
+            if self._seen and monotonic() - self._seen > _HEAD_SECONDS:
                 raise self._ray.exceptions.RayError(str(error)) from error
         self._looked = monotonic()
 

@@ -366,18 +366,21 @@ def test_a_model_that_dies_is_started_again_and_one_that_dies_at_once_ends_the_r
     words = ("eval", str(folder), "-m", "m", "-n", "8", "-r", "40", "-c", "4", "--serve", "vllm")
     on_ray = ("--engine", "ray", "--ray-address", cluster.address, "--shards", "2", "--json")
 
-    def kill(whom: str, lines: int) -> None:
-        """Kill the newest server, or its actor, once so much is played."""
-        while sum(len(file.read_text().splitlines()) for file in home.glob("ray.shards/*/*/*.jsonl")) < lines:
+    def kill(whom: str, servers: int, lines: int) -> None:
+        """Kill the newest server, or its actor, once so many have started and so much is played."""
+        while (
+            len(pids := (home / "pids").read_text().split() if (home / "pids").exists() else []) < 2 * servers
+            or sum(len(file.read_text().splitlines()) for file in home.glob("ray.shards/*/*/*.jsonl")) < lines
+        ):
             if ended.wait(0.1):
                 return
-        pid = int((home / "pids").read_text().split()[-2])
+        pid = int(pids[-2])
         for _ in range({"server": 0, "actor": 3}[whom]):  # the guard, twice, is between them
             pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
         os.kill(pid, signal.SIGKILL)
 
     ended = threading.Event()
-    killer = threading.Thread(target=lambda: [kill("server", 60), kill("actor", 140)])
+    killer = threading.Thread(target=lambda: [kill("server", 1, 40), kill("actor", 2, 100)])
     killer.start()
     try:
         done = wander(*words, "--serve-arg=--behave=slow", *on_ray, "--out", "ray")
@@ -452,22 +455,32 @@ def test_a_late_node_is_used_and_a_run_whose_head_is_lost_goes_on_elsewhere(
         return found
 
     def begun() -> int:
-        return len(list(home.glob("ray.shards/*/*/rollouts.jsonl")))
+        return len(list(home.glob("ray.shards/*/suite.json")))
+
+    lost = threading.Event()
+
+    def answer(messages: list[dict[str, str]]) -> str:
+        if len(endpoint.requests) > 40:
+            lost.wait(300)
+        return messages[-1]["content"].removeprefix("say ")
 
     cluster = start(1)
-    with chat_endpoint(slow_echo) as endpoint, contextlib.ExitStack() as stack:
+    with chat_endpoint(answer) as endpoint, contextlib.ExitStack() as stack:
         stack.callback(lambda: cluster.shutdown())
+        stack.callback(lost.set)
         words = [str(folder), "-m", "test-model", "-b", endpoint.base_url, "-n", "8", "-r", "40", "-c", "4"]
         command = [sys.executable, "-m", "wander_client", "eval", *words, "--out", "ray", "--json"]
         command += ["--engine", "ray", "--ray-address", cluster.address, "--shards", "3"]
         playing = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
         stack.callback(playing.kill)
-        while not begun() and playing.poll() is None:
+        while not list(home.glob("ray.shards/*/*/rollouts.jsonl")) and playing.poll() is None:
             time.sleep(0.1)
         cluster.add_node(num_cpus=2)
         while begun() < 3 and playing.poll() is None:
             time.sleep(0.1)
+        assert begun() == 3, "the late node plays"
         cluster.remove_node(cluster.head_node, allow_graceful=False)
+        lost.set()
         said = json.loads(playing.communicate()[0])["error"]
         assert (playing.returncode, said["code"]) == (5, "ray_unavailable"), said
         assert "go on with `wander eval --resume ray`" in said["hint"]

@@ -48,7 +48,7 @@ class Handler(BaseHTTPRequestHandler):
             print("RuntimeError: CUDA error", file=sys.stderr, flush=True)
             os._exit(4)
         if given.behave == "slow":
-            time.sleep(0.1)
+            time.sleep(0.2)
         if given.behave == "hangs" and answered:
             time.sleep(600)
         answered += 1

@@ -11,7 +11,7 @@ from wander_client.evaluate.evaluation import new_run_dir, settle
 from wander_client.evaluate.settings import BUDGETS, EvaluationSettings
 from wander_client.ray_engine.engine import finish, hold, play, shard_folders
 from wander_client.ray_engine.parts import RayChoice, parts_of
-from wander_client.suites.file import Suite, SuiteRun, name_run
+from wander_client.suites.file import Suite, name_run
 from wander_client.suites.merge import Merged, merge_part, merge_suite, require_free
 
 if TYPE_CHECKING:
@@ -45,7 +45,9 @@ def evaluate_suite(context: Invocation, suite: Suite, out: Path, choice: RayChoi
                 f"{run.where}: a budget of one evaluation is not shared among shards",
                 hint="write the budget at the top of the suite's file",
             )
-    exact = [_settled(context, run) for run in suite.runs]
+    exact = [
+        run.model_copy(update={"settings": settle(context, run.settings)[0]}) for run in suite.runs
+    ]  # an environment and a version that hold on all nodes
     return _play(context, suite.model_copy(update={"runs": exact}), out, choice)
 
 
@@ -80,8 +82,3 @@ def _play(context: Invocation, suite: Suite, out: Path, choice: RayChoice) -> li
             suite.write(out)  # with the calls at once of the whole
         finish(out)
     return merged
-
-
-def _settled(context: Invocation, run: SuiteRun) -> SuiteRun:
-    """Return an evaluation whose environment and version hold on all nodes."""
-    return run.model_copy(update={"settings": settle(context, run.settings)[0]})
