@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import re
 from typing import Any
@@ -61,12 +62,41 @@ async def test_a_form_of_another_page_or_of_nobody_changes_nothing(hub, alice):
         assert asked.headers["location"] == "/login?next=/alice/settings"
     assert (await send(alice, "no-such-form")).status_code == 404
     assert (await send(alice, "revoke")).status_code == 422
-    wrong = await send(alice, "token", name="", scopes="read", days="never", back="//elsewhere.test")
+    other = await send(alice, "member", at_owner="bob", at_user="alice", role="owner", back="/files/x")
+    assert (other.status_code, "Nothing was changed" in other.text) == (403, True)
+
+
+async def test_a_refused_form_comes_back_with_what_was_typed(hub, alice):
+    typed = {"name": 'ci "<b>"', "scopes": ["results", "publish"], "days": "never", "target": "alice"}
+    lost = await send(alice, "token", **typed, back="//elsewhere.test")
+    assert (lost.status_code, "elsewhere" in lost.text) == (422, False)
+    wrong = await send(alice, "token", **typed)
     assert wrong.status_code == 422
-    assert "Nothing was changed" in wrong.text
-    assert "elsewhere" not in wrong.text
-    other = await send(alice, "member", at_owner="bob", at_user="alice", role="owner")
-    assert other.status_code == 403
+    assert "<h1>alice</h1>" in wrong.text, "on the page from which it came"
+    banner = re.search(r'role="alert".*?</div>', wrong.text, re.DOTALL)[0]
+    assert "days must be a whole number." in banner
+    assert 'value="ci &#34;&lt;b&gt;&#34;"' in wrong.text
+    assert re.findall(r'value="(\w+)" checked', wrong.text) == ["results", "publish"]
+    assert re.search(r'name="days"[^>]* value="never" aria-invalid=true', wrong.text)
+    assert "is missing" in (await send(alice, "token", scopes="read", days="7")).text
+    secrets = {"old": "my old words", "new": "my new words", "again": "other words", "code": "123456"}
+    apart = await send(alice, "password", **secrets, back="/account#password")
+    assert "the new password was typed in two ways" in apart.text
+    assert not any(one in apart.text for one in secrets.values())
+    await hub.publish()
+    at = {"at_owner": "alice", "at_name": "reverse-text", "back": "/account"}
+    page = {
+        "Referer": "http://hub.test/alice/reverse-text/settings?done=status",
+        "Sec-Fetch-Site": "same-origin",
+    }
+    some = {**at, "status": "deprecated", "successor": "no such", "reason": "old"}
+    came = await alice.post("/account/forms/status", data=some, headers=page)
+    assert "<option selected>deprecated" in came.text
+    assert 'value="no such"' in came.text
+    assert "Done." not in came.text
+    for elsewhere in ("/live/x", "/system/jobs/live", "/api/v1/whoami"):
+        odd = await send(alice, "status", **{**some, "back": elsewhere})
+        assert (odd.status_code, "<h1>Nothing was changed</h1>" in odd.text) == (came.status_code, True)
 
 
 async def test_owners_invite_and_invited_people_answer(hub, alice):
@@ -139,7 +169,7 @@ async def test_an_environment_is_seen_to_on_its_page(hub, alice):
     accept = f"/api/v1/account/invitations/{offered['id']}/accept"
     assert (await hub.client.post(accept, headers=hub.auth("bob"))).status_code == 200
     seen = (await hub.get(back, headers=hub.auth("bob") | HTML)).text
-    assert "bob</td><td>owner</td>" in seen.replace(" ", "")
+    assert "bob</td><td>owner</td>" in re.sub(r"\s", "", seen)
     listed = (await hub.get("/account", headers=hub.auth("bob") | HTML)).text
     assert f'>alice/reverse-text</a> <span class="muted">owner</span> · <a href="{back}">' in listed
     there = {"at_owner": "alice", "at_name": "reverse-text", "back": back}
@@ -177,6 +207,59 @@ async def test_an_environment_is_seen_to_on_its_page(hub, alice):
     assert (await hub.get("/api/v1/environments/alice/other-name")).status_code == 200
     stale = await send(alice, "status", **at, status="archived")
     assert (stale.status_code, "another name by now" in stale.text) == (409, True)
+
+
+async def test_keys_and_publishers_are_added_and_taken_back(hub, alice):
+    public = base64.b64encode(bytes(range(32))).decode()
+    assert "None yet" in (await alice.get("/account")).text.partition("Keys that sign")[2]
+    assert (await send(alice, "key", name="laptop <b>", public_key="short")).status_code == 422
+    assert (await send(alice, "key", name="laptop <b>", public_key=public)).status_code == 303
+    page = (await alice.get("/account")).text
+    assert "laptop &lt;b&gt;" in page
+    fingerprint = re.search(r'name="at_fingerprint" value="(\w+)"', page)[1]
+    assert (await send(alice, "revoke-key", at_fingerprint=fingerprint)).status_code == 303
+    assert fingerprint not in re.findall(r'value="(\w+)"', (await alice.get("/account")).text)
+    back = "/alice/settings"
+    typed = {
+        "at_owner": "alice",
+        "kind": "github",
+        "subject": "acme/<b>",
+        "name": "reverse-text",
+        "back": back,
+    }
+    wrong = await send(alice, "publisher", **typed)
+    assert "the file name of the workflow is needed" in wrong.text
+    assert 'value="acme/&lt;b&gt;"' in wrong.text
+    right = {**typed, "subject": "acme/environments", "workflow": "release.yml"}
+    assert (await send(alice, "publisher", **right)).status_code == 303
+    number = re.search(r'name="at_publisher" value="(\d+)"', (await alice.get(back)).text)[1]
+    at = {"at_owner": "alice", "at_publisher": number}
+    assert (await send(alice, "remove-publisher", **at)).status_code == 303
+    assert "at_publisher" not in (await alice.get(back)).text
+
+
+async def test_a_run_is_hidden_shown_and_withdrawn_on_its_page(hub, alice, run_of):
+    manifest, rollouts = run_of(await hub.publish(), reward=0.5)
+    assert (await hub.post_run(manifest, rollouts)).status_code == 201
+    page, at = (
+        f"/runs/{manifest['run_id']}",
+        {"at_run": manifest["run_id"], "back": f"/runs/{manifest['run_id']}"},
+    )
+    nobody = (await hub.get(page, headers=hub.auth("bob") | HTML)).text
+    assert not any(word in nobody for word in ("Keep it off its leaderboard", "Withdraw it"))
+    assert "at least 3 characters" in (await send(alice, "hide-run", **at, reason="x")).text
+    assert (await send(alice, "hide-run", **at, reason="made by <b>")).status_code == 303
+    hidden = (await alice.get(page)).text
+    assert "Kept off its leaderboard by alice" in hidden
+    assert "made by &lt;b&gt;" in hidden
+    assert (await send(alice, "show-run", **at)).status_code == 303
+    assert "Kept off" not in (await alice.get(page)).text
+    assert (await send(alice, "withdraw-run", **at, at_reason="wrong & <b>?")).status_code == 303
+    gone = (await alice.get(page)).text
+    assert "wrong &amp; &lt;b&gt;?" in gone
+    assert "Withdraw it" not in gone
+    log = (await alice.get("/alice/settings")).text.partition("Audit log")[2]
+    assert f'<a href="{page}">' in log
 
 
 async def test_a_password_and_a_second_factor_are_changed_on_the_page_alone(hub, alice):
@@ -266,4 +349,4 @@ async def test_administrators_see_the_hub_and_do_on_pages_what_the_api_does(hub,
             await admin.get("/system/audit?action=user.disable&actor=admin&since=2020-01-01", headers=HTML)
         ).text
         assert found.count("<tbody><tr>") == 1
-        assert ">bob</td>" in found
+        assert 'href="/system/users?q=bob">bob</a>' in found

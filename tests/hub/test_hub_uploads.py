@@ -8,7 +8,10 @@ import io
 import tarfile
 
 import pytest
+from wander_hub.web.source import files
 
+HTML = {"Accept": "text/html"}
+SDIST = "reverse_text-0.1.0.tar.gz"
 MIB = 1024 * 1024
 FIELD = b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\nx\r\n--b--\r\n'
 PKG_INFO = b"Metadata-Version: 2.4\nName: reverse-text\nVersion: 0.1.0\nSummary: From source.\n"
@@ -19,7 +22,8 @@ def sdist() -> bytes:
     project = b'[project.entry-points."wander.environments"]\nreverse-text = "reverse_text"\n'
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        for name, body in {"PKG-INFO": PKG_INFO, "pyproject.toml": project}.items():
+        given = {"PKG-INFO": PKG_INFO, "pyproject.toml": project, "tests/test_it.py": b"assert 1 < 2\n"}
+        for name, body in given.items():
             info = tarfile.TarInfo(f"reverse_text-0.1.0/{name}")
             info.size = len(body)
             archive.addfile(info, io.BytesIO(body))
@@ -50,14 +54,26 @@ async def test_same_bytes_are_a_200_and_other_bytes_a_409(hub, make_wheel):
     assert (detail["summary"], detail["versions"]) == ("Reverse a text.", 1)
 
 
-async def test_wheel_and_source_archive_share_a_version(hub, make_wheel):
-    answer = await hub.upload(sdist(), "reverse_text-0.1.0.tar.gz")
+async def test_wheel_and_source_archive_share_a_version(hub, make_wheel, monkeypatch):
+    answer = await hub.upload(sdist(), SDIST)
     assert answer.status_code == 200, answer.text
     assert answer.json()["entry_point"] == "reverse_text:load_environment"
     answer = await hub.upload(make_wheel().build(), make_wheel().wheel_name)
     version = answer.json()
     assert sorted(file["kind"] for file in version["files"]) == ["sdist", "wheel"]
     assert version["summary"] == "Reverse a text."  # the wheel's metadata is the final one
+    page = "/alice/reverse-text/versions/0.1.0/source"
+    installs = (await hub.get(page, headers=HTML)).text
+    assert ('href="?archive=source"' in installs, "tests/" in installs) == (True, False)
+    first = (await hub.get(f"{page}?archive=source", headers=HTML)).text
+    assert 'href="?archive=source&amp;file=tests/test_it.py">tests/<wbr>test_' in first
+    tests = f"{page}?archive=source&file=tests/test_it.py"
+    assert '<span id="L1"><a href="#L1">1</a><span class="k">assert</span>' in (await hub.get(tests)).text
+    told = (await hub.get(tests, headers={"Accept": "application/json"})).json()
+    assert (told["archive"], told["wheel"], told["text"]) == ("source", SDIST, "assert 1 < 2\n")
+    assert (await hub.get(f"{page}?archive=source&file=../x")).status_code == 404
+    monkeypatch.setattr(files, "_MOST_BYTES", 100)
+    assert (await hub.get(tests)).json()["code"] == "source_too_large"
 
 
 async def test_module_level_load_environment_is_enough(hub, make_wheel):

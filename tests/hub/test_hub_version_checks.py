@@ -86,6 +86,13 @@ async def test_a_published_version_is_checked_and_its_page_says_what_came_out(hu
         kept.report = {name: one for name, one in kept.report.items() if name != "earned"}
     assert (await hub.get(PATH)).json()["earned"] == {}, "a check of before is shown without"
     assert "earned on average" not in (await hub.get("/alice/reverse-text")).text
+    for sweep in (swept(hub), swept(hub)):
+        sweep()
+        sweep()
+    work = worker(hub)
+    assert (work.run_one(), work.run_one()) == (True, False), "once, whoever looks"
+    assert "earned on average" in (await hub.get("/alice/reverse-text")).text
+    assert len(commands) == 2
 
 
 async def test_every_version_is_checked_once_also_those_of_before(hub, commands, make_wheel):

@@ -104,6 +104,8 @@ async def test_administrators_follow_the_queue_and_look_together(hub, run, monke
     for settings in ("/alice/settings", "/alice/reverse-text/settings"):
         seen = (await hub.get(settings, headers=HTML | hub.auth("alice"))).text
         assert f'href="/runs/{RUN}#verification">run {RUN[-10:]} on alice/reverse-text</a>' in seen
+        assert f'id="open-jobs" data-live="{settings}/live"' in seen
+        assert (await hub.get(f"{settings}/live", headers=hub.auth("bob"))).status_code == 403
     monkeypatch.setattr(live, "LOOK_SECONDS", 0.2)
     watching = [asyncio.create_task(hub.get("/system/jobs/live", headers=admin)) for _ in range(4)]
     await all_saw.wait()
@@ -114,6 +116,8 @@ async def test_administrators_follow_the_queue_and_look_together(hub, run, monke
     assert [name for name, _ in answers[0]] == ["changed", "changed", "end"]
     assert "cancelled" in answers[0][1][1]
     assert answers == [answers[0]] * 4, "all see the same"
+    (_, part), (end, _) = told((await hub.get("/alice/settings/live", headers=hub.auth("alice"))).text)
+    assert ("No replay or check" in part, end) == (True, "end")
     assert len(reads) < len(looks), "they share their looks"
     nothing = (await hub.get("/alice/settings", headers=HTML | hub.auth("alice"))).text
     assert "No replay or check waits or runs" in nothing

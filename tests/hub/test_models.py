@@ -41,6 +41,9 @@ async def test_a_pushed_model_is_what_its_files_say(hub):
     part = await hub.get(made["files"][-1]["url"], headers={"Range": "bytes=3-"})
     assert (part.status_code, part.content) == (206, FILES[made["files"][-1]["filename"]][3:])
     page = (await hub.get("/models/alice/ttt", headers={"Accept": "text/html"})).text
+    assert "Yank" not in page
+    own = (await hub.get("/models/alice/ttt", headers={"Accept": "text/html"} | hub.auth())).text
+    assert all(f'action="/account/forms/{one}"' in own for one in ("yank-revision", "model-visibility"))
     assert "<em>plays</em>" in page
     assert "license: mit" not in page
     told = (await hub.get("/models/alice/ttt", headers={"Accept": "application/json"})).json()

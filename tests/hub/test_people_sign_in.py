@@ -268,6 +268,9 @@ async def test_an_administrator_adds_somebody_and_lets_them_back_in(hub):
     made = await hub.client.post(users, json={"name": "Carol"}, headers=admin)
     assert (made.status_code, made.json()["user"]["name"]) == (201, "carol")
     assert (await hub.client.post(users, json={"name": "carol"}, headers=admin)).status_code == 409
+    assert [one["name"] for one in (await hub.get(f"{users}?q=ARO", headers=admin)).json()["data"]] == [
+        "carol"
+    ]
     links = [
         made.json()["link"],
         (await hub.client.post(f"{users}/carol/link", headers=admin)).json()["link"],

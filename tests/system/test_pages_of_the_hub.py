@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
-from urllib.parse import urldefrag, urljoin
+from urllib.parse import quote, urldefrag, urljoin
 
 import httpx
 import pytest
 from chat_endpoint import chat_endpoint
 from chromium import CHROMIUM, browser_page
+from hostile_package import ACTS, publish
 from page_faults import find_faults
 
 MOST_PAGES = 60
 LEFT = re.compile(r"\?file=|/docs/")
 """Pages that are left out: files of a package, and the documentation, which has a test of its own."""
-ACTS = "<img src=x onerror=\"document.title = 'taken'\"><script>document.title = 'taken'</script>"
 
 
 class Links(HTMLParser):
@@ -105,6 +105,27 @@ def test_a_browser_shows_the_pages_without_a_fault(hub, posted, width, scheme):
         page.locator("#L6 a").click(modifiers=["Shift"])
         assert page.evaluate("location.hash") == "#L2-L6"
         assert faults == []
+
+
+@NEEDS_CHROMIUM
+@pytest.mark.full
+def test_nothing_that_others_wrote_runs_or_breaks_the_layout(hub):
+    label, runs = publish(hub.url, hub.token)
+    at = f"{hub.url}/{label}/versions/latest/source"
+    source = httpx.get(at, headers={"Accept": "application/json"}, timeout=30).json()
+    odd = quote(next(one["path"] for one in source["files"] if "onerror" in one["path"]))
+    paths = ["/?q=evil", f"/{label}", f"/{label}/leaderboard", f"/{label}/versions/latest/source?file={odd}"]
+    paths += [f"/runs?environment={label}", f"/runs/{runs[0]}", f"/runs/{runs[0]}/rollouts/0"]
+    paths += [f"/runs/{runs[0]}/rollouts/3", f"/runs/compare?run={runs[0]}&run={runs[1]}"]
+    faults = []
+    with browser_page(1280, bypass_csp=True) as page:
+        for path in paths:
+            assert page.goto(f"{hub.url}{path}").status == 200, path
+            for width in (1280, 390):
+                page.set_viewport_size({"width": width, "height": 800})
+                faults += [(path, width, one) for one in find_faults(page, axe=False)]
+            assert page.title() != "taken", f"{path} runs what others wrote"
+    assert faults == []
 
 
 @NEEDS_CHROMIUM

@@ -83,19 +83,10 @@ def install_handlers(app: FastAPI, render_page: PageRenderer) -> None:
 
     def answer(request: Request, error: Exception) -> Response:
         failure = error if isinstance(error, HubProblem) else problem_of(error)
-        request_id = request.scope.get("state", {}).get("request_id")
         request.app.state.metrics.count_problem(failure.code)
+        problem = describe(request, failure)
         # An unexpected failure is answered outside of all middleware, so the headers are completed here too.
-        headers = {**BROWSER_HEADERS, REQUEST_ID_HEADER: request_id or "", **failure.headers}
-        problem = Problem(
-            title=HTTPStatus(failure.status).phrase,
-            status=failure.status,
-            detail=without_secrets(failure.detail),  # a token that was sent as a name stands there, too
-            code=failure.code,
-            hint=without_secrets(failure.hint) if failure.hint else None,
-            request_id=request_id,
-            errors=failure.errors,
-        )
+        headers = {**BROWSER_HEADERS, REQUEST_ID_HEADER: problem.request_id or "", **failure.headers}
         if wants_page(request):
             return render_page(request, problem, headers)
         return JSONResponse(
@@ -108,6 +99,19 @@ def install_handlers(app: FastAPI, render_page: PageRenderer) -> None:
     app.add_exception_handler(Moved, _redirect)
     for kind in (*_HANDLED, Exception):
         app.add_exception_handler(kind, answer)
+
+
+def describe(request: Request, failure: HubProblem) -> Problem:
+    """Return what the answer to a request says of a refusal."""
+    return Problem(
+        title=HTTPStatus(failure.status).phrase,
+        status=failure.status,
+        detail=without_secrets(failure.detail),  # a token that was sent as a name stands there, too
+        code=failure.code,
+        hint=without_secrets(failure.hint) if failure.hint else None,
+        request_id=request.scope.get("state", {}).get("request_id"),
+        errors=failure.errors,
+    )
 
 
 def _redirect(request: Request, error: Exception) -> Response:

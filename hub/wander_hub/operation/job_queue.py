@@ -27,6 +27,7 @@ from wander_hub.verification import service as verification
 from wander_hub.webhooks import delivery
 
 _SEEN = timedelta(days=1)
+_OPEN_SHOWN = 50
 Queue = TypeVar("Queue", bound=TableQueue)
 
 
@@ -77,14 +78,22 @@ def list_states(
     ]
 
 
-def list_open(
-    session: Session, owner_id: int, environment_id: int | None = None, limit: int = 50
-) -> list[JobInfo]:
+def list_open(session: Session, owner_id: int, environment_id: int | None = None) -> list[JobInfo]:
     """Return the replays and checks that wait or run for an owner's environments, or one, the newest first.
 
     Those of runs that the session's reader may not see are left out.
     """
-    query = select(Job).where(Job.state.in_(OPEN)).order_by(Job.id.desc()).limit(limit)
+    return describe(session, session.scalars(_open(session, owner_id, environment_id)).all())
+
+
+def list_open_states(session: Session, owner_id: int, environment_id: int | None) -> list[tuple[Any, ...]]:
+    """Return what differs once that list says something else."""
+    query = _open(session, owner_id, environment_id)
+    return [tuple(row) for row in session.execute(query.with_only_columns(Job.id, Job.state, Job.progress))]
+
+
+def _open(session: Session, owner_id: int, environment_id: int | None) -> Select[Job]:
+    query = select(Job).where(Job.state.in_(OPEN)).order_by(Job.id.desc()).limit(_OPEN_SHOWN)
     query = query.outerjoin(Run, Run.run_id == Job.payload["run_id"].as_string())
     query = query.outerjoin(Version, Version.id == Job.payload["version_id"].as_integer())
     query = query.join(
@@ -94,7 +103,7 @@ def list_open(
     query = query.where(Run.run_id.is_(None) | readable_run(session))
     if environment_id is not None:
         query = query.where(Environment.id == environment_id)
-    return describe(session, session.scalars(query).all())
+    return query
 
 
 def _newest(kind: str | None, state: JobState | None, before: int | None) -> Select[Job]:

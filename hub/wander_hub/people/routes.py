@@ -45,6 +45,7 @@ _LINKS = _CHANGES | refusals(400)
 User = Annotated[str, Path(max_length=80)]
 Cursor = Annotated[str, Query(max_length=80, description="`next` of the page before")]
 Limit = Annotated[int, Query(ge=1, le=1000)]
+Word = Annotated[str, Query(max_length=80, description="those whose names have it")]
 
 
 @router.put("/account/password", status_code=204, responses=_REFUSALS, response_class=Response)
@@ -137,10 +138,12 @@ def list_organisations(
 
 
 @router.get("/users", response_model=UserList, responses=refusals(401, 403, 422))
-def list_users(session: ReadSession, caller: Caller, cursor: Cursor = "", limit: Limit = 100) -> UserList:
+def list_users(
+    session: ReadSession, caller: Caller, cursor: Cursor = "", limit: Limit = 100, q: Word = ""
+) -> UserList:
     """List the users; for administrators."""
     rights.administrator(caller)
-    found = departures.list_users(session, after=cursor, limit=limit + 1)
+    found = departures.list_users(session, after=cursor, limit=limit + 1, word=q.strip())
     return UserList(data=found[:limit], next=found[limit - 1].name if len(found) > limit else None)
 
 

@@ -308,11 +308,15 @@ def withdraw_run(context: Context, run_id: str, reason: str) -> None:
     objects.discard(context.database, context.storage, context.commit(record))
 
 
+def is_own(run: Run, caller: Identity) -> bool:
+    """Tell whether a run is the caller's, who may publish and withdraw it."""
+    covered = caller.covers("results", run.environment.owner_id, run.environment_id)
+    return covered and (run.posted_by_id == caller.user_id or caller.administers)
+
+
 def _find_own_run(session: Session, run_id: str, caller: Identity, verb: str) -> Run:
     run = runs.find(session, run_id)
-    environment = run.environment
-    covered = caller.covers("results", environment.owner_id, environment.id)
-    if not covered or (run.posted_by_id != caller.user_id and not caller.administers):
+    if not is_own(run, caller):
         hint = f"ask `{run.posted_by.name}`"
         raise HubProblem(403, "not_permitted", f"only who posted a run may {verb} it", hint=hint)
     return run

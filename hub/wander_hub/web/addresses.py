@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from markupsafe import Markup
 from wander.wire.levels import LEVEL_FACTS
+
+from wander_hub.audit import AuditEntry
 
 TERMS: dict[str, str] = {
     "level": "verification",
@@ -77,3 +79,20 @@ def query_of(asked: dict[str, Any]) -> str:
 def query_string(**values: Any) -> str:
     """Return the values that are set as a query."""
     return query_of({key: value for key, value in values.items() if value not in (None, "", 0, [])})
+
+
+def page_of(entry: AuditEntry) -> str:
+    """Return the page of what an entry of the audit log tells of; nothing where there is none."""
+    target, kind = quote(entry.target, safe="/@"), entry.action.partition(".")[0]
+    if kind in ("run", "verification") and not target.isdigit():
+        return f"/runs/{target}"
+    if entry.target.startswith("webhook "):
+        return f"/account/webhooks/{entry.target.removeprefix('webhook ')}"
+    if "/" in target:
+        label, _, version = target.partition("@")
+        if kind == "model" or entry.detail.get("kind") == "model":
+            return f"/models/{label}" + (f"/{version}" if version else "")
+        return f"/{label}" + (f"/versions/{version}" if version else "")
+    if kind == "user":
+        return f"/system/users?q={target}"
+    return f"/{target}" if target and target == entry.owner else ""

@@ -291,7 +291,8 @@ def evaluations(cells: Mapping[str, Sequence[tuple[int, float, float, float]]]) 
             marks += Markup(
                 '<line class="whisker {0}" x1="{1:.1f}" x2="{1:.1f}" y1="{2:.1f}" y2="{3:.1f}"/>'
             ).format(css, x, up(low), up(high))
-            marks += _dot(x, y, 3.5, f"{cell} {_interval(mean, low, high)} at step {step}", css)
+            said = f"{cell} {_interval(mean, low, high)} at step {step}"
+            marks += _dot(x, y, 3.5, said, css, reached=True)
         lines += Markup('<path class="curve {}" d="{}"/>').format(css, path) + marks
     title = f"Mean reward of {len(cells)} evaluations over the steps, with 95 % intervals"
     drawn = _svg(width, height, "chart large", title, f"{grid}{ticks}{lines}")
@@ -345,10 +346,12 @@ def _keyed(drawn: Markup, rows: Sequence[tuple[str, str, float]]) -> Markup:
     return Markup('<div class="keyed">{}<ul class="small">{}</ul></div>').format(drawn, key)
 
 
-def _dot(x: float, y: float, radius: float, said: str, css: str = "") -> Markup:
+def _dot(x: float, y: float, radius: float, said: str, css: str = "", *, reached: bool = False) -> Markup:
+    """Draw a point that tells what it is; one that is `reached` by the keyboard, too."""
+    way = Markup(' tabindex="0" role="img" aria-label="{}"').format(said) if reached else ""
     return Markup(
-        '<circle class="dot {}" cx="{:.1f}" cy="{:.1f}" r="{:.1f}"><title>{}</title></circle>'
-    ).format(css, x, y, radius, said)
+        '<circle class="dot {}" cx="{:.1f}" cy="{:.1f}" r="{:.1f}"{}><title>{}</title></circle>'
+    ).format(css, x, y, radius, way, said)
 
 
 def _link(address: str, mark: Markup, said: str) -> Markup:
@@ -388,7 +391,7 @@ def _mean_marker(axis: Axis, mean: float, base: float) -> str:
 def _svg(
     width: int, height: int, css: str, title: str, body: str, *, stretch: bool = False, points: str = ""
 ) -> Markup:
-    role = "group" if "<a " in body else "img"  # a picture has no links in it
+    role = "group" if "<a " in body or "tabindex" in body else "img"  # nobody goes into a picture
     head = Markup('<svg class="{}" viewBox="0 0 {} {}" role="{}" aria-label="{}"').format(
         css, width, height, role, title
     )

@@ -56,7 +56,7 @@ def site_map(
     base_url: BaseUrl,
     page: Annotated[Annotated[int, Field(ge=0, le=2**20)] | Literal["docs", "models"] | None, Query()] = None,
 ) -> Response:
-    """The documentation, models, environments and their leaderboards: a list of parts, or one of them."""
+    """The documentation, models, environments, their owners and leaderboards: a list of parts, or one."""
     places: list[tuple[str, datetime | None]] = []
     if page is None:
         parts = ["docs", "models", *browse.public_pages(session, _MOST)]
@@ -75,6 +75,8 @@ def site_map(
         for owner, name, changed, many in browse.public_page(session, page, _MOST):
             places.append((f"/{owner}/{name}", changed))
             places += [(f"/{owner}/{name}/leaderboard", changed)] if many else []
+        owners = {path.split("/")[1] for path, _ in places}
+        places += [(f"/{owner}", None) for owner in sorted(owners)]
     body = render("sitemap.xml", places=places, base_url=base_url)
     return Response(body, media_type="application/xml", headers=_SHORT)
 

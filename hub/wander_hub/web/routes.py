@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -194,13 +194,14 @@ def show_source(
     name: str,
     version: str,
     file: Annotated[str | None, Query(max_length=1000)] = None,
+    archive: source.Archive = "wheel",
 ) -> Response:
-    """The source code of one version, a file at a time."""
+    """The source code of one version, a file at a time: of its wheel, or of its source archive."""
     moved = _canonical(owner, name)
     if moved is not None:
         return RedirectResponse(f"{moved}/versions/{quote(version)}/source", 301)
     found = environments.find(session, owner, name)
-    files = source.find_source(session, storage, found, version, file)
+    files = source.find_source(session, storage, found, version, file, archive)
     if wants_json(request):
         return as_json(files)
     view = source.draw_source(session, found, files)
@@ -291,7 +292,7 @@ def show_model(
         if "revision" not in request.path_params:
             return as_json(describe(session, found, base_url))
         return as_json(describe_revision(find_revision(session, found, revision), base_url))
-    view = service.model(session, base_url, owner, name, revision)
+    view = service.model(session, base_url, owner, name, revision, caller_of(request))
     return page(request, "model.html", view=view)
 
 
@@ -307,9 +308,8 @@ def problem_page(request: Request, problem: Problem, headers: dict[str, str]) ->
                 suggestions = environments.suggestions(session, owner, rest[0])
             else:  # one word: who wrote it may have left the owner out
                 suggestions = [f"{one}/{owner}" for one in owners_of(session, owner)[:3]]
-    answer = page(
-        request, "problem.html", status=problem.status, problem=problem, suggestions=suggestions, there=there
-    )
+    told: dict[str, Any] = {"problem": problem, "suggestions": suggestions, "there": there, "back": ""}
+    answer = page(request, "problem.html", status=problem.status, **told)
     own = "Content-Security-Policy"  # it lets the scripts of pages in
     answer.headers.update({**headers, own: answer.headers[own]})
     return answer

@@ -10,6 +10,7 @@ from wander.wire.models import ModelRevision
 from wander.wire.postings import LinkedRun
 
 from wander_hub.environments.readme import place
+from wander_hub.identity import Identity
 from wander_hub.models import service as models
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
@@ -29,9 +30,16 @@ class ModelView:
     trained_by: list[LinkedRun]
     runs: list[RunDetail]
     """Evaluations of these very weights, the newest first."""
+    maintained: bool
+    """Whether the reader may yank its revisions."""
+    managed: bool
+    """Whether the reader may say who sees it."""
+    visibility: str
 
 
-def model(session: Session, base_url: str, owner: str, name: str, word: str) -> ModelView:
+def model(
+    session: Session, base_url: str, owner: str, name: str, word: str, caller: Identity | None
+) -> ModelView:
     """Return a revision of a model, with the runs whose weights are those of its digest."""
     found = models.find(session, owner, name)
     described = models.describe(session, found, base_url)
@@ -44,4 +52,7 @@ def model(session: Session, base_url: str, owner: str, name: str, word: str) -> 
         card_html=colour_blocks(place(shown.card_html, None)),
         trained_by=runs.makers_of(session, shown.weights_sha256),
         runs=[runs.detail_of(one, base_url) for one in evaluations],
+        maintained=caller is not None and caller.may_as_owner("maintain", found.owner_id),
+        managed=caller is not None and caller.may_as_owner("manage", found.owner_id),
+        visibility=found.visibility,
     )

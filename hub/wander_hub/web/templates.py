@@ -21,7 +21,7 @@ from wander_hub.http.answers import REVALIDATE, not_modified
 from wander_hub.http.boundary import base_url_of, caller_of
 from wander_hub.http.middleware import PAGE_CSP
 from wander_hub.security import without_secrets
-from wander_hub.web import addresses, charts, text
+from wander_hub.web import addresses, charts, refusals, text
 
 _HERE = Path(__file__).parent
 _STATIC = _HERE / "static"
@@ -72,6 +72,7 @@ _templates.filters |= {
     "moment": text.moment,
     "number": text.number,
     "plain": text.plain,
+    "plain_words": refusals.in_plain_words,
     "qr": text.qr,
     "shortened": text.shorten,
     "size": text.size,
@@ -86,7 +87,9 @@ _templates.globals |= {
     "hub_version": __version__,
     "level_facts": LEVEL_FACTS,
     "interval_bar": charts.interval_bar,
+    "page_of": addresses.page_of,
     "outcome_bar": charts.outcome_bar,
+    "refused_form": refusals.refused_form,
     "score_digits": text.score_digits,
     "static": _ADDRESSES,
     "term": addresses.term,

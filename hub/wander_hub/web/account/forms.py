@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qs, quote, unquote
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from fastapi import Request
+from starlette.responses import Response
 from starlette.types import Message
 
 from wander_hub.http.bodies import whole
 from wander_hub.http.problems import HubProblem
+from wander_hub.web.refusals import CURRENT, Refused
 
 _LONGEST = 16 * 1024
 _MOST_FIELDS = 50
@@ -56,6 +59,10 @@ def _list(given: Given, name: str) -> list[str]:
     return given.get(name, [])
 
 
+class _NoPage(Exception):
+    """What a form says that it came from is no page."""
+
+
 @dataclass(frozen=True)
 class Form:
     """Which request of the API a form is."""
@@ -70,7 +77,7 @@ class Form:
 
 
 _OWNER, _ENVIRONMENT = "/api/v1/owners/{owner}", "/api/v1/environments/{owner}/{name}"
-_WEBHOOK = "/api/v1/webhooks/{webhook}"
+_WEBHOOK, _RUN, _MODEL = "/api/v1/webhooks/{webhook}", "/api/v1/runs/{run}", "/api/v1/models/{owner}/{name}"
 FORMS = {
     "token": Form(
         "POST", "/api/v1/tokens", {"name": _text, "scopes": _list, "target": _text, "days": _number}
@@ -113,7 +120,22 @@ FORMS = {
     "unstar": Form("DELETE", _ENVIRONMENT + "/star"),
     "yank": Form("PUT", _ENVIRONMENT + "/versions/{version}/yank", {"reason": _text}),
     "unyank": Form("DELETE", _ENVIRONMENT + "/versions/{version}/yank"),
-    "verify": Form("POST", "/api/v1/runs/{run}/verifications", {"level": _text}),
+    "key": Form("POST", "/api/v1/keys", {"name": _text, "public_key": _text}),
+    "revoke-key": Form("DELETE", "/api/v1/keys/{fingerprint}"),
+    "publisher": Form(
+        "POST",
+        _OWNER + "/publishers",
+        dict.fromkeys(("name", "kind", "subject", "workflow", "deployment", "issuer"), _text),
+    ),
+    "remove-publisher": Form("DELETE", _OWNER + "/publishers/{publisher}"),
+    "publish-run": Form("POST", _RUN + "/publish"),
+    "withdraw-run": Form("DELETE", _RUN + "?reason={reason}"),
+    "hide-run": Form("PUT", _RUN + "/hiding", {"reason": _text}),
+    "show-run": Form("DELETE", _RUN + "/hiding"),
+    "model-visibility": Form("PUT", _MODEL + "/visibility", {"private": _flag, "internal": _flag}),
+    "yank-revision": Form("PUT", _MODEL + "/revisions/{revision}/yank", {"reason": _text}),
+    "unyank-revision": Form("DELETE", _MODEL + "/revisions/{revision}/yank"),
+    "verify": Form("POST", _RUN + "/verifications", {"level": _text}),
     "cancel-verification": Form("DELETE", "/api/v1/verifications/{verification}"),
 }
 
@@ -164,28 +186,54 @@ async def send(request: Request, name: str, given: Given) -> tuple[int, dict[str
     if not all(parts.values()):
         raise HubProblem(422, "invalid_request", "a field of the form is empty that says what it is about")
     body = json.dumps({one: read(given, one) for one, read in form.fields.items()}).encode()
-    body = body if form.fields else b""
+    content = (b"content-type", b"application/json") if form.fields else (b"accept", b"application/json")
+    path, _, query = path.partition("?")
+    answer = await _ask(request, form.method, path, content, query, body if form.fields else b"")
+    if 300 <= answer.status_code < 400:
+        hint = "load its page, and send the form from there"
+        raise HubProblem(409, "moved", "what the form is about has another name by now", hint=hint)
+    said = json.loads(bytes(answer.body)) if answer.body else {}
+    return answer.status_code, said, answer.headers.getlist("set-cookie")
+
+
+async def draw_again(request: Request, refused: Refused, back: str) -> Response | None:
+    """Return the page from which a form came, which gives it back; None where no page has it any more."""
+    place, came = urlsplit(back), urlsplit(request.headers.get("referer", ""))
+    token = CURRENT.set(refused)
+    try:
+        for page in (came, place):
+            query = "&".join(one for one in page.query.split("&") if not one.startswith("done="))
+            with suppress(_NoPage):
+                answer = await _ask(request, "GET", page.path or "/", (b"accept", b"text/html"), query)
+                if refused.shown and answer.status_code == 200:
+                    answer.status_code = refused.problem.status
+                    return answer
+    finally:
+        CURRENT.reset(token)
+    return None
+
+
+async def _ask(
+    request: Request, method: str, path: str, header: tuple[bytes, bytes], query: str = "", body: bytes = b""
+) -> Response:
+    """Return what the hub answers to another request of who sent this one."""
     kept = [pair for pair in request.scope["headers"] if pair[0] not in _OWN_HEADERS]
     length = (b"content-length", str(len(body)).encode())
     scope = {key: value for key, value in request.scope.items() if key not in _OF_ROUTES}
-    scope |= {"method": form.method, "path": unquote(path), "raw_path": path.encode(), "query_string": b""}
-    scope["headers"] = [*kept, (b"content-type", b"application/json"), length]
-    status, said = 500, bytearray()
-    cookies: list[str] = []
+    scope |= {"method": method, "path": unquote(path), "raw_path": path.encode()}
+    scope |= {"query_string": query.encode(), "headers": [*kept, header, length]}
+    answer, said = Response(status_code=500), bytearray()
 
     async def receive() -> Message:
         return {"type": "http.request", "body": body, "more_body": False}
 
     async def take(message: Message) -> None:
-        nonlocal status
         if message["type"] == "http.response.start":
-            status = message["status"]
-            headers = message["headers"]
-            cookies.extend(value.decode() for key, value in headers if key == b"set-cookie")
+            answer.status_code, answer.raw_headers = message["status"], list(message["headers"])
+            if method == "GET" and not answer.headers.get("content-type", "").startswith("text/html"):
+                raise _NoPage  # it may be a stream without an end
         said.extend(message.get("body", b""))
 
     await request.app.router(scope, receive, take)
-    if 300 <= status < 400:
-        hint = "load its page, and send the form from there"
-        raise HubProblem(409, "moved", "what the form is about has another name by now", hint=hint)
-    return status, json.loads(bytes(said)) if said else {}, cookies
+    answer.body = bytes(said)
+    return answer

@@ -5,34 +5,45 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
+from sqlalchemy.orm import Session
 from starlette.responses import RedirectResponse, Response
 from wander.wire import Problem
 from wander.wire.environments import visibility_of
 from wander.wire.events import EVENTS
 
 from wander_hub import audit
+from wander_hub.database import Database
 from wander_hub.environments import repository as environment_repository
 from wander_hub.environments import service as environments
 from wander_hub.environments import stars
+from wander_hub.environments.models import Environment
+from wander_hub.http import live
 from wander_hub.http.boundary import (
     BaseUrl,
     Before,
     ByBody,
+    HubDatabase,
     HubSettings,
     Number,
     ReadSession,
     part_of_another,
 )
+from wander_hub.http.cookies import require_own_page
+from wander_hub.http.problems import HubProblem, describe
+from wander_hub.identity import Identity
 from wander_hub.names import normalise_owner
 from wander_hub.operation import job_queue
 from wander_hub.people import organisations, second_factor, sign_in
+from wander_hub.publishers import service as publishers
 from wander_hub.quotas import service as quotas
 from wander_hub.rights import invitations, members, rights
 from wander_hub.rights import repository as rights_repository
+from wander_hub.runs import signing
 from wander_hub.web.account import forms
 from wander_hub.web.addresses import query_string
+from wander_hub.web.refusals import Refused
 from wander_hub.web.sign_in import Visitor, local_path
-from wander_hub.web.templates import as_json, page, wants_json
+from wander_hub.web.templates import as_json, page, render, wants_json
 from wander_hub.webhooks import service as webhooks
 
 router = APIRouter(include_in_schema=False)
@@ -54,6 +65,7 @@ def show_account(request: Request, session: ReadSession, caller: Visitor, done: 
         roles=rights_repository.grants_of_user(session, caller.user_id),
         invitations=invitations.of_caller(session, caller),
         factor=second_factor.state_of(session, caller.user_id),
+        keys=signing.keys_of(session, caller.user_id).data,
         has_password=sign_in.has_password(session, caller.user_id),
     )
 
@@ -72,14 +84,25 @@ def show_stars(
 
 @router.post("/account/forms/{form}", dependencies=[Depends(ByBody())])
 @part_of_another
-async def send_form(request: Request, form: str) -> Response:
-    """Do what a form asks for, and go back to its page; a secret is shown this once."""
+async def send_form(request: Request, form: str, base_url: BaseUrl) -> Response:
+    """Do what a form asks for, and go back to its page; a secret is shown this once.
+
+    A refused one is given back on the page from which it came, with what was typed.
+    """
+    require_own_page(request, base_url)
     given = await forms.read(request)
     back = local_path(given.pop("back", ["/account"])[0])
-    status, said, cookies = await forms.send(request, form, given)
+    try:
+        status, said, cookies = await forms.send(request, form, given)
+    except HubProblem as refused:
+        status, cookies = refused.status, []
+        said = describe(request, refused).model_dump()
     if status >= 400:
         problem = Problem.model_validate(said)
-        return page(request, "refused.html", status=status, problem=problem, back=back)
+        again = await forms.draw_again(request, Refused(form, given, problem), back)
+        return again or page(
+            *(request, "problem.html"), status=status, problem=problem, back=back, there="", suggestions=[]
+        )
     secret = said.get("secret") or said.get("link") or (said.get("token") if form == "token" else None)
     if form == "confirm":
         secret = "\n".join(said["data"])
@@ -147,21 +170,65 @@ def show_owner_settings(
         session, owner=found.name, action=action or None, before=before, limit=_ENTRIES + 1
     )
     more = len(entries) > _ENTRIES
+    jobs = job_queue.list_open(session, found.id)
     return page(
         request,
         "owner_settings.html",
+        scripts=["live.js"] if jobs else [],
         owner=found.name,
         action=action,
+        narrowed=action or before,
         done=forms.told_of(done),
         visibility=found.default_visibility,
         members=members.of_owner(session, caller, found.name),
-        jobs=job_queue.list_open(session, found.id),
+        jobs=jobs,
+        publishers=publishers.publishers_of(session, caller, found.name),
+        publishes=settings.audience is not None,
         quota=quotas.of_owner(session, settings, caller, found.name),
         webhooks=webhooks.list_all(session, caller, found.name),
         events=EVENTS,
         entries=entries[:_ENTRIES],
         following=query_string(action=action, before=entries[_ENTRIES - 1].id) if more else None,
     )
+
+
+@router.get("/{owner}/settings/live")
+def follow_owner_jobs(
+    request: Request, session: ReadSession, database: HubDatabase, caller: Visitor, owner: str
+) -> Response:
+    """What waits and runs for an owner, as server-sent events; for its owners."""
+    found = rights.owner_for(session, caller, "manage", normalise_owner(owner))
+    return _follow_jobs(request, database, caller, found.id)
+
+
+@router.get("/{owner}/{name}/settings/live")
+def follow_environment_jobs(
+    request: Request, session: ReadSession, database: HubDatabase, caller: Visitor, owner: str, name: str
+) -> Response:
+    """What waits and runs for an environment, as server-sent events; for who maintains it."""
+    found = _find_maintained(session, caller, owner, name)
+    return _follow_jobs(request, database, caller, found.owner_id, found.id)
+
+
+def _follow_jobs(
+    request: Request, database: Database, caller: Identity, owner: int, environment: int | None = None
+) -> Response:
+    def look(known: live.States) -> tuple[live.States, live.Part | None]:
+        with database.read(caller) as session:
+            states = job_queue.list_open_states(session, owner, environment)
+            if states == known:
+                return states, None
+            jobs = job_queue.list_open(session, owner, environment)
+        return states, live.Part(render("open_jobs.html", jobs=jobs), bool(jobs))
+
+    return live.stream(request, look)
+
+
+def _find_maintained(session: Session, caller: Identity, owner: str, name: str) -> Environment:
+    found = environments.find(session, owner, name)
+    if not rights.may(caller, "maintain", found):
+        raise rights.refusal(caller, "maintain", found)
+    return found
 
 
 @router.get("/{owner}/{name}/settings")
@@ -175,14 +242,14 @@ def show_environment_settings(
     done: str = "",
 ) -> Response:
     """Visibility, status, versions and transfer of an environment; for who maintains it."""
-    found = environments.find(session, owner, name)
-    if not rights.may(caller, "maintain", found):
-        raise rights.refusal(caller, "maintain", found)
+    found = _find_maintained(session, caller, owner, name)
     manages = rights.may(caller, "manage", found)
     versions = environments.newest_first(list(environment_repository.versions_of(session, found)))
+    jobs = job_queue.list_open(session, found.owner_id, found.id)
     return page(
         request,
         "environment_settings.html",
+        scripts=["live.js"] if jobs else [],
         summary=environments.summary_of(found),
         visibility=visibility_of(found.private, internal=found.internal),
         done=forms.told_of(done),
@@ -191,6 +258,6 @@ def show_environment_settings(
         webhooks=webhooks.of_environment(session, caller, found),
         events=EVENTS,
         reason=environments.reason_of(found),
-        jobs=job_queue.list_open(session, found.owner_id, found.id),
+        jobs=jobs,
         versions=[environments.version_detail(found, one, base_url) for one in versions],
     )

@@ -224,6 +224,7 @@ def show_audit(
         *(request, "system_audit.html"),
         entries=found[:_ENTRIES],
         asked=asked,
+        narrowed=before or any(asked.values()),
         following=following,
         export="/api/v1/audit.jsonl" + query_string(**given),
     )

@@ -14,6 +14,10 @@ from wander.wire.postings import RunLinks
 from wander.wire.verification import RunEvidence
 
 from wander_hub.identity import Identity
+from wander_hub.leaderboards.models import HiddenRun
+from wander_hub.leaderboards.repository import find_hiding
+from wander_hub.posting.service import is_own
+from wander_hub.rights import rights
 from wander_hub.runs import explorer
 from wander_hub.runs import service as runs
 from wander_hub.runs.explorer import Breakdown, RolloutQuery
@@ -66,6 +70,12 @@ class RunView:
     """Whether words are looked for in all that was said."""
     incomplete: bool
     """Whether something of it is not shown, since the store has lost a file."""
+    hidden: HiddenRun | None
+    """Why it is kept off its board."""
+    own: bool
+    """Whether the reader may withdraw it."""
+    managed: bool
+    """Whether the reader may keep it off its board."""
     plots: list[ArtifactInfo] = field(default_factory=list)
     """Pictures among its files; of one that is there in two forms the smaller."""
 
@@ -129,6 +139,9 @@ def run(
         transcripts_searched=explorer.reads_transcripts(found),
         breakdown=breakdown,
         incomplete=bool(lost),
+        hidden=find_hiding(session, run_id),
+        own=caller is not None and found.withdrawn_at is None and is_own(found, caller),
+        managed=caller is not None and rights.may(caller, "manage", found.environment),
         plots=_plots(detail.artifacts),
     )
 

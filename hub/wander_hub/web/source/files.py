@@ -1,6 +1,7 @@
 """The source code of a version on pages: a file of its wheel line by line.
 
-The wheel is what installs and runs, so that is read, and not a source archive that may hold something else.
+The wheel is what installs and runs, so that is read first; a source archive, which may hold something else
+beside tests and README, only where it is asked for.
 """
 
 from __future__ import annotations
@@ -8,13 +9,13 @@ from __future__ import annotations
 import html
 import re
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import groupby, islice
 from pathlib import PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, Literal
 from zipfile import ZipFile, ZipInfo
 
 from markupsafe import Markup
@@ -62,8 +63,11 @@ _CLOSE = Markup("</span>")
 _LINE_ENDS = re.compile("(\n)")
 
 
+Archive = Literal["wheel", "source"]
+
+
 class SourceFile(Record):
-    """A file of a wheel."""
+    """A file of a wheel, or of a source archive."""
 
     path: str
     size: int
@@ -82,6 +86,8 @@ class SourceFiles(Record):
     name: str
     version: str
     wheel: str
+    """The name of what was read: of the wheel, or of the source archive."""
+    archive: Archive = "wheel"
     files: list[SourceFile]
     shown: str
     text: str
@@ -100,27 +106,49 @@ class SourceView:
     """The one that is offered first."""
     listed: bool
     lines: list[Markup]
+    other: bool
+    """Whether there is the other archive, too."""
 
 
 def find_source(
-    session: Session, storage: Storage, found: Environment, version: str, path: str | None
+    session: Session, storage: Storage, found: Environment, version: str, path: str | None, archive: Archive
 ) -> SourceFiles:
     """Return a version's files and one of them: the one asked for, or the module with its entry point."""
     chosen = environments.find_version(session, found, version)
-    with open_wheel(storage, found, chosen) as (wheel, archive):
-        files = sorted((one for one in archive.infolist() if not one.is_dir()), key=_order)
-        member = _find_member(files, path) if path is not None else _first_member(files, chosen)
-        text, left_out = read_text(archive, member)
-    return SourceFiles(
-        owner=found.owner.name,
-        name=found.name,
-        version=chosen.version,
-        wheel=wheel,
-        files=[SourceFile(path=one.filename, size=one.file_size) for one in files],
-        shown=member.filename,
-        text=text,
-        left_out=left_out,
-    )
+    names: dict[str, Any] = {"owner": found.owner.name, "name": found.name, "version": chosen.version}
+    names["archive"] = archive
+    if archive == "source":
+        return SourceFiles(**names, **_read_source_archive(storage, found, chosen, path))
+    with open_wheel(storage, found, chosen) as (wheel, opened):
+        members = sorted((one for one in opened.infolist() if not one.is_dir()), key=_order)
+        by_path = {one.filename: one for one in members}
+        shown = _choose(by_path, path, _modules(chosen))
+        text, left_out = read_text(opened, by_path[shown])
+    files = [SourceFile(path=one.filename, size=one.file_size) for one in members]
+    return SourceFiles(**names, wheel=wheel, files=files, shown=shown, text=text, left_out=left_out)
+
+
+def _read_source_archive(
+    storage: Storage, environment: Environment, version: Version, path: str | None
+) -> dict[str, Any]:
+    label = f"{environment.label}@{version.version}"
+    offered = environments.list_offered_files(environment, version)
+    sdist = next((one for one in offered if one.kind == "sdist"), None)
+    if sdist is None:
+        raise HubProblem(404, "no_source", f"`{label}` has no source archive")
+    with storage.open_file(sdist.sha256) as body, tarfile.open(fileobj=body, mode="r:gz") as archive:
+        members = dict[str, tarfile.TarInfo]()
+        for one in archive:
+            if sdist.size > _MOST_BYTES or one.offset_data + one.size > _MOST_BYTES:
+                raise _too_large("source archive", label, sdist.filename)
+            if one.isreg():
+                members[one.name.partition("/")[2]] = one
+        members = dict(sorted(members.items()))
+        shown = _choose(members, path, ["README.md", "README.rst", "README", *_modules(version)])
+        taken = archive.extractfile(members[shown])
+        text, left_out = _decode(members[shown].size, lambda: taken.read() if taken is not None else b"")
+    files = [SourceFile(path=name, size=one.size) for name, one in members.items()]
+    return {"wheel": sdist.filename, "files": files, "shown": shown, "text": text, "left_out": left_out}
 
 
 def draw_source(session: Session, environment: Environment, found: SourceFiles) -> SourceView:
@@ -129,12 +157,15 @@ def draw_source(session: Session, environment: Environment, found: SourceFiles) 
     if len(lines) > _MOST_LINES:
         left_out = f"Only the first {_MOST_LINES:,} lines are shown"
         lines, found = lines[:_MOST_LINES], found.model_copy(update={"left_out": left_out})
+    version = environments.find_version(session, environment, found.version)
+    kinds = {one.kind for one in environments.list_offered_files(environment, version)}
     return SourceView(
         found,
         versions=list_versions(session, environment),
         newest=environment.latest_version,
         listed=environment.listed,
         lines=lines,
+        other=("sdist" if found.archive == "wheel" else "wheel") in kinds,
     )
 
 
@@ -189,16 +220,18 @@ def find_wheel(environment: Environment, version: Version) -> File:
 def open_wheel(storage: Storage, environment: Environment, version: Version) -> Iterator[tuple[str, ZipFile]]:
     """Open the wheel that most machines install; the upload has checked its form."""
     wheel, label = find_wheel(environment, version), f"{environment.label}@{version.version}"
-    too_large = HubProblem(
-        *(413, "source_too_large", f"the wheel of `{label}` is too large to be shown"),
-        hint=f"download `{wheel.filename}` and unpack it",
-    )
+    too_large = _too_large("wheel", label, wheel.filename)
     if wheel.size > _MOST_BYTES:
         raise too_large
     with storage.open_file(wheel.sha256) as file, ZipFile(file) as archive:
         if sum(one.file_size for one in archive.infolist()) > _MOST_BYTES:
             raise too_large
         yield wheel.filename, archive
+
+
+def _too_large(what: str, label: str, filename: str) -> HubProblem:
+    hint = f"download `{filename}` and unpack it"
+    return HubProblem(413, "source_too_large", f"the {what} of `{label}` is too large to be shown", hint=hint)
 
 
 def list_versions(session: Session, environment: Environment) -> list[str]:
@@ -211,28 +244,33 @@ def _order(member: ZipInfo) -> tuple[bool, str]:
     return ".dist-info/" in member.filename, member.filename
 
 
-def _find_member(files: list[ZipInfo], path: str) -> ZipInfo:
-    found = next((one for one in files if one.filename == path), None)
-    if found is None:
+def _choose(files: Mapping[str, object], path: str | None, first: Sequence[str]) -> str:
+    """Return the path that is asked for; else the first of some that is there, or of all."""
+    if path is None:
+        path = next((one for one in (*first, *files) if one in files), "")
+    if path not in files:
         raise HubProblem(404, "file_not_found", f"this version has no file `{path[:200]}`")
-    return found
+    return path
 
 
-def _first_member(files: list[ZipInfo], version: Version) -> ZipInfo:
-    """Return the module that the entry point names, or the first file."""
+def _modules(version: Version) -> list[str]:
+    """Return where the module may lie that the entry point names."""
     module = (version.entry_point or "").partition(":")[0].replace(".", "/")
-    wanted = [f"{module}.py", f"{module}/__init__.py"]
-    return next((one for one in files if one.filename in wanted), files[0])
+    return [f"{module}.py", f"{module}/__init__.py"]
 
 
 def read_text(archive: ZipFile, member: ZipInfo) -> tuple[str, str]:
     """Return a file's text and what is left out of it."""
-    if member.file_size > _MOST_TEXT:
-        return "", f"This file is too large to show ({size(member.file_size)})"
+    return _decode(member.file_size, lambda: archive.read(member))
+
+
+def _decode(length: int, read: Callable[[], bytes]) -> tuple[str, str]:
+    if length > _MOST_TEXT:
+        return "", f"This file is too large to show ({size(length)})"
     try:
-        text = archive.read(member).decode()
+        text = read().decode()
     except UnicodeDecodeError:
-        return "", f"This file is not text ({size(member.file_size)})"
+        return "", f"This file is not text ({size(length)})"
     return text.replace("\r\n", "\n"), ""
 
 
