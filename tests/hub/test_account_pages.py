@@ -57,10 +57,13 @@ async def test_a_form_of_another_page_or_of_nobody_changes_nothing(hub, alice):
         )
         assert answer.status_code == 403, headers
     async with browser(hub) as nobody:
-        assert (await send(nobody, "token", name="x", scopes="read")).status_code == 401
+        ended = await send(nobody, "token", name="x", scopes="read", back="/account?done=star")
+        assert (ended.status_code, ended.headers["location"]) == (303, "/login?next=/account%3Fdone%3Dstar")
         asked = await nobody.get("/alice/settings", headers=HTML)
         assert asked.headers["location"] == "/login?next=/alice/settings"
-    assert (await send(alice, "no-such-form")).status_code == 404
+    for name, fields, status in (("no-such-form", {}, 404), ("token", {"name": "x" * 20_000}, 413)):
+        refused = await send(alice, name, **fields)
+        assert (refused.status_code, "<html" in refused.text) == (status, True)
     assert (await send(alice, "revoke")).status_code == 422
     other = await send(alice, "member", at_owner="bob", at_user="alice", role="owner", back="/files/x")
     assert (other.status_code, "Nothing was changed" in other.text) == (403, True)

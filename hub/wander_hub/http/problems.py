@@ -70,6 +70,8 @@ _HANDLED = (
 
 
 _OF_MACHINES = frozenset("_ api files health live metrics openapi.json ready simple".split())  # noqa: SIM905
+_OF_FORMS = frozenset({"account", "login", "logout"})
+"""Where the addresses begin to which browsers send forms."""
 
 
 def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -187,4 +189,5 @@ def wants_page(request: Request) -> bool:
         len(parts) > 1 and parts[1] in {"simple", "legacy", "files", "integrity"}
     ):
         return False
-    return "text/html" in request.headers.get("accept", "") and request.method in {"GET", "HEAD"}
+    loads = request.method in {"GET", "HEAD"} or parts[0] in _OF_FORMS
+    return loads and "text/html" in request.headers.get("accept", "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated
+from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Query, Request
 from sqlalchemy.orm import Session
@@ -97,6 +98,8 @@ async def send_form(request: Request, form: str, base_url: BaseUrl) -> Response:
     except HubProblem as refused:
         status, cookies = refused.status, []
         said = describe(request, refused).model_dump()
+    if said.get("code") == "token_required":  # the session ended since the page was loaded
+        return RedirectResponse(f"/login?next={quote(back)}", 303)
     if status >= 400:
         problem = Problem.model_validate(said)
         again = await forms.draw_again(request, Refused(form, given, problem), back)
