@@ -43,7 +43,7 @@ def _require_visitor(request: Request) -> Identity:
     if (caller := optional_identity(request)) is not None:
         return caller
     way = {"Location": f"/login?next={quote(request.url.path)}"}
-    raise HubProblem(303, "sign_in_first", "this is for who is signed in", headers=way)
+    raise HubProblem(303, "sign_in_first", "sign in to see this", headers=way)
 
 
 Visitor = Annotated[Identity, Depends(_require_visitor)]

@@ -63,6 +63,7 @@ _templates = Environment(
 _templates.filters |= {
     "bounded": text.bounded,
     "breakable": text.breakable,
+    "coded": text.coded,
     "canonical": canonical_json,
     "combined": lambda values, **more: values | more,
     "compact": text.compact,

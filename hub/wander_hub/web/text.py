@@ -35,6 +35,17 @@ def visible(text: str) -> Markup:
     return Markup("").join([*parts, escape(text[end:])])
 
 
+def coded(text: str) -> Markup:
+    """Return a sentence as `visible` does, with what stands between backticks set as code."""
+    parts = text.split("`")
+    if not len(parts) % 2:
+        return visible(text)
+    code = Markup("<code>{}</code>")
+    return Markup("").join(
+        code.format(visible(one)) if at % 2 else visible(one) for at, one in enumerate(parts)
+    )
+
+
 def breakable(text: str) -> Markup:
     """Return a name as `visible` does, in which a line may end behind what parts its words."""
     return Markup("<wbr>").join(visible(part) for part in _SEAM.split(text))
