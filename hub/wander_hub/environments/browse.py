@@ -35,6 +35,18 @@ COUNTED = 1000
 """More than so many are not counted, but called more."""
 
 
+NOBODY = 0
+"""The id of no owner."""
+
+
+def owner_id_of(session: Session, wanted: EnvironmentFilter) -> int | None:
+    """Return the id of the owner that a listing asks for: None for all, `NOBODY` where there is none."""
+    if wanted.owner is None:
+        return None
+    found = accounts.owner_named(session, wanted.owner)
+    return NOBODY if found is None else found.id
+
+
 def page(session: Session, wanted: EnvironmentFilter) -> tuple[list[Environment], str | None]:
     """Return a page of environments, and the cursor of the next one; a kind that none has is a 422."""
     if wanted.kind is not None and wanted.kind not in KINDS:
@@ -42,12 +54,9 @@ def page(session: Session, wanted: EnvironmentFilter) -> tuple[list[Environment]
         if session.scalar(select(of_kind.c.id).limit(1)) is None:
             hint = "the kinds are " + ", ".join(f"`{one}`" for one in KINDS)
             raise HubProblem(422, "unknown_kind", f"no environment is of kind `{wanted.kind}`", hint=hint)
-    owner_id = None
-    if wanted.owner is not None:
-        owner = accounts.owner_named(session, wanted.owner)
-        if owner is None:
-            return [], None
-        owner_id = owner.id
+    owner_id = owner_id_of(session, wanted)
+    if owner_id == NOBODY:
+        return [], None
     if wanted.q.strip():
         return _found(session, wanted, owner_id)
     order = "updated" if wanted.order == "relevance" else wanted.order

@@ -8,7 +8,6 @@ from dataclasses import replace
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from wander_hub.accounts import repository as accounts
 from wander_hub.environments import browse, search
 from wander_hub.environments.models import Environment
 from wander_hub.environments.repository import readable
@@ -26,13 +25,11 @@ def count(session: Session, wanted: EnvironmentFilter) -> dict[str, Counter[str]
     base = replace(wanted, kind=None, tag=None, licence=None, deterministic=None, checked=None, cursor=None)
     query = select(Environment.marks).where(Environment.listed, readable(session))
     counts = {name: Counter[str]() for name in FACETS}
-    owner = accounts.owner_named(session, wanted.owner) if wanted.owner is not None else None
-    if owner is not None:
-        query = query.where(Environment.owner_id == owner.id)
-    elif wanted.owner is not None:
-        return counts
+    owner_id = browse.owner_id_of(session, wanted)
+    if owner_id is not None:
+        query = query.where(Environment.owner_id == owner_id)
     if base.q.strip():
-        ids = browse.find_ids(session, base, owner.id if owner else None, search.MOST)
+        ids = browse.find_ids(session, base, owner_id, search.MOST)
         query = query.where(Environment.id.in_(ids))
     rows = session.scalars(query.limit(browse.COUNTED + 1)).all()
     if len(rows) > browse.COUNTED:

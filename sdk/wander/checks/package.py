@@ -18,6 +18,7 @@ LEAST_README = 200
 """Characters that a README needs to explain anything."""
 
 SCAFFOLD = "This text came with `wander new`"
+"""What the templates' README says of itself."""
 SCAFFOLDED = frozenset(
     {
         "Add two numbers.",
@@ -31,7 +32,6 @@ SCAFFOLDED = frozenset(
     }
 )
 """The descriptions with which `wander new` begins a package."""
-"""What the templates' README says of itself."""
 _LEFT = re.compile(r"\b(?:TODO|FIXME|TBD)\b|(?i:\blorem ipsum\b|\byour[- ]name[- ]here\b)|@[a-z_]+@(?!\w)")
 """What stands in a text that nobody has finished."""
 

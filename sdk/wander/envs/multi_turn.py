@@ -129,7 +129,7 @@ class MultiTurnEnv(Environment):
     @stop
     def has_final_env_response(self, state: State) -> bool:
         """Hold when `env_response` has set `state["final_env_response"]`."""
-        return state.get("final_env_response") is not None
+        return _is_final(state)
 
     async def play(self, state: State, model: ModelCalls) -> None:
         """Let model and environment take turns until a stop condition holds, and record its name."""

@@ -198,13 +198,15 @@ async def send(request: Request, name: str, given: Given) -> tuple[int, dict[str
 
 async def draw_again(request: Request, refused: Refused, back: str) -> Response | None:
     """Return the page from which a form came, which gives it back; None where no page has it any more."""
-    place, came = urlsplit(back), urlsplit(request.headers.get("referer", ""))
+    pages = dict[tuple[str, str], None]()  # the same one once
+    for address in map(urlsplit, (request.headers.get("referer", ""), back)):
+        query = "&".join(one for one in address.query.split("&") if not one.startswith("done="))
+        pages[address.path or "/", query] = None
     token = CURRENT.set(refused)
     try:
-        for page in (came, place):
-            query = "&".join(one for one in page.query.split("&") if not one.startswith("done="))
+        for path, query in pages:
             with suppress(_NoPage):
-                answer = await _ask(request, "GET", page.path or "/", (b"accept", b"text/html"), query)
+                answer = await _ask(request, "GET", path, (b"accept", b"text/html"), query)
                 if refused.shown and answer.status_code == 200:
                     answer.status_code = refused.problem.status
                     return answer

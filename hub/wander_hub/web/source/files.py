@@ -19,6 +19,7 @@ from typing import IO, Any, Literal
 from zipfile import ZipFile, ZipInfo
 
 from markupsafe import Markup
+from pydantic import Field
 from sqlalchemy.orm import Session
 from wander.types import Record
 
@@ -93,6 +94,8 @@ class SourceFiles(Record):
     text: str
     left_out: str
     """What of the shown file is not there, and why; empty for all of it."""
+    other: bool = Field(exclude=True)
+    """Whether there is the other archive, too."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +109,6 @@ class SourceView:
     """The one that is offered first."""
     listed: bool
     lines: list[Markup]
-    other: bool
-    """Whether there is the other archive, too."""
 
 
 def find_source(
@@ -116,7 +117,8 @@ def find_source(
     """Return a version's files and one of them: the one asked for, or the module with its entry point."""
     chosen = environments.find_version(session, found, version)
     names: dict[str, Any] = {"owner": found.owner.name, "name": found.name, "version": chosen.version}
-    names["archive"] = archive
+    kinds = {one.kind for one in environments.list_offered_files(found, chosen)}
+    names |= {"archive": archive, "other": ("sdist" if archive == "wheel" else "wheel") in kinds}
     if archive == "source":
         return SourceFiles(**names, **_read_source_archive(storage, found, chosen, path))
     with open_wheel(storage, found, chosen) as (wheel, opened):
@@ -157,15 +159,12 @@ def draw_source(session: Session, environment: Environment, found: SourceFiles) 
     if len(lines) > _MOST_LINES:
         left_out = f"Only the first {_MOST_LINES:,} lines are shown"
         lines, found = lines[:_MOST_LINES], found.model_copy(update={"left_out": left_out})
-    version = environments.find_version(session, environment, found.version)
-    kinds = {one.kind for one in environments.list_offered_files(environment, version)}
     return SourceView(
         found,
         versions=list_versions(session, environment),
         newest=environment.latest_version,
         listed=environment.listed,
         lines=lines,
-        other=("sdist" if found.archive == "wheel" else "wheel") in kinds,
     )
 
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from wander.errors import RunError
 
 _BLOCK = 1 << 20
+_DAMAGED = "restore it from a copy, or play the run again into another folder"
 _KEY_AT_START = re.compile(rb'^\{"example_id":"([^"\\]*)","index":(\d{1,9})[,}]')
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -166,9 +167,6 @@ def make_folder(target: Path) -> Iterator[Path]:
         place.rename(target)
     finally:
         shutil.rmtree(place, ignore_errors=True)
-
-
-_DAMAGED = "restore it from a copy, or play the run again into another folder"
 
 
 def write_whole(path: Path, data: bytes) -> None:
