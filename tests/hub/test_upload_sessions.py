@@ -254,6 +254,17 @@ async def test_an_upload_is_called_off(hub, begin, storage):
     assert (done.status_code, done.json()["code"]) == (409, "upload_ended")
 
 
+async def test_a_second_transfer_of_the_same_files_goes_on_when_the_first_has_published(hub, begin, storage):
+    first, second = await begin(BOTH), await begin(BOTH)
+    assert second.id == first.id
+    made = (await first.complete()).json()
+    await second.send_all()
+    finished = await second.finalize()
+    assert (finished.json(), finished.headers["X-Wander-Upload"]) == (made, "unchanged")
+    assert (await second.show()).json()["status"] == "published"
+    assert list(storage.list_staged()) == []
+
+
 async def test_what_nobody_finishes_is_swept(hub, begin, storage):
     kept = await begin(BOTH)
     await kept.send(WHEEL_NAME, WHEEL)

@@ -137,9 +137,10 @@ def find(session: Session, caller: Identity, session_id: str, *, lock: bool = Fa
 def find_file(
     session: Session, caller: Identity, session_id: str, filename: str, *, lock: bool = False
 ) -> tuple[UploadSession, StagedFile]:
-    """Return an open session and one of its files."""
+    """Return a session that was not called off, and one of its files."""
     found = find(session, caller, session_id, lock=lock)
-    require_open(found)
+    if found.status != "published":
+        require_open(found)
     for file in found.files:
         if file.filename == filename:
             return found, file
@@ -157,8 +158,9 @@ def require_open(found: UploadSession) -> None:
 def receive(
     context: Context, session_id: str, filename: str, offset: int, content: bytes, stated: str | None
 ) -> UploadedFile:
-    """Keep a chunk and return how far its file is; the same chunk again changes nothing.
+    """Keep a chunk and return how far its file is; one that the hub has changes nothing.
 
+    Two of a user's transfers share a session, so one may still send when the other has published all of it.
     `stated` is the SHA-256 that its sender gave, in hexadecimal.
     """
     caller, sha256 = context.caller, hashlib.sha256(content).hexdigest()
@@ -168,15 +170,15 @@ def receive(
             422, "digest_mismatch", "the chunk has another digest than stated", hint="send it again"
         )
     with context.read() as session:
-        _, file = find_file(session, caller, session_id, filename)
-        if not _is_next(file, chunk):
+        found, file = find_file(session, caller, session_id, filename)
+        if not _is_next(found, file, chunk):
             return describe_file(file, context.base_url)
         key = chunk_key(file, chunk)
     context.storage.stage(key, content)
 
     def record(session: Session) -> UploadedFile:
         found, file = find_file(session, caller, session_id, filename, lock=True)
-        if _is_next(file, chunk):
+        if _is_next(found, file, chunk):
             file.chunks.append(StagedChunk(offset=offset, size=chunk.size, sha256=sha256))
             file.received = offset + chunk.size
         found.expires_at = now() + timedelta(hours=context.settings.upload_hours)
@@ -185,8 +187,10 @@ def receive(
     return context.commit(record)
 
 
-def _is_next(file: StagedFile, chunk: StagedChunk) -> bool:
+def _is_next(found: UploadSession, file: StagedFile, chunk: StagedChunk) -> bool:
     """Tell whether a chunk goes on where its file ends; False for one that is there, else a refusal."""
+    if found.status == "published":
+        return False
     size, told = chunk.size, {OFFSET_HEADER: str(file.received)}
     if chunk.offset != file.received:
         wanted = (chunk.offset, size, chunk.sha256)
