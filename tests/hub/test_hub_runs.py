@@ -215,7 +215,8 @@ async def test_artifacts_come_back_and_cannot_act(hub, pinned, run_of):
     assert (await hub.get(f"{run_url(manifest)}/rollouts.jsonl")).content == b""
     assert (await hub.get(f"{run_url(manifest)}/rollouts")).json()["total"] == 0
     assert (await hub.get(f"{run_url(manifest)}/rollouts/0")).status_code == 404
-    assert (await hub.get(f"{run_url(manifest)}/artifacts/other.svg")).status_code == 404
+    missing = await hub.get(f"{run_url(manifest)}/artifacts/curves.svg")
+    assert (missing.status_code, missing.json()["hint"]) == (404, "did you mean `curve.svg`?")
 
 
 async def test_runs_are_listed_newest_first_by_environment_and_model(hub, pinned, run_of, make_wheel):

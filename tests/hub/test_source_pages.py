@@ -74,6 +74,8 @@ async def test_what_is_no_text_or_not_there_says_so(two, monkeypatch):
     )
     missing = await two.get(f"{AT}/versions/0.1.0/source", params={"file": "../../etc/passwd"}, headers=HTML)
     assert (missing.status_code, "no file" in missing.text) == (404, True)
+    near = await two.get(f"{AT}/versions/0.1.0/source", params={"file": "weight.bin"}, headers=HTML)
+    assert (near.status_code, "did you mean <code>weights.bin</code>?" in near.text) == (404, True)
     monkeypatch.setattr(source, "_MOST_LINES", 2)
     assert "Only the first 2 lines" in (await show(two, "/versions/0.1.0/source")).text
     monkeypatch.setattr(source, "_MOST_BYTES", 100)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sqlalchemy.orm import Session
+from wander.errors import did_you_mean
 from wander.wire.environments import Visibility
 from wander.wire.models import ModelFileInfo, ModelRevision, ModelRevisions
 
@@ -71,7 +72,8 @@ def find_file(session: Session, model: Model, word: str, filename: str) -> Revis
     for one in revision.files:
         if one.filename == filename:
             return one
-    raise HubProblem(404, "file_not_found", f"the revision has no file `{filename[:100]}`")
+    hint = did_you_mean(filename[:100], [one.filename for one in revision.files])
+    raise HubProblem(404, "file_not_found", f"the revision has no file `{filename[:100]}`", hint=hint)
 
 
 def latest_of(revisions: Sequence[Revision]) -> Revision | None:

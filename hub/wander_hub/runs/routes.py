@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import Response, StreamingResponse
+from wander.errors import did_you_mean
 from wander.types import Rollout
 from wander.wire import RolloutPage, RunDetail, RunPage
 from wander.wire.postings import RunLinks
@@ -110,10 +111,11 @@ def get_artifact(
     request: Request, session: ReadSession, storage: HubStorage, run_id: RunId, name: str
 ) -> Response:
     """Send a file that was posted with a run."""
-    service.with_rollouts(service.find(session, run_id))
+    run = service.with_rollouts(service.find(session, run_id))
     artifact = session.get(RunArtifact, (run_id, name))
     if artifact is None:
-        raise HubProblem(404, "artifact_not_found", f"the run has no file `{name[:100]}`")
+        hint = did_you_mean(name[:100], [one.name for one in run.artifacts])
+        raise HubProblem(404, "artifact_not_found", f"the run has no file `{name[:100]}`", hint=hint)
     headers = {"Cache-Control": REVALIDATE, "Content-Security-Policy": _ARTIFACT_CSP}
     what = (artifact.sha256, artifact.size, artifact.media_type, headers)
     return stored_object(request, storage, *what, private=True)  # who may see the run may be one of few

@@ -21,6 +21,7 @@ from zipfile import ZipFile, ZipInfo
 from markupsafe import Markup
 from pydantic import Field
 from sqlalchemy.orm import Session
+from wander.errors import did_you_mean
 from wander.types import Record
 
 from wander_hub.environments import service as environments
@@ -43,6 +44,8 @@ _IMAGES = {
 _MOST_TEXT = 256 * 1024
 _MOST_COLOURED = 64 * 1024
 _MOST_LINES = 4_000
+_MOST_NAMES = 500
+"""That are compared with one that is not there: 10,000 take a second and more."""
 _LEXERS = {
     **dict.fromkeys([".py", ".pyi", ".python"], "PythonLexer"),
     ".json": "JsonLexer",
@@ -248,7 +251,9 @@ def _choose(files: Mapping[str, object], path: str | None, first: Sequence[str])
     if path is None:
         path = next((one for one in (*first, *files) if one in files), "")
     if path not in files:
-        raise HubProblem(404, "file_not_found", f"this version has no file `{path[:200]}`")
+        path = path[:200]
+        hint = did_you_mean(path, islice(files, _MOST_NAMES))
+        raise HubProblem(404, "file_not_found", f"this version has no file `{path}`", hint=hint)
     return path
 
 
