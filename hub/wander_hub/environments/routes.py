@@ -18,7 +18,7 @@ router = APIRouter(prefix="/api/v1/environments", tags=["environments"])
 star_router = APIRouter(prefix="/api/v1/stars", tags=["environments"])
 
 
-@router.get("", response_model=EnvironmentPage, responses=refusals(422))
+@router.get("", responses=refusals(422))
 def list_environments(
     session: ReadSession,
     q: Annotated[str, Query(max_length=200, description="words in name, tags, summary or README")] = "",
@@ -37,13 +37,13 @@ def list_environments(
     return service.list_page(session, wanted)
 
 
-@router.get("/{owner}/{name}", response_model=EnvironmentDetail, responses=refusals(404, 422))
+@router.get("/{owner}/{name}", responses=refusals(404, 422))
 def get_environment(session: ReadSession, base_url: BaseUrl, owner: str, name: str) -> EnvironmentDetail:
     """Show one environment with its newest version."""
     return service.detail(session, owner, name, base_url)
 
 
-@router.get("/{owner}/{name}/downloads", response_model=DownloadHistory, responses=refusals(404, 410, 422))
+@router.get("/{owner}/{name}/downloads", responses=refusals(404, 410, 422))
 def get_downloads(
     session: ReadSession, owner: str, name: str, days: Annotated[int, Query(ge=1, le=366)] = 30
 ) -> DownloadHistory:
@@ -51,14 +51,14 @@ def get_downloads(
     return service.downloads(session, owner, name, days)
 
 
-@router.put("/{owner}/{name}/star", response_model=StarInfo, responses=refusals(401, 403, 404, 410, 422))
+@router.put("/{owner}/{name}/star", responses=refusals(401, 403, 404, 410, 422))
 @audited("environment.star")
 def add_star(context: ForManager, owner: str, name: str) -> StarInfo:
     """Mark an environment for oneself; everybody sees how many users did."""
     return _star(context, owner, name, wanted=True)
 
 
-@router.delete("/{owner}/{name}/star", response_model=StarInfo, responses=refusals(401, 403, 404, 410, 422))
+@router.delete("/{owner}/{name}/star", responses=refusals(401, 403, 404, 410, 422))
 @audited("environment.unstar")
 def remove_star(context: ForManager, owner: str, name: str) -> StarInfo:
     """Take the mark back."""
@@ -73,7 +73,7 @@ def _star(context: Context, owner: str, name: str, *, wanted: bool) -> StarInfo:
     return context.commit(work)
 
 
-@router.get("/{owner}/{name}/versions/{version}", response_model=VersionDetail, responses=refusals(404, 422))
+@router.get("/{owner}/{name}/versions/{version}", responses=refusals(404, 422))
 def get_version(
     session: ReadSession, base_url: BaseUrl, owner: str, name: str, version: str
 ) -> VersionDetail:
@@ -82,7 +82,7 @@ def get_version(
     return service.version_detail(environment, service.find_version(session, environment, version), base_url)
 
 
-@star_router.get("", response_model=EnvironmentPage, responses=refusals(401, 422))
+@star_router.get("", responses=refusals(401, 422))
 def list_stars(
     session: ReadSession,
     caller: Caller,

@@ -60,14 +60,14 @@ def _serve(path: str, content: Answers, *refused: int) -> Callable[[Route], Rout
     return register
 
 
-@router.get("/simple/namespaces", response_model=list[NamespaceInfo], responses=refusals(401))
+@router.get("/simple/namespaces", responses=refusals(401))
 def list_namespaces(request: Request, database: HubDatabase) -> list[NamespaceInfo]:
     """List the namespaces that have projects in the combined index (PEP 752)."""
     with database.read(optional_identity(request)) as session:
         return service.list_namespaces(session)
 
 
-@router.get("/simple/namespace/{namespace}", response_model=NamespaceInfo, responses=refusals(401, 404, 422))
+@router.get("/simple/namespace/{namespace}", responses=refusals(401, 404, 422))
 def get_namespace(request: Request, database: HubDatabase, namespace: str) -> NamespaceInfo:
     """Tell whose a namespace is (PEP 752)."""
     with database.read(optional_identity(request)) as session:

@@ -88,7 +88,7 @@ class AskedBoard:
 Asked = Annotated[AskedBoard, Depends()]
 
 
-@router.get(_BOARD, response_model=Leaderboard, responses=refusals(404, 422))
+@router.get(_BOARD, responses=refusals(404, 422))
 def get_leaderboard(asked: Asked) -> Leaderboard:
     """Rank the complete runs of one version, one task set and one protocol."""
     return asked.rank()
@@ -111,7 +111,6 @@ def get_leaderboard_csv(asked: Asked) -> Response:
 
 @router.put(
     "/environments/{owner}/{name}/versions/{version}/boards/{board}",
-    response_model=BoardInfo,
     responses=refusals(308, 400, 401, 403, 404, 410, 422),
 )
 @audited("board.arrange")
@@ -123,7 +122,7 @@ def arrange_board(
     return context.commit(lambda session: curation.arrange(session, *what))
 
 
-@router.get("/runs/{run_id}/hiding", response_model=HiddenRunInfo, responses=refusals(404, 422))
+@router.get("/runs/{run_id}/hiding", responses=refusals(404, 422))
 def get_hiding(session: ReadSession, base_url: BaseUrl, run_id: str) -> HiddenRunInfo:
     """Tell why a run is kept off its board."""
     run = run_service.find(session, run_id)
@@ -133,11 +132,7 @@ def get_hiding(session: ReadSession, base_url: BaseUrl, run_id: str) -> HiddenRu
     return service.hidden_info(run, hidden, base_url)
 
 
-@router.put(
-    "/runs/{run_id}/hiding",
-    response_model=HiddenRunInfo,
-    responses=refusals(400, 401, 403, 404, 422),
-)
+@router.put("/runs/{run_id}/hiding", responses=refusals(400, 401, 403, 404, 422))
 @audited("run.hide")
 def hide_run(context: ForManager, run_id: str, body: HidingReason) -> HiddenRunInfo:
     """Keep a run off its board, with a reason that everybody can read."""
@@ -149,17 +144,11 @@ def hide_run(context: ForManager, run_id: str, body: HidingReason) -> HiddenRunI
     return context.commit(record)
 
 
-@router.delete(
-    "/runs/{run_id}/hiding",
-    status_code=204,
-    response_class=Response,
-    responses=refusals(401, 403, 404, 422),
-)
+@router.delete("/runs/{run_id}/hiding", status_code=204, responses=refusals(401, 403, 404, 422))
 @audited("run.show")
-def show_run(context: ForManager, run_id: str) -> Response:
+def show_run(context: ForManager, run_id: str) -> None:
     """Let a hidden run rank again."""
     context.commit(lambda session: curation.show(session, context.caller, run_id))
-    return Response(status_code=204)
 
 
 def page_filter(

@@ -7,7 +7,6 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 from sqlalchemy.orm import Session
-from starlette.responses import Response
 from wander.wire.changes import NewVisibility, Reason
 from wander.wire.environments import visibility_of
 from wander.wire.models import ModelRevision, ModelRevisions
@@ -27,7 +26,7 @@ _REFUSALS = refusals(400, 401, 403, 404, 409, 410, 422)
 Why = Annotated[str | None, Query(max_length=500, description="shown to everybody")]
 
 
-@router.put("/revisions/{revision}/yank", response_model=ModelRevision, responses=_REFUSALS)
+@router.put("/revisions/{revision}/yank", responses=_REFUSALS)
 @audited("model.yank")
 def yank_revision(
     context: ForMaintainer, owner: str, name: str, revision: str, body: Reason
@@ -40,7 +39,7 @@ def yank_revision(
     return _change(context, owner, name, revision, yank)
 
 
-@router.delete("/revisions/{revision}/yank", response_model=ModelRevision, responses=_REFUSALS)
+@router.delete("/revisions/{revision}/yank", responses=_REFUSALS)
 @audited("model.unyank")
 def unyank_revision(context: ForMaintainer, owner: str, name: str, revision: str) -> ModelRevision:
     """Offer a yanked revision again."""
@@ -63,7 +62,7 @@ def _change(
     return context.commit(record)
 
 
-@router.put("/visibility", response_model=ModelRevisions, responses=_REFUSALS)
+@router.put("/visibility", responses=_REFUSALS)
 @audited("model.visibility")
 def set_visibility(context: ForManager, owner: str, name: str, body: NewVisibility) -> ModelRevisions:
     """Make a model public, internal or private."""
@@ -78,23 +77,21 @@ def set_visibility(context: ForManager, owner: str, name: str, body: NewVisibili
     return context.commit(record)
 
 
-@router.delete("/revisions/{revision}", status_code=204, responses=_REFUSALS, response_class=Response)
+@router.delete("/revisions/{revision}", status_code=204, responses=_REFUSALS)
 @audited("model.delete")
-def delete_revision(
-    context: ForManager, owner: str, name: str, revision: str, reason: Why = None
-) -> Response:
+def delete_revision(context: ForManager, owner: str, name: str, revision: str, reason: Why = None) -> None:
     """Delete the files of a revision for good; these very files are not taken again."""
 
     def record(session: Session) -> list[str]:
         model = service.model_for(session, context.caller, "manage", owner, name)
         return _drop([service.find_revision(session, model, revision)], reason)
 
-    return _discard(context, context.commit(record))
+    objects.discard(context.database, context.storage, context.commit(record))
 
 
-@router.delete("", status_code=204, responses=_REFUSALS, response_class=Response)
+@router.delete("", status_code=204, responses=_REFUSALS)
 @audited("model.delete")
-def delete_model(context: ForManager, owner: str, name: str, reason: Why = None) -> Response:
+def delete_model(context: ForManager, owner: str, name: str, reason: Why = None) -> None:
     """Delete a model with all files for good; its name is never given again."""
 
     def record(session: Session) -> list[str]:
@@ -102,7 +99,7 @@ def delete_model(context: ForManager, owner: str, name: str, reason: Why = None)
         model.deleted_at = now()
         return _drop(repository.revisions_of(session, model), reason)
 
-    return _discard(context, context.commit(record))
+    objects.discard(context.database, context.storage, context.commit(record))
 
 
 def _drop(revisions: Sequence[Revision], reason: str | None) -> list[str]:
@@ -111,8 +108,3 @@ def _drop(revisions: Sequence[Revision], reason: str | None) -> list[str]:
     for one in live:
         one.deleted_at, one.yanked_reason = now(), plain_reason(reason)
     return [file.sha256 for one in live for file in one.files]
-
-
-def _discard(context: Context, digests: list[str]) -> Response:
-    objects.discard(context.database, context.storage, digests)
-    return Response(status_code=204)

@@ -39,7 +39,7 @@ _REFUSALS = refusals(308, 400, 401, 403, 404, 409, 410, 422)
 Why = Annotated[str | None, Query(max_length=500, description="shown to everybody")]
 
 
-@router.put("/versions/{version}/yank", response_model=VersionDetail, responses=_REFUSALS)
+@router.put("/versions/{version}/yank", responses=_REFUSALS)
 @audited("version.yank")
 def yank_version(context: ForMaintainer, owner: str, name: str, version: str, body: Reason) -> VersionDetail:
     """Have installers skip a version unless its exact number is asked for (PEP 592)."""
@@ -49,7 +49,7 @@ def yank_version(context: ForMaintainer, owner: str, name: str, version: str, bo
     )
 
 
-@router.delete("/versions/{version}/yank", response_model=VersionDetail, responses=_REFUSALS)
+@router.delete("/versions/{version}/yank", responses=_REFUSALS)
 @audited("version.unyank")
 def unyank_version(context: ForMaintainer, owner: str, name: str, version: str) -> VersionDetail:
     """Offer a yanked version again."""
@@ -59,7 +59,7 @@ def unyank_version(context: ForMaintainer, owner: str, name: str, version: str) 
     )
 
 
-@router.delete("/versions/{version}", response_model=VersionDetail, responses=_REFUSALS)
+@router.delete("/versions/{version}", responses=_REFUSALS)
 @audited("version.delete")
 def delete_version(
     context: ForManager, owner: str, name: str, version: str, reason: Why = None
@@ -76,25 +76,24 @@ def delete_version(
     return detail
 
 
-@router.delete("", status_code=204, responses=_REFUSALS, response_class=Response)
+@router.delete("", status_code=204, responses=_REFUSALS)
 @audited("environment.delete")
-def delete_environment(context: ForManager, owner: str, name: str, reason: Why = None) -> Response:
+def delete_environment(context: ForManager, owner: str, name: str, reason: Why = None) -> None:
     """Delete an environment with all files for good; its name is never reused, its runs are kept."""
     digests = context.commit(
         lambda session: life.delete_environment(session, context.caller, owner, name, reason)
     )
     objects.discard(context.database, context.storage, digests)
-    return Response(status_code=204)
 
 
-@router.put("/status", response_model=EnvironmentDetail, responses=_REFUSALS)
+@router.put("/status", responses=_REFUSALS)
 @audited("environment.status")
 def set_status(context: ForMaintainer, owner: str, name: str, body: NewStatus) -> EnvironmentDetail:
     """Deprecate, archive or (administrators) quarantine an environment (PEP 792), or undo that."""
     return _change(context, lambda session: life.set_status(session, context.caller, owner, name, body))
 
 
-@router.put("/visibility", response_model=EnvironmentDetail, responses=_REFUSALS)
+@router.put("/visibility", responses=_REFUSALS)
 @audited("environment.visibility")
 def set_visibility(context: ForManager, owner: str, name: str, body: NewVisibility) -> EnvironmentDetail:
     """Make an environment public, internal or private."""
@@ -102,7 +101,7 @@ def set_visibility(context: ForManager, owner: str, name: str, body: NewVisibili
     return _change(context, lambda session: life.set_visibility(session, *what))
 
 
-@router.post("/transfer", response_model=EnvironmentDetail, responses=_REFUSALS)
+@router.post("/transfer", responses=_REFUSALS)
 @audited("environment.transfer")
 def transfer_environment(context: ForManager, owner: str, name: str, body: NewPlace) -> EnvironmentDetail:
     """Give an environment another owner or name; the old ones redirect to it."""
@@ -110,7 +109,7 @@ def transfer_environment(context: ForManager, owner: str, name: str, body: NewPl
     return _change(context, lambda session: life.move(session, *what))
 
 
-@router.post("/fork", status_code=201, response_model=EnvironmentDetail, responses=_REFUSALS)
+@router.post("/fork", status_code=201, responses=_REFUSALS)
 @audited("environment.fork")
 def fork_environment(context: ForMaintainer, owner: str, name: str, body: NewPlace) -> EnvironmentDetail:
     """Start an environment under another owner from one version of this one."""
@@ -147,7 +146,6 @@ def get_lock(
 
 @router.put(
     "/versions/{version}/pylock.toml",
-    response_model=VersionDetail,
     responses=refusals(308, 401, 403, 404, 409, 410, 413, 422),
     openapi_extra={"requestBody": {"required": True, **_TOML}},
 )

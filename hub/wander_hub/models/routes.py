@@ -17,13 +17,13 @@ _REFUSALS = refusals(404, 410, 422)
 _BYTES = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
 
 
-@router.get("", response_model=ModelRevisions, responses=_REFUSALS)
+@router.get("", responses=_REFUSALS)
 def get_model(session: ReadSession, base_url: BaseUrl, owner: str, name: str) -> ModelRevisions:
     """Show a model with all its revisions, the newest first."""
     return service.describe(session, service.find(session, owner, name), base_url)
 
 
-@router.get("/revisions/{revision}", response_model=ModelRevision, responses=_REFUSALS)
+@router.get("/revisions/{revision}", responses=_REFUSALS)
 def get_revision(
     session: ReadSession, base_url: BaseUrl, owner: str, name: str, revision: str
 ) -> ModelRevision:

@@ -18,8 +18,6 @@ from wander.wire.verification import JobState
 
 from wander_hub.http.boundary import (
     Before,
-    Caller,
-    ForManager,
     HubDatabase,
     HubSettings,
     HubStorage,
@@ -31,7 +29,7 @@ from wander_hub.http.boundary import (
 )
 from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.operation import backup_jobs, job_queue
-from wander_hub.rights import rights
+from wander_hub.rights.rights import Administrator, ForAdministrator
 from wander_hub.settings import Settings
 from wander_hub.storage import CHUNK
 
@@ -43,10 +41,9 @@ _writing = threading.Lock()
 """Held while this process writes an archive for somebody: each is as large as what it holds."""
 
 
-@router.get("/doctor", response_model=DoctorReport, responses=refusals(401, 403))
-def show_state(caller: Caller, settings: HubSettings) -> DoctorReport:
+@router.get("/doctor", responses=refusals(401, 403))
+def show_state(_caller: Administrator, settings: HubSettings) -> DoctorReport:
     """Look at settings, database, clock, storage, disk, proxy and sandbox; for administrators."""
-    rights.administrator(caller)
     return report_state(settings)
 
 
@@ -58,51 +55,47 @@ def report_state(settings: Settings) -> DoctorReport:
     return DoctorReport(well=all(one.state != "failed" for one in found), data=found)
 
 
-@router.get("/jobs", response_model=JobPage, responses=refusals(401, 403, 422))
+@router.get("/jobs", responses=refusals(401, 403, 422))
 def list_jobs(
     session: ReadSession,
-    caller: Caller,
+    _caller: Administrator,
     kind: Annotated[str | None, Query(max_length=40)] = None,
     state: JobState | None = None,
     before: Before = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> JobPage:
     """List the hub's jobs, the newest first: replays, checks, deliveries, backups; for administrators."""
-    return job_queue.list_page(session, caller, kind=kind, state=state, before=before, limit=limit)
+    return job_queue.list_page(session, kind=kind, state=state, before=before, limit=limit)
 
 
-@router.post("/jobs/{job}/retry", response_model=JobInfo, responses=_CHANGES)
+@router.post("/jobs/{job}/retry", responses=_CHANGES)
 @audited("job.retry")
-def retry_job(request: Request, context: ForManager, job: Number) -> JobInfo:
+def retry_job(request: Request, context: ForAdministrator, job: Number) -> JobInfo:
     """Have a job done that failed or was called off, as often tried as a new one. For administrators."""
-    what = (request.app.state.jobs, context.caller, job)
-    found = context.commit(lambda session: job_queue.retry(session, *what))
+    found = context.commit(lambda session: job_queue.retry(session, request.app.state.jobs, job))
     wake_jobs(request)
     return found
 
 
-@router.delete("/jobs/{job}", response_model=JobInfo, responses=_CHANGES)
+@router.delete("/jobs/{job}", responses=_CHANGES)
 @audited("job.cancel")
-def cancel_job(request: Request, context: ForManager, job: Number) -> JobInfo:
+def cancel_job(request: Request, context: ForAdministrator, job: Number) -> JobInfo:
     """Call a job off: at once where it waits, soon where it runs. For administrators."""
-    what = (request.app.state.jobs, context.caller, job)
-    return context.commit(lambda session: job_queue.cancel(session, *what))
+    return context.commit(lambda session: job_queue.cancel(session, request.app.state.jobs, job))
 
 
-@router.get("/backups", response_model=BackupList, responses=refusals(401, 403, 422))
+@router.get("/backups", responses=refusals(401, 403, 422))
 def list_backups(
-    session: ReadSession, caller: Caller, limit: Annotated[int, Query(ge=1, le=1000)] = 100
+    session: ReadSession, _caller: Administrator, limit: Annotated[int, Query(ge=1, le=1000)] = 100
 ) -> BackupList:
     """List the backups that were asked for here, the newest first."""
-    rights.administrator(caller)
     return BackupList(data=backup_jobs.list_newest(session, limit))
 
 
-@router.post("/backups", status_code=202, response_model=BackupInfo, responses=refusals(401, 403, 409))
+@router.post("/backups", status_code=202, responses=refusals(401, 403, 409))
 @audited("hub.backup")
-def back_up(request: Request, context: ForManager) -> BackupInfo:
+def back_up(request: Request, context: ForAdministrator) -> BackupInfo:
     """Bring the backup in the folder of the settings up to date, soon; one that is under way is the one."""
-    rights.administrator(context.caller)
     what = (request.app.state.jobs, context.settings, context.caller)
     return context.commit(lambda session: backup_jobs.ask(session, *what))
 
@@ -117,13 +110,12 @@ def export_owner(
     database: HubDatabase,
     storage: HubStorage,
     settings: HubSettings,
-    caller: Caller,
+    caller: Administrator,
     owner: str,
 ) -> Response:
     """Send an archive of all that an owner has, private things with it, as `wander-hub export` writes it."""
     from wander_hub.operation.export import write_archive
 
-    rights.administrator(caller)
     if not _writing.acquire(blocking=False):
         raise HubProblem(409, "busy", "another archive is being written", hint="ask again when it is done")
     try:

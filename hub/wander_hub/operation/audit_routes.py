@@ -17,6 +17,7 @@ from wander_hub.http.boundary import Before, Caller, HubDatabase, ReadSession
 from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.identity import HUB, Identity
 from wander_hub.rights import members, rights
+from wander_hub.rights.rights import Administrator
 
 router = APIRouter(prefix="/api/v1", tags=["audit"])
 
@@ -56,23 +57,21 @@ Asked = Annotated[dict[str, Any], Depends(_asked)]
 Limit = Annotated[int, Query(ge=1, le=_AT_ONCE)]
 
 
-@router.get("/audit", response_model=AuditPage, responses=refusals(401, 403, 422))
+@router.get("/audit", responses=refusals(401, 403, 422))
 def list_audit(
-    session: ReadSession, caller: Caller, asked: Asked, before: Before = None, limit: Limit = 100
+    session: ReadSession, _caller: Administrator, asked: Asked, before: Before = None, limit: Limit = 100
 ) -> AuditPage:
     """List what was done on this hub, the newest first; for administrators."""
-    rights.administrator(caller)
     return _page(session, limit, before=before, **asked)
 
 
 @router.get("/audit.jsonl", response_class=Response, responses=_LINES)
-def export_audit(database: HubDatabase, caller: Caller, asked: Asked) -> Response:
+def export_audit(database: HubDatabase, _caller: Administrator, asked: Asked) -> Response:
     """Export all of that as lines of JSON, the newest first."""
-    rights.administrator(caller)
     return StreamingResponse(json_lines(database, **asked), media_type=JSON_LINES)
 
 
-@router.get("/owners/{owner}/audit", response_model=AuditPage, responses=refusals(401, 403, 404, 422))
+@router.get("/owners/{owner}/audit", responses=refusals(401, 403, 404, 422))
 def list_owner_audit(
     session: ReadSession,
     caller: Caller,

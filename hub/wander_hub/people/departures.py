@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, cast
 
 from sqlalchemy import CursorResult, delete, select, update
@@ -18,8 +17,6 @@ from wander_hub.people import second_factor, sessions
 from wander_hub.people.models import OneTimeCode, SecondFactor
 from wander_hub.rights import invitations
 from wander_hub.rights.models import Grant, Token
-
-Change = Callable[[Session, str], ChangedUser]
 
 
 def disable(session: Session, name: str) -> ChangedUser:

@@ -29,12 +29,17 @@ from wander.wire.people import (
 )
 
 from wander_hub import audit
+from wander_hub.accounts import service as accounts
+from wander_hub.accounts.models import User
+from wander_hub.accounts.repository import user_named
 from wander_hub.database import fill
 from wander_hub.http import cookies
 from wander_hub.http.boundary import Caller, Context, ForManager, ReadSession, audited
-from wander_hub.http.problems import refusals
-from wander_hub.people import administration, departures, organisations, second_factor, sessions, sign_in
+from wander_hub.http.problems import HubProblem, refusals
+from wander_hub.names import normalise_owner
+from wander_hub.people import departures, identities, organisations, second_factor, sessions, sign_in
 from wander_hub.rights import rights
+from wander_hub.rights.rights import Administrator, ForAdministrator
 
 router = APIRouter(prefix="/api/v1", tags=["accounts"])
 
@@ -42,36 +47,34 @@ _REFUSALS = refusals(400, 401, 403, 422, 429)
 _FACTOR = refusals(400, 401, 403, 409, 422, 429)
 _CHANGES = refusals(401, 403, 404, 409, 422)
 _LINKS = _CHANGES | refusals(400)
-User = Annotated[str, Path(max_length=80)]
+UserName = Annotated[str, Path(max_length=80)]
 Cursor = Annotated[str, Query(max_length=80, description="`next` of the page before")]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 Word = Annotated[str, Query(max_length=80, description="those whose names have it")]
 
 
-@router.put("/account/password", status_code=204, responses=_REFUSALS, response_class=Response)
+@router.put("/account/password", status_code=204, responses=_REFUSALS)
 @audited("user.password")
-def change_password(context: ForManager, body: NewPassword) -> Response:
+def change_password(context: ForManager, body: NewPassword, answer: Response) -> None:
     """Choose another password; you are signed out in all other browsers."""
     rights.whole_token(context.caller)
-    answer = Response(status_code=204)
     _renew(context, answer, sign_in.change_password(context, body.old, body.new, body.code))
-    return answer
 
 
-@router.get("/account/second-factor", response_model=SecondFactorState, responses=refusals(401))
+@router.get("/account/second-factor", responses=refusals(401))
 def show_second_factor(session: ReadSession, caller: Caller) -> SecondFactorState:
     """Tell whether you sign in with a second factor."""
     return second_factor.state_of(session, caller.user_id)
 
 
-@router.post("/account/second-factor", response_model=NewSecondFactor, responses=_FACTOR)
+@router.post("/account/second-factor", responses=_FACTOR)
 @audited("user.second_factor.begin")
 def begin_second_factor(context: ForManager, body: Password) -> NewSecondFactor:
     """Make a secret for an authenticator app (TOTP); it is asked for once you confirmed it with a code."""
     return second_factor.begin(context, body.password)
 
 
-@router.put("/account/second-factor", response_model=RecoveryCodes, responses=_FACTOR)
+@router.put("/account/second-factor", responses=_FACTOR)
 @audited("user.second_factor.on")
 def confirm_second_factor(context: ForManager, body: FactorCode, answer: Response) -> RecoveryCodes:
     """Turn it on with a code; you get ten recovery codes, and are signed out in all other browsers."""
@@ -80,17 +83,16 @@ def confirm_second_factor(context: ForManager, body: FactorCode, answer: Respons
     return codes
 
 
-@router.post("/account/second-factor/off", status_code=204, responses=_FACTOR, response_class=Response)
+@router.post("/account/second-factor/off", status_code=204, responses=_FACTOR)
 @audited("user.second_factor.off")
-def end_second_factor(context: ForManager, body: FactorCode) -> Response:
+def end_second_factor(context: ForManager, body: FactorCode) -> None:
     """Turn it off, with a code or a recovery code."""
     second_factor.turn_off(context, body.code)
-    return Response(status_code=204)
 
 
-@router.delete("/account/sessions", status_code=204, responses=_REFUSALS, response_class=Response)
+@router.delete("/account/sessions", status_code=204, responses=_REFUSALS)
 @audited("user.sign_out")
-def sign_out_everywhere(context: ForManager) -> Response:
+def sign_out_everywhere(context: ForManager) -> None:
     """Sign out in all browsers, this one included."""
     rights.whole_token(context.caller)
 
@@ -99,16 +101,15 @@ def sign_out_everywhere(context: ForManager) -> Response:
         sessions.end_all(session, context.caller.user_id)
 
     context.commit(end)
-    return Response(status_code=204)
 
 
-@router.get("/owners", response_model=OwnerList, responses=refusals(401, 403))
+@router.get("/owners", responses=refusals(401, 403))
 def list_owners(session: ReadSession, caller: Caller) -> OwnerList:
     """List the owners on which you have a role."""
     return OwnerList(data=organisations.of_caller(session, caller))
 
 
-@router.post("/owners", status_code=201, response_model=OwnerInfo, responses=_CHANGES | refusals(400))
+@router.post("/owners", status_code=201, responses=_CHANGES | refusals(400))
 @audited("owner.create")
 def make_organisation(context: ForManager, body: NewOwner) -> OwnerInfo:
     """Make an organisation, an owner without a user of its name; you are its first owner."""
@@ -116,20 +117,18 @@ def make_organisation(context: ForManager, body: NewOwner) -> OwnerInfo:
     return context.commit(lambda session: organisations.make(session, *what))
 
 
-@router.delete("/organisations/{organisation}", status_code=204, responses=_CHANGES, response_class=Response)
+@router.delete("/organisations/{organisation}", status_code=204, responses=_CHANGES)
 @audited("owner.remove")
-def remove_organisation(context: ForManager, organisation: Annotated[str, Path(max_length=80)]) -> Response:
+def remove_organisation(context: ForManager, organisation: Annotated[str, Path(max_length=80)]) -> None:
     """End roles, invitations, tokens and trust of an organisation. What it published stays, and its name."""
     context.commit(lambda session: organisations.remove_own(session, context.caller, organisation))
-    return Response(status_code=204)
 
 
-@router.get("/organisations", response_model=OrganisationList, responses=refusals(401, 403, 422))
+@router.get("/organisations", responses=refusals(401, 403, 422))
 def list_organisations(
-    session: ReadSession, caller: Caller, cursor: Cursor = "", limit: Limit = 100
+    session: ReadSession, _caller: Administrator, cursor: Cursor = "", limit: Limit = 100
 ) -> OrganisationList:
     """List the organisations; for administrators."""
-    rights.administrator(caller)
     found = [
         OrganisationInfo(name=one.name, owners=owners, created_at=one.created_at)
         for one, owners in organisations.with_owners(session, after=cursor, limit=limit + 1).items()
@@ -137,85 +136,99 @@ def list_organisations(
     return OrganisationList(data=found[:limit], next=found[limit - 1].name if len(found) > limit else None)
 
 
-@router.get("/users", response_model=UserList, responses=refusals(401, 403, 422))
+@router.get("/users", responses=refusals(401, 403, 422))
 def list_users(
-    session: ReadSession, caller: Caller, cursor: Cursor = "", limit: Limit = 100, q: Word = ""
+    session: ReadSession, _caller: Administrator, cursor: Cursor = "", limit: Limit = 100, q: Word = ""
 ) -> UserList:
     """List the users; for administrators."""
-    rights.administrator(caller)
     found = departures.list_users(session, after=cursor, limit=limit + 1, word=q.strip())
     return UserList(data=found[:limit], next=found[limit - 1].name if len(found) > limit else None)
 
 
-@router.post("/users", status_code=201, response_model=UserLink, responses=_CHANGES | refusals(400))
+@router.post("/users", status_code=201, responses=_CHANGES | refusals(400))
 @audited("user.add")
-def add_user(context: ForManager, body: NewUser) -> UserLink:
+def add_user(context: ForAdministrator, body: NewUser) -> UserLink:
     """Add a user, and get the link by which they choose a password. For administrators."""
-    return administration.add(context, body.name)
+
+    def add(session: Session) -> UserLink:
+        user = accounts.add_user(session, body.name)
+        audit.about(session, owner=user.name, target=user.name)
+        return _link(context, session, user)
+
+    return context.commit(add)
 
 
-@router.post("/users/{user}/link", response_model=UserLink, responses=_CHANGES)
+@router.post("/users/{user}/link", responses=_CHANGES)
 @audited("user.link")
-def give_link(context: ForManager, user: User) -> UserLink:
+def give_link(context: ForAdministrator, user: UserName) -> UserLink:
     """Get a link by which a user chooses another password, once, within a week. For administrators."""
-    return administration.give_link(context, user)
+    return context.commit(lambda session: _link(context, session, _lock_other(context, session, user)))
 
 
-@router.delete("/users/{user}/second-factor", status_code=204, responses=_CHANGES, response_class=Response)
+@router.delete("/users/{user}/second-factor", status_code=204, responses=_CHANGES)
 @audited("user.second_factor.remove")
-def remove_second_factor(context: ForManager, user: User) -> Response:
+def remove_second_factor(context: ForAdministrator, user: UserName) -> None:
     """Let somebody in who lost phone and recovery codes. For administrators."""
-    administration.remove_second_factor(context, user)
-    return Response(status_code=204)
+    context.commit(lambda session: second_factor.remove(session, _lock_other(context, session, user).id))
 
 
-@router.get("/users/{user}/identities", response_model=IdentityList, responses=refusals(401, 403, 404, 422))
-def list_identities(session: ReadSession, caller: Caller, user: User) -> IdentityList:
+@router.get("/users/{user}/identities", responses=refusals(401, 403, 404, 422))
+def list_identities(session: ReadSession, _caller: Administrator, user: UserName) -> IdentityList:
     """List as whom a user signs in at a provider. For administrators."""
-    found = administration.identities_of(session, caller, user)
-    return IdentityList(data=[fill(IdentityInfo, one) for one in found])
+    known = user_named(session, normalise_owner(user))
+    if known is None:
+        raise departures.no_user(user)
+    return IdentityList(data=[fill(IdentityInfo, one) for one in identities.of_user(session, known.id)])
 
 
-@router.post("/users/{user}/identities", status_code=204, responses=_LINKS, response_class=Response)
+@router.post("/users/{user}/identities", status_code=204, responses=_LINKS)
 @audited("user.identity.link")
-def link_identity(context: ForManager, user: User, body: NewIdentity) -> Response:
+def link_identity(context: ForAdministrator, user: UserName, body: NewIdentity) -> None:
     """Let a user sign in as a subject of a provider. For administrators."""
-    administration.link_identity(context, user, body.issuer, body.subject)
-    return Response(status_code=204)
+    place = body.issuer or _own_issuer(context)
+
+    def link(session: Session) -> None:
+        identities.link(session, place, body.subject, _lock_other(context, session, user).id)
+
+    context.commit(link)
 
 
-@router.delete("/users/{user}/identities", status_code=204, responses=_CHANGES, response_class=Response)
+@router.delete("/users/{user}/identities", status_code=204, responses=_CHANGES)
 @audited("user.identity.unlink")
 def unlink_identity(
-    context: ForManager,
-    user: User,
+    context: ForAdministrator,
+    user: UserName,
     subject: Annotated[str, Query(max_length=255)],
     issuer: Annotated[str | None, Query(max_length=300, description="unset: the hub's provider")] = None,
-) -> Response:
+) -> None:
     """Let a user sign in so no more; their sessions end. For administrators."""
-    administration.unlink_identity(context, user, issuer, subject)
-    return Response(status_code=204)
+    place = issuer or _own_issuer(context)
+
+    def unlink(session: Session) -> None:
+        identities.unlink(session, place, subject, _lock_other(context, session, user))
+
+    context.commit(unlink)
 
 
-@router.put("/users/{user}/disabled", response_model=ChangedUser, responses=_CHANGES)
+@router.put("/users/{user}/disabled", responses=_CHANGES)
 @audited("user.disable")
-def disable_user(context: ForManager, user: User) -> ChangedUser:
+def disable_user(context: ForAdministrator, user: UserName) -> ChangedUser:
     """Let a user in no more: tokens, sessions and codes end at once. For administrators."""
-    return _change(context, departures.disable, user)
+    return context.commit(lambda session: departures.disable(session, user))
 
 
-@router.delete("/users/{user}/disabled", response_model=ChangedUser, responses=_CHANGES)
+@router.delete("/users/{user}/disabled", responses=_CHANGES)
 @audited("user.enable")
-def enable_user(context: ForManager, user: User) -> ChangedUser:
+def enable_user(context: ForAdministrator, user: UserName) -> ChangedUser:
     """Let a disabled user in again, with the roles of before and new tokens. For administrators."""
-    return _change(context, departures.enable, user)
+    return context.commit(lambda session: departures.enable(session, user))
 
 
-@router.delete("/users/{user}", response_model=ChangedUser, responses=_CHANGES)
+@router.delete("/users/{user}", responses=_CHANGES)
 @audited("user.remove")
-def remove_user(context: ForManager, user: User) -> ChangedUser:
+def remove_user(context: ForAdministrator, user: UserName) -> ChangedUser:
     """Remove a user for good; what they published stays, and so does the name. For administrators."""
-    return _change(context, departures.remove, user)
+    return context.commit(lambda session: departures.remove(session, user))
 
 
 def _renew(context: Context, answer: Response, cookie: str | None) -> None:
@@ -224,6 +237,26 @@ def _renew(context: Context, answer: Response, cookie: str | None) -> None:
         cookies.write(answer, context.base_url, cookie, int(context.settings.session_hours * 3600))
 
 
-def _change(context: Context, change: departures.Change, user: str) -> ChangedUser:
-    rights.administrator(context.caller)
-    return context.commit(lambda session: change(session, user))
+def _lock_other(context: Context, session: Session, name: str) -> User:
+    """Return a user who is no other administrator: a token that was stolen must not become their account."""
+    user = departures.lock(session, name)
+    if user.admin and user.id != context.caller.user_id:
+        hint = f"whoever runs the hub does it by command: `wander-hub user password {user.name} --link`"
+        raise HubProblem(403, "administrator", f"`{user.name}` is an administrator too", hint=hint)
+    audit.about(session, target=user.name)
+    return user
+
+
+def _link(context: Context, session: Session, user: User) -> UserLink:
+    """Return a user with a link by which they choose a password, once, within a week; an earlier one ends."""
+    code = sign_in.make_code(session, user)
+    return UserLink(user=departures.info_of(session, user), link=sign_in.link_of(code, context.base_url))
+
+
+def _own_issuer(context: Context) -> str:
+    """Return the provider of the hub itself."""
+    provider = context.settings.sign_in_provider
+    if provider is None:
+        hint = "pass `issuer`, or set `WANDER_HUB_SIGN_IN_PROVIDER`"
+        raise HubProblem(422, "no_provider", "this hub has no provider to sign in at", hint=hint)
+    return provider.issuer

@@ -74,7 +74,7 @@ async def open_posting(
     return Response(found.model_dump_json(), 201 if created else 200, media_type="application/json")
 
 
-@router.get(_POSTING, response_model=Posting, responses=refusals(401, 403, 404, 422))
+@router.get(_POSTING, responses=refusals(401, 403, 404, 422))
 def get_posting(session: ReadSession, caller: Caller, sha256: Digest) -> Posting:
     """Show what has arrived of a run that one is posting."""
     return posting.describe_posting(session, posting.find(session, sha256, caller)[0])
@@ -82,7 +82,6 @@ def get_posting(session: ReadSession, caller: Caller, sha256: Digest) -> Posting
 
 @router.put(
     _POSTING + "/chunks/{chunk}",
-    response_model=PostedChunk,
     responses=refusals(401, 403, 404, 413, 422, 507),
     openapi_extra=plain_body("lines of rollouts in the manifest's order, plain or zstd"),
 )
@@ -101,7 +100,6 @@ async def put_chunk(
 
 @router.put(
     _POSTING + "/artifacts/{file}",
-    response_model=PostedArtifact,
     responses=refusals(401, 403, 404, 413, 422, 507),
     openapi_extra=plain_body("the file"),
 )
@@ -134,13 +132,12 @@ def finish_posting(request: Request, context: ForPoster, sha256: Digest, body: F
 
 @router.delete(_POSTING, status_code=204, responses=refusals(401, 403, 404, 422))
 @part_of_another
-def drop_posting(context: ForPoster, sha256: Digest) -> Response:
+def drop_posting(context: ForPoster, sha256: Digest) -> None:
     """Forget what was sent of a run."""
     posting.drop(context, sha256)
-    return Response(status_code=204)
 
 
-@router.get("/keys", response_model=KeyList, responses=refusals(401))
+@router.get("/keys", responses=refusals(401))
 def list_keys(session: ReadSession, caller: Caller) -> KeyList:
     """List your keys that sign runs."""
     return signing.keys_of(session, caller.user_id)
@@ -162,7 +159,7 @@ def add_key(context: ForManager, body: NewKey) -> Response:
     return Response(key.model_dump_json(), 201 if created else 200, media_type="application/json")
 
 
-@router.delete("/keys/{fingerprint}", response_model=KeyInfo, responses=refusals(401, 403, 404, 422))
+@router.delete("/keys/{fingerprint}", responses=refusals(401, 403, 404, 422))
 @audited("key.revoke")
 def revoke_key(
     context: ForManager, fingerprint: Annotated[str, Path(min_length=6, max_length=64)]

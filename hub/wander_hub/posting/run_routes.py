@@ -64,7 +64,7 @@ async def post_run(request: Request, context: ForPoster) -> Response:
     return await run_in_threadpool(answer_run, request, context, run_id, created)
 
 
-@router.post("/{run_id}/publish", response_model=RunDetail, responses=refusals(401, 403, 404, 410, 422))
+@router.post("/{run_id}/publish", responses=refusals(401, 403, 404, 410, 422))
 @audited("run.publish")
 def publish_run(request: Request, context: ForPoster, run_id: RunId) -> RunDetail:
     """Show a private run to everybody, for good."""
@@ -79,7 +79,7 @@ def publish_run(request: Request, context: ForPoster, run_id: RunId) -> RunDetai
     return shown
 
 
-@router.delete("/{run_id}", response_model=RunDetail, responses=refusals(401, 403, 404, 422))
+@router.delete("/{run_id}", responses=refusals(401, 403, 404, 422))
 @audited("run.withdraw")
 def withdraw_run(
     context: ForPoster,

@@ -36,13 +36,13 @@ _REFUSALS = refusals(308, 400, 401, 403, 404, 409, 410, 422)
 _PUBLISHERS = "/api/v1/owners/{owner}/publishers"
 
 
-@router.get(_PUBLISHERS, response_model=PublisherList, responses=refusals(401, 403, 404, 422))
+@router.get(_PUBLISHERS, responses=refusals(401, 403, 404, 422))
 def list_publishers(session: ReadSession, caller: Caller, owner: str) -> PublisherList:
     """List the workflows that may publish for an owner."""
     return PublisherList(data=service.publishers_of(session, caller, owner))
 
 
-@router.post(_PUBLISHERS, status_code=201, response_model=PublisherInfo, responses=_REFUSALS)
+@router.post(_PUBLISHERS, status_code=201, responses=_REFUSALS)
 @audited("publisher.add")
 def add_publisher(context: ForManager, owner: str, body: NewPublisher) -> PublisherInfo:
     """Trust a workflow to publish one environment, which need not exist yet, or all of an owner's."""
@@ -50,14 +50,14 @@ def add_publisher(context: ForManager, owner: str, body: NewPublisher) -> Publis
     return context.commit(lambda session: service.add(session, *what))
 
 
-@router.delete(_PUBLISHERS + "/{publisher}", response_model=PublisherInfo, responses=_REFUSALS)
+@router.delete(_PUBLISHERS + "/{publisher}", responses=_REFUSALS)
 @audited("publisher.remove")
 def remove_publisher(context: ForManager, owner: str, publisher: Number) -> PublisherInfo:
     """Stop trusting a workflow."""
     return context.commit(lambda session: service.remove(session, context.caller, owner, publisher))
 
 
-@router.get("/_/oidc/audience", response_model=Audience, responses=refusals(404))
+@router.get("/_/oidc/audience", responses=refusals(404))
 def audience(settings: HubSettings) -> Audience:
     """Return the audience that an identity token must be made for."""
     return Audience(audience=_audience(settings.audience))
@@ -72,12 +72,7 @@ def identity_tokens(request: Request, settings: HubSettings) -> IdentityTokens:
     return checker
 
 
-@router.post(
-    "/_/oidc/mint-token",
-    response_model=MintedToken,
-    responses=refusals(400, 404, 422, 503),
-    dependencies=[Depends(ByBody())],
-)
+@router.post("/_/oidc/mint-token", responses=refusals(400, 404, 422, 503), dependencies=[Depends(ByBody())])
 @audited("token.mint")
 def mint_token(
     request: Request,

@@ -12,13 +12,13 @@ from wander_hub.quotas import service
 router = APIRouter(prefix="/api/v1/owners/{owner}/quota", tags=["accounts"])
 
 
-@router.get("", response_model=OwnerQuota, responses=refusals(401, 403, 404, 422))
+@router.get("", responses=refusals(401, 403, 404, 422))
 def show_quota(session: ReadSession, caller: Caller, settings: HubSettings, owner: str) -> OwnerQuota:
     """Tell how much an owner has and may have; for its members."""
     return service.of_owner(session, settings, caller, owner)
 
 
-@router.put("", response_model=OwnerQuota, responses=refusals(400, 401, 403, 404, 422))
+@router.put("", responses=refusals(400, 401, 403, 404, 422))
 @audited("owner.quota")
 def change_quota(context: ForManager, owner: str, body: NewQuota) -> OwnerQuota:
     """Give an owner limits of its own, in place of all that it had; for administrators."""

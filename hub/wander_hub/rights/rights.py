@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Annotated
 
+from fastapi import Depends
 from sqlalchemy.orm import Session
 
 from wander_hub import names
@@ -12,6 +14,7 @@ from wander_hub.accounts.models import Owner
 from wander_hub.environments import repository as environments
 from wander_hub.environments import service
 from wander_hub.environments.models import Environment
+from wander_hub.http.boundary import Caller, Context, ForManager
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import HUB, Identity, Permission
 
@@ -100,6 +103,20 @@ def administrator(identity: Identity) -> None:
     """Refuse everybody but the hub's administrators."""
     if not identity.administers:
         raise HubProblem(403, "not_permitted", "only the hub's administrators may do this")
+
+
+async def _require_administrator(caller: Caller) -> Identity:
+    administrator(caller)
+    return caller
+
+
+async def _for_administrator(context: ForManager) -> Context:
+    administrator(context.caller)
+    return context
+
+
+Administrator = Annotated[Identity, Depends(_require_administrator)]
+ForAdministrator = Annotated[Context, Depends(_for_administrator)]
 
 
 def whole_token(identity: Identity) -> None:

@@ -35,39 +35,33 @@ User = Annotated[str, Path(max_length=80)]
 _ANSWER_REFUSALS = refusals(401, 403, 404, 409, 422)
 
 
-@router.get("/whoami", response_model=Whoami, responses=refusals(401))
+@router.get("/whoami", responses=refusals(401))
 def whoami(caller: Caller) -> Whoami:
     """Tell whose token this is and what it may publish under."""
     return Whoami(user=caller.user, admin=caller.admin, owners=list(caller.owners), token=caller.token)
 
 
-@router.post("/tokens", status_code=201, response_model=CreatedToken, responses=_REFUSALS)
+@router.post("/tokens", status_code=201, responses=_REFUSALS)
 @audited("token.create")
 def create_token(context: ForManager, body: NewToken) -> CreatedToken:
     """Make a token for yourself; its secret is shown in this answer and never again."""
     return context.commit(lambda session: members.new_token(session, context.caller, body))
 
 
-@router.get("/tokens", response_model=TokenList, responses=refusals(401, 403))
+@router.get("/tokens", responses=refusals(401, 403))
 def list_tokens(session: ReadSession, caller: Caller) -> TokenList:
     """List your tokens without their secrets."""
     return TokenList(data=members.tokens(session, caller))
 
 
-@router.delete("/tokens/{prefix}", response_model=TokenInfo, responses=_REFUSALS)
+@router.delete("/tokens/{prefix}", responses=_REFUSALS)
 @audited("token.revoke")
 def revoke_token(context: ForManager, prefix: Annotated[str, Path(max_length=40)]) -> TokenInfo:
     """Revoke one of your tokens at once."""
     return context.commit(lambda session: members.revoke(session, context.caller, prefix))
 
 
-@router.post(
-    "/leaks",
-    status_code=202,
-    response_model=LeakReceipt,
-    responses=refusals(400, 422),
-    dependencies=[Depends(ByBody())],
-)
+@router.post("/leaks", status_code=202, responses=refusals(400, 422), dependencies=[Depends(ByBody())])
 @audited("token.leak")
 def report_leaks(
     request: Request, database: HubDatabase, body: Annotated[list[LeakedToken], Body(max_length=100)]
@@ -92,13 +86,13 @@ def report_leaks(
     return LeakReceipt(received=len(body))
 
 
-@router.get(_OWNER + "/members", response_model=MemberList, responses=refusals(401, 403, 404, 422))
+@router.get(_OWNER + "/members", responses=refusals(401, 403, 404, 422))
 def list_owner_members(session: ReadSession, caller: Caller, owner: str) -> MemberList:
     """List who has a role on an owner."""
     return MemberList(data=members.of_owner(session, caller, owner))
 
 
-@router.put(_OWNER + "/members/{user}", response_model=MemberList, responses=_REFUSALS)
+@router.put(_OWNER + "/members/{user}", responses=_REFUSALS)
 @audited("member.set")
 def set_owner_role(context: ForManager, owner: str, user: User, body: NewRole) -> MemberList:
     """Invite somebody to a role on all environments of an owner; of a member, change it at once.
@@ -109,7 +103,7 @@ def set_owner_role(context: ForManager, owner: str, user: User, body: NewRole) -
     return MemberList(data=context.commit(lambda session: members.change_owner_role(session, *what)))
 
 
-@router.delete(_OWNER + "/members/{user}", response_model=MemberList, responses=_REFUSALS)
+@router.delete(_OWNER + "/members/{user}", responses=_REFUSALS)
 @audited("member.remove")
 def remove_owner_role(context: ForManager, owner: str, user: User) -> MemberList:
     """Remove somebody's role on an owner, or withdraw an invitation; your own role is yours to remove."""
@@ -117,29 +111,27 @@ def remove_owner_role(context: ForManager, owner: str, user: User) -> MemberList
     return MemberList(data=context.commit(lambda session: members.change_owner_role(session, *what)))
 
 
-@router.get("/account/invitations", response_model=InvitationList, responses=refusals(401, 403))
+@router.get("/account/invitations", responses=refusals(401, 403))
 def list_invitations(session: ReadSession, caller: Caller) -> InvitationList:
     """List the roles that wait for you."""
     return InvitationList(data=invitations.of_caller(session, caller))
 
 
-@router.post(
-    "/account/invitations/{invitation}/accept", response_model=InvitationInfo, responses=_ANSWER_REFUSALS
-)
+@router.post("/account/invitations/{invitation}/accept", responses=_ANSWER_REFUSALS)
 @audited("invitation.accept")
 def accept_invitation(context: ForManager, invitation: Number) -> InvitationInfo:
     """Take a role that waits for you."""
     return context.commit(lambda session: invitations.accept(session, context.caller, invitation))
 
 
-@router.delete("/account/invitations/{invitation}", response_model=InvitationInfo, responses=_ANSWER_REFUSALS)
+@router.delete("/account/invitations/{invitation}", responses=_ANSWER_REFUSALS)
 @audited("invitation.decline")
 def decline_invitation(context: ForManager, invitation: Number) -> InvitationInfo:
     """Refuse a role that waits for you."""
     return context.commit(lambda session: invitations.decline(session, context.caller, invitation))
 
 
-@router.put(_OWNER + "/settings", response_model=OwnerSettings, responses=_REFUSALS)
+@router.put(_OWNER + "/settings", responses=_REFUSALS)
 @audited("owner.settings")
 def change_owner_settings(context: ForManager, owner: str, body: OwnerSettings) -> OwnerSettings:
     """Choose whether new environments of an owner are public, internal or private."""
@@ -155,13 +147,13 @@ def change_owner_settings(context: ForManager, owner: str, body: OwnerSettings) 
     return context.commit(record)
 
 
-@router.get(_ENVIRONMENT + "/members", response_model=MemberList, responses=refusals(401, 403, 404, 422))
+@router.get(_ENVIRONMENT + "/members", responses=refusals(401, 403, 404, 422))
 def list_environment_members(session: ReadSession, caller: Caller, owner: str, name: str) -> MemberList:
     """List who has a role on an environment, through its owner or on itself."""
     return MemberList(data=members.of_environment(session, caller, owner, name))
 
 
-@router.put(_ENVIRONMENT + "/members/{user}", response_model=MemberList, responses=_REFUSALS)
+@router.put(_ENVIRONMENT + "/members/{user}", responses=_REFUSALS)
 @audited("member.set")
 def set_environment_role(context: ForManager, owner: str, name: str, user: User, body: NewRole) -> MemberList:
     """Invite somebody to a role on one environment; of a member, change it at once.
@@ -172,7 +164,7 @@ def set_environment_role(context: ForManager, owner: str, name: str, user: User,
     return MemberList(data=context.commit(lambda session: members.change_environment_role(session, *what)))
 
 
-@router.delete(_ENVIRONMENT + "/members/{user}", response_model=MemberList, responses=_REFUSALS)
+@router.delete(_ENVIRONMENT + "/members/{user}", responses=_REFUSALS)
 @audited("member.remove")
 def remove_environment_role(context: ForManager, owner: str, name: str, user: User) -> MemberList:
     """Remove a role on one environment, or withdraw an invitation; your own role is yours to remove."""

@@ -30,7 +30,7 @@ _LINES: dict[int | str, dict[str, Any]] = {
 RunId = Annotated[str, Path(max_length=64)]
 
 
-@router.get("", response_model=RunPage, responses=refusals(404, 422))
+@router.get("", responses=refusals(404, 422))
 def list_runs(
     session: ReadSession,
     base_url: BaseUrl,
@@ -45,7 +45,7 @@ def list_runs(
     )
 
 
-@router.get("/{run_id}", response_model=RunDetail, responses=refusals(404, 422))
+@router.get("/{run_id}", responses=refusals(404, 422))
 def get_run(session: ReadSession, base_url: BaseUrl, run_id: RunId) -> RunDetail:
     """Show one run with its manifest and the hub's summary; the first characters of its id are enough."""
     return service.detail_of(service.find_by_prefix(session, run_id), base_url)
@@ -61,13 +61,13 @@ def get_manifest(session: ReadSession, run_id: RunId) -> Response:
     return Response(service.find(session, run_id).manifest.encode(), media_type="application/json")
 
 
-@router.get("/{run_id}/links", response_model=RunLinks, responses=refusals(404, 422))
+@router.get("/{run_id}/links", responses=refusals(404, 422))
 def get_links(session: ReadSession, run_id: RunId) -> RunLinks:
     """Show the evaluations of a training run's weights, or the training runs behind an evaluation."""
     return service.links(session, service.find(session, run_id))
 
 
-@router.get("/{run_id}/rollouts", response_model=RolloutPage, responses=refusals(404, 410, 422))
+@router.get("/{run_id}/rollouts", responses=refusals(404, 410, 422))
 def list_rollouts(
     session: ReadSession,
     storage: HubStorage,
@@ -91,7 +91,7 @@ def download_rollouts(session: ReadSession, storage: HubStorage, run_id: RunId) 
     return StreamingResponse(service.rollout_lines(session, storage, run), media_type="application/jsonl")
 
 
-@router.get("/{run_id}/rollouts/{number}", response_model=Rollout, responses=refusals(404, 410, 422))
+@router.get("/{run_id}/rollouts/{number}", responses=refusals(404, 410, 422))
 def get_rollout(
     session: ReadSession,
     storage: HubStorage,

@@ -24,7 +24,7 @@ router = APIRouter(prefix="/api/v1/environments", tags=["environments"])
 _MOST_ENVIRONMENTS, _MOST_RUNS, _MOST_NAMES = 100, 500, 50
 
 
-@router.get("/{owner}/{name}/used-by", response_model=UsedBy, responses=refusals(404, 410, 422))
+@router.get("/{owner}/{name}/used-by", responses=refusals(404, 410, 422))
 def get_use(session: ReadSession, owner: str, name: str) -> UsedBy:
     """Tell who uses an environment: what requires it or was forked from it, and its last 500 runs."""
     return used_by(session, service.find(session, owner, name))

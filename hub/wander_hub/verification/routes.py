@@ -36,7 +36,7 @@ router = APIRouter(prefix="/api/v1", tags=["verification"])
 RunId = Annotated[str, Path(max_length=64)]
 
 
-@router.get("/runs/{run_id}/verifications", response_model=VerificationList, responses=refusals(404, 422))
+@router.get("/runs/{run_id}/verifications", responses=refusals(404, 422))
 def list_verifications(session: ReadSession, run_id: RunId) -> VerificationList:
     """List the verifications of a run, newest first."""
     return service.list_page(session, runs.find(session, run_id))
@@ -71,17 +71,13 @@ def request_verification(
     return JSONResponse(jsonable_encoder(found), 201 if created else 200)
 
 
-@router.get("/runs/{run_id}/evidence", response_model=RunEvidence, responses=refusals(404, 422))
+@router.get("/runs/{run_id}/evidence", responses=refusals(404, 422))
 def get_evidence(session: ReadSession, run_id: RunId) -> RunEvidence:
     """Show what a run's level rests on: what each level proved, whether it is a copy, who repeated it."""
     return evidence.evidence_of(session, runs.find(session, run_id))
 
 
-@router.put(
-    "/runs/{run_id}/clearance",
-    response_model=RunEvidence,
-    responses=refusals(400, 401, 403, 404, 422),
-)
+@router.put("/runs/{run_id}/clearance", responses=refusals(400, 401, 403, 404, 422))
 @audited("run.clear")
 def clear_run(context: ForManager, run_id: RunId, body: ClearanceReason) -> RunEvidence:
     """Clear the duplicate mark of a run, with a reason that everybody can read; it ranks again."""
@@ -93,11 +89,7 @@ def clear_run(context: ForManager, run_id: RunId, body: ClearanceReason) -> RunE
     return context.commit(record)
 
 
-@router.delete(
-    "/runs/{run_id}/clearance",
-    response_model=RunEvidence,
-    responses=refusals(401, 403, 404, 422),
-)
+@router.delete("/runs/{run_id}/clearance", responses=refusals(401, 403, 404, 422))
 @audited("run.unclear")
 def mark_run_again(context: ForManager, run_id: RunId) -> RunEvidence:
     """Mark a cleared run as a duplicate again."""
@@ -109,27 +101,19 @@ def mark_run_again(context: ForManager, run_id: RunId) -> RunEvidence:
     return context.commit(record)
 
 
-@router.get(
-    "/environments/{owner}/{name}/versions/{version}/check",
-    response_model=HubCheck,
-    responses=refusals(404, 422),
-)
+@router.get("/environments/{owner}/{name}/versions/{version}/check", responses=refusals(404, 422))
 def get_check(session: ReadSession, owner: str, name: str, version: str) -> HubCheck:
     """Show the result of the hub's own checks of a version, beside what its publisher stated."""
     return version_checks.check_of(session, owner, name, version)
 
 
-@router.get("/verifications/{number}", response_model=VerificationInfo, responses=refusals(404, 422))
+@router.get("/verifications/{number}", responses=refusals(404, 422))
 def get_verification(session: ReadSession, number: Number) -> VerificationInfo:
     """Show the progress of a verification, or its result."""
     return service.info_of(service.find(session, number))
 
 
-@router.get(
-    "/verifications/{number}/divergences",
-    response_model=DivergencePage,
-    responses=refusals(404, 422),
-)
+@router.get("/verifications/{number}/divergences", responses=refusals(404, 422))
 def list_divergences(
     session: ReadSession,
     number: Number,
@@ -140,11 +124,7 @@ def list_divergences(
     return service.divergence_page(session, number, offset, limit)
 
 
-@router.delete(
-    "/verifications/{number}",
-    response_model=VerificationInfo,
-    responses=refusals(401, 403, 404, 422),
-)
+@router.delete("/verifications/{number}", responses=refusals(401, 403, 404, 422))
 @audited("verification.cancel")
 def cancel_verification(request: Request, context: ForPoster, number: Number) -> VerificationInfo:
     """Cancel a verification. What it found so far is not kept."""

@@ -25,7 +25,7 @@ router = APIRouter(prefix="/api/v1/webhooks", tags=["webhooks"])
 _REFUSALS = refusals(400, 401, 403, 404, 409, 422)
 
 
-@router.get("", response_model=WebhookList, responses=_REFUSALS)
+@router.get("", responses=_REFUSALS)
 def list_webhooks(
     session: ReadSession,
     caller: Caller,
@@ -35,7 +35,7 @@ def list_webhooks(
     return WebhookList(data=service.list_all(session, caller, owner))
 
 
-@router.post("", status_code=201, response_model=WebhookSecret, responses=_REFUSALS)
+@router.post("", status_code=201, responses=_REFUSALS)
 @audited("webhook.create")
 def create_webhook(context: ForManager, body: NewWebhook) -> WebhookSecret:
     """Make a webhook; the secret that signs its deliveries is shown in this answer and never again."""
@@ -43,13 +43,13 @@ def create_webhook(context: ForManager, body: NewWebhook) -> WebhookSecret:
     return context.commit(lambda session: service.create(session, *what))
 
 
-@router.get("/{webhook}", response_model=WebhookInfo, responses=_REFUSALS)
+@router.get("/{webhook}", responses=_REFUSALS)
 def get_webhook(session: ReadSession, caller: Caller, webhook: Number) -> WebhookInfo:
     """Tell of one webhook."""
     return service.info_of(service.find(session, caller, webhook))
 
 
-@router.put("/{webhook}", response_model=WebhookInfo, responses=_REFUSALS)
+@router.put("/{webhook}", responses=_REFUSALS)
 @audited("webhook.change")
 def change_webhook(context: ForManager, webhook: Number, body: WebhookSettings) -> WebhookInfo:
     """Choose where a webhook leads and what it is told; one that was disabled is told again."""
@@ -57,28 +57,28 @@ def change_webhook(context: ForManager, webhook: Number, body: WebhookSettings) 
     return context.commit(lambda session: service.change(session, *what))
 
 
-@router.delete("/{webhook}", response_model=WebhookInfo, responses=_REFUSALS)
+@router.delete("/{webhook}", responses=_REFUSALS)
 @audited("webhook.remove")
 def remove_webhook(context: ForManager, webhook: Number) -> WebhookInfo:
     """Remove a webhook with its deliveries."""
     return context.commit(lambda session: service.remove(session, context.caller, webhook))
 
 
-@router.post("/{webhook}/secret", response_model=WebhookSecret, responses=_REFUSALS)
+@router.post("/{webhook}/secret", responses=_REFUSALS)
 @audited("webhook.secret")
 def renew_secret(context: ForManager, webhook: Number) -> WebhookSecret:
     """Make another secret, shown once; for a day, deliveries are signed with the one of before too."""
     return context.commit(lambda session: service.renew_secret(session, context.caller, webhook))
 
 
-@router.post("/{webhook}/test", status_code=202, response_model=DeliveryInfo, responses=_REFUSALS)
+@router.post("/{webhook}/test", status_code=202, responses=_REFUSALS)
 @audited("webhook.test")
 def try_webhook(context: ForManager, webhook: Number) -> DeliveryInfo:
     """Have `webhook.test` delivered, which says nothing; the list of deliveries tells how that ends."""
     return context.commit(lambda session: service.try_out(session, context.caller, webhook))
 
 
-@router.get("/{webhook}/deliveries", response_model=DeliveryPage, responses=_REFUSALS)
+@router.get("/{webhook}/deliveries", responses=_REFUSALS)
 def list_deliveries(
     session: ReadSession,
     caller: Caller,
@@ -90,18 +90,13 @@ def list_deliveries(
     return service.list_deliveries(session, caller, webhook, before, limit)
 
 
-@router.get("/{webhook}/deliveries/{delivery}", response_model=DeliveryDetail, responses=_REFUSALS)
+@router.get("/{webhook}/deliveries/{delivery}", responses=_REFUSALS)
 def get_delivery(session: ReadSession, caller: Caller, webhook: Number, delivery: Number) -> DeliveryDetail:
     """Tell of one delivery, with what is sent."""
     return service.show_delivery(session, caller, webhook, delivery)
 
 
-@router.post(
-    "/{webhook}/deliveries/{delivery}/redeliver",
-    status_code=202,
-    response_model=DeliveryInfo,
-    responses=_REFUSALS,
-)
+@router.post("/{webhook}/deliveries/{delivery}/redeliver", status_code=202, responses=_REFUSALS)
 @audited("webhook.redeliver")
 def redeliver(context: ForManager, webhook: Number, delivery: Number) -> DeliveryInfo:
     """Have a delivery made again now, with the same message id."""

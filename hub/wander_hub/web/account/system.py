@@ -108,7 +108,7 @@ def show_jobs(
     request: Request, session: ReadSession, caller: Administrator, query: AskedOfJobs, done: str = ""
 ) -> Response:
     """The queue of jobs, the newest first: state, attempts, who has it, why it failed."""
-    shown = _list_jobs(session, caller, query)
+    shown = _list_jobs(session, query)
     return _show(
         *(request, "system_jobs.html", done),
         scripts=["live.js"] if shown["under_way"] else [],
@@ -134,14 +134,14 @@ def follow_jobs(
             states = job_queue.list_states(session, **query.asked())
             if states == known:
                 return states, None
-            shown = _list_jobs(session, caller, query)
+            shown = _list_jobs(session, query)
         return states, live.Part(render("jobs.html", **shown), shown["under_way"])
 
     return live.stream(request, look, shared=("jobs", query.kind, query.state, query.before))
 
 
-def _list_jobs(session: Session, caller: Identity, query: JobQuery) -> dict[str, Any]:
-    found = job_queue.list_page(session, caller, **query.asked())
+def _list_jobs(session: Session, query: JobQuery) -> dict[str, Any]:
+    found = job_queue.list_page(session, **query.asked())
     at = {"kind": query.kind, "state": query.state}
     return {
         "jobs": found.data,
