@@ -186,12 +186,12 @@ def _other_versions(
         ]
         for one in (same or found)[:1]:
             linked += [
-                VersionBoard(
+                fill(
+                    VersionBoard,
+                    one,
                     version=version.version,
                     board=one.name,
                     same_protocol=bool(same),
-                    runs=one.runs,
-                    models=one.models,
                     best_model=leader.model,
                     best_reward=0.0 - leader.shortfall,
                 )

@@ -86,11 +86,10 @@ def describe(session: Session, model: Model, base_url: str) -> ModelRevisions:
     """Return a model as the API shows it."""
     revisions = repository.revisions_of(session, model)
     latest = latest_of(revisions)
-    return ModelRevisions(
+    return fill(
+        ModelRevisions,
+        model,
         owner=model.owner.name,
-        name=model.name,
-        private=model.private,
-        internal=model.internal,
         latest=latest.revision if latest is not None else None,
         revisions=[describe_revision(one, base_url) for one in revisions],
     )

@@ -21,7 +21,7 @@ from wander.wire import RunManifest
 from wander.wire.postings import MAX_CHUNK_BYTES, PostedArtifact, PostedChunk, Posting
 
 from wander_hub import audit
-from wander_hub.database import Database, now
+from wander_hub.database import Database, fill, now
 from wander_hub.environments.models import Environment, Version
 from wander_hub.http.boundary import Context
 from wander_hub.http.problems import HubProblem
@@ -129,19 +129,11 @@ def find(
 
 def describe_posting(session: Session, posting: PostingRow) -> Posting:
     """Return a posting as the API shows it."""
-    return Posting(
-        sha256=posting.sha256,
-        run_id=posting.run_id,
-        private=posting.private,
-        chunks=[
-            PostedChunk(number=one.number, sha256=one.sha256, rollouts=one.rollouts)
-            for one in repository.chunks_of(session, posting.id)
-        ],
-        artifacts=[
-            PostedArtifact(name=one.name, sha256=one.sha256)
-            for one in repository.artifacts_of(session, posting.id)
-        ],
-        expires_at=posting.expires_at,
+    return fill(
+        Posting,
+        posting,
+        chunks=[fill(PostedChunk, one) for one in repository.chunks_of(session, posting.id)],
+        artifacts=[fill(PostedArtifact, one) for one in repository.artifacts_of(session, posting.id)],
     )
 
 

@@ -20,7 +20,7 @@ from wander.wire.trusted_publishing import MintedToken, NewPublisher, PublisherI
 from wander_hub import audit, names, security
 from wander_hub.accounts import repository as accounts
 from wander_hub.accounts.models import User
-from wander_hub.database import now
+from wander_hub.database import fill, now
 from wander_hub.environments import repository as environments
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
@@ -207,19 +207,12 @@ def _of_owner(session: Session, owner_id: int) -> Sequence[Publisher]:
 
 def info_of(publisher: Publisher) -> PublisherInfo:
     """Return a publisher as the outside sees it."""
-    return PublisherInfo(
-        id=publisher.id,
+    return fill(
+        PublisherInfo,
+        publisher,
         owner=publisher.owner.name,
-        name=publisher.name,
-        kind=publisher.kind,  # type: ignore[arg-type]
-        issuer=publisher.issuer,
-        subject=publisher.subject,
-        workflow=publisher.workflow,
-        deployment=publisher.deployment,
         pinned=publisher.pinned or {},
         created_by=publisher.created_by.name,
-        created_at=publisher.created_at,
-        last_used_at=publisher.last_used_at,
     )
 
 

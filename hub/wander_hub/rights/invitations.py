@@ -17,7 +17,7 @@ from wander.wire.people import InvitationInfo
 from wander_hub import audit, names
 from wander_hub.accounts import repository as accounts
 from wander_hub.accounts.models import Membership, User
-from wander_hub.database import now
+from wander_hub.database import fill, now
 from wander_hub.environments import repository as environments
 from wander_hub.environments.models import Environment
 from wander_hub.http.problems import HubProblem
@@ -169,11 +169,4 @@ def _info(invitation: Invitation) -> InvitationInfo:
     target = owner.name if owner is not None else ""
     if environment is not None:
         target = environment.label
-    return InvitationInfo(
-        id=invitation.id,
-        target=target,
-        role=invitation.role,
-        invited_by=invitation.invited_by.name,
-        created_at=invitation.created_at,
-        expires_at=invitation.expires_at,
-    )
+    return fill(InvitationInfo, invitation, target=target, invited_by=invitation.invited_by.name)

@@ -20,6 +20,7 @@ from wander.types import Rollout
 from wander.wire import RolloutRow
 from wander.wire.postings import line_digest
 
+from wander_hub.database import fill
 from wander_hub.storage import Storage
 
 ROWS_PER_FRAME = 128
@@ -148,19 +149,8 @@ class Row:
     def show(self, number: int) -> RolloutRow:
         """Return what a list shows."""
         facts = self.facts
-        return RolloutRow(
-            number=number,
-            example_id=facts.example_id,
-            index=facts.index,
-            reward=facts.reward,
-            stop_reason=one_line(facts.stop_reason) if facts.stop_reason is not None else None,
-            failure=facts.failure,
-            truncated=facts.truncated,
-            turns=facts.turns,
-            completion_tokens=facts.completion_tokens,
-            seconds=facts.seconds,
-            preview=facts.preview,
-        )
+        stop_reason = one_line(facts.stop_reason) if facts.stop_reason is not None else None
+        return fill(RolloutRow, facts, number=number, stop_reason=stop_reason)
 
 
 class _BareFailure(NamedTuple):

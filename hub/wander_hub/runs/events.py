@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 from wander.wire.events import EventName, RunEvent
 
+from wander_hub.database import fill
 from wander_hub.environments.models import Environment, Version
 from wander_hub.webhooks import outbox
 
@@ -22,17 +23,13 @@ def tell_of_run(
     """Tell webhooks what happened to a `Run`, whose module imports this one for its changes of level."""
 
     def describe() -> RunEvent:
-        return kind(
+        return fill(
+            kind,
+            run,
             environment=outbox.label_of(session, environment),
             version=session.get_one(Version, run.version_id).version,
-            run_id=run.run_id,
-            sha256=run.sha256,
-            kind=run.kind,
             model=outbox.short(run.model) or "",
-            level=run.level,
             level_reason=outbox.short(run.level_reason) or "",
-            reward_mean=run.reward_mean,
-            private=run.private,
             url=outbox.link(session, f"/runs/{run.run_id}"),
             **more,
         )

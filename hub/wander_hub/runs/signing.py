@@ -107,10 +107,10 @@ def signature_of(run: Run) -> SignatureInfo | None:
     key = run.signing_key
     if key is None or run.signature is None:
         return None
-    return SignatureInfo(
-        fingerprint=key.fingerprint,
+    return fill(
+        SignatureInfo,
+        key,
         signature=run.signature,
-        public_key=key.public_key,
         signed_by=key.user.name,
         key_revoked_at=key.revoked_at,
     )

@@ -24,7 +24,7 @@ from wander.wire.uploads import UploadSession as SessionInfo
 from wander_hub import names
 from wander_hub.accounts.models import Owner
 from wander_hub.attestations import verification
-from wander_hub.database import now
+from wander_hub.database import fill, now
 from wander_hub.environments import documents
 from wander_hub.http.boundary import Context
 from wander_hub.http.problems import HubProblem
@@ -227,29 +227,19 @@ def chunk_key(file: StagedFile, chunk: StagedChunk) -> str:
 
 def describe_session(found: UploadSession, context: Context) -> SessionInfo:
     """Return a session as the API shows it."""
-    return SessionInfo(
-        id=found.id,
+    return fill(
+        SessionInfo,
+        found,
         owner=found.owner.name,
-        name=found.name,
-        version=found.version,
-        status=found.status,
         files=[describe_file(one, context.base_url) for one in found.files],
         chunk_bytes=context.settings.upload_chunk_bytes,
-        expires_at=found.expires_at,
     )
 
 
 def describe_file(file: StagedFile, base_url: str) -> UploadedFile:
     """Return a file as the API shows it."""
-    return UploadedFile(
-        filename=file.filename,
-        kind=file.kind,
-        size=file.size,
-        sha256=file.sha256,
-        offset=file.received,
-        published=file.published,
-        url=f"{base_url}/api/v1/uploads/{file.session_id}/files/{file.filename}",
-    )
+    url = f"{base_url}/api/v1/uploads/{file.session_id}/files/{file.filename}"
+    return fill(UploadedFile, file, offset=file.received, url=url)
 
 
 def _check_names(wanted: NewUpload, settings: Settings) -> tuple[str, str]:
