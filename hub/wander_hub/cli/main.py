@@ -35,6 +35,7 @@ from wander_hub.cli.options import (
     print_row,
     print_rows,
     read_settings,
+    reading,
 )
 from wander_hub.cli.organisations import organisation_app
 from wander_hub.cli.people import find_user, user_app
@@ -400,7 +401,7 @@ def list_tokens(
     """List tokens by their prefix; secrets are not kept."""
     from wander_hub.rights import repository
 
-    with open_database(read_settings(data=data)) as database, database.read() as session:
+    with reading(data) as session:
         rows = [
             {
                 "prefix": token.prefix,

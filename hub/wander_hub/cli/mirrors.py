@@ -17,6 +17,7 @@ from wander_hub.cli.options import (
     print_row,
     print_rows,
     read_settings,
+    reading,
 )
 from wander_hub.identity import HUB
 
@@ -53,7 +54,7 @@ def list_mirrors(data: Data = None, as_json: AsJson = False) -> None:
     """List what is followed, and what could not be brought."""
     from wander_hub.mirrors import service
 
-    with open_database(read_settings(data=data)) as database, database.read(HUB) as session:
+    with reading(data) as session:
         rows = [_row(one) for one in service.list_all(session)]
     print_rows(rows, as_json)
 

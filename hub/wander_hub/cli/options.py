@@ -66,6 +66,13 @@ def open_database(settings: Settings, *, make: bool = False) -> Iterator[Databas
         database.close()
 
 
+@contextmanager
+def reading(data: Path | None) -> Iterator[Session]:
+    """Give a session that sees all of the hub, and whose work is thrown away."""
+    with open_database(read_settings(data=data)) as database, database.read(HUB) as session:
+        yield session
+
+
 def print_row(row: dict[str, Any], as_json: bool, text: str) -> None:
     """Print one result: as JSON, or the text."""
     typer.echo(json.dumps(row) if as_json else text)

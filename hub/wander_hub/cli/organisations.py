@@ -8,17 +8,7 @@ import typer
 from sqlalchemy.orm import Session
 from wander.wire import Role
 
-from wander_hub.cli.options import (
-    AsJson,
-    Data,
-    commit,
-    confirm,
-    group,
-    open_database,
-    print_row,
-    print_rows,
-    read_settings,
-)
+from wander_hub.cli.options import AsJson, Data, commit, confirm, group, print_row, print_rows, reading
 from wander_hub.cli.people import find_user
 from wander_hub.identity import HUB
 
@@ -51,7 +41,7 @@ def list_organisations(data: Data = None, as_json: AsJson = False) -> None:
     """List the organisations; one without owners is left to administrators."""
     from wander_hub.people import organisations
 
-    with open_database(read_settings(data=data)) as database, database.read() as session:
+    with reading(data) as session:
         rows = [
             {"name": one.name, "owners": owners, "created_at": one.created_at.isoformat()}
             for one, owners in organisations.with_owners(session).items()
@@ -93,7 +83,7 @@ def show_members(
         change("member.set", add, role)
     if remove is not None:
         change("member.remove", remove, None)
-    with open_database(read_settings(data=data)) as database, database.read() as session:
+    with reading(data) as session:
         found = members.of_owner(session, HUB, organisations.named(session, name).name)
     rows = [
         {"user": one.user, "role": one.role, "state": "invited" if one.pending_until else "member"}

@@ -23,6 +23,7 @@ from wander_hub.cli.options import (
     print_row,
     print_rows,
     read_settings,
+    reading,
 )
 from wander_hub.http.problems import HubProblem
 from wander_hub.server.data_folder import address_of
@@ -54,7 +55,7 @@ def list_users(data: Data = None, as_json: AsJson = False) -> None:
     """List users and what they may publish under."""
     from wander_hub.accounts import repository
 
-    with open_database(read_settings(data=data)) as database, database.read() as session:
+    with reading(data) as session:
         rows = [
             {
                 "name": user.name,
@@ -174,7 +175,7 @@ def identities_of(
 
     if link is not None or unlink is not None:
         commit("user.identity.link" if link is not None else "user.identity.unlink", change, data)
-    with open_database(read_settings(data=data)) as database, database.read() as session:
+    with reading(data) as session:
         found = identities.of_user(session, find_user(session, name).id)
     print_rows([{"issuer": one.issuer, "subject": one.subject} for one in found], as_json)
 

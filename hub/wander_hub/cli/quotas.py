@@ -8,16 +8,7 @@ import typer
 from pydantic import ByteSize, TypeAdapter, ValidationError
 from wander.wire.people import Allowance, NewQuota, OwnerQuota
 
-from wander_hub.cli.options import (
-    AsJson,
-    Data,
-    commit,
-    group,
-    open_database,
-    print_row,
-    print_rows,
-    read_settings,
-)
+from wander_hub.cli.options import AsJson, Data, commit, group, print_row, print_rows, read_settings, reading
 from wander_hub.identity import HUB
 
 quota_app = group("Say how much owners may have: stored bytes, versions, runs.")
@@ -47,9 +38,8 @@ def show_quota(owner: str, data: Data = None, as_json: AsJson = False) -> None:
     """
     from wander_hub.quotas import service
 
-    settings = read_settings(data=data)
-    with open_database(settings) as database, database.read(HUB) as session:
-        _print(service.of_owner(session, settings, HUB, owner), as_json)
+    with reading(data) as session:
+        _print(service.of_owner(session, read_settings(data=data), HUB, owner), as_json)
 
 
 @quota_app.command("set")
@@ -80,9 +70,8 @@ def list_quotas(data: Data = None, as_json: AsJson = False) -> None:
     """List the owners with limits of their own."""
     from wander_hub.quotas import service
 
-    settings = read_settings(data=data)
-    with open_database(settings) as database, database.read(HUB) as session:
-        found = service.list_own(session, settings)
+    with reading(data) as session:
+        found = service.list_own(session, read_settings(data=data))
     if as_json:
         print_rows([one.model_dump(mode="json") for one in found], as_json)
         return

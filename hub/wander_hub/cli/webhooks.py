@@ -7,16 +7,7 @@ from typing import Annotated, Any
 import typer
 from sqlalchemy.orm import Session
 
-from wander_hub.cli.options import (
-    AsJson,
-    Data,
-    commit,
-    group,
-    open_database,
-    print_row,
-    print_rows,
-    read_settings,
-)
+from wander_hub.cli.options import AsJson, Data, commit, group, print_row, print_rows, reading
 from wander_hub.identity import HUB
 from wander_hub.settings import Settings
 
@@ -30,7 +21,7 @@ def list_webhooks(owner: Owner = None, data: Data = None, as_json: AsJson = Fals
     """List webhooks, without their secrets."""
     from wander_hub.webhooks import service
 
-    with open_database(read_settings(data=data)) as database, database.read(HUB) as session:
+    with reading(data) as session:
         rows = [one.model_dump(mode="json") for one in service.list_all(session, HUB, owner)]
     print_rows(rows, as_json)
 
@@ -92,7 +83,7 @@ def list_deliveries(
     """List what was and is to be delivered to a webhook, the newest first."""
     from wander_hub.webhooks import service
 
-    with open_database(read_settings(data=data)) as database, database.read(HUB) as session:
+    with reading(data) as session:
         page = service.list_deliveries(session, HUB, number, None, limit)
     print_rows([one.model_dump(mode="json") for one in page.data], as_json)
 

@@ -260,9 +260,6 @@ Number = Annotated[int, Path(ge=1, le=_LARGEST)]
 Before = Annotated[int | None, Query(ge=1, le=_LARGEST, description="`next` of the page before")]
 ReadSession = Annotated[Session, Depends(read_session, scope="function")]
 Caller = Annotated[Identity, Depends(require_identity)]
-Poster = Annotated[Identity, Depends(Needs("results"))]
-Publisher = Annotated[Identity, Depends(Needs("publish"))]
-Maintainer = Annotated[Identity, Depends(Needs("maintain"))]
 Manager = Annotated[Identity, Depends(Needs("manage"))]
 HubDatabase = Annotated[Database, Depends(_state("database"))]
 HubStorage = Annotated[Storage, Depends(_state("storage"))]
@@ -270,23 +267,14 @@ HubSettings = Annotated[Settings, Depends(_state("settings"))]
 BaseUrl = Annotated[str, Depends(_base_url)]
 
 
-async def _for_poster(request: Request, caller: Poster) -> Context:
-    return context_of(request, caller)
+def _context_for(permission: Permission) -> Callable[..., Awaitable[Context]]:
+    async def give(request: Request, caller: Identity = Depends(Needs(permission))) -> Context:  # noqa: B008
+        return context_of(request, caller)
+
+    return give
 
 
-async def _for_publisher(request: Request, caller: Publisher) -> Context:
-    return context_of(request, caller)
-
-
-async def _for_maintainer(request: Request, caller: Maintainer) -> Context:
-    return context_of(request, caller)
-
-
-async def _for_manager(request: Request, caller: Manager) -> Context:
-    return context_of(request, caller)
-
-
-ForPoster = Annotated[Context, Depends(_for_poster)]
-ForPublisher = Annotated[Context, Depends(_for_publisher)]
-ForMaintainer = Annotated[Context, Depends(_for_maintainer)]
-ForManager = Annotated[Context, Depends(_for_manager)]
+ForPoster = Annotated[Context, Depends(_context_for("results"))]
+ForPublisher = Annotated[Context, Depends(_context_for("publish"))]
+ForMaintainer = Annotated[Context, Depends(_context_for("maintain"))]
+ForManager = Annotated[Context, Depends(_context_for("manage"))]

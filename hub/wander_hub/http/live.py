@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from fastapi import Request
+from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from wander_hub.http.boundary import caller_of
+from wander_hub.http.boundary import caller_of, database_of
 from wander_hub.http.limits import sender_of
 from wander_hub.http.problems import HubProblem
 
@@ -44,7 +45,7 @@ class Part(NamedTuple):
     """Whether it may change again by itself."""
 
 
-Look = Callable[[States], tuple[States, Part | None]]
+_Look = Callable[[States], tuple[States, Part | None]]
 """Return the states, and the part where those are others than were known."""
 
 
@@ -78,7 +79,7 @@ class Streams:
             if not self.open:
                 self._shared.clear()
 
-    async def look(self, look: Look, known: States, shared: Hashable | None) -> tuple[States, Part | None]:
+    async def look(self, look: _Look, known: States, shared: Hashable | None) -> tuple[States, Part | None]:
         """Look by a thread: of all who share a look, once in `LOOK_SECONDS` for them together."""
         if shared is None:
             return await run_in_threadpool(look, known)
@@ -93,7 +94,7 @@ def _is_old(task: asyncio.Task[_Shared]) -> bool:
     return task.exception() is not None or time.monotonic() - task.result().at >= LOOK_SECONDS
 
 
-async def _look_again(look: Look, last: asyncio.Task[_Shared] | None) -> _Shared:
+async def _look_again(look: _Look, last: asyncio.Task[_Shared] | None) -> _Shared:
     last_found = last.result() if last is not None and last.exception() is None else None
     states, part = await run_in_threadpool(look, last_found and last_found.states)
     part = part if part is not None or last_found is None else last_found.part
@@ -113,16 +114,28 @@ class _CountedStream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-def stream(request: Request, look: Look, shared: Hashable | None = None) -> Response:
+def stream(
+    request: Request,
+    read: Callable[[Session], States],
+    draw: Callable[[Session], Part],
+    shared: Hashable | None = None,
+) -> Response:
     """Answer with events: `changed` with HTML whenever it changed, then `end` when nothing is under way.
 
-    Readers to whom the same part is shown may share the looks, by a key.
+    The part is drawn whenever the states that are read are others than before. Readers to whom the same
+    part is shown may share the looks, by a key.
     """
     if request.method == "HEAD":
         return Response(media_type="text/event-stream", headers=_HEADERS)
     caller = caller_of(request)
     who = caller.user if caller is not None else sender_of(request.scope)
     streams: Streams = request.app.state.streams
+    database = database_of(request)
+
+    def look(known: States) -> tuple[States, Part | None]:
+        with database.read(caller) as session:
+            states = read(session)
+            return states, draw(session) if states != known else None
 
     async def look_once(known: States) -> tuple[States, Part | None]:
         return await streams.look(look, known, shared)

@@ -1,46 +1,25 @@
 """Every table of the hub: to import this module registers all with `Base`, for migrations and backups."""
 
+# ruff: noqa: F401 - to be imported is all that they are here for
+
 from __future__ import annotations
 
-from wander_hub import audit
-from wander_hub.accounts import models as accounts
-from wander_hub.environments import models as environments
-from wander_hub.environments import spelling
-from wander_hub.http import limits
-from wander_hub.index import models as index
-from wander_hub.jobs import models as jobs
-from wander_hub.leaderboards import models as leaderboards
-from wander_hub.mirrors import models as mirrors
-from wander_hub.models import models
-from wander_hub.operation import models as operation
-from wander_hub.people import models as people
-from wander_hub.publishers import models as publishers
-from wander_hub.quotas import models as quotas
-from wander_hub.rights import models as rights
-from wander_hub.runs import models as runs
-from wander_hub.upload import models as upload
-from wander_hub.verification import models as verification
-from wander_hub.webhooks import models as webhooks
-
-MODULES = (
-    audit,
-    accounts,
-    environments,
-    spelling,
-    limits,
-    index,
-    jobs,
-    leaderboards,
-    mirrors,
-    models,
-    operation,
-    people,
-    publishers,
-    quotas,
-    rights,
-    runs,
-    upload,
-    verification,
-    webhooks,
-)
-"""Where the tables are described."""
+import wander_hub.accounts.models
+import wander_hub.audit
+import wander_hub.environments.models
+import wander_hub.environments.spelling
+import wander_hub.http.limits
+import wander_hub.index.models
+import wander_hub.jobs.models
+import wander_hub.leaderboards.models
+import wander_hub.mirrors.models
+import wander_hub.models.models
+import wander_hub.operation.models
+import wander_hub.people.models
+import wander_hub.publishers.models
+import wander_hub.quotas.models
+import wander_hub.rights.models
+import wander_hub.runs.models
+import wander_hub.upload.models
+import wander_hub.verification.models
+import wander_hub.webhooks.models

@@ -22,7 +22,7 @@ from fastapi import FastAPI
 
 from wander_hub.app import create_app
 from wander_hub.database import Database
-from wander_hub.jobs import Worker
+from wander_hub.jobs import TableQueue, Worker
 from wander_hub.jobs.choice import migrate
 from wander_hub.mirrors import service as mirrors
 from wander_hub.operation import backup_jobs
@@ -31,6 +31,7 @@ from wander_hub.server import data_folder, first_token
 from wander_hub.server.log import log_to_stderr
 from wander_hub.server.processes import Processes
 from wander_hub.settings import Settings
+from wander_hub.storage import Storage
 from wander_hub.verification.worker import confine, job_worker
 from wander_hub.webhooks import delivery
 
@@ -94,6 +95,18 @@ def serve(
         raise SystemExit(INTERRUPTED)
 
 
+def workers_of(
+    settings: Settings, database: Database, storage: Storage, queue: TableQueue, address: str
+) -> list[Worker]:
+    """Return what does a hub's jobs, none started yet; the first is the one of runs and versions."""
+    return [
+        job_worker(settings, database, storage, queue, address),
+        delivery.worker(settings, database, queue),
+        mirrors.worker(settings, database, storage, queue),
+        *backup_jobs.workers(settings, database, storage, queue),
+    ]
+
+
 def _run(
     settings: Settings,
     database: Database,
@@ -108,14 +121,8 @@ def _run(
     app = create_app(settings, database=database, address=address)
     workers: list[Worker] = []
     if first and settings.serve_jobs:
-        worker = job_worker(settings, database, app.state.storage, app.state.jobs, address)
-        app.state.job_worker = worker
-        workers = [
-            worker,
-            delivery.worker(settings, database, app.state.jobs),
-            mirrors.worker(settings, database, app.state.storage, app.state.jobs),
-            *backup_jobs.workers(settings, database, app.state.storage, app.state.jobs),
-        ]
+        workers = workers_of(settings, database, app.state.storage, app.state.jobs, address)
+        app.state.job_worker = workers[0]
     config = uvicorn.Config(
         app,
         log_level="info" if access_log else "warning",

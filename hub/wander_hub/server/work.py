@@ -19,16 +19,13 @@ from wander_hub.database import Database
 from wander_hub.http import health
 from wander_hub.http.problems import HubProblem
 from wander_hub.jobs.choice import is_migrated, queue_of
-from wander_hub.mirrors import service as mirrors
-from wander_hub.operation import backup_jobs
 from wander_hub.operation.job_queue import settle_failures
 from wander_hub.server.data_folder import NoHub
 from wander_hub.server.log import log_to_stderr
-from wander_hub.server.serve import INTERRUPTED, address_of, open_socket
+from wander_hub.server.serve import INTERRUPTED, address_of, open_socket, workers_of
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
-from wander_hub.verification.worker import confine, job_worker
-from wander_hub.webhooks import delivery
+from wander_hub.verification.worker import confine
 
 _LOOK_SECONDS = 1.0
 
@@ -62,12 +59,7 @@ def work(settings: Settings, *, hub_url: str | None, listen: str | None, once: b
                 ready = is_migrated(settings, database)
             if ready:
                 queue = settle_failures(queue_of(settings, database))
-                workers = [
-                    job_worker(settings, database, storage, queue, hub_url or ""),
-                    delivery.worker(settings, database, queue),
-                    mirrors.worker(settings, database, storage, queue),
-                    *backup_jobs.workers(settings, database, storage, queue),
-                ]
+                workers = workers_of(settings, database, storage, queue, hub_url or "")
 
                 def stop() -> None:
                     end.wait()

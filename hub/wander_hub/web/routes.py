@@ -171,9 +171,8 @@ def show_environment(
     version: str = "latest",
 ) -> Response:
     """One environment: what it is, how to run it, who published what, and its best results."""
-    moved = _canonical(owner, name)
-    if moved is not None:
-        return RedirectResponse(moved, 301)
+    if moved := _moved(owner, name):
+        return moved
     if wants_json(request):
         if version == "latest":
             return as_json(environments.detail(session, owner, name, base_url))
@@ -197,9 +196,8 @@ def show_source(
     archive: source.Archive = "wheel",
 ) -> Response:
     """The source code of one version, a file at a time: of its wheel, or of its source archive."""
-    moved = _canonical(owner, name)
-    if moved is not None:
-        return RedirectResponse(f"{moved}/versions/{quote(version)}/source", 301)
+    if moved := _moved(owner, name, f"/versions/{quote(version)}/source"):
+        return moved
     found = environments.find(session, owner, name)
     files = source.find_source(session, storage, found, version, file, archive)
     if wants_json(request):
@@ -234,9 +232,8 @@ def show_changes(
     new: Annotated[str, Query(max_length=100)] = "latest",
 ) -> Response:
     """What a version changed of another one, or of the one before it, line by line."""
-    moved = _canonical(owner, name)
-    if moved is not None:
-        return RedirectResponse(f"{moved}/changes{query_string(old=old, new=new)}", 301)
+    if moved := _moved(owner, name, f"/changes{query_string(old=old, new=new)}"):
+        return moved
     found = changes.show_changes(session, storage, owner, name, old, new)
     return as_json(found) if wants_json(request) else page(request, "changes.html", view=found)
 
@@ -257,9 +254,8 @@ def show_leaderboard(
     stratum: Stratum = None,
 ) -> Response:
     """One leaderboard; `column` names what to show beside what every board shows, `stratum` a part of it."""
-    moved = _canonical(owner, name)
-    if moved is not None:
-        return RedirectResponse(f"{moved}/leaderboard", 301)
+    if moved := _moved(owner, name, "/leaderboard"):
+        return moved
     if wants_json(request):
         found = environments.find(session, owner, name)
         shown = leaderboards.leaderboard(
@@ -284,9 +280,8 @@ def show_model(
     request: Request, session: ReadSession, base_url: BaseUrl, owner: str, name: str, revision: str = LATEST
 ) -> Response:
     """One model: its card, its files, how to run it, and which runs used these weights."""
-    moved = _canonical(owner, name)
-    if moved is not None:
-        return RedirectResponse(f"/models{moved}", 301)
+    if moved := _moved(owner, name, under="/models"):
+        return moved
     if wants_json(request):
         found = find(session, owner, name)
         if "revision" not in request.path_params:
@@ -315,10 +310,10 @@ def problem_page(request: Request, problem: Problem, headers: dict[str, str]) ->
     return answer
 
 
-def _canonical(owner: str, name: str) -> str | None:
-    """Return where a differently spelt name lives; None when it is spelt right."""
+def _moved(owner: str, name: str, page: str = "", under: str = "") -> RedirectResponse | None:
+    """Send a differently spelt name to where it lives; None when it is spelt right."""
     right = f"/{names.normalise_owner(owner)}/{names.normalise_environment(name)}"
-    return right if right != f"/{owner}/{name}" else None
+    return RedirectResponse(f"{under}{right}{page}", 301) if right != f"/{owner}/{name}" else None
 
 
 for _route in (*router.routes, *(one for part in _PARTS for one in part.routes)):

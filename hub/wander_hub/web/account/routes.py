@@ -13,7 +13,6 @@ from wander.wire.environments import visibility_of
 from wander.wire.events import EVENTS
 
 from wander_hub import audit
-from wander_hub.database import Database
 from wander_hub.environments import repository as environment_repository
 from wander_hub.environments import service as environments
 from wander_hub.environments import stars
@@ -23,7 +22,6 @@ from wander_hub.http.boundary import (
     BaseUrl,
     Before,
     ByBody,
-    HubDatabase,
     HubSettings,
     Number,
     ReadSession,
@@ -196,35 +194,27 @@ def show_owner_settings(
 
 
 @router.get("/{owner}/settings/live")
-def follow_owner_jobs(
-    request: Request, session: ReadSession, database: HubDatabase, caller: Visitor, owner: str
-) -> Response:
+def follow_owner_jobs(request: Request, session: ReadSession, caller: Visitor, owner: str) -> Response:
     """What waits and runs for an owner, as server-sent events; for its owners."""
     found = rights.owner_for(session, caller, "manage", normalise_owner(owner))
-    return _follow_jobs(request, database, caller, found.id)
+    return _follow_jobs(request, found.id)
 
 
 @router.get("/{owner}/{name}/settings/live")
 def follow_environment_jobs(
-    request: Request, session: ReadSession, database: HubDatabase, caller: Visitor, owner: str, name: str
+    request: Request, session: ReadSession, caller: Visitor, owner: str, name: str
 ) -> Response:
     """What waits and runs for an environment, as server-sent events; for who maintains it."""
     found = _find_maintained(session, caller, owner, name)
-    return _follow_jobs(request, database, caller, found.owner_id, found.id)
+    return _follow_jobs(request, found.owner_id, found.id)
 
 
-def _follow_jobs(
-    request: Request, database: Database, caller: Identity, owner: int, environment: int | None = None
-) -> Response:
-    def look(known: live.States) -> tuple[live.States, live.Part | None]:
-        with database.read(caller) as session:
-            states = job_queue.list_open_states(session, owner, environment)
-            if states == known:
-                return states, None
-            jobs = job_queue.list_open(session, owner, environment)
-        return states, live.Part(render("open_jobs.html", jobs=jobs), bool(jobs))
+def _follow_jobs(request: Request, owner: int, environment: int | None = None) -> Response:
+    def draw(session: Session) -> live.Part:
+        jobs = job_queue.list_open(session, owner, environment)
+        return live.Part(render("open_jobs.html", jobs=jobs), bool(jobs))
 
-    return live.stream(request, look)
+    return live.stream(request, lambda session: job_queue.list_open_states(session, owner, environment), draw)
 
 
 def _find_maintained(session: Session, caller: Identity, owner: str, name: str) -> Environment:

@@ -5,8 +5,9 @@ They show what the API answers to administrators, and their forms do what it doe
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from sqlalchemy import func, select
@@ -20,7 +21,7 @@ from wander_hub.accounts.models import Owner, User
 from wander_hub.environments import browse
 from wander_hub.environments.models import File
 from wander_hub.http import live
-from wander_hub.http.boundary import Before, HubDatabase, HubSettings, ReadSession
+from wander_hub.http.boundary import Before, HubSettings, ReadSession
 from wander_hub.http.health import free_bytes
 from wander_hub.identity import Identity
 from wander_hub.jobs import OPEN
@@ -80,27 +81,20 @@ def show_state(
     )
 
 
-class JobQuery(NamedTuple):
+@dataclass(frozen=True)
+class JobQuery:
     """Which jobs a page of them shows."""
 
-    kind: str
-    state: JobState | None
-    before: int | None
+    kind: Annotated[str, Query(max_length=40)] = ""
+    state: JobState | Literal[""] = ""
+    before: Before = None
 
     def asked(self) -> dict[str, Any]:
         """Return what the queue is asked for."""
-        return {"kind": self.kind or None, "state": self.state, "before": self.before, "limit": _JOBS}
+        return {"kind": self.kind or None, "state": self.state or None, "before": self.before, "limit": _JOBS}
 
 
-def _asked_of_jobs(
-    kind: Annotated[str, Query(max_length=40)] = "",
-    state: JobState | Literal[""] = "",
-    before: Before = None,
-) -> JobQuery:
-    return JobQuery(kind, state or None, before)
-
-
-AskedOfJobs = Annotated[JobQuery, Depends(_asked_of_jobs)]
+AskedOfJobs = Annotated[JobQuery, Depends()]
 
 
 @router.get("/jobs")
@@ -114,30 +108,24 @@ def show_jobs(
         scripts=["live.js"] if shown["under_way"] else [],
         counts=job_queue.count(session),
         kind=query.kind,
-        state=query.state or "",
+        state=query.state,
         live="/system/jobs/live" + query_string(kind=query.kind, state=query.state, before=query.before),
         **shown,
     )
 
 
 @router.get("/jobs/live")
-def follow_jobs(
-    request: Request,
-    database: HubDatabase,
-    caller: Administrator,
-    query: AskedOfJobs,
-) -> Response:
+def follow_jobs(request: Request, caller: Administrator, query: AskedOfJobs) -> Response:
     """The same jobs, as server-sent events, until none waits or runs; all who follow share the looks."""
 
-    def look(known: live.States) -> tuple[live.States, live.Part | None]:
-        with database.read(caller) as session:
-            states = job_queue.list_states(session, **query.asked())
-            if states == known:
-                return states, None
-            shown = _list_jobs(session, query)
-        return states, live.Part(render("jobs.html", **shown), shown["under_way"])
+    def read(session: Session) -> live.States:
+        return job_queue.list_states(session, **query.asked())
 
-    return live.stream(request, look, shared=("jobs", query.kind, query.state, query.before))
+    def draw(session: Session) -> live.Part:
+        shown = _list_jobs(session, query)
+        return live.Part(render("jobs.html", **shown), shown["under_way"])
+
+    return live.stream(request, read, draw, shared=query)
 
 
 def _list_jobs(session: Session, query: JobQuery) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from sqlalchemy.orm import Session
 from starlette.responses import Response
 from wander.wire.verification import LEVELS_SOUGHT, VerificationInfo
 
-from wander_hub.http.boundary import caller_of, database_of
-from wander_hub.http.live import Part, States, stream
+from wander_hub.http.boundary import caller_of
+from wander_hub.http.live import Part, stream
 from wander_hub.identity import Identity
 from wander_hub.jobs import OPEN
 from wander_hub.runs import service as runs
@@ -60,14 +60,9 @@ def stream_replays(request: Request, session: Session, run_id: str) -> Response:
     caller = caller_of(request)
     settings: Settings = request.app.state.settings
     runs.find(session, run_id)  # who may not see the run gets what its page answers
-    database = database_of(request)
 
-    def look(known: States) -> tuple[States, Part | None]:
-        with database.read(caller) as looking:
-            states = verification.list_states(looking, run_id)
-            if states == known:
-                return states, None
-            found = list_replays(looking, settings, runs.find(looking, run_id), caller)
-        return states, Part(render("replays.html", replays=found), found.under_way)
+    def draw(looking: Session) -> Part:
+        found = list_replays(looking, settings, runs.find(looking, run_id), caller)
+        return Part(render("replays.html", replays=found), found.under_way)
 
-    return stream(request, look)
+    return stream(request, lambda looking: verification.list_states(looking, run_id), draw)
