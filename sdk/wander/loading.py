@@ -132,7 +132,7 @@ def installed_environments() -> list[str]:
 
 def _entry_point(name: str) -> EntryPoint | None:
     """Return the entry point of that name; `-`, `_`, `.` and case do not matter, as on a package index."""
-    found = [entry for entry in entry_points(group=GROUP) if _normal(entry.name) == _normal(name)]
+    found = [entry for entry in entry_points(group=GROUP) if normal_name(entry.name) == normal_name(name)]
     owners = {entry.value for entry in found}
     if len(owners) > 1:
         raise LoadError(
@@ -142,7 +142,8 @@ def _entry_point(name: str) -> EntryPoint | None:
     return found[0] if found else None
 
 
-def _normal(name: str) -> str:
+def normal_name(name: str) -> str:
+    """Return a name as a package index compares names."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

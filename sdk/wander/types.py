@@ -397,6 +397,11 @@ def canonical_json(value: Any) -> str:
     return _CANONICAL.encode(value)
 
 
+def refuse_constant(text: str) -> None:
+    """Raise `ValueError` for `NaN` and `Infinity`, as `parse_constant` of `json.loads`."""
+    raise ValueError(f"`{text}` is not a JSON value")
+
+
 _UNCHANGING = frozenset((str, int, float, bool, type(None)))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from wander.errors import RunError
-from wander.evals.imports import import_results
+from wander.evals.foreign_run import import_results
 from wander.evals.store.folder import RunFolder
 
 PROMPT = [{"role": "user", "content": "say 1"}]
@@ -158,7 +158,7 @@ def test_a_folder_without_results_is_refused(tmp_path):
 
 
 def test_without_a_reader_it_is_said_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setattr("wander.evals.imports.entry_points", lambda group: [])
+    monkeypatch.setattr("wander.evals.foreign_run.entry_points", lambda group: [])
     with pytest.raises(RunError, match="nothing here reads foreign results") as caught:
         import_results(tmp_path, tmp_path / "run")
     assert caught.value.hint == "run `pip install --index-url HUB/wander/index/ wander-compat`"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from wander.checks.report import CHECKS, CheckResult, Status, result
-from wander.loading import GROUP
+from wander.loading import GROUP, normal_name
 
 LEAST_README = 200
 """Characters that a README needs to explain anything."""
@@ -84,7 +84,7 @@ def _find_faults(about: dict[str, Any]) -> Iterator[tuple[str, Status, str]]:
         yield "package.scaffold", status, f'it still says "{said}"'
     if not about.get("license"):
         yield "package.license", "warn", "there is no `license`"
-    required = [_normal(str(each)) for each in about.get("dependencies") or []]
+    required = [normal_name(str(each)) for each in about.get("dependencies") or []]
     if not any(each.startswith("wander-sdk") for each in required):
         yield "package.sdk", "warn", "`wander-sdk` is not among its dependencies"
 
@@ -122,13 +122,13 @@ def _read_installed(name: str, python: Path) -> dict[str, Any] | str:
     It is read from the files: the interpreter would run what packages left for its start (`.pth`), which may
     be a stranger's, and no sandbox is around it here.
     """
-    wanted = _normal(name.rpartition("/")[2].partition("@")[0])
+    wanted = normal_name(name.rpartition("/")[2].partition("@")[0])
     folders = sys.path
     if python != Path(sys.executable):
         folders = [str(each) for each in python.parent.parent.glob("lib/python*/site-packages")]
     for dist in metadata.distributions(path=folders):
         for entry in dist.entry_points:
-            if entry.group == GROUP and _normal(entry.name) == wanted:
+            if entry.group == GROUP and normal_name(entry.name) == wanted:
                 about = message_from_string(dist.read_text("METADATA") or "")
                 return {
                     "name": about["Name"],
@@ -140,7 +140,3 @@ def _read_installed(name: str, python: Path) -> dict[str, Any] | str:
                     "entry_points": {entry.name: entry.value},
                 }
     return f"no installed package declares the environment `{wanted}`"
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()

@@ -35,7 +35,8 @@ class InspectEnv(SingleTurnEnv):
     """
 
     def __init__(self, task: Any, *, arguments: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
-        _require_inspect()
+        if importlib.util.find_spec("inspect_ai") is None:
+            raise MissingExtra("inspect", needed_for="playing tasks of Inspect")
         if isinstance(task, str):
             task = self._named(task, arguments or {})
         self.task = task
@@ -135,8 +136,3 @@ def _inspect_message(message: Message) -> Any:
 
     kinds = {"system": ChatMessageSystem, "assistant": ChatMessageAssistant}
     return kinds.get(message["role"], ChatMessageUser)(content=message_text(message))
-
-
-def _require_inspect() -> None:
-    if importlib.util.find_spec("inspect_ai") is None:
-        raise MissingExtra("inspect", needed_for="playing tasks of Inspect")

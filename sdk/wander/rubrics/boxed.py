@@ -10,6 +10,8 @@ import json
 import re
 from typing import Any
 
+from wander.types import refuse_constant
+
 _BOXES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _BRACKETS = re.compile(r'\\.|["{}\[\]\n]')
 _CLOSING = {"{": "}", "[": "]"}
@@ -62,14 +64,10 @@ def extract_json_answer(text: str, default: Any = None) -> Any:
 def _parse(text: str) -> Any | None:
     """Return the object or array that a whole text is, or None."""
     try:
-        value = json.loads(text, parse_constant=_refuse)
+        value = json.loads(text, parse_constant=refuse_constant)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict | list) else None
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"`{constant}` is not JSON")
 
 
 def _find_closed_spans(text: str) -> list[tuple[int, int]]:

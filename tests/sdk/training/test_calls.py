@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from wander import LocalEnvironment, Messages, MultiTurnEnv, Rubric, State, ToolEnv
 from wander.clients.openai import ServedClient
 from wander.errors import InvalidResponse
-from wander.models.calls.formats import FORMATS
+from wander.models.calls.turns import FORMATS
 from wander.models.chat import ChatFormat, RewrittenHistory
 from wander.models.client import TransformersClient
 from wander.models.loading import load_model

@@ -159,7 +159,7 @@ def results(
     Reads `metadata.json` with `results.jsonl`, in both of their schemas, and `traces.jsonl` of verifiers.v1.
     Failed rollouts have no reward, whatever the file says. A posted run of this kind counts as claimed.
     """
-    from wander.evals.imports import import_results
+    from wander.evals.foreign_run import import_results
 
     from wander_client.packages.install import exact_version
 

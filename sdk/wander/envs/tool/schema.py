@@ -21,6 +21,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticSerializationError
 
 from wander.errors import ConfigError
+from wander.types import refuse_constant
 
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 """What OpenAI-compatible endpoints accept as the name of a function."""
@@ -138,7 +139,7 @@ class FunctionTool(Tool):
         for name in {error["loc"][0] for error in first.errors(include_url=False) if error["loc"]}:
             if isinstance(name, str) and isinstance(decoded.get(name), str):
                 with contextlib.suppress(ValueError, RecursionError):  # then it stays a text
-                    decoded[name] = json.loads(decoded[name], parse_constant=_refuse_constant)
+                    decoded[name] = json.loads(decoded[name], parse_constant=refuse_constant)
         try:
             return self._model.model_validate(decoded)
         except (ValidationError, RecursionError):
@@ -163,7 +164,7 @@ def parse_arguments(raw: Any) -> dict[str, Any]:
         if not value.strip():
             return {}
         try:
-            value = json.loads(value, parse_constant=_refuse_constant)
+            value = json.loads(value, parse_constant=refuse_constant)
         except (ValueError, RecursionError) as error:
             reason = next(iter(str(error).splitlines()), type(error).__name__)
             if isinstance(error, json.JSONDecodeError):
@@ -296,7 +297,3 @@ def without_titles(schema: Any) -> None:
                 without_titles(item)
         elif key not in ("default", "const", "enum", "examples", "example"):
             without_titles(value)
-
-
-def _refuse_constant(text: str) -> None:
-    raise ValueError(f"`{text}` is not a JSON value")

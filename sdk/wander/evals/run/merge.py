@@ -23,7 +23,7 @@ from wander.evals.store.folder import LinesInOrder, RunFolder, unrecordable
 from wander.evals.store.jsonl import make_folder
 from wander.evals.store.manifest import differences_in_words, find_differing_pins, run_id_of
 from wander.types import Rollout, Usage
-from wander.wire import EndpointUse, RunManifest, RunSummary, Spending
+from wander.wire import RunManifest, RunSummary, Spending
 from wander.wire.run_record import Shard
 
 _AGAIN = "play that shard again into another folder"
@@ -37,7 +37,9 @@ def merge_shards(
     Raises `RunError` for a folder that is no shard, for shards of different runs or versions, one that is
     missing, there twice or not played to its end, and for a target that is there.
     """
-    shards = _in_order(folders)
+    if not folders:
+        raise RunError("there is nothing to merge", hint="name the folders of all shards")
+    shards = sorted(folders, key=lambda each: (shard_of(each).of, shard_of(each).first))
     first = shards[0].manifest
     for other in shards[1:]:
         _require_same(shards[0], other)
@@ -45,12 +47,13 @@ def merge_shards(
     if target.exists():
         raise RunError(f"`{target}` is there already", hint="choose another folder with `--out`")
     require_outside(target, [each.path for each in shards])
+    used = [each.manifest.endpoints for each in shards if each.manifest.endpoints is not None]
     manifest = first.model_copy(
         update={
             "shard": None,
             "run_id": _run_id(shards),
             "started_at": min(each.manifest.started_at for each in shards),
-            "endpoints": _endpoints(shards),
+            "endpoints": reduce(add, used) if used else None,
             "spending": _spending(shards),
         }
     )
@@ -120,12 +123,6 @@ def require_tiles(shards: Sequence[tuple[str, Shard]], *, what: str = "the run")
         )
 
 
-def _in_order(folders: Sequence[RunFolder]) -> list[RunFolder]:
-    if not folders:
-        raise RunError("there is nothing to merge", hint="name the folders of all shards")
-    return sorted(folders, key=lambda each: (shard_of(each).of, shard_of(each).first))
-
-
 def _require_same(one: RunFolder, other: RunFolder) -> None:
     """Raise `RunError` for shards of different runs, or of different versions of what makes numbers."""
     whole = (each.manifest.model_copy(update={"shard": None}) for each in (one, other))
@@ -170,11 +167,6 @@ def _run_id(shards: Sequence[RunFolder]) -> str:
     earliest = min(each.manifest.started_at for each in shards)
     tail = hashlib.sha256(ids.encode()).digest()[:10]
     return run_id_of(int(earliest.timestamp() * 1000), tail)
-
-
-def _endpoints(shards: Sequence[RunFolder]) -> EndpointUse | None:
-    used = [each.manifest.endpoints for each in shards if each.manifest.endpoints is not None]
-    return reduce(add, used) if used else None
 
 
 def _spending(shards: Sequence[RunFolder]) -> Spending | None:

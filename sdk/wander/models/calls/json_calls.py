@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from wander.models.calls.written import Scan, Tools, Unreadable, Written, call_of, with_arguments
+from wander.types import refuse_constant
 
 _BETWEEN = " \t\r\n,;[]"
 """What may stand between the objects of a block: a list of them, or several in a row."""
@@ -20,11 +21,7 @@ _FENCE_BEFORE = re.compile(r"(?:<\|python_tag\|>|```(?:json|tool_call)?|\[|\s)+\
 _FENCE_AFTER = re.compile(r"(?:```|\]|;|\s)+")
 
 
-def _refuse_constant(text: str) -> None:
-    raise ValueError(f"`{text}` is not a JSON value")
-
-
-_DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse_constant)
+_DECODER = json.JSONDecoder(strict=False, parse_constant=refuse_constant)
 """Takes line breaks within strings, which small models write into longer arguments."""
 
 

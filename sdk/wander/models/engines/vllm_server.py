@@ -13,11 +13,13 @@ Written for vLLM 0.22 to 0.32, started with `VLLM_SERVER_DEV_MODE=1` and `--logp
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import json
 import re
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, perf_counter, sleep
@@ -26,7 +28,6 @@ from typing import Any, Protocol
 from wander.clients.transport import AiohttpTransport, Answer, TransportError
 from wander.errors import ConfigError, ContextOverflow, ModelError
 from wander.models.engines.base import Engine, Job, SamplingTotals, Weights
-from wander.models.engines.turn_gate import TurnGate
 from wander.models.sampling import Sample, SampleRequest
 
 REQUEST_SECONDS = 1800.0
@@ -327,3 +328,51 @@ def _message(answer: Answer) -> str:
     except (ValueError, KeyError, TypeError):
         said = answer.body.decode("utf-8", "replace")
     return " ".join(str(said).split())[:500]
+
+
+class TurnGate:
+    """Lets turns pass, or holds them back.
+
+    Turns pass on an event loop, weights change in another thread. So a turn is sampled by one version of
+    the weights, from its first token to its last, and no key or value of older ones is in use when a cache
+    is reset.
+    """
+
+    def __init__(self) -> None:
+        self._step: int | None = None
+        self._turns = 0
+        self._changed = threading.Condition()
+        self._opens: Future[None] | None = None
+
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncIterator[int | None]:
+        """Keep the weights from changing inside the block; yield how many steps they have learnt."""
+        while (opens := self._enter()) is not None:
+            # Who gives up waiting takes nothing from the others.
+            await asyncio.shield(asyncio.wrap_future(opens))
+        try:
+            yield self._step
+        finally:
+            with self._changed:
+                self._turns -= 1
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Hold new turns back, and wait for those under way."""
+        with self._changed:
+            self._opens = self._opens or Future()
+            self._changed.wait_for(lambda: self._turns == 0)
+
+    def open(self, step: int | None) -> None:
+        """Let turns pass again, those that were held back too; the weights have learnt so many steps."""
+        with self._changed:
+            self._step = step
+            opens, self._opens = self._opens, None
+        if opens is not None:
+            opens.set_result(None)
+
+    def _enter(self) -> Future[None] | None:
+        """Count a turn, or return what ends when it may try again."""
+        with self._changed:
+            self._turns += self._opens is None
+            return self._opens

@@ -7,7 +7,7 @@ under way, none is thrown away, and which weights sampled what, and which turns 
 decided by the settings and never by the clock: in exact mode the same seed gives the same bits.
 
 A vLLM server has the newest weights at any time, so there the later turns of a rollout may be fresher than
-its first ones (`wander.models.engines.turn_gate`).
+its first ones (`wander.models.engines.vllm_server`).
 
 What is refilled is played when the step is collected, by the policy as it is. Of several processes each plays
 its share, and all begin, collect and forget the same steps.
