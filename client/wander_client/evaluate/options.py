@@ -36,6 +36,9 @@ ENVIRONMENT = "Environment"
 PROCESSES = "Processes and the sandbox"
 THE_RUN = "The run"
 
+OF_ALL_RUNS = (FREE, EVAL, FILE, BESIDE, SAMPLED, BUDGET)
+"""What is true of a budget."""
+
 USUAL_SAMPLING = {
     *("top_k", "top_a", "min_p", "typical_p", "n", "best_of", "logprobs", "top_logprobs", "logit_bias"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "length_penalty", "min_tokens"),
@@ -187,35 +190,19 @@ class EvaluationOptions(Record):
 
     environment: Annotated[
         str,
-        Option(
-            *("", "owner/name[@version], ./folder, FILE.toml", EVAL, BESIDE),
-            kind=str | None,
-            several=True,
-        ),
+        Option("", "owner/name[@version], ./folder, FILE.toml", EVAL, BESIDE, kind=str | None, several=True),
         Rule(same=_same_environment, write=lambda word: f"environment `{word}`"),
     ]
     """`owner/name@version`, exact, or the absolute path of a folder."""
     model: Annotated[
         str,
-        Option(
-            "-m --model",
-            "see above; several make a suite",
-            EVAL,
-            kind=list[str] | None,
-            several=True,
-        ),
+        Option("-m --model", "see above; several make a suite", EVAL, kind=list[str] | None, several=True),
         Rule(same=_same_model),
     ]
     base_url: Annotated[str | None, Option("-b --base-url", "OpenAI-compatible endpoint", FREE, MODEL)] = None
     key_variable: Annotated[
         str,
-        Option(
-            "--key-variable",
-            "environment variable that holds the endpoint's key",
-            FREE,
-            MODEL,
-            section=ENDPOINT,
-        ),
+        Option("--key-variable", "environment variable that holds the endpoint's key", FREE, MODEL, ENDPOINT),
     ] = KEY_VARIABLE
     num_examples: Annotated[
         int | None,
@@ -225,7 +212,7 @@ class EvaluationOptions(Record):
             suite=int | Literal["all"],
             min=1,
         ),
-        Option("--all", "play every example of the split", SAMPLED, kind=bool, section=EXAMPLES),
+        Option("--all", "play every example of the split", SAMPLED, EXAMPLES, kind=bool),
         Rule(read=_read_number, write=lambda number: "`--all`" if number is None else f"`-n {number}`"),
     ] = 20
     """None means all of the split."""
@@ -233,44 +220,39 @@ class EvaluationOptions(Record):
         int, Option("-r --rollouts", "rollouts of each example", EVAL, SAMPLED, min=1)
     ] = 1
     strata: Annotated[
-        bool, Option("--strata", "take the examples evenly from the strata", EVAL, SAMPLED, section=EXAMPLES)
+        bool, Option("--strata", "take the examples evenly from the strata", EVAL, SAMPLED, EXAMPLES)
     ] = False
     shuffle: Annotated[
-        bool, Option("--shuffle", "draw the examples by the seed", EVAL, SAMPLED, section=EXAMPLES)
+        bool, Option("--shuffle", "draw the examples by the seed", EVAL, SAMPLED, EXAMPLES)
     ] = False
     concurrency: Annotated[int, Option("-c --concurrency", "model calls at once", FREE, FILE, min=1)] = 32
     max_rollouts: Annotated[
         int | None,
         Option(
-            "--max-rollouts",
-            "rollouts at once (default: twice the concurrency)",
-            FREE,
-            EVAL,
+            *("--max-rollouts", "rollouts at once (default: twice the concurrency)", FREE, EVAL, PROCESSES),
             min=1,
-            section=PROCESSES,
         ),
     ] = None
     split: Annotated[
-        Literal["train", "eval"], Option("--split", "eval or train", EVAL, SAMPLED, section=EXAMPLES)
+        Literal["train", "eval"], Option("--split", "eval or train", EVAL, SAMPLED, EXAMPLES)
     ] = "eval"
-    seed: Annotated[int, Option("--seed", "the run's seed", EVAL, several=True, section=EXAMPLES)] = 0
+    seed: Annotated[int, Option("--seed", "the run's seed", EVAL, EXAMPLES, several=True)] = 0
     sampling: Annotated[
         "SamplingArgs",
         Option("-t --temperature", "sampling temperature", SAMPLED, kind=float | None, min=0.0),
-        Option("--top-p", "nucleus sampling", kind=float | None, section=SAMPLING),
+        Option("--top-p", "nucleus sampling", SAMPLING, kind=float | None),
         Option("--max-tokens", "most tokens of one turn", kind=int | None, min=1),
         Option(
             "--compact-at",
             "tokens from which old turns are left out, of a model in this process",
+            SAMPLING,
             kind=int | None,
             min=1,
-            section=SAMPLING,
         ),
         Option(
-            *("--sampling", "further sampling arguments, a JSON object", EVAL),
+            *("--sampling", "further sampling arguments, a JSON object", EVAL, SAMPLING),
             kind=str | None,
             several=True,
-            section=SAMPLING,
         ),
         Rule(read=_read_sampling),
     ] = field(default_factory=_no_sampling)
@@ -282,28 +264,21 @@ class EvaluationOptions(Record):
             kind=list[str] | None,
             suite=dict[str, Any],
         ),
-        Option("--args", "environment arguments, a JSON object", kind=str | None, section=ENVIRONMENT),
+        Option("--args", "environment arguments, a JSON object", ENVIRONMENT, kind=str | None),
+        Option("--judge-model", "environment argument `judge_model`", EVAL, ENVIRONMENT, kind=str | None),
         Option(
-            "--judge-model", "environment argument `judge_model`", EVAL, kind=str | None, section=ENVIRONMENT
-        ),
-        Option(
-            "--judge-base-url",
-            "environment argument `judge_base_url`",
-            EVAL,
-            kind=str | None,
-            section=ENVIRONMENT,
+            "--judge-base-url", "environment argument `judge_base_url`", EVAL, ENVIRONMENT, kind=str | None
         ),
         Rule(read=_read_arguments),
     ] = field(default_factory=dict)
     players: Annotated[
         dict[str, str],
         Option(
-            *("--player", "who plays one of its players", EVAL),
+            *("--player", "who plays one of its players", EVAL, ENVIRONMENT),
             key="players",
             kind=list[str] | None,
             suite=dict[str, str],
             metavar="NAME=MODEL",
-            section=ENVIRONMENT,
         ),
         Rule(read=_read_players),
     ] = field(default_factory=dict)
@@ -311,111 +286,75 @@ class EvaluationOptions(Record):
     budget_tokens: Annotated[
         int | None,
         Option(
-            *(
-                "--budget-tokens --max-tokens-total",
-                "tokens that the whole run may take",
-                FREE,
-                EVAL,
-                FILE,
-                BESIDE,
-                SAMPLED,
-            ),
-            min=1,
-            section=BUDGET,
+            "--budget-tokens --max-tokens-total", "tokens that the whole run may take", *OF_ALL_RUNS, min=1
         ),
     ] = None
     budget_usd: Annotated[
         float | None,
-        Option(
-            "--budget-usd",
-            "USD that the whole run may cost; needs prices",
-            FREE,
-            EVAL,
-            FILE,
-            BESIDE,
-            SAMPLED,
-            min=0.0,
-            section=BUDGET,
-        ),
+        Option("--budget-usd", "USD that the whole run may cost; needs prices", *OF_ALL_RUNS, min=0.0),
     ] = None
     prices: Annotated[
         "TokenPrices | None",
         Option(
-            *("--price", "USD per million tokens", FREE, MODEL),
+            *("--price", "USD per million tokens", FREE, MODEL, BUDGET),
             kind=str | None,
             suite=str,
             pattern=r"^[0-9.]+/[0-9.]+$",
             metavar="PROMPT/COMPLETION",
-            section=BUDGET,
         ),
         Rule(read=_read_prices),
     ] = None
-    cache: Annotated[
-        bool, Option("--cache", "keep and reuse answers of endpoints", FREE, EVAL, section=ENDPOINT)
-    ] = False
+    cache: Annotated[bool, Option("--cache", "keep and reuse answers of endpoints", FREE, EVAL, ENDPOINT)] = (
+        False
+    )
     call_timeout: Annotated[
         float | None,
         Option(
-            "--call-timeout",
-            "that one model call may take (600)",
-            FREE,
-            EVAL,
+            *("--call-timeout", "that one model call may take (600)", FREE, EVAL, ENDPOINT),
             min=0.001,
             metavar="SECONDS",
-            section=ENDPOINT,
         ),
     ] = None
     rollout_timeout: Annotated[
         float | None,
         Option(
-            *("--rollout-timeout", "that a rollout may take", FREE, EVAL),
+            *("--rollout-timeout", "that a rollout may take", FREE, EVAL, PROCESSES),
             min=0.001,
             metavar="SECONDS",
-            section=PROCESSES,
         ),
     ] = None
     serve: Annotated[
         Literal["vllm"] | None,
-        Option(
-            "--serve", "serve the model (a name or folder) meanwhile", MODEL, metavar="vllm", section=ENDPOINT
-        ),
+        Option("--serve", "serve the model (a name or folder) meanwhile", MODEL, ENDPOINT, metavar="vllm"),
     ] = None
     serve_args: Annotated[
         list[str],
         Option(
-            *("--serve-arg", "for the server: --serve-arg=--dtype=half", FREE, MODEL),
+            *("--serve-arg", "for the server: --serve-arg=--dtype=half", FREE, MODEL, ENDPOINT),
             key="serve_args",
             needs="serve",
-            section=ENDPOINT,
         ),
     ] = field(default_factory=list)
     serve_python: Annotated[
-        str | None,
-        Option("--serve-python", "the Python that has vLLM", FREE, MODEL, needs="serve", section=ENDPOINT),
+        str | None, Option("--serve-python", "the Python that has vLLM", FREE, MODEL, ENDPOINT, needs="serve")
     ] = None
     serve_timeout: Annotated[
         float,
         Option(
-            "--serve-timeout",
-            "that the server may take to start",
-            FREE,
-            MODEL,
+            *("--serve-timeout", "that the server may take to start", FREE, MODEL, ENDPOINT),
             min=1.0,
             metavar="SECONDS",
-            section=ENDPOINT,
         ),
     ] = START_SECONDS
     exhaustive: Annotated[
-        bool,
-        Option("--exhaustive", "play greedily against every reply, from every opening", section=EXAMPLES),
+        bool, Option("--exhaustive", "play greedily against every reply, from every opening", EXAMPLES)
     ] = False
     max_lines: Annotated[
         int,
         Option(
-            *("--max-lines", "with --exhaustive: stop after this many lines", FREE),
+            *("--max-lines", "with --exhaustive: stop after this many lines", FREE, EXAMPLES),
             needs="exhaustive",
             min=1,
-            section=EXAMPLES,
         ),
     ] = 100_000
     no_lock: Annotated[
@@ -424,59 +363,49 @@ class EvaluationOptions(Record):
             "--no-lock",
             "use the newest packages instead of the locked ones (recorded in the run)",
             EVAL,
-            section=ENVIRONMENT,
+            ENVIRONMENT,
         ),
     ] = False
     in_process: Annotated[
-        bool, Option("--in-process", "run a folder in this process", FREE, EVAL, section=ENVIRONMENT)
+        bool, Option("--in-process", "run a folder in this process", FREE, EVAL, ENVIRONMENT)
     ] = False
     pass_environ: Annotated[
-        list[str],
-        Option("--pass-env", "variable that the environment may see", FREE, EVAL, section=ENVIRONMENT),
+        list[str], Option("--pass-env", "variable that the environment may see", FREE, EVAL, ENVIRONMENT)
     ] = field(default_factory=list)
     sandbox: Annotated[
         "SandboxPolicy | None",
-        Option(*SANDBOX, EVAL, kind=bool | None, suite=bool, section=PROCESSES),
-        Option(*SANDBOX_LIMIT, kind=list[str] | None, section=PROCESSES),
+        Option(*SANDBOX, EVAL, PROCESSES, kind=bool | None, suite=bool),
+        Option(*SANDBOX_LIMIT, PROCESSES, kind=list[str] | None),
         Rule(lambda given: choose_policy(given.get("sandbox"), given.get("sandbox_limit")), _write_sandbox),
     ] = None
     """The limits of the sandbox that the environment runs in; None means in none."""
     workers: Annotated[
         int,
         Option(
-            *("--workers", "processes of the environment", FREE, EVAL),
+            *("--workers", "processes of the environment", FREE, EVAL, PROCESSES),
             min=1,
             shown="auto",
             metavar="N|auto",
             parser=read_worker_count,
-            section=PROCESSES,
         ),
     ] = AUTOMATIC
     worker_addresses: Annotated[
         list[str],
-        Option("--worker", "a `wander worker` elsewhere", FREE, metavar="tcp://HOST:PORT", section=PROCESSES),
+        Option("--worker", "a `wander worker` elsewhere", FREE, PROCESSES, metavar="tcp://HOST:PORT"),
     ] = field(default_factory=list)
     worker_token_file: Annotated[
         str | None,
-        Option(
-            "--worker-token-file",
-            "holds the token of `--worker`",
-            FREE,
-            parser=absolute_path,
-            section=PROCESSES,
-        ),
+        Option("--worker-token-file", "holds the token of `--worker`", FREE, PROCESSES, parser=absolute_path),
     ] = None
     device: Annotated[
-        str | None,
-        Option("--device", "for a model in this process: cpu, cuda, mps", FREE, MODEL, section=ENDPOINT),
+        str | None, Option("--device", "for a model in this process: cpu, cuda, mps", FREE, MODEL, ENDPOINT)
     ] = None
     shard: Annotated[
         "Shard | None",
         Option(
-            *("--shard", "play this part of the run alone (from 0/N)", BESIDE, SAMPLED),
+            *("--shard", "play this part of the run alone (from 0/N)", BESIDE, SAMPLED, THE_RUN),
             kind=str | None,
             metavar="I/N",
-            section=THE_RUN,
         ),
         Rule(read=_read_shard),
     ] = None
@@ -498,49 +427,40 @@ class CommandFlags:
     ] = None
     only_failed: Annotated[
         bool,
-        Option(
-            "--only-failed", "with --resume: play what failed, nothing else", BESIDE, SAMPLED, section=THE_RUN
-        ),
+        Option("--only-failed", "with --resume: play what failed, nothing else", BESIDE, SAMPLED, THE_RUN),
     ] = False
     allow_changed_code: Annotated[
         bool,
         Option(
-            "--allow-changed-code",
-            "with --resume: go on although files of ./folder changed",
-            BESIDE,
-            section=THE_RUN,
+            "--allow-changed-code", "with --resume: go on although files of ./folder changed", BESIDE, THE_RUN
         ),
     ] = False
-    dry_run: Annotated[bool, Option("--dry-run", "show what would be played", BESIDE, section=THE_RUN)] = (
-        False
-    )
+    dry_run: Annotated[bool, Option("--dry-run", "show what would be played", BESIDE, THE_RUN)] = False
     engine: Annotated[
         Literal["ray"] | None,
-        Option("--engine", "play in shards, on a cluster", BESIDE, metavar="ray", section=PROCESSES),
+        Option("--engine", "play in shards, on a cluster", BESIDE, PROCESSES, metavar="ray"),
     ] = None
     ray_address: Annotated[
         str | None,
         Option(
-            *("--ray-address", "head of the cluster (RAY_ADDRESS, or Ray here)", BESIDE),
+            *("--ray-address", "head of the cluster (RAY_ADDRESS, or Ray here)", BESIDE, PROCESSES),
             metavar="HOST:PORT",
-            section=PROCESSES,
         ),
     ] = None
     shards: Annotated[
         int | None,
-        Option(
-            *("--shards", "with --engine: parts (one a processor or GPU)", BESIDE), min=1, section=PROCESSES
-        ),
+        Option("--shards", "with --engine: parts (one a processor or GPU)", BESIDE, PROCESSES, min=1),
     ] = None
     shared: Annotated[
         str | None,
         Option(
-            *("--shared", "with --engine: object storage for shards, where nodes share no folder", BESIDE),
+            "--shared",
+            "with --engine: object storage for shards, where nodes share no folder",
+            BESIDE,
+            PROCESSES,
             metavar="s3://BUCKET/FOLDER",
-            section=PROCESSES,
         ),
     ] = None
     fail_under: Annotated[
-        float | None,
-        Option("--fail-under", "exit 1 when the reward is lower", BESIDE, SAMPLED, section=THE_RUN),
+        float | None, Option("--fail-under", "exit 1 when the reward is lower", BESIDE, SAMPLED, THE_RUN)
     ] = None

@@ -47,14 +47,14 @@ class Option(Described):
     line and `suite` that in a suite, by default that of the field, or with `several` that or a list of it;
     `shown` is the default in the help, by default that of the field. `needs` names the setting without which
     it means nothing, and `pattern` is what a suite's word must look like. The rest is as for every option.
-    Without flags it is an argument.
+    Without flags it is an argument; a text among the marks is its section of `--help-all`.
     """
 
     def __init__(
         self,
         flags: str,
         help: str = "",
-        *marks: Mark,
+        *marks: Mark | str,
         key: str = "",
         kind: Any = None,
         suite: Any = None,
@@ -65,7 +65,8 @@ class Option(Described):
         **more: Any,
     ) -> None:
         words = flags.split()
-        super().__init__(*words, help=help, **more)
+        section = next((each for each in marks if isinstance(each, str)), None)
+        super().__init__(*words, help=help, section=section, **more)
         self.is_argument = not words
         long = next((word[2:] for word in words if word.startswith("--")), "")
         self.key = key or long.partition("/")[0].replace("-", "_")
