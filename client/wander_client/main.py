@@ -124,7 +124,10 @@ def _dispatch(invocation: Invocation, arguments: list[str]) -> int:
     found = resolve(arguments)
     if found.is_group:
         if found.rest and found.rest[0] not in ("-h", "--help"):
-            _unknown_in_group(found.name, found.rest[0])
+            group, word = found.name, found.rest[0]
+            hint = did_you_mean(word, members(group)) or f"run `wander {group} --help` for the list"
+            message = f"`wander {group}` has no command `{word}`"
+            raise UsageError(message, hint=hint, code="unknown_command")
         return _help_of_group(output, found.name)
     if not found.name:
         _unknown(name, _typed_names() | {"help": "help"}, "command")
@@ -246,11 +249,6 @@ def _typed_names() -> dict[str, str]:
 def _unknown(name: str, known: dict[str, str], what: str) -> NoReturn:
     hint = did_you_mean(name, known, shown=known) or "run `wander --help` for the list"
     raise UsageError(f"no {what} is called `{name}`", hint=hint, code=f"unknown_{what}")
-
-
-def _unknown_in_group(group: str, name: str) -> NoReturn:
-    hint = did_you_mean(name, members(group)) or f"run `wander {group} --help` for the list"
-    raise UsageError(f"`wander {group}` has no command `{name}`", hint=hint, code="unknown_command")
 
 
 @contextlib.contextmanager

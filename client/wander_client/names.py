@@ -36,6 +36,11 @@ class EnvironmentName:
         return f"{self.owner}/{self.name}" + (f"@{self.version}" if self.version else "")
 
 
+def is_scripted(model: str) -> bool:
+    """Return whether a model's name means a function of the environment's package: `scripted:MODULE:NAME`."""
+    return model.startswith("scripted:")
+
+
 def looks_like_path(spec: str) -> bool:
     """Return whether a word names a folder rather than an environment on the hub."""
     return spec in (".", "..", "~") or spec.startswith(("./", "../", "/", "~/"))
@@ -131,6 +136,11 @@ def target_path(target: str, *rest: str) -> str:
 def model_path(owner: str, name: str, *rest: str) -> str:
     """Return the path of a model, or of something below it."""
     return "/".join(["/api/v1/models", *map(quote_part, (owner, name, *rest))])
+
+
+def run_path(run_id: str, *rest: str) -> str:
+    """Return the path of a posted run, or of something below it."""
+    return "/".join(["/api/v1/runs", *map(quote_part, (run_id, *rest))])
 
 
 def quote_part(value: str) -> str:

@@ -49,7 +49,7 @@ class Seat:
 
     async def begin(self) -> RayLimiter:
         await self.coordinator.begin(self.shard, self.attempt)
-        return RayLimiter(self)
+        return RayLimiter(self.trade)
 
     async def trade(self, trade: Trade) -> Terms:
         self.trades += 1

@@ -31,6 +31,11 @@ class Location:
     folder: Path | None = None
 
     @property
+    def exact_name(self) -> str:
+        """`owner/name@version` of what is installed, else the path of the folder."""
+        return str(self.installed.name) if self.installed else str(self.folder)
+
+    @property
     def label(self) -> str:
         """Short name for files and plan lines: `owner/name` or the folder's name."""
         if self.installed is not None:

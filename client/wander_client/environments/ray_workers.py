@@ -60,9 +60,8 @@ def placed(
         yield [each for each in addresses if not isinstance(each, RayAddress)]
         return
     wanted = [addresses[number % len(addresses)] for number in range(max(count, len(addresses)))]
-    environment = str(location.installed.name) if location.installed else str(location.folder)
     variables = {"WANDER_HUB": os.environ["WANDER_HUB"]} if "WANDER_HUB" in os.environ else {}
-    job = _Job(environment, secrets.token_hex(32), variables)
+    job = _Job(location.exact_name, secrets.token_hex(32), variables)
     with connected(asked[0].cluster) as ray, contextlib.ExitStack() as stack:
         if any(each != asked[0] for each in asked):
             raise UsageError("workers of two clusters are asked for", hint="name one cluster alone")

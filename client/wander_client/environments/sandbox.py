@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from wander_client.context import forbid_builds
 from wander_client.errors import UsageError
+from wander_client.names import is_scripted
 from wander_client.terminal.command import Option
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def require_confined(
         return
     if in_process:
         raise UsageError("`--sandbox` and `--in-process` contradict each other", hint="leave one of them out")
-    if model.startswith("scripted:"):
+    if is_scripted(model):
         said = f"`{model}` is code of the environment's package and runs outside of the sandbox"
         if location.installed is not None:
             raise UsageError(said, hint="play another model, or pass `--no-sandbox`")

@@ -83,10 +83,11 @@ def settle(
 
 def with_exact_names(settings: EvaluationSettings, location: Location) -> EvaluationSettings:
     """Return settings that name the environment, and the folder of a model, so that it holds anywhere."""
-    exact = str(location.installed.name) if location.installed else str(location.folder)
     model = settings.model if settings.base_url is not None else _absolute(settings.model)
     players = {player: _absolute(spec) for player, spec in settings.players.items()}
-    return settings.model_copy(update={"environment": exact, "model": model, "players": players})
+    return settings.model_copy(
+        update={"environment": location.exact_name, "model": model, "players": players}
+    )
 
 
 def _absolute(model: str) -> str:

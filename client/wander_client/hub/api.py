@@ -42,7 +42,7 @@ from wander.wire.verification import (
 
 from wander_client.credentials import Credential
 from wander_client.errors import ClientError, LoginRequired, NotFound, Unavailable, UsageError
-from wander_client.names import environment_path, quote_part
+from wander_client.names import environment_path, quote_part, run_path
 
 RETRY_STATUSES = frozenset({429, 502, 503, 504})
 ATTEMPTS = 3
@@ -274,7 +274,7 @@ class HubApi:
 
     def run(self, run_id: str) -> RunDetail:
         """Return a posted run."""
-        return self.read(f"/api/v1/runs/{quote_part(run_id)}", RunDetail)
+        return self.read(run_path(run_id), RunDetail)
 
     def runs(
         self, *, environment: str | None = None, model: str | None = None, cursor: str | None = None
@@ -291,7 +291,7 @@ class HubApi:
         """Yield the rows of a posted run's rollouts, without messages, page by page."""
         offset = 0
         while True:
-            path = f"/api/v1/runs/{quote_part(run_id)}/rollouts"
+            path = run_path(run_id, "rollouts")
             page = self.read(path, RolloutPage, {"offset": offset, "limit": 1000})
             yield from page.data
             offset += len(page.data)
@@ -300,28 +300,27 @@ class HubApi:
 
     def rollout(self, run_id: str, number: int) -> Rollout:
         """Return one whole rollout of a posted run."""
-        return self.read(f"/api/v1/runs/{quote_part(run_id)}/rollouts/{number}", Rollout)
+        return self.read(run_path(run_id, "rollouts", str(number)), Rollout)
 
     def rollouts(self, run_id: str) -> Iterator[Rollout]:
         """Yield every whole rollout of a posted run, as they arrive."""
         from wander.evals.store.jsonl import split_lines
 
-        with self._stream(f"/api/v1/runs/{quote_part(run_id)}/rollouts.jsonl") as response:
+        with self._stream(run_path(run_id, "rollouts.jsonl")) as response:
             for line in split_lines(response.iter_bytes(1 << 16)):
                 yield Rollout.model_validate_json(line)
 
     def request_verification(self, run_id: str, wanted: VerificationRequest) -> VerificationInfo:
         """Ask the hub to replay a run; return the verification under way if there is one."""
-        path = f"/api/v1/runs/{quote_part(run_id)}/verifications"
-        return self.change("POST", path, VerificationInfo, wanted)
+        return self.change("POST", run_path(run_id, "verifications"), VerificationInfo, wanted)
 
     def verifications(self, run_id: str) -> list[VerificationInfo]:
         """Return every verification of a run, the newest first."""
-        return self.read(f"/api/v1/runs/{quote_part(run_id)}/verifications", VerificationList).data
+        return self.read(run_path(run_id, "verifications"), VerificationList).data
 
     def evidence(self, run_id: str) -> RunEvidence:
         """Return what a run's level rests on."""
-        return self.read(f"/api/v1/runs/{quote_part(run_id)}/evidence", RunEvidence)
+        return self.read(run_path(run_id, "evidence"), RunEvidence)
 
     def cancel_verification(self, number: int) -> VerificationInfo:
         """Cancel a verification."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from wander_client.models.reference import (
+    asks_endpoint,
     is_local_model,
     open_model,
     require_model,
@@ -18,11 +19,11 @@ from wander_client.models.reference import (
     servable,
 )
 from wander_client.models.server import ServeChoice, serve
+from wander_client.names import is_scripted
 
 if TYPE_CHECKING:
     from wander.clients.base import Client
     from wander.clients.rate_limit import CallLimiter
-    from wander.models.chat import ChatFormat
 
     from wander_client.context import Invocation
     from wander_client.environments.location import Location
@@ -81,13 +82,13 @@ class ModelChoice:
                 )
                 stack.push_async_callback(other.close)
                 others[player] = other
-                if spec.startswith("scripted:"):
+                if is_scripted(spec):
                     await other.check()
                     others[player] = spec
             yield PlayersClient(client, others)
 
     def _url_of(self, spec: str) -> str | None:
-        return None if spec.startswith("scripted:") or is_local_model(spec) else self.base_url
+        return self.base_url if asks_endpoint(spec) else None
 
 
 class ModelPool:
@@ -186,6 +187,7 @@ class ModelPool:
         self, key: tuple[str, ServeChoice], call_timeout: float | None, log_path: Path
     ) -> Client:
         from wander.clients.openai import ServedClient
+        from wander.models.loading import load_chat_format, weights_digest
 
         if self._held is None or self._held[0] != key:
             await self._let_go()
@@ -193,8 +195,11 @@ class ModelPool:
             server = await self._stack.enter_async_context(
                 serve(self._context, model, key[1], log_path=log_path)
             )
-            digest = await asyncio.to_thread(_digest_weights, Path(model))
-            self._held = (key, (server, digest, cache(lambda: _chat_format(model))))
+            # A model that the server fetches itself has no weights here.
+            digest = await asyncio.to_thread(
+                lambda: weights_digest(Path(model)) if Path(model).is_dir() else None
+            )
+            self._held = (key, (server, digest, cache(lambda: load_chat_format(model))))
         server, digest, turns = self._held[1]
         # Who has the server read calls wants them as it reads them.
         own = None if "--enable-auto-tool-choice" in key[1].arguments else turns
@@ -257,17 +262,3 @@ class _Machine:
         if self._waiting:
             place = next((place for place, (key, _) in enumerate(self._waiting) if key == loaded), 0)
             self._waiting.pop(place)[1].set_result(None)
-
-
-def _chat_format(model: str) -> ChatFormat:
-    """Return how a model writes its turns."""
-    from wander.models.loading import load_chat_format
-
-    return load_chat_format(model)
-
-
-def _digest_weights(model: Path) -> str | None:
-    """Return the digest of a checkpoint's weights; None for a model that the server fetches itself."""
-    from wander.models.loading import weights_digest
-
-    return weights_digest(model) if model.is_dir() else None

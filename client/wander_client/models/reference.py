@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wander_client.errors import LoginRequired, NotFound, UsageError
-from wander_client.names import looks_like_path
+from wander_client.names import is_scripted, looks_like_path
 from wander_client.terminal.suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def open_model(
     `timeout` is how many seconds one call of an endpoint may take.
     """
     require_model(spec, base_url, key_variable)
-    if spec.startswith("scripted:"):
+    if is_scripted(spec):
         if location is None:
             raise UsageError("a scripted model needs its environment", hint="name the environment first")
         from wander_client.models.scripted import ScriptedProcessClient
@@ -82,7 +82,7 @@ def require_model(spec: str, base_url: str | None, key_variable: str = KEY_VARIA
     """Raise what is wrong with a model's name, as far as that can be known without loading or asking it."""
     if not spec.strip():
         raise UsageError("the model's name is empty", hint="pass `-m NAME`; see `wander eval --help`")
-    if spec.startswith("scripted:"):
+    if is_scripted(spec):
         return
     if base_url is None and is_local_model(spec):
         local_path(spec)
@@ -94,6 +94,11 @@ def is_local_model(spec: str) -> bool:
     """Return whether the name means a model that runs in this process."""
     named = spec.lower() in NAMED or spec.startswith((HF_SCHEME, HUB_SCHEME))
     return named or looks_like_path(spec) or _is_checkpoint(Path(spec))
+
+
+def asks_endpoint(spec: str) -> bool:
+    """Return whether somebody else answers for the model: one that is neither code nor on this machine."""
+    return not is_scripted(spec) and not is_local_model(spec)
 
 
 def local_path(spec: str) -> str:
@@ -180,7 +185,7 @@ def require_no_slip(name: str) -> None:
 
 def require_servable(spec: str) -> None:
     """Raise what is wrong with the name of a model that is to be served, as far as that can be known."""
-    if spec.startswith("scripted:"):
+    if is_scripted(spec):
         raise UsageError(f"`{spec}` is code, no model that can be served", hint="leave `--serve` out")
     if is_local_model(spec):
         local_path(spec)

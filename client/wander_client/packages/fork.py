@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tomlkit
+from wander.wire import VersionDetail
 
-from wander_client.errors import ClientError, UsageError
+from wander_client.errors import ClientError, NotFound, UsageError
+from wander_client.hub.api import HubApi
 from wander_client.names import environment_path
+from wander_client.packages.needs import fetch_into
+from wander_client.packages.origins.source import unpack_source, unpack_wheel
 from wander_client.packages.publish import ENTRY_POINT_GROUP
 from wander_client.packages.scaffold import package_name, require_free
 
@@ -47,8 +51,6 @@ def fork(
     """
     from wander.wire import EnvironmentDetail
     from wander.wire.changes import NewPlace
-
-    from wander_client.packages.origins.published import bring_version
 
     if name is not None and owner is not None:
         raise UsageError(
@@ -100,3 +102,25 @@ def _rename(pyproject: Path, name: str) -> None:
     project["name"] = name
     points[name] = points.pop(old)
     pyproject.write_text(tomlkit.dumps(described), encoding="utf-8")
+
+
+def bring_version(hub: HubApi, cache_dir: Path, version: VersionDetail, work: Path) -> Path:
+    """Unpack a version into `work`: its source archive, or else its wheel; returns the project's folder.
+
+    Raises `NotFound` for a version that has neither.
+    """
+    files = sorted(version.files, key=lambda file: file.kind != "sdist")
+    if not files:
+        raise NotFound(
+            f"`{version.owner}/{version.name}` {version.version} has no files",
+            hint=f"`wander env info {version.owner}/{version.name}` lists its versions",
+            code="no_source",
+        )
+    file = files[0]
+    archive = cache_dir / "sources" / file.sha256 / file.filename
+    fetch_into(hub, archive, file.url, file.sha256)
+    if file.kind == "wheel":
+        return unpack_wheel(archive, work)
+    folder = unpack_source(archive, work)
+    (folder / "PKG-INFO").unlink(missing_ok=True)  # the build wrote it
+    return folder

@@ -17,46 +17,19 @@ _EARLY_NAMES = {"Taskset", "TasksetConfig", "Harness", "HarnessConfig", "Toolset
 """What 0.1.14 offers of `verifiers.v1` at the top of the library; the classic API has none of it."""
 _ONLY_IN: dict[str, frozenset[str]] = {
     "0.1": frozenset(
-        [
-            "CLIHarness",
-            "Config",
-            "HarborTaskset",
-            "MCPTool",
-            "MCPToolConfig",
-            "MiniSWEAgent",
-            "OpenCode",
-            "Pi",
-            "RLM",
-            "SandboxConfig",
-            "add_advantage",
-            "add_metric",
-            "add_reward",
-            "advantage",
-            "build_signals",
-            "cleanup",
-            "collect_signals",
-            "score_group",
-            "score_rollout",
-            "setup",
-            "teardown",
-            "update",
-        ]
+        {
+            *("CLIHarness", "Config", "HarborTaskset", "MCPTool", "MCPToolConfig", "MiniSWEAgent"),
+            *("OpenCode", "Pi", "RLM", "SandboxConfig", "add_advantage", "add_metric", "add_reward"),
+            *("advantage", "build_signals", "cleanup", "collect_signals", "score_group", "score_rollout"),
+            *("setup", "teardown", "update"),
+        }
     ),
     "0.2": frozenset(
-        [
-            "EnvServerConfig",
-            "Environment",
-            "GenerationSpan",
-            "JudgeSamplingConfig",
-            "Rollout",
-            "RolloutRetryConfig",
-            "StrictBaseModel",
-            "TimeoutConfig",
-            "User",
-            "UserConfig",
-            "UserError",
-            "group_reward",
-        ]
+        {
+            *("EnvServerConfig", "Environment", "GenerationSpan", "JudgeSamplingConfig", "Rollout"),
+            *("RolloutRetryConfig", "StrictBaseModel", "TimeoutConfig", "User", "UserConfig"),
+            *("UserError", "group_reward"),
+        }
     ),
     "0.3": frozenset({"ACP", "KeptTokens", "LegacyEnvConfig"}),
 }

@@ -65,8 +65,7 @@ class Loaded:
     @property
     def name(self) -> str:
         """`owner/name@version` of an installed environment, the path of a folder."""
-        location = self.opened.location
-        return str(location.installed.name) if location.installed else str(location.folder)
+        return self.opened.location.exact_name
 
 
 async def evaluate(

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import html
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from wander.wire import EnvironmentSummary, RunDetail, VersionDetail
 from wander.wire.changes import Whoami
@@ -13,23 +18,96 @@ from wander.wire.environments import wanted_visibility
 from wander.wire.models import ModelRevision, parse_model
 from wander.wire.verification import LevelSought, VerificationInfo, VerificationRequest
 
+from wander_client.context import CommonOptions, Invocation
+from wander_client.credentials import Credential
 from wander_client.environments.published import PublishedEnvironment, describe
 from wander_client.failures import validate
+from wander_client.hub.api import HubApi, require_token
 from wander_client.hub.transfer import Publication
 from wander_client.hub.verification import require_played, require_posted, watch_verification
 from wander_client.names import parse_name
 from wander_client.packages.store import EnvironmentStore, Installed
 from wander_client.python.background import called_from_python
-from wander_client.python.board import Board
 from wander_client.python.calls import Listing, Request
-from wander_client.python.session import Session
+from wander_client.python.output import PythonOutput
 from wander_client.runs.lookup import find_run, run_folder
+from wander_client.runs.ranking import board_cells
 
 if TYPE_CHECKING:
     import httpx
+    from wander.wire import Leaderboard, LeaderboardRow
 
 RunLike = str | os.PathLike[str]
 """A run's folder, or its id or the beginning of it; a run that `evaluate` returned is its folder."""
+
+
+_COLUMNS = ("rank", "model", "reward", "interval", "level", "by", "posted")
+
+
+@dataclass(frozen=True)
+class Board(Sequence["LeaderboardRow"]):
+    """The rows of a leaderboard, best first; a notebook shows it as a table."""
+
+    leaderboard: Leaderboard
+    """What the hub says of the board beside its rows: version, protocol, other boards."""
+
+    def __len__(self) -> int:
+        return len(self.leaderboard.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> LeaderboardRow: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[LeaderboardRow]: ...
+    def __getitem__(self, index: int | slice) -> LeaderboardRow | list[LeaderboardRow]:
+        return self.leaderboard.rows[index]
+
+    def __repr__(self) -> str:
+        best = f", {self[0].reward_mean:.4f} by {self[0].model}" if self else ""
+        shown = self.leaderboard
+        return f"<Board {shown.owner}/{shown.name}@{shown.version}: {len(self)} rows{best}>"
+
+    def _repr_html_(self) -> str:
+        shown = self.leaderboard
+        head = "".join(f"<th>{name}</th>" for name in _COLUMNS)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(str(cells[name]))}</td>" for name in _COLUMNS) + "</tr>"
+            for cells in map(board_cells, self)
+        )
+        title = html.escape(f"{shown.owner}/{shown.name} {shown.version}")
+        return f"<table><caption>{title}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+class Session(Invocation):
+    """One hub for a program: connections are kept, and a login elsewhere counts from the next call on."""
+
+    def __init__(
+        self,
+        url: str | None,
+        token: str | None,
+        transport: httpx.BaseTransport | None = None,
+        *,
+        progress: bool = True,
+    ) -> None:
+        given = None if token is None else Credential(token, "given")
+        output = PythonOutput(progress=progress)
+        super().__init__(CommonOptions(mode="quiet", hub=url), output, transport, given=given)
+        self._connections: dict[str | None, HubApi] = {}
+        self._lock = Lock()
+
+    def _open(self, credential: Credential | None, *, login: bool) -> AbstractContextManager[HubApi]:
+        if login:
+            require_token(self.settings.hub, credential)
+        token = credential.token if credential else None
+        with self._lock:
+            if token not in self._connections:
+                self._connections[token] = HubApi(self.settings.hub, token, transport=self._transport)
+            return contextlib.nullcontext(self._connections[token])
+
+    def close(self) -> None:
+        """Close the connections; the next call opens new ones."""
+        with self._lock:
+            while self._connections:
+                self._connections.popitem()[1].close()
 
 
 class HubCalls:
@@ -216,12 +294,10 @@ class HubCalls:
         examples.
         """
         name = parse_name(environment)
-        wanted: dict[str, Any] = {"runs": runs, "level": level, "model": model, "stratum": stratum}
+        wanted: dict[str, Any] = {"version": name.version, "board": board, "runs": runs, "level": level}
+        wanted |= {"model": model, "stratum": stratum}
         with self._session.hub() as hub:
-            shown = hub.whole_leaderboard(
-                name.owner, name.name, version=name.version, board=board, most=limit, **wanted
-            )
-        return Board(shown)
+            return Board(hub.whole_leaderboard(name.owner, name.name, most=limit, **wanted))
 
     @Listing
     def runs(self, *, environment: str | None = None, model: str | None = None) -> Iterator[RunDetail]:

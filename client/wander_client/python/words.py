@@ -44,10 +44,9 @@ def require_keywords(call: Call, given: Mapping[str, Any]) -> None:
     for name in given:
         if name not in parameters:
             of = "" if call.__name__ == "__init__" else f" of `{call.__name__}`"
-            raise UnknownKeyword(
-                f"there is no argument `{name}`{of}",
-                hint=find_near(call, name) or f"it takes {_listed(_keywords(call))}",
-            )
+            known = ", ".join(f"`{each}`" for each in _keywords(call))
+            hint = find_near(call, name) or f"it takes {known}"
+            raise UnknownKeyword(f"there is no argument `{name}`{of}", hint=hint)
 
 
 def find_near(call: Call, name: str) -> str | None:
@@ -137,10 +136,6 @@ def _keywords(call: Call) -> dict[str, inspect.Parameter]:
     parameters = inspect.signature(call).parameters
     named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return {name: one for name, one in parameters.items() if one.kind in named and name != "self"}
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
 
 
 def _split(quoted: str) -> list[str]:

@@ -19,7 +19,7 @@ from wander.wire.run_record import Shard
 from wander_client.cluster import Head, Problem, Versions, connected, failed
 from wander_client.errors import PARTIAL, ClientError, Interrupted, Unavailable, UsageError
 from wander_client.evaluate.evaluation import more_budget, resume_command
-from wander_client.models.reference import is_local_model
+from wander_client.models.reference import asks_endpoint
 from wander_client.ray_engine.coordinator import Coordinator, Overview
 from wander_client.ray_engine.models import (
     MOST_CALLS,
@@ -279,7 +279,7 @@ def _without_limiter(suite: Suite, models: Counter[ModelChoice]) -> bool:
         or (
             run.settings.base_url is None
             and run.settings.serve is None
-            and (is_local_model(run.settings.model) or run.settings.model.startswith("scripted:"))
+            and not asks_endpoint(run.settings.model)
         )
         for run in suite.runs
     )

@@ -9,25 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Protocol
 
 from wander.clients.rate_limit import CallLimiter, Pace
 
 from wander_client.ray_engine.coordinator import Refusal, Terms, Trade
 
 TALK_SECONDS = 0.25
-
-
-class Trader(Protocol):
-    """Asks the coordinator in a shard's name."""
-
-    async def trade(self, trade: Trade) -> Terms:
-        """Return how many calls may leave, and how many may be replaced by others without asking."""
-        ...
 
 
 @dataclass
@@ -107,9 +98,10 @@ class RayLimiter(CallLimiter):
     The bound that an evaluation itself asks for (`at_most`) does not count: the whole has one.
     """
 
-    def __init__(self, trader: Trader) -> None:
+    def __init__(self, trade: Callable[[Trade], Awaitable[Terms]]) -> None:
+        """`trade` asks the coordinator in the shard's name."""
         super().__init__()
-        self._trader = trader
+        self._trade = trade
         self._opens: defaultdict[str, _Open] = defaultdict(_Open)
         self._talks: set[asyncio.Task[None]] = set()
 
@@ -211,7 +203,7 @@ class RayLimiter(CallLimiter):
     async def _talk(self, trade: Trade) -> None:
         open_ = self._opens[trade.endpoint]
         try:
-            terms = await self._trader.trade(trade)
+            terms = await self._trade(trade)
         except Exception as error:  # noqa: BLE001 - told to whoever waits: without permits nothing goes on
             open_.asking -= trade.wanted
             open_.keep = 0

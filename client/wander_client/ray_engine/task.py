@@ -144,7 +144,7 @@ class _RayPool(ModelPool):
 
     def _share(self, client: Client, name: str) -> None:
         if client.limiter is not None:
-            client.limiter = RayLimiter(self._seat)
+            client.limiter = RayLimiter(self._seat.trade)
 
 
 def play_shard(job: Job, coordinator: Any, actors: Actors | None = None) -> list[Problem]:

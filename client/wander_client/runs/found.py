@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from wander_client.errors import NotFound
 from wander_client.runs.text import message_text, shorten
@@ -14,38 +14,9 @@ from wander_client.runs.text import message_text, shorten
 if TYPE_CHECKING:
     from wander.evals.store.folder import LinesInOrder, RunFolder
     from wander.types import Rollout
-    from wander.wire import RolloutRow, RunDetail, RunManifest, RunSummary
+    from wander.wire import RolloutRow, RunDetail, RunSummary
 
     from wander_client.context import Invocation
-
-
-class FoundRun(Protocol):
-    """A run to be read, wherever it lies."""
-
-    place: str
-    """The folder, or the run's id on the hub."""
-    manifest: RunManifest
-
-    @property
-    def summary(self) -> RunSummary:
-        """Its aggregates."""
-        ...
-
-    def rows(self) -> Iterator[RolloutRow]:
-        """Yield the thin rows of all rollouts, in the manifest's order of examples."""
-        ...
-
-    def sample_rows(self) -> list[RolloutRow]:
-        """Return the thin rows of what a training run played again and again, numbered after the others."""
-        ...
-
-    def rollout(self, number: int) -> Rollout:
-        """Return one whole rollout by the number of its row; raises `NotFound`."""
-        ...
-
-    def rollouts(self) -> Iterator[Rollout]:
-        """Yield every whole rollout, in the order of the record."""
-        ...
 
 
 class LocalRun:
@@ -54,6 +25,7 @@ class LocalRun:
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self.place = str(folder.path)
+        """The folder; of a posted run its id on the hub."""
         self.manifest = folder.manifest
 
     @cached_property
@@ -138,6 +110,10 @@ class PostedRun:
         """Yield every whole rollout, in the order of the record."""
         with self._context.hub() as hub:
             yield from hub.rollouts(self.place)
+
+
+FoundRun = LocalRun | PostedRun
+"""A run to be read, wherever it lies."""
 
 
 def _row(number: int, rollout: Rollout) -> RolloutRow:

@@ -24,6 +24,7 @@ from wander_client.evaluate.evaluation import (
 from wander_client.failures import explain
 from wander_client.models.pool import ModelPool
 from wander_client.models.reference import is_local_model
+from wander_client.names import is_scripted
 from wander_client.suites.file import Suite, SuiteRun
 from wander_client.suites.table import SuiteTable
 
@@ -205,9 +206,9 @@ def share_budget(suite: Suite, ready: list[Ready]) -> SharedBudget | None:
         return None
     for each in ready if suite.budget_usd is not None else ():
         settings = each.evaluation.settings
-        # A model of this machine costs nothing; for any other somebody else answers the calls.
+        # Code and models of this machine cost nothing.
         local = settings.base_url is None and is_local_model(settings.model)
-        free = local or settings.serve is not None or settings.model.startswith("scripted:")
+        free = local or settings.serve is not None or is_scripted(settings.model)
         if settings.prices is None and not free:
             raise UsageError(
                 f"{each.run.where}: a budget of the suite in USD needs the prices of `{settings.model}`",

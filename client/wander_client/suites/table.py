@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from wander_client.terminal.escape import one_line
-from wander_client.terminal.output import Output, counted
+from wander_client.terminal.output import Output, clock_time, counted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,9 +41,7 @@ class Row:
         if self.state != "playing" or progress is None or progress.done <= self.begun_with:
             return ""
         left = progress.total - progress.done
-        seconds = int(progress.seconds / (progress.done - self.begun_with) * left)
-        hours, minutes = divmod(seconds // 60, 60)
-        return f"{hours}:{minutes:02}:{seconds % 60:02}" if hours else f"{minutes}:{seconds % 60:02}"
+        return clock_time(progress.seconds / (progress.done - self.begun_with) * left)
 
     def cells(self) -> list[str]:
         """Return name, state, rollouts, reward, failures, tokens, cost, time left."""

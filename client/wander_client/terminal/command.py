@@ -17,7 +17,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from wander_client.errors import UsageError
 from wander_client.terminal.suggestions import choose, did_you_mean
@@ -74,6 +74,9 @@ class Argument(Option):
     """What is said of an argument beside its parameter."""
 
     is_argument = True
+
+
+Yes = Annotated[bool, Option("--yes", "-y", help="do not ask for confirmation")]
 
 
 class Parameter:

@@ -237,9 +237,9 @@ class Output:
         sys.stderr.flush()
         return sys.stdin.readline().strip()
 
-    def confirm(self, word: str, what: str) -> None:
-        """Have a word typed before something happens; raises `UsageError` for any other."""
-        if self.ask(f"Type `{word}` to {what}", flag="--yes") != word:
+    def confirm(self, word: str, what: str, *, yes: bool) -> None:
+        """Have a word typed before something happens, unless `yes`; raises `UsageError` for any other."""
+        if not yes and self.ask(f"Type `{word}` to {what}", flag="--yes") != word:
             raise UsageError(f"`{word}` was not confirmed: nothing was changed", hint="or pass `--yes`")
 
 
@@ -319,6 +319,12 @@ class LiveProgress(Progress):
 def counted(number: int, what: str) -> str:
     """Return a number with its word: `1 rollout`, `3 rollouts`."""
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def clock_time(seconds: float) -> str:
+    """Return seconds as `4:05`, or `1:04:05`."""
+    minutes, left = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{left:02}" if minutes >= 60 else f"{minutes}:{left:02}"
 
 
 def paint(text: str, style: str | None, color: bool) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from wander.evals.report.document import bounds
 from wander.train.evaluation.evaluator import read_evaluations
 from wander.train.records.checkpoints import read_saved
 from wander.wire import RunManifest, RunSummary
@@ -65,7 +66,7 @@ def _training(folder: Path, manifest: RunManifest, weights_sha256: str) -> list[
         lines += ["|---:|---|---:|---:|---|"]
     for one in measured[-MOST_EVALUATIONS:]:
         reward = "" if one.reward is None else f"{one.reward:.4f}"
-        interval = "" if one.interval is None else f"{one.interval[0]:.4f} to {one.interval[1]:.4f}"
+        interval = bounds(*(one.interval or (None, None)))
         lines.append(f"| {one.step} | {one.cell} | {one.examples} | {reward} | {interval} |")
     return lines
 
@@ -76,9 +77,7 @@ def _results(evaluated: Iterable[tuple[RunManifest, RunSummary]]) -> list[str]:
     for manifest, summary in sorted(evaluated, key=lambda one: one[0].run_id):
         pin, mean = manifest.environment, summary.reward_mean
         version = f"@{pin.version}" if pin.version else ""
-        spread = (
-            "" if summary.reward_low is None else f"{summary.reward_low:.4f} to {summary.reward_high:.4f}"
-        )
+        spread = bounds(summary.reward_low, summary.reward_high)
         count = f"{len(manifest.example_ids)} x {manifest.rollouts_per_example}"
         reward = "" if mean is None else f"{mean:.4f}"
         rows.append(f"| {pin.full_name}{version} | {count} | {reward} | {spread} | `{manifest.run_id}` |")

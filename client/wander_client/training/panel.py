@@ -22,7 +22,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from wander_client.terminal.escape import one_line
-from wander_client.terminal.output import counted
+from wander_client.terminal.output import clock_time, counted
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -218,7 +218,7 @@ class PlainSteps(contextlib.ExitStack):
             if (value := _number(entry.get(name))) is not None
         ]
         left = state.seconds_left
-        times = [f"{_clock_time(left)} left"] if left and state.step < state.steps else []
+        times = [f"{clock_time(left)} left"] if left and state.step < state.steps else []
         self._bar.total = entry["steps"]
         self._bar.update(entry["step"], "  ".join([*known, *times]))
 
@@ -308,10 +308,10 @@ def _metric_rows(state: TrainingState) -> tuple[list[_Row], list[_Row], list[_Ro
 
 def _title_line(state: TrainingState, width: int) -> Text:
     done = f"step {state.step}" + (f"/{state.steps}" if state.steps else "")
-    times = [_clock_time(state.seconds)]
+    times = [clock_time(state.seconds)]
     left = state.seconds_left
     if left is not None and not state.ended and state.step < state.steps:
-        times.append(f"{_clock_time(left)} left")
+        times.append(f"{clock_time(left)} left")
     tail = "  ".join([done, *times])
     title = one_line(state.title)
     room = width - cell_len(tail) - 2
@@ -417,12 +417,6 @@ def _cut(text: Text, width: int) -> Text:
     text.no_wrap = True
     text.truncate(width, overflow="ellipsis")
     return text
-
-
-def _clock_time(seconds: float) -> str:
-    whole = int(seconds)
-    hours, minutes = whole // 3600, whole // 60 % 60
-    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
 def _number(value: object) -> float | None:

@@ -38,7 +38,6 @@ from wander_client.training.run import (
     RunCommand,
     TrainingCommand,
     draw_curves,
-    exact_name,
     model_path,
     name_exactly,
     require_alone,
@@ -121,7 +120,7 @@ def new_command(
     require_alone(f"`{config}` has phases and")
     location = locate(context, environment)
     return PhasedCommand(
-        environment=exact_name(location),
+        environment=location.exact_name,
         label=location.label,
         phases=[_play_at(_anywhere(context, phase), [], None) for phase in phases],
         sandbox=sandbox,

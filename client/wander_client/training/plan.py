@@ -15,6 +15,7 @@ from wander.wire.settings_toml import toml_lines
 
 from wander_client.environments.location import locate
 from wander_client.environments.opening import open_environment
+from wander_client.names import is_scripted
 from wander_client.terminal.output import counted
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ async def _plan_phase(phase: Phase, info_of: Any) -> PlannedWork:
         players = phase.settings.rollouts
         count = players.examples * players.per_example
         turns = _most_turns(await info_of(None, phase.settings.environment.arguments))
-        scripted = (players.model or "").startswith("scripted:")
+        scripted = is_scripted(players.model or "")
         tokens = 0 if scripted else _product(count, turns, players.max_tokens)
         return PlannedWork(phase.name, phase.kind, players.model or "", 0, count, 0, tokens, settings)
     if isinstance(phase, RowsPhase):

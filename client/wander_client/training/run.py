@@ -22,7 +22,7 @@ from wander.train.settings_file import read_settings
 from wander.types import Record
 from wander.wire.source_tree import TreeEntry, tree_digest
 
-from wander_client.environments.location import Location, locate, parse_arguments
+from wander_client.environments.location import locate, parse_arguments
 from wander_client.environments.opening import OpenedEnvironment, open_environment
 from wander_client.environments.replay import locate_begun
 from wander_client.environments.workers import WorkerChoice, absolute_path, expand_addresses
@@ -136,7 +136,7 @@ def new_command(
     settings = with_workers(settings, [], None)
     location = locate(context, environment)
     return TrainingCommand(
-        environment=exact_name(location), label=location.label, settings=settings, sandbox=sandbox
+        environment=location.exact_name, label=location.label, settings=settings, sandbox=sandbox
     )
 
 
@@ -148,7 +148,7 @@ def with_path(sections: Mapping[str, Mapping[str, Any]], model: str | None) -> d
 def name_exactly(context: Invocation, settings: GRPOSettings) -> GRPOSettings:
     """Return settings that mean the same from any folder: of mixed environments, and of who plays beside."""
     mixed = [
-        each.model_copy(update={"name": exact_name(locate(context, each.name))}) if each.name else each
+        each.model_copy(update={"name": locate(context, each.name).exact_name}) if each.name else each
         for each in settings.environments
     ]
     players = {
@@ -198,11 +198,6 @@ def with_workers(
         update["worker_token_file"] = absolute_path(token_file)
     section = settings.environment.model_copy(update=update)
     return settings.model_copy(update={"environment": section})
-
-
-def exact_name(location: Location) -> str:
-    """Return `owner/name@version` of an installed environment, else the path of its folder."""
-    return str(location.installed.name) if location.installed else str(location.folder)
 
 
 def read_command(folder: Path) -> TrainingCommand:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,15 +16,14 @@ _LABEL = 10
 
 def read_facts(folder: Path) -> dict[str, Any]:
     """Return what the record of a training run holds beside its rollouts, read without the trainer."""
-    from wander.evals.store.jsonl import lines, read_records
     from wander.train.evaluation.evaluator import read_evaluations
+    from wander.train.metrics import METRICS, read_entries
     from wander.train.records.checkpoints import read_saved
     from wander.train.records.outcome import read_outcome
-    from wander.train.watch.alerts import Alert
+    from wander.train.watch.alerts import read_alerts
 
-    outcome, metrics = read_outcome(folder), folder / "metrics.jsonl"
-    # A line that a kill cut short is left out.
-    steps = [json.loads(line) for line in lines(metrics) if line.endswith(b"\n")] if metrics.is_file() else []
+    outcome, metrics = read_outcome(folder), folder / METRICS
+    steps = read_entries(metrics) if metrics.is_file() else []
     return {
         "steps": [
             {name: value for name, value in one.items() if value is None or isinstance(value, int | float)}
@@ -34,7 +32,7 @@ def read_facts(folder: Path) -> dict[str, Any]:
         "outcome": outcome.model_dump(mode="json") if outcome else None,
         "checkpoints": [one.model_dump(mode="json") for one in read_saved(folder)],
         "evaluations": [one.model_dump(mode="json") for one in read_evaluations(folder)],
-        "alerts": [one.model_dump(mode="json") for one in read_records(folder / "alerts.jsonl", Alert)],
+        "alerts": [one.model_dump(mode="json") for one in read_alerts(folder)],
     }
 
 
@@ -66,12 +64,13 @@ def format_facts(manifest: RunManifest, facts: dict[str, Any]) -> Iterator[str]:
 
 def evaluation_rows(facts: dict[str, Any]) -> tuple[Sequence[str], list[list[str]]]:
     """Return heading and rows of the evaluations on held-out examples."""
+    from wander.evals.report.document import bounds
     from wander.train.evaluation.evaluator import CellEvaluation
 
     rows = []
     for one in map(CellEvaluation.model_validate, facts["evaluations"]):
         reward = "" if one.reward is None else f"{one.reward:.4f}"
-        interval = "" if one.interval is None else f"{one.interval[0]:.4f} to {one.interval[1]:.4f}"
+        interval = bounds(*(one.interval or (None, None)))
         if one.lines is not None:
             interval = f"{one.metrics['bad']:.0f} of {one.lines} lines bad"
         rows.append([str(one.step), one.cell, reward, interval, str(one.examples), str(one.failed)])

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from wander_client.context import current
 from wander_client.names import quote_part
-from wander_client.terminal.command import Argument, CommandGroup, Option
+from wander_client.terminal.command import Argument, CommandGroup, Yes
 
 app = CommandGroup(
     help="""Make and remove organisations, and list the owners on which you have a role.
@@ -40,7 +40,7 @@ def new(name: Annotated[str, Argument(help="1 to 39 of a-z, 0-9 and `-`")]) -> N
 @app.command()
 def remove(
     name: Annotated[str, Argument(help="an organisation that you own")],
-    yes: Annotated[bool, Option("--yes", "-y", help="do not ask for confirmation")] = False,
+    yes: Yes = False,
 ) -> None:
     """Remove an organisation: all roles, invitations, tokens and trusted publishers of it end.
 
@@ -50,8 +50,7 @@ def remove(
     What it published stays, for the hub's administrators to look after, and nobody gets its name again.
     """
     here = current()
-    if not yes:
-        here.output.confirm(name, f"remove {name} for good")
+    here.output.confirm(name, f"remove {name} for good", yes=yes)
     with here.hub(login=True) as hub:
         hub.change("DELETE", f"/api/v1/organisations/{quote_part(name)}", None)
     here.output.answer({"name": name, "removed": True}, f"removed {name}")

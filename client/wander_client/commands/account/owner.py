@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 from wander_client.context import current
 from wander_client.names import parse_name, target_path
-from wander_client.terminal.command import Argument, CommandGroup, Option
+from wander_client.terminal.command import Argument, CommandGroup, Option, Yes
 from wander_client.terminal.suggestions import choose
 
 if TYPE_CHECKING:
@@ -70,17 +70,14 @@ def add(
 
 
 @app.command()
-def leave(
-    target: Target, yes: Annotated[bool, Option("--yes", "-y", help="do not ask for confirmation")] = False
-) -> None:
+def leave(target: Target, yes: Yes = False) -> None:
     """Give your own role up; the last owner stays.
 
     \b
     wander env owner leave acme
     """
     here = current()
-    if not yes:
-        here.output.confirm(target, f"leave {target}")
+    here.output.confirm(target, f"leave {target}", yes=yes)
     with here.hub(login=True) as hub:
         _remove(hub, target, hub.whoami().user)
     here.output.answer({"target": target, "left": True}, f"you left {target}")
@@ -101,7 +98,7 @@ def remove(target: Target, user: Annotated[str, Argument(help="user name")]) -> 
 def transfer(
     environment: Environment,
     owner: Annotated[str, Argument(help="new owner, for whom you may publish")],
-    yes: Annotated[bool, Option("--yes", "-y", help="do not ask for confirmation")] = False,
+    yes: Yes = False,
 ) -> None:
     """Give an environment to another owner. The old address leads to the new one.
 
@@ -110,8 +107,7 @@ def transfer(
 
     Roles on the environment and tokens for it end with the transfer.
     """
-    if not yes:
-        current().output.confirm(owner, f"give {environment} to {owner}")
+    current().output.confirm(owner, f"give {environment} to {owner}", yes=yes)
     _move(environment, owner=owner, name=None)
 
 
@@ -119,7 +115,7 @@ def transfer(
 def rename(
     environment: Environment,
     name: Annotated[str, Argument(help="the new name")],
-    yes: Annotated[bool, Option("--yes", "-y", help="do not ask for confirmation")] = False,
+    yes: Yes = False,
 ) -> None:
     """Give an environment another name. The old address leads to the new one.
 
@@ -128,8 +124,7 @@ def rename(
 
     What was published keeps its file names; the next version has to carry the new name in pyproject.toml.
     """
-    if not yes:
-        current().output.confirm(name, f"rename {environment} to {name}")
+    current().output.confirm(name, f"rename {environment} to {name}", yes=yes)
     _move(environment, owner=None, name=name)
 
 

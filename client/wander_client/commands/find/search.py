@@ -129,7 +129,10 @@ def _show(detail: PublishedEnvironment) -> None:
         *(("flagged", f"{one.code}: {one.detail} ({one.filename})") for one in version.warnings),
         ("lock", f"sha256:{version.lock.sha256}" if version.lock else "none: packages are resolved anew"),
         ("yanked", (version.yanked_reason or "yes") if version.yanked else ""),
-        ("versions", ", ".join(_marked(one, detail) for one in detail.all_versions)),
+        (
+            "versions",
+            ", ".join(one + " (yanked)" * (one in detail.yanked_versions) for one in detail.all_versions),
+        ),
         ("installed", ", ".join(detail.installed) or "no"),
         ("runs", str(detail.runs)),
         ("best", best),
@@ -138,10 +141,6 @@ def _show(detail: PublishedEnvironment) -> None:
     for label, text in facts:
         if text:
             output.line(f"{label:<10} {text}")
-
-
-def _marked(version: str, detail: PublishedEnvironment) -> str:
-    return f"{version} (yanked)" if version in detail.yanked_versions else version
 
 
 def _check(version: VersionDetail) -> list[tuple[str, str]]:

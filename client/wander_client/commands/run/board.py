@@ -10,7 +10,7 @@ from wander_client.commands.run.runs import resolve_posted_id
 from wander_client.context import current
 from wander_client.errors import UsageError
 from wander_client.failures import validate
-from wander_client.names import environment_path, parse_name
+from wander_client.names import environment_path, parse_name, run_path
 from wander_client.terminal.command import Argument, CommandGroup, Option
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def hide(run: RunId, reason: Annotated[str, Option(help="reason, shown to everyb
     with here.hub(login=True) as hub:
         run_id = resolve_posted_id(hub, run)
         body = validate(HidingReason, {"reason": reason}, _HELP)
-        hidden = hub.change("PUT", f"/api/v1/runs/{run_id}/hiding", HiddenRunInfo, body)
+        hidden = hub.change("PUT", run_path(run_id, "hiding"), HiddenRunInfo, body)
     here.output.answer(hidden, f"hidden: {hidden.run_id} of {hidden.model}: {hidden.reason}")
     here.output.note(hidden.url)
 
@@ -187,7 +187,7 @@ def unhide(run: RunId) -> None:
     here = current()
     with here.hub(login=True) as hub:
         run_id = resolve_posted_id(hub, run)
-        hub.change("DELETE", f"/api/v1/runs/{run_id}/hiding", None)
+        hub.change("DELETE", run_path(run_id, "hiding"), None)
         detail = hub.run(run_id)
     here.output.answer(detail, f"ranks again: {detail.url}")
 
@@ -215,7 +215,7 @@ def clear(
     here = current()
     with here.hub(login=True) as hub:
         run_id = resolve_posted_id(hub, run)
-        path = f"/api/v1/runs/{run_id}/clearance"
+        path = run_path(run_id, "clearance")
         if undo:
             found = hub.change("DELETE", path, RunEvidence)
         else:

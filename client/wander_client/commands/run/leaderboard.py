@@ -6,9 +6,8 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from wander_client.context import current
 from wander_client.runs.lookup import short_ids
@@ -16,7 +15,7 @@ from wander_client.runs.ranking import board_cells, number_text
 from wander_client.terminal.command import Argument, Option
 
 if TYPE_CHECKING:
-    from wander.wire import BoardInfo, Leaderboard, LeaderboardRow
+    from wander.wire import BoardInfo, Leaderboard
 
     from wander_client.terminal.output import Cell, Output
 
@@ -71,7 +70,10 @@ def leaderboard(
     name = parse_name(environment)
     if all_runs and mean:
         raise UsageError("`--all` and `--mean` exclude each other", hint="choose one of them")
-    wanted = {
+    wanted: dict[str, Any] = {
+        "version": name.version,
+        "task_set": task_set,
+        "board": board,
         "runs": "all" if all_runs else "mean" if mean else None,
         "level": level,
         "model": model,
@@ -81,15 +83,8 @@ def leaderboard(
         "stratum": stratum,
     }
     with here.hub() as hub:
-        shown = hub.whole_leaderboard(
-            name.owner,
-            name.name,
-            version=name.version,
-            task_set=task_set,
-            board=board,
-            most=None if as_csv else limit,
-            **wanted,
-        )
+        most = None if as_csv else limit
+        shown = hub.whole_leaderboard(name.owner, name.name, most=most, **wanted)
     if as_csv:
         _write_csv(shown, as_csv)
     elif here.output.json:
@@ -130,7 +125,10 @@ def _show(board: Leaderboard, *, metrics: bool, stratum: int | None) -> None:
         _show_to_people(board, metrics=metrics, stratum=stratum)
     else:
         _show_to_programs(board, metrics=metrics, stratum=stratum)
-    _tell_what_was_proved(board.rows, output)
+    if board.rows:
+        output.note("models, tokens and cost are as their submitters state them: nothing proves these")
+    if len({row.ranked_with for row in board.rows}) > 1:
+        output.note("what the hub's replays proved ranks first: replayed, then rescored, then all others")
     if board.next:
         which = "runs" if board.showing == "all" else "rows"
         of = board.runs if board.showing == "all" else board.models
@@ -159,13 +157,6 @@ def _tell_of_other_boards(board: Leaderboard, label: str, output: Output) -> Non
         best = f"best {older.best_reward:.4f} by {older.best_model}"
         runs = f"{older.runs} run{'' if older.runs == 1 else 's'}"
         output.note(f"version {older.version}, not comparable: board {older.board}, {runs}, {best}")
-
-
-def _tell_what_was_proved(rows: Sequence[LeaderboardRow], output: Output) -> None:
-    if rows:
-        output.note("models, tokens and cost are as their submitters state them: nothing proves these")
-    if len({row.ranked_with for row in rows}) > 1:
-        output.note("what the hub's replays proved ranks first: replayed, then rescored, then all others")
 
 
 def _show_to_programs(board: Leaderboard, *, metrics: bool, stratum: int | None) -> None:

@@ -11,7 +11,7 @@ from wander_client.context import current
 from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy, require_confined
 from wander_client.errors import FAILED, OK, PARTIAL, ClientError, NotFound, Unavailable, UsageError
 from wander_client.models.reference import KEY_VARIABLE, OPENAI_URL
-from wander_client.names import quote_part
+from wander_client.names import run_path
 from wander_client.terminal.command import Argument, Option
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _weights_of(found: FoundRun) -> str | None:
             return f"hub:{one.record}"
     with current().hub() as hub:
         try:
-            links = hub.read(f"/api/v1/runs/{quote_part(found.manifest.run_id)}/links", RunLinks)
+            links = hub.read(run_path(found.manifest.run_id, "links"), RunLinks)
         except (NotFound, Unavailable):  # a run that nobody posted, or no hub: the run's own name is left
             return None
     name = links.pushed.get(pin.weights_sha256)
@@ -139,12 +139,11 @@ def _settings(
     """Return the settings of an evaluation that repeats a run."""
     from wander_client.evaluate.settings import EvaluationSettings
 
-    exact = str(location.installed.name) if location.installed else str(location.folder)
     asked = model or manifest.model.name
     if base_url is None and model is None:
         base_url = manifest.model.base_url
     return EvaluationSettings(
-        environment=exact,
+        environment=location.exact_name,
         model=asked,
         base_url=base_url,
         arguments=manifest.environment.arguments,

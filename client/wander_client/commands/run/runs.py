@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from wander_client.context import current
 from wander_client.errors import ClientError, NotFound, UsageError
-from wander_client.terminal.command import Argument, Option
+from wander_client.names import run_path
+from wander_client.terminal.command import Argument, Option, Yes
 from wander_client.terminal.suggestions import choose
 
 if TYPE_CHECKING:
@@ -456,14 +457,14 @@ def publish(
     here = current()
     with here.hub(login=True) as hub:
         run_id = resolve_posted_id(hub, run)
-        detail = hub.change("POST", f"/api/v1/runs/{run_id}/publish", RunDetail)
+        detail = hub.change("POST", run_path(run_id, "publish"), RunDetail)
     here.output.answer(detail, f"public: {detail.url}")
 
 
 def withdraw(
     run: Annotated[str, Argument(help="a run on the hub: its id, or the folder here")],
     reason: Annotated[str, Option(help="reason, shown to everybody")],
-    yes: Annotated[bool, Option("--yes", "-y", help="do not ask for confirmation")] = False,
+    yes: Yes = False,
 ) -> None:
     """Remove the rollouts of a run you posted for good; its manifest, its digests and the reason stay.
 
@@ -475,10 +476,8 @@ def withdraw(
     here = current()
     with here.hub(login=True) as hub:
         run_id = resolve_posted_id(hub, run)
-        if not yes:
-            here.output.confirm(run_id, "withdraw it for good")
-        place = f"/api/v1/runs/{run_id}"
-        detail = hub.change("DELETE", place, RunDetail, params={"reason": reason})
+        here.output.confirm(run_id, "withdraw it for good", yes=yes)
+        detail = hub.change("DELETE", run_path(run_id), RunDetail, params={"reason": reason})
     here.output.answer(detail, f"withdrawn: {detail.url}")
 
 

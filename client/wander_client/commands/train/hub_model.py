@@ -7,7 +7,7 @@ from typing import Annotated, get_args
 from wander_client.context import current
 from wander_client.errors import UsageError
 from wander_client.names import model_path
-from wander_client.terminal.command import Argument, Option
+from wander_client.terminal.command import Argument, Option, Yes
 
 
 def push(
@@ -84,7 +84,7 @@ def yank(
 def delete(
     model: Annotated[str, Argument(help="owner/name@revision, or owner/name for all of it")],
     reason: Annotated[str | None, Option(help="reason, shown to everybody")] = None,
-    yes: Annotated[bool, Option("--yes", "-y", help="do not ask for confirmation")] = False,
+    yes: Yes = False,
 ) -> None:
     """Delete a revision's files from the hub, or a whole model; its name does not come back.
 
@@ -95,8 +95,7 @@ def delete(
     from wander.wire.models import parse_model
 
     here, wanted = current(), parse_model(model)
-    if not yes:
-        here.output.confirm(str(wanted), "delete it for good")
+    here.output.confirm(str(wanted), "delete it for good", yes=yes)
     with here.hub(login=True) as hub:
         below = () if wanted.revision is None else ("revisions", wanted.revision)
         hub.change("DELETE", model_path(wanted.owner, wanted.name, *below), None, params={"reason": reason})

@@ -8,7 +8,7 @@ from wander_client.context import current
 from wander_client.errors import UsageError
 from wander_client.failures import validate
 from wander_client.names import parse_name, target_path
-from wander_client.terminal.command import Argument, Option
+from wander_client.terminal.command import Argument, Option, Yes
 
 if TYPE_CHECKING:
     from wander.wire import ProjectStatus
@@ -86,7 +86,7 @@ def deprecate(
 def delete(
     environment: Annotated[str, Argument(help="owner/name@version, or owner/name for all of it")],
     reason: Annotated[str | None, Option(help="reason, shown to everybody")] = None,
-    yes: Annotated[bool, Option("--yes", "-y", help="do not ask for confirmation")] = False,
+    yes: Yes = False,
 ) -> None:
     """Delete a version's files from the hub, or a whole environment; neither number nor name comes back.
 
@@ -99,8 +99,7 @@ def delete(
     """
     here = current()
     name = parse_name(environment)
-    if not yes:
-        here.output.confirm(str(name), "delete it for good")
+    here.output.confirm(str(name), "delete it for good", yes=yes)
     with here.hub(login=True) as hub:
         below = () if name.version is None else ("versions", name.version)
         hub.change("DELETE", target_path(environment, *below), None, params={"reason": reason})

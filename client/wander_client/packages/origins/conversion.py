@@ -7,6 +7,7 @@ none of its code runs here.
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,6 @@ from wander_client.packages.library_use import (
     tasksets_of,
 )
 from wander_client.packages.needs import HUB_PACKAGES
-from wander_client.packages.origins.flat import files_beside, pack_modules, sources_in
 from wander_client.packages.origins.source import BUILD_SYSTEM, Origin
 from wander_client.packages.publish import ENTRY_POINT_GROUP, require_project
 
@@ -242,3 +242,49 @@ def _readme(folder: Path, project: dict[str, Any]) -> Path | None:
     stated = stated.get("file") if isinstance(stated, dict) else stated
     names = [stated] if isinstance(stated, str) else ["README.md", "README.rst", "README.txt", "README"]
     return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+_STAY = ("pyproject.toml", "readme", "license", "licence", "changelog", "uv.lock", ".", "setup.")
+"""How the names begin that belong to the project and not to its package."""
+SKIPPED = {"tests", "test", "docs", "examples", "scripts", "setup.py", "conftest.py"}
+
+
+def sources_in(folder: Path) -> Iterator[Path]:
+    """Yield the sources of a project that may be its environment's."""
+    for path in sorted(folder.rglob("*.py")):
+        parts = path.relative_to(folder).parts
+        if not SKIPPED & set(parts) and not any(part.startswith(("test_", ".")) for part in parts):
+            yield path
+
+
+def files_beside(folder: Path) -> list[str]:
+    """Return the names beside `pyproject.toml` that belong to what the project installs."""
+    names = [path.name for path in folder.iterdir() if not path.name.lower().startswith(_STAY)]
+    return [name for name in names if name not in SKIPPED]
+
+
+def pack_modules(folder: Path, name: str, document: Any) -> bool:
+    """Move the modules beside `pyproject.toml` into a package, if they are written as one; tells whether.
+
+    They are where the folder's `__init__.py` has the loader, or one of them imports another relatively: as
+    top-level modules they could not be imported. `document` is the parsed `pyproject.toml`, which is told.
+    """
+    modules = {path: parse_source(path.read_bytes()) for path in sources_in(folder) if path.parent == folder}
+    package, start = folder / name.replace("-", "_").replace(".", "_"), folder / "__init__.py"
+    nodes = (node for tree in modules.values() for node in ast.walk(tree))
+    relative = any(isinstance(node, ast.ImportFrom) and node.level for node in nodes)
+    if package.exists() or not (relative or (start in modules and defines_loader(modules[start]))):
+        return False
+    moved = files_beside(folder)
+    package.mkdir()
+    for name in moved:
+        (folder / name).rename(package / name)
+    if start not in modules:
+        loaders = [path.stem for path, tree in modules.items() if defines_loader(tree)]
+        (package / "__init__.py").write_text(
+            "".join(f"from .{each} import {LOADER}\n" for each in loaders), encoding="utf-8"
+        )
+    tools = document.setdefault("tool", {})
+    tools.pop("setuptools", None)  # it says where the modules were
+    tools.setdefault("hatch", {})["build"] = {"targets": {"wheel": {"packages": [package.name]}}}
+    return True
