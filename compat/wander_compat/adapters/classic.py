@@ -121,10 +121,7 @@ class AdaptedEnvironment(Environment):
         if error is not None:
             await self.classic.rubric.cleanup(played)
             raise boundary_error(error, client)
-        if played.get("prompt_too_long"):
-            raise ContextOverflow("the model did not take the prompt any more")
-        state["truncated"] = bool(state["truncated"] or played.get("is_truncated"))
-        state["stop_reason"] = played.get("stop_condition") or "is_completed"
+        keep_ending(state, played)
 
     async def teardown(self) -> None:
         """Run the environment's and its rubric's teardown; raises `EnvironmentFault`."""
@@ -251,6 +248,14 @@ def boundary_error(error: BaseException, client: HostClient) -> BoundaryError:
     if isinstance(error, classic.InfraError):
         return SandboxError(text, retryable=True)
     return EnvironmentFault(text)
+
+
+def keep_ending(state: State, played: Mapping[str, Any]) -> None:
+    """Take over why a rollout without an error ended; raises `ContextOverflow`."""
+    if played.get("prompt_too_long"):
+        raise ContextOverflow("the model did not take the prompt any more")
+    state["truncated"] = bool(state["truncated"] or played.get("is_truncated"))
+    state["stop_reason"] = played.get("stop_condition") or "is_completed"
 
 
 def _keep_conversation(state: State, played: ClassicState) -> None:

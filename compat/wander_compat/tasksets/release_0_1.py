@@ -12,7 +12,6 @@ from wander.dataset import Dataset, ProceduralRows, Rows
 from wander.environment import Environment
 from wander.errors import (
     BoundaryError,
-    ContextOverflow,
     DatasetError,
     EnvironmentFault,
     SandboxError,
@@ -27,7 +26,7 @@ from wander.rubrics.rubric import Rubric
 from wander.rubrics.score import Score
 from wander.types import Example, RewardFunctionInfo, State
 
-from wander_compat.adapters.classic import ClassicRows
+from wander_compat.adapters.classic import ClassicRows, keep_ending
 from wander_compat.adapters.host_client import HostClient, settle
 from wander_compat.verifiers.envs.environment import tools_of
 from wander_compat.verifiers.errors import ModelError, OverlongPromptError
@@ -120,10 +119,7 @@ class StateEnvironment(Environment):
         if error is not None or client.failure is not None:
             await self.clean_up([(task, played)])
             raise client.failure or _boundary_error(error)
-        if played.get("prompt_too_long"):
-            raise ContextOverflow("the model did not take the prompt any more")
-        state["truncated"] = bool(state["truncated"] or played.get("is_truncated"))
-        state["stop_reason"] = played.get("stop_condition") or "is_completed"
+        keep_ending(state, played)
 
     def _keep_conversation(self, state: State, played: Any) -> None:
         system = wire_messages(played.get("system_prompt"))
