@@ -109,13 +109,11 @@ def validate(kind: type[Model], given: dict[str, Any], hint: str, options: Colle
     `options` names the fields that are options of the command line.
     """
     from pydantic import ValidationError
+    from wander.types import first_fault
 
     try:
         return kind(**given)
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        place = ".".join(map(str, fault["loc"]))
+        place, said = first_fault(error)
         place = f"--{place}" if place in options else place
-        said = str(fault["msg"]).removeprefix("Value error, ")
-        said = f"`{place}`: {said[:1].lower()}{said[1:]}" if place else said
-        raise UsageError(said, hint=hint) from error
+        raise UsageError(f"`{place}`: {said}" if place else said, hint=hint) from error

@@ -24,6 +24,7 @@ from wander.adapters import adapters
 from wander.environment import Environment
 from wander.errors import ArgumentsRefused, ArgumentsUnfit, ConfigError, LoadError, did_you_mean
 from wander.modules import NoModule, import_file, import_from, import_module, outside_need
+from wander.types import first_fault
 
 GROUP = "wander.environments"
 
@@ -261,8 +262,7 @@ def _misfit(annotation: Any, value: Any) -> str | None:
         adapter = TypeAdapter(annotation)
         adapter.validate_json(json.dumps(value), strict=True)
     except ValidationError as error:
-        message = error.errors(include_url=False, include_input=False)[0]["msg"]
-        return message[:1].lower() + message[1:]
+        return first_fault(error)[1]
     except (PydanticUserError, TypeError, ValueError, NameError):
         return None  # a class of the author's own, or a value that is no JSON: for the factory to say
     return None

@@ -12,7 +12,7 @@ import json
 from functools import cache
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 __all__ = [
     "Boundary",
@@ -400,6 +400,13 @@ def canonical_json(value: Any) -> str:
 def refuse_constant(text: str) -> None:
     """Raise `ValueError` for `NaN` and `Infinity`, as `parse_constant` of `json.loads`."""
     raise ValueError(f"`{text}` is not a JSON value")
+
+
+def first_fault(error: ValidationError) -> tuple[str, str]:
+    """Return the path of the first value that does not fit, empty for the whole, and what is wrong."""
+    fault = error.errors(include_url=False, include_input=False)[0]
+    said = fault["msg"].removeprefix("Value error, ")
+    return ".".join(map(str, fault["loc"])), said[:1].lower() + said[1:]
 
 
 _UNCHANGING = frozenset((str, int, float, bool, type(None)))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
-from wander.types import Record
+from wander.types import Record, first_fault
 
 from wander_client.errors import UsageError
 
@@ -53,9 +53,8 @@ def read_judges(path: Path, sample: int) -> JudgeFile:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"`{path}` cannot be read: {error}", hint="`--judges FILE`") from error
     except ValidationError as error:
-        fault = error.errors(include_url=False, include_input=False)[0]
         raise UsageError(
-            f"`{path}` names no judges: {'.'.join(map(str, fault['loc']))}: {fault['msg']}",
+            f"`{path}` names no judges: {': '.join(first_fault(error))}",
             hint='write `{"MODEL": {"base_url": "https://api.example.org/v1", "api_key": "..."}}`',
         ) from error
     return JudgeFile(endpoints, sample)

@@ -88,7 +88,7 @@ def read_sampling(given: Mapping[str, Any]) -> "SamplingArgs":
     Any other name goes to the endpoint as it is: they differ in what they take.
     """
     from pydantic import ValidationError
-    from wander.types import SamplingArgs
+    from wander.types import SamplingArgs, first_fault
 
     usual = USUAL_SAMPLING | SamplingArgs.model_fields.keys()
     for name in given.keys() - usual:
@@ -98,10 +98,9 @@ def read_sampling(given: Mapping[str, Any]) -> "SamplingArgs":
     try:
         return SamplingArgs(**given)
     except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
+        name, said = first_fault(error)
         raise UsageError(
-            f"sampling argument `{name}`: {first['msg'].lower()}",
+            f"sampling argument `{name}`: {said}",
             hint="`wander eval --help` lists the usual ones; others go to the endpoint as they are",
         ) from error
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
-from wander.types import SamplingArgs
+from wander.types import SamplingArgs, first_fault
 
 from wander_client.context import Invocation
 from wander_client.environments.location import default_log
@@ -283,6 +283,5 @@ def _validated(read: Callable[[], Checked]) -> Checked:
     try:
         return read()
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        name = ".".join(str(part) for part in first["loc"])
-        raise UsageError(f"`{name}`: {first['msg'][:1].lower()}{first['msg'][1:]}") from error
+        name, said = first_fault(error)
+        raise UsageError(f"`{name}`: {said}") from error

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, ValidationError, create_model
 from wander.errors import ConfigError
-from wander.types import Record, SamplingArgs, canonical_json
+from wander.types import Record, SamplingArgs, canonical_json, first_fault
 from wander.wire.run_record import Shard
 
 from wander_client.errors import ClientError, NotFound, UsageError
@@ -289,8 +289,9 @@ def _fault(path: Path, error: ValidationError) -> UsageError:
         return UsageError(f"`{path}`: `{key}` is no setting of a suite", hint=_hint(place))
     if first["type"] == "missing":
         return UsageError(f"`{path}`: `{key}` is missing", hint="`docs/evaluating.md` shows a whole suite")
-    said = first["msg"][:1].lower() + first["msg"][1:]
-    return UsageError(f"`{path}`: `{key}`: {said}", hint="correct the file; nothing was played")
+    return UsageError(
+        f"`{path}`: `{key}`: {first_fault(error)[1]}", hint="correct the file; nothing was played"
+    )
 
 
 def _hint(place: list[Any]) -> str:

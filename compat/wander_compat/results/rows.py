@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 from wander.errors import RunError
-from wander.types import Usage
+from wander.types import Usage, first_fault
 
 
 def total_usage(prompt_tokens: Any, completion_tokens: Any) -> Usage:
@@ -45,9 +45,8 @@ def blame_line(path: Path, number: int) -> Iterator[None]:
     try:
         yield
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        where = ".".join(map(str, problem["loc"]))
-        raise RunError(f"line {number} of `{path}` makes no rollout: {where}: {problem['msg']}") from error
+        said = ": ".join(first_fault(error))
+        raise RunError(f"line {number} of `{path}` makes no rollout: {said}") from error
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise RunError(f"line {number} of `{path}` makes no rollout: {error}") from error
 

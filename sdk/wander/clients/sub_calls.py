@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from wander.errors import RunError
-from wander.types import Failure, Message, Record, Rollout, Turn, Usage
+from wander.types import Failure, Message, Record, Rollout, Turn, Usage, first_fault
 
 _PART = re.compile(r"/(?:sub:\d+(?:\.\d+)*|as:[\w-]+)\Z")
 
@@ -57,10 +57,9 @@ def read_sub_calls(rollout: Rollout) -> list[SubCall]:
     try:
         return _SUB_CALLS.validate_python(calls)
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
         raise RunError(
             f"the sub-calls of rollout `{rollout.example_id}/{rollout.index}` cannot be read: "
-            f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
+            f"{': '.join(first_fault(error))}"
         ) from error
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ConfigDict, Field, ValidationError
 
 from wander.errors import ConfigError
-from wander.types import Record
+from wander.types import Record, first_fault
 
 _MIB = 1 << 20
 _UNITS = {"": 1, "k": 1 << 10, "m": _MIB, "g": 1 << 30, "t": 1 << 40}
@@ -76,6 +76,5 @@ def parse_limits(pairs: Iterable[str], base: SandboxPolicy | None = None) -> San
     try:
         return SandboxPolicy(**given)
     except ValidationError as error:
-        problem = error.errors()[0]
-        where = f"`{'.'.join(map(str, problem['loc']))}`: {problem['msg'].lower()}"
-        raise ConfigError(f"the sandbox cannot have these limits: {where}") from error
+        limit, said = first_fault(error)
+        raise ConfigError(f"the sandbox cannot have these limits: `{limit}`: {said}") from error

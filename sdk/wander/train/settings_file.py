@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from wander.errors import ConfigError, did_you_mean
 from wander.train.sections import Section
+from wander.types import first_fault
 
 AnySection = TypeVar("AnySection", bound=Section)
 
@@ -110,8 +111,7 @@ def _refusal(kind: type[BaseModel], error: ValidationError, where: str) -> Confi
     listed = ", ".join(f"`{field}`" for field in kind.model_fields)
     hint = f"`{'.'.join(sections)}` takes {listed}" if sections else f"the sections are {listed}"
     if problem["type"] != "extra_forbidden":
-        message = problem["msg"]
-        return ConfigError(f"`{place}`{where}: {message[:1].lower()}{message[1:]}", hint=hint)
+        return ConfigError(f"`{place}`{where}: {first_fault(error)[1]}", hint=hint)
     whole = {field: ".".join([*sections, field]) for field in kind.model_fields}
     hint = did_you_mean(name, whole, shown=whole) or hint
     return ConfigError(f"there is no setting `{place}`{where}", hint=hint)

@@ -36,7 +36,7 @@ from wander.evals.store import jsonl
 from wander.evals.store.examples import Places
 from wander.evals.store.lines import LineRule
 from wander.evals.store.manifest import differences_in_words, find_differing_pins
-from wander.types import Failure, Rollout
+from wander.types import Failure, Rollout, first_fault
 from wander.wire import EndpointUse, RunManifest, RunSummary, Spending
 from wander.wire.reproduction import Reproduction
 
@@ -548,6 +548,4 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def _first_problem(error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_input=False)[0]
-    place = ".".join(str(part) for part in first["loc"])
-    return f"{place}: {first['msg']}" if place else str(first["msg"])
+    return ": ".join(filter(None, first_fault(error)))
