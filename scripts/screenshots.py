@@ -144,7 +144,7 @@ def tell_webhook(place: Workplace) -> None:
             return json.load(answer)
 
     def wait(number: int) -> None:
-        for _ in range(300):
+        for _ in range(3000):
             found = ask(f"/{made}/deliveries", method="GET")["data"]
             if len(found) == number and all(one["attempts"] for one in found):
                 return
