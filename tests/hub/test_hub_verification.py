@@ -7,11 +7,14 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 from wander.types import EnvironmentInfo
 from wander.wire import EnvironmentPin, Platform, Problem
 from wander.wire.verification import Divergence, ReplayReport, VerifiedWith
 from wander_hub import __version__
 from wander_hub.jobs import JobContext, JobWorker, TableQueue
+from wander_hub.jobs.models import Job
+from wander_hub.jobs.table import MAX_ATTEMPTS
 from wander_hub.verification import service
 from wander_hub.verification.levels import level_after
 from wander_hub.verification.program import ClientProgram
@@ -215,7 +218,9 @@ class Refusing(BaseHTTPRequestHandler):
         self.wfile.write(refusal.model_dump_json().encode())
 
 
-async def test_a_token_that_ends_during_a_replay_costs_a_try_and_not_the_verification(hub, run, tmp_path):
+async def test_a_token_that_the_hub_does_not_know_puts_a_replay_off_and_asks_for_the_address(
+    hub, run, tmp_path
+):
     await ask(hub)
     with HTTPServer(("127.0.0.1", 0), Refusing) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -226,8 +231,11 @@ async def test_a_token_that_ends_during_a_replay_costs_a_try_and_not_the_verific
         assert JobWorker(TableQueue(hub.database), {service.KIND: replayer}, "test").run_one()
         server.shutdown()
     (found,) = await listed(hub)
-    assert found["state"] == "queued", found
-    assert "unknown or revoked" in found["error"]
+    assert (found["state"], "unknown or revoked" in found["error"]) == ("queued", True), found
+    assert f"is the hub at {url} another one?" in found["error"]
+    with hub.database.read() as session:
+        (job,) = session.scalars(select(Job).where(Job.kind == service.KIND))
+        assert (job.attempt, job.max_attempts) == (1, MAX_ATTEMPTS + 1), "which does not count"
 
 
 async def test_a_replay_waits_without_an_error_while_its_hub_is_away(hub, run, tmp_path, caplog):

@@ -87,7 +87,9 @@ def test_what_it_cannot_work_with_is_refused_with_a_hint(tmp_path):
     refused = {
         "there is no hub": run("--data", str(tmp_path / "nowhere")),
         "wander-hub work --hub http://HOST:8600": run(
-            "--data", str(tmp_path), WANDER_HUB_VERIFICATION="unconfined"
+            *("--data", str(tmp_path)),
+            WANDER_HUB_VERIFICATION="unconfined",
+            WANDER_HUB="http://another-hub-that-somebody-logged-in-to",
         ),
         "`--listen 127.0.0.1:8601`": run("--data", str(tmp_path), "--listen", "nowhere"),
     }

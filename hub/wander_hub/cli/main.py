@@ -293,7 +293,7 @@ def work(
         str | None,
         typer.Option(
             help="address at which this machine reaches the hub  [default: its public URL]",
-            envvar=["WANDER_HUB", "WANDER_HUB_PUBLIC_URL"],
+            envvar="WANDER_HUB_PUBLIC_URL",
         ),
     ] = None,
     concurrency: Annotated[

@@ -35,10 +35,12 @@ _PASSED_STARTS = ("UV_", "PIP_")
 """How operators name the package index that environments' dependencies come from."""
 _FOLDERS = ("data", "cache", "config", "runs")
 _LONGEST_ANSWER = 16 << 20
-_AWAY = ("hub_unreachable", "unavailable")
+_STRANGER = "bad_token"
+"""Code of a hub that does not know the token of the job, which is a new one: another hub, most likely."""
+_AWAY = ("hub_unreachable", "unavailable", _STRANGER)
 """Codes of a hub that does not answer, or breaks off: it is being started again."""
-_RETRYABLE = ("timeout", "index_unreachable", "network", "bad_token")
-"""Codes of what another try may mend; the next one is lent another token."""
+_RETRYABLE = ("timeout", "index_unreachable", "network")
+"""Codes of what another try may mend."""
 
 
 class ClientProgram:
@@ -103,6 +105,8 @@ class ClientProgram:
         if error is not None:
             hint = f" ({error['hint']})" if error.get("hint") else ""
             detail = f": {error['detail']}" if error.get("detail") else ""
+            if error.get("code") == _STRANGER:
+                hint = f" (is the hub at {self._hub_url} another one? `wander-hub work --hub URL` names it)"
             message = f"{error['message']}{detail}{hint}"
             if error.get("code") in _AWAY:
                 raise JobPostponed(message)
