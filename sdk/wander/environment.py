@@ -13,10 +13,9 @@ import random
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from wander.clients.choices import PENDING, ChoicePending, choose
 from wander.clients.scripted import ScriptedClient, scripted_client_from_spec
@@ -493,8 +492,7 @@ def _fail(state: State, error: BoundaryError) -> None:
         state["stop_reason"] = None
 
 
-@dataclass(frozen=True)
-class _Episode:
+class _Episode(NamedTuple):
     """A rollout that was played and is not recorded yet."""
 
     state: State

@@ -6,8 +6,7 @@ its length.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -186,7 +185,7 @@ class XMLParser(Parser):
         first field and for ending with the last one. A text without any field scores 0.
         """
         text = text.strip()
-        present = [any(True for name in names for _ in find_tagged(text, name)) for names in self._fields]
+        present = [any(find_tagged(text, name) for name in names) for names in self._fields]
         if not any(present):
             return 0.0
         well_formed = all(text.count(f"<{name}>") == text.count(f"</{name}>") for name in self._names)
@@ -208,20 +207,21 @@ def _found(text: str, names: Sequence[str], strip: bool, last: bool) -> dict[str
     """Return what stands in the first, or last, occurrence of each field; None where it is missing."""
     found: dict[str, str | None] = {}
     for name in names:
-        occurrences = find_tagged(text, name)
-        value = (deque(occurrences, 1) or [None])[0] if last else next(occurrences, None)
+        value = occurrences[-last] if (occurrences := find_tagged(text, name)) else None
         found[name] = value.strip() if value is not None and strip else value
     return found
 
 
-def find_tagged(text: str, name: str) -> Iterator[str]:
-    """Yield what stands between each `<name>` and the next `</name>`, unstripped, without overlaps."""
+def find_tagged(text: str, name: str) -> list[str]:
+    """Return what stands between each `<name>` and the next `</name>`, unstripped, without overlaps."""
     opening, closing = f"<{name}>", f"</{name}>"
+    found: list[str] = []
     start = text.find(opening)
     while start >= 0:
         start += len(opening)
         end = text.find(closing, start)
         if end < 0:
-            return
-        yield text[start:end]
+            break
+        found.append(text[start:end])
         start = text.find(opening, end + len(closing))
+    return found

@@ -17,8 +17,9 @@ from wander.types import canonical_json
 
 __all__ = ["derived_rng", "derived_seed"]
 
-_WRITTEN: dict[type, Callable[[Any], str]] = {str: encode_basestring, int: int.__repr__}
+_WRITTEN: dict[type, Callable[[Any], str]] = {str: encode_basestring, int: repr}
 _seed = super(random.Random, random.Random).seed
+_UNMIXED = hashlib.blake2b(digest_size=8, person=b"wander-seed")
 Key = str | int | float | bool | None | list["Key"] | tuple["Key", ...] | dict[str, "Key"]
 
 
@@ -26,9 +27,9 @@ def derived_seed(*parts: Key) -> int:
     """Mix any JSON-like parts into a 64-bit seed, the same on every platform and Python version."""
     # As `canonical_json` writes the list, several times faster where all parts are plain.
     text = f"[{','.join([_WRITTEN.get(type(part), canonical_json)(part) for part in parts])}]"
-    return int.from_bytes(
-        hashlib.blake2b(text.encode(), digest_size=8, person=b"wander-seed").digest(), "big"
-    )
+    mixed = _UNMIXED.copy()  # in half the time of a new one
+    mixed.update(text.encode())
+    return int.from_bytes(mixed.digest(), "big")
 
 
 def derived_rng(*parts: Key) -> random.Random:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from functools import cache
+from operator import itemgetter
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -45,6 +46,7 @@ Boundary = Literal["model", "environment", "tool", "rubric", "sandbox"]
 """Where a failure belongs. A failed rollout is data; it never cancels its siblings."""
 
 
+_new = object.__new__
 # The slots of a pydantic model, which its own `__setattr__` takes for fields.
 _set_values, _set_given, _set_extra, _set_private = (
     vars(BaseModel)[slot].__set__
@@ -64,7 +66,7 @@ class Record(BaseModel):
         For our own values where a rollout makes many records. Every field must be given, those with a
         default too, and none else; a test holds this to what `model_construct` returns.
         """
-        record = cls.__new__(cls)
+        record = _new(cls)
         _set_values(record, values)
         _set_given(record, _every_field(cls))
         _set_extra(record, None)
@@ -246,6 +248,11 @@ class Rollout(Record):
         return self.example_id, self.index
 
 
+def _kept(key: str) -> Any:
+    """Return an attribute that reads a key of a state, in half the time of a function."""
+    return property(itemgetter(key))
+
+
 class State(dict[str, Any]):
     """The mutable state of one running rollout.
 
@@ -255,35 +262,16 @@ class State(dict[str, Any]):
     environment has players `player`, whose turn it is.
     """
 
-    @property
-    def example(self) -> Example:
-        """The dataset row being played."""
-        example: Example = self["example"]
-        return example
-
-    @property
-    def prompt(self) -> Messages:
-        """The messages before the first completion."""
-        prompt: Messages = self["prompt"]
-        return prompt
-
-    @property
-    def completion(self) -> Messages:
-        """Everything after the prompt so far."""
-        completion: Messages = self["completion"]
-        return completion
-
-    @property
-    def turns(self) -> list[Turn]:
-        """The model calls so far."""
-        turns: list[Turn] = self["turns"]
-        return turns
-
-    @property
-    def run_seed(self) -> int:
-        """The seed of the whole run."""
-        seed: int = self["run_seed"]
-        return seed
+    example: Example = _kept("example")
+    """The dataset row being played."""
+    prompt: Messages = _kept("prompt")
+    """The messages before the first completion."""
+    completion: Messages = _kept("completion")
+    """Everything after the prompt so far."""
+    turns: list[Turn] = _kept("turns")
+    """The model calls so far."""
+    run_seed: int = _kept("run_seed")
+    """The seed of the whole run."""
 
 
 def seen_by(player: str, messages: Messages) -> Messages:
@@ -415,7 +403,11 @@ _UNCHANGING = frozenset((str, int, float, bool, type(None)))
 def copy_json(value: Any) -> Any:
     """Copy a JSON value; several times faster than `copy.deepcopy`."""
     if isinstance(value, dict):
-        return {key: item if type(item) in _UNCHANGING else copy_json(item) for key, item in value.items()}
+        copied = {**value}
+        for key, item in value.items():
+            if type(item) not in _UNCHANGING:
+                copied[key] = copy_json(item)
+        return copied
     if isinstance(value, list):
         return [item if type(item) in _UNCHANGING else copy_json(item) for item in value]
     return value

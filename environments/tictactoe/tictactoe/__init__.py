@@ -21,6 +21,7 @@ SYSTEM_PROMPT = (
     "Think briefly, then choose a free cell. Answer in this form:\n"
     "<think>your reason</think><move>number</move>"
 )
+CELLS = {str(cell): cell for cell in range(9)}
 TAGS = ["<think>", "</think>", "<move>", "</move>"]
 ANY_TAG = re.compile("|".join(TAGS))
 INVALID_MOVE_PENALTY = -0.1
@@ -111,7 +112,7 @@ class TicTacToeEnv(MultiTurnEnv):
     def read_move(self, message: dict[str, Any]) -> int:
         """Return the cell that the last move tag names, or -1 when there is none."""
         said = self.parser.parse_answer(message_text(message))
-        return int(said) if said is not None and said in list("012345678") else -1
+        return CELLS.get(said, -1)
 
     def opponent_move(self, board: str, state: State) -> int:
         """Return a random free cell, with the example's probability, else one of the best moves."""

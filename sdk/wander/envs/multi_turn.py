@@ -121,15 +121,16 @@ class MultiTurnEnv(Environment):
     @stop
     def max_total_completion_tokens_reached(self, state: State) -> bool:
         """Hold when the completions have used their tokens."""
-        limit = self.max_total_completion_tokens
-        reached = limit is not None and sum(turn.usage.completion_tokens for turn in state.turns) >= limit
+        if (limit := self.max_total_completion_tokens) is None:
+            return False
+        reached = sum(turn.usage.completion_tokens for turn in state.turns) >= limit
         state["truncated"] = state["truncated"] or reached
         return reached
 
     @stop
     def has_final_env_response(self, state: State) -> bool:
         """Hold when `env_response` has set `state["final_env_response"]`."""
-        return _is_final(state)
+        return state.get("final_env_response") is not None
 
     async def play(self, state: State, model: ModelCalls) -> None:
         """Let model and environment take turns until a stop condition holds, and record its name."""
@@ -225,7 +226,7 @@ class MultiTurnEnv(Environment):
             answer = check_messages(answer, "env_response")
         else:
             answer = check_messages(final, 'state["final_env_response"]')
-        state.turns[-1].environment_seconds = time.perf_counter() - started
+        vars(state.turns[-1])["environment_seconds"] = time.perf_counter() - started
         return answer
 
 

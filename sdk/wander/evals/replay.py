@@ -22,6 +22,7 @@ from array import array
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, islice
+from operator import itemgetter
 from random import SystemRandom
 from typing import Any
 
@@ -154,7 +155,8 @@ def first_divergence(
     if again.player_metrics and not recorded.player_metrics:  # once only rewards were kept of every player
         compared = [name for name in compared if name != "player_metrics"]
     was, now = vars(recorded), vars(again)
-    same = _written([was[name] for name in compared]) == _written([now[name] for name in compared])
+    values = itemgetter(*compared)
+    same = _written(values(was)) == _written(values(now))
     moved = [turn.player for turn in recorded.turns], [turn.player for turn in again.turns]
     if same and moved[0] == moved[1]:
         return None
@@ -395,7 +397,7 @@ def _sample(manifest: RunManifest, groups: bool, size: int | None, seed: int) ->
     return {(manifest.example_ids[key // len(numbers)], key % len(numbers)) for key in keys}
 
 
-def _written(values: list[Any]) -> bytes | str:
+def _written(values: tuple[Any, ...]) -> bytes | str:
     """Return values so that the same ones give the same, and 1, 1.0 and True do not."""
     try:
         return marshal.dumps(values, 2)  # four times faster than `repr`; later ones tell copies apart

@@ -76,7 +76,7 @@ def read_verdict(text: str, lowest: float = 0.0, highest: float = 1.0) -> float:
     if isinstance(answer, dict) and (keys := [key for key in KEYS if key in answer]):
         return _number(answer[keys[0]], lowest, highest)
     for key in KEYS:
-        found = list(find_tagged(text, key))
+        found = find_tagged(text, key)
         if found:
             return _number(found[-1], lowest, highest)
     return _number(text, lowest, highest)

@@ -78,8 +78,10 @@ class RewardFunction:
 
     def arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Pick this function's arguments; raises `RubricError` for a name that nothing provides."""
+        arguments = {}
         try:
-            arguments = {name: values[name] for name in self.required}
+            for name in self.required:
+                arguments[name] = values[name]
         except KeyError as error:
             raise RubricError(
                 f"reward function `{self.name}` asks for `{error.args[0]}`, which no rollout provides",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from numbers import Real
 from typing import Any
 
 from wander.errors import RubricError
+
+_NUMBERS = (float, int, Real)
+"""The usual ones first: `Real` has to be asked."""
 
 
 @dataclass
@@ -34,9 +37,9 @@ class Score:
 
 def check_reward(value: Any, name: str) -> float:
     """Return the value as a float; raises `RubricError` unless it is a finite number."""
-    if not isinstance(value, (float, int, Real)):  # the usual ones first: `Real` has to be asked
+    if not isinstance(value, _NUMBERS):
         raise RubricError(f"reward function `{name}` returned `{value!r:.80}`, not a number")
     number = float(value)
-    if not math.isfinite(number):
+    if not isfinite(number):
         raise RubricError(f"reward function `{name}` returned {number}, which is not finite")
     return number
