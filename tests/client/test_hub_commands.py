@@ -9,6 +9,7 @@ import json
 import re
 import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -264,6 +265,25 @@ def test_a_newline_alone_ends_a_rollout() -> None:
     spaced = json.dumps(line, ensure_ascii=False, separators=(",\r", ":\r"))
     found = list(answering(200, f"{spaced}\n{spaced}".encode()).rollouts("r"))
     assert [one.stop_reason for one in found] == [said, said]
+
+
+def test_a_run_is_here_before_its_first_rollout_is_played_again() -> None:
+    class Sent(httpx.SyncByteStream):
+        ended = False
+
+        def __iter__(self) -> Iterator[bytes]:
+            line = b'{"example_id": "1", "index": 0, "seed": 1, "prompt": [], "completion": []}\n'
+            yield from [line] * 3
+
+        def close(self) -> None:
+            self.ended = True
+
+    sent = Sent()
+    api = HubApi("http://h", transport=httpx.MockTransport(lambda _: httpx.Response(200, stream=sent)))
+    rollouts = api.rollouts("r")
+    next(rollouts)
+    assert sent.ended
+    assert len(list(rollouts)) == 2
 
 
 @pytest.mark.parametrize(

@@ -303,11 +303,17 @@ class HubApi:
         return self.read(run_path(run_id, "rollouts", str(number)), Rollout)
 
     def rollouts(self, run_id: str) -> Iterator[Rollout]:
-        """Yield every whole rollout of a posted run, as they arrive."""
+        """Yield every whole rollout of a posted run, once all are here: servers drop who reads slowly."""
+        import zstandard
         from wander.evals.store.jsonl import split_lines
 
-        with self._stream(run_path(run_id, "rollouts.jsonl")) as response:
-            for line in split_lines(response.iter_bytes(1 << 16)):
+        with tempfile.TemporaryFile() as record:
+            packing = zstandard.ZstdCompressor(1).stream_writer(record, closefd=False)
+            with self._stream(run_path(run_id, "rollouts.jsonl")) as response, packing:
+                for block in response.iter_bytes(1 << 16):
+                    packing.write(block)
+            record.seek(0)
+            for line in split_lines(zstandard.ZstdDecompressor().read_to_iter(record)):
                 yield Rollout.model_validate_json(line)
 
     def request_verification(self, run_id: str, wanted: VerificationRequest) -> VerificationInfo:
