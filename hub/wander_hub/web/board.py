@@ -22,12 +22,12 @@ from wander_hub.leaderboards.schemas import BoardFilter
 from wander_hub.leaderboards.strata import score_stratum, with_strata
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs.models import Run
-from wander_hub.storage import Storage
 from wander_hub.verification import service as verification
 from wander_hub.verification.models import RunExamination
 from wander_hub.web import charts
 from wander_hub.web.addresses import query_string
 from wander_hub.web.text import count, shorten
+from wander_hub.web.visit import Visit
 
 _METRIC_COLUMNS = 5
 """Of metrics that nobody chose one by one."""
@@ -84,9 +84,7 @@ class BoardView:
 
 
 def leaderboard(
-    session: Session,
-    storage: Storage,
-    base_url: str,
+    visit: Visit,
     owner: str,
     name: str,
     *,
@@ -98,29 +96,29 @@ def leaderboard(
     stratum: int | None = None,
 ) -> BoardView:
     """Return a board with what it takes to draw it."""
-    found = environments.find(session, owner, name)
-    versions = environments.newest_first(list(environment_repository.versions_of(session, found)))
+    found = environments.find(visit.session, owner, name)
+    versions = environments.newest_first(list(environment_repository.versions_of(visit.session, found)))
     shown = leaderboards.leaderboard(
-        session,
+        visit.session,
         found,
-        base_url,
+        visit.base_url,
         version=version,
         task_set=task_set,
         board=board,
         wanted=wanted,
         versions=versions,
     )
-    of_version = environments.find_version(session, found, shown.version, versions)
-    metrics = _list_metrics(session, of_version, shown)
+    of_version = environments.find_version(visit.session, found, shown.version, versions)
+    metrics = _list_metrics(visit.session, of_version, shown)
     pass_k = max((one.k for row in shown.rows for one in row.pass_rates), default=None)
     empty = {"pass"} if pass_k is None else set()
     empty |= {"cost"} if all(row.usd_per_rollout is None for row in shown.rows) else set()
     empty |= {"tokens"} if all(row.tokens_per_rollout is None for row in shown.rows) else set()
     columns = [one for one in _columns(shown, metrics, wanted_columns) if one not in empty]
-    shown = with_strata(session, shown)
+    shown = with_strata(visit.session, shown)
     chosen = stratum if stratum in shown.strata else None
     if chosen is not None:
-        shown = score_stratum(session, storage, shown, chosen)
+        shown = score_stratum(visit.session, visit.storage, shown, chosen)
     since, until = (one.date().isoformat() if one else "" for one in (wanted.since, wanted.until))
     asked = {
         "version": shown.version,
@@ -144,7 +142,7 @@ def leaderboard(
             for one in (*_ORDER[:-1], *(f"metric:{name}" for name in metrics[:_MOST_METRICS]))
             if one not in REQUIRED_COLUMNS and one not in empty
         ],
-        facts=_find_facts(session, [row.run_id for row in shown.rows]),
+        facts=_find_facts(visit.session, [row.run_id for row in shown.rows]),
         pass_k=pass_k,
         axis=common_axis(shown.rows),
         wanted=wanted,

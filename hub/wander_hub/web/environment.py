@@ -21,7 +21,6 @@ from wander_hub.environments import stars
 from wander_hub.environments.models import Environment
 from wander_hub.environments.readme import Heading, list_headings, place, refresh
 from wander_hub.http.problems import HubProblem
-from wander_hub.identity import Identity
 from wander_hub.leaderboards import service as leaderboards
 from wander_hub.lifecycle.locks import list_packages
 from wander_hub.rights import rights
@@ -34,6 +33,7 @@ from wander_hub.verification.evidence import PROVEN
 from wander_hub.web.board import common_axis, find_info
 from wander_hub.web.run import transcript
 from wander_hub.web.source.files import colour_blocks
+from wander_hub.web.visit import Visit
 
 _RECENT_RUNS = 10
 _DAYS = 30
@@ -101,33 +101,26 @@ class EnvironmentView:
     """Whether the reader marked it."""
 
 
-def show_environment(
-    session: Session,
-    storage: Storage,
-    base_url: str,
-    owner: str,
-    name: str,
-    version: str,
-    *,
-    caller: Identity | None = None,
-) -> EnvironmentView:
+def show_environment(visit: Visit, owner: str, name: str, version: str) -> EnvironmentView:
     """Return everything about one version of an environment."""
-    found = environments.find(session, owner, name)
+    found = environments.find(visit.session, owner, name)
     label = found.label
-    versions = environments.newest_first(list(environment_repository.versions_of(session, found)))
-    chosen = environments.find_version(session, found, version, versions)
-    recent = run_repository.page(session, environment_id=found.id, limit=_RECENT_RUNS)[:_RECENT_RUNS]
-    detail = environments.version_detail(found, chosen, base_url)
+    versions = environments.newest_first(list(environment_repository.versions_of(visit.session, found)))
+    chosen = environments.find_version(visit.session, found, version, versions)
+    recent = run_repository.page(visit.session, environment_id=found.id, limit=_RECENT_RUNS)[:_RECENT_RUNS]
+    detail = environments.version_detail(found, chosen, visit.base_url)
     wheels = [file.sha256 for file in detail.files if file.kind == "wheel"]
     named = None if version == "latest" else chosen.version
-    board = leaderboards.leaderboard(session, found, base_url, version=named, versions=versions, brief=True)
-    training = run_repository.find_training_runs(session, found.id, _RECENT_RUNS)
+    board = leaderboards.leaderboard(
+        visit.session, found, visit.base_url, version=named, versions=versions, brief=True
+    )
+    training = run_repository.find_training_runs(visit.session, found.id, _RECENT_RUNS)
     sample, lost = None, set[str]()
     with spare_missing(lost):
-        sample = _find_sample(session, storage, board)
+        sample = _find_sample(visit.session, visit.storage, board)
     locked: tuple[tuple[str, str], ...] = ()
     with spare_missing(set()):  # who downloads it is told
-        locked = list_packages(storage, detail.lock.sha256, detail.lock.size) if detail.lock else ()
+        locked = list_packages(visit.storage, detail.lock.sha256, detail.lock.size) if detail.lock else ()
     title = re.compile(rf'<h1(?: id="[^"]*")?>{re.escape(found.name)}</h1>\s*')
     rendered = title.sub("", refresh(chosen.readme_html, chosen.readme), count=1)
     readme = colour_blocks(place(rendered, f"/{label}/versions/{chosen.version}/"))
@@ -135,29 +128,29 @@ def show_environment(
         summary=environments.summary_of(found),
         listed=found.listed,
         version=detail,
-        versions=[environments.version_detail(found, one, base_url) for one in versions],
+        versions=[environments.version_detail(found, one, visit.base_url) for one in versions],
         readme_html=readme,
         headings=list_headings(readme),
         sample=sample,
         sample_lost=bool(lost),
         proved=sum(row.ranked_with in PROVEN for row in board.rows),
-        info=find_info(session, chosen),
+        info=find_info(visit.session, chosen),
         board=board,
         axis=common_axis(board.rows),
-        recent=[runs.detail_of(one, base_url) for one in recent],
-        training=[runs.detail_of(one, base_url) for one in training],
+        recent=[runs.detail_of(one, visit.base_url) for one in recent],
+        training=[runs.detail_of(one, visit.base_url) for one in training],
         digest=wheels[0] if wheels else "",
         locked=locked,
-        attesters=list_attesters(session, environments.list_offered_files(found, chosen)),
-        hub_check=version_checks.info_of(session, chosen.id),
+        attesters=list_attesters(visit.session, environments.list_offered_files(found, chosen)),
+        hub_check=version_checks.info_of(visit.session, chosen.id),
         status_reason=environments.reason_of(found),
         successor=environments.successor_of(found),
-        parent=environments.parent_of(session, found),
+        parent=environments.parent_of(visit.session, found),
         mirror_of=found.mirror_of,
-        downloads=_count_downloads(session, found),
-        used_by=use.used_by(session, found),
-        maintained=caller is not None and rights.may(caller, "maintain", found),
-        starred=caller is not None and stars.is_starred(session, caller.user_id, found),
+        downloads=_count_downloads(visit.session, found),
+        used_by=use.used_by(visit.session, found),
+        maintained=visit.caller is not None and rights.may(visit.caller, "maintain", found),
+        starred=visit.caller is not None and stars.is_starred(visit.session, visit.caller.user_id, found),
     )
 
 

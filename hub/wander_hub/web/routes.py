@@ -16,7 +16,7 @@ from wander_hub.environments import service as environments
 from wander_hub.environments.repository import environment_named, owners_of, packages_of
 from wander_hub.environments.schemas import KINDS, EnvironmentFilter, Sort
 from wander_hub.http.answers import IMMUTABLE, REVALIDATE
-from wander_hub.http.boundary import BaseUrl, HubStorage, ReadSession, caller_of, database_of
+from wander_hub.http.boundary import database_of
 from wander_hub.http.problems import HubProblem
 from wander_hub.leaderboards import service as leaderboards
 from wander_hub.leaderboards.routes import page_filter
@@ -35,7 +35,8 @@ from wander_hub.web.home import show_home
 from wander_hub.web.run import routes as run_routes
 from wander_hub.web.source import changes
 from wander_hub.web.source import files as source
-from wander_hub.web.templates import STATIC, as_json, page, wants_json
+from wander_hub.web.templates import STATIC, as_json, page
+from wander_hub.web.visit import Visiting
 
 router = APIRouter(include_in_schema=False)
 _PARTS = tuple(part.router for part in (machines, docs_routes, run_routes, account_routes, system))
@@ -51,9 +52,7 @@ Stratum = Annotated[Annotated[_Whole, BeforeValidator(lambda one: one or None)],
 
 @router.get("/")
 def home(
-    request: Request,
-    session: ReadSession,
-    base_url: BaseUrl,
+    visit: Visiting,
     q: Annotated[str, Query(max_length=200)] = "",
     owner: Annotated[str | None, Query(max_length=39)] = None,
     tag: Annotated[str | None, Query(max_length=80)] = None,
@@ -80,10 +79,10 @@ def home(
         limit=_PER_PAGE,
         cursor=cursor,
     )
-    if wants_json(request):
-        return as_json(environments.list_page(session, wanted))
-    view = show_home(session, base_url, wanted, request.app.state.settings.featured)
-    return page(request, "home.html", view=view, wanted=wanted, kinds=KINDS, q=q, tag=given["tag"])
+    if visit.as_json:
+        return as_json(environments.list_page(visit.session, wanted))
+    view = show_home(visit.session, visit.base_url, wanted, visit.settings.featured)
+    return visit.page("home.html", view=view, wanted=wanted, kinds=KINDS, q=q, tag=given["tag"])
 
 
 @router.get("/static/{name}")
@@ -104,9 +103,7 @@ def show_viewer(request: Request) -> Response:
 
 @router.get("/runs")
 def list_runs(
-    request: Request,
-    session: ReadSession,
-    base_url: BaseUrl,
+    visit: Visiting,
     environment: Annotated[str | None, Query(max_length=250)] = None,
     model: Annotated[str | None, Query(max_length=300)] = None,
     cursor: Cursor = None,
@@ -114,41 +111,38 @@ def list_runs(
     """Runs, newest first."""
     environment, model = environment or None, model or None  # of a form, which sends what is left empty
     found = runs.list_page(
-        session, base_url, environment=environment, model=model, limit=_PER_PAGE, cursor=cursor
+        visit.session, visit.base_url, environment=environment, model=model, limit=_PER_PAGE, cursor=cursor
     )
-    if wants_json(request):
+    if visit.as_json:
         return as_json(found)
     following = None
     if found.next:
         following = query_string(environment=environment, model=model, cursor=found.next)
-    return page(
-        request, "runs.html", runs=found.data, environment=environment, model=model, following=following
-    )
+    return visit.page("runs.html", runs=found.data, environment=environment, model=model, following=following)
 
 
 @router.get("/models")
-def list_models(request: Request, session: ReadSession) -> Response:
+def list_models(visit: Visiting) -> Response:
     """The newest revisions of models."""
-    return page(request, "models.html", newest=machines.list_newest_models(session))
+    return visit.page("models.html", newest=machines.list_newest_models(visit.session))
 
 
 @router.get("/{owner}")
-def show_owner(request: Request, session: ReadSession, owner: str, cursor: Cursor = None) -> Response:
+def show_owner(visit: Visiting, owner: str, cursor: Cursor = None) -> Response:
     """One owner's environments."""
     name = names.normalise_owner(owner)
-    owner_id = environments.require_owner(session, name).id
+    owner_id = environments.require_owner(visit.session, name).id
     if name != owner:
         return RedirectResponse(f"/{name}", 301)
     wanted = EnvironmentFilter(owner=name, limit=_PER_PAGE, cursor=cursor)
-    found = environments.list_page(session, wanted)
-    if wants_json(request):
+    found = environments.list_page(visit.session, wanted)
+    if visit.as_json:
         return as_json(found)
-    packages = packages_of(session, owner_id, _PER_PAGE + 1)
-    pushed = [one.name for one in models.models_of(session, owner_id, _PER_PAGE)]
+    packages = packages_of(visit.session, owner_id, _PER_PAGE + 1)
+    pushed = [one.name for one in models.models_of(visit.session, owner_id, _PER_PAGE)]
     following = query_string(cursor=found.next) if found.next else None
-    viewer = caller_of(request)
-    return page(
-        request,
+    viewer = visit.caller
+    return visit.page(
         "owner.html",
         owner=name,
         found=found,
@@ -161,34 +155,23 @@ def show_owner(request: Request, session: ReadSession, owner: str, cursor: Curso
 
 @router.get("/{owner}/{name}")
 @router.get("/{owner}/{name}/versions/{version}")
-def show_environment(
-    request: Request,
-    session: ReadSession,
-    storage: HubStorage,
-    base_url: BaseUrl,
-    owner: str,
-    name: str,
-    version: str = "latest",
-) -> Response:
+def show_environment(visit: Visiting, owner: str, name: str, version: str = "latest") -> Response:
     """One environment: what it is, how to run it, who published what, and its best results."""
     if moved := _moved(owner, name):
         return moved
-    if wants_json(request):
+    if visit.as_json:
         if version == "latest":
-            return as_json(environments.detail(session, owner, name, base_url))
-        found = environments.find(session, owner, name)
-        chosen = environments.find_version(session, found, version)
-        return as_json(environments.version_detail(found, chosen, base_url))
-    what = (owner, name, version)
-    view = environment.show_environment(session, storage, base_url, *what, caller=caller_of(request))
-    return page(request, "environment.html", view=view)
+            return as_json(environments.detail(visit.session, owner, name, visit.base_url))
+        found = environments.find(visit.session, owner, name)
+        chosen = environments.find_version(visit.session, found, version)
+        return as_json(environments.version_detail(found, chosen, visit.base_url))
+    view = environment.show_environment(visit, owner, name, version)
+    return visit.page("environment.html", view=view)
 
 
 @router.get("/{owner}/{name}/versions/{version}/source")
 def show_source(
-    request: Request,
-    session: ReadSession,
-    storage: HubStorage,
+    visit: Visiting,
     owner: str,
     name: str,
     version: str,
@@ -198,34 +181,27 @@ def show_source(
     """The source code of one version, a file at a time: of its wheel, or of its source archive."""
     if moved := _moved(owner, name, f"/versions/{quote(version)}/source"):
         return moved
-    found = environments.find(session, owner, name)
-    files = source.find_source(session, storage, found, version, file, archive)
-    if wants_json(request):
+    found = environments.find(visit.session, owner, name)
+    files = source.find_source(visit.session, visit.storage, found, version, file, archive)
+    if visit.as_json:
         return as_json(files)
-    view = source.draw_source(session, found, files)
-    return page(request, "source.html", view=view, scripts=["source.js"])
+    view = source.draw_source(visit.session, found, files)
+    return visit.page("source.html", view=view, scripts=["source.js"])
 
 
 @router.get("/{owner}/{name}/versions/{version}/image")
 def show_image(
-    session: ReadSession,
-    storage: HubStorage,
-    owner: str,
-    name: str,
-    version: str,
-    file: Annotated[str, Query(max_length=1000)] = "",
+    visit: Visiting, owner: str, name: str, version: str, file: Annotated[str, Query(max_length=1000)] = ""
 ) -> Response:
     """An image that a version ships, for its README."""
-    body, media_type = source.read_image(session, storage, owner, name, version, file)
+    body, media_type = source.read_image(visit.session, visit.storage, owner, name, version, file)
     headers = {"Cache-Control": REVALIDATE, "Content-Security-Policy": "sandbox; default-src 'none'"}
     return Response(body, media_type=media_type, headers=headers)
 
 
 @router.get("/{owner}/{name}/changes")
 def show_changes(
-    request: Request,
-    session: ReadSession,
-    storage: HubStorage,
+    visit: Visiting,
     owner: str,
     name: str,
     old: Annotated[str | None, Query(max_length=100)] = None,
@@ -234,16 +210,13 @@ def show_changes(
     """What a version changed of another one, or of the one before it, line by line."""
     if moved := _moved(owner, name, f"/changes{query_string(old=old, new=new)}"):
         return moved
-    found = changes.show_changes(session, storage, owner, name, old, new)
-    return as_json(found) if wants_json(request) else page(request, "changes.html", view=found)
+    found = changes.show_changes(visit.session, visit.storage, owner, name, old, new)
+    return as_json(found) if visit.as_json else visit.page("changes.html", view=found)
 
 
 @router.get("/{owner}/{name}/leaderboard")
 def show_leaderboard(
-    request: Request,
-    session: ReadSession,
-    storage: HubStorage,
-    base_url: BaseUrl,
+    visit: Visiting,
     owner: str,
     name: str,
     wanted: Annotated[BoardFilter, Depends(page_filter)],
@@ -256,14 +229,18 @@ def show_leaderboard(
     """One leaderboard; `column` names what to show beside what every board shows, `stratum` a part of it."""
     if moved := _moved(owner, name, "/leaderboard"):
         return moved
-    if wants_json(request):
-        found = environments.find(session, owner, name)
+    if visit.as_json:
+        found = environments.find(visit.session, owner, name)
         shown = leaderboards.leaderboard(
-            *(session, found, base_url), version=version, task_set=task_set, board=board, wanted=wanted
+            *(visit.session, found, visit.base_url),
+            version=version,
+            task_set=task_set,
+            board=board,
+            wanted=wanted,
         )
-        return as_json(with_stratum(session, storage, shown, stratum))
+        return as_json(with_stratum(visit.session, visit.storage, shown, stratum))
     view = board_page.leaderboard(
-        *(session, storage, base_url, owner, name),
+        *(visit, owner, name),
         version=version,
         task_set=task_set,
         board=board,
@@ -271,24 +248,22 @@ def show_leaderboard(
         wanted_columns=column or (),
         stratum=stratum,
     )
-    return page(request, "leaderboard.html", view=view)
+    return visit.page("leaderboard.html", view=view)
 
 
 @router.get("/models/{owner}/{name}")
 @router.get("/models/{owner}/{name}/{revision}")
-def show_model(
-    request: Request, session: ReadSession, base_url: BaseUrl, owner: str, name: str, revision: str = LATEST
-) -> Response:
+def show_model(visit: Visiting, owner: str, name: str, revision: str = LATEST) -> Response:
     """One model: its card, its files, how to run it, and which runs used these weights."""
     if moved := _moved(owner, name, under="/models"):
         return moved
-    if wants_json(request):
-        found = find(session, owner, name)
-        if "revision" not in request.path_params:
-            return as_json(describe(session, found, base_url))
-        return as_json(describe_revision(find_revision(session, found, revision), base_url))
-    view = service.model(session, base_url, owner, name, revision, caller_of(request))
-    return page(request, "model.html", view=view)
+    if visit.as_json:
+        found = find(visit.session, owner, name)
+        if "revision" not in visit.request.path_params:
+            return as_json(describe(visit.session, found, visit.base_url))
+        return as_json(describe_revision(find_revision(visit.session, found, revision), visit.base_url))
+    view = service.model(visit, owner, name, revision)
+    return visit.page("model.html", view=view)
 
 
 def problem_page(request: Request, problem: Problem, headers: dict[str, str]) -> Response:

@@ -21,6 +21,7 @@ from wander_hub.web.run import transcript
 from wander_hub.web.run.compare import Scored, list_apart
 from wander_hub.web.run.rollout import list_siblings
 from wander_hub.web.run.transcript import ShownMessage
+from wander_hub.web.visit import Visit
 
 _MOST_BESIDE = 4
 _MESSAGES_BESIDE = 40
@@ -103,14 +104,14 @@ class ComparedExample(Record):
     rollouts: list[Rollout]
 
 
-def group(session: Session, storage: Storage, base_url: str, run_id: str, number: int) -> GroupView:
+def group(visit: Visit, run_id: str, number: int) -> GroupView:
     """Return a few rollouts of one example, from this one on, with what they all began with once."""
-    found = runs.find(session, run_id)
-    whole = runs.rollout(session, storage, found, number)
-    siblings = list_siblings(session, storage, found, number, whole.example_id)
+    found = runs.find(visit.session, run_id)
+    whole = runs.rollout(visit.session, visit.storage, found, number)
+    siblings = list_siblings(visit.session, visit.storage, found, number, whole.example_id)
     place = next(place for place, one in enumerate(siblings) if one.number == number)
     following = siblings[place + _MOST_BESIDE : place + _MOST_BESIDE + 1]
-    detail = runs.detail_of(found, base_url)
+    detail = runs.detail_of(found, visit.base_url)
     return GroupView(
         run=detail,
         label=found.environment.label,
@@ -120,7 +121,9 @@ def group(session: Session, storage: Storage, base_url: str, run_id: str, number
         shown=[
             _show(
                 *(detail, one),
-                whole if one.number == number else runs.rollout(session, storage, found, one.number),
+                whole
+                if one.number == number
+                else runs.rollout(visit.session, visit.storage, found, one.number),
             )
             for one in siblings[place : place + _MOST_BESIDE]
         ],
@@ -142,19 +145,12 @@ def group_answer(view: GroupView) -> RolloutGroup:
     )
 
 
-def example(
-    session: Session,
-    storage: Storage,
-    base_url: str,
-    found: Sequence[Run],
-    example_id: str,
-    numbers: Sequence[int],
-) -> ExampleView:
+def example(visit: Visit, found: Sequence[Run], example_id: str, numbers: Sequence[int]) -> ExampleView:
     """Return a rollout of each run: those of these numbers, or else those that lie farthest apart."""
     if len(labels := {one.environment.label: None for one in found}) > 1:
         said = f"the runs are of several environments, {' and '.join(f'`{one}`' for one in labels)}"
         raise HubProblem(422, "invalid_request", said, hint="compare runs of one environment")
-    scored = [Scored(session, storage, one) for one in found]
+    scored = [Scored(visit.session, visit.storage, one) for one in found]
     apart = _find_apart(scored, example_id)
     chosen = list(numbers) or apart
     if len(chosen) != len(scored):
@@ -162,15 +158,15 @@ def example(
         raise HubProblem(422, "invalid_request", said, hint="name one of each run, or none")
     asked = {"run": [one.run_id for one in found]}
     groups = [
-        list_siblings(session, storage, one.run, number, example_id)
+        list_siblings(visit.session, visit.storage, one.run, number, example_id)
         for one, number in zip(scored, apart, strict=True)
     ]
-    pairs = [_find(session, storage, *each) for each in zip(found, groups, chosen, strict=True)]
+    pairs = [_find(visit.session, visit.storage, *each) for each in zip(found, groups, chosen, strict=True)]
     first = pairs[0][1]
     alike = all(one.prompt == first.prompt for _, one in pairs)
     columns = []
     for place, (run, siblings, pair) in enumerate(zip(found, groups, pairs, strict=True)):
-        detail = runs.detail_of(run, base_url)
+        detail = runs.detail_of(run, visit.base_url)
         addresses = [
             query_of(
                 {

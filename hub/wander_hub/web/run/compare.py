@@ -26,6 +26,7 @@ from wander_hub.runs.kept import KEPT
 from wander_hub.runs.models import Run
 from wander_hub.storage import Storage
 from wander_hub.web import charts
+from wander_hub.web.visit import Visit
 
 FEWEST, MOST = 2, 6
 _MOST_ROLLOUTS = 10_000
@@ -112,10 +113,10 @@ def find_runs(session: Session, words: Sequence[str]) -> list[Run]:
     return found
 
 
-def compare(session: Session, storage: Storage, base_url: str, found: Sequence[Run]) -> CompareView:
+def compare(visit: Visit, found: Sequence[Run]) -> CompareView:
     """Compare evaluations with the first of them."""
-    first, *others = (Scored(session, storage, one) for one in found)
-    pairs = [_compare(first, one, base_url) for one in others]
+    first, *others = (Scored(visit.session, visit.storage, one) for one in found)
+    pairs = [_compare(first, one, visit.base_url) for one in others]
     ends = [
         abs(end)
         for one in pairs
@@ -123,7 +124,7 @@ def compare(session: Session, storage: Storage, base_url: str, found: Sequence[R
         for end in (one.comparison.low, one.comparison.high)
         if end
     ]
-    return CompareView(runs.detail_of(first.run, base_url), pairs, max(ends, default=1.0))
+    return CompareView(runs.detail_of(first.run, visit.base_url), pairs, max(ends, default=1.0))
 
 
 class Scored:

@@ -116,9 +116,7 @@ def answer(view: OverlayView) -> OverlaidRuns:
     )
 
 
-def overlay(
-    session: Session, storage: Storage, base_url: str, found: Sequence[Run], *, joined: bool
-) -> OverlayView:
+def overlay(storage: Storage, base_url: str, found: Sequence[Run], *, joined: bool) -> OverlayView:
     """Lay training runs over each other, or end to end in their order."""
     details = [runs.detail_of(one, base_url) for one in found]
     metrics = [training.read_series(storage, one) for one in details]

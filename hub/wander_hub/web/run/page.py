@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pydantic import Field
-from sqlalchemy.orm import Session
 from wander.types import canonical_json
 from wander.wire import ArtifactInfo, MetricSummary, RolloutRow, RunDetail, RunManifest
 from wander.wire.postings import RunLinks
 from wander.wire.verification import RunEvidence
 
-from wander_hub.identity import Identity
 from wander_hub.leaderboards.models import HiddenRun
 from wander_hub.leaderboards.repository import find_hiding
 from wander_hub.posting.service import is_own
@@ -22,13 +20,13 @@ from wander_hub.runs import explorer
 from wander_hub.runs import service as runs
 from wander_hub.runs.explorer import Breakdown, RolloutQuery
 from wander_hub.runs.models import Run
-from wander_hub.settings import Settings
-from wander_hub.storage import Storage, spare_missing
+from wander_hub.storage import spare_missing
 from wander_hub.verification import evidence
 from wander_hub.web.addresses import query_of
 from wander_hub.web.run.overlay import phases_of
 from wander_hub.web.run.replays import Replays, list_replays
 from wander_hub.web.run.training import TrainingView, describe_training
+from wander_hub.web.visit import Visit
 
 _MOST_ENDINGS = 50
 """Ends of rollouts that can be chosen from; an address may name any other."""
@@ -101,26 +99,20 @@ class RunView:
         return self.run.summary.rollouts <= explorer.MOST_SEARCHED
 
 
-def run(
-    session: Session,
-    storage: Storage,
-    settings: Settings,
-    base_url: str,
-    run_id: str,
-    query: RunQuery,
-    caller: Identity | None,
-) -> RunView:
+def run(visit: Visit, run_id: str, query: RunQuery) -> RunView:
     """Return a run with one page of its rollouts; of a training run with the samples of a step."""
-    found = runs.find(session, run_id)
-    detail = runs.detail_of(found, base_url)
+    found = runs.find(visit.session, run_id)
+    detail = runs.detail_of(found, visit.base_url)
     lost = set[str]()
     rows, matching, breakdown = list[RolloutRow](), 0, Breakdown()
     with spare_missing(lost):
-        rows, matching = explorer.list_page(session, storage, found, query, query.offset, query.limit)
-        breakdown = explorer.break_down(session, storage, found)
+        rows, matching = explorer.list_page(
+            visit.session, visit.storage, found, query, query.offset, query.limit
+        )
+        breakdown = explorer.break_down(visit.session, visit.storage, found)
     training = detail.manifest.kind == "training"
     weights = {one.name: one.weight for one in detail.manifest.environment.info.reward_functions}
-    metrics, links = detail.summary.metrics, runs.links(session, found)
+    metrics, links = detail.summary.metrics, runs.links(visit.session, found)
     ordered = [name for name in dict.fromkeys([*weights, *metrics]) if name in metrics]
     return RunView(
         run=detail,
@@ -131,17 +123,17 @@ def run(
         weights=weights,
         metrics={name: metrics[name] for name in ordered},
         command=reproduce_command(detail.manifest, links.pushed.get(found.weights_sha256 or "")),
-        training=describe_training(storage, detail, query.step, lost) if training else None,
-        replays=list_replays(session, settings, found, caller),
-        evidence=evidence.evidence_of(session, found),
+        training=describe_training(visit.storage, detail, query.step, lost) if training else None,
+        replays=list_replays(visit.session, visit.settings, found, visit.caller),
+        evidence=evidence.evidence_of(visit.session, found),
         links=links,
-        phases=phases_of(session, found) if training else [],
+        phases=phases_of(visit.session, found) if training else [],
         transcripts_searched=explorer.reads_transcripts(found),
         breakdown=breakdown,
         incomplete=bool(lost),
-        hidden=find_hiding(session, run_id),
-        own=caller is not None and found.withdrawn_at is None and is_own(found, caller),
-        managed=caller is not None and rights.may(caller, "manage", found.environment),
+        hidden=find_hiding(visit.session, run_id),
+        own=visit.caller is not None and found.withdrawn_at is None and is_own(found, visit.caller),
+        managed=visit.caller is not None and rights.may(visit.caller, "manage", found.environment),
         plots=_plots(detail.artifacts),
     )
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fastapi import Request
 from sqlalchemy.orm import Session
 from starlette.responses import Response
 from wander.wire.verification import LEVELS_SOUGHT, VerificationInfo
 
-from wander_hub.http.boundary import caller_of
 from wander_hub.http.live import Part, stream
 from wander_hub.identity import Identity
 from wander_hub.jobs import OPEN
@@ -18,6 +16,7 @@ from wander_hub.runs.models import Run
 from wander_hub.settings import Settings
 from wander_hub.verification import service as verification
 from wander_hub.web.templates import render
+from wander_hub.web.visit import Visit
 
 
 @dataclass(frozen=True)
@@ -55,14 +54,12 @@ def list_replays(session: Session, settings: Settings, run: Run, caller: Identit
     )
 
 
-def stream_replays(request: Request, session: Session, run_id: str) -> Response:
+def stream_replays(visit: Visit, run_id: str) -> Response:
     """Answer with how far they are whenever that changed, until no replay is under way."""
-    caller = caller_of(request)
-    settings: Settings = request.app.state.settings
-    runs.find(session, run_id)  # who may not see the run gets what its page answers
+    runs.find(visit.session, run_id)  # who may not see the run gets what its page answers
 
     def draw(looking: Session) -> Part:
-        found = list_replays(looking, settings, runs.find(looking, run_id), caller)
+        found = list_replays(looking, visit.settings, runs.find(looking, run_id), visit.caller)
         return Part(render("replays.html", replays=found), found.under_way)
 
-    return stream(request, lambda looking: verification.list_states(looking, run_id), draw)
+    return stream(visit.request, lambda looking: verification.list_states(looking, run_id), draw)

@@ -19,6 +19,7 @@ from wander_hub.storage import Storage
 from wander_hub.web.addresses import query_of
 from wander_hub.web.run import transcript
 from wander_hub.web.run.transcript import RewardPart, ShownMessage
+from wander_hub.web.visit import Visit
 
 _NEAR_SIBLINGS = 64
 _TOKENS = 2000
@@ -94,20 +95,12 @@ class TurnView:
     """Mean log-probability of all."""
 
 
-def rollout(
-    session: Session,
-    storage: Storage,
-    base_url: str,
-    run_id: str,
-    number: int,
-    wanted: RolloutFilter,
-    first: int = 0,
-) -> RolloutView:
+def rollout(visit: Visit, run_id: str, number: int, wanted: RolloutFilter, first: int = 0) -> RolloutView:
     """Return one rollout, its messages from one on, the others of its example, and its neighbours."""
-    found = runs.find(session, run_id)
-    whole = runs.rollout(session, storage, found, number)
-    siblings = list_siblings(session, storage, found, number, whole.example_id)
-    detail = runs.detail_of(found, base_url)
+    found = runs.find(visit.session, run_id)
+    whole = runs.rollout(visit.session, visit.storage, found, number)
+    siblings = list_siblings(visit.session, visit.storage, found, number, whole.example_id)
+    detail = runs.detail_of(found, visit.base_url)
     grid = detail.manifest.environment.info.view
     messages, omitted = transcript.list_messages(whole, first, grid)
     parts, metrics = transcript.reward_parts(whole, detail.manifest)
@@ -123,15 +116,15 @@ def rollout(
         omitted=omitted,
         parts=parts,
         metrics=metrics,
-        steps=_steps(session, storage, found, number, siblings, wanted),
+        steps=_steps(visit.session, visit.storage, found, number, siblings, wanted),
         asked=asked,
         back=f"/runs/{run_id}{asked}#rollouts",
     )
 
 
-def message(session: Session, storage: Storage, run_id: str, number: int, place: int) -> str:
+def message(visit: Visit, run_id: str, number: int, place: int) -> str:
     """Return one message whole, as text."""
-    whole = runs.rollout(session, storage, runs.find(session, run_id), number)
+    whole = runs.rollout(visit.session, visit.storage, runs.find(visit.session, run_id), number)
     said = [*whole.prompt, *whole.completion]
     if place >= len(said):
         raise HubProblem(404, "message_not_found", f"rollout {number} has {len(said)} messages")
@@ -147,19 +140,17 @@ def message(session: Session, storage: Storage, run_id: str, number: int, place:
     return "\n\n".join(parts) + "\n"
 
 
-def turn(
-    session: Session, storage: Storage, base_url: str, run_id: str, number: int, place: int, offset: int
-) -> TurnView:
+def turn(visit: Visit, run_id: str, number: int, place: int, offset: int) -> TurnView:
     """Return the tokens of one turn, each with its log-probability, where the run recorded them."""
-    found = runs.find(session, run_id)
-    whole = runs.rollout(session, storage, found, number)
+    found = runs.find(visit.session, run_id)
+    whole = runs.rollout(visit.session, visit.storage, found, number)
     tokens = whole.turns[place].tokens if place < len(whole.turns) else None
     if tokens is None:
         detail = f"rollout {number} has no tokens of turn {place}"
         raise HubProblem(404, "tokens_not_found", detail, hint="only local models and trainers record them")
     pairs = list(zip(tokens.completion_ids, tokens.logprobs, strict=False))
     return TurnView(
-        run=runs.detail_of(found, base_url),
+        run=runs.detail_of(found, visit.base_url),
         label=found.environment.label,
         number=number,
         place=place,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Path, Query
 from pydantic import Field
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 from wander_hub.http.answers import REVALIDATE
-from wander_hub.http.boundary import BaseUrl, HubSettings, HubStorage, ReadSession, caller_of
 from wander_hub.http.problems import HubProblem
 from wander_hub.runs import explorer
 from wander_hub.runs import service as runs
@@ -18,7 +17,8 @@ from wander_hub.web.run import beside, compare, overlay, replays
 from wander_hub.web.run import page as run_page
 from wander_hub.web.run import rollout as rollout_page
 from wander_hub.web.run.page import RunQuery
-from wander_hub.web.templates import as_json, page, render, wants_json
+from wander_hub.web.templates import as_json, render
+from wander_hub.web.visit import Visiting
 
 router = APIRouter(prefix="/runs", include_in_schema=False)
 
@@ -35,84 +35,66 @@ class ViewerQuery(RolloutFilter):
 
 @router.get("/compare")
 def compare_runs(
-    request: Request,
-    session: ReadSession,
-    storage: HubStorage,
-    base_url: BaseUrl,
-    run: Annotated[list[str] | None, Query(max_length=20)] = None,
-    joined: bool = False,
+    visit: Visiting, run: Annotated[list[str] | None, Query(max_length=20)] = None, joined: bool = False
 ) -> Response:
     """Two to six runs, the others against the first: who does better, and on which examples.
 
     Training runs lie over each other, or end to end where they are `joined`.
     """
-    found = compare.find_runs(session, run or [])
+    found = compare.find_runs(visit.session, run or [])
     enough = len(found) >= compare.FEWEST
     if enough and found[0].kind == "training":
-        drawn = overlay.overlay(session, storage, base_url, found, joined=joined)
-        if wants_json(request):
+        drawn = overlay.overlay(visit.storage, visit.base_url, found, joined=joined)
+        if visit.as_json:
             return as_json(overlay.answer(drawn))
-        return page(request, "overlay.html", scripts=["curves.js"], view=drawn)
-    if not enough and wants_json(request):
+        return visit.page("overlay.html", scripts=["curves.js"], view=drawn)
+    if not enough and visit.as_json:
         raise HubProblem(
             *(422, "invalid_request", "a comparison is of two to six runs"),
             hint="name them: `/runs/compare?run=ID&run=ID`",
         )
-    view = compare.compare(session, storage, base_url, found) if enough else None
-    if view and wants_json(request):
+    view = compare.compare(visit, found) if enough else None
+    if view and visit.as_json:
         return as_json(compare.answer(view))
-    return page(request, "compare.html", view=view, given=[one.run_id for one in found])
+    return visit.page("compare.html", view=view, given=[one.run_id for one in found])
 
 
 @router.get("/compare/example")
 def compare_example(
-    request: Request,
-    session: ReadSession,
-    storage: HubStorage,
-    base_url: BaseUrl,
+    visit: Visiting,
     run: Annotated[list[str] | None, Query(max_length=20)] = None,
     example: Annotated[str, Query(max_length=1000)] = "",
     rollout: Annotated[list[Place] | None, Query(max_length=20)] = None,
 ) -> Response:
     """One example in two to six runs: a rollout of each side by side, message by message."""
-    found = compare.find_runs(session, run or [])
+    found = compare.find_runs(visit.session, run or [])
     if len(found) < compare.FEWEST:
-        return compare_runs(request, session, storage, base_url, run)
+        return compare_runs(visit, run)
     if found[0].kind == "training":
         raise HubProblem(422, "invalid_request", "training runs have no examples to compare")
-    view = beside.example(session, storage, base_url, found, example, rollout or [])
-    if wants_json(request):
+    view = beside.example(visit, found, example, rollout or [])
+    if visit.as_json:
         return as_json(beside.example_answer(view))
-    return page(request, "example.html", view=view)
+    return visit.page("example.html", view=view)
 
 
 @router.get("/{run_id}")
-def show_run(
-    request: Request,
-    session: ReadSession,
-    storage: HubStorage,
-    settings: HubSettings,
-    base_url: BaseUrl,
-    run_id: str,
-    query: Annotated[RunQuery, Query()],
-) -> Response:
+def show_run(visit: Visiting, run_id: str, query: Annotated[RunQuery, Query()]) -> Response:
     """One run: what it pinned, its numbers, its rollouts."""
-    if wants_json(request):
-        return as_json(runs.detail_of(runs.find(session, run_id), base_url))
-    view = run_page.run(session, storage, settings, base_url, run_id, query, caller_of(request))
+    if visit.as_json:
+        return as_json(runs.detail_of(runs.find(visit.session, run_id), visit.base_url))
+    view = run_page.run(visit, run_id, query)
     scripts = ["rollouts.js"]
     scripts += ["curves.js"] if view.training else []
     scripts += ["live.js"] if view.replays.under_way else []
-    return page(request, "run.html", scripts=scripts, view=view)
+    return visit.page("run.html", scripts=scripts, view=view)
 
 
 @router.get("/{run_id}/rows")
-def list_rows(
-    session: ReadSession, storage: HubStorage, run_id: str, query: Annotated[RunQuery, Query()]
-) -> Response:
+def list_rows(visit: Visiting, run_id: str, query: Annotated[RunQuery, Query()]) -> Response:
     """Rows of the table of a run's rollouts, for a page that scrolls through all of them."""
-    run = runs.with_rollouts(runs.find(session, run_id))
-    rows, _ = explorer.list_page(session, storage, run, query, query.offset, query.limit)
+    run = runs.with_rollouts(runs.find(visit.session, run_id))
+    rows, _ = explorer.list_page(visit.session, visit.storage, run, query, query.offset, query.limit)
     body = render(
         "rollout_rows.html", rows=rows, rows_at=f"/runs/{run.run_id}/rollouts", asked=query.address()
     )
@@ -120,65 +102,47 @@ def list_rows(
 
 
 @router.get("/{run_id}/live")
-def follow_replays(request: Request, session: ReadSession, run_id: str) -> Response:
+def follow_replays(visit: Visiting, run_id: str) -> Response:
     """How far the hub's own replays of a run are, as server-sent events, until none is under way."""
-    return replays.stream_replays(request, session, run_id)
+    return replays.stream_replays(visit, run_id)
 
 
 @router.get("/{run_id}/rollouts/{number}")
 def show_rollout(
-    request: Request,
-    session: ReadSession,
-    storage: HubStorage,
-    base_url: BaseUrl,
-    run_id: str,
-    number: Number,
-    query: Annotated[ViewerQuery, Query()],
+    visit: Visiting, run_id: str, number: Number, query: Annotated[ViewerQuery, Query()]
 ) -> Response:
     """One rollout: what was said, and why it got its reward."""
-    if wants_json(request):
-        return as_json(runs.rollout(session, storage, runs.find(session, run_id), number))
-    view = rollout_page.rollout(session, storage, base_url, run_id, number, query, query.first)
-    return page(request, "rollout.html", scripts=["viewer.js"], view=view)
+    if visit.as_json:
+        return as_json(runs.rollout(visit.session, visit.storage, runs.find(visit.session, run_id), number))
+    view = rollout_page.rollout(visit, run_id, number, query, query.first)
+    return visit.page("rollout.html", scripts=["viewer.js"], view=view)
 
 
 @router.get("/{run_id}/rollouts/{number}/group")
-def show_group(
-    request: Request,
-    session: ReadSession,
-    storage: HubStorage,
-    base_url: BaseUrl,
-    run_id: str,
-    number: Number,
-) -> Response:
+def show_group(visit: Visiting, run_id: str, number: Number) -> Response:
     """Rollouts of one example side by side."""
-    view = beside.group(session, storage, base_url, run_id, number)
-    if wants_json(request):
+    view = beside.group(visit, run_id, number)
+    if visit.as_json:
         return as_json(beside.group_answer(view))
-    return page(request, "group.html", view=view)
+    return visit.page("group.html", view=view)
 
 
 @router.get("/{run_id}/rollouts/{number}/messages/{place}")
-def show_message(
-    session: ReadSession, storage: HubStorage, run_id: str, number: Number, place: Number
-) -> Response:
+def show_message(visit: Visiting, run_id: str, number: Number, place: Number) -> Response:
     """One message whole, as plain text."""
-    text = rollout_page.message(session, storage, run_id, number, place)
+    text = rollout_page.message(visit, run_id, number, place)
     body = text.encode("utf-8", "replace")
     return PlainTextResponse(body, headers={"Content-Security-Policy": _TEXT_CSP})
 
 
 @router.get("/{run_id}/rollouts/{number}/turns/{place}")
 def show_turn(
-    request: Request,
-    session: ReadSession,
-    storage: HubStorage,
-    base_url: BaseUrl,
+    visit: Visiting,
     run_id: str,
     number: Number,
     place: Number,
     offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
 ) -> Response:
     """The tokens of one turn with their log-probabilities."""
-    view = rollout_page.turn(session, storage, base_url, run_id, number, place, offset)
-    return page(request, "turn.html", view=view)
+    view = rollout_page.turn(visit, run_id, number, place, offset)
+    return visit.page("turn.html", view=view)
