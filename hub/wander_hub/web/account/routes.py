@@ -22,9 +22,7 @@ from wander_hub.http.boundary import (
     BaseUrl,
     Before,
     ByBody,
-    HubSettings,
     Number,
-    ReadSession,
     part_of_another,
 )
 from wander_hub.http.cookies import require_own_page
@@ -39,10 +37,11 @@ from wander_hub.rights import invitations, members, rights
 from wander_hub.rights import repository as rights_repository
 from wander_hub.runs import signing
 from wander_hub.web.account import forms
+from wander_hub.web.account.visit import OwnVisiting
 from wander_hub.web.addresses import query_string
 from wander_hub.web.refusals import Refused
-from wander_hub.web.sign_in import Visitor, local_path
-from wander_hub.web.templates import as_json, page, render, wants_json
+from wander_hub.web.sign_in import local_path
+from wander_hub.web.templates import as_json, page, render
 from wander_hub.webhooks import service as webhooks
 
 router = APIRouter(include_in_schema=False)
@@ -52,33 +51,26 @@ _ENTRIES, _DELIVERIES, _STARS = 100, 50, 50
 
 
 @router.get("/account")
-def show_account(request: Request, session: ReadSession, caller: Visitor, done: str = "") -> Response:
+def show_account(visit: OwnVisiting) -> Response:
     """One's tokens, second factor, owners and invitations."""
-    return page(
-        request,
+    return visit.page(
         "account.html",
-        caller=caller,
-        done=forms.told_of(done),
-        tokens=members.tokens(session, caller),
-        owners=organisations.of_caller(session, caller),
-        roles=rights_repository.grants_of_user(session, caller.user_id),
-        invitations=invitations.of_caller(session, caller),
-        factor=second_factor.state_of(session, caller.user_id),
-        keys=signing.keys_of(session, caller.user_id).data,
-        has_password=sign_in.has_password(session, caller.user_id),
+        caller=visit.user,
+        tokens=members.tokens(visit.session, visit.user),
+        owners=organisations.of_caller(visit.session, visit.user),
+        roles=rights_repository.grants_of_user(visit.session, visit.user.user_id),
+        invitations=invitations.of_caller(visit.session, visit.user),
+        factor=second_factor.state_of(visit.session, visit.user.user_id),
+        keys=signing.keys_of(visit.session, visit.user.user_id).data,
+        has_password=sign_in.has_password(visit.session, visit.user.user_id),
     )
 
 
 @router.get("/account/stars")
-def show_stars(
-    request: Request,
-    session: ReadSession,
-    caller: Visitor,
-    cursor: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
-) -> Response:
+def show_stars(visit: OwnVisiting, cursor: Annotated[int, Query(ge=0, le=1_000_000)] = 0) -> Response:
     """The environments that one marked, the last marked first."""
-    found = stars.list_page(session, caller.user_id, cursor, _STARS)
-    return as_json(found) if wants_json(request) else page(request, "stars.html", found=found)
+    found = stars.list_page(visit.session, visit.user.user_id, cursor, _STARS)
+    return as_json(found) if visit.as_json else visit.page("stars.html", found=found)
 
 
 @router.post("/account/forms/{form}", dependencies=[Depends(ByBody())])
@@ -119,74 +111,52 @@ async def send_form(request: Request, form: str, base_url: BaseUrl) -> Response:
 
 
 @router.get("/account/webhooks/{webhook}")
-def show_webhook(
-    request: Request,
-    session: ReadSession,
-    caller: Visitor,
-    webhook: Number,
-    before: Before = None,
-    done: str = "",
-) -> Response:
+def show_webhook(visit: OwnVisiting, webhook: Number, before: Before = None) -> Response:
     """One webhook, with what was and is to be delivered to it; for who manages it."""
-    info = webhooks.info_of(webhooks.find(session, caller, webhook))
-    return page(
-        request,
+    info = webhooks.info_of(webhooks.find(visit.session, visit.user, webhook))
+    return visit.page(
         "webhook.html",
         webhook=info,
         events=EVENTS,
-        deliveries=webhooks.list_deliveries(session, caller, webhook, before, _DELIVERIES),
-        done=forms.told_of(done),
+        deliveries=webhooks.list_deliveries(visit.session, visit.user, webhook, before, _DELIVERIES),
     )
 
 
 @router.get("/account/webhooks/{webhook}/deliveries/{delivery}")
-def show_delivery(
-    request: Request, session: ReadSession, caller: Visitor, webhook: Number, delivery: Number, done: str = ""
-) -> Response:
+def show_delivery(visit: OwnVisiting, webhook: Number, delivery: Number) -> Response:
     """One delivery: what is sent, and how the last attempt ended; for who manages the webhook."""
-    return page(
-        request,
+    return visit.page(
         "delivery.html",
-        webhook=webhooks.info_of(webhooks.find(session, caller, webhook)),
-        delivery=webhooks.show_delivery(session, caller, webhook, delivery),
-        done=forms.told_of(done),
+        webhook=webhooks.info_of(webhooks.find(visit.session, visit.user, webhook)),
+        delivery=webhooks.show_delivery(visit.session, visit.user, webhook, delivery),
     )
 
 
 @router.get("/{owner}/settings")
 def show_owner_settings(
-    request: Request,
-    session: ReadSession,
-    caller: Visitor,
-    settings: HubSettings,
-    owner: str,
-    action: Annotated[str, Query(max_length=40)] = "",
-    before: Before = None,
-    done: str = "",
+    visit: OwnVisiting, owner: str, action: Annotated[str, Query(max_length=40)] = "", before: Before = None
 ) -> Response:
     """Who may do what with an owner, its limits, webhooks and audit log; for its owners."""
     name = normalise_owner(owner)
-    found = rights.owner_for(session, caller, "manage", name)
+    found = rights.owner_for(visit.session, visit.user, "manage", name)
     entries = audit.list_entries(
-        session, owner=found.name, action=action or None, before=before, limit=_ENTRIES + 1
+        visit.session, owner=found.name, action=action or None, before=before, limit=_ENTRIES + 1
     )
     more = len(entries) > _ENTRIES
-    jobs = job_queue.list_open(session, found.id)
-    return page(
-        request,
+    jobs = job_queue.list_open(visit.session, found.id)
+    return visit.page(
         "owner_settings.html",
         scripts=["live.js"] if jobs else [],
         owner=found.name,
         action=action,
         narrowed=action or before,
-        done=forms.told_of(done),
         visibility=found.default_visibility,
-        members=members.of_owner(session, caller, found.name),
+        members=members.of_owner(visit.session, visit.user, found.name),
         jobs=jobs,
-        publishers=publishers.publishers_of(session, caller, found.name),
-        publishes=settings.audience is not None,
-        quota=quotas.of_owner(session, settings, caller, found.name),
-        webhooks=webhooks.list_all(session, caller, found.name),
+        publishers=publishers.publishers_of(visit.session, visit.user, found.name),
+        publishes=visit.settings.audience is not None,
+        quota=quotas.of_owner(visit.session, visit.settings, visit.user, found.name),
+        webhooks=webhooks.list_all(visit.session, visit.user, found.name),
         events=EVENTS,
         entries=entries[:_ENTRIES],
         following=query_string(action=action, before=entries[_ENTRIES - 1].id) if more else None,
@@ -194,19 +164,17 @@ def show_owner_settings(
 
 
 @router.get("/{owner}/settings/live")
-def follow_owner_jobs(request: Request, session: ReadSession, caller: Visitor, owner: str) -> Response:
+def follow_owner_jobs(visit: OwnVisiting, owner: str) -> Response:
     """What waits and runs for an owner, as server-sent events; for its owners."""
-    found = rights.owner_for(session, caller, "manage", normalise_owner(owner))
-    return _follow_jobs(request, found.id)
+    found = rights.owner_for(visit.session, visit.user, "manage", normalise_owner(owner))
+    return _follow_jobs(visit.request, found.id)
 
 
 @router.get("/{owner}/{name}/settings/live")
-def follow_environment_jobs(
-    request: Request, session: ReadSession, caller: Visitor, owner: str, name: str
-) -> Response:
+def follow_environment_jobs(visit: OwnVisiting, owner: str, name: str) -> Response:
     """What waits and runs for an environment, as server-sent events; for who maintains it."""
-    found = _find_maintained(session, caller, owner, name)
-    return _follow_jobs(request, found.owner_id, found.id)
+    found = _find_maintained(visit.session, visit.user, owner, name)
+    return _follow_jobs(visit.request, found.owner_id, found.id)
 
 
 def _follow_jobs(request: Request, owner: int, environment: int | None = None) -> Response:
@@ -225,32 +193,24 @@ def _find_maintained(session: Session, caller: Identity, owner: str, name: str) 
 
 
 @router.get("/{owner}/{name}/settings")
-def show_environment_settings(
-    request: Request,
-    session: ReadSession,
-    caller: Visitor,
-    base_url: BaseUrl,
-    owner: str,
-    name: str,
-    done: str = "",
-) -> Response:
+def show_environment_settings(visit: OwnVisiting, owner: str, name: str) -> Response:
     """Visibility, status, versions and transfer of an environment; for who maintains it."""
-    found = _find_maintained(session, caller, owner, name)
-    manages = rights.may(caller, "manage", found)
-    versions = environments.newest_first(list(environment_repository.versions_of(session, found)))
-    jobs = job_queue.list_open(session, found.owner_id, found.id)
-    return page(
-        request,
+    found = _find_maintained(visit.session, visit.user, owner, name)
+    manages = rights.may(visit.user, "manage", found)
+    versions = environments.newest_first(list(environment_repository.versions_of(visit.session, found)))
+    jobs = job_queue.list_open(visit.session, found.owner_id, found.id)
+    return visit.page(
         "environment_settings.html",
         scripts=["live.js"] if jobs else [],
         summary=environments.summary_of(found),
         visibility=visibility_of(found.private, internal=found.internal),
-        done=forms.told_of(done),
         manages=manages,
-        members=members.of_environment(session, caller, found.owner.name, found.name) if manages else [],
-        webhooks=webhooks.of_environment(session, caller, found),
+        members=members.of_environment(visit.session, visit.user, found.owner.name, found.name)
+        if manages
+        else [],
+        webhooks=webhooks.of_environment(visit.session, visit.user, found),
         events=EVENTS,
         reason=environments.reason_of(found),
         jobs=jobs,
-        versions=[environments.version_detail(found, one, base_url) for one in versions],
+        versions=[environments.version_detail(found, one, visit.base_url) for one in versions],
     )

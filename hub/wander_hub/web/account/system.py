@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Query
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 from starlette.responses import Response
@@ -21,23 +21,20 @@ from wander_hub.accounts.models import Owner, User
 from wander_hub.environments import browse
 from wander_hub.environments.models import File
 from wander_hub.http import live
-from wander_hub.http.boundary import Before, HubSettings, ReadSession
+from wander_hub.http.boundary import Before
 from wander_hub.http.health import free_bytes
-from wander_hub.identity import Identity
 from wander_hub.jobs import OPEN
 from wander_hub.mirrors import service as mirrors
 from wander_hub.operation import backup_jobs, job_queue
 from wander_hub.operation.administration import report_state
 from wander_hub.people import departures, organisations
 from wander_hub.quotas import service as quotas
-from wander_hub.rights import rights
 from wander_hub.runs import repository as runs
 from wander_hub.runs.models import Run
 from wander_hub.settings import Settings
-from wander_hub.web.account import forms
+from wander_hub.web.account.visit import AdministratorVisiting
 from wander_hub.web.addresses import query_string
-from wander_hub.web.sign_in import Visitor
-from wander_hub.web.templates import page, render
+from wander_hub.web.templates import render
 from wander_hub.web.text import size
 from wander_hub.webhooks import service as webhooks
 
@@ -48,35 +45,19 @@ _JOBS, _PEOPLE, _ENTRIES, _BACKUPS = 100, 200, 200, 5
 Word = Annotated[str, Query(max_length=300)]
 
 
-def _show(request: Request, template: str, done: str = "", **values: Any) -> Response:
-    return page(request, template, done=forms.told_of(done), **values)
-
-
-async def _require_administrator(caller: Visitor) -> Identity:
-    rights.administrator(caller)
-    return caller
-
-
-Administrator = Annotated[Identity, Depends(_require_administrator)]
-
-
 @router.get("")
-def show_state(
-    request: Request, session: ReadSession, caller: Administrator, settings: HubSettings, done: str = ""
-) -> Response:
+def show_state(visit: AdministratorVisiting) -> Response:
     """Whether the hub is well, how large it is, who works on its jobs, its backups, mirrors and webhooks."""
-    return _show(
-        request,
+    return visit.page(
         "system.html",
-        done,
-        report=report_state(settings),
-        facts=_describe(session, settings),
-        counts=job_queue.count(session),
-        workers=job_queue.list_workers(session),
-        backups=backup_jobs.list_newest(session, _BACKUPS),
-        backs_up=settings.backup_folder is not None,
-        mirrors=mirrors.list_all(session),
-        webhooks=webhooks.list_all(session, caller, None),
+        report=report_state(visit.settings),
+        facts=_describe(visit.session, visit.settings),
+        counts=job_queue.count(visit.session),
+        workers=job_queue.list_workers(visit.session),
+        backups=backup_jobs.list_newest(visit.session, _BACKUPS),
+        backs_up=visit.settings.backup_folder is not None,
+        mirrors=mirrors.list_all(visit.session),
+        webhooks=webhooks.list_all(visit.session, visit.user, None),
         events=EVENTS,
     )
 
@@ -98,15 +79,13 @@ AskedOfJobs = Annotated[JobQuery, Depends()]
 
 
 @router.get("/jobs")
-def show_jobs(
-    request: Request, session: ReadSession, caller: Administrator, query: AskedOfJobs, done: str = ""
-) -> Response:
+def show_jobs(visit: AdministratorVisiting, query: AskedOfJobs) -> Response:
     """The queue of jobs, the newest first: state, attempts, who has it, why it failed."""
-    shown = _list_jobs(session, query)
-    return _show(
-        *(request, "system_jobs.html", done),
+    shown = _list_jobs(visit.session, query)
+    return visit.page(
+        "system_jobs.html",
         scripts=["live.js"] if shown["under_way"] else [],
-        counts=job_queue.count(session),
+        counts=job_queue.count(visit.session),
         kind=query.kind,
         state=query.state,
         live="/system/jobs/live" + query_string(kind=query.kind, state=query.state, before=query.before),
@@ -115,7 +94,7 @@ def show_jobs(
 
 
 @router.get("/jobs/live")
-def follow_jobs(request: Request, caller: Administrator, query: AskedOfJobs) -> Response:
+def follow_jobs(visit: AdministratorVisiting, query: AskedOfJobs) -> Response:
     """The same jobs, as server-sent events, until none waits or runs; all who follow share the looks."""
 
     def read(session: Session) -> live.States:
@@ -125,7 +104,7 @@ def follow_jobs(request: Request, caller: Administrator, query: AskedOfJobs) -> 
         shown = _list_jobs(session, query)
         return live.Part(render("jobs.html", **shown), shown["under_way"])
 
-    return live.stream(request, read, draw, shared=query)
+    return live.stream(visit.request, read, draw, shared=query)
 
 
 def _list_jobs(session: Session, query: JobQuery) -> dict[str, Any]:
@@ -141,52 +120,42 @@ def _list_jobs(session: Session, query: JobQuery) -> dict[str, Any]:
 
 @router.get("/users")
 def show_users(
-    request: Request,
-    session: ReadSession,
-    caller: Administrator,
+    visit: AdministratorVisiting,
     q: Annotated[str, Query(max_length=80)] = "",
     cursor: Annotated[str, Query(max_length=80)] = "",
-    done: str = "",
 ) -> Response:
     """The users, by name, with what administrators do about them."""
     q = q.strip()
-    found = departures.list_users(session, after=cursor, limit=_PEOPLE + 1, word=q)
+    found = departures.list_users(visit.session, after=cursor, limit=_PEOPLE + 1, word=q)
     following = query_string(q=q, cursor=found[_PEOPLE - 1].name) if len(found) > _PEOPLE else None
-    return _show(
-        *(request, "system_users.html", done),
+    return visit.page(
+        "system_users.html",
         users=found[:_PEOPLE],
         following=following,
-        me=caller.user,
+        me=visit.user.user,
         q=q,
     )
 
 
 @router.get("/organisations")
 def show_organisations(
-    request: Request,
-    session: ReadSession,
-    _caller: Administrator,
-    settings: HubSettings,
-    cursor: Annotated[str, Query(max_length=80)] = "",
-    done: str = "",
+    visit: AdministratorVisiting, cursor: Annotated[str, Query(max_length=80)] = ""
 ) -> Response:
     """The organisations, and the owners that have limits of their own."""
-    found = list(organisations.with_owners(session, after=cursor, limit=_PEOPLE + 1).items())
+    found = list(organisations.with_owners(visit.session, after=cursor, limit=_PEOPLE + 1).items())
     following = query_string(cursor=found[_PEOPLE - 1][0].name) if len(found) > _PEOPLE else None
-    return _show(
-        *(request, "system_organisations.html", done),
+    return visit.page(
+        "system_organisations.html",
         organisations=found[:_PEOPLE],
         following=following,
-        limited=quotas.list_own(session, settings),
-        usual={name: getattr(settings, f"quota_{name}") for name in quotas.KINDS},
+        limited=quotas.list_own(visit.session, visit.settings),
+        usual={name: getattr(visit.settings, f"quota_{name}") for name in quotas.KINDS},
     )
 
 
 @router.get("/audit")
 def show_audit(
-    request: Request,
-    session: ReadSession,
-    _caller: Administrator,
+    visit: AdministratorVisiting,
     actor: Word = "",
     action: Annotated[str, Query(max_length=40)] = "",
     target: Word = "",
@@ -197,7 +166,7 @@ def show_audit(
     """What was done on this hub, by whom and from where, the newest first."""
     asked = {"actor": actor, "action": action, "target": target, "since": since, "until": until}
     found = audit.list_entries(
-        session,
+        visit.session,
         actor=actor or None,
         action=action or None,
         target=target or None,
@@ -208,8 +177,8 @@ def show_audit(
     )
     following = query_string(**asked, before=found[_ENTRIES - 1].id) if len(found) > _ENTRIES else None
     given = {name: value or None for name, value in asked.items()}
-    return _show(
-        *(request, "system_audit.html"),
+    return visit.page(
+        "system_audit.html",
         entries=found[:_ENTRIES],
         asked=asked,
         narrowed=before or any(asked.values()),
