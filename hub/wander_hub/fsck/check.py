@@ -36,9 +36,9 @@ from wander_hub.leaderboards.models import Board, BoardEntry
 from wander_hub.models.models import RevisionFile
 from wander_hub.runs import objects
 from wander_hub.runs.chunks import rows_of
-from wander_hub.runs.models import Run, RunArtifact, RunChunk
+from wander_hub.runs.models import Run, RunArtifact
 from wander_hub.runs.order import OrderWriter
-from wander_hub.runs.repository import lock_run
+from wander_hub.runs.repository import chunks_of, lock_run
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 from wander_hub.upload import sweep
@@ -259,8 +259,7 @@ def _run(
 
 
 def _derive(session: Session, storage: Storage, run: Run, broken: Set[str]) -> Derived | None:
-    query = select(RunChunk).where(RunChunk.run_id == run.run_id).order_by(RunChunk.first)
-    chunks = session.scalars(query).all()
+    chunks = chunks_of(session, run.run_id)
     if not broken.isdisjoint(one.object_sha256 for one in chunks):
         return None
     manifest = run.parsed_manifest

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, BinaryIO, cast
+from urllib.parse import parse_qs
 
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool
@@ -28,6 +29,8 @@ _FIELD_BYTES = 8 * 1024 * 1024
 """Limit of one text field: twine sends the whole README as one."""
 _OVERHEAD = 16 * 1024 * 1024
 """What a form may hold beside its files, and JSON; it is in memory."""
+_FORM_BYTES, _MOST_FIELDS = 16 * 1024, 50
+"""Limits of a form on a page, which has no files."""
 _PATIENCE, _SLOWEST = 60.0, 1024
 """Seconds that a body may keep the hub waiting, and the bytes that buy it one more."""
 _MOST = "wander.most_bytes"
@@ -106,6 +109,17 @@ async def open_body(request: Request, max_bytes: int, refusal: HubProblem) -> As
                 file.write(piece)
         file.seek(0)
         yield cast(BinaryIO, file)
+
+
+async def form_fields(request: Request) -> dict[str, list[str]]:
+    """Return the fields of a form that a page of the hub sends."""
+    refusal = HubProblem(413, "too_large", f"the form has more than {_FORM_BYTES:,} bytes")
+    body = await whole(request, _FORM_BYTES, refusal)
+    try:
+        fields = parse_qs(body.decode(errors="replace"), keep_blank_values=True, max_num_fields=_MOST_FIELDS)
+    except ValueError as error:
+        raise HubProblem(422, "invalid_request", f"the form has more than {_MOST_FIELDS} fields") from error
+    return {name: [one.replace("\0", "") for one in values] for name, values in fields.items()}
 
 
 def form_body(properties: dict[str, Any], required: str) -> dict[str, Any]:

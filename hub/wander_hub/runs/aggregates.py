@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 from wander.evals.stats.summary import RunningSummary
 from wander.types import EnvironmentInfo
 from wander.wire import RunSummary
 
 from wander_hub.runs.chunks import rows_of
-from wander_hub.runs.models import Run, RunChunk
+from wander_hub.runs.models import Run
+from wander_hub.runs.repository import chunks_of
 from wander_hub.storage import Storage
 
 
@@ -31,8 +31,7 @@ def summarise(
 ) -> RunSummary:
     """Return the aggregates of a run's rows."""
     summary = RunningSummary(info)
-    chunks = select(RunChunk).where(RunChunk.run_id == run.run_id).order_by(RunChunk.first)
-    for chunk in session.scalars(chunks):
+    for chunk in chunks_of(session, run.run_id):
         for row in rows_of(storage, chunk):
             summary.add(row.bare_rollout())
     return summary.summary(expected=expected)

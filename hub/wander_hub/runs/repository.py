@@ -113,6 +113,11 @@ def count_runs(session: Session, environment_id: int | None = None, *, most: int
     return session.scalar(select(func.count()).select_from(query.subquery())) or 0
 
 
+def chunks_of(session: Session, run_id: str) -> Sequence[RunChunk]:
+    """Return the chunks of a run in the order of its rollouts."""
+    return session.scalars(select(RunChunk).where(RunChunk.run_id == run_id).order_by(RunChunk.first)).all()
+
+
 def chunk_with(session: Session, run_id: str, number: int) -> RunChunk | None:
     """Return the chunk that holds a rollout."""
     query = select(RunChunk).where(RunChunk.run_id == run_id, RunChunk.first <= number)

@@ -23,7 +23,7 @@ from wander_hub.environments.schemas import Position
 from wander_hub.http.problems import HubProblem
 from wander_hub.models.repository import names_of_weights
 from wander_hub.runs import chunks, repository, signing
-from wander_hub.runs.models import Run, RunCheckpoint, RunChunk
+from wander_hub.runs.models import Run, RunCheckpoint
 from wander_hub.runs.order import RolloutOrder
 from wander_hub.storage import Storage
 
@@ -165,8 +165,7 @@ def rollout(session: Session, storage: Storage, run: Run, number: int) -> Rollou
 
 def rollout_lines(session: Session, storage: Storage, run: Run) -> Iterator[bytes]:
     """Return every rollout of a run as JSON lines, read a block at a time."""
-    query = select(RunChunk).where(RunChunk.run_id == run.run_id).order_by(RunChunk.first)
-    found = session.scalars(query).all()
+    found = repository.chunks_of(session, run.run_id)
     return (block for chunk in found for block in chunks.lines_of(storage, chunk))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
@@ -9,10 +10,13 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.routing import APIRoute
 from pydantic import BeforeValidator, Field
 from starlette.responses import RedirectResponse, Response
-from wander.wire import Problem
+from wander.wire import Problem, RunDetail
+from wander.wire.models import ModelRevision
+from wander.wire.postings import LinkedRun
 
 from wander_hub import names
 from wander_hub.environments import service as environments
+from wander_hub.environments.readme import place
 from wander_hub.environments.repository import environment_named, owners_of, packages_of
 from wander_hub.environments.schemas import KINDS, EnvironmentFilter, Sort
 from wander_hub.http.answers import IMMUTABLE, REVALIDATE
@@ -24,9 +28,10 @@ from wander_hub.leaderboards.schemas import BoardFilter
 from wander_hub.leaderboards.strata import with_stratum
 from wander_hub.models import repository as models
 from wander_hub.models.service import LATEST, describe, describe_revision, find, find_revision
+from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
 from wander_hub.web import board as board_page
-from wander_hub.web import environment, machines, service
+from wander_hub.web import environment, machines
 from wander_hub.web.account import routes as account_routes
 from wander_hub.web.account import system
 from wander_hub.web.addresses import query_string
@@ -35,15 +40,16 @@ from wander_hub.web.home import show_home
 from wander_hub.web.run import routes as run_routes
 from wander_hub.web.source import changes
 from wander_hub.web.source import files as source
+from wander_hub.web.source.files import colour_blocks
 from wander_hub.web.templates import STATIC, as_json, page
-from wander_hub.web.visit import Visiting
+from wander_hub.web.visit import Visit, Visiting
 
 router = APIRouter(include_in_schema=False)
 _PARTS = tuple(part.router for part in (machines, docs_routes, run_routes, account_routes, system))
 for _part in _PARTS:
     router.include_router(_part)
 
-_PER_PAGE = 50
+_PER_PAGE, _RECENT_RUNS = 50, 10
 Cursor = Annotated[str | None, Query(max_length=300)]
 _Whole = Annotated[int, Field(ge=-(2**31), le=2**31)] | None
 Stratum = Annotated[Annotated[_Whole, BeforeValidator(lambda one: one or None)], Query()]
@@ -262,8 +268,45 @@ def show_model(visit: Visiting, owner: str, name: str, revision: str = LATEST) -
         if "revision" not in visit.request.path_params:
             return as_json(describe(visit.session, found, visit.base_url))
         return as_json(describe_revision(find_revision(visit.session, found, revision), visit.base_url))
-    view = service.model(visit, owner, name, revision)
+    view = _model_view(visit, owner, name, revision)
     return visit.page("model.html", view=view)
+
+
+@dataclass(frozen=True)
+class ModelView:
+    """One model's page, of one revision."""
+
+    revision: ModelRevision
+    revisions: list[ModelRevision]
+    latest: str | None
+    card_html: str
+    trained_by: list[LinkedRun]
+    runs: list[RunDetail]
+    """Evaluations of these very weights, the newest first."""
+    maintained: bool
+    """Whether the reader may yank its revisions."""
+    managed: bool
+    """Whether the reader may say who sees it."""
+    visibility: str
+
+
+def _model_view(visit: Visit, owner: str, name: str, word: str) -> ModelView:
+    """Return a revision of a model, with the runs whose weights are those of its digest."""
+    found = find(visit.session, owner, name)
+    described = describe(visit.session, found, visit.base_url)
+    shown = find_revision(visit.session, found, word)
+    evaluations = run_repository.evaluations_of(visit.session, [shown.weights_sha256], _RECENT_RUNS)
+    return ModelView(
+        revision=describe_revision(shown, visit.base_url),
+        revisions=described.revisions,
+        latest=described.latest,
+        card_html=colour_blocks(place(shown.card_html, None)),
+        trained_by=runs.makers_of(visit.session, shown.weights_sha256),
+        runs=[runs.detail_of(one, visit.base_url) for one in evaluations],
+        maintained=visit.caller is not None and visit.caller.may_as_owner("maintain", found.owner_id),
+        managed=visit.caller is not None and visit.caller.may_as_owner("manage", found.owner_id),
+        visibility=found.visibility,
+    )
 
 
 def problem_page(request: Request, problem: Problem, headers: dict[str, str]) -> Response:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from typing import Annotated, Any
-from urllib.parse import parse_qs, quote
+from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
 from wander_hub.http import cookies
-from wander_hub.http.bodies import whole
+from wander_hub.http.bodies import form_fields
 from wander_hub.http.boundary import (
     BaseUrl,
     ByBody,
@@ -32,7 +32,6 @@ from wander_hub.web.templates import page
 
 router = APIRouter(include_in_schema=False)
 
-_LONGEST_FORM = 16 * 1024
 _LOCAL = re.compile(r"/(?![/\\])[!-\[\]-~]*")
 """Visible ASCII but for the backslash, which browsers read as a slash: so never another host."""
 Next = Annotated[str, Query(max_length=2000)]
@@ -113,13 +112,7 @@ def local_path(wanted: str) -> str:
 async def _read_own_form(request: Request, base_url: str) -> dict[str, str]:
     """Return the fields of a form of the hub's own; another page must not sign anybody in, as anybody."""
     cookies.require_own_page(request, base_url)
-    refusal = HubProblem(413, "too_large", f"the form has more than {_LONGEST_FORM:,} bytes")
-    body = await whole(request, _LONGEST_FORM, refusal)
-    try:
-        fields = parse_qs(body.decode(errors="replace"), keep_blank_values=True, max_num_fields=20)
-    except ValueError as error:
-        raise HubProblem(422, "invalid_request", "the form has more than 20 fields") from error
-    return {name: values[0].replace("\0", "") for name, values in fields.items()}
+    return {name: values[0] for name, values in (await form_fields(request)).items()}
 
 
 def login_page(request: Request, following: str = "/", refused: HubProblem | None = None) -> Response:

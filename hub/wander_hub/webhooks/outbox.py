@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
 
 from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
@@ -58,7 +57,8 @@ def add(session: Session, hooks: Sequence[Webhook], event: EventName, data: Reco
     moment = now()
     payload = WebhookPayload.model_validate({"type": event, "timestamp": moment, "data": data})
     body = payload.model_dump_json(by_alias=True)
-    added = [_delivery(one, event, body, moment) for one in hooks]
+    same = {"event": event, "body": body, "created_at": moment}
+    added = [WebhookDelivery(webhook_id=one.id, message_id=new_message_id(), **same) for one in hooks]
     session.add_all(added)
     return added
 
@@ -76,9 +76,3 @@ def label_of(session: Session, environment: Environment) -> str:
 def short(text: str | None) -> str | None:
     """Return the beginning of a text that others wrote: no body grows beyond 20 kB."""
     return text if text is None or len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
-
-
-def _delivery(hook: Webhook, event: EventName, body: str, moment: datetime) -> WebhookDelivery:
-    return WebhookDelivery(
-        webhook_id=hook.id, message_id=new_message_id(), event=event, body=body, created_at=moment
-    )

@@ -11,18 +11,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from fastapi import Request
 from starlette.responses import Response
 from starlette.types import Message
 
-from wander_hub.http.bodies import whole
 from wander_hub.http.problems import HubProblem
 from wander_hub.web.refusals import CURRENT, Refused
 
-_LONGEST = 16 * 1024
-_MOST_FIELDS = 50
 _OWN_HEADERS = (b"content-type", b"content-length", b"accept")
 _OF_ROUTES = ("endpoint", "route", "path_params")
 Given = dict[str, list[str]]
@@ -159,17 +156,6 @@ FORMS |= {
 def told_of(name: str) -> str:
     """Return what a page tells after a form of that name; nothing where there is none."""
     return FORMS[name].said if name in FORMS else ""
-
-
-async def read(request: Request) -> Given:
-    """Return the fields of a form."""
-    refusal = HubProblem(413, "too_large", f"the form has more than {_LONGEST:,} bytes")
-    body = await whole(request, _LONGEST, refusal)
-    try:
-        fields = parse_qs(body.decode(errors="replace"), keep_blank_values=True, max_num_fields=_MOST_FIELDS)
-    except ValueError as error:
-        raise HubProblem(422, "invalid_request", f"the form has more than {_MOST_FIELDS} fields") from error
-    return {name: [one.replace("\0", "") for one in values] for name, values in fields.items()}
 
 
 async def send(request: Request, name: str, given: Given) -> tuple[int, dict[str, Any], list[str]]:

@@ -18,6 +18,7 @@ from wander_hub.environments import service as environments
 from wander_hub.environments import stars
 from wander_hub.environments.models import Environment
 from wander_hub.http import live
+from wander_hub.http.bodies import form_fields
 from wander_hub.http.boundary import (
     BaseUrl,
     Before,
@@ -81,7 +82,7 @@ async def send_form(request: Request, form: str, base_url: BaseUrl) -> Response:
     A refused one is given back on the page from which it came, with what was typed.
     """
     require_own_page(request, base_url)
-    given = await forms.read(request)
+    given = await form_fields(request)
     back = local_path(given.pop("back", ["/account"])[0])
     try:
         status, said, cookies = await forms.send(request, form, given)
