@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from wander.wire.events import BackupInfo
 
 from wander_hub import audit
-from wander_hub.database import Database, now
+from wander_hub.database import Database, fill, now
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
 from wander_hub.jobs import Job, JobContext, TableQueue, Worker
@@ -66,6 +66,5 @@ def _keep(session: Session, job_id: int, found: dict[str, Any]) -> None:
 
 
 def _info_of(job: Job) -> BackupInfo:
-    info = BackupInfo(id=job.id, state=job.state, asked_at=job.created_at, finished_at=job.finished_at)
     counts = {name: job.progress.get(name) for name in ("rows", "objects")} if job.state == "done" else {}
-    return info.model_copy(update={"error": job.error, **counts})
+    return fill(BackupInfo, job, asked_at=job.created_at, **counts)

@@ -10,7 +10,7 @@ from wander_hub import audit, names
 from wander_hub.accounts import repository as accounts
 from wander_hub.accounts import service
 from wander_hub.accounts.models import Membership, Owner, User
-from wander_hub.database import now
+from wander_hub.database import fill, now
 from wander_hub.environments.models import Environment
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
@@ -40,7 +40,7 @@ def add(session: Session, name: str, user: User) -> OwnerInfo:
     owner = service.add_owner(session, name)
     session.add(Membership(owner_id=owner.id, user_id=user.id, role="owner"))
     audit.about(session, owner=owner.name, target=owner.name, first_owner=user.name)
-    return OwnerInfo(name=owner.name, kind="organisation", role="owner", created_at=owner.created_at)
+    return fill(OwnerInfo, owner, kind="organisation", role="owner")
 
 
 def of_caller(session: Session, caller: Identity) -> list[OwnerInfo]:
@@ -51,12 +51,7 @@ def of_caller(session: Session, caller: Identity) -> list[OwnerInfo]:
     )
     found = session.execute(query.where(Membership.user_id == caller.user_id).order_by(Owner.name))
     return [
-        OwnerInfo(
-            name=owner.name,
-            kind="organisation" if organisation else "user",
-            role=role,
-            created_at=owner.created_at,
-        )
+        fill(OwnerInfo, owner, kind="organisation" if organisation else "user", role=role)
         for owner, role, organisation in found
     ]
 

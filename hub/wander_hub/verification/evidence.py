@@ -21,7 +21,7 @@ from wander.wire.levels import STATED, STATED_BUT_COUNTED
 from wander.wire.verification import Agreement, Rerun, RunEvidence, TokenCheck
 
 from wander_hub.accounts.models import Membership, Owner
-from wander_hub.database import Database, now
+from wander_hub.database import Database, fill, now
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import HUB
 from wander_hub.jobs import OPEN, Job, JobContext, JobRefused, TableQueue
@@ -348,11 +348,5 @@ def evidence_of(session: Session, run: Run) -> RunEvidence:
 
 def _rerun(session: Session, run: Run) -> Rerun:
     one = session.get_one(RunExamination, run.run_id)
-    return Rerun(
-        run_id=run.run_id,
-        posted_by=run.posted_by.name,
-        level=run.level,
-        independent=one.independent,
-        note=one.note,
-        agreement=Agreement.model_validate(one.agreement) if one.agreement else None,
-    )
+    agreement = Agreement.model_validate(one.agreement) if one.agreement else None
+    return fill(Rerun, one, posted_by=run.posted_by.name, level=run.level, agreement=agreement)

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from wander.types import Record
 
+from wander_hub.database import fill
 from wander_hub.http.answers import REVALIDATE
 from wander_hub.http.boundary import optional_identity
 from wander_hub.http.problems import HubProblem
@@ -61,12 +62,7 @@ def search_docs(request: Request, q: Annotated[str, Query(max_length=200)] = "")
     """Sections that have some words."""
     found = _library(request).index.find(q) if q.strip() else None
     if wants_json(request):
-        hits = [
-            DocsEntry(
-                address=one.address, title=one.title, heading=one.heading, excerpt=one.excerpt.striptags()
-            )
-            for one in found or []
-        ]
+        hits = [fill(DocsEntry, one, excerpt=one.excerpt.striptags()) for one in found or []]
         return as_json(DocsEntries(data=hits))
     return page(request, "docs/contents.html", menu=_menu(), q=q, found=found)
 
