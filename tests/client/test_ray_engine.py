@@ -35,6 +35,7 @@ from wander_client.ray_engine.coordinator import Coordinator, Refusal, Terms, Tr
 from wander_client.ray_engine.limiter import RayLimiter
 from wander_client.ray_engine.models import count_actors, count_gpus, models_of
 from wander_client.ray_engine.task import PROOF_FILE, Job, play_shard
+from wander_client.runs.shards import SHARDS_FILE
 from wander_client.suites.file import Suite, name_run
 
 URL = "http://model/v1"
@@ -224,7 +225,7 @@ def test_two_drivers_and_other_evaluations_do_not_mix_in_a_folder(tmp_path: Path
     assert not place.exists()
     fail: Any = Mock(side_effect=Unavailable("no model"))
     with pytest.raises(Unavailable), engine.hold(out):
-        fail((place / engine.SHARDS_FILE).write_text("3"))
+        fail((place / SHARDS_FILE).write_text("3"))
     assert not place.exists(), "a start that failed leaves nothing"
     small, other = suite_of({"model": "./small"}), suite_of({"model": "./other"})
     small.write(place)
@@ -237,6 +238,52 @@ def test_two_drivers_and_other_evaluations_do_not_mix_in_a_folder(tmp_path: Path
     with pytest.raises(UsageError, match="shards of another evaluation") as refused:
         engine._require_same(place, other)
     assert f"--resume {out}`" in str(refused.value.hint)
+
+
+def test_the_folder_of_shards_is_no_run_and_nothing_is_played_over_it(
+    wander: Wander, folder: Path, say_env: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("eval", str(folder), "-m", "scripted:say_env:solver", "-n", "2", "--in-process", "--json")
+    go_on, merge = (
+        "go on with `wander eval --resume 'a run'`",
+        "`wander runs merge 'a run.shards'/[0-9]* --out ",
+    )
+    out, place = Path("a run"), Path("a run.shards")
+    for number in range(2):
+        assert wander(*words, "--shard", f"{number}/2", "--out", str(place / str(number))).status == 0
+    suite_of({"model": "./small"}).write(place)
+    (place / SHARDS_FILE).write_text("2")
+
+    def refused(*command: str) -> tuple[str, str]:
+        error = wander(*command).json["error"]
+        return error["message"], error["hint"]
+
+    commands: list[tuple[str, ...]] = [("eval", "--resume"), ("eval", "--engine", "ray", "--resume")]
+    commands += [("view",), ("post",), ("runs", "show")]
+    for command in commands:
+        assert refused(*command, str(place), "--json") == (
+            f"`{place}` holds the shards of a run that Ray plays",
+            go_on,
+        )
+    said, hint = refused(*words, "--out", str(out))
+    assert ("which Ray plays" in said, go_on in hint) == (True, True)
+    assert "which Ray plays" in refused(*words, "-m", "scripted:say_env:wrong", "--out", str(out))[0]
+    with pytest.raises(UsageError, match="which Ray plays"):
+        say_env.evaluate_sync("scripted:say_env:solver", n=2, out=out)
+
+    def play_both(*_: object) -> None:
+        assert (
+            wander(
+                "runs", "merge", *(str(place / str(number)) for number in range(2)), "--out", str(out)
+            ).status
+            == 0
+        )
+
+    monkeypatch.setattr("wander_client.ray_engine.command.play", play_both)
+    said, hint = refused(*words, "--engine", "ray", "--out", str(out))
+    assert (said, merge in hint) == (f"`{out}` is there already", True)
+    assert (place / "1" / "run.json").is_file()
+    assert merge in refused("view", str(place), "--json")[1]
 
 
 def suite_of(*models: dict[str, Any]) -> Suite:

@@ -20,6 +20,7 @@ from wander.wire.run_record import Shard
 from wander_client.errors import UsageError
 from wander_client.python.evaluation import choose_engine
 from wander_client.ray_engine import engine
+from wander_client.runs.shards import SHARDS_FILE
 
 SOLVER, WRONG = "scripted:say_env:solver", "scripted:say_env:wrong"
 SUITE = """
@@ -138,19 +139,20 @@ def test_what_does_not_fit_together_is_told_and_nothing_is_written(wander: Wande
     assert "lies in the shard `part-1`" in merge(wander, places, "part-1/whole").json["error"]["message"]
     error = wander("eval", *words, "--shards", "2", "--json").json["error"]
     assert "`--shards` is of an engine" in error["message"]
-    (Path("begun") / engine.SHARDS_FILE).parent.mkdir()
-    (Path("begun") / engine.SHARDS_FILE).write_text("3")
+    (Path("begun") / SHARDS_FILE).parent.mkdir()
+    (Path("begun") / SHARDS_FILE).write_text("3")
     assert engine._count_shards(Path("begun"), None, 8) == 3
     with pytest.raises(UsageError, match="with 3 shards, not 4"):
         engine._count_shards(Path("begun"), 4, 8)
     Path("on-ray.shards").mkdir()
+    Path("on-ray.shards", SHARDS_FILE).write_text("2")
     error = wander("eval", "--resume", "on-ray", "--seed", "1", "--json").json["error"]
     assert "`seed` cannot change while a run goes on" in error["message"], error
     error = wander("eval", "--resume", "on-ray", "--allow-changed-code", "--json").json["error"]
     assert "`--allow-changed-code` means nothing with `--engine`" in error["message"], error
     with pytest.raises(UsageError, match="there is no engine `slurm`"):
         choose_engine("slurm", None, None)
-    error = wander("eval", "--resume", "on-ray", "--json").json["error"]
+    error = wander("eval", "--resume", "nowhere", "--engine", "ray", "--json").json["error"]
     assert "was not begun with `--engine ray`" in error["message"], error
     for wrong in ("3/3", "1", "a/b", "-1/3"):
         error = wander("eval", *words, f"--shard={wrong}", "--json").json["error"]

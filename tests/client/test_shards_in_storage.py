@@ -18,8 +18,8 @@ from wander_client.errors import Unavailable, UsageError
 from wander_client.ray_engine import engine
 from wander_client.ray_engine.coordinator import Coordinator
 from wander_client.ray_engine.objects import SharedStore
-from wander_client.ray_engine.parts import parts_of
 from wander_client.ray_engine.task import Job, play_shard
+from wander_client.runs.shards import SHARDS_FILE, parts_of
 from wander_client.suites.file import Suite, name_run
 from wander_client.suites.merge import merge_part
 
@@ -126,7 +126,7 @@ def test_a_lost_shard_goes_on_from_the_store_and_the_record_is_that_played_here(
     store.set_word("proof")
     place.mkdir()
     (place / engine.STORE_FILE).write_text(store.url)
-    (place / engine.SHARDS_FILE).write_text("2")
+    (place / SHARDS_FILE).write_text("2")
     # The node of shard 0 was lost when it had half of its rollouts.
     lost = tmp_path / "lost"
     (lost / run.folder).mkdir(parents=True)
@@ -179,7 +179,7 @@ def test_storage_that_cannot_be_used_is_told_before_anything_begins(
     assert not parts_of(Path("ray")).exists()
     place = Path("begun.shards")
     place.mkdir()
-    (place / engine.SHARDS_FILE).write_text("2")
+    (place / SHARDS_FILE).write_text("2")
     with pytest.raises(UsageError, match="was begun in a folder"):
         engine._open_store(place, url)
     (place / engine.STORE_FILE).write_text(f"{url}/begun-1")

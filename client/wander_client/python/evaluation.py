@@ -36,6 +36,7 @@ from wander_client.python.models import Model, open_model_pool
 from wander_client.python.run import Run
 from wander_client.python.words import KEYS
 from wander_client.runs.lookup import resumable_folder
+from wander_client.runs.shards import require_no_shards
 
 if TYPE_CHECKING:
     from wander.clients.base import Client
@@ -94,6 +95,7 @@ async def evaluate(
     if resume is None:
         settings = new_settings(loaded, said)
         run_dir = new_run_dir(context.settings.runs_dir, location, name) if out is None else Path(out)
+        require_no_shards(run_dir)
     else:
         run_dir = resumable_folder(context, Path(resume))
         stored = load_settings_of(run_dir)

@@ -10,9 +10,10 @@ from wander_client.errors import UsageError
 from wander_client.evaluate.evaluation import new_run_dir, settle
 from wander_client.evaluate.settings import BUDGETS, EvaluationSettings
 from wander_client.ray_engine.engine import finish, hold, play, shard_folders
-from wander_client.ray_engine.parts import RayChoice, parts_of
+from wander_client.ray_engine.parts import RayChoice
+from wander_client.runs.shards import parts_of, require_free
 from wander_client.suites.file import Suite, name_run
-from wander_client.suites.merge import Merged, merge_part, merge_suite, require_free
+from wander_client.suites.merge import Merged, merge_part, merge_suite
 
 if TYPE_CHECKING:
     from wander_client.context import Invocation
@@ -73,6 +74,7 @@ def _play(context: Invocation, suite: Suite, out: Path, choice: RayChoice) -> li
     require_free(out)
     with hold(out):
         play(suite, out, choice, context.output)
+        require_free(out)
         folders = shard_folders(out)
         if is_alone(suite):
             (run,) = suite.runs

@@ -32,8 +32,9 @@ from wander_client.ray_engine.models import (
     models_of,
 )
 from wander_client.ray_engine.objects import VARIABLES, SharedStore
-from wander_client.ray_engine.parts import RayChoice, parts_of
+from wander_client.ray_engine.parts import RayChoice
 from wander_client.ray_engine.task import PROOF_FILE, Job, alone, play_shard
+from wander_client.runs.shards import SHARDS_FILE, parts_of, require_free, require_run, run_of
 from wander_client.suites.file import Suite, SuiteRun
 from wander_client.suites.table import SuiteTable
 
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
     from wander_client.models.pool import ModelChoice
     from wander_client.terminal.output import Output
 
-SHARDS_FILE = "shards"
-"""Holds the number of shards of a run that plays."""
 STORE_FILE = "store"
 """Holds the URL of the object storage that keeps them, where they lie in one."""
 _LOOK_SECONDS = 0.25
@@ -72,6 +71,7 @@ def play(suite: Suite, out: Path, choice: RayChoice, output: Output) -> Overview
     if store is not None:
         store.set_word(proof)
     with connected(choice.address, go_on=f"go on with `{resume_command(out)}`") as ray:
+        require_free(out)  # connecting takes a while
         total, options, models = _place(ray, suite)
         count = _count_shards(place, choice.shards, total)
         (place / SHARDS_FILE).write_text(str(count))
@@ -151,10 +151,9 @@ def _require_same(place: Path, suite: Suite) -> None:
     if not _has_begun(place):
         return
     if [run.folder for run in Suite.load(place).runs] != [run.folder for run in suite.runs]:
-        out = place.with_name(place.name.removesuffix(".shards"))
         raise UsageError(
             f"`{place}` holds shards of another evaluation",
-            hint=f"choose another folder with `--out`, or go on with `{resume_command(out)}`",
+            hint=f"choose another folder with `--out`, or go on with `{resume_command(run_of(place))}`",
         )
 
 
@@ -191,7 +190,7 @@ def _open_store(place: Path, wanted: str | None) -> SharedStore | None:
         return None
     if (place / SHARDS_FILE).is_file():
         raise UsageError(f"`{place}` was begun in a folder", hint="leave out `--shared` to go on")
-    name = f"{place.name.removesuffix('.shards')}-{secrets.token_hex(8)}"
+    name = f"{run_of(place).name}-{secrets.token_hex(8)}"
     return SharedStore(f"{wanted.rstrip('/')}/{name}", patient=False)
 
 
@@ -204,6 +203,7 @@ def _fetch_all(store: SharedStore, place: Path, count: int) -> None:
 
 def shard_folders(out: Path) -> list[Path]:
     """Return the folders of the shards of a run, in order; raises `UsageError` where it has none."""
+    require_run(out)
     place = parts_of(out)
     if not (place / SHARDS_FILE).is_file():
         raise UsageError(

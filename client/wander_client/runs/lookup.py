@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from wander_client.errors import NotFound, Unavailable, UsageError
 from wander_client.runs.found import FoundRun, LocalRun, PostedRun
+from wander_client.runs.shards import require_run
 from wander_client.terminal.suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def run_folder(context: Invocation, word: str | None) -> RunFolder:
     from wander.evals.store.folder import RunFolder
 
     if word is not None and Path(word).is_dir():
+        require_run(Path(word))
         return RunFolder.open(Path(word))
     runs_dir = context.settings.runs_dir
     folders = list(local_runs(runs_dir, context.output))
@@ -94,6 +96,7 @@ def _is_part(run_id: str, word: str) -> bool:
 
 def resumable_folder(context: Invocation, word: Path) -> Path:
     """Return the folder of the run that `--resume` names: a folder, or as `run_folder` takes it."""
+    require_run(word)
     return word if word.is_dir() else run_folder(context, str(word)).path
 
 

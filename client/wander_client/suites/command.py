@@ -18,6 +18,7 @@ from wander_client.evaluate.evaluation import (
 from wander_client.evaluate.options import NEWEST, CommandFlags
 from wander_client.evaluate.schema import BESIDE, FILE, options_in, settings_in
 from wander_client.evaluate.settings import BUDGETS, EvaluationSettings, require_needed, settings_for
+from wander_client.runs.shards import require_no_shards, require_run
 from wander_client.suites.file import SUITE_FILE, Suite, find_newest, name_run, read_suite, require_distinct
 from wander_client.suites.play import Outcome, describe_spending, play_suite, prepare, share_budget
 from wander_client.suites.table import SuiteTable
@@ -50,6 +51,8 @@ def play(context: Invocation, said: dict[str, Any], flags: CommandFlags) -> int:
     folder = begun or flags.out or fresh_folder(context.settings.runs_dir, suite.name)
     if begun is None and (folder / SUITE_FILE).exists():
         raise UsageError(f"`{folder}` holds a suite already", hint=f"go on with `{resume_command(folder)}`")
+    if begun is None:
+        require_no_shards(folder)
     ready = prepare(context, suite, folder, allow_changed_code=flags.allow_changed_code)
     budget = share_budget(suite, ready)
     if flags.dry_run:
@@ -72,6 +75,8 @@ def play(context: Invocation, said: dict[str, Any], flags: CommandFlags) -> int:
 def find_suite(context: Invocation, said: dict[str, Any], flags: CommandFlags) -> tuple[Suite, Path | None]:
     """Return the suite that a command line means, and its folder where one goes on."""
     suite, begun = _find_suite(context.settings, said, flags)
+    if begun is not None:
+        require_run(begun)
     # A typed budget is that of all evaluations.
     budgets: dict[str, Any] = {name: said[name] for name in BUDGETS if name in said}
     return suite.model_copy(update=budgets), begun

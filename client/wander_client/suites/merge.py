@@ -15,6 +15,7 @@ from wander_client.evaluate.evaluation import (
     load_settings_of,
     resume_command,
 )
+from wander_client.runs.shards import require_free
 from wander_client.suites.file import SUITE_FILE, Suite
 
 if TYPE_CHECKING:
@@ -122,9 +123,3 @@ def merge_part(folders: Sequence[Path], target: Path, name: str) -> Merged:
         )
     shutil.copytree(folders[0], target)
     return Merged(name, target, whole.manifest, summarise_run(whole.manifest, whole.rollouts()))
-
-
-def require_free(out: Path) -> None:
-    """Raise `UsageError` where a folder that is to be made is there."""
-    if out.exists():
-        raise UsageError(f"`{out}` is there already", hint="choose another folder with `--out`")

@@ -12,7 +12,8 @@ from wander_client.environments.sandbox import require_confined
 from wander_client.errors import FAILED, OK, PARTIAL, UsageError
 from wander_client.evaluate.options import NEWEST, CommandFlags, EvaluationOptions
 from wander_client.evaluate.schema import parameters_in
-from wander_client.ray_engine.parts import RayChoice, has_begun
+from wander_client.ray_engine.parts import RayChoice
+from wander_client.runs.shards import has_begun, require_no_shards
 from wander_client.terminal.command import CommandLine
 
 if TYPE_CHECKING:
@@ -172,6 +173,8 @@ def _play(
         raise UsageError(
             f"`{run_dir}` holds a run already", hint=f"go on with `{evaluations.resume_command(run_dir)}`"
         )
+    if not resuming:
+        require_no_shards(run_dir)
     if settings.exhaustive:
         from wander_client.evaluate.exhaustive import walk_and_report
 

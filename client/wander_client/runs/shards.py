@@ -1,0 +1,65 @@
+"""The folder that holds the shards of a run while Ray plays them, beside the one that the run will have."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from wander_client.errors import UsageError
+
+SHARDS_FILE = "shards"
+"""Holds the number of shards of a run that plays."""
+_ENDING = ".shards"
+
+
+def parts_of(out: Path) -> Path:
+    """Return the folder of the shards of a run, or a suite, that is played into `out`."""
+    return out.with_name(f"{out.name}{_ENDING}")
+
+
+def run_of(place: Path) -> Path:
+    """Return the folder that the run of these shards will have."""
+    return place.with_name(place.name.removesuffix(_ENDING))
+
+
+def has_begun(out: Path) -> bool:
+    """Tell whether shards are there to go on with."""
+    return _holds_shards(parts_of(out)) and not out.exists()
+
+
+def require_run(folder: Path) -> None:
+    """Raise `UsageError` for the folder of a run's shards, which is no run."""
+    if folder.name.endswith(_ENDING) and _holds_shards(folder):
+        raise UsageError(
+            f"`{folder}` holds the shards of a run that Ray plays", hint=_how_to_end(run_of(folder))
+        )
+
+
+def require_no_shards(out: Path) -> None:
+    """Raise `UsageError` where Ray plays a run into a folder, or did and was not done."""
+    if _holds_shards(parts_of(out)):
+        raise UsageError(
+            f"`{parts_of(out)}` holds shards of `{out}`, which Ray plays",
+            hint=f"choose another folder with `--out`, or {_how_to_end(out)}",
+        )
+
+
+def require_free(out: Path) -> None:
+    """Raise `UsageError` where a folder that is to be made is there; shards beside it are not lost."""
+    if out.exists():
+        hint = "choose another folder with `--out`"
+        if _holds_shards(parts_of(out)):
+            hint = _how_to_end(out)
+        raise UsageError(f"`{out}` is there already", hint=hint)
+
+
+def _holds_shards(place: Path) -> bool:
+    return (place / SHARDS_FILE).is_file()
+
+
+def _how_to_end(out: Path) -> str:
+    """Return how shards become a run: by going on, where its folder is free."""
+    if not out.exists():
+        return f"go on with `wander eval --resume {shlex.quote(str(out))}`"
+    place = shlex.quote(str(parts_of(out)))
+    return f"make a run of the shards: `wander runs merge {place}/[0-9]* --out NEW`"
