@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from wander.clients.base import Client
 from wander.types import EnvironmentInfo, Example, Rollout, SamplingArgs
@@ -18,7 +19,8 @@ __all__ = ["EnvironmentHandle", "Player", "RolloutRequest", "Split"]
 Split = Literal["train", "eval"]
 
 
-class RolloutRequest(NamedTuple):
+@dataclass(frozen=True)
+class RolloutRequest:
     """What to play: one rollout of an example, or a group that is scored together."""
 
     client: Client
@@ -50,7 +52,7 @@ class RolloutRequest(NamedTuple):
 
     async def send(self, player: Player, example: Example | None = None) -> list[Rollout]:
         """Have a player play this, or the same of another example, by the methods that authors override."""
-        asked = self if example is None else self._replace(example=example)
+        asked = self if example is None else replace(self, example=example)
         name = "rollout_group" if self.together else "rollout"
         if getattr(getattr(player, name), "__func__", None) is getattr(Player, name):
             return await player.play_request(asked)  # as that one would ask for, again

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from wander.clients.base import Client, ModelRequest, ModelResponse, WrappedClient
 from wander.handle import EnvironmentHandle, RolloutRequest
@@ -71,7 +71,7 @@ async def play_on(environment: EnvironmentHandle, request: RolloutRequest) -> li
     answers = _KeptAnswers(request.client)
     try:
         for _ in range(MOST_LOST):
-            rollouts = await request._replace(client=answers).send(environment)
+            rollouts = await replace(request, client=answers).send(environment)
             if not any(map(is_lost, rollouts)):
                 break
             answers.begin_again()
