@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -105,11 +108,17 @@ def test_what_does_not_fit_together_is_told_and_nothing_is_written(wander: Wande
     older = changed("older", lambda run: run["platform"].update(wander="0.0.1"))
     stopped = changed("stopped", lambda run: run.update(ended_at=None))
     foreign = changed("foreign", lambda run: run["shard"].update(first=2, end=3))
-    nan = changed("nan", lambda run: None)
-    lines = b"".join(jsonl.blocks(nan / "rollouts.jsonl.zst")).splitlines(keepends=True)
-    lines[0] = re.sub(rb'"reward":[^,]+', b'"reward":NaN', lines[0])
-    (nan / "rollouts.jsonl.zst").unlink()
-    (nan / "rollouts.jsonl").write_bytes(b"".join(lines))
+
+    def rewritten(name: str, old: bytes, new: bytes) -> Path:
+        changed(name, lambda run: None)
+        packed = Path(name, "rollouts.jsonl.zst")
+        Path(name, "rollouts.jsonl").write_bytes(re.sub(old, new, b"".join(jsonl.blocks(packed)), count=1))
+        packed.unlink()
+        return Path(name)
+
+    nan = rewritten("nan", rb'"reward":[^,]+', b'"reward":NaN')
+    dear = rewritten("dear", rb'"reward":[^,]+', b'"reward":99.0')
+    extra = rewritten("extra", rb'"metrics":{', b'"metrics":{"charm":1.0,')
     short = changed("short", lambda run: run["shard"].update(first=0, end=2, of=4))
     edited = changed("edited", lambda run: None)
     settings = json.loads((edited / "command.json").read_text())
@@ -124,6 +133,8 @@ def test_what_does_not_fit_together_is_told_and_nothing_is_written(wander: Wande
         ([places[0], stopped, places[2]], "`stopped` is not played to its end", "--resume stopped"),
         ([places[0], places[1], foreign], "which is not of its shard", "play that shard again"),
         ([places[0], nan, places[2]], "its reward is nan", "play that shard again"),
+        ([places[0], dear, places[2]], "`dear` was changed: its rollouts and its", "play that shard again"),
+        ([places[0], extra, places[2]], "differ in `metrics`", "play that shard again"),
         ([places[0], short], "a shard of 3, and `short` one of 4", "one division"),
         ([places[0], edited, places[2]], "not the same for all shards: say_env.py", "one copy"),
         ([Path("unsharded")], "is a whole run, not a shard", "leave it out"),
@@ -134,7 +145,7 @@ def test_what_does_not_fit_together_is_told_and_nothing_is_written(wander: Wande
         assert said in error["message"], error
         assert hint in (error["hint"] or "")
         assert not Path("whole").exists()
-    assert list(Path().glob(".whole*")) == []
+    assert list(Path().glob(".*")) == []
     assert "is there already" in merge(wander, places, "unsharded").json["error"]["message"]
     assert "lies in the shard `part-1`" in merge(wander, places, "part-1/whole").json["error"]["message"]
     error = wander("eval", *words, "--shards", "2", "--json").json["error"]
@@ -160,6 +171,15 @@ def test_what_does_not_fit_together_is_told_and_nothing_is_written(wander: Wande
         assert error["hint"] in ("the shards of 3 are `0/3` to `2/3`", "the shards of 8 are `0/8` to `7/8`")
 
 
+def test_a_rollout_with_another_seed_than_its_siblings_is_refused(wander: Wander, folder: Path) -> None:
+    places = play_shards(wander, 2, str(folder), "-m", SOLVER, "-n", "1", "-r", "2", "--in-process")
+    packed = places[1] / "rollouts.jsonl.zst"
+    lines = re.sub(rb'"seed":\d+', b'"seed":7', b"".join(jsonl.blocks(packed)))
+    (places[1] / "rollouts.jsonl").write_bytes(lines)
+    error = merge(wander, places).json["error"]
+    assert "`part-1` was changed: rollout `0/1` has another seed than rollout `0/0`" in error["message"]
+
+
 def test_a_suite_is_played_in_shards_that_open_few_models(wander: Wander, folder: Path, home: Path) -> None:
     (home / "suite.toml").write_text(SUITE)
     assert wander("eval", "suite.toml", "--out", "at-once").status == 0
@@ -170,6 +190,25 @@ def test_a_suite_is_played_in_shards_that_open_few_models(wander: Wander, folder
     ]
     assert sorted(map(len, models)) == [1, 1, 2]
     assert "shard 2/3 of the suite is missing" in merge(wander, places[:2]).json["error"]["message"]
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    left, held, other = (
+        Path(f".{name}.{'0' * 15}{end}.tmp") for name, end in (("whole", 0), ("whole", 1), ("w", 2))
+    )
+    for place in (left, held, other):
+        (place / "whole").mkdir(parents=True)
+    lock = os.open(held, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    for module, name in ((shutil, "copy2"), (jsonl, "write_all")):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, name, full)
+            error = merge(wander, places).json["error"]
+        assert (error["code"], error["message"]) == ("run_error", "the disk is full: cannot write `whole`")
+        assert "nothing of it was left; free space" in error["hint"]
+        assert sorted(Path().glob(".*")) == sorted([held, other]), "what a killed merge left is gone"
+    os.close(lock)
     merged = merge(wander, places)
     assert merged.status == 0, merged.out
     runs = [each.parent.name for each in sorted(Path("at-once").glob("*/run.json"))]

@@ -72,6 +72,7 @@ def _merge_run(folders: Sequence[Path], out: Path, name: str) -> Merged:
 def merge_suite(folders: Sequence[Path], out: Path) -> list[Merged]:
     """Write the suite that these shards make; all of it or nothing."""
     from wander.evals.run.merge import require_outside, require_tiles
+    from wander.evals.store.folder import disk_errors
     from wander.evals.store.jsonl import make_folder
 
     suites = [Suite.load(folder) for folder in folders]
@@ -104,12 +105,14 @@ def merge_suite(folders: Sequence[Path], out: Path) -> list[Merged]:
                     )
             found.append(merge_part(played_in, place / run.folder, run.name))
         started = min(suite.started_at for suite in suites)
-        suites[0].model_copy(update={"shard": None, "started_at": started}).write(place)
+        with disk_errors(place):
+            suites[0].model_copy(update={"shard": None, "started_at": started}).write(place)
     return [Merged(each.name, out / each.run_dir.name, each.manifest, each.summary) for each in found]
 
 
 def merge_part(folders: Sequence[Path], target: Path, name: str) -> Merged:
     """Merge a run of a suite, or copy it where one shard has all of it."""
+    from wander.evals.run.merge import require_unchanged
     from wander.evals.stats.summary import summarise_run
     from wander.evals.store.folder import RunFolder
 
@@ -121,5 +124,15 @@ def merge_part(folders: Sequence[Path], target: Path, name: str) -> Merged:
             f"`{folders[0]}` is not played to its end",
             hint=f"go on with `{resume_command(folders[0].parent)}`, then merge again",
         )
-    shutil.copytree(folders[0], target)
-    return Merged(name, target, whole.manifest, summarise_run(whole.manifest, whole.rollouts()))
+    summary = summarise_run(whole.manifest, whole.rollouts_in_order())
+    require_unchanged(whole, summary)
+    shutil.copytree(folders[0], target, copy_function=_copy)
+    return Merged(name, target, whole.manifest, summary)
+
+
+def _copy(source: str, target: str) -> str:
+    """Copy a file of a run; `copytree` collects what the system says, and lets an error of ours through."""
+    from wander.evals.store.folder import disk_errors
+
+    with disk_errors(Path(target).parent):
+        return shutil.copy2(source, target)

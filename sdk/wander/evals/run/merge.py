@@ -1,7 +1,8 @@
 """Makes one run of the shards in which it was played: all of them, of the same pins, or nothing.
 
 The lines are those of the shards, byte for byte, in the manifest's order; of a rollout that was played again
-only the line that counts. Merged again, the same shards give the same run, its id included.
+only the line that counts. Merged again, the same shards give the same run, its id included. A shard whose
+lines come to something else than its `summary.json` is refused: somebody changed one or the other.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from operator import add, itemgetter
 from pathlib import Path
 
 from wander.errors import RunError
-from wander.evals.stats.summary import summarise_run
+from wander.evals.stats.summary import RunningSummary, summarise_run
 from wander.evals.store.examples import Places
-from wander.evals.store.folder import LinesInOrder, RunFolder, unrecordable
+from wander.evals.store.folder import SUMMARY, LinesInOrder, RunFolder, disk_errors, unrecordable
 from wander.evals.store.jsonl import make_folder
 from wander.evals.store.manifest import differences_in_words, find_differing_pins, run_id_of
 from wander.types import Rollout, Usage
@@ -35,7 +36,7 @@ def merge_shards(
     """Write the run that these shards make to a new folder, and `files` by name; complete or not at all.
 
     Raises `RunError` for a folder that is no shard, for shards of different runs or versions, one that is
-    missing, there twice or not played to its end, and for a target that is there.
+    missing, there twice, not played to its end or changed since, and for a target that is there.
     """
     if not folders:
         raise RunError("there is nothing to merge", hint="name the folders of all shards")
@@ -65,8 +66,9 @@ def merge_shards(
             folder.finish(summary, ended_at=ended)
         finally:
             folder.close()
-        for name, content in (files or {}).items():
-            (place / name).write_bytes(content)
+        with disk_errors(place):
+            for name, content in (files or {}).items():
+                (place / name).write_bytes(content)
     return folder.manifest, summary
 
 
@@ -183,23 +185,45 @@ def _spending(shards: Sequence[RunFolder]) -> Spending | None:
 def _in_whole(shards: Sequence[RunFolder], manifest: RunManifest) -> Iterator[tuple[Rollout, bytes]]:
     """Yield every rollout with its line, in the manifest's order."""
     places = Places(manifest.example_ids, manifest.rollouts_per_example)
+    before: Rollout | None = None
     with ExitStack() as opened:
         parts = [_placed(shard, opened.enter_context(shard.in_order()), places, manifest) for shard in shards]
-        for _, rollout, line in heapq.merge(*parts, key=itemgetter(0)):
+        for _, rollout, line, shard in heapq.merge(*parts, key=itemgetter(0)):
+            if before and before.example_id == rollout.example_id and before.seed != rollout.seed:
+                raise RunError(
+                    f"`{shard.path}` was changed: rollout `{rollout.example_id}/{rollout.index}` has another "
+                    f"seed than rollout `{before.example_id}/{before.index}` of the same example",
+                    hint=_AGAIN,
+                )
+            before = rollout
             yield rollout, line
 
 
 def _placed(
     shard: RunFolder, lines: LinesInOrder, places: Places, manifest: RunManifest
-) -> Iterator[tuple[int, Rollout, bytes]]:
+) -> Iterator[tuple[int, Rollout, bytes, RunFolder]]:
     """Yield the rollouts of a shard, each with its place in the whole run before it."""
     if len(lines) != (expected := shard.manifest.expected_rollouts):
         raise RunError(
             f"`{shard.path}` holds {len(lines):,} of the {expected:,} rollouts of its shard",
             hint=_go_on(shard),
         )
+    running = RunningSummary(manifest.environment.info)
     for rollout, line in lines.records():
-        yield _place(rollout, shard, places, manifest), rollout, line
+        place = _place(rollout, shard, places, manifest)
+        running.add(rollout)
+        yield place, rollout, line, shard
+    require_unchanged(shard, running.summary(expected=expected))
+
+
+def require_unchanged(shard: RunFolder, found: RunSummary) -> None:
+    """Raise `RunError` where the rollouts of a shard come to something else than its summary says."""
+    kept = shard.summary()
+    if kept is not None and kept != found:
+        name = next(name for name in RunSummary.model_fields if getattr(kept, name) != getattr(found, name))
+        raise RunError(
+            f"`{shard.path}` was changed: its rollouts and its `{SUMMARY}` differ in `{name}`", hint=_AGAIN
+        )
 
 
 def _place(rollout: Rollout, shard: RunFolder, places: Places, manifest: RunManifest) -> int:

@@ -540,7 +540,7 @@ def disk_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         kept = f"rollouts appended so far are kept in `{path}`; resume with `--resume`"
         hint = kept if _rollouts_file(path) else "choose another folder"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in jsonl.FULL:
             raise RunError(
                 f"the disk is full: cannot write to `{path}`", hint=f"free space; {hint}"
             ) from error

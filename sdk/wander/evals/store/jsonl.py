@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import IO, TypeVar
@@ -17,6 +19,8 @@ from pydantic import BaseModel, ValidationError
 
 from wander.errors import RunError
 
+FULL = {errno.ENOSPC, errno.EDQUOT}
+"""What file systems answer that have no room."""
 _BLOCK = 1 << 20
 _DAMAGED = "restore it from a copy, or play the run again into another folder"
 _KEY_AT_START = re.compile(rb'^\{"example_id":"([^"\\]*)","index":(\d{1,9})[,}]')
@@ -51,9 +55,14 @@ def open_plain(path: Path) -> Iterator[IO[bytes]]:
             yield plain
         return
     with tempfile.TemporaryFile() as copy:
-        for block in blocks(path):
-            copy.write(block)
-        copy.seek(0)
+        try:
+            for block in blocks(path):
+                copy.write(block)
+            copy.seek(0)
+        except OSError as error:
+            if error.errno in FULL:
+                error.filename = tempfile.gettempdir()
+            raise
         yield copy
 
 
@@ -158,15 +167,51 @@ def replace_file(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def make_folder(target: Path) -> Iterator[Path]:
-    """Yield a folder beside a target, which takes its name once the block has ended well, and else goes."""
+    """Yield a folder that takes the target's name and place once the block has ended well, and else goes.
+
+    Until then it lies in a locked one beside the target; those that killed processes left there go first.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
-    place = target.with_name(f".{target.name}.{token_hex(8)}.tmp")
-    place.mkdir()
+    _remove_left(target)
+    stage = target.with_name(f".{target.name}.{token_hex(8)}.new")
+    stage.mkdir()
+    lock = os.open(stage, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        # It gets the name under which it may be removed once it is locked.
+        with suppress(OSError):  # a file system without locks: nobody removes it either
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        stage = stage.rename(stage.with_suffix(".tmp"))
+        place = stage / target.name
+        place.mkdir()
         yield place
         place.rename(target)
+    except RunError as error:
+        cause = error.__cause__
+        if not isinstance(cause, OSError) or str(stage) not in str(error):
+            raise  # it is not what is written here that could not be
+        full = cause.errno in FULL
+        raise RunError(
+            f"the disk is full: cannot write `{target}`"
+            if full
+            else f"cannot write `{target}`: {cause.strerror}",
+            hint=f"nothing of it was left; {'free space' if full else 'mend that'} and run the command again",
+        ) from cause
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(stage, ignore_errors=True)
+        os.close(lock)
+
+
+def _remove_left(target: Path) -> None:
+    """Remove what processes that were killed while they made a target have left beside it."""
+    left = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}\.tmp")
+    for path in target.parent.iterdir():
+        # Gone meanwhile, in use, no folder, or on a file system without locks.
+        with suppress(OSError), ExitStack() as stack:
+            if left.fullmatch(path.name):
+                folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                stack.callback(os.close, folder)
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def write_whole(path: Path, data: bytes) -> None:
