@@ -169,13 +169,19 @@ def test_storage_that_cannot_be_used_is_told_before_anything_begins(
     words = ("eval", str(folder), "-m", "scripted:say_env:solver", "--out", "ray", "--json")
     error = wander(*words, "--shared", url).json["error"]
     assert "`--shared` is of an engine" in error["message"]
-    error = wander(*words, "--engine", "ray", "--shared", "/shared").json["error"]
-    assert ("is no object storage" in error["message"], "--out" in error["hint"]) == (True, True)
+    for wrong in ("/shared", "s3:///shared"):
+        error = wander(*words, "--engine", "ray", "--shared", wrong).json["error"]
+        assert error["message"] == f"`{wrong}` is no object storage"
+        assert "--out" in error["hint"]
     error = wander(*words, "--engine", "ray", "--shared", "s3://no-such-bucket/runs").json["error"]
-    assert ("no-such-bucket" in error["message"], error["code"]) == (True, "storage_unavailable")
+    said = "The specified bucket does not exist (NoSuchBucket)"
+    assert error["message"] == f"cannot use the object storage `s3://no-such-bucket/runs`: {said}"
+    assert (error["code"], "detail" in error) == ("storage_unavailable", False)
     assert "AWS_ENDPOINT_URL" in error["hint"]
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    assert wander(*words, "--engine", "ray", "--shared", url).json["error"]["code"] == "storage_unavailable"
+    error = wander(*words, "--engine", "ray", "--shared", url).json["error"]
+    assert error["code"] == "storage_unavailable"
+    assert error["message"].endswith(": HTTP error: error sending request"), error
     assert not parts_of(Path("ray")).exists()
     place = Path("begun.shards")
     place.mkdir()

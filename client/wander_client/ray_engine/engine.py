@@ -190,8 +190,7 @@ def _open_store(place: Path, wanted: str | None) -> SharedStore | None:
         return None
     if (place / SHARDS_FILE).is_file():
         raise UsageError(f"`{place}` was begun in a folder", hint="leave out `--shared` to go on")
-    name = f"{run_of(place).name}-{secrets.token_hex(8)}"
-    return SharedStore(f"{wanted.rstrip('/')}/{name}", patient=False)
+    return SharedStore(wanted, f"{run_of(place).name}-{secrets.token_hex(8)}", patient=False)
 
 
 def _fetch_all(store: SharedStore, place: Path, count: int) -> None:

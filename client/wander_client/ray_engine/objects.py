@@ -38,6 +38,8 @@ _PIECE_BYTES = 32 * 1024 * 1024
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
 _WORD = "shared"
 _PIECE = re.compile(r"(.+)#(\d{6})-(\d{15})")
+_TIMES = re.compile(r" in [\d.]+\S?s\b.*? +- ")
+"""What an error of obstore says of the time and of its attempts."""
 _APPENDED = (".jsonl", ".log")
 """Files that only grow, or are cut where a line was torn; others are replaced as a whole."""
 
@@ -56,9 +58,13 @@ class _State:
 class SharedStore:
     """A folder in object storage that all nodes reach; its methods raise `Unavailable` where it is not."""
 
-    def __init__(self, url: str, *, patient: bool = True) -> None:
-        """Open it; whoever plays already is `patient`, and waits minutes for a store that is away."""
-        if url.partition("://")[0] not in SCHEMES:
+    def __init__(self, url: str, name: str = "", *, patient: bool = True) -> None:
+        """Open it, or the folder of this name in it.
+
+        Whoever plays already is `patient`, and waits minutes for a store that is away.
+        """
+        scheme, _, rest = url.partition("://")
+        if scheme not in SCHEMES or rest[:1] in ("", "/"):
             raise UsageError(
                 f"`{url}` is no object storage",
                 hint="write `--shared s3://BUCKET/FOLDER`; a folder that all nodes see goes to `--out`",
@@ -72,12 +78,14 @@ class SharedStore:
                 "`pip install --index-url HUB/wander/index/ 'wander-client[ray]'`",
                 code="missing_extra",
             ) from error
-        self.url = url
+        self.url = f"{url.rstrip('/')}/{name}" if name else url
+        self._written = url
+        """As whoever asked for it knows it, for errors."""
         self._obstore: Any = obstore
         plain = any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS)
         with self._blamed():
             self._store: Any = obstore.store.from_url(
-                url,
+                self.url,
                 retry_config={
                     "max_retries": 100 if patient else 3,
                     "retry_timeout": timedelta(seconds=180 if patient else 10),
@@ -164,12 +172,19 @@ class SharedStore:
             yield
         except (self._obstore.exceptions.BaseError, OSError, ValueError) as error:
             raise Unavailable(
-                f"cannot use the object storage `{self.url}`: {str(error).splitlines()[0][:300]}",
+                f"cannot use the object storage `{self._written}`: {_in_words(error)}",
                 hint="see that the bucket is there, and that `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, "
                 "`AWS_REGION` and `AWS_ENDPOINT_URL` are those of the bucket",
-                detail=str(error),
                 code="storage_unavailable",
             ) from error
+
+
+def _in_words(error: Exception) -> str:
+    """Return in a line what a store, or the way to it, said; `--debug` shows the rest."""
+    first = str(error).splitlines()[0]
+    if said := re.search(r"<Code>(.+?)</Code>.*?<Message>(.+?)\.?</Message>", first):
+        return f"{said[2]} ({said[1]})"
+    return _TIMES.sub(": ", re.sub(r"^Generic \w+ error: ", "", first))[:300]
 
 
 class StoredFolder:
