@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import tomllib
 from pathlib import Path
@@ -26,6 +28,71 @@ def test_the_slurm_jobs_are_shell_scripts(name: str) -> None:
     command = [bash, "-n", str(RECIPES / name)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+PROGRAMS = {
+    "srun": 'shift; exec "$@"',
+    "scontrol": 'echo "scontrol $*"',
+    "wander": """trap 'kill $!; echo ended; exit 130' TERM
+if [ -n "${ENDLESS:-}" ]; then sleep 100 >/dev/null 2>&1 & fi
+echo "wander $*"
+wait
+exit "${STATUS:-0}\"""",
+}
+
+
+def started(tmp_path: Path, **variables: str) -> subprocess.Popen[str]:
+    """Start a task of the Slurm job, with programs that tell how they were called."""
+    for name, text in PROGRAMS.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    own = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_ARRAY_JOB_ID": "7", "SLURM_JOB_ID": "9"}
+    return subprocess.Popen(
+        ["bash", str(RECIPES / "eval.slurm"), "acme/wordle"],
+        env=own | variables,
+        cwd=tmp_path,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def array(task: int, count: int, most: int) -> dict[str, str]:
+    names = ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MAX")
+    return dict(zip(names, map(str, (task, count, most)), strict=True))
+
+
+def test_a_task_plays_its_shard_or_all_tasks_refuse(tmp_path: Path) -> None:
+    folder = f"{tmp_path}/runs/7"
+    (tmp_path / "old" / "4").mkdir(parents=True)
+    (tmp_path / "old" / "4" / "run.json").touch()
+    cases = [
+        (array(1, 2, 1) | {"STATUS": "6"}, 0, f"wander eval acme/wordle --shard 1/2 --out {folder}/1"),
+        (array(1, 2, 1) | {"STATUS": "5"}, 5, f"wander eval acme/wordle --shard 1/2 --out {folder}/1"),
+        (array(1, 2, 2), 2, "2 shards are --array=0-1"),
+        (array(3, 1, 3), 2, "SHARDS=N RUN=FOLDER"),
+        (array(0, 1, 0) | {"RUN": "old"}, 2, "say of how many shards `old` is"),
+        (array(3, 1, 3) | {"RUN": "old", "SHARDS": "8"}, 0, "wordle --shard 3/8 --out old/3"),
+        (array(4, 1, 4) | {"RUN": "old", "SHARDS": "8"}, 0, "wander eval --resume old/4"),
+    ]
+    for variables, status, said in cases:
+        with started(tmp_path, **variables) as task:
+            out, _ = task.communicate()
+        assert (task.returncode, said in out) == (status, True), out
+
+
+@pytest.mark.parametrize(
+    ("number", "then"), [(signal.SIGUSR1, ["scontrol requeue 9\n"]), (signal.SIGTERM, [])]
+)
+def test_a_task_whose_time_is_over_ends_in_order_and_is_requeued(
+    tmp_path: Path, number: signal.Signals, then: list[str]
+) -> None:
+    with started(tmp_path, **array(0, 1, 0), ENDLESS="1") as task:
+        assert task.stdout is not None
+        assert task.stdout.readline().startswith("wander eval acme/wordle")
+        task.send_signal(number)
+        assert task.stdout.readlines() == ["ended\n", *then]
+    assert task.returncode == 130
 
 
 def test_the_accelerate_configuration_shards_by_fsdp2() -> None:
