@@ -66,6 +66,21 @@ def nginx_before(work: Path, *arguments: str) -> Iterator[httpx.Client]:
         nginx.wait(120)
 
 
+@pytest.mark.parametrize(
+    ("listen", "address"),
+    [
+        ("80", "http://hub.test "),
+        ("[::]:8080", "http://hub.test:8080 "),
+        ("443 ssl", "https://hub.test "),
+        ("unix:/run/hub", "http://hub.test "),
+    ],
+)
+def test_the_address_has_the_port_that_users_need(listen: str, address: str) -> None:
+    words = ["nginx-config", "--name", "hub.test", "--listen", listen]
+    printed = CliRunner().invoke(cli.app, [*words, "--upstream", "a:1", "--upstream", "b:1"])
+    assert f"WANDER_HUB_PUBLIC_URL={address}" in printed.stdout
+
+
 def test_nginx_sends_public_files_alone_and_others_once_the_hub_agrees(tmp_path, make_wheel):
     public, secret = make_wheel(requires_dist=()), make_wheel(name="kept-secret", requires_dist=())
     prefix = {"WANDER_HUB_PUBLIC_FILES": "true", "WANDER_HUB_ACCEL_PREFIX": "/_objects/"}

@@ -336,7 +336,8 @@ def nginx_config(
 ) -> None:
     """Print an nginx configuration: limits, several upstreams, and files that nginx sends itself.
 
-    With files on an object store it leaves them to the hub and the bucket.
+    It reads the hub's variables from its own environment: with WANDER_HUB_STORAGE_URL it leaves files to the
+    hub and the bucket, without it to nginx on the hub's machine.
 
     \b
     wander-hub nginx-config --name hub.example.org --listen "443 ssl" > /etc/nginx/conf.d/wander.conf

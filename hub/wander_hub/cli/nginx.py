@@ -91,7 +91,10 @@ def configuration(settings: Settings, *, name: str, listen: str, upstreams: Sequ
     data = settings.data.absolute()
     local = settings.storage_url is None
     scheme = "https" if "ssl" in listen.split() else "http"
-    address = settings.public_url or (f"{scheme}://{name}" if name != "_" else None)
+    port = listen.partition(" ")[0].rpartition(":")[2]
+    usual = not port.isdecimal() or port == ("443" if scheme == "https" else "80")
+    host = name if usual else f"{name}:{port}"
+    address = settings.public_url or (f"{scheme}://{host}" if name != "_" else None)
     variables = (VARIABLES if local else {}) | ({"WANDER_HUB_PUBLIC_URL": address} if address else {})
     if len(upstreams) > 1:  # one may end while the others answer
         variables = {**variables, "WANDER_HUB_DRAIN_SECONDS": "5"}
