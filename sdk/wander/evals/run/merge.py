@@ -222,7 +222,8 @@ def require_unchanged(shard: RunFolder, found: RunSummary) -> None:
     if kept is not None and kept != found:
         name = next(name for name in RunSummary.model_fields if getattr(kept, name) != getattr(found, name))
         raise RunError(
-            f"`{shard.path}` was changed: its rollouts and its `{SUMMARY}` differ in `{name}`", hint=_AGAIN
+            f"`{shard.path}` was changed: its rollouts and its `{SUMMARY}` differ in `{name}`",
+            hint=f"{_AGAIN}; where `--resume` of it was killed, delete that file: it is older",
         )
 
 
