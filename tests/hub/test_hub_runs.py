@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from sqlalchemy import update
 from wander.types import Rollout
+from wander.wire import RunManifest
+from wander_hub.identity import HUB
+from wander_hub.runs.models import Run, without_examples
 
 
 @pytest.fixture
@@ -44,6 +48,28 @@ async def test_the_same_run_again_is_a_200_and_other_content_a_409(hub, pinned, 
     assert (other.status_code, other.json()["code"]) == (409, "run_exists")
     listed = (await hub.get("/api/v1/runs")).json()["data"]
     assert [one["summary"]["reward_mean"] for one in listed] == [0.5]
+
+
+async def test_lists_leave_the_examples_out_and_read_no_whole_manifest(hub, pinned, run_of):
+    manifest, rollouts = run_of(pinned)
+    manifest["strata"] = [1] * len(manifest["example_ids"])
+    whole = (await hub.post_run(manifest, rollouts)).json()
+    assert (whole["manifest"]["example_ids"], whole["manifest"]["strata"]) == (
+        manifest["example_ids"],
+        manifest["strata"],
+    )
+    listed = whole | {"manifest": whole["manifest"] | {"example_ids": [], "strata": []}}
+    assert (await hub.get("/api/v1/runs")).json()["data"] == [listed]
+    assert (await hub.get(run_url(manifest))).json() == whole
+    with hub.database.write(HUB) as session:
+        session.execute(update(Run).values(brief=None))  # as one that was posted before
+    assert (await hub.get("/api/v1/runs")).json()["data"] == [listed]
+    with hub.database.write(HUB) as session:
+        brief = without_examples(RunManifest.model_validate(whole["manifest"])).model_dump_json(by_alias=True)
+        session.execute(update(Run).values(brief=brief, manifest="not read"))
+    assert (await hub.get("/api/v1/runs")).json()["data"] == [listed]
+    for page in ("/", "/runs", "/alice/reverse-text"):
+        assert (await hub.get(page, headers={"Accept": "text/html"})).status_code == 200, page
 
 
 async def test_missing_and_failed_rollouts_make_it_claimed(hub, pinned, run_of):

@@ -301,7 +301,10 @@ class HubCalls:
 
     @Listing
     def runs(self, *, environment: str | None = None, model: str | None = None) -> Iterator[RunDetail]:
-        """Yield the posted runs that you may see, the newest first; `environment` is `owner/name`."""
+        """Yield the posted runs that you may see, the newest first; `environment` is `owner/name`.
+
+        Their manifests are without the ids and strata of the examples, of which a run may have a million.
+        """
         with self._session.hub() as hub:
             yield from hub.every_run(environment=environment, model=model)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy.orm import Session, defer
+from sqlalchemy.orm import Session
 from wander.wire import Leaderboard, LeaderboardRow
 from wander.wire.boards import StratumScore
 
@@ -68,7 +68,7 @@ def _break_down(
 
 
 def _find_runs(session: Session, rows: Sequence[LeaderboardRow]) -> list[Run]:
-    """Return the runs of rows in their order, without their manifests, which may be megabytes."""
-    query = run_repository.visible(session).where(Run.run_id.in_([row.run_id for row in rows]))
-    found = {run.run_id: run for run in session.scalars(query.options(defer(Run.manifest)))}
+    """Return the runs of rows in their order."""
+    query = run_repository.listed(session).where(Run.run_id.in_([row.run_id for row in rows]))
+    found = {run.run_id: run for run in session.scalars(query)}
     return [found[row.run_id] for row in rows if row.run_id in found]

@@ -44,6 +44,7 @@ from wander_hub.runs.models import (
     RunArtifact,
     RunCheckpoint,
     RunChunk,
+    without_examples,
 )
 from wander_hub.runs.order import OrderWriter
 from wander_hub.runs.repository import own_run
@@ -243,6 +244,7 @@ def _run(
         level_reason=reason,
         reward_mean=summary.reward_mean,
         manifest=row.manifest,
+        brief=without_examples(manifest).model_dump_json(by_alias=True),
         summary=summary.model_dump(mode="json"),
         sha256=row.sha256,
         rollouts_sha256=finished.rollouts_sha256,

@@ -85,6 +85,8 @@ class Run(Base):
     reward_mean: Mapped[float | None]
     manifest: Mapped[str] = mapped_column(Text)
     """`run.json` as posted."""
+    brief: Mapped[str | None] = mapped_column(Text)
+    """The same without its examples, which may be a million; None for a run that was posted before 0043."""
     summary: Mapped[dict[str, Any]] = mapped_column(JSON)
     sha256: Mapped[str] = mapped_column(String(64))
     rollouts_sha256: Mapped[str | None] = mapped_column(String(64))
@@ -122,6 +124,18 @@ class Run(Base):
     def parsed_manifest(self) -> RunManifest:
         """The manifest, read once while this row is at hand: a page asks for it many times."""
         return RunManifest.model_validate_json(self.manifest)
+
+    @property
+    def listed_manifest(self) -> RunManifest:
+        """The manifest without its examples, as lists of runs have it."""
+        if self.brief is None:
+            return without_examples(self.parsed_manifest)
+        return RunManifest.model_validate_json(self.brief)
+
+
+def without_examples(manifest: RunManifest) -> RunManifest:
+    """Return a manifest without the ids and strata of its examples."""
+    return manifest.model_copy(update={"example_ids": [], "strata": []})
 
 
 class RunChunk(Base):

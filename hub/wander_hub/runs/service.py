@@ -62,7 +62,7 @@ def list_page(
     )
     rows = found[:limit]
     following = Position(rows[-1].posted_at, rows[-1].run_id).cursor() if len(found) > limit else None
-    return RunPage(data=[detail_of(one, base_url) for one in rows], next=following)
+    return RunPage(data=[detail_of(one, base_url, listed=True) for one in rows], next=following)
 
 
 def find(session: Session, run_id: str) -> Run:
@@ -98,8 +98,8 @@ def find_by_prefix(session: Session, word: str) -> Run:
     return found[0] if len(found) == 1 else find(session, word)
 
 
-def detail_of(run: Run, base_url: str) -> RunDetail:
-    """Return a run as the API shows it."""
+def detail_of(run: Run, base_url: str, *, listed: bool = False) -> RunDetail:
+    """Return a run as the API shows it, by itself or `listed` with others: then its examples are left out."""
     withdrawn = None
     if run.withdrawn_at is not None:
         by = run.withdrawn_by.name if run.withdrawn_by else ""
@@ -108,7 +108,7 @@ def detail_of(run: Run, base_url: str) -> RunDetail:
     return fill(
         RunDetail,
         run,
-        manifest=run.parsed_manifest,
+        manifest=run.listed_manifest if listed else run.parsed_manifest,
         summary=RunSummary.model_validate(run.summary),
         posted_by=run.posted_by.name,
         url=f"{base_url}/runs/{run.run_id}",

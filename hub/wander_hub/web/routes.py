@@ -302,7 +302,7 @@ def _model_view(visit: Visit, owner: str, name: str, word: str) -> ModelView:
         latest=described.latest,
         card_html=colour_blocks(place(shown.card_html, None)),
         trained_by=runs.makers_of(visit.session, shown.weights_sha256),
-        runs=[runs.detail_of(one, visit.base_url) for one in evaluations],
+        runs=[runs.detail_of(one, visit.base_url, listed=True) for one in evaluations],
         maintained=visit.caller is not None and visit.caller.may_as_owner("maintain", found.owner_id),
         managed=visit.caller is not None and visit.caller.may_as_owner("manage", found.owner_id),
         visibility=found.visibility,

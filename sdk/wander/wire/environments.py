@@ -367,7 +367,8 @@ class UsedBy(Record):
 
 
 class RunPage(Page):
-    """A page of runs."""
+    """A page of runs, whose manifests have no `example_ids` and `strata`: `summary.expected` counts what they
+    play, and each run by itself has them."""
 
     data: list[RunDetail]
 
