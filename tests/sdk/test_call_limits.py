@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 from collections import Counter
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from aiohttp import web
@@ -17,6 +19,7 @@ from wander import LocalEnvironment, MultiTurnEnv, Rubric, SingleTurnEnv
 from wander.clients.base import ModelRequest
 from wander.clients.openai import OpenAIClient
 from wander.clients.rate_limit import CallLimiter, Pace, format_rate
+from wander.clients.retries import Attempts
 from wander.errors import RateLimited
 from wander.evals.run.runner import EvaluationPlan, EvaluationResult, Progress, evaluate
 from wander.evals.run.stopping import StopRequest
@@ -359,16 +362,41 @@ async def test_refusals_at_random_slow_only_the_calls_they_hit(chat_server: Any,
     assert result.endpoints.paused_seconds == 0.0, "nobody else waited"
 
 
-async def test_a_part_that_resumes_a_run_adds_to_what_was_asked(chat_server: Any, tmp_path: Any) -> None:
+async def test_a_call_that_ends_before_it_leaves_is_not_counted() -> None:
+    transport, limiter = Mock(), CallLimiter()
+
+    async def never(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    transport.post = AsyncMock(side_effect=never)
+    attempts = Attempts(transport)
+    with limiter.at_most(1):
+        calls = [asyncio.create_task(attempts.answer(limiter, "/", {})) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        for call in reversed(calls):
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+    assert (limiter.use().calls, transport.post.await_count) == (1, 1)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+async def test_a_part_that_resumes_a_run_adds_to_what_was_asked(
+    *, killed: bool, chat_server: Any, tmp_path: Any
+) -> None:
     chat_server.script = lambda body, number: "wrong" if number < 4 else web.Response(status=418)
     client = OpenAIClient("m", chat_server.url, max_retries=0)
     first = await evaluated(client, single_turn(6), tmp_path, concurrency=1)
     assert (first.summary.failed, first.endpoints.calls) == (3, 6)
+    if killed:  # it could not say what it asked
+        manifest = json.loads((tmp_path / "run.json").read_text())
+        (tmp_path / "run.json").write_text(json.dumps({**manifest, "endpoints": None, "ended_at": None}))
     chat_server.script = echo
     second = await evaluated(client, single_turn(6), tmp_path, concurrency=1, resume=True)
     await client.close()
     assert (second.resumed, second.endpoints.calls) == (3, 3)
-    assert RunFolder.open(tmp_path).manifest.endpoints == EndpointUse(calls=9)
+    use = RunFolder.open(tmp_path).manifest.endpoints
+    assert use == EndpointUse(calls=6 if killed else 9, at_least=killed)
+    assert use.told() == ("at least 6" if killed else "9")
 
 
 async def test_nothing_waits_for_ever_for_an_endpoint_that_takes_nothing_any_more(chat_server: Any) -> None:

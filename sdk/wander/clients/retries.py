@@ -46,10 +46,12 @@ class Attempts:
         Raises `TransportError` when none comes, and `RateLimited` when the endpoint takes no calls any more.
         """
         pace = limiter.pace(self.transport.base_url)
-        limiter.calls += 1
         attempt = hiccups = 0
+        sent = False
         while True:
             began = await limiter.acquire(pace, rollout_id)
+            limiter.calls += not sent  # what is cancelled while it waits was no call
+            sent = True
             try:
                 answer = await self.transport.post(path, payload)
             except TransportError as error:

@@ -136,15 +136,18 @@ class EndpointUse(Record):
     """How long the endpoint kept everybody waiting for that."""
     cached: int = 0
     """Calls that a cache of responses answered in the endpoint's place; not among `calls`."""
+    at_least: bool = Field(default=False, exclude_if=lambda known: not known)
+    """A part of the run was killed, and of its calls those alone count whose answers are on record."""
 
     def told(self) -> str:
         """Return it in words: `1,200, 3 retried; refused 41 times for their rate, 12 s of pauses`."""
+        calls = f"{'at least ' if self.at_least else ''}{self.calls:,}"
         retried = f", {self.retries:,} retried" if self.retries else ""
         retried += f", {self.cached:,} more from the cache" if self.cached else ""
         if not self.refusals:
-            return f"{self.calls:,}{retried}"
+            return f"{calls}{retried}"
         pauses = f"{self.paused_seconds:.0f} s of pauses"
-        return f"{self.calls:,}{retried}; refused {self.refusals:,} times for their rate, {pauses}"
+        return f"{calls}{retried}; refused {self.refusals:,} times for their rate, {pauses}"
 
     def __add__(self, other: EndpointUse) -> EndpointUse:
         return self._combine(other, 1)
@@ -159,6 +162,7 @@ class EndpointUse(Record):
             refusals=self.refusals + sign * other.refusals,
             paused_seconds=round(self.paused_seconds + sign * other.paused_seconds, 3),
             cached=self.cached + sign * other.cached,
+            at_least=self.at_least or other.at_least,
         )
 
 

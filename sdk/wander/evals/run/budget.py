@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -157,6 +158,11 @@ class Meter:
 def count_tokens(turns: list[Turn]) -> Usage:
     """Return the tokens of the turns that a model was really asked for."""
     return sum((turn.usage for turn in turns if not turn.cached), Usage())
+
+
+def count_answers(turns: list[Turn], others: Collection[str]) -> int:
+    """Return how many turns the model was really asked for; `others` are players with their own."""
+    return sum(not turn.cached and turn.player not in others for turn in turns)
 
 
 class MeteredClient(WrappedClient):

@@ -23,7 +23,7 @@ from typing import Any
 from wander.clients.base import Client
 from wander.clients.players import require_players
 from wander.evals.run.admission import Admission
-from wander.evals.run.budget import Meter, MeteredClient, count_tokens
+from wander.evals.run.budget import Meter, MeteredClient, count_answers, count_tokens
 from wander.evals.run.plan import EvaluationPlan, planned_examples, planned_on_record
 from wander.evals.run.stopping import FailureWatch, StopRequest
 from wander.evals.run.tally import DONE, FAILED, Tally
@@ -209,6 +209,10 @@ class _Evaluation:
         self.client = MeteredClient(client, self.admission, self.meter)
         self.limiter = client.limiter
         self.used_before = EndpointUse() if self.limiter is None else self.limiter.use()
+        self.answers = 0
+        """Calls of the model that the record has answers of."""
+        self.forgotten = EndpointUse()
+        """What parts of the run that were killed could not say of their calls."""
         self.plan = plan
         self.folder = folder
         self.on_progress = on_progress
@@ -272,8 +276,8 @@ class _Evaluation:
         else:
             summary = summarise_run(self.manifest, sorted(self.kept, key=self.tally.places.place_of))
         if self.folder is not None and not self.untouched:
-            if use.calls or use.cached:
-                self.folder.add_use(use)
+            if (used := self.forgotten + use).calls or use.cached:
+                self.folder.add_use(used)
             if (spending := self.meter.spending()) is not None:
                 self.folder.set_spending(spending)
             if complete:
@@ -328,7 +332,9 @@ class _Evaluation:
             tally.restore(mark)
         spent = mark.spent if mark is not None else Usage()
         prompt, completion = spent.prompt_tokens, spent.completion_tokens
+        self.answers = mark.answers if mark is not None else 0
         for rollout, whole in self._on_record(self.folder, mark):
+            self.answers += count_answers(rollout.turns, self.manifest.players)
             asked = count_tokens(rollout.turns)
             prompt, completion = prompt + asked.prompt_tokens, completion + asked.completion_tokens
             if rollout.failure is not None:
@@ -336,6 +342,9 @@ class _Evaluation:
             elif whole:
                 tally.add(rollout)
         self.meter.at_least(Usage(prompt_tokens=prompt, completion_tokens=completion))
+        said = 0 if self.manifest.endpoints is None else self.manifest.endpoints.calls
+        if self.limiter is not None and self.answers > said:
+            self.forgotten = EndpointUse(calls=self.answers - said, at_least=True)
         self.resumed = tally.state.count(DONE)
 
     def _on_record(self, folder: RunFolder, mark: Bookmark | None) -> Iterator[tuple[Rollout, bool]]:
@@ -352,7 +361,7 @@ class _Evaluation:
 
     def _mark(self, folder: RunFolder) -> Bookmark:
         self.marked = self.tally.rollouts
-        return self.tally.bookmark(folder.plain_bytes(), self.meter.usage)
+        return self.tally.bookmark(folder.plain_bytes(), self.meter.usage, self.answers)
 
     async def _work(self, examples: RunExamples, jobs: Iterator[Job]) -> None:
         for place, indices in jobs:
@@ -413,6 +422,7 @@ class _Evaluation:
             rollout = self.folder.append(rollout)
         else:
             self.kept.append(rollout)
+        self.answers += count_answers(rollout.turns, self.manifest.players)
         self.tally.add(rollout)
         self._tell()
 

@@ -49,7 +49,7 @@ class Tally:
             self.scored += 1
             self._reward_sum += reward
 
-    def bookmark(self, length: int, spent: Usage) -> Bookmark:
+    def bookmark(self, length: int, spent: Usage, answers: int) -> Bookmark:
         """Return what a resumption needs of so many bytes of the record."""
         return Bookmark(
             run_id=self._run_id,
@@ -59,6 +59,7 @@ class Tally:
             reward_sum=self._reward_sum,
             usage=self.usage,
             spent=spent,
+            answers=answers,
         )
 
     def restore(self, mark: Bookmark) -> None:

@@ -47,6 +47,8 @@ class Bookmark(Record):
     """Of all rollouts."""
     spent: Usage
     """What the run had taken from its model."""
+    answers: int = 0
+    """Calls of its model that these rollouts hold the answers of."""
 
 
 class BookmarkFile:
