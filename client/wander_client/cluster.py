@@ -167,7 +167,10 @@ class Head:
 
 def _require_reachable(address: str) -> None:
     """Raise `Unavailable` where nobody listens: Ray itself would try for a long time."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if address.startswith("ray://"):
+        hint = "write `HOST:6379`, the address of the cluster's head, or `auto`"
+        raise UsageError(f"`{address}` is an address of Ray Client, which does not play here", hint=hint)
+    host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise UsageError(f"`{address}` is no address of Ray", hint="write `HOST:6379`, or `auto`")
     try:

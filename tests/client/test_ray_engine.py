@@ -27,7 +27,7 @@ from object_server import object_server
 from shard_records import aggregates_of, records_of
 from wander.clients.rate_limit import CallLimiter
 from wander.evals.store.folder import RunFolder
-from wander_client.cluster import Versions, _cannot_connect, connected
+from wander_client.cluster import Versions, _cannot_connect, _require_reachable, connected
 from wander_client.errors import ClientError, Unavailable, UsageError
 from wander_client.evaluate.settings import EvaluationSettings
 from wander_client.ray_engine import engine
@@ -37,6 +37,7 @@ from wander_client.ray_engine.models import count_actors, count_gpus, models_of
 from wander_client.ray_engine.task import PROOF_FILE, Job, play_shard
 from wander_client.runs.shards import SHARDS_FILE
 from wander_client.suites.file import Suite, name_run
+from wander_client.terminal.suggestions import choose
 
 URL = "http://model/v1"
 
@@ -215,6 +216,11 @@ def test_a_cluster_of_another_version_of_ray_is_told() -> None:
     assert (said.code, "install the same Ray and Python" in (said.hint or "")) == ("versions_differ", True)
     assert "RAY_AUTH_MODE=token" in (_cannot_connect("head:6379", ConnectionError("no")).hint or "")
     assert "RAY_AUTH_MODE" not in (_cannot_connect(None, ConnectionError("no")).hint or "")
+    with pytest.raises(UsageError, match="Ray Client"):
+        _require_reachable("ray://head:10001")
+    with pytest.raises(UsageError) as unknown:
+        choose("--engine", "dask", ["ray"])
+    assert unknown.value.hint == "use `ray`"
 
 
 def test_two_drivers_and_other_evaluations_do_not_mix_in_a_folder(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def test_what_does_not_fit_together_is_told_and_nothing_is_written(wander: Wande
         choose_engine("slurm", None, None)
     error = wander("eval", "--resume", "nowhere", "--engine", "ray", "--json").json["error"]
     assert "was not begun with `--engine ray`" in error["message"], error
-    for wrong in ("3/3", "1", "a/b", "-1/3"):
+    for wrong in ("3/3", "1", "a/b", "-1/3", "٠/٢"):
         error = wander("eval", *words, f"--shard={wrong}", "--json").json["error"]
         assert "no part of a run" in error["message"], error
         assert error["hint"] in ("the shards of 3 are `0/3` to `2/3`", "the shards of 8 are `0/8` to `7/8`")

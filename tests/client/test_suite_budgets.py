@@ -80,7 +80,7 @@ def test_a_cost_counts_too_and_the_next_command_is_told(wander: Wander, file: Pa
     file.write_text("budget_usd = 0.000001\n" + text)
     done = wander("eval", str(file))
     assert done.status == 6, done.err
-    assert "the suite's budget of 1e-06 USD is spent" in done.err
+    assert "the budget of 1e-06 USD is spent" in done.err
     (following,) = [line for line in done.err.splitlines() if "--budget-usd" in line]
     words = following[following.index("wander eval") :].strip("` ").split()
     assert wander(*words[1:-1], "1000").status == 0
@@ -115,7 +115,7 @@ def test_earlier_parts_count_until_their_run_plays_again() -> None:
     meter.at_least(Usage(prompt_tokens=79))
     assert meter.spent is None
     meter.at_least(Usage(prompt_tokens=80))
-    assert meter.spent == "the suite's budget of 100 tokens is spent (100)"
+    assert meter.spent == "the budget of 100 tokens is spent (100)"
     spending = meter.spending()
     assert spending is not None
     assert (spending.usage.prompt_tokens, spending.budget_tokens) == (80, None)

@@ -153,8 +153,8 @@ def _read_shard(given: dict[str, Any]) -> "Shard":
     word = given["shard"]
     if isinstance(word, Shard):
         return word
-    number, slash, of = str(word).partition("/")
-    if not (slash and number.isdecimal() and of.isdecimal() and int(number) < int(of)):
+    number, _, of = str(word).partition("/") if str(word).isascii() else ("", "", "")
+    if not (number.isdecimal() and of.isdecimal() and int(number) < int(of)):
         of = of if of.isdecimal() and int(of) > 1 else "8"
         hint = f"the shards of {of} are `0/{of}` to `{int(of) - 1}/{of}`"
         raise UsageError(f"`--shard {word}` is no part of a run", hint=hint)

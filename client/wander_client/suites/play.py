@@ -168,7 +168,7 @@ async def _play(ready: Ready, number: int, table: SuiteTable, common: Common) ->
     try:
         async with common.slots:
             if common.budget is not None and common.budget.spent is not None:
-                table.set_state(number, "partial", "the suite's budget is spent")
+                table.set_state(number, "partial", "the budget is spent")
                 return Outcome(run, run_dir, "partial")
             table.set_state(number, "starting")
             result = await run_evaluation(

@@ -26,5 +26,6 @@ def choose(option: str, word: str, known: Iterable[Word]) -> Word:
         if one == word:
             return one
     *most, last = (f"`{one}`" for one in words)
-    hint = did_you_mean(word, words) or f"use {', '.join(most)} or {last}"
+    listed = f"{', '.join(most)} or {last}" if most else last
+    hint = did_you_mean(word, words) or f"use {listed}"
     raise UsageError(f"`{option} {word}` is unknown", hint=hint)

@@ -70,9 +70,9 @@ class SharedBudget:
     def spent(self) -> str | None:
         """The budget that is spent, in words; None while the runs may go on."""
         if self.tokens is not None and self.spent_tokens >= self.tokens:
-            return f"the suite's budget of {self.tokens:,} tokens is spent ({self.spent_tokens:,})"
+            return f"the budget of {self.tokens:,} tokens is spent ({self.spent_tokens:,})"
         if self.usd is not None and self.spent_usd >= self.usd:
-            return f"the suite's budget of {self.usd:g} USD is spent ({self.spent_usd:.4g})"
+            return f"the budget of {self.usd:g} USD is spent ({self.spent_usd:.4g})"
         return None
 
 
