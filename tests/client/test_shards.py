@@ -157,6 +157,10 @@ def test_what_does_not_fit_together_is_told_and_nothing_is_written(wander: Wande
     assert merge(wander, [places[0], lean, places[2]], "of-an-older").status == 0
     (extra / "summary.json").unlink()
     assert merge(wander, [places[0], extra, places[2]], "without").status == 0
+
+
+def test_options_of_shards_and_engines_that_mean_nothing_are_told(wander: Wander, folder: Path) -> None:
+    words = (str(folder), "-m", SOLVER, "-n", "4", "--in-process")
     error = wander("eval", *words, "--shards", "2", "--json").json["error"]
     assert "`--shards` is of an engine" in error["message"]
     (Path("begun") / SHARDS_FILE).parent.mkdir()
