@@ -169,7 +169,7 @@ def _require_reachable(address: str) -> None:
     """Raise `Unavailable` where nobody listens: Ray itself would try for a long time."""
     if address.startswith("ray://"):
         hint = "write `HOST:6379`, the address of the cluster's head, or `auto`"
-        raise UsageError(f"`{address}` is an address of Ray Client, which does not play here", hint=hint)
+        raise UsageError(f"`{address}` is an address of Ray Client, which Wander does not use", hint=hint)
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise UsageError(f"`{address}` is no address of Ray", hint="write `HOST:6379`, or `auto`")

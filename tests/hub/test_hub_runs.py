@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import inspect, update
 from wander.types import Rollout
 from wander.wire import RunManifest
 from wander_hub.identity import HUB
+from wander_hub.runs import repository
 from wander_hub.runs.models import Run, without_examples
 
 
@@ -64,6 +65,10 @@ async def test_lists_leave_the_examples_out_and_read_no_whole_manifest(hub, pinn
     with hub.database.write(HUB) as session:
         session.execute(update(Run).values(brief=None))  # as one that was posted before
     assert (await hub.get("/api/v1/runs")).json()["data"] == [listed]
+    with hub.database.read(HUB) as session:
+        (run,) = repository.page(session, environment_id=None, limit=1)
+        assert run.listed_manifest.example_ids == []
+        assert inspect(run).unloaded >= {"manifest", "brief"}, "nothing is read for each run of a list"
     with hub.database.write(HUB) as session:
         brief = without_examples(RunManifest.model_validate(whole["manifest"])).model_dump_json(by_alias=True)
         session.execute(update(Run).values(brief=brief, manifest="not read"))

@@ -36,8 +36,8 @@ ENVIRONMENT = "Environment"
 PROCESSES = "Processes and the sandbox"
 THE_RUN = "The run"
 
-OF_ALL_RUNS = (FREE, EVAL, FILE, BESIDE, SAMPLED, BUDGET)
-"""What is true of a budget."""
+BUDGET_MARKS = (FREE, EVAL, FILE, BESIDE, SAMPLED, BUDGET)
+"""Of both budgets."""
 
 USUAL_SAMPLING = {
     *("top_k", "top_a", "min_p", "typical_p", "n", "best_of", "logprobs", "top_logprobs", "logit_bias"),
@@ -285,12 +285,12 @@ class EvaluationOptions(Record):
     budget_tokens: Annotated[
         int | None,
         Option(
-            "--budget-tokens --max-tokens-total", "tokens that the whole run may take", *OF_ALL_RUNS, min=1
+            "--budget-tokens --max-tokens-total", "tokens that the whole run may take", *BUDGET_MARKS, min=1
         ),
     ] = None
     budget_usd: Annotated[
         float | None,
-        Option("--budget-usd", "USD that the whole run may cost; needs prices", *OF_ALL_RUNS, min=0.0),
+        Option("--budget-usd", "USD that the whole run may cost; needs prices", *BUDGET_MARKS, min=0.0),
     ] = None
     prices: Annotated[
         "TokenPrices | None",

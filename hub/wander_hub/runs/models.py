@@ -18,7 +18,7 @@ from sqlalchemy import (
     inspect,
     text,
 )
-from sqlalchemy.orm import Mapped, Session, mapped_column, relationship
+from sqlalchemy.orm import Mapped, Session, mapped_column, query_expression, relationship
 from wander.wire import RunManifest, VerificationLevel
 from wander.wire.events import LevelEvent
 
@@ -87,6 +87,8 @@ class Run(Base):
     """`run.json` as posted."""
     brief: Mapped[str | None] = mapped_column(Text)
     """The same without its examples, which may be a million; None for a run that was posted before 0043."""
+    shortest: Mapped[str | None] = query_expression()
+    """What a list reads of these two (`repository.listed`); None where something else read the row."""
     summary: Mapped[dict[str, Any]] = mapped_column(JSON)
     sha256: Mapped[str] = mapped_column(String(64))
     rollouts_sha256: Mapped[str | None] = mapped_column(String(64))
@@ -128,9 +130,7 @@ class Run(Base):
     @property
     def listed_manifest(self) -> RunManifest:
         """The manifest without its examples, as lists of runs have it."""
-        if self.brief is None:
-            return without_examples(self.parsed_manifest)
-        return RunManifest.model_validate_json(self.brief)
+        return without_examples(RunManifest.model_validate_json(self.shortest or self.brief or self.manifest))
 
 
 def without_examples(manifest: RunManifest) -> RunManifest:

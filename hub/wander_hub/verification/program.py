@@ -38,7 +38,7 @@ _LONGEST_ANSWER = 16 << 20
 _STRANGER = "bad_token"
 """Code of a hub that does not know the token of the job, which is a new one: another hub, most likely."""
 _AWAY = ("hub_unreachable", "unavailable", _STRANGER)
-"""Codes of a hub that does not answer, or breaks off: it is being started again."""
+"""Codes of a hub that does not answer or breaks off, since it is being started again, or is another one."""
 _RETRYABLE = ("timeout", "index_unreachable", "network")
 """Codes of what another try may mend."""
 
