@@ -49,6 +49,10 @@ READER = "reader"
 """The key under which a session holds its reader; every query on environments depends on it."""
 PUBLIC_FILES = "public_files"
 """The key under which a session holds the links that nginx follows, where the hub keeps any."""
+FIRST_REVISION = "0100"
+"""The schema of 0.1.0."""
+UNRELEASED_REVISION = "0043"
+"""The last schema before it, which was never released. A backup or an export of it can still be loaded."""
 _ABSENT = object()
 _OBJECTS_LOCK, _MIGRATIONS_LOCK = 7_403_926_551, 7_403_926_553
 """Any numbers that nothing else locks."""
@@ -115,6 +119,17 @@ def fill(answer: type[Answer], row: object, **given: Any) -> Answer:
         if name not in given and (value := getattr(row, name, _ABSENT)) is not _ABSENT:
             given[name] = value
     return answer(**given)
+
+
+class UnreleasedDatabase(Exception):
+    """A hub from before 0.1.0 made the database; `hint` says how to move its content to this release."""
+
+    def __init__(self, revision: str) -> None:
+        super().__init__(f"this database was made before Wander 0.1.0 (schema {revision})")
+        self.hint = (
+            "run `wander-hub backup FOLDER` with commit 13dc2cf7, the last one before 0.1.0, then "
+            "`wander-hub restore FOLDER --data NEW` with this release"
+        )
 
 
 class Database:
@@ -254,12 +269,15 @@ class Database:
         """Tell whether the schema is that of the newest migration, or of a release after this one.
 
         A migration adds, and what it adds has a default: this release works with what a newer one has added.
+        Raises `UnreleasedDatabase` for a schema from before 0.1.0.
         """
         if not self.is_begun():
             return False
         with self.engine.connect() as connection:
-            found = connection.execute(text("SELECT version_num FROM alembic_version")).scalars().all()
-            return any(one >= newest_revision() for one in found)  # numbers of four digits
+            revision = connection.execute(text("SELECT version_num FROM alembic_version")).scalar() or ""
+        if "" < revision < FIRST_REVISION:
+            raise UnreleasedDatabase(revision)
+        return revision >= newest_revision()  # numbers of four digits
 
     def is_begun(self) -> bool:
         """Tell whether a hub, of whatever release, has made its schema here."""

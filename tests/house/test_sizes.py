@@ -19,6 +19,12 @@ FOLDER_MODULES = 15
 
 
 @pytest.fixture(scope="module")
+def sources(sources):
+    """Leave out the revisions of the schema, which Alembic writes as one list of tables and columns."""
+    return [source for source in sources if not source.path.startswith("migrations/versions/")]
+
+
+@pytest.fixture(scope="module")
 def allowed() -> dict[str, list[dict]]:
     rows = tomllib.loads((Path(__file__).parent / "allowed.toml").read_text())
     assert set(rows) <= {"module", "function"}

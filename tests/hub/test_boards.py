@@ -8,14 +8,13 @@ import re
 from datetime import timedelta
 
 import pytest
-from alembic import command
 from sqlalchemy import event, text
 from wander.wire.boards import LeaderboardRow, csv_table
 from wander.wire.run_record import PassRate
-from wander_hub.database import alembic_config, now
+from wander_hub.database import now
 from wander_hub.fsck import check as fsck
 from wander_hub.identity import HUB
-from wander_hub.leaderboards.listing import fill_search, place_all, refresh_results
+from wander_hub.leaderboards.listing import place_all, refresh_results
 from wander_hub.leaderboards.models import Board
 from wander_hub.leaderboards.repository import page as board_page
 from wander_hub.leaderboards.schemas import BoardFilter
@@ -430,54 +429,6 @@ async def test_a_page_walks_an_index_and_sorts_nothing(posted, showing, sort):
     assert "ix_board_entries" in steps[0] or "ix_board_entries" in " ".join(steps), steps
 
 
-async def test_boards_of_before_the_first_run_counted_are_placed_anew(posted):
-    """A board on which the best run counted, brought up to date by the migration and the start of the hub."""
-    first = await posted.run("a", 5)
-    await posted.run("a", 9)
-    database = posted.hub.database
-    with database.engine.execution_options(writes=True).begin() as connection:
-        command.downgrade(alembic_config(connection), "0015")
-        columns = "run_id, model, level, posted_at"
-        insert = (
-            f"INSERT INTO board_entries ({columns}, board_id, shortfall, low, high, record, best)"
-            f" SELECT {columns}, 1, -reward_mean, 0.1, 0.9, true, reward_mean > 0.4 FROM runs"
-        )
-        connection.execute(text(insert))
-        connection.execute(text("UPDATE runs SET board_level = level"))
-        connection.execute(text("UPDATE boards SET runs = 2, models = 1"))
-        connection.execute(text("UPDATE environments SET best_reward = 0.45"))
-    database.migrate()
-    place_all(database)
-    fill_search(database)
-    assert [row["run_id"] for row in (await posted.board())["rows"]] == [first]
-    detail = (await posted.hub.get("/api/v1/environments/alice/reverse-text")).json()
-    assert detail["best_reward"] == 0.25
-    assert list(fsck.check(database, posted.hub.client._transport.app.state.storage)) == []
-
-
-async def test_boards_of_before_owners_refused_rescored_runs_refuse_none(posted):
-    """Also a board on which rescored runs stand, whose rows and settings stay what they were."""
-    first = await posted.run("a", 5)
-    database = posted.hub.database
-    with database.write(HUB) as session:
-        run = session.get_one(Run, first)
-        run.level = "rescored"
-        session.flush()
-        refresh_results(session, find(session, first).environment)
-    board = (await posted.board())["board"]
-    path = f"/api/v1/environments/alice/reverse-text/versions/0.1.0/boards/{board}"
-    assert (await posted.put(path, {"title": "Texts", "pinned": True})).status_code == 200
-    before = await posted.board()
-    with database.engine.execution_options(writes=True).begin() as connection:
-        command.downgrade(alembic_config(connection), "0018")
-    database.migrate()
-    place_all(database)
-    fill_search(database)
-    assert (before["refuses_rescored"], before["title"]) == (False, "Texts")
-    assert await posted.board() == before
-    assert list(fsck.check(database, posted.hub.client._transport.app.state.storage)) == []
-
-
 async def test_owners_refuse_rescored_runs_on_a_board_and_take_them_back(posted):
     """Also one that is rescored after they did, and replayed after that."""
     played, scored, later = [await posted.run(model, ones) for model, ones in (("a", 5), ("b", 9), ("c", 7))]
@@ -548,33 +499,4 @@ async def test_what_replays_proved_ranks_before_any_reward(posted, tiers):
         'scope="rowgroup"'
         not in (await posted.hub.get("/alice/reverse-text/leaderboard?sort=posted", headers=HTML)).text
     )
-    assert posted.faults() == []
-
-
-async def test_boards_of_before_there_were_tiers_are_brought_up_to_date(posted, tiers):
-    database = posted.hub.database
-    wanted = (await posted.board())["rows"]
-    with database.engine.execution_options(writes=True).begin() as connection:
-        entries = connection.execute(text("SELECT * FROM board_entries")).mappings().all()
-        command.downgrade(alembic_config(connection), "0020")
-        assert connection.execute(text("SELECT count(*) FROM board_entries")).scalar_one() == 0
-        for one in entries:
-            row = {name: value for name, value in one.items() if name != "tier"}
-            row["below"] = row["level"] == "unverifiable"
-            names = ", ".join(row)
-            values = ", ".join(f":{name}" for name in row)
-            connection.execute(text(f"INSERT INTO board_entries ({names}) VALUES ({values})"), row)
-        connection.execute(text("UPDATE runs SET board_level = level"))
-        connection.execute(text("UPDATE boards SET runs = 6, models = 6"))
-        connection.execute(text("UPDATE environments SET best_model = 'complete', best_reward = 0.85"))
-    database.migrate()
-    posted.give(tiers["rerun"], "rerun", "replayed")  # whose replays this test did not make
-    posted.give(tiers["vouched"], "rerun", "rescored")
-    with database.write(HUB) as session:
-        session.execute(text("UPDATE runs SET board_level = '' WHERE level = 'rerun'"))
-    place_all(database)
-    fill_search(database)
-    assert (await posted.board())["rows"] == wanted
-    detail = (await posted.hub.get("/api/v1/environments/alice/reverse-text")).json()
-    assert detail["best_model"] == "replayed"
     assert posted.faults() == []

@@ -9,12 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from alembic import command
 from hub_jobs import work_off
 from wander.types import Rollout
-from wander_hub.database import alembic_config
 from wander_hub.jobs import Job, TableQueue
-from wander_hub.verification import evidence, likeness, service
+from wander_hub.verification import evidence, likeness
 
 Lines = list[dict[str, Any]]
 WORDS = [
@@ -355,25 +353,3 @@ def test_a_third_of_long_rollouts_makes_a_copy_and_less_does_not() -> None:
         mixed = rollouts_saying([*texts[:copied], *(essay(f"own {each}") for each in range(30 - copied))])
         found = likeness.compare(rollouts_saying(texts), mixed)
         assert (found.repeated, found.copied) == (copied, expected)
-
-
-async def test_runs_of_a_database_written_before_sketches_are_read_again_and_their_copies_found(
-    place: Hub,
-) -> None:
-    manifest, rollouts = place.new(1, "honest")
-    first = await place.post((manifest, rollouts), "alice")
-    place.examine()
-    database = place.hub.database
-    with database.write() as session:
-        session.query(Job).filter_by(kind=evidence.KIND).one().key = f"{evidence.KIND} {first}"
-    with database.engine.begin() as connection:
-        command.downgrade(alembic_config(connection), "0016")
-        command.upgrade(alembic_config(connection), "head")
-    forged, _ = place.new(2, "", model="better")
-    copied = await place.post((forged, COPIES["half of the rollouts"](rollouts)), "bob")
-    place.examine()
-    assert await place.duplicate_of(copied) is None
-    service.RunSweep(database, place.queue, place.hub.settings)()
-    place.examine()
-    assert await place.duplicate_of(copied) == first
-    assert (await place.run(first))["level"] == "replayed"

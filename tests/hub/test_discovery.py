@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from alembic import command
 from sqlalchemy import delete, select, text, update
-from wander_hub.database import READER, alembic_config
-from wander_hub.environments import browse, search
+from wander_hub.database import READER
+from wander_hub.environments import browse
 from wander_hub.environments import repository as environments
 from wander_hub.environments.models import Environment, Version
-from wander_hub.environments.schemas import EnvironmentFilter
 from wander_hub.environments.spelling import Spelling, distance, learn
 from wander_hub.identity import HUB
 from wander_hub.index.downloads import DownloadCounter
@@ -215,20 +213,6 @@ async def test_what_is_deleted_or_of_before_the_index(filled):
     answer = await filled.client.delete(f"{ALL}/alice/chess-endgames", headers=filled.auth())
     assert answer.status_code in (200, 204), answer.text
     assert await names(filled, "q=chess") == ["opening-book", "sums"]
-
-
-@pytest.mark.parametrize("database_kind", ["sqlite", "postgresql"], indirect=True)
-async def test_names_that_a_release_of_before_indexed_are_found_as_names(hub, make_wheel, monkeypatch):
-    monkeypatch.setattr(search, "_in_name", lambda word: "")
-    await hub.publish(make_wheel(name="chess-games"))
-    monkeypatch.undo()
-
-    with hub.database.engine.execution_options(writes=True).begin() as connection:
-        command.downgrade(alembic_config(connection), "0039")
-    hub.database.migrate()
-    with hub.database.read(HUB) as session:
-        monkeypatch.setattr(search, "PLACES", search.PLACES[:1])
-        assert len(search.find(session, EnvironmentFilter(q="Game"), None, 1)) == 1
 
 
 async def test_downloads_are_counted_once_each_however_many_come_at_once(hub, make_wheel):

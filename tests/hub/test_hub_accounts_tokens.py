@@ -10,14 +10,12 @@ from datetime import timedelta
 from urllib.parse import quote, unquote
 
 import pytest
-from alembic import command
-from sqlalchemy import text, update
+from sqlalchemy import update
 from wander_hub import security
-from wander_hub.database import Database, alembic_config, now
+from wander_hub.database import now
 from wander_hub.http.middleware import name_request
 from wander_hub.rights import members
 from wander_hub.rights.models import Token
-from wander_hub.rights.tokens import authenticate, revoke_token
 from wander_hub.server.log import LogFormatter, without_secrets
 
 
@@ -111,23 +109,6 @@ async def test_who_revokes_a_token_revokes_all_that_it_made(hub):
         assert (await whoami(hub, secret)).status_code == 401
     for secret in (sibling, hub.tokens["alice"]):
         assert (await whoami(hub, secret)).status_code == 200
-
-
-def test_tokens_of_an_older_database_go_on(tmp_path):
-    database, secret = Database(f"sqlite:///{tmp_path / 'hub.db'}"), security.new_token()
-    with database.engine.execution_options(writes=True).begin() as connection:
-        command.upgrade(alembic_config(connection), "0014")
-        day = {"day": "2026-11-01 00:00:00.000000"}
-        connection.execute(text("INSERT INTO users VALUES (1, 'ada', 0, :day)"), day)
-        columns = "id, user_id, name, prefix, sha256, created_at, scope"
-        given = {**day, "prefix": secret[:10], "sha256": security.token_hash(secret)}
-        values = "1, 1, 'laptop', :prefix, :sha256, :day, 'read publish manage'"
-        connection.execute(text(f"INSERT INTO tokens ({columns}) VALUES ({values})"), given)
-    database.migrate()
-    assert authenticate(database, secret).token.scopes == ["read", "publish", "manage"]
-    with database.write() as session:
-        assert revoke_token(session, secret[:10]).revoked_at is not None
-    database.close()
 
 
 async def test_a_publishing_token_of_one_environment_publishes_that_alone(hub, make_wheel):

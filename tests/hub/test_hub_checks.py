@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from alembic import command
-from sqlalchemy import text
 from wander.wire import CheckSummary
-from wander_hub.database import Database, alembic_config
 
 HTML = {"Accept": "text/html"}
 FINDINGS = [
@@ -79,13 +76,3 @@ async def test_what_is_no_summary_is_refused_before_anything_is_stored(hub, whee
     assert (answer.status_code, answer.json()["code"]) == (422, "bad_check_report"), answer.text
     assert "--no-check" in answer.json()["hint"]
     assert (await hub.get("/api/v1/environments")).json()["data"] == []
-
-
-async def test_versions_from_before_the_column_are_not_checked(sqlite_alone, hub, wheel_spec, tmp_path):
-    await hub.upload(wheel_spec.build(), wheel_spec.wheel_name, fields=stated())
-    with hub.database.engine.execution_options(writes=True).begin() as connection:
-        command.downgrade(alembic_config(connection), "0001")
-        names = connection.execute(text("SELECT name FROM pragma_table_info('versions')")).scalars().all()
-        assert "check_summary" not in names
-    Database(hub.database.url).migrate()
-    assert (await version_of(hub))["check"] is None

@@ -6,21 +6,20 @@ import asyncio
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from live_hub import hub_command
-from sqlalchemy import Inspector, column, insert, inspect, select, table, text
+from sqlalchemy import inspect, text
 from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.orm import Session
 from wander_hub.database import (
     _MIGRATIONS_LOCK,
     Base,
     Database,
+    UnreleasedDatabase,
     UtcDateTime,
     alembic_config,
     migrations_folder,
@@ -28,9 +27,6 @@ from wander_hub.database import (
 from wander_hub.environments import repository as environments
 from wander_hub.rights.tokens import first_administrator
 from wander_hub.upload.bundled import ensure_owner
-
-RELEASED = "0026"
-"""The newest migration of the last release."""
 
 
 def is_text_index(name: str | None, kind: str) -> bool:
@@ -58,67 +54,23 @@ def test_migrations_go_down_and_up_again(tmp_path):
     database.close()
 
 
-async def test_the_release_before_works_on_the_schema_of_this_one(hub, run_of, tmp_path, request):
-    """What it knows is still there and no stricter; rows as it writes them are taken."""
-    manifest, rollouts = run_of(await hub.publish())
-    assert (await hub.post_run(manifest, rollouts, artifacts={"notes.txt": b"notes"})).status_code == 201
-    database = Database(f"sqlite:///{tmp_path / 'hub.db'}")
-    database.migrate()
-    new = inspect(database.engine)
-    with database.engine.execution_options(writes=True).begin() as connection:
-        command.downgrade(alembic_config(connection), RELEASED)
-    old = inspect(database.engine)
-    for name in old.get_table_names():
-        known = {one["name"]: one for one in old.get_columns(name)}
-        there = {one["name"]: one for one in new.get_columns(name)}
-        assert [one for one in known if one not in there] == [], name
-        for one, before in known.items():
-            assert there[one]["nullable"] >= before["nullable"], (name, one)
-            assert repr(there[one]["type"]) == repr(before["type"]), (name, one)
-        loose = {one for one, told in there.items() if one not in known and told["nullable"]}
-        stricter = restrictions(new, name) - restrictions(old, name)
-        assert [one for one in stricter if not loose & set(one)] == [], name
-    columns = {name: [one["name"] for one in old.get_columns(name)] for name in old.get_table_names()}
-    database.close()
-    write_as_before(hub.database, columns, tmp_path, request)
-
-
-def restrictions(found: Inspector, table: str) -> set[tuple[str, ...]]:
-    """Return what a table refuses: what stands in it once alone, what must be in another, what is checked."""
-    unique = [one for one in found.get_indexes(table) if one["unique"]] + found.get_unique_constraints(table)
-    return {
-        *(("once", *map(str, one["column_names"])) for one in unique),
-        *(("elsewhere", *one["constrained_columns"]) for one in found.get_foreign_keys(table)),
-        *(("checked", one["sqltext"]) for one in found.get_check_constraints(table)),
-        ("key", *found.get_pk_constraint(table)["constrained_columns"]),
-    }
-
-
-def write_as_before(database: Database, columns: dict[str, list[str]], folder: Path, request) -> None:
-    """Add the rows of a hub to an empty database of the same kind, by the columns that a release knew."""
-    with ExitStack() as stack:
-        url = f"sqlite:///{folder / 'empty.db'}"
-        if database.engine.dialect.name == "postgresql":
-            url = stack.enter_context(request.getfixturevalue("postgres").database())
-        other, added = Database(url), set()
-        stack.callback(other.close)
-        other.migrate()
-        source = stack.enter_context(database.engine.connect())
-        target = stack.enter_context(other.engine.execution_options(writes=True).begin())
-        for each in Base.metadata.sorted_tables:
-            known = [each.c[one] for one in columns.get(each.name, ())]
-            rows = [dict(one) for one in source.execute(select(*known)).mappings()] if known else []
-            if rows:
-                target.execute(insert(table(each.name, *(column(one.name, one.type) for one in known))), rows)
-                added.add(each.name)
-    assert {"owners", "users", "environments", "versions", "files", "runs", "run_chunks", "jobs"} <= added
-
-
 def test_a_hub_starts_on_the_schema_of_a_newer_release(hub):
     with hub.database.engine.execution_options(writes=True).begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9000'"))
     hub.database.migrate()
     assert hub.database.is_current()
+
+
+@pytest.mark.parametrize("revision", ["0001", "0043"])
+def test_a_database_from_before_the_first_release_is_left_alone(hub, revision):
+    with hub.database.engine.execution_options(writes=True).begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = :found"), {"found": revision})
+    for attempt in (hub.database.migrate, hub.database.is_current):
+        with pytest.raises(UnreleasedDatabase) as raised:
+            attempt()
+        assert revision in str(raised.value)
+        assert "wander-hub backup" in raised.value.hint
+        assert "wander-hub restore" in raised.value.hint
 
 
 def test_migrations_are_where_the_checkout_keeps_them():

@@ -9,10 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from alembic import command
 from sqlalchemy import select
-from wander_hub.accounts.models import Owner
-from wander_hub.database import Database, alembic_config
 from wander_hub.index import upstream
 from wander_hub.index.models import PrivateName
 from wander_hub.index.negotiation import JSON_V1
@@ -242,23 +239,3 @@ async def test_neither_clock_nor_outage_tells_a_private_name(hub, behind, make_w
     hidden = await hub.get("/alice/index/secret/")
     assert (missing.status_code, hidden.status_code) == (503, 503)
     assert missing.json()["code"] == hidden.json()["code"] == "upstream_silent"
-
-
-async def test_a_database_of_before_knows_what_is_private_now(sqlite_alone, hub, behind, make_wheel):
-    """Present and former names of what is private are remembered by the migration."""
-    for name in ("kept", "left", "open"):
-        await hub.publish(make_wheel(name=name))
-    api = "/api/v1/environments/alice"
-    for name in ("kept", "left"):
-        body = {"private": True}
-        assert (await hub.client.put(f"{api}/{name}/visibility", json=body, headers=hub.auth())).is_success
-    body = {"owner": "bob"}
-    assert (await hub.client.post(f"{api}/left/transfer", json=body, headers=hub.auth("admin"))).is_success
-    with hub.database.engine.execution_options(writes=True).begin() as connection:
-        command.downgrade(alembic_config(connection), "0019")
-    Database(hub.database.url).migrate()
-    with hub.database.read() as session:
-        found = session.execute(select(Owner.name, PrivateName.project).join(Owner))
-        assert sorted(map(tuple, found)) == [("alice", "kept"), ("alice", "left"), ("bob", "left")]
-    for name in ("kept", "left"):
-        assert (await hub.get(f"/alice/simple/{name}/")).status_code == 401

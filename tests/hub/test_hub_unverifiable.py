@@ -6,16 +6,13 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from alembic import command
-from sqlalchemy import text, update
+from sqlalchemy import update
 from wander.wire.verification import ReplayReport
-from wander_hub.database import alembic_config, now
+from wander_hub.database import now
 from wander_hub.fsck import check as fsck
 from wander_hub.jobs import Job, JobRefused, JobWorker, TableQueue, hide_paths
-from wander_hub.leaderboards.listing import fill_search, place_all
 from wander_hub.operation.job_queue import settle_failures
 from wander_hub.verification import service
-from wander_hub.verification.models import Verification
 
 BOARD = "/api/v1/environments/alice/reverse-text/leaderboard"
 TOO_LONG = "it took longer than 900 s"
@@ -197,43 +194,6 @@ async def test_who_asks_for_less_or_calls_off_lowers_nothing(room: Room):
     await room.ask(run_id)
     room.play(JobRefused(TOO_LONG))
     assert (await room.run(run_id))[0] == "replayed", "what was proven stays so"
-
-
-async def test_runs_of_an_older_hub_find_their_places(room: Room):
-    failed, refused = await room.post(1, 0.9, "failed"), await room.post(2, 0.8, "refused")
-    await room.post(3, 0.5, "good")
-    sampled = await room.post(4, 0.4, "sampled")
-    ended = {
-        failed: {"state": "failed", "error": "no space at /srv/hub"},
-        refused: {"state": "done", "report": report(refused="not deterministic", same=0)},
-        sampled: {"state": "failed", "sample": 2},
-    }
-    with room.hub.database.write() as session:
-        for one in session.query(Verification).filter(Verification.run_id.in_(ended)):
-            told = ended[one.run_id]
-            one.sample, one.report = (
-                told.get("sample"),
-                told["report"].model_dump() if "report" in told else None,
-            )
-            session.execute(
-                update(Job).where(Job.id == one.job_id).values(state=told["state"], error=told.get("error"))
-            )
-    engine = room.hub.database.engine.execution_options(writes=True)
-    with engine.begin() as connection:
-        command.downgrade(alembic_config(connection), "0017")
-    room.hub.database.migrate()
-    place_all(room.hub.database)
-    fill_search(room.hub.database)
-    assert await room.run(failed) == ("unverifiable", "could not be verified by this hub")
-    assert await room.run(refused) == ("unverifiable", "could not be verified: not deterministic")
-    assert (await room.run(sampled))[0] == "complete"
-    assert [one for one, *_ in await room.rows()] == ["good", "sampled", "failed", "refused"]
-    assert room.faults() == []
-    with engine.begin() as connection:
-        command.downgrade(alembic_config(connection), "0017")
-        stand = connection.execute(text("SELECT count(*) FROM board_entries")).scalar_one()
-        levels = connection.execute(text("SELECT DISTINCT level, board_level FROM runs")).all()
-    assert (stand, levels) == (0, [("complete", "")]), "an older hub places all runs of the board anew"
 
 
 @pytest.mark.parametrize(

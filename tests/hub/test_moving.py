@@ -58,7 +58,7 @@ PAGES = (
     f"/api/v1/runs/{RUN}/artifacts/metrics.jsonl",
 )  # fmt: skip
 RECORDED = Path(__file__).parent / "recorded" / "archive.tar.xz"
-"""What the first release that could wrote of the hub that `fill` makes."""
+"""The hub that `fill` makes, exported by commit 13dc2cf7: the last one before the schema of 0.1.0."""
 ORIGIN = Origin("hub.import", "wander-hub")
 
 
@@ -203,9 +203,7 @@ async def test_to_postgresql_and_a_bucket_and_back(hub, run_of, make_wheel, tmp_
         assert {one for one in before if before[one] != after[one]} == set()
 
 
-async def test_an_archive_of_the_first_release_that_wrote_them_comes_into_a_hub_never_started(
-    tmp_path,
-):
+async def test_an_archive_from_before_the_first_release_is_imported_into_a_new_hub(tmp_path):
     path = tmp_path / "old.tar"
     path.write_bytes(lzma.decompress(RECORDED.read_bytes()))
     settings = Settings(data=tmp_path / "data", bundled_packages=False, storage_url=None)

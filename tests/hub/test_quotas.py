@@ -8,12 +8,10 @@ from collections import Counter
 
 import pytest
 from small_models import checkpoint
-from sqlalchemy import select
 from staged_uploads import StagedUpload, announced, pushed
 from typer.testing import CliRunner
 from wander_hub.audit import list_entries
 from wander_hub.cli.main import app as command
-from wander_hub.runs.models import Run
 
 QUOTA = "/api/v1/owners/alice/quota"
 BOTH = pytest.mark.parametrize("database_kind", ["sqlite", "postgresql"], indirect=True)
@@ -190,18 +188,3 @@ def test_the_command_says_how_much_owners_may_have(hub, monkeypatch):
     assert run("list").splitlines()[1].split("\t")[0] == "alice"
     assert json.loads(run("list", "--json"))["data"][0]["stored_bytes"]["allowed"] == 1024**2
     run("set", "alice", "--versions", "many", status=2)
-
-
-async def test_a_migration_tells_what_older_runs_store(sqlite_alone, hub, run_of):
-    manifest, rollouts = run_of(await hub.publish())
-    assert (await hub.post_run(manifest, rollouts, artifacts={"notes.txt": b"notes"})).status_code == 201
-    from alembic import command as alembic
-    from wander_hub.database import alembic_config
-
-    with hub.database.read() as session:
-        before = session.scalar(select(Run.stored_bytes))
-    with hub.database.engine.execution_options(writes=True).begin() as connection:
-        alembic.downgrade(alembic_config(connection), "0036")
-    hub.database.migrate()
-    with hub.database.read() as session:
-        assert session.scalar(select(Run.stored_bytes)) == before

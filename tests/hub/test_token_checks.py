@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from alembic import command
 from hub_jobs import work_off
 from pydantic import ValidationError
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from wander.types import Rollout
 from wander.wire.levels import STATED, STATED_BUT_COUNTED
-from wander_hub.database import alembic_config
 from wander_hub.jobs import TableQueue
 from wander_hub.settings import Settings
 from wander_hub.verification import evidence, tokens
@@ -239,33 +237,6 @@ async def test_a_file_that_is_no_tokenizer_lowers_nobody(
     found = await room.evidence()
     assert (found["level"], found["tokens"]) == ("replayed", None)
     assert f"no tokens are counted with {path}" in caplog.text
-
-
-async def test_a_run_that_was_counted_wrongly_rises_when_it_is_examined_again(
-    room: Room, tokenizer: Tokenizer
-) -> None:
-    """On a database that was written before tokens were counted."""
-    await room.post(state(12))
-    room.folder, folder = room.folder / "none", room.folder
-    room.examine()
-    engine = room.hub.database.engine.execution_options(writes=True)
-    with engine.begin() as connection:
-        command.downgrade(alembic_config(connection), "0021")
-    room.hub.database.migrate()
-    assert (await room.evidence())["tokens"] is None
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    letters = Tokenizer(models.BPE({one: at for at, one in enumerate(alphabet)}, []))
-    letters.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    path = folder / MODEL / "tokenizer.json"
-    path.write_text(letters.to_str())
-    room.folder = folder
-    room.examine_again("for the first time")
-    assert (await room.evidence())["level"] == "claimed"
-    path.write_text(tokenizer.to_str())
-    room.examine_again("with the right tokenizer")
-    found = await room.evidence()
-    assert (found["level"], found["stated"]) == ("replayed", STATED_BUT_COUNTED)
-    assert len((await room.hub.get(BOARD)).json()["rows"]) == 1
 
 
 class Stopped(Exception):

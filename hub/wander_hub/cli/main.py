@@ -41,7 +41,7 @@ from wander_hub.cli.organisations import organisation_app
 from wander_hub.cli.people import find_user, user_app
 from wander_hub.cli.quotas import quota_app
 from wander_hub.cli.webhooks import webhook_app
-from wander_hub.database import Database
+from wander_hub.database import Database, UnreleasedDatabase
 from wander_hub.http.problems import HubProblem
 from wander_hub.server.data_folder import DataFolderInUse, NoHub
 from wander_hub.storage import Storage
@@ -84,7 +84,7 @@ def main() -> None:
         sys.exit(1)
     except HubProblem as problem:
         _fail(problem.detail, problem.hint, 1)
-    except (DataFolderInUse, NoHub) as error:
+    except (DataFolderInUse, NoHub, UnreleasedDatabase) as error:
         _fail(str(error), error.hint, 2)
     except ValidationError as error:
         first = error.errors()[0]

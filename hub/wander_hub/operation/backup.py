@@ -41,7 +41,16 @@ from sqlalchemy import (
 from sqlalchemy import inspect as look_at
 
 from wander_hub import __version__
-from wander_hub.database import Base, Database, UtcDateTime, alembic_config, newest_revision, now
+from wander_hub.database import (
+    FIRST_REVISION,
+    UNRELEASED_REVISION,
+    Base,
+    Database,
+    UtcDateTime,
+    alembic_config,
+    newest_revision,
+    now,
+)
 from wander_hub.environments.models import Environment
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import HUB
@@ -210,13 +219,19 @@ def read_rows(
 
 
 def load_rows(connection: Connection, lines: Iterator[tuple[int, Any]], form: str) -> int:
-    """Add all rows to an empty database, of the schema that they were read from; return how many."""
+    """Create the schema of the copy in an empty database and add its rows; return their number.
+
+    A copy of the last schema before 0.1.0 is loaded into that of 0.1.0.
+    """
     _, head = next(lines, (0, None))
     if not isinstance(head, dict) or head.get("format") != form:
         raise bad_copy(f"it is not of the form `{form}`")
     if head["revision"] > newest_revision():
         raise bad_copy("it is of a newer release than this one")
-    command.upgrade(alembic_config(connection), head["revision"])
+    revision = head["revision"]
+    if revision == UNRELEASED_REVISION:
+        revision, lines = FIRST_REVISION, _drop_unknown(lines)
+    command.upgrade(alembic_config(connection), revision)
     rows, held, waiting = 0, 0, list[dict[str, Any]]()
     target, names = table(""), list[str]()
 
@@ -240,6 +255,20 @@ def load_rows(connection: Connection, lines: Iterator[tuple[int, Any]], form: st
     if connection.dialect.name == "postgresql":
         _count_on(connection)
     return rows
+
+
+def _drop_unknown(lines: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+    """Yield the rows without the tables and columns that this release does not have."""
+    kept: list[int] = []
+    for length, value in lines:
+        if isinstance(value, dict):
+            known = Base.metadata.tables.get(value["table"])
+            columns = value["columns"]
+            kept = [] if known is None else [at for at, name in enumerate(columns) if name in known.columns]
+            if kept:
+                yield length, {**value, "columns": [columns[at] for at in kept]}
+        elif kept:
+            yield length, [value[at] for at in kept]
 
 
 def _refuse_unless_empty(connection: Connection) -> None:
