@@ -36,7 +36,7 @@ from wander_hub.index.direct import DirectIndex
 from wander_hub.index.downloads import FLUSH_SECONDS, DownloadCounter
 from wander_hub.index.public_files import FOLDER, keep_links
 from wander_hub.index.upstream import Upstream
-from wander_hub.jobs.choice import queue_of
+from wander_hub.jobs import TableQueue
 from wander_hub.leaderboards import listing
 from wander_hub.leaderboards import routes as leaderboards
 from wander_hub.lifecycle import model_routes as model_life
@@ -257,7 +257,7 @@ def create_app(
     app.state.authenticate, app.state.upstream = authenticate, upstream
     app.state.authenticate_browser = sessions.authenticate
     app.state.downloads, app.state.library = downloads, Library(app.openapi)
-    app.state.jobs, app.state.job_worker = settle_failures(queue_of(settings, database)), None
+    app.state.jobs, app.state.job_worker = settle_failures(TableQueue.of(settings, database)), None
     if settings.styleguide:
         app.router.routes.extend(styleguide.router.routes)
     app.router.routes.extend(_routes())

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from wander.wire.trusted_publishing import PublisherKind
 
@@ -247,8 +247,6 @@ class Settings(BaseSettings):
     their runs are counted."""
     verification_folder: Path | None = None
     """Where runs and environments are kept that jobs fetch; unset means `verification` in the data folder."""
-    jobs: Literal["table", "procrastinate"] = "table"
-    """The queue that hands out jobs: a table, or procrastinate (on PostgreSQL only)."""
     serve_jobs: bool = True
     """Work on jobs beside the requests; not where `wander-hub work` does it."""
     job_concurrency: int = Field(default=1, ge=1, le=64)
@@ -280,16 +278,6 @@ class Settings(BaseSettings):
         if url and (parts.scheme not in ("https", "http") or not parts.hostname or parts.username):
             raise ValueError(f"`{url}` must be an http or https address without a user")
         return url or None
-
-    @field_validator("jobs")
-    @classmethod
-    def _can_be_had(cls, jobs: str, info: ValidationInfo) -> str:
-        if jobs == "procrastinate":
-            if not str(info.data.get("database_url") or "").startswith("postgresql"):
-                raise ValueError("`procrastinate` needs PostgreSQL, as `WANDER_HUB_DATABASE_URL`")
-            if find_spec("procrastinate") is None:
-                raise ValueError("`procrastinate` needs `pip install 'wander-hub[procrastinate]'`")
-        return jobs
 
     @field_validator("tokenizers")
     @classmethod

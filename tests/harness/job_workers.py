@@ -12,36 +12,26 @@ from pathlib import Path
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 from wander_hub.database import Database
-from wander_hub.jobs import Handler, JobContext, TableQueue
-from wander_hub.jobs.choice import worker_of
+from wander_hub.jobs import Handler, JobContext, JobWorker, TableQueue
 
 KIND = "play"
 _PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["wander_hub.jobs.choice", "wander_hub.jobs.procrastinate_jobs"])
+_PROCESSES.set_forkserver_preload(["wander_hub.jobs"])
 
 
-def queue_on(database: Database, dispatch: str, lease_seconds: float, retry_seconds: float = 0) -> TableQueue:
-    """Return the queue of this name on a database that has its tables."""
-    if dispatch == "table":
-        return TableQueue(database, lease_seconds=lease_seconds, retry_seconds=retry_seconds)
-    from wander_hub.jobs.procrastinate_jobs import ProcrastinateQueue
-
-    return ProcrastinateQueue(database, lease_seconds=lease_seconds, retry_seconds=retry_seconds)
-
-
-def start_worker(url: str, dispatch: str, lease_seconds: float, folder: Path) -> BaseProcess:
+def start_worker(url: str, lease_seconds: float, folder: Path) -> BaseProcess:
     """Start a process that works on jobs of `KIND` until it is killed.
 
     A job touches `begun-JOB-PID` in the folder, waits for `gate` there, and adds a row to `results`.
     """
-    process = _PROCESSES.Process(target=_work, args=(url, dispatch, lease_seconds, folder), daemon=True)
+    process = _PROCESSES.Process(target=_work, args=(url, lease_seconds, folder), daemon=True)
     process.start()
     return process
 
 
-def _work(url: str, dispatch: str, lease_seconds: float, folder: Path) -> None:
-    queue = queue_on(Database(url), dispatch, lease_seconds)
-    worker = worker_of(queue, {KIND: _gated(folder)}, f"process {os.getpid()}")
+def _work(url: str, lease_seconds: float, folder: Path) -> None:
+    queue = TableQueue(Database(url), lease_seconds=lease_seconds, retry_seconds=0)
+    worker = JobWorker(queue, {KIND: _gated(folder)}, f"process {os.getpid()}")
     worker.start()
     while True:
         time.sleep(600)

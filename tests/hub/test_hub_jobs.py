@@ -14,7 +14,6 @@ from datetime import timedelta
 from typing import Protocol
 
 import pytest
-from job_workers import queue_on
 from obstore.exceptions import GenericError
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
@@ -28,18 +27,13 @@ from wander_hub.jobs import (
     JobContext,
     JobPostponed,
     JobRefused,
+    JobWorker,
     LeaseLost,
     TableQueue,
-    Worker,
 )
-from wander_hub.jobs.choice import worker_of
 from wander_hub.jobs.table import MOST_POSTPONED
 
-pytestmark = pytest.mark.parametrize(
-    ("database_kind", "dispatch"),
-    [("sqlite", "table"), ("postgresql", "table"), ("postgresql", "procrastinate")],
-    indirect=["database_kind"],
-)
+pytestmark = pytest.mark.parametrize("database_kind", ["sqlite", "postgresql"], indirect=True)
 
 PATIENCE = 120
 
@@ -49,14 +43,9 @@ class MakeQueue(Protocol):
 
 
 @pytest.fixture
-def make_queue(database, dispatch) -> MakeQueue:
-    if dispatch == "procrastinate":
-        from wander_hub.jobs import procrastinate_schema
-
-        procrastinate_schema.bring(database)
-
+def make_queue(database) -> MakeQueue:
     def make(*, lease_seconds: float = 60, retry_seconds: float = 0) -> TableQueue:
-        return queue_on(database, dispatch, lease_seconds, retry_seconds)
+        return TableQueue(database, lease_seconds=lease_seconds, retry_seconds=retry_seconds)
 
     return make
 
@@ -67,16 +56,16 @@ def queue(make_queue) -> TableQueue:
 
 
 class Working(Protocol):
-    def __call__(self, queue: TableQueue, handler: Handler, **options: object) -> Worker: ...
+    def __call__(self, queue: TableQueue, handler: Handler, **options: object) -> JobWorker: ...
 
 
 @pytest.fixture
 def working() -> Iterator[Working]:
     """Start workers, and stop them at the end."""
-    started: list[Worker] = []
+    started: list[JobWorker] = []
 
-    def start(queue: TableQueue, handler: Handler, **options: object) -> Worker:
-        started.append(worker_of(queue, {"play": handler}, f"w{len(started)}", **options))
+    def start(queue: TableQueue, handler: Handler, **options: object) -> JobWorker:
+        started.append(JobWorker(queue, {"play": handler}, f"w{len(started)}", **options))
         started[-1].start()
         return started[-1]
 
@@ -87,7 +76,7 @@ def working() -> Iterator[Working]:
 
 def waiting_done(queue: TableQueue, handler: Handler) -> int:
     """Do what waits; return how many attempts that took."""
-    return worker_of(queue, {"play": handler}, "a").run_waiting()
+    return JobWorker(queue, {"play": handler}, "a").run_waiting()
 
 
 def submit(queue: TableQueue, key: str = "one", kind: str = "play", **options: int) -> int:
@@ -394,12 +383,8 @@ def test_several_workers_take_each_of_a_thousand_jobs_once(queue, working):
     all_taken_once(queue, working, 1000)
 
 
-def test_a_worker_hears_of_a_job_that_is_submitted(queue, working, dispatch, monkeypatch):
+def test_a_worker_hears_of_a_job_that_is_submitted(queue, working, monkeypatch):
     monkeypatch.setattr(jobs.worker, "POLL_SECONDS", 3600)
-    if dispatch == "procrastinate":
-        from wander_hub.jobs import procrastinate_jobs
-
-        monkeypatch.setattr(procrastinate_jobs, "POLL_SECONDS", 3600)
     done = threading.Event()
 
     def handler(context: JobContext) -> Callable[[Session], None]:

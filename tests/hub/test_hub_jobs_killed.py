@@ -12,18 +12,14 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
-from job_workers import KIND, queue_on, start_worker
+from job_workers import KIND, start_worker
 from sqlalchemy import func, select, text, update
 from wander_hub.database import Database, now
-from wander_hub.jobs import Job
+from wander_hub.jobs import Job, TableQueue
 
 pytestmark = [
     pytest.mark.full,
-    pytest.mark.parametrize(
-        ("database_kind", "dispatch"),
-        [("sqlite", "table"), ("postgresql", "table"), ("postgresql", "procrastinate")],
-        indirect=["database_kind"],
-    ),
+    pytest.mark.parametrize("database_kind", ["sqlite", "postgresql"], indirect=True),
 ]
 
 LEASE_SECONDS = 2.0
@@ -33,9 +29,9 @@ PATIENCE = 240
 class Site:
     """A database with jobs, and processes that work on them."""
 
-    def __init__(self, database: Database, dispatch: str, folder: Path) -> None:
-        self.database, self.dispatch, self.folder = database, dispatch, folder
-        self.queue = queue_on(database, dispatch, LEASE_SECONDS)
+    def __init__(self, database: Database, folder: Path) -> None:
+        self.database, self.folder = database, folder
+        self.queue = TableQueue(database, lease_seconds=LEASE_SECONDS, retry_seconds=0)
         self.workers: list[BaseProcess] = []
         with database.write() as session:
             session.execute(text("CREATE TABLE results (job integer, process integer)"))
@@ -46,7 +42,7 @@ class Site:
             return [self.queue.submit(session, KIND, f"job {known + n}", payload) for n in range(count)]
 
     def start(self, lease_seconds: float = LEASE_SECONDS) -> int:
-        self.workers.append(start_worker(self.database.url, self.dispatch, lease_seconds, self.folder))
+        self.workers.append(start_worker(self.database.url, lease_seconds, self.folder))
         return self.workers[-1].pid or 0
 
     def kill(self, worker: BaseProcess) -> None:
@@ -93,12 +89,8 @@ def stop_until(process: int, holds: Callable[[], bool]) -> None:
 
 
 @pytest.fixture
-def site(database, dispatch, tmp_path) -> Iterator[Site]:
-    if dispatch == "procrastinate":
-        from wander_hub.jobs import procrastinate_schema
-
-        procrastinate_schema.bring(database)
-    one = Site(database, dispatch, tmp_path)
+def site(database, tmp_path) -> Iterator[Site]:
+    one = Site(database, tmp_path)
     try:
         yield one
     finally:

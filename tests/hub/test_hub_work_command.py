@@ -14,7 +14,7 @@ import httpx
 import pytest
 from live_hub import clean_environment
 from wander_hub.database import Database
-from wander_hub.jobs import Job, TableQueue, choice
+from wander_hub.jobs import Job, TableQueue
 from wander_hub.server.work import _End
 from wander_hub.settings import Settings
 from wander_hub.verification import evidence
@@ -111,21 +111,20 @@ def test_once_does_what_waits_and_ends(database, settings):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("jobs", ["table", "procrastinate"])
-def test_it_waits_for_the_schema_works_tells_of_its_health_and_ends_well(postgres, tmp_path, jobs):
+def test_it_waits_for_the_schema_works_tells_of_its_health_and_ends_well(postgres, tmp_path):
     with postgres.database(migrated=False) as url:
-        given = {"WANDER_HUB_DATABASE_URL": url, "WANDER_HUB_JOBS": jobs}
-        settings = Settings(data=tmp_path, database_url=url, jobs=jobs)
+        given = {"WANDER_HUB_DATABASE_URL": url}
+        settings = Settings(data=tmp_path, database_url=url)
         with working("--listen", "127.0.0.1:0", "--data", str(tmp_path), **given) as worker:
             health = worker.says("health: ").split()[-1]
             worker.says("waiting for the newest schema")
             database = Database(url)
-            choice.migrate(settings, database)
+            database.migrate()
             worker.says("the worker takes jobs")
             answer = httpx.get(health, timeout=SECONDS)
             assert (answer.status_code, answer.json()["database"]) == (200, True)
             with database.write() as session:
-                queue = choice.queue_of(settings, database)
+                queue = TableQueue.of(settings, database)
                 number = queue.submit(session, evidence.KIND, "one", {"run_id": "gone"})
             worker.says(f"job {number} ({evidence.KIND}) is failed")
             assert worker.ended(signal.SIGTERM) == 0
@@ -197,16 +196,16 @@ def test_a_hub_that_leaves_jobs_to_others_takes_none(database, settings):
 
 
 @pytest.mark.full
-def test_a_hub_on_procrastinate_makes_its_tables_and_works_beside_the_requests(postgres, tmp_path):
+def test_a_hub_on_postgresql_works_on_jobs_next_to_the_requests(postgres, tmp_path):
     with postgres.database() as url:
-        given = {"WANDER_HUB_DATABASE_URL": url, "WANDER_HUB_JOBS": "procrastinate"}
-        settings = Settings(data=tmp_path, database_url=url, jobs="procrastinate")
+        given = {"WANDER_HUB_DATABASE_URL": url}
+        settings = Settings(data=tmp_path, database_url=url)
         database = Database(url)
         before = submitted(database, "before it was chosen")
         with serving(tmp_path, **given) as hub:
             hub.says(f"job {before} ({evidence.KIND}) is failed")
             with database.write() as session:
-                queue = choice.queue_of(settings, database)
+                queue = TableQueue.of(settings, database)
                 number = queue.submit(session, evidence.KIND, "one", {"run_id": "gone"})
             hub.says(f"job {number} ({evidence.KIND}) is failed")
         assert ending_of(database, number) == ("failed", 1)

@@ -9,8 +9,7 @@ from datetime import timedelta
 from functools import partial
 
 import pytest
-from job_workers import queue_on
-from sqlalchemy import select, text, update
+from sqlalchemy import select, update
 from standardwebhooks.webhooks import Webhook as StandardWebhook
 from standardwebhooks.webhooks import WebhookVerificationError
 from typer.testing import CliRunner
@@ -21,7 +20,7 @@ from wander_hub.cli.main import app as command
 from wander_hub.database import now
 from wander_hub.environments import repository as environments
 from wander_hub.identity import HUB
-from wander_hub.jobs import Job, procrastinate_schema
+from wander_hub.jobs import Job, TableQueue
 from wander_hub.operation.job_queue import settle_failures
 from wander_hub.runs.models import Run
 from wander_hub.settings import Settings
@@ -47,16 +46,12 @@ def receiver():
         yield found
 
 
-@pytest.fixture(params=["table", "procrastinate"])
-def deliver(hub, database_kind, request):
+@pytest.fixture
+def deliver(hub):
     """Return what makes the attempts whose time has come."""
-    if request.param == "procrastinate":
-        if database_kind != "postgresql":
-            pytest.skip("procrastinate needs PostgreSQL")
-        procrastinate_schema.bring(hub.database)
-    queue = settle_failures(queue_on(hub.database, request.param, 60))
+    queue = settle_failures(TableQueue(hub.database, lease_seconds=60, retry_seconds=0))
     worker = delivery.worker(hub.settings, hub.database, queue)
-    return partial(asyncio.to_thread, worker.run_waiting)  # procrastinate has a loop of its own
+    return partial(asyncio.to_thread, worker.run_waiting)
 
 
 async def hooked(hub, url: str, *, user: str = "alice", **wanted) -> tuple[int, str]:
@@ -76,10 +71,6 @@ def let_time_pass(hub) -> None:
     """Make the next attempts due."""
     with hub.database.write(HUB) as session:
         session.execute(update(Job).values(run_after=now()))
-        if hub.database.engine.dialect.name == "postgresql":
-            known = session.scalar(text("SELECT to_regclass('procrastinate_jobs')"))
-            if known:
-                session.execute(text("UPDATE procrastinate_jobs SET scheduled_at = NULL"))
 
 
 def verified(one, secret: str) -> bool:
@@ -308,7 +299,7 @@ async def test_a_new_secret_signs_beside_the_one_of_before(hub, receiver, delive
 async def test_a_worker_that_dies_loses_nothing(hub, receiver, deliver):
     number, _ = await hooked(hub, receiver.url, events=["webhook.test"])
     await hub.client.post(f"{HOOKS}/{number}/test", headers=hub.auth())
-    queue = queue_on(hub.database, "table", 60)
+    queue = TableQueue(hub.database, lease_seconds=60, retry_seconds=0)
     delivery.Dispatcher(hub.database, queue)()
     for attempt in (1, 2, 3):  # killed with -9, each time before it said anything
         assert queue.claim(f"worker {attempt}", [delivery.KIND]) is not None
@@ -326,7 +317,7 @@ async def test_a_delivery_that_is_called_off_ends_and_is_made_when_it_is_tried_a
     number, _ = await hooked(hub, receiver.url, events=["webhook.test"])
     for _ in range(2):
         await hub.client.post(f"{HOOKS}/{number}/test", headers=hub.auth())
-    delivery.Dispatcher(hub.database, queue_on(hub.database, "table", 60))()
+    delivery.Dispatcher(hub.database, TableQueue(hub.database, lease_seconds=60, retry_seconds=0))()
     jobs = (await hub.get("/api/v1/jobs?kind=webhook", headers=hub.auth("admin"))).json()["data"]
     for one in jobs:
         off = await hub.client.delete(f"/api/v1/jobs/{one['id']}", headers=hub.auth("admin"))

@@ -148,7 +148,6 @@ def test_a_verification_survives_the_death_of_its_worker_and_of_the_hub(
         url = stack.enter_context(stack.enter_context(postgres_server()).database())
         settings = {
             "WANDER_HUB_DATABASE_URL": url,
-            "WANDER_HUB_JOBS": "procrastinate",
             "WANDER_HUB_SERVE_JOBS": "false",
             "WANDER_HUB_JOB_LEASE_SECONDS": "5",
             "WANDER_HUB_VERIFICATION": "unconfined",

@@ -183,11 +183,9 @@ def migrate(data: Data = None) -> None:
 
     `serve` does so by itself.
     """
-    from wander_hub.jobs import choice
-
     settings = read_settings(data=data)
     with open_database(settings, make=True) as database:
-        choice.migrate(settings, database)
+        database.migrate()
         typer.echo(f"migrated {database.engine.url.render_as_string(hide_password=True)}", err=True)
 
 

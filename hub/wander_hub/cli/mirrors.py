@@ -84,14 +84,14 @@ def sync_mirrors(
     as_json: AsJson = False,
 ) -> None:
     """Look now, compare everything, and say what came; exit status 1 when something could not be brought."""
-    from wander_hub.jobs.choice import queue_of
+    from wander_hub.jobs import TableQueue
     from wander_hub.mirrors import service
     from wander_hub.storage import Storage
 
     settings = read_settings(data=data)
     rows, failed = list[dict[str, Any]](), False
     with open_database(settings) as database:
-        queue, storage = queue_of(settings, database), Storage.of(settings)
+        queue, storage = TableQueue.of(settings, database), Storage.of(settings)
         with database.read(HUB) as session:
             known = [one.id for one in service.list_all(session)]
         if missing := sorted(set(numbers or ()).difference(known)):

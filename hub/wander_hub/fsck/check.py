@@ -30,7 +30,7 @@ from wander_hub.index import repository as pages
 from wander_hub.index import service as index
 from wander_hub.index.models import IndexPage
 from wander_hub.index.public_files import PublicFiles
-from wander_hub.jobs.choice import queue_of
+from wander_hub.jobs import TableQueue
 from wander_hub.leaderboards import listing, placement
 from wander_hub.leaderboards.models import Board, BoardEntry
 from wander_hub.models.models import RevisionFile
@@ -139,7 +139,7 @@ def check(
 
 def _jobs(database: Database, settings: Settings, *, repair: bool) -> Iterator[Finding]:
     """Look for runs that nobody was asked to read, or to play again, and for those that could not be read."""
-    queue = queue_of(settings, database)
+    queue = TableQueue.of(settings, database)
     with database.read(HUB) as session:
         jobless = verification.list_jobless(session, settings)
         unread = evidence.list_unread(session)

@@ -5,9 +5,7 @@ another worker takes the job with the next attempt number. Everything a worker w
 attempt, so one that was only slow, and lost its lease, can change nothing any more: `LeaseLost`. A job that
 kills its worker again and again is failed after `max_attempts`.
 
-`TableQueue` keeps the jobs in the hub's own database, SQLite or PostgreSQL, and its workers look there for
-the next one. `ProcrastinateQueue` keeps the same rows, and has procrastinate tell workers which to take.
-Either way the row decides who has a job, so workers of both kinds may even mix.
+The jobs are rows of the hub's own database, SQLite or PostgreSQL, and workers look there for the next one.
 Leases and pauses go by the database's clock, which all workers share.
 """
 
@@ -28,7 +26,7 @@ from wander_hub.jobs.worker import (
     JobPostponed,
     JobRefused,
     JobWorker,
-    Worker,
+    worker_name,
 )
 
 __all__ = [
@@ -45,7 +43,7 @@ __all__ = [
     "Lease",
     "LeaseLost",
     "TableQueue",
-    "Worker",
     "hide_paths",
     "storable",
+    "worker_name",
 ]

@@ -15,6 +15,7 @@ from wander.wire.verification import JobState
 from wander_hub.database import Database, now
 from wander_hub.identity import HUB
 from wander_hub.jobs.models import Job
+from wander_hub.settings import Settings
 
 LEASE_SECONDS = 30.0
 MAX_ATTEMPTS, MOST_POSTPONED = 3, 20
@@ -44,7 +45,7 @@ class LeaseLost(Exception):
 
 
 class TableQueue:
-    """Holds jobs until they are worked on. Submitting and cancelling happen in the caller's transaction."""
+    """The jobs of a hub. Submitting and cancelling happen in the caller's transaction."""
 
     def __init__(
         self, database: Database, *, lease_seconds: float = LEASE_SECONDS, retry_seconds: float = 10.0
@@ -54,6 +55,11 @@ class TableQueue:
         self._retry_seconds = retry_seconds
         self.on_failure: dict[str, Callable[[Session, Sequence[int]], None]] = {}
         """What is done about jobs of a kind that end without a result, in the transaction that ends them."""
+
+    @classmethod
+    def of(cls, settings: Settings, database: Database) -> TableQueue:
+        """Return the queue of a hub with these settings."""
+        return cls(database, lease_seconds=settings.job_lease_seconds)
 
     def submit(
         self,
@@ -82,7 +88,6 @@ class TableQueue:
         )
         session.add(job)
         session.flush()
-        self._announce(session, job.id)
         return job.id
 
     def cancel(self, session: Session, job_id: int) -> None:
@@ -98,16 +103,14 @@ class TableQueue:
         """Have a job that failed, or was called off, tried as often as a new one; False for any other."""
         ended = and_(Job.id == job_id, Job.state.in_(("failed", "cancelled")))
         again = {"max_attempts": Job.attempt + MAX_ATTEMPTS, "run_after": self.database.moment()}
-        if not _update(session, ended, state="queued", finished_at=None, cancel_requested=False, **again):
-            return False
-        self._announce(session, job_id)
-        return True
+        return bool(
+            _update(session, ended, state="queued", finished_at=None, cancel_requested=False, **again)
+        )
 
-    def claim(self, owner: str, kinds: Iterable[str], job_id: int | None = None) -> Lease | None:
-        """Take the next job, or that one, once those of dead workers are given back; None when none waits."""
-        wanted = and_(Job.state == "queued", Job.kind.in_(list(kinds)))
-        # Who names a job was told that its time has come.
-        wanted = and_(wanted, Job.run_after <= self.database.moment() if job_id is None else Job.id == job_id)
+    def claim(self, owner: str, kinds: Iterable[str]) -> Lease | None:
+        """Requeue the jobs of dead workers and take the next job; return None if no job is due."""
+        due = Job.run_after <= self.database.moment()
+        wanted = and_(Job.state == "queued", Job.kind.in_(list(kinds)), due)
         with self.database.read() as session:  # look without taking the write lock, which uploads want too
             if session.scalar(select(Job.id).where(or_(wanted, self._dead())).limit(1)) is None:
                 return None
@@ -168,8 +171,6 @@ class TableQueue:
                 run_after=self.database.moment(pause),
                 finished_at=None if state == "queued" else now(),
             )
-            if state == "queued":
-                self._announce(session, lease.job_id)
             self._settle(session, [lease.job_id])
             return state
 
@@ -179,10 +180,6 @@ class TableQueue:
         """Put a job back that its worker cannot end for reasons of its own; the attempt does not count."""
         with self.database.write() as session:
             _write(session, lease, state="queued", lease_until=None, max_attempts=Job.max_attempts + 1)
-            self._announce(session, lease.job_id)
-
-    def _announce(self, session: Session, job_id: int) -> None:
-        """Tell that a job waits, in the transaction that makes it so; here workers see that by themselves."""
 
     def _requeue_dead(self, session: Session) -> None:
         """Requeue jobs whose lease ran out, fail those that were tried often enough."""
@@ -199,9 +196,6 @@ class TableQueue:
             finished_at=case((tried | Job.cancel_requested, now()), else_=None),
             lease_until=None,
         )
-        waiting = select(Job.id).where(Job.id.in_(dead), Job.state == "queued")
-        for job_id in session.scalars(waiting).all():
-            self._announce(session, job_id)
         self._settle(session, dead)
 
     def _settle(self, session: Session, job_ids: Sequence[int]) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -156,8 +157,13 @@ class Attempts:
                 logger.warning("the lease of job %s could not be renewed", context.lease.job_id)
 
 
-class Worker(ABC):
-    """Works on jobs beside whatever else its process does; `look` is called at times, and may submit some."""
+def worker_name(purpose: str = "") -> str:
+    """Return a name for a worker of this process, which says its machine."""
+    return f"{socket.gethostname()} {os.getpid()} {purpose}".rstrip()
+
+
+class JobWorker:
+    """Threads that take jobs one after another, next to whatever else their process does."""
 
     def __init__(
         self,
@@ -168,68 +174,43 @@ class Worker(ABC):
         look: Callable[[], None] | None = None,
         concurrency: int = 1,
     ) -> None:
+        """Prepare a worker; `look` is called before a job is taken, and may submit some."""
         self._queue = queue
         self._attempts = Attempts(queue, handlers)
         self.name = name
         self._look = look or (lambda: None)
-        self._concurrency = concurrency
-
-    @abstractmethod
-    def start(self) -> None:
-        """Begin to take jobs."""
-
-    @abstractmethod
-    def wake(self) -> None:
-        """Look for a job now: one was just submitted."""
-
-    @abstractmethod
-    def stop(self, timeout: float = 20.0) -> None:
-        """End: jobs that run are given back, for this worker's next start or another one."""
-
-    @abstractmethod
-    def _do_waiting(self) -> object:
-        """Do one or more of the jobs that wait, in the calling thread's time."""
-
-    def run_waiting(self) -> int:
-        """Do, in the calling thread's time, what waits now; returns how many attempts that took."""
-        begun = self._attempts.made
-        while not self._attempts.ending.is_set():
-            before = self._attempts.made
-            self._look()
-            self._do_waiting()
-            if self._attempts.made == before:
-                break
-        return self._attempts.made - begun
-
-
-class JobWorker(Worker):
-    """Threads that take jobs one after another; `look` is called before one does."""
-
-    def __init__(self, *positional: Any, **options: Any) -> None:
-        super().__init__(*positional, **options)
         self._woken = threading.Event()
         self._threads = [
             threading.Thread(target=self._loop, args=(number == 0,), name=f"jobs {self.name}", daemon=True)
-            for number in range(self._concurrency)
+            for number in range(concurrency)
         ]
 
     def start(self) -> None:
-        """Begin to take jobs."""
+        """Start taking jobs."""
         for thread in self._threads:
             thread.start()
 
     def wake(self) -> None:
-        """Look for a job now."""
+        """Look for a job now: one was just submitted."""
         self._woken.set()
 
     def stop(self, timeout: float = 20.0) -> None:
-        """End; jobs that run are given back."""
+        """Stop; running jobs are given back for this worker's next start, or for another worker."""
         self._attempts.end()
         self._woken.set()
         give_up = time.monotonic() + timeout
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(max(0.0, give_up - time.monotonic()))
+
+    def run_waiting(self) -> int:
+        """Do all jobs that are due, in the calling thread; return the number of attempts."""
+        begun = self._attempts.made
+        while not self._attempts.ending.is_set():
+            self._look()
+            if not self.run_one():
+                break
+        return self._attempts.made - begun
 
     def run_one(self) -> bool:
         """Take and do one job; False when nothing waits."""
@@ -238,8 +219,6 @@ class JobWorker(Worker):
             return False
         self._attempts.make(lease)
         return True
-
-    _do_waiting = run_one
 
     def _loop(self, looks: bool) -> None:
         while not self._attempts.ending.is_set():

@@ -22,8 +22,7 @@ from wander_hub.environments.models import Environment
 from wander_hub.http.boundary import Context
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import HUB
-from wander_hub.jobs import Job, JobContext, TableQueue, Worker
-from wander_hub.jobs.choice import worker_name, worker_of
+from wander_hub.jobs import Job, JobContext, JobWorker, TableQueue, worker_name
 from wander_hub.mirrors.models import Mirror
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
@@ -197,7 +196,7 @@ def keep(session: Session, settings: Settings, number: int, outcome: Outcome) ->
         logger.warning("mirror %d of %s: %s", number, mirror.url, one)
 
 
-def worker(settings: Settings, database: Database, storage: Storage, queue: TableQueue) -> Worker:
+def worker(settings: Settings, database: Database, storage: Storage, queue: TableQueue) -> JobWorker:
     """Return a worker that does nothing but look, not yet started."""
 
     def handler(context: JobContext) -> Callable[[Session], None]:
@@ -207,7 +206,7 @@ def worker(settings: Settings, database: Database, storage: Storage, queue: Tabl
         return partial(keep, settings=settings, number=number, outcome=outcome)
 
     due = partial(submit_due, settings, database, queue)
-    return worker_of(queue, {KIND: handler}, worker_name("mirrors"), look=due)
+    return JobWorker(queue, {KIND: handler}, worker_name("mirrors"), look=due)
 
 
 def submit_due(settings: Settings, database: Database, queue: TableQueue) -> None:

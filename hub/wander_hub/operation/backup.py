@@ -60,7 +60,7 @@ from wander_hub.storage import Storage, copy_pieces
 
 FORMAT = "wander.backup/1"
 ROWS = "database.jsonl.zst"
-_DERIVED = ("alembic_version", "environment_search", "procrastinate_", "sqlite_")
+_DERIVED = ("alembic_version", "environment_search", "sqlite_")
 """How tables begin that no model describes: each database makes them for itself."""
 _UNFINISHED = ("upload_sessions", "staged_files", "staged_chunks")
 """Tables of uploads under way, whose chunks are not copied: their clients send them again."""

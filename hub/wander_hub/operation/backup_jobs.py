@@ -14,8 +14,7 @@ from wander_hub import audit
 from wander_hub.database import Database, fill, now
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
-from wander_hub.jobs import Job, JobContext, TableQueue, Worker
-from wander_hub.jobs.choice import worker_name, worker_of
+from wander_hub.jobs import Job, JobContext, JobWorker, TableQueue, worker_name
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 
@@ -44,7 +43,7 @@ def list_newest(session: Session, limit: int) -> list[BackupInfo]:
     return [_info_of(one) for one in session.scalars(found)]
 
 
-def workers(settings: Settings, database: Database, storage: Storage, queue: TableQueue) -> list[Worker]:
+def workers(settings: Settings, database: Database, storage: Storage, queue: TableQueue) -> list[JobWorker]:
     """Return the worker that copies into the folder of the settings, not yet started, where there is one."""
     folder = settings.backup_folder
     if folder is None:
@@ -56,7 +55,7 @@ def workers(settings: Settings, database: Database, storage: Storage, queue: Tab
         found = back_up(database, storage, folder, context.check)
         return lambda session: _keep(session, context.lease.job_id, found)
 
-    return [worker_of(queue, {KIND: copy}, worker_name("backups"))]
+    return [JobWorker(queue, {KIND: copy}, worker_name("backups"))]
 
 
 def _keep(session: Session, job_id: int, found: dict[str, Any]) -> None:

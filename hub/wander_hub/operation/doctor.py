@@ -14,7 +14,6 @@ from sqlalchemy import text
 
 from wander_hub.database import Database, now
 from wander_hub.http.health import free_bytes
-from wander_hub.jobs.choice import is_migrated
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 from wander_hub.verification.worker import missing_for_verification
@@ -72,7 +71,7 @@ def _look_at_settings() -> str:
 def _look_at_database(settings: Settings, database: Database) -> str:
     if settings.database_url is None and not (settings.data / "hub.db").exists():
         raise FileNotFoundError(f"there is no hub in `{settings.data}`: `wander-hub serve` begins one")
-    if not is_migrated(settings, database):
+    if not database.is_current():
         raise RuntimeError("the schema is not that of this release: run `wander-hub migrate`")
     with database.engine.execution_options(writes=True).connect() as connection:
         connection.execute(text("CREATE TABLE wander_doctor (id INTEGER)"))

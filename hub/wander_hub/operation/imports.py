@@ -35,7 +35,7 @@ from wander_hub.http.problems import HubProblem
 from wander_hub.identity import HUB
 from wander_hub.index import repository as index_rows
 from wander_hub.index import service as index
-from wander_hub.jobs.choice import queue_of
+from wander_hub.jobs import TableQueue
 from wander_hub.leaderboards import listing
 from wander_hub.models import repository as models
 from wander_hub.names import BUNDLED_OWNER
@@ -147,7 +147,7 @@ def bring(
                 work.keys[name][row.id] = key
                 told[name] += 1
                 told["new"] += fresh
-    queue = queue_of(settings, database)
+    queue = TableQueue.of(settings, database)
     with database.read(HUB) as session:
         jobless = verification.list_jobless(session, settings)
     ask = partial(verification.request_after_post, queue=queue, settings=settings)

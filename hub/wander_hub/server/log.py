@@ -16,8 +16,7 @@ def log_to_stderr(style: str = "text") -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if style == "json" else LogFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-    for chatty in ("alembic", "procrastinate"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
 class LogFormatter(logging.Formatter):

@@ -22,8 +22,7 @@ from fastapi import FastAPI
 
 from wander_hub.app import create_app
 from wander_hub.database import Database
-from wander_hub.jobs import TableQueue, Worker
-from wander_hub.jobs.choice import migrate
+from wander_hub.jobs import JobWorker, TableQueue
 from wander_hub.mirrors import service as mirrors
 from wander_hub.operation import backup_jobs
 from wander_hub.operation.metrics import FOLDER_VARIABLE
@@ -67,7 +66,7 @@ def serve(
     settings.data.mkdir(parents=True, exist_ok=True)
     data_folder.hold(settings, address)
     database = Database(settings.resolved_database_url, settings.database_connections)
-    migrate(settings, database)
+    database.migrate()
     first_token.hand_out(database, token_file, new=new_token, data=settings.data)
     log_to_stderr(settings.log_format)
     if settings.serve_jobs:  # else another process says what it can play
@@ -97,7 +96,7 @@ def serve(
 
 def workers_of(
     settings: Settings, database: Database, storage: Storage, queue: TableQueue, address: str
-) -> list[Worker]:
+) -> list[JobWorker]:
     """Return what does a hub's jobs, none started yet; the first is the one of runs and versions."""
     return [
         job_worker(settings, database, storage, queue, address),
@@ -119,7 +118,7 @@ def _run(
 ) -> None:
     """Answer requests until the end, or that of the process `followed`; the `first` also does the jobs."""
     app = create_app(settings, database=database, address=address)
-    workers: list[Worker] = []
+    workers: list[JobWorker] = []
     if first and settings.serve_jobs:
         workers = workers_of(settings, database, app.state.storage, app.state.jobs, address)
         app.state.job_worker = workers[0]
@@ -154,7 +153,7 @@ class _Server(uvicorn.Server):
     """Says where the hub listens once it can answer, and not before; ends without losing a request."""
 
     def __init__(
-        self, config: uvicorn.Config, app: FastAPI, address: str | None, workers: Sequence[Worker]
+        self, config: uvicorn.Config, app: FastAPI, address: str | None, workers: Sequence[JobWorker]
     ) -> None:
         super().__init__(config)
         self._app = app

@@ -18,7 +18,7 @@ from wander_hub import __version__
 from wander_hub.database import Database
 from wander_hub.http import health
 from wander_hub.http.problems import HubProblem
-from wander_hub.jobs.choice import is_migrated, queue_of
+from wander_hub.jobs import TableQueue
 from wander_hub.operation.job_queue import settle_failures
 from wander_hub.server.data_folder import NoHub
 from wander_hub.server.log import log_to_stderr
@@ -51,14 +51,14 @@ def work(settings: Settings, *, hub_url: str | None, listen: str | None, once: b
     database = Database(settings.resolved_database_url, settings.database_connections)
     try:
         with _answer_health(listen, settings, database) as storage:
-            ready = is_migrated(settings, database)
+            ready = database.is_current()
             if not ready:
                 hint = "start the hub of this release, or run `wander-hub migrate`"
                 _say(f"waiting for the newest schema: {hint}")
             while not ready and not end.wait(_LOOK_SECONDS):
-                ready = is_migrated(settings, database)
+                ready = database.is_current()
             if ready:
-                queue = settle_failures(queue_of(settings, database))
+                queue = settle_failures(TableQueue.of(settings, database))
                 workers = workers_of(settings, database, storage, queue, hub_url or "")
 
                 def stop() -> None:

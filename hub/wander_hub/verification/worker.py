@@ -15,8 +15,15 @@ from wander.wire.verification import ReplayReport, VerifiedWith
 
 from wander_hub.database import Database
 from wander_hub.identity import HUB
-from wander_hub.jobs import Handler, JobContext, JobRefused, TableQueue, Worker, hide_paths
-from wander_hub.jobs.choice import worker_name, worker_of
+from wander_hub.jobs import (
+    Handler,
+    JobContext,
+    JobRefused,
+    JobWorker,
+    TableQueue,
+    hide_paths,
+    worker_name,
+)
 from wander_hub.runs import service as runs
 from wander_hub.runs.aggregates import add_bounds, summarise
 from wander_hub.settings import Settings
@@ -114,7 +121,7 @@ def missing_for_verification(settings: Settings) -> str | None:
 
 def job_worker(
     settings: Settings, database: Database, storage: Storage, queue: TableQueue, hub_url: str
-) -> Worker:
+) -> JobWorker:
     """Return the worker of a hub that answers at `hub_url`, not yet started.
 
     Without verification it only reads runs; nothing of an environment runs then.
@@ -139,4 +146,4 @@ def job_worker(
         for sweep in sweeps:
             sweep()
 
-    return worker_of(queue, handlers, worker_name(), look=look, concurrency=settings.job_concurrency)
+    return JobWorker(queue, handlers, worker_name(), look=look, concurrency=settings.job_concurrency)

@@ -13,8 +13,7 @@ from sqlalchemy.orm import Session, undefer
 from wander_hub.accounts import repository as accounts
 from wander_hub.database import Database, now
 from wander_hub.identity import HUB
-from wander_hub.jobs import Job, JobContext, TableQueue, Worker, storable
-from wander_hub.jobs.choice import worker_name, worker_of
+from wander_hub.jobs import Job, JobContext, JobWorker, TableQueue, storable, worker_name
 from wander_hub.rights.tokens import identity_of_user
 from wander_hub.settings import Settings
 from wander_hub.webhooks.models import Webhook, WebhookDelivery
@@ -134,12 +133,12 @@ def disable(hook: Webhook, reason: str) -> None:
     hook.disabled_at, hook.disabled_reason = now(), reason
 
 
-def worker(settings: Settings, database: Database, queue: TableQueue, send: Send | None = None) -> Worker:
+def worker(settings: Settings, database: Database, queue: TableQueue, send: Send | None = None) -> JobWorker:
     """Return a worker that does nothing but deliver, not yet started: nobody waits here for a replay."""
     begin_links(database, settings)
     handlers = {KIND: Deliverer(database, queue, send or sender(settings))}
     name = worker_name("webhooks")
-    return worker_of(queue, handlers, name, look=Dispatcher(database, queue), concurrency=_AT_ONCE)
+    return JobWorker(queue, handlers, name, look=Dispatcher(database, queue), concurrency=_AT_ONCE)
 
 
 def sender(settings: Settings) -> Send:

@@ -210,7 +210,7 @@ def _describe(session: Session, settings: Settings) -> dict[str, str]:
         "files": "an object store" if settings.storage_url else "the data folder",
         "stored": f"{size(int(packages))} of packages, {size(int(records))} of runs",
         "room": f"{free_bytes(settings) / 2**30:,.1f} GiB free where the data folder is",
-        "jobs": f"handed out by {settings.jobs}, " + _works(settings),
+        "jobs": _works(settings),
     }
 
 
