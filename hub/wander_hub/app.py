@@ -41,7 +41,6 @@ from wander_hub.leaderboards import listing
 from wander_hub.leaderboards import routes as leaderboards
 from wander_hub.lifecycle import model_routes as model_life
 from wander_hub.lifecycle import routes as environment_life
-from wander_hub.mirrors import routes as mirrors
 from wander_hub.models import routes as models
 from wander_hub.names import BUNDLED_OWNER
 from wander_hub.operation import administration, audit_routes
@@ -281,7 +280,6 @@ def _routes() -> tuple[BaseRoute, ...]:
         publishers.router,
         audit_routes.router,
         webhooks.router,
-        mirrors.router,
         administration.router,
         leaderboards.router,
         environments.router,

@@ -219,10 +219,6 @@ class Settings(BaseSettings):
     """Whether webhooks may lead to addresses that begin with `http:`."""
     webhook_networks: tuple[str, ...] = ()
     """Networks into which webhooks may lead, such as `10.0.0.0/8`; without any, to public addresses alone."""
-    mirror_minutes: float = Field(default=60, ge=0)
-    """How often the hub looks for what is new on hubs that it follows; 0: only `wander-hub mirror` does."""
-    mirror_networks: tuple[str, ...] = ()
-    """Networks in which such hubs, and their object stores, may be; with any, they may also be `http:`."""
     backup_folder: Path | None = None
     """Where backups lie that administrators ask for over the API; processes that do jobs write them."""
 
@@ -264,7 +260,7 @@ class Settings(BaseSettings):
                 raise ValueError(f"`{code}` is no optional rule; these are: {', '.join(OPTIONAL)}")
         return policy
 
-    @field_validator("webhook_networks", "mirror_networks")
+    @field_validator("webhook_networks")
     @classmethod
     def _are_networks(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
         for one in networks:

@@ -14,7 +14,6 @@ _TABLES = (
     'attempts',
     'audit',
     'imports',
-    'mirrors',
     'owners',
     'search_spellings',
     'spending',
@@ -106,22 +105,6 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint('archive', 'kind', 'name', name='pk_imports')
     )
 
-    op.create_table('mirrors',
-        sa.Column('id', sa.Integer(), nullable=False),
-        sa.Column('url', sa.String(length=300), nullable=False),
-        sa.Column('owner', sa.String(length=39), nullable=False),
-        sa.Column('name', sa.String(length=200), nullable=False),
-        sa.Column('token_file', sa.Text(), nullable=True),
-        sa.Column('added_at', sa.DateTime(timezone=True), nullable=False),
-        sa.Column('due_at', sa.DateTime(timezone=True), nullable=False),
-        sa.Column('looked_at', sa.DateTime(timezone=True), nullable=True),
-        sa.Column('failures', sa.Integer(), nullable=False),
-        sa.Column('problems', sa.JSON(), nullable=False),
-        sa.Column('seen', sa.JSON(), nullable=False),
-        sa.PrimaryKeyConstraint('id', name='pk_mirrors'),
-        sa.UniqueConstraint('url', 'owner', 'name', name='uq_mirrors_url_owner_name')
-    )
-
     op.create_table('owners',
         sa.Column('id', sa.Integer(), nullable=False),
         sa.Column('name', sa.String(length=39), nullable=False),
@@ -203,7 +186,6 @@ def upgrade() -> None:
         sa.Column('deleted_at', sa.DateTime(timezone=True), nullable=True),
         sa.Column('parent_id', sa.Integer(), nullable=True),
         sa.Column('parent_version', sa.String(length=100), nullable=True),
-        sa.Column('mirror_of', sa.Text(), nullable=True),
         sa.Column('private', sa.Boolean(), nullable=False),
         sa.Column('internal', sa.Boolean(), server_default=sa.false(), nullable=False),
         sa.ForeignKeyConstraint(['owner_id'], ['owners.id'], name='fk_environments_owner_id_owners'),

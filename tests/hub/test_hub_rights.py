@@ -37,8 +37,6 @@ from wander_hub.identity import HUB, scope_for
 from wander_hub.jobs import Job
 from wander_hub.leaderboards.listing import refresh_results
 from wander_hub.leaderboards.schemas import board_name
-from wander_hub.mirrors import service as mirrors
-from wander_hub.mirrors.models import Mirror
 from wander_hub.people import identities, sessions
 from wander_hub.people.models import SecondFactor
 from wander_hub.people.passwords import hash_again
@@ -60,7 +58,6 @@ CLEARANCE = "/api/v1/runs/{run_id}/clearance"
 FACTOR = "/api/v1/account/second-factor"
 HOOKS = "/api/v1/webhooks"
 HOOK = HOOKS + "/{webhook}"
-MIRRORS = "/api/v1/mirrors"
 IDENTITIES = "/api/v1/users/{user}/identities"
 TAKEN_BACK = {("DELETE", POSTING), ("DELETE", ENVIRONMENT + "/star")}
 """What takes back what the same address was put."""
@@ -81,7 +78,6 @@ VALUES = {
     "fingerprint": key_fingerprint(PUBLIC_KEY),
     "publisher": "1",
     "webhook": "1",
-    "mirror": "1",
     "job": "1",
     "organisation": "lab",
     "delivery": "1",
@@ -191,9 +187,6 @@ ATTEMPTS = {
     ("POST", HOOK + "/secret"): Attempt(),
     ("POST", HOOK + "/test"): Attempt(status=202),
     ("POST", HOOK + "/deliveries/{delivery}/redeliver"): Attempt(status=202),
-    ("POST", MIRRORS): Attempt({"url": "https://hub.example", "owner": "games"}, status=201),
-    ("POST", MIRRORS + "/{mirror}/refresh"): Attempt(status=202),
-    ("DELETE", MIRRORS + "/{mirror}"): Attempt(),
     ("POST", "/api/v1/backups"): Attempt(status=202),
     ("POST", "/api/v1/jobs/{job}/retry"): Attempt(),
     ("DELETE", "/api/v1/jobs/{job}"): Attempt(),
@@ -374,7 +367,7 @@ def keep_factors(hub, method: str, path: str) -> None:
 
 
 async def keep_for_administrators(hub, method: str, path: str) -> None:
-    """Let the hub have an organisation, a folder for backups, an identity, a job that failed or a mirror."""
+    """Let the hub have an organisation, a folder for backups, an identity or a job that failed."""
     state = hub.client._transport.app.state
     state.settings = state.settings.model_copy(update={"backup_folder": hub.settings.data / "backups"})
     if "organisations" in path:
@@ -388,10 +381,6 @@ async def keep_for_administrators(hub, method: str, path: str) -> None:
     if path.endswith("/retry"):
         with hub.database.write() as session:
             session.execute(update(Job).where(Job.id == 1).values(state="failed", finished_at=now()))
-    if "{mirror}" in path:
-        with hub.database.write() as session:
-            held = {"problems": [], "seen": {}, "failures": 0, "added_at": now(), "due_at": now()}
-            session.add(Mirror(url="https://hub.example", owner="games", name="", **held))
 
 
 async def prepare(hub, method: str, path: str, make_wheel, run_of) -> None:
@@ -483,8 +472,7 @@ def test_a_route_that_says_nothing_is_found():
 
 
 @pytest.mark.parametrize(("method", "path"), ATTEMPTS, ids=lambda one: one.replace("/api/v1", ""))
-async def test_only_those_with_the_right_may(private, make_wheel, run_of, method, path, monkeypatch):
-    monkeypatch.setattr(mirrors, "_ask_for_names", lambda *_: ["chess"])
+async def test_only_those_with_the_right_may(private, make_wheel, run_of, method, path):
     hub, (who, scope) = private, TABLE[method, path]
     routes = hub.client._transport.app.routes
     needed = {(m, p): needs.permission for m, p, needs in find_mutating_routes(routes) if (m, p) not in OPEN}

@@ -154,15 +154,12 @@ async def test_only_an_upload_of_the_newest_version_moves_an_environment_up(hub,
     with hub.database.write(HUB) as session:  # as if they were of another day
         for one in session.scalars(select(Version)):
             one.uploaded_at -= timedelta(days=one.environment_id)
-    seen = set()
     path = f"{at}/alice/reverse-text/versions/0.1.0/yank"
     for method, sent in (("PUT", {"json": {"reason": "old"}}), ("DELETE", {})):
         answer = await hub.client.request(method, path, headers=hub.auth(), **sent)
         assert answer.status_code == 200, answer.text
         (told,) = [one for one in (await hub.client.get(at)).json()["data"] if one["name"] == "reverse-text"]
-        seen.add(told["updated_at"])
         assert told["updated_at"] < f"{now().date()}"
-    assert len(seen) == 2, "mirrors see each change"
     assert (await hub.client.get("/?owner=nobody", headers=HTML)).text.count('class="environments"') == 0
     assert (await hub.client.get("/?owner=ALICE&tag=", headers=HTML)).text.count('class="name"') == 2
     older = (await hub.client.get("/alice/reverse-text/versions/0.1.0", headers=HTML)).text

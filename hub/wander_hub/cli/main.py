@@ -25,7 +25,6 @@ from wander.wire import TOKEN_SCOPES
 
 from wander_hub import __version__, audit
 from wander_hub.cli import moving
-from wander_hub.cli.mirrors import mirror_app
 from wander_hub.cli.options import (
     AsJson,
     Data,
@@ -68,7 +67,6 @@ app.add_typer(organisation_app, name="org")
 app.add_typer(token_app, name="token")
 app.add_typer(quota_app, name="quota")
 app.add_typer(webhook_app, name="webhook")
-app.add_typer(mirror_app, name="mirror")
 
 
 def main() -> None:

@@ -62,7 +62,7 @@ class Environment(HasVisibility, Base):
     best_model: Mapped[str | None] = mapped_column(Text)
     created_at: Mapped[datetime]
     updated_at: Mapped[datetime]
-    """When the newest version was uploaded, to the second (`listing.date`)."""
+    """When the newest version was uploaded."""
     status: Mapped[str] = mapped_column(String(12), default="active")
     """active, deprecated or archived; what the hub's administrator imposes stands beside it."""
     status_reason: Mapped[str | None] = mapped_column(Text)
@@ -75,8 +75,6 @@ class Environment(HasVisibility, Base):
     parent_id: Mapped[int | None] = mapped_column(ForeignKey("environments.id"), index=True)
     """The environment that this one was forked from."""
     parent_version: Mapped[str | None] = mapped_column(String(100))
-    mirror_of: Mapped[str | None] = mapped_column(Text)
-    """The address of the same environment on the hub that this one follows, which alone changes it."""
     owner: Mapped[Owner] = relationship(lazy="raise")
 
     @property

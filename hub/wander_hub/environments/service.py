@@ -65,7 +65,6 @@ def detail(session: Session, owner: str, name: str, base_url: str) -> Environmen
         status_reason=reason_of(environment),
         successor=successor_of(environment),
         parent=parent_of(session, environment),
-        mirror_of=environment.mirror_of,
     )
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session, joinedload
 
-from wander_hub.database import Database, now
+from wander_hub.database import Database
 from wander_hub.environments import repository as environments
 from wander_hub.environments import search, service, stars
 from wander_hub.environments.models import UNMARKED, Environment, Version
@@ -22,10 +21,10 @@ _BATCH = 100
 """Environments that are put into the search in one transaction, while which SQLite takes no other write."""
 
 
-def refresh(session: Session, environment: Environment, *, without_runs: Version | None = None) -> Version:
-    """Bring what listings show up to date with the versions, of which a new one has no runs yet.
+def refresh(session: Session, environment: Environment, *, without_runs: Version | None = None) -> None:
+    """Update what listings show from the versions; `without_runs` is a version that was just added.
 
-    Returns the newest version.
+    An environment is dated by its newest version: a yank or a deprecation does not move it up a listing.
     """
     versions = environments.numbers_of(session, environment)
     latest = session.get_one(Version, service.latest_of(versions).id)
@@ -39,16 +38,7 @@ def refresh(session: Session, environment: Environment, *, without_runs: Version
     environment.search_text = service.search_text(environment, latest)
     environment.marks = search.marks_of(environment, latest, service.required_names(latest))
     search.write(session, environment, latest)
-    return latest
-
-
-def date(environment: Environment, latest: Version, *, new: bool = False) -> None:
-    """Date a change by the upload of the newest version, so that nothing else moves it up a listing.
-
-    What is not `new` is less than a second after it, by which mirrors see that something changed.
-    """
-    fraction = timedelta() if new else timedelta(microseconds=now().microsecond)
-    environment.updated_at = latest.uploaded_at + fraction
+    environment.updated_at = latest.uploaded_at
 
 
 def place_all(database: Database) -> None:

@@ -139,7 +139,6 @@ def move(
     for _, one in sorted(both.items()):  # in one order, so that two transfers cannot wait for each other
         accounts.lock_owner(session, one)
     environment = rights.environment_for(session, caller, "manage", owner, name)
-    rights.require_original(caller, environment)
     old_owner, old_name = environment.owner, environment.name
     target = rights.owner_for(session, caller, "publish", place.owner)
     new_name = _new_name(place.name) if place.name is not None else old_name
@@ -232,7 +231,7 @@ def _digests(session: Session, version: Version) -> list[str]:
 def _refresh(session: Session, environment: Environment) -> None:
     """Bring listings and index up to date."""
     session.flush()
-    listing.date(environment, listing.refresh(session, environment))
+    listing.refresh(session, environment)
     index.write_pages(session, environment)
 
 

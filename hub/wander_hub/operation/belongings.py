@@ -64,7 +64,6 @@ LEFT_OUT = {
     "second_factors",
     *("publishers", "used_assertions", "stars", "imports", "webhooks", "webhook_deliveries", "invitations"),
     "quotas",  # how much an owner may have, each hub's operator says
-    "mirrors",
     *("index_pages", "search_spellings"),  # made anew
     *("postings", "posting_chunks", "posting_artifacts"),
     *("upload_sessions", "staged_files", "staged_chunks"),
@@ -140,7 +139,6 @@ def statements(roots: Roots) -> Iterator[tuple[str, Select[Any]]]:
             instead: dict[str, ColumnElement[Any]] = {
                 "parent_id": case((kept, each.c.parent_id), else_=null()).label("parent_id"),
                 "star_count": literal(0).label("star_count"),
-                "mirror_of": null().label("mirror_of"),
             }
             columns = [instead.get(one.name, one) for one in each.c]
             yield each.name, select(*columns).where(_belongs(each, roots))

@@ -405,7 +405,7 @@ def _values_here(
             else:
                 values[column.name] = there[values[column.name]]
     if table.name == "environments":
-        values |= {"mirror_of": None, "star_count": 0}  # as an export has them, whoever wrote this one
+        values["star_count"] = 0  # as an export has them, whoever wrote this one
     elif table.name == "versions":
         plain = render(values["readme"], "text/plain")
         values["readme_html"] = plain if values["readme_html"] == plain else clean(values["readme_html"])

@@ -20,7 +20,6 @@ from wander_hub.environments.models import Environment, Version
 from wander_hub.environments.repository import readable
 from wander_hub.http.problems import HubProblem
 from wander_hub.jobs import OPEN, Job, TableQueue
-from wander_hub.mirrors.models import Mirror
 from wander_hub.operation import backup_jobs
 from wander_hub.runs.models import Run
 from wander_hub.runs.repository import readable_run
@@ -216,16 +215,10 @@ def _deliveries(session: Session, ids: list[Any]) -> dict[Any, Subject]:
     }
 
 
-def _mirrors(session: Session, ids: list[Any]) -> dict[Any, Subject]:
-    found = session.scalars(select(Mirror).where(Mirror.id.in_(ids)))
-    return {one.id: Subject(f"{one.target} of {one.url}", "/system#mirrors") for one in found}
-
-
 _FINDERS: dict[str, Callable[[Session, list[Any]], dict[Any, Subject]]] = {
     "run_id": _runs,
     "version_id": _versions,
     "delivery": _deliveries,
-    "mirror": _mirrors,
 }
 """By the name in a job's payload of what it is about."""
 _WORDS = {"run_id": "run", "version_id": "version"}

@@ -12,7 +12,6 @@ import wander_hub.http.limits
 import wander_hub.index.models
 import wander_hub.jobs.models
 import wander_hub.leaderboards.models
-import wander_hub.mirrors.models
 import wander_hub.models.models
 import wander_hub.operation.models
 import wander_hub.people.models

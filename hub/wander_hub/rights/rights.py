@@ -16,7 +16,7 @@ from wander_hub.environments import service
 from wander_hub.environments.models import Environment
 from wander_hub.http.boundary import Caller, Context, ForManager
 from wander_hub.http.problems import HubProblem
-from wander_hub.identity import HUB, Identity, Permission
+from wander_hub.identity import Identity, Permission
 
 _WORDS: dict[Permission, str] = {
     "read": "read",
@@ -48,17 +48,7 @@ def environment_for(
         raise HubProblem(409, "concurrent_change", "another request changed the same thing", hint=hint)
     if not may(identity, permission, found):
         raise refusal(identity, permission, found)
-    if permission in ("publish", "maintain"):
-        require_original(identity, found)
     return found
-
-
-def require_original(identity: Identity, environment: Environment) -> None:
-    """Refuse everybody but the hub itself to change a mirror of another hub's environment."""
-    if environment.mirror_of is not None and identity is not HUB:
-        label = environment.label
-        detail = f"`{label}` is a mirror of `{environment.mirror_of}`, which alone changes it"
-        raise HubProblem(409, "environment_mirrored", detail, hint="publish there, or fork it")
 
 
 def owner_for(session: Session, identity: Identity, permission: Permission, name: str) -> Owner:

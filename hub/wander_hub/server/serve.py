@@ -23,7 +23,6 @@ from fastapi import FastAPI
 from wander_hub.app import create_app
 from wander_hub.database import Database
 from wander_hub.jobs import JobWorker, TableQueue
-from wander_hub.mirrors import service as mirrors
 from wander_hub.operation import backup_jobs
 from wander_hub.operation.metrics import FOLDER_VARIABLE
 from wander_hub.server import data_folder, first_token
@@ -101,7 +100,6 @@ def workers_of(
     return [
         job_worker(settings, database, storage, queue, address),
         delivery.worker(settings, database, queue),
-        mirrors.worker(settings, database, storage, queue),
         *backup_jobs.workers(settings, database, storage, queue),
     ]
 

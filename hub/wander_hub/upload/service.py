@@ -127,8 +127,7 @@ def publish(
     _note_source(version, packages, compared or {})
     session.flush()
     attestations.keep(session, environment, attested or {})
-    latest = listing.refresh(session, environment, without_runs=None if place.version else version)
-    listing.date(environment, latest, new=latest is version and place.version is None)
+    listing.refresh(session, environment, without_runs=None if place.version else version)
     index.write_pages(session, environment, as_listed=place.environment is not None)
     outbox.tell(
         session,
@@ -213,9 +212,8 @@ def _environment_for(
     if held.deleted_at is not None:
         detail = f"`{label}` was deleted; its name is not given again"
         raise HubProblem(409, "name_deleted", detail, hint="choose another name")
-    rights.require_original(caller, held)
     status = environment_service.status_of(held)
-    if status == "quarantined" or (status == "archived" and held.mirror_of is None):
+    if status in ("quarantined", "archived"):
         undo = None if status == "quarantined" else f"`wander env deprecate {label} --undo` opens it again"
         detail = f"`{label}` is {status}: it takes no uploads"
         raise HubProblem(409, f"environment_{status}", detail, hint=undo)

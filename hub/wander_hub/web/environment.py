@@ -91,7 +91,6 @@ class EnvironmentView:
     status_reason: str | None
     successor: str | None
     parent: str | None
-    mirror_of: str | None
     downloads: list[int]
     """Of the last days, the newest last."""
     used_by: UsedBy
@@ -146,7 +145,6 @@ def show_environment(visit: Visit, owner: str, name: str, version: str) -> Envir
         status_reason=environments.reason_of(found),
         successor=environments.successor_of(found),
         parent=environments.parent_of(visit.session, found),
-        mirror_of=found.mirror_of,
         downloads=_count_downloads(visit.session, found),
         used_by=use.used_by(visit.session, found),
         maintained=visit.caller is not None and rights.may(visit.caller, "maintain", found),

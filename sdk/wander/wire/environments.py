@@ -219,8 +219,6 @@ class EnvironmentDetail(EnvironmentSummary):
     """`owner/name` to use instead of a deprecated environment."""
     parent: str | None = None
     """`owner/name@version` that this one was forked from; None also where the reader may not see it."""
-    mirror_of: str | None = Field(default=None, exclude_if=lambda url: url is None)
-    """Its page on the hub that this hub follows for it; its versions are published there."""
 
 
 class ArtifactInfo(Record):

@@ -8,7 +8,6 @@ from typing import Any, Literal, get_args
 from pydantic import Field
 
 from wander.types import Record
-from wander.wire.changes import Body
 from wander.wire.environments import VerificationLevel
 from wander.wire.verification import JobState
 
@@ -282,35 +281,3 @@ class BackupList(Record):
     """Backups that were asked for over the API, the newest first."""
 
     data: list[BackupInfo]
-
-
-class NewMirror(Body):
-    """What to follow on another hub."""
-
-    url: str = Field(max_length=300)
-    """Address of the other hub."""
-    owner: str = Field(max_length=39)
-    name: str = Field(default="", max_length=200)
-    """The environment's; empty for all that the owner has."""
-
-
-class MirrorInfo(Record):
-    """An owner or an environment of another hub that this hub follows."""
-
-    id: int
-    url: str
-    target: str
-    """`owner` or `owner/name`."""
-    added_at: datetime
-    due_at: datetime
-    """When the next look is due."""
-    looked_at: datetime | None = None
-    """When the last look ended that reached the end."""
-    problems: list[str]
-    """What the last look could not bring, and why."""
-
-
-class MirrorList(Record):
-    """What the hub follows."""
-
-    data: list[MirrorInfo]

@@ -148,7 +148,6 @@ FORMS |= {
     "user-second-factor": Form("DELETE", _USER + "/second-factor"),
     "quota": Form("PUT", _OWNER + "/quota", {"stored_bytes": _number, "versions": _number, "runs": _number}),
     "back-up": Form("POST", "/api/v1/backups"),
-    "refresh-mirror": Form("POST", "/api/v1/mirrors/{mirror}/refresh"),
 }
 """What administrators do on pages of their own."""
 

@@ -24,7 +24,6 @@ from wander_hub.http import live
 from wander_hub.http.boundary import Before
 from wander_hub.http.health import free_bytes
 from wander_hub.jobs import OPEN
-from wander_hub.mirrors import service as mirrors
 from wander_hub.operation import backup_jobs, job_queue
 from wander_hub.operation.administration import report_state
 from wander_hub.people import departures, organisations
@@ -47,7 +46,7 @@ Word = Annotated[str, Query(max_length=300)]
 
 @router.get("")
 def show_state(visit: AdministratorVisiting) -> Response:
-    """Whether the hub is well, how large it is, who works on its jobs, its backups, mirrors and webhooks."""
+    """Whether the hub is well, how large it is, who works on its jobs, its backups and webhooks."""
     return visit.page(
         "system.html",
         report=report_state(visit.settings),
@@ -56,7 +55,6 @@ def show_state(visit: AdministratorVisiting) -> Response:
         workers=job_queue.list_workers(visit.session),
         backups=backup_jobs.list_newest(visit.session, _BACKUPS),
         backs_up=visit.settings.backup_folder is not None,
-        mirrors=mirrors.list_all(visit.session),
         webhooks=webhooks.list_all(visit.session, visit.user, None),
         events=EVENTS,
     )

@@ -1,1 +1,0 @@
-"""Follows environments of other hubs: what is new there comes through this hub's own gate."""
