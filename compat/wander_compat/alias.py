@@ -15,8 +15,6 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from wander.moved import AliasLoader
-
 NAME = "verifiers"
 HOME = "wander_compat.verifiers"
 
@@ -111,7 +109,7 @@ def has_upstream() -> bool:
         return False
     with open(spec.origin, encoding="utf-8") as source:
         text = source.read()
-    return "wander_compat" not in text and "wander.compat" not in text  # its name until wander-compat 0.1.0
+    return "wander_compat" not in text
 
 
 class VerifiersFinder(importlib.abc.MetaPathFinder):
@@ -134,6 +132,17 @@ class VerifiersFinder(importlib.abc.MetaPathFinder):
 
 def _spec(name: str, home: str) -> importlib.machinery.ModuleSpec:
     return importlib.machinery.ModuleSpec(name, AliasLoader(home), is_package=name == NAME)
+
+
+class AliasLoader(importlib.abc.Loader):
+    """Puts another module in the place of the one that is imported."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Import the target and register it under the name of the import."""
+        sys.modules[module.__name__] = importlib.import_module(self._target)
 
 
 class _PackageLoader(importlib.abc.Loader):

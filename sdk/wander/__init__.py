@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from wander.errors import WanderError
 from wander.lazy import bring_name, lazy_names
-from wander.moved import serve_moved_modules
 from wander.types import Example, Message, Messages, Rollout, SamplingArgs, State, Turn
 from wander.version import __version__ as __version__
 
@@ -84,8 +83,6 @@ __all__ = [  # noqa: RUF022 - grouped by subject
     "sft",
     "train",
 ]
-
-serve_moved_modules()
 
 
 def _bring(name: str) -> Any:

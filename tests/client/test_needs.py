@@ -81,7 +81,7 @@ def names(wheels: list[Wheel]) -> list[str]:
         (NATIVE, ["verifiers>=0.1"], ["sayer", "wander-sdk", "wander-compat"]),
         (TASKSET, ["verifiers"], ["sayer", "wander-sdk", "wander-compat"]),
         ("vf = __import__('verifiers')\n", ["wander-sdk"], ["sayer", "wander-sdk", "wander-compat"]),
-        ("from wander.compat.verifiers import Rubric\n", [], ["sayer", "wander-sdk", "wander-compat"]),
+        ("from wander_compat.verifiers import Rubric\n", [], ["sayer", "wander-sdk", "wander-compat"]),
     ],
 )
 def test_the_classic_api_goes_where_it_is_named(of, source: str, requires: list[str], own: list[str]) -> None:

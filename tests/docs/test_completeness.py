@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 from markdown_page import blocks
-from wander.moved import MOVED
 from wander.train.config import GRPOSettings, SFTSettings
 from wander.train.phases import read_phases
 from wander.train.settings_file import read_settings
@@ -48,11 +47,6 @@ def test_every_exit_status_is_documented():
 def test_every_setting_of_the_hub_is_documented():
     known = words("docs/hub-settings.md")
     assert [name for name in Settings.model_fields if f"WANDER_HUB_{name.upper()}" not in known] == []
-
-
-def test_every_module_that_moved_is_in_the_deprecation_policy():
-    text = (ROOT / "docs/deprecation.md").read_text()
-    assert [old for old, new in MOVED.items() if f"| `{old}` | `{new}` |" not in text] == []
 
 
 @pytest.mark.parametrize("record", [RunManifest, RunSummary, Rollout])

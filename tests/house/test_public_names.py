@@ -1,7 +1,7 @@
 """What users may import: names and signatures change on purpose, or not at all.
 
 When `test_the_names_are_those_on_record` fails, a public name or signature changed. If that was meant, run
-`make names` and commit `tests/house/public_names.txt`; `docs/deprecation.md` says what may change, and how.
+`make names` and commit `tests/house/public_names.txt`.
 """
 
 from __future__ import annotations

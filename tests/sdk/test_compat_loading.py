@@ -121,7 +121,6 @@ def test_an_adapter_that_cannot_be_imported_is_named(monkeypatch):
     ("source", "upstream"),
     [
         ("import wander_compat.verifiers\n", False),
-        ("import wander.compat.verifiers\n", False),  # our distribution, as it was before
         ("__version__ = '0.4.0'\n", True),
     ],
 )
