@@ -126,12 +126,6 @@ class Invocation:
                 raise LoginRequired(str(error), hint=hint) from error
         return Credential(minted.token, "the identity of this workflow")
 
-    def hub_at(self, url: str) -> AbstractContextManager[HubApi]:
-        """Return the API of another hub, with the token that is stored for it."""
-        from wander_client.hub.api import open_hub
-
-        return open_hub(url, self.credentials.get(url), transport=self._transport)
-
     def hub_with(self, token: str) -> AbstractContextManager[HubApi]:
         """Return the hub's API for a token that is not stored yet."""
         from wander_client.credentials import Credential

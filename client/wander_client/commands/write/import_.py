@@ -83,30 +83,6 @@ def path(
 
 
 @app.command()
-def hub(
-    url: Annotated[str, Argument(help="address of another Wander hub")],
-    wishes: _Wishes,
-    many: _Many,
-    search: Annotated[str, Option(help="only environments that this search finds there")] = "",
-) -> int:
-    """Make the environments of another hub environments of this one; as `wander env import path --all` does.
-
-    \b
-    wander env import hub https://hub.example.org --owner acme --dry-run
-    wander env import hub https://hub.example.org --search wordle
-
-    The newest version of each is taken, from its source archive. Private ones need a token of that hub.
-    """
-    from tempfile import TemporaryDirectory
-
-    from wander_client.commands.write.import_many import candidates_of, import_many
-
-    with TemporaryDirectory(prefix="wander-import-") as work:
-        found = candidates_of(url, search, Path(work))
-        return import_many(found, wishes.owner, _options_of(wishes), many.report, many.jobs)
-
-
-@app.command()
 def git(
     url: Annotated[str, Argument(help="URL[@REVISION][#subdirectory=FOLDER]")],
     wishes: _Wishes,

@@ -7,10 +7,9 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any, Literal
@@ -18,11 +17,10 @@ from typing import Any, Literal
 from pydantic import Field
 from wander.evals.store import jsonl
 from wander.types import Record
-from wander.wire import FileInfo
 from wander.wire.postings import file_digest
 
 from wander_client.context import current
-from wander_client.errors import OK, PARTIAL, ClientError, NotFound, Unavailable
+from wander_client.errors import OK, PARTIAL, NotFound, Unavailable
 from wander_client.terminal.output import counted
 
 
@@ -58,8 +56,6 @@ class Candidate:
     sha256: str
     """Of its files: one that is as it was is not imported again."""
     path: Path
-    fetch: Callable[[], None] = lambda: None
-    """Brings it to its path."""
 
 
 def candidates_in(folder: Path) -> list[Candidate]:
@@ -77,34 +73,6 @@ def candidates_in(folder: Path) -> list[Candidate]:
     if not found:
         raise NotFound(f"`{folder}` holds no packages", hint="give the folder in which their folders lie")
     return found
-
-
-def candidates_of(url: str, query: str, work: Path) -> list[Candidate]:
-    """Return the newest source archive of each environment that another hub lists and that is in use."""
-    here = current()
-    found = []
-    with here.hub_at(url) as hub:
-        for one in hub.every_environment(query):
-            if one.status != "active":
-                continue
-            version = hub.version(one.owner, one.name, one.latest_version)
-            file = next((each for each in version.files if each.kind == "sdist"), None)
-            source = f"{one.owner}/{one.name}@{version.version}"
-            if file is None:
-                here.output.warn(f"`{source}` is passed over: it has no source archive")
-                continue
-            place = work / one.owner / file.filename
-            fetch = partial(_download, url, file, place)
-            found.append(Candidate(source, file.sha256, place, fetch))
-    if not found:
-        raise NotFound(f"`{url}` lists no environment that can be imported", hint="`wander login --hub URL`?")
-    return found
-
-
-def _download(url: str, file: FileInfo, place: Path) -> None:
-    place.parent.mkdir(exist_ok=True)
-    with current().hub_at(url) as hub:
-        hub.download(file.url, place, file.sha256)
 
 
 def import_many(
@@ -172,11 +140,6 @@ def _import_one(
         seconds = round(monotonic() - began, 1)
         return {"source": one.source, "sha256": one.sha256, "outcome": outcome, "seconds": seconds, **more}
 
-    try:
-        one.fetch()
-    except ClientError as error:
-        why = {"code": error.code, "message": str(error), "hint": error.hint, "step": "fetch"}
-        return ended("failed", error=why)
     words = ["env", "import", "path", str(one.path), *options, "--json"]
     with subprocess.Popen(  # noqa: S603 - this command itself, no shell
         [sys.executable, "-m", "wander_client", *words],
