@@ -22,11 +22,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from wander_client.packages.library_use import defines_loader, library_of, parse_source, tasksets_of
-from wander_compat.alias import serve_verifiers
+from wander_compat.alias import need_of, serve_verifiers
+from wander_compat.verifiers.unavailable import NAMES
 
 ROOT_NAME = "verifiers"
 SKIPPED = {
@@ -191,16 +191,18 @@ def _is_dotted(node: ast.expr) -> bool:
 
 @functools.cache
 def look_up(name: str) -> str:
-    """Tell whether a dotted name of the library is `offered`, `refused` (cannot be made) or `missing`."""
+    """Return whether a dotted name of the library is `offered`, `refused` (needs a vendor) or `missing`."""
     module, _, attribute = name.rpartition(".")
+    inner = name.removeprefix(f"{ROOT_NAME}.")
+    if inner in NAMES or need_of(inner) is not None:
+        return "refused"
     try:
         importlib.import_module(name)
     except ImportError:
         try:
-            value: Any = getattr(importlib.import_module(module), attribute)
+            getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError, ValueError):
             return "missing"
-        return "refused" if getattr(value, "needs", "") and isinstance(value, type) else "offered"
     return "offered"
 
 

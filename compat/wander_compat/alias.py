@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -52,27 +51,6 @@ MODULES: dict[str, str] = {
     "envs.experimental.rlm_env": "envs.rlm_env",
     "envs.experimental.mcp_env": "envs.mcp_env",
     "envs.mcp_env": "envs.mcp_env",
-    "envs.experimental.cli_agent_env": "envs.sandboxes.cli_agent_env",
-    "envs.experimental.sandbox_mixin": "envs.sandboxes.mixin",
-    "envs.experimental.composable": "envs.composable",
-    "envs.experimental.composable.composable_env": "envs.composable",
-    "envs.experimental.composable.harness": "envs.composable",
-    "envs.experimental.composable.task": "envs.composable",
-    **{
-        f"envs.experimental.composable.{each}": "envs.composable.remote"
-        for each in (
-            "harnesses",
-            *(f"harnesses.{name}" for name in ("mini_swe_agent", "opencode", "rlm")),
-            "tasksets",
-            *(f"tasksets.{name}" for name in ("cp", "harbor", "lean", "math", "swe")),
-        )
-    },
-    "envs.experimental.harbor_env": "envs.remote_envs",
-    "envs.experimental.opencode_env": "envs.remote_envs",
-    "envs.experimental.opencode_qa_env": "envs.remote_envs",
-    "envs.experimental.opencode_rlm_env": "envs.remote_envs",
-    "envs.integrations.browser_env": "envs.remote_envs",
-    "envs.integrations.openenv_env": "envs.remote_envs",
     "utils.data_utils": "data",
     "utils.async_utils": "async_calls",
     "utils.save_utils": "outputs",
@@ -94,6 +72,28 @@ PACKAGES = frozenset(
     | {"envs.integrations", "utils"}
 )
 """Packages of the classic API; a name that is asked of one comes from the top level of ours."""
+
+
+AGENT = "an agent that runs in a rented sandbox"
+BROWSER = "a rented browser"
+SANDBOX = "the client of a rented sandbox"
+
+RENTED: dict[str, str] = {
+    "envs.experimental.cli_agent_env": AGENT,
+    "envs.experimental.composable": AGENT,
+    "envs.experimental.harbor_env": AGENT,
+    "envs.experimental.opencode_env": AGENT,
+    "envs.experimental.opencode_qa_env": AGENT,
+    "envs.experimental.opencode_rlm_env": AGENT,
+    "envs.experimental.sandbox_mixin": SANDBOX,
+    "envs.integrations.browser_env": BROWSER,
+    "envs.integrations.openenv_env": "a server of the OpenEnv project",
+    "utils.interception_utils": AGENT,
+    "utils.sandbox_exec_utils": SANDBOX,
+    "utils.threaded_sandbox_client": SANDBOX,
+    "utils.tunnel_utils": "a tunnel to a rented sandbox",
+}
+"""Modules under `verifiers.`, with everything below them, and what their names need."""
 
 
 def serve_verifiers() -> None:
@@ -126,8 +126,17 @@ class VerifiersFinder(importlib.abc.MetaPathFinder):
             return None
         if inner in PACKAGES:
             return importlib.machinery.ModuleSpec(fullname, _PackageLoader(), is_package=True)
+        needs = need_of(inner)
+        if needs is not None:
+            return importlib.machinery.ModuleSpec(fullname, _UnavailableLoader(needs), is_package=True)
         home = MODULES.get(inner)
         return None if home is None else _spec(fullname, f"{HOME}.{home}")
+
+
+def need_of(module: str) -> str | None:
+    """Return what the names of a module under `verifiers.` need; None if Wander offers the module."""
+    parents = [module.rsplit(".", count)[0] for count in range(module.count(".") + 1)]
+    return next((RENTED[parent] for parent in parents if parent in RENTED), None)
 
 
 def _spec(name: str, home: str) -> importlib.machinery.ModuleSpec:
@@ -151,8 +160,23 @@ class _PackageLoader(importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         def find(name: str) -> Any:
             inner = f"{module.__name__.partition('.')[2]}.{name}"
-            if inner in MODULES or inner in PACKAGES:
+            if inner in MODULES or inner in PACKAGES or need_of(inner) is not None:
                 return importlib.import_module(f"{NAME}.{inner}")
             return getattr(importlib.import_module(HOME), name)
+
+        module.__getattr__ = find  # type: ignore[method-assign]
+
+
+class _UnavailableLoader(importlib.abc.Loader):
+    """Makes a module whose names can be imported and not used."""
+
+    def __init__(self, needs: str) -> None:
+        self._needs = needs
+
+    def exec_module(self, module: ModuleType) -> None:
+        def find(name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(f"module `{module.__name__}` has no attribute `{name}`")
+            return importlib.import_module(f"{HOME}.unavailable").unavailable(name, self._needs)
 
         module.__getattr__ = find  # type: ignore[method-assign]

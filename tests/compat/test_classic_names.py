@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import importlib.util
 import inspect
 import json
+import operator
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from wander_compat.alias import serve_verifiers
+from wander.clients.scripted import ScriptedClient
+from wander.errors import LoadError
+from wander.loading import load_path
+from wander_compat.alias import RENTED, need_of, serve_verifiers
+from wander_compat.verifiers import InfraError
+from wander_compat.verifiers.unavailable import NAMES
 
 ROOT = Path(__file__).parents[2]
 
@@ -129,15 +137,85 @@ def test_small_helpers_do_what_the_releases_do(tmp_path, monkeypatch):
     ("name", "state"),
     [
         ("envs.sandbox_env.SandboxState", "offered"),
-        ("envs.experimental.sandbox_mixin.is_retryable_sandbox_read_error", "offered"),
         ("envs.experimental.opencode_qa_env.OpenCodeQAEnv", "refused"),
         ("types.ProcessedOutputs", "offered"),
         ("utils.message_utils.ChatCompletionMessage", "offered"),
         ("utils.message_utils.NoSuchMessage", "missing"),
+        ("envs.experimental.no_such_env.NoSuchEnv", "missing"),
     ],
 )
 def test_names_that_packages_took_from_deep_paths_are_found_there(script, name, state):
     assert script.look_up(f"verifiers.{name}") == state
+
+
+RENTED = [
+    *(f"verifiers.{module}:Anything" for module in RENTED),
+    *(f"verifiers.{module}.deep.inside:Anything" for module in RENTED),
+    *(f"verifiers:{name}" for name in NAMES),
+    "verifiers.envs.experimental.composable.tasksets.swe:make_swe_taskset",
+    "verifiers.envs.experimental.composable.harnesses.opencode:opencode_harness",
+    "verifiers.envs.integrations.browser_env.modes:CUASandboxMode",
+]
+
+
+@pytest.mark.parametrize("name", RENTED)
+def test_a_name_that_needs_a_rented_machine_can_be_imported_and_says_what_it_needs(name):
+    serve_verifiers()
+    module, _, attribute = name.partition(":")
+    found = getattr(importlib.import_module(module), attribute)
+    needs = NAMES.get(attribute) or need_of(module.partition(".")[2])
+
+    class Game(found):
+        def __init__(self, rows: int) -> None:
+            self.rows = rows
+
+    extend = functools.partial(operator.add, found, ["x"])
+    for use in (found, functools.partial(Game, 3), functools.partial(list, found), extend):
+        with pytest.raises(InfraError) as raised:
+            use()
+        assert needs in str(raised.value)
+        assert f"`{attribute}`" in str(raised.value)
+    with pytest.raises(AttributeError, match=needs):
+        _ = found.DEFAULT_IMAGE
+    assert not hasattr(found, "__dataclass_fields__")
+
+
+def test_an_error_of_a_rented_sandbox_can_be_caught():
+    serve_verifiers()
+    from verifiers.envs.experimental.sandbox_mixin import SandboxCreationError, SandboxMixin
+
+    caught = []
+    try:
+        SandboxMixin()
+    except SandboxCreationError:
+        caught.append(SandboxCreationError)
+    except InfraError:
+        caught.append(InfraError)
+    assert caught == [InfraError]
+
+
+async def test_a_package_loads_unless_it_uses_such_a_name(tmp_path):
+    source = """
+import verifiers as vf
+from verifiers.envs.experimental.composable import ComposableEnv, Harness
+from verifiers.envs.experimental.sandbox_mixin import SandboxMixin
+
+
+class Agent(SandboxMixin, vf.MultiTurnEnv):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+
+
+def load_environment(agent: bool = False) -> vf.Environment:
+    rows = [{"question": "2?", "answer": "2"}]
+    return Agent(dataset=rows) if agent else vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric())
+"""
+    (tmp_path / "rented.py").write_text(source)
+    env = load_path(tmp_path / "rented.py")
+    rollout = await env.rollout(ScriptedClient(["2"]), env.dataset("train")[0])
+    assert rollout.failure is None
+    with pytest.raises(LoadError, match="`Agent` is a `SandboxMixin`, which needs the client"):
+        load_path(tmp_path / "rented.py", agent=True)
 
 
 def test_the_library_of_openai_is_loaded_by_who_uses_its_types():

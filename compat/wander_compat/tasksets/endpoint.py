@@ -10,12 +10,12 @@ from __future__ import annotations
 import hmac
 import json
 import secrets
+from typing import Any
 
 from aiohttp import web
 from wander.errors import AuthenticationFailed, EnvironmentFault, RateLimited
 
 from wander_compat.adapters.host_client import HostClient
-from wander_compat.verifiers.envs.sandboxes.commands import as_stream
 from wander_compat.verifiers.errors import ModelError as ClassicModelError
 from wander_compat.verifiers.errors import OverlongPromptError
 from wander_compat.verifiers.messages.conversion import wire_messages
@@ -90,10 +90,26 @@ class HostModel:
             return _refusal(status, str(error))
         completion = client.completion(number, answer)
         if body.get("stream"):
-            return web.Response(body=as_stream(completion), content_type="text/event-stream")
+            return web.Response(body=_as_stream(completion), content_type="text/event-stream")
         return web.json_response(completion)
 
 
 def _refusal(status: int, message: str) -> web.StreamResponse:
     error = {"message": message, "type": "wander_host", "code": None}
     return web.json_response({"error": error}, status=status)
+
+
+def _as_stream(completion: dict[str, Any]) -> bytes:
+    """Return a whole chat completion as the events of a stream."""
+    choice = completion["choices"][0]
+    delta = {name: value for name, value in choice["message"].items() if value is not None}
+    if "tool_calls" in delta:
+        delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(delta["tool_calls"])]
+    first = [{"index": 0, "delta": delta, "finish_reason": None}]
+    last = [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}]
+    common = {**completion, "object": "chat.completion.chunk"}
+    events = [
+        {**common, "choices": choices, "usage": usage}
+        for choices, usage in ((first, None), (last, None), ([], completion["usage"]))
+    ]
+    return b"".join(f"data: {json.dumps(event)}\n\n".encode() for event in events) + b"data: [DONE]\n\n"

@@ -25,12 +25,14 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "envs.mcp_env": ("MCPEnv",),
     "envs.rlm_env": ("RLMEnv",),
     "envs.sandbox_env": ("SandboxEnv", "PythonEnv"),
-    "envs.sandboxes.cli_agent_env": ("CliAgentEnv",),
-    "envs.remote_envs": (
+    "unavailable": (
         "BrowserEnv",
+        "CliAgentEnv",
+        "ComposableEnv",
         "HarborEnv",
         "OpenCodeEnv",
         "OpenEnvEnv",
+        "SandboxMixin",
     ),
     "parsers": ("Parser", "XMLParser", "ThinkParser", "MaybeThinkParser"),
     "rubrics.rubric": ("Rubric",),

@@ -1,8 +1,7 @@
-"""Environments whose tools run code: in bubblewrap on this machine, not in a cloud sandbox.
+"""Environments whose tools run code in a process on this machine instead of a rented sandbox.
 
-The releases rent sandboxes from one company. Here commands run in a process of their own with limits, inside
-bubblewrap where it is installed, without a network. What asks for the cloud (images, GPUs, remote clients) is
-taken and has no effect, apart from a sandbox client of one's own, which is refused.
+The process has limits and no network, and runs under bubblewrap if that is installed. Settings of the rented
+sandbox, such as its image, have no effect. They stay because published packages pass them.
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ from wander.envs.rlm.repl import Query, Repl, ReplLimits
 from wander.errors import SandboxError as ReplError
 
 from wander_compat.verifiers.decorators import cleanup, teardown
-from wander_compat.verifiers.envs.sandboxes.mixin import AdvancedConfigs as AdvancedConfigs
-from wander_compat.verifiers.envs.sandboxes.mixin import CreateSandboxRequest as CreateSandboxRequest
 from wander_compat.verifiers.envs.tool_env import StatefulToolEnv
 from wander_compat.verifiers.errors import SandboxError
 from wander_compat.verifiers.types import State
@@ -36,6 +33,16 @@ _CLOUD = (
     "sandbox_client_max_connections", "sandbox_client_max_keepalive_connections", "pip_install_packages",
     "max_startup_wait_seconds",
 )  # fmt: skip
+
+
+class CreateSandboxRequest:
+    """The settings of a rented sandbox. They are kept as attributes and have no effect."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.__dict__.update(settings)
+
+
+AdvancedConfigs = CreateSandboxRequest
 
 
 class SandboxState(TypedDict):

@@ -1,1 +1,0 @@
-"""Sandboxes of classic environments on this machine: the client, what runs inside, the mixin."""
