@@ -68,6 +68,7 @@ from wander_hub.verification import routes as verification
 from wander_hub.web import provider as sign_in_provider
 from wander_hub.web import routes as web
 from wander_hub.web import sign_in, styleguide
+from wander_hub.web.anonymous import AnonymousPages
 from wander_hub.web.docs.library import Library
 from wander_hub.webhooks import delivery as webhook_delivery
 from wander_hub.webhooks import outbox
@@ -262,6 +263,7 @@ def create_app(
     app.router.routes.extend(_routes())
     app.add_middleware(Compression)
     app.add_middleware(AnswerHeaders)
+    app.add_middleware(AnonymousPages, reader=reader, settings=repr(settings))
     install_handlers(app, web.problem_page)
     return app
 

@@ -8,6 +8,7 @@ half-way.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,11 +19,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel
 from sqlalchemy import (
+    BigInteger,
     ColumnElement,
     Connection,
     DateTime,
     Dialect,
     MetaData,
+    String,
     TypeDecorator,
     create_engine,
     event,
@@ -33,7 +36,7 @@ from sqlalchemy import (
 )
 from sqlalchemy import inspect as look_at
 from sqlalchemy.exc import IntegrityError, OperationalError
-from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 if TYPE_CHECKING:  # Alembic is imported by those alone who find the schema old
     from alembic.config import Config
@@ -53,6 +56,18 @@ FIRST_REVISION = "0100"
 """The schema of 0.1.0."""
 UNRELEASED_REVISION = "0043"
 """The last schema before it, which was never released. A backup or an export of it can still be loaded."""
+QUIET = {"quiet": True}
+"""Execution options of a statement that changes no page."""
+_UNSHOWN_TABLES = frozenset(
+    {
+        *("attempts", "audit", "browser_sessions", "imports", "invitations", "linked_identities"),
+        *("one_time_codes", "posting_artifacts", "posting_chunks", "postings", "quotas", "second_factors"),
+        *("spending", "staged_chunks", "staged_files", "tokens", "upload_sessions", "used_assertions"),
+        *("alembic_version", "content_revision", "webhook_deliveries", "webhooks"),
+    }
+)
+"""Tables that no page shows to somebody who is not signed in."""
+_CHANGE = re.compile(r"\s*(?:INSERT INTO|UPDATE|DELETE FROM)\s+\"?(\w+)", re.I)
 _ABSENT = object()
 _OBJECTS_LOCK, _MIGRATIONS_LOCK = 7_403_926_551, 7_403_926_553
 """Any numbers that nothing else locks."""
@@ -108,6 +123,19 @@ class Base(DeclarativeBase):
     type_annotation_map = {datetime: UtcDateTime}  # noqa: RUF012 - SQLAlchemy's own spelling
 
 
+class ContentRevision(Base):
+    """One row that counts the transactions which changed something that anonymous pages show.
+
+    So the entity tag of such a page is known without reading what it shows.
+    """
+
+    __tablename__ = "content_revision"
+
+    epoch: Mapped[str] = mapped_column(String(32), primary_key=True)
+    """Random per database: a restored copy never repeats the tags of the original."""
+    number: Mapped[int] = mapped_column(BigInteger)
+
+
 def now() -> datetime:
     """Return the present moment in UTC."""
     return datetime.now(UTC)
@@ -155,6 +183,9 @@ class Database:
         if sqlite:
             event.listen(self.engine, "connect", _prepare_sqlite)
             event.listen(self.engine, "begin", _begin_sqlite)
+        event.listen(self.engine, "after_cursor_execute", _note_change)
+        event.listen(self.engine, "commit", _raise_revision)
+        event.listen(self.engine, "rollback", _forget_changes)
         self._one_moment: dict[str, Any] = {} if sqlite else {"isolation_level": "REPEATABLE READ"}
         """What has a transaction see the rows of one moment; with SQLite each does."""
         self._read = sessionmaker(self.engine, expire_on_commit=False)
@@ -287,6 +318,24 @@ class Database:
     def close(self) -> None:
         """Return every connection."""
         self.engine.dispose()
+
+
+def _note_change(connection: Connection, _cursor: Any, statement: str, *rest: Any) -> None:
+    found = _CHANGE.match(statement)
+    if found is not None and found[1].lower() not in _UNSHOWN_TABLES:
+        context = rest[1]
+        if not context.execution_options.get("quiet"):
+            connection.info["changed"] = True
+
+
+def _raise_revision(connection: Connection) -> None:
+    """Count a transaction that changed a page; last of all, so that the row is locked only briefly."""
+    if connection.info.pop("changed", False):
+        connection.exec_driver_sql("UPDATE content_revision SET number = number + 1")
+
+
+def _forget_changes(connection: Connection) -> None:
+    connection.info.pop("changed", None)
 
 
 def alembic_config(connection: Connection) -> Config:

@@ -4,6 +4,8 @@ A table comes after the tables that it refers to. Columns that are added later n
 release before still works with the new schema while several servers are upgraded one after the other.
 """
 
+import secrets
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -13,6 +15,7 @@ down_revision = None
 _TABLES = (
     'attempts',
     'audit',
+    'content_revision',
     'imports',
     'owners',
     'search_spellings',
@@ -95,6 +98,12 @@ def upgrade() -> None:
     op.create_index('ix_audit_actor', 'audit', ['actor', 'id'], unique=False)
     op.create_index('ix_audit_at', 'audit', ['at'], unique=False)
     op.create_index('ix_audit_owner', 'audit', ['owner', 'id'], unique=False)
+
+    op.create_table('content_revision',
+        sa.Column('epoch', sa.String(length=32), nullable=False),
+        sa.Column('number', sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint('epoch', name='pk_content_revision')
+    )
 
     op.create_table('imports',
         sa.Column('archive', sa.String(length=64), nullable=False),
@@ -898,6 +907,12 @@ def upgrade() -> None:
 
     _forbid_changes_of_the_audit_log()
     _create_text_index()
+    _start_counting_changes()
+
+
+def _start_counting_changes() -> None:
+    revision = sa.table('content_revision', sa.column('epoch'), sa.column('number'))
+    op.execute(sa.insert(revision).values(epoch=secrets.token_hex(8), number=0))
 
 
 def _forbid_changes_of_the_audit_log() -> None:

@@ -18,6 +18,10 @@ from wander_hub.storage import CHUNK, Storage, object_key
 
 IMMUTABLE = "public, max-age=31536000, immutable"
 REVALIDATE = "no-cache"
+SHARED = "public, no-transform, max-age=0, s-maxage=5"
+"""The caching of a page for everybody: a browser asks again each time, a proxy after five seconds."""
+VARY = "Accept, Accept-Encoding, Cookie, Authorization"
+"""What a page depends on, apart from its address."""
 
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 _PRIVATE_SECONDS = 60

@@ -12,12 +12,12 @@ import sqlite3
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from sqlalchemy import Select
+from sqlalchemy import Select, select
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
-from wander_hub.database import Database
+from wander_hub.database import ContentRevision, Database
 from wander_hub.index import rendering, repository, service
 from wander_hub.index.negotiation import JSON_V1
 from wander_hub.index.schemas import Page, Place
@@ -77,6 +77,12 @@ class AnonymousReader:
             return None
         return version
 
+    async def revision(self) -> str | None:
+        """Return the revision of what anonymous pages show; None if the database cannot be asked now."""
+        query = select(ContentRevision.epoch, ContentRevision.number)
+        found = await self._one("revision", lambda: query, {})
+        return f"{found[0]} {found[1]}" if found is not None else None
+
     async def file(self, place: Place, filename: str) -> PublicFile | None:
         """Return a distribution file that anybody may download."""
         values = place.values() | {"filename": filename}
@@ -91,7 +97,7 @@ class AnonymousReader:
 
     async def _one(
         self,
-        key: tuple[object, ...],
+        key: object,
         build: Callable[[], Statement],
         values: Mapping[str, object],
     ) -> Row | None:

@@ -15,7 +15,7 @@ from sqlalchemy import bindparam, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from wander_hub.database import Database, now
+from wander_hub.database import QUIET, Database, now
 from wander_hub.environments.models import Downloads, Environment, Version
 
 FLUSH_SECONDS = 10.0
@@ -62,9 +62,8 @@ def add(session: Session, counts: Counter[tuple[int, date]]) -> None:
     ordered = sorted(counts.items())
     for start in range(0, len(ordered), _AT_ONCE):
         some = ordered[start : start + _AT_ONCE]
-        session.execute(
-            insert.values([{"version_id": one, "day": day, "count": n} for (one, day), n in some])
-        )
+        counted = insert.values([{"version_id": one, "day": day, "count": n} for (one, day), n in some])
+        session.execute(counted, execution_options=QUIET)
         owned = select(Version.id, Version.environment_id).where(
             Version.id.in_({one for (one, _), _ in some})
         )
@@ -76,4 +75,4 @@ def add(session: Session, counts: Counter[tuple[int, date]]) -> None:
         raised = update(Environment).where(Environment.id == bindparam("environment"))
         raised = raised.values(download_count=Environment.download_count + bindparam("more"))
         rows = [{"environment": one, "more": more} for one, more in sorted(totals.items())]
-        session.connection().execute(raised, rows)
+        session.connection().execute(raised, rows, execution_options=QUIET)

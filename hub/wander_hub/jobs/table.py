@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, and_, case, or_, select, update
 from sqlalchemy.orm import Session
 from wander.wire.verification import JobState
 
-from wander_hub.database import Database, now
+from wander_hub.database import QUIET, Database, now
 from wander_hub.identity import HUB
 from wander_hub.jobs.models import Job
 from wander_hub.settings import Settings
@@ -136,7 +136,7 @@ class TableQueue:
     def beat(self, lease: Lease, progress: Mapping[str, Any]) -> bool:
         """Renew a lease, tell how far the work is; True when the job was called off. Raises `LeaseLost`."""
         with self.database.write() as session:
-            _write(session, lease, lease_until=self._until(), progress=dict(progress))
+            _write(session, lease, QUIET, lease_until=self._until(), progress=dict(progress))
             return bool(session.scalar(select(Job.cancel_requested).where(Job.id == lease.job_id)))
 
     def finish(self, lease: Lease, keep: Callable[[Session], None]) -> None:
@@ -224,17 +224,18 @@ def storable(text: str) -> str:
     return text.replace("\x00", "\ufffd").encode(errors="replace").decode()
 
 
-def _write(session: Session, lease: Lease, **values: Any) -> None:
+def _write(session: Session, lease: Lease, options: Mapping[str, Any] = {}, /, **values: Any) -> None:
     held = and_(
         Job.id == lease.job_id,
         Job.state == "running",
         Job.lease_owner == lease.owner,
         Job.attempt == lease.attempt,
     )
-    if not _update(session, held, **values):
+    if not _update(session, held, options, **values):
         raise LeaseLost(f"job {lease.job_id} is no longer that of `{lease.owner}`")
 
 
-def _update(session: Session, where: Any, **values: Any) -> int:
-    statement = update(Job).where(where).values(**values).execution_options(synchronize_session=False)
-    return int(session.connection().execute(statement).rowcount)
+def _update(session: Session, where: Any, options: Mapping[str, Any] = {}, /, **values: Any) -> int:
+    statement = update(Job).where(where).values(**values)
+    options = {"synchronize_session": False, **options}
+    return int(session.connection().execute(statement, execution_options=options).rowcount)

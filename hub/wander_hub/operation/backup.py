@@ -62,8 +62,9 @@ FORMAT = "wander.backup/1"
 ROWS = "database.jsonl.zst"
 _DERIVED = ("alembic_version", "environment_search", "sqlite_")
 """How tables begin that no model describes: each database makes them for itself."""
-_UNFINISHED = ("upload_sessions", "staged_files", "staged_chunks")
-"""Tables of uploads under way, whose chunks are not copied: their clients send them again."""
+_NOT_COPIED = ("content_revision", "upload_sessions", "staged_files", "staged_chunks")
+"""Uploads that are not finished, whose clients send them again, and the count of changes, which each hub has
+for itself."""
 AT_ONCE, _CHARACTERS_AT_ONCE = 500, 8 * 2**20
 """Rows that are sent to a database at once, and of how many characters."""
 _WINDOW = 8 * 2**20
@@ -145,7 +146,7 @@ def _dump(database: Database, path: Path) -> int:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with database.connect_at_one_moment() as connection, temporary.open("wb") as file:
         _refuse_unknown_tables(connection)
-        kept = [one for one in Base.metadata.sorted_tables if one.name not in _UNFINISHED]
+        kept = [one for one in Base.metadata.sorted_tables if one.name not in _NOT_COPIED]
         rows = write_rows(connection, file, FORMAT, [(one.name, select(one)) for one in kept])
     temporary.replace(path)
     return rows

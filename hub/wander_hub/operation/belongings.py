@@ -63,6 +63,7 @@ LEFT_OUT = {
     *("linked_identities", "spending"),
     "second_factors",
     *("publishers", "used_assertions", "stars", "imports", "webhooks", "webhook_deliveries", "invitations"),
+    "content_revision",
     "quotas",  # how much an owner may have, each hub's operator says
     *("index_pages", "search_spellings"),  # made anew
     *("postings", "posting_chunks", "posting_artifacts"),

@@ -17,7 +17,7 @@ from wander.types import Record, canonical_json
 from wander.wire.levels import LEVEL_FACTS
 
 from wander_hub import __version__
-from wander_hub.http.answers import REVALIDATE, not_modified
+from wander_hub.http.answers import REVALIDATE, SHARED, VARY, not_modified
 from wander_hub.http.boundary import base_url_of, caller_of
 from wander_hub.http.middleware import PAGE_CSP
 from wander_hub.security import without_secrets
@@ -121,11 +121,18 @@ def as_json(answer: Record) -> Response:
 
 
 def page(
-    request: Request, template: str, *, status: int = 200, scripts: Sequence[str] = (), **values: Any
+    request: Request,
+    template: str,
+    *,
+    status: int = 200,
+    scripts: Sequence[str] = (),
+    shared: bool = False,
+    **values: Any,
 ) -> Response:
     """Render a page; a browser that holds the same one gets a 304.
 
-    `scripts` are those of `static/` that it has beside `wander.js`; it may run no other.
+    `scripts` are the scripts of `static/` that it may run, in addition to `wander.js`. A `shared` page is the
+    same for all readers who are not signed in, and may be kept for them.
     """
     base_url = base_url_of(request)
     values["scripts"] = ["wander.js", *scripts]
@@ -133,8 +140,8 @@ def page(
     body = render(template, **values)
     headers = {
         "ETag": f'"{hashlib.sha256(body).hexdigest()[:32]}"',
-        "Cache-Control": REVALIDATE,
-        "Vary": "Accept",
+        "Cache-Control": SHARED if shared and values["viewer"] is None else REVALIDATE,
+        "Vary": VARY,
         "Content-Security-Policy": f"{PAGE_CSP}; script-src {base_url}/static/; connect-src 'self'",
     }
     if status == 200 and (same := not_modified(request, headers["ETag"], headers)) is not None:

@@ -35,7 +35,7 @@ class Visit:
 
     def page(self, template: str, **values: Any) -> Response:
         """Draw the page."""
-        return page(self.request, template, **values)
+        return page(self.request, template, shared=True, **values)
 
 
 Visiting = Annotated[Visit, Depends()]

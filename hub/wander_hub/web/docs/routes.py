@@ -54,7 +54,7 @@ def show_contents(request: Request) -> Response:
         return as_json(
             DocsEntries(data=[DocsEntry(address=f"/docs/{one.path}", title=one.title) for one in pages])
         )
-    return page(request, "docs/contents.html", menu=_menu(), q="", found=None)
+    return page(request, "docs/contents.html", shared=True, menu=_menu(), q="", found=None)
 
 
 @router.get("/search")
@@ -64,7 +64,7 @@ def search_docs(request: Request, q: Annotated[str, Query(max_length=200)] = "")
     if wants_json(request):
         hits = [fill(DocsEntry, one, excerpt=one.excerpt.striptags()) for one in found or []]
         return as_json(DocsEntries(data=hits))
-    return page(request, "docs/contents.html", menu=_menu(), q=q, found=found)
+    return page(request, "docs/contents.html", shared=True, menu=_menu(), q=q, found=found)
 
 
 @router.get("/{path:path}")
@@ -89,6 +89,7 @@ def show_page(request: Request, path: str) -> Response:
         return as_json(DocsText(path=wanted, title=pages[place].title, text=text))
     return page(
         *(request, "docs/page.html"),
+        shared=True,
         menu=_menu(),
         shown=pages[place],
         drawn=_library(request).draw(wanted),
