@@ -67,7 +67,7 @@ from wander_hub.upload import sweep as uploads
 from wander_hub.verification import routes as verification
 from wander_hub.web import provider as sign_in_provider
 from wander_hub.web import routes as web
-from wander_hub.web import sign_in, styleguide
+from wander_hub.web import sign_in
 from wander_hub.web.anonymous import AnonymousPages
 from wander_hub.web.docs.library import Library
 from wander_hub.webhooks import delivery as webhook_delivery
@@ -258,8 +258,6 @@ def create_app(
     app.state.authenticate_browser = sessions.authenticate
     app.state.downloads, app.state.library = downloads, Library(app.openapi)
     app.state.jobs, app.state.job_worker = settle_failures(TableQueue.of(settings, database)), None
-    if settings.styleguide:
-        app.router.routes.extend(styleguide.router.routes)
     app.router.routes.extend(_routes())
     app.add_middleware(Compression)
     app.add_middleware(AnswerHeaders)

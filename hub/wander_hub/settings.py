@@ -188,8 +188,6 @@ class Settings(BaseSettings):
     featured: tuple[str, ...] = ()
     """Environments, `owner/name`, that the first page shows first; unset means those with most runs whose
     newest version this hub has checked."""
-    styleguide: bool = False
-    """Show `/styleguide`: the tokens and parts of the pages, for who works on them."""
     traces: bool = False
     """Send a span for every request by OpenTelemetry, to where its own `OTEL_*` variables say."""
 

@@ -82,7 +82,7 @@ def test_words_find_sections_as_they_are_nearly_written(library):
     assert first("interval of the mean") == "/docs/statistics#the-interval-of-the-mean"
     assert first("tokens counted") == "/docs/verification#tokens-counted"
     assert first("interval".replace("e", "")) == first("interval")
-    settings = {one.address for one in library.index.find("WANDER_HUB_STYLEGUIDE")}
+    settings = {one.address for one in library.index.find("WANDER_HUB_FEATURED")}
     assert "/docs/hub-settings#every-setting" in settings
     guides = [one.address for one in library.index.find("interval")[:3]]
     assert not any("/api/" in one for one in guides), "a guide stands before what is looked up"

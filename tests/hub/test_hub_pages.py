@@ -334,19 +334,6 @@ async def test_style_sheet_is_served_and_small(hub):
     assert b"http" not in answer.content
 
 
-async def test_the_style_guide_shows_every_token_where_it_is_asked_for(hub):
-    assert (await hub.get("/styleguide", headers=HTML)).status_code == 404
-    app = create_app(hub.settings.model_copy(update={"styleguide": True}), database=hub.database)
-    transport = httpx.ASGITransport(app=app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://hub.test") as client:
-        page = await client.get("/styleguide", headers=HTML)
-        parsed(page)
-        swatches = set(re.findall(r"swatch-([\w-]+)", page.text))
-        assert swatches > {"ground", "link", "series-7"}
-        known = (await client.get("/styleguide.css")).text
-    assert all(f".swatch-{one} " in known for one in swatches)
-
-
 async def test_pages_come_compressed_and_files_as_they_are(posted):
     plain = {"Accept-Encoding": "identity"}
     page = await posted.get("/alice/reverse-text", headers=HTML)
