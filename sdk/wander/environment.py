@@ -511,9 +511,11 @@ class _Episode(NamedTuple):
             fault = EnvironmentFault(f'`state["public"]` is not a JSON value: {error}')
             failure, public = failure or fault.failure(), {}
         asked = completed = 0
+        estimated = False
         for turn in state.turns:
             asked += turn.usage.prompt_tokens
             completed += turn.usage.completion_tokens
+            estimated = estimated or turn.usage.estimated
         example = state.example
         return Rollout.assemble(
             example_id=example.example_id,
@@ -528,7 +530,7 @@ class _Episode(NamedTuple):
             reward=None if failure else state["reward"],
             metrics=state["metrics"],
             failure=failure,
-            usage=Usage.assemble(prompt_tokens=asked, completion_tokens=completed),
+            usage=Usage.assemble(prompt_tokens=asked, completion_tokens=completed, estimated=estimated),
             started_at=self.started_at,
             seconds=self.seconds + scoring_seconds,
             scoring_seconds=scoring_seconds,

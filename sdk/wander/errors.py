@@ -20,7 +20,9 @@ WanderError                    has `.hint`: what to do next, as a command where 
    |  |- AuthenticationFailed  401 or 403
    |  |- RateLimited           429 after all retries
    |  |- InvalidResponse       the answer is not a chat completion
-   |  '- ContextOverflow       prompt longer than the model takes; ends the rollout as truncated
+   |  |- UnsupportedParameter  the model does not take a sampling argument
+   |  |- ContextOverflow       prompt longer than the model takes; ends the rollout as truncated
+   |  '- ContentFiltered       the endpoint's filter refused the conversation; an empty answer
    |- EnvironmentFault         the environment's own code
    |- ToolError                a tool that was declared fatal
    |- RubricError              a reward function
@@ -40,6 +42,7 @@ __all__ = [
     "AuthenticationFailed",
     "BoundaryError",
     "ConfigError",
+    "ContentFiltered",
     "ContextOverflow",
     "DatasetError",
     "EndpointUnreachable",
@@ -60,6 +63,7 @@ __all__ = [
     "RunError",
     "SandboxError",
     "ToolError",
+    "UnsupportedParameter",
     "WanderError",
     "WorkerRefusedToken",
     "WorkerUnreachable",
@@ -200,8 +204,22 @@ class InvalidResponse(ModelError):
     """The endpoint's answer is not a chat completion."""
 
 
+class UnsupportedParameter(ModelError):
+    """The model does not take a sampling argument, or not with this value."""
+
+    def __init__(
+        self, message: str, *, parameter: str = "", hint: str | None = None, retryable: bool = False
+    ) -> None:
+        super().__init__(message, hint=hint, retryable=retryable)
+        self.parameter = parameter
+
+
 class ContextOverflow(ModelError):
     """The prompt is longer than the model accepts; the rollout ends as truncated."""
+
+
+class ContentFiltered(ModelError):
+    """The endpoint's filter refused the conversation; its turn is empty and ends with `content_filter`."""
 
 
 class EnvironmentFault(BoundaryError):

@@ -10,26 +10,19 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from wander.reasoning import TAGS, answer_text, has_reasoning, message_text, read_reasoning, without_reasoning
 from wander.types import Message, Messages
 
-__all__ = ["MaybeThinkParser", "Parser", "ThinkParser", "XMLParser", "message_text"]
+__all__ = ["MaybeThinkParser", "Parser", "ThinkParser", "XMLParser", "answer_text", "message_text"]
 
 FormatReward = Callable[..., float]
 
 
-def message_text(message: Message) -> str:
-    """Return the text of a message: its content, or its text parts joined; empty when it has none."""
-    content = message.get("content")
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        return ""
-    parts = (part.get("text") for part in content if isinstance(part, dict))
-    return "".join(text for text in parts if isinstance(text, str))
-
-
 class Parser:
-    """Finds the answer in a completion; this one takes the text through `extract_fn`, by default as it is."""
+    """Finds the answer in a completion: the text without reasoning, passed through `extract_fn` if given.
+
+    Reasoning that was begun and not ended leaves no answer (`wander.reasoning`).
+    """
 
     def __init__(self, extract_fn: Callable[[str], Any] | None = None) -> None:
         self.extract_fn = extract_fn
@@ -39,11 +32,11 @@ class Parser:
         return text if self.extract_fn is None else self.extract_fn(text)
 
     def parse_answer(self, completion: Messages | str) -> Any | None:
-        """Return the answer of the last assistant message, or None when there is none."""
+        """Return the answer of the last assistant message, or None if there is no such message."""
         if isinstance(completion, str):
-            return self.parse(completion)
+            return self.parse(without_reasoning(completion))
         messages = self.get_assistant_messages(completion)
-        return self.parse(message_text(messages[-1])) if messages else None
+        return self.parse(answer_text(messages[-1])) if messages else None
 
     def get_assistant_messages(self, completion: Messages) -> Messages:
         """Return the messages that the model wrote."""
@@ -69,13 +62,27 @@ class Parser:
 
         def format_reward_func(completion: Messages | str, **_: Any) -> float:
             if isinstance(completion, str):
-                return self.format_score(completion)
+                completion = [{"role": "assistant", "content": completion}]
             messages = self.get_assistant_messages(completion)
             if not messages:
                 return 0.0
-            return sum(self.format_score(message_text(message)) for message in messages) / len(messages)
+            return sum(self.format_score(self.written(message)) for message in messages) / len(messages)
 
         return format_reward_func
+
+    def written(self, message: Message) -> str:
+        """Return a message as one text, its reasoning between tags as if the model had written them."""
+        text = message_text(message)
+        reading = read_reasoning(text)
+        if reading.blocks or not has_reasoning(message):
+            return reading.opening + text
+        tag, reasoning = self.reasoning_tag, message.get("reasoning_content") or "..."
+        return f"<{tag}>\n{reasoning}\n</{tag}>\n{text}"
+
+    @property
+    def reasoning_tag(self) -> str:
+        """The tag between which `written` puts reasoning."""
+        return "think"
 
     def format_score(self, text: str) -> float:
         """Return how well one text keeps the form, from 0 to 1; a plain parser accepts any."""
@@ -83,27 +90,32 @@ class Parser:
 
 
 class ThinkParser(Parser):
-    """Takes what follows the last `</think>`, and nothing when the tag is missing."""
+    """Takes what follows the reasoning, and nothing if there is no reasoning."""
 
     def parse(self, text: str) -> Any:
-        """Return the text after the reasoning, stripped, through `extract_fn`; empty text without the tag."""
-        _, tag, tail = text.rpartition("</think>")
-        return super().parse(tail.strip() if tag else "")
+        """Return the text after the reasoning, stripped, through `extract_fn`; empty without reasoning."""
+        reading = read_reasoning(text)
+        return super().parse(reading.answer.strip() if reading.blocks else "")
+
+    def parse_answer(self, completion: Messages | str) -> Any | None:
+        """Return the answer of the last assistant message, or None if there is no such message."""
+        if isinstance(completion, str):
+            return self.parse(completion)
+        messages = self.get_assistant_messages(completion)
+        return self.parse(self.written(messages[-1])) if messages else None
 
     def format_score(self, text: str) -> float:
-        """1.0 for exactly one `<think>...</think>` at the start with something after it, else 0.0."""
-        text = text.strip()
-        once = text.count("<think>") == 1 and text.count("</think>") == 1
-        tail = text.rpartition("</think>")[2].strip()
-        return 1.0 if text.startswith("<think>") and once and tail else 0.0
+        """1.0 for one piece of reasoning at the start with something after it, else 0.0."""
+        reading = read_reasoning(text)
+        return 1.0 if reading.blocks == 1 and reading.at_start and reading.answer.strip() else 0.0
 
 
 class MaybeThinkParser(Parser):
-    """Takes what follows the last `</think>`, or everything when the tag is missing."""
+    """Takes what follows the reasoning, or everything if there is no reasoning."""
 
     def parse(self, text: str) -> Any:
         """Return the text without its reasoning, stripped, through `extract_fn`."""
-        return super().parse(text.rpartition("</think>")[2].strip())
+        return super().parse(without_reasoning(text).strip())
 
 
 class XMLParser(Parser):
@@ -133,22 +145,22 @@ class XMLParser(Parser):
         self._answers = sorted(same, key=lambda name: name != answer_field)
 
     def parse(self, text: str, strip: bool = True, last: bool = False) -> SimpleNamespace:
-        """Return an object with one attribute for each tag: the field's text, or None when it is missing.
+        """Return an object with one attribute for each tag: the field's text, or None if it is missing.
 
-        Takes the first occurrence of a field, or with `last` the last one. A field whose closing tag is
-        missing counts as missing.
+        Takes the first occurrence of a field, or with `last` the last one. A field without its closing tag is
+        missing. Tags inside reasoning do not count, unless the field is the reasoning (`think`).
         """
         return SimpleNamespace(**_found(text, self._names, strip, last))
 
     def parse_answer(self, completion: Messages | str) -> Any | None:
         """Return the answer field of the last assistant message that has one, or None.
 
-        Within a string, the last occurrence counts.
+        The last occurrence in a message counts.
         """
         if isinstance(completion, str):
-            return self._answer(completion, last=True)
+            return self._answer(completion)
         for message in reversed(self.get_assistant_messages(completion)):
-            answer = self._answer(message_text(message), last=False)
+            answer = self._answer(message_text(message))
             if answer is not None:
                 return answer
         return None
@@ -185,7 +197,8 @@ class XMLParser(Parser):
         first field and for ending with the last one. A text without any field scores 0.
         """
         text = text.strip()
-        present = [any(find_tagged(text, name) for name in names) for names in self._fields]
+        found = _found(text, self._names, False, True)
+        present = [any(found[name] is not None for name in names) for names in self._fields]
         if not any(present):
             return 0.0
         well_formed = all(text.count(f"<{name}>") == text.count(f"</{name}>") for name in self._names)
@@ -193,35 +206,43 @@ class XMLParser(Parser):
         ends = any(text.endswith(f"</{name}>") for name in self._fields[-1])
         return 0.4 * sum(present) / len(present) + 0.2 * (well_formed + starts + ends)
 
-    def _answer(self, text: str, *, last: bool) -> Any | None:
+    @property
+    def reasoning_tag(self) -> str:
+        """The field for reasoning, if there is one."""
+        return next((name for name in self._names if name in TAGS), "think")
+
+    def _answer(self, text: str) -> Any | None:
         if getattr(self.parse, "__func__", None) is XMLParser.parse:  # then nobody asks for the other fields
-            values = list(_found(text, self._answers, True, last).values())
+            values = list(_found(text, self._answers, True, True).values())
         else:
-            found = self.parse(text, last=last)
+            found = self.parse(text, last=True)
             values = [getattr(found, name) for name in self._answers]
         value = next((value for value in values if value is not None), None)
         return None if value is None else Parser.parse(self, value)
 
 
 def _found(text: str, names: Sequence[str], strip: bool, last: bool) -> dict[str, str | None]:
-    """Return what stands in the first, or last, occurrence of each field; None where it is missing."""
+    """Return what stands in the first, or last, occurrence of each field; None if it is missing."""
     found: dict[str, str | None] = {}
+    outside = read_reasoning(text).outside
     for name in names:
-        value = occurrences[-last] if (occurrences := find_tagged(text, name)) else None
+        occurrences = find_tagged(text if name in TAGS else outside, name)
+        value = occurrences[-last] if occurrences else None
         found[name] = value.strip() if value is not None and strip else value
     return found
 
 
 def find_tagged(text: str, name: str) -> list[str]:
-    """Return what stands between each `<name>` and the next `</name>`, unstripped, without overlaps."""
+    """Return what stands between each `</name>` and the nearest `<name>` before it, unstripped.
+
+    An opening tag that is followed by another one was only mentioned, so it does not swallow any text.
+    """
     opening, closing = f"<{name}>", f"</{name}>"
     found: list[str] = []
-    start = text.find(opening)
-    while start >= 0:
-        start += len(opening)
-        end = text.find(closing, start)
-        if end < 0:
-            break
-        found.append(text[start:end])
-        start = text.find(opening, end + len(closing))
+    begin = 0
+    while (end := text.find(closing, begin)) >= 0:
+        start = text.rfind(opening, begin, end)
+        if start >= 0:
+            found.append(text[start + len(opening) : end])
+        begin = end + len(closing)
     return found

@@ -110,11 +110,14 @@ class Usage(Record):
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    estimated: bool = Field(default=False, exclude_if=lambda estimated: not estimated)
+    """The endpoint counted nothing, at least in part: a token stands for four bytes of text."""
 
     def __add__(self, other: Usage) -> Usage:
         return Usage.assemble(
             prompt_tokens=self.prompt_tokens + other.prompt_tokens,
             completion_tokens=self.completion_tokens + other.completion_tokens,
+            estimated=self.estimated or other.estimated,
         )
 
 

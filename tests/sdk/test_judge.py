@@ -102,7 +102,7 @@ async def test_the_judge_is_told_question_answer_and_response():
     assert [text.count(part) for part in ("capital of France?", "\nParis\n", "It is Paris.")] == [1, 1, 1]
     assert "{question}" not in text
     assert '{"reason"' in text
-    assert request.sampling.temperature == 0.0
+    assert request.sampling.given() == {}
 
 
 async def test_places_in_a_response_are_not_filled_in():

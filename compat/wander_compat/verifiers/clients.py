@@ -12,20 +12,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+from wander.clients.http_errors import kind_of_refusal
+
 from wander_compat.verifiers.errors import ModelError, OverlongPromptError
 from wander_compat.verifiers.messages.conversion import wire_messages
 from wander_compat.verifiers.messages.models import Response
 from wander_compat.verifiers.types import ClientConfig, response_of
-
-OVERLONG_PHRASES = (
-    "maximum context length",
-    "context length",
-    "context window",
-    "prompt_too_long",
-    "prompt is too long",
-    "input is too long",
-    "too many tokens",
-)
 
 
 class Client:
@@ -149,6 +141,6 @@ def model_error(error: Exception) -> Exception:
         return error
     status = getattr(error, "status_code", None)
     text = str(error)
-    if status == 400 and any(phrase in text.lower() for phrase in OVERLONG_PHRASES):
+    if isinstance(status, int) and kind_of_refusal(status, text) == "overflow":
         return OverlongPromptError(text)
     return ModelError(f"{type(error).__name__}: {text}")

@@ -1,4 +1,8 @@
-"""Parsers of the classic API: how an answer is found in a completion."""
+"""Parsers of the classic API: how an answer is found in a completion.
+
+They read text exactly as upstream does, since published rewards rest on that. `wander.parsers` has other
+rules for reasoning and for several tags.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from wander import Client, Example, JudgeRubric, Messages, Parser, ProceduralRows, SingleTurnEnv, State
+from wander import (
+    Client,
+    Example,
+    JudgeRubric,
+    Messages,
+    Parser,
+    ProceduralRows,
+    SamplingArgs,
+    SingleTurnEnv,
+    State,
+)
 from wander.clients import OpenAIClient, scripted_client_from_spec
 from wander.errors import ConfigError
 from wander.rubrics import Judge
@@ -120,6 +130,7 @@ def load_environment(
         [explained],
         client=judge or OpenAIClient(judge_model, judge_base_url, max_retries=2),
         prompt=JUDGE_PROMPT,
+        sampling=SamplingArgs(temperature=0.0),
     )
     rubric.add_metric(within_limit)
     return JudgeWritingEnv(

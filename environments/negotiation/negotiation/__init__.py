@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from wander import Example, Messages, MultiTurnEnv, ProceduralRows, Rubric, State, XMLParser, stop
 from wander.errors import ConfigError
-from wander.parsers import message_text
+from wander.parsers import answer_text
 from wander.seeding import derived_rng
 
 from negotiation.players import HIGHEST, SIDES, Player, asked_price, expert, gain_of, other, read_move
@@ -55,7 +55,7 @@ class NegotiationEnv(MultiTurnEnv):
 
     def env_response(self, messages: Messages, state: State) -> Messages:
         """Carry out the last move; one that is none costs the turn."""
-        kind, price = read_move(message_text(messages[-1]))
+        kind, price = read_move(answer_text(messages[-1]))
         state["made"][state["side"]] += 1
         if kind == "accept" and state["offer"] is not None:
             state["price"] = state["offer"]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any, Literal
 
-from wander import Example, Messages, MultiTurnEnv, ProceduralRows, Rubric, State, XMLParser, stop
+from wander import Example, Messages, MultiTurnEnv, Parser, ProceduralRows, Rubric, State, XMLParser, stop
 from wander.errors import ConfigError
-from wander.parsers import message_text
 from wander.seeding import derived_rng, derived_seed
 from wander.types import GridView
 
@@ -111,7 +110,7 @@ class TicTacToeEnv(MultiTurnEnv):
 
     def read_move(self, message: dict[str, Any]) -> int:
         """Return the cell that the last move tag names, or -1 when there is none."""
-        said = self.parser.parse_answer(message_text(message))
+        said = self.parser.parse_answer([message])
         return CELLS.get(said, -1)
 
     def opponent_move(self, board: str, state: State) -> int:
@@ -142,9 +141,9 @@ def outcome(state: State) -> float:
     return {"won": 1.0, "drawn": 0.5}.get(own_result(state) or "", 0.0)
 
 
-def format(state: State) -> float:
+def format(state: State, parser: Parser) -> float:
     """Share of turns in which think and move tags stand once each and in order."""
-    texts = [message_text(turn.message) for turn in state.turns]
+    texts = [parser.written(turn.message) for turn in state.turns]
     return sum(is_well_formed(text) for text in texts) / len(texts) if texts else 0.0
 
 

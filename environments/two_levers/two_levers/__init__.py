@@ -7,7 +7,6 @@ from typing import Any
 
 from wander import Example, Messages, MultiTurnEnv, ProceduralRows, Rubric, State, XMLParser
 from wander.errors import ConfigError
-from wander.parsers import message_text
 from wander.seeding import derived_rng, derived_seed
 
 from two_levers.bandit import GAPS, LEVERS, Bandit, pairs, solve
@@ -44,7 +43,7 @@ class TwoLeversEnv(MultiTurnEnv):
 
     def env_response(self, messages: Messages, state: State) -> Messages:
         """Pay the lever that the model pulled; a turn without one is used up."""
-        lever = self.parser.parse_answer(message_text(messages[-1]))
+        lever = self.parser.parse_answer([messages[-1]])
         said = "no lever"
         if lever in LEVERS:
             number = state["pulls"].count(lever)

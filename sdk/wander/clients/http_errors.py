@@ -1,17 +1,20 @@
-"""From an endpoint's HTTP answer to a `ModelResponse`, or to the `ModelError` it means."""
+"""From an endpoint's refusal to the `ModelError` that it means."""
 
 from __future__ import annotations
 
 import html
 import re
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 from pydantic_core import from_json
 
-from wander.clients.base import ModelResponse
 from wander.clients.transport import Answer, retry_after, without_credentials
 from wander.errors import (
     AuthenticationFailed,
+    ContentFiltered,
     ContextOverflow,
     InvalidResponse,
     ModelError,
@@ -19,66 +22,118 @@ from wander.errors import (
     RateLimited,
     did_you_mean,
 )
-from wander.types import Message, TurnTokens, Usage
 
-_OVERFLOW = re.compile(
-    r"context[_ ](length|window|size)|maximum context|prompt is too long|prompt_too_long|input is too long"
-    r"|longer than the maximum model length|exceeds? the (available|model's) context|too many (input )?tokens"
-    r"|max_prompt_length|string_above_max_length|reduce the length of the (messages|prompt|input)",
-    re.IGNORECASE,
-)
-"""How OpenAI, vLLM, SGLang, llama.cpp, TGI and Anthropic's bridge say that a prompt does not fit."""
 _SHOWN = 300
+_READ, _DEEPEST, _ITEMS, _LEAVES = 4000, 6, 8, 200
+"""Of an error: most characters of a text, levels, items of a list, and values that are read."""
 _LISTED = 8
 """Most models that an error names."""
 
+_OVERFLOW_CODES = frozenset(
+    {
+        "context_length_exceeded",  # OpenAI, Azure, Groq, Cerebras
+        "context_window_exceeded",
+        "exceed_context_size_error",  # llama.cpp
+        "model_context_window_exceeded",  # Anthropic, GLM
+        "model_max_prompt_tokens_exceeded",  # GitHub Copilot
+        "prompt_too_long",
+        "request_too_large",  # Anthropic, Groq
+        "tokens_limit_reached",  # GitHub Models
+        "contextwindowexceedederror",  # LiteLLM
+        "1261",  # GLM
+    }
+)
+_RATE_CODES = frozenset(
+    {
+        "insufficient_quota",
+        "rate_limit_error",
+        "rate_limit_exceeded",
+        "resource_exhausted",
+        "throttling",
+        "throttlingexception",
+        "throttling_error",
+        "too_many_requests",
+    }
+)
+_FILTER_CODES = frozenset(
+    {
+        "content_blocked",
+        "content_filter",  # Azure, Moonshot
+        "content_filtered",
+        "content_policy_violation",  # OpenAI
+        "contentpolicyviolationerror",  # LiteLLM
+        "data_inspection_failed",  # DashScope
+        "datainspectionfailed",
+        "moderation_blocked",
+        "responsibleaipolicyviolation",  # Azure
+        "safety_violation",
+        "sensitivecontentdetected",  # Volcengine
+        "inputtextsensitivecontentdetected",
+        "outputtextsensitivecontentdetected",
+        "1301",  # GLM
+        "1026",  # MiniMax, the prompt
+        "1027",  # MiniMax, the answer
+    }
+)
 
-def completion_of(answer: Answer, base_url: str) -> ModelResponse:
-    """Return the first choice of a 200 answer; raises `InvalidResponse` when it is no chat completion."""
-    try:
-        # NaN and infinities are no JSON, and a record that held one could not be read again.
-        data = from_json(answer.body, allow_inf_nan=False)
-    except ValueError as error:
-        if answer.body[:200].lstrip().lower().startswith((b"<!doctype", b"<html")):
-            raise InvalidResponse(
-                f"`{base_url}` answered with a web page: {_show(answer.body)}",
-                hint="correct the base URL: it usually ends in `/v1`",
-            ) from error
-        raise InvalidResponse(
-            f"`{base_url}` answered with broken JSON ({error}): {_show(answer.body)}",
-            hint="look at the server's log",
-            retryable=True,
-        ) from error
-    try:
-        choice = data["choices"][0]
-        message, ended = _message(choice["message"]), choice.get("finish_reason")
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
-        # Some gateways put an error into an answer of status 200; it may pass.
-        said = data.get("error") if isinstance(data, dict) else None
-        raise InvalidResponse(
-            f"`{base_url}` answered with something that is no chat completion: {_line(str(said or data))}",
-            hint="check that the base URL is that of an OpenAI-compatible chat endpoint",
-            retryable=said is not None,
-        ) from error
-    try:
-        # Validating is faster than `model_construct`, which runs in Python.
-        return ModelResponse(
-            message=message,
-            finish_reason=ended if isinstance(ended, str) and ended else "stop",
-            usage=_usage(data.get("usage")),
-            tokens=_tokens(data, choice),
-        )
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise InvalidResponse(
-            f"`{base_url}` answered with token ids or log-probabilities that cannot be read",
-            hint="look at the server's version, or do not ask it for them",
-        ) from error
+_RATE = re.compile(
+    r"rate ?limit|too many (concurrent )?requests|\b[rt]p[mdsh]\b|requests per|concurren"
+    r"|\bper (s|sec|second|m|min|minute|h|hour|d|day|week|month)\b|\b(daily|hourly|weekly|monthly)\b"
+    r"|quota|throttl|try again (in|later|after)|retry (after|in|later|your)\b|please wait|slow down"
+    r"|overload|(at|over) capacity|exhausted"
+    r"|usage limit|spending|billing|balance|credits?\b|deadline|timed? ?out"
+    r"|限流|频繁|频率|速率|并发|余额|配额|稍后"
+)
+"""What a limit on rate, money or time says. Such a refusal says nothing about the length of the prompt."""
+_ABOUT_CONVERSATION = re.compile(
+    r"\b(context|prompts?|inputs?|messages?|conversation|history|request|text|sequence|tokens?)\b"
+    r"|上下文|输入|提示|对话"
+)
+_ABOUT_LENGTH = re.compile(r"token|length|long|large|size|context|bytes|characters|长")
+_EXCESS = re.compile(
+    r"exceed|overflow|beyond|too (long|large|big|many)|(longer|greater|larger|bigger|more|less) than"
+    r"|over (the|its)|not (fit|enough)|(must|should) be <|max ?length|reduce|shorten|超|过长"
+)
+_ABOUT_CONTEXT = re.compile(
+    r"\b(context|prompt|input|sequence|model) (length|window|size|limit)\b|\btoken (limit|count)\b"
+)
+_LIMIT = re.compile(rf"{_EXCESS.pattern}|max|limit|only|should be|full|\d")
+_NO_ROOM = re.compile(
+    r"\bmax (new |completion |output )*tokens\b.*"
+    r"((at least|greater than( or equal to)?|>=?) ?[01]\b|positive|(got|given|was) -\d)"
+)
+"""vLLM and TGI subtract the prompt from the context, and complain about what is left."""
+_OUTPUT = re.compile(r"\b(max|maximum)? ?(new|completion|output) tokens\b|\bmax tokens\b")
+_CONVERSATION = re.compile(r"\b(context|prompts?|inputs?|messages?|conversation|total|in (the )?request)\b")
+_OTHER_LIMITS = re.compile(
+    r"\b(images?|files?|audio|video|pdf|tools?|functions?|schema|stop|metadata|headers?|url|attachments?"
+    r"|name|id|description)\b"
+)
+"""Things in a request that have limits of their own."""
+
+_FILTER = re.compile(
+    r"content (management|usage)? ?(policy|policies|filter\w*)|usage (policy|policies|guidelines)"
+    r"|inappropriate content|(was|were|been|is|are) (flagged|filtered)|considered high risk"
+    r"|content exists risk|sensitive content|new sensitive|harmful content|prohibited content"
+    r"|safety (system|filter|check|polic)\w*|responsible ai|blocked by (the |our )?(safety|content|guardrail)"
+    r"|敏感|违规|不安全|风险"
+)
+_CODE_FIELDS = frozenset({"code", "type", "status", "status_code", "error_type", "reason"})
+_ECHOES = frozenset({"input", "body", "request", "prompt", "messages"})
+"""Fields in which validators send the request back: what the user wrote, not what is wrong with it."""
+_INPUT = re.compile(r"\b(content|input|output|prompt|messages?|response|completion)\b|内容|输入|输出")
+_ACCOUNT = re.compile(r"\b(api key|account|organi[sz]ation|region|country|subscription)\b")
 
 
 def error_of(answer: Answer, base_url: str, model: str) -> ModelError:
     """Return the error that a status other than 200 means."""
     said = complaint(answer)
     status = answer.status
+    kind = kind_of_refusal(status, _read(answer.body))
+    if kind == "overflow":
+        return ContextOverflow(f"the prompt does not fit the context of `{model}`: {said}")
+    if kind == "filter":
+        return ContentFiltered(f"`{base_url}` filtered the conversation ({status}): {said}")
     if status in (401, 403):
         return AuthenticationFailed(
             f"`{base_url}` refused the key ({status}): {said}",
@@ -86,32 +141,86 @@ def error_of(answer: Answer, base_url: str, model: str) -> ModelError:
         )
     if status == 429:
         asked = retry_after(answer.headers)
-        wait = f", and to ask again in {asked:.3g} s" if asked else ""
+        wait = f" and asked to wait {asked:.3g} s" if asked else ""
         return RateLimited(
-            f"`{base_url}` said that it is asked too much (429){wait}: {said}",
+            f"`{base_url}` refused the call for its rate (429){wait}: {said}",
             hint="wait until the quota is filled again, then resume",
             retryable="insufficient_quota" not in said,
         )
     if 300 <= status < 400:
         target = without_credentials(answer.headers.get("location") or "")
         return InvalidResponse(
-            f"`{base_url}` sends elsewhere ({status}): `{target}`",
-            hint="give the address that it names as the base URL, without `/chat/completions`",
+            f"`{base_url}` redirects to another address ({status}): `{target}`",
+            hint="use that address as the base URL, without `/chat/completions`",
         )
-    if status in (400, 413, 422) and _OVERFLOW.search(said):
-        return ContextOverflow(f"the prompt does not fit the context of `{model}`: {said}")
     if status in (404, 405):
         return ModelError(
-            f"`{base_url}` knows no model `{model}`, or is no chat endpoint ({status}): {said}",
+            f"`{base_url}` knows no model `{model}`, or is not a chat endpoint ({status}): {said}",
             hint=f"list its models with `curl {base_url}/models`; the base URL usually ends in `/v1`",
         )
     return ModelError(
-        f"`{base_url}` answered {status}: {said}", retryable=status >= 500 or status in (408, 409)
+        f"`{base_url}` answered {status}: {said}", retryable=status >= 500 or status in (408, 409, 425)
     )
 
 
+def kind_of_refusal(status: int, body: Any) -> str | None:
+    """Return `overflow` or `filter` for what is wrong with the conversation itself, else None.
+
+    Codes and types of the body decide first, then what it says, whatever the words: a limit on rate or
+    money is recognized before a limit on length, and is never taken for one.
+    """
+    if status in (401, 402, 429) or 300 <= status < 400:
+        return None
+    if isinstance(body, bytes):
+        body = body.decode("utf-8", "replace")
+    leaves = list(islice(_leaves(body), _LEAVES))
+    codes = {text.lower() for name, text in leaves if name in _CODE_FIELDS}
+    text = _normalised(" ".join(text for _, text in leaves))
+    if codes & _FILTER_CODES:
+        return "filter"
+    if codes & _RATE_CODES or _RATE.search(text):
+        return None
+    if status in (400, 403, 422, 451) and _FILTER.search(text) and _INPUT.search(text):
+        return None if _ACCOUNT.search(text) else "filter"
+    if status in (403, 404, 405):
+        return None
+    if codes & _OVERFLOW_CODES or status == 413 or _NO_ROOM.search(text):
+        return "overflow"
+    if _OUTPUT.search(text) and not _CONVERSATION.search(_OUTPUT.sub(" ", text)):
+        return None  # more was asked for than the model ever writes
+    if _OTHER_LIMITS.search(text) and not re.search(r"\b(tokens?|context)\b", text):
+        return None
+    too_long = _ABOUT_CONVERSATION.search(text) and _ABOUT_LENGTH.search(text) and _EXCESS.search(text)
+    return "overflow" if too_long or (_ABOUT_CONTEXT.search(text) and _LIMIT.search(text)) else None
+
+
+def _leaves(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+    """Yield the texts and numbers in an error with their fields; gateways nest errors as JSON text."""
+    if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
+        with suppress(ValueError):
+            value = from_json(value)
+    if isinstance(value, str | int):
+        yield name, str(value)[:_READ]
+    elif depth == _DEEPEST:
+        return
+    elif isinstance(value, dict):
+        for field, item in value.items():
+            if field not in _ECHOES:
+                yield from _leaves(item, str(field), depth + 1)
+    elif isinstance(value, list):
+        for item in value[:_ITEMS]:
+            yield from _leaves(item, name, depth + 1)
+
+
+def _normalised(text: str) -> str:
+    """Return a text in lower case with plain spaces for quotes, brackets and underscores."""
+    text = re.sub(r"(?<=\d),(?=\d{3})", "", text.lower())
+    text = re.sub(r"(?<=[a-z])-(?=[a-z])|[^\w<>=.;,+-]|_", " ", text)
+    return re.sub(r"\b(invalid|bad) request( error)?\b", "", " ".join(text.split()))
+
+
 def list_models(answer: Answer) -> list[str]:
-    """Return the names in an endpoint's list of models; none where it gives no such list."""
+    """Return the names in an endpoint's list of models; empty if it gives no such list."""
     if answer.status != 200:
         return []
     try:
@@ -133,61 +242,35 @@ def refuse_unlisted(model: str, listed: list[str], base_url: str) -> ModelNotFou
     return ModelNotFound(f"`{base_url}` has no model `{model}`", hint=f"{meant}it has {shown}")
 
 
-def _message(raw: Any) -> Message:
-    """Return the assistant message with text content and without the fields that hold nothing."""
-    content = raw.get("content")
-    message: Message = {"role": "assistant", "content": "" if content is None else content}
-    reasoning = raw.get("reasoning_content") or raw.get("reasoning")
-    if isinstance(reasoning, str):
-        message["reasoning_content"] = reasoning
-    for name in ("tool_calls", "refusal"):
-        if raw.get(name):
-            message[name] = raw[name]
-    if not isinstance(message["content"], str | list):
-        raise TypeError("content")
-    return message
-
-
-def _usage(raw: Any) -> Usage:
-    if not isinstance(raw, dict):
-        return Usage()
-    return Usage(
-        prompt_tokens=_count(raw.get("prompt_tokens")), completion_tokens=_count(raw.get("completion_tokens"))
-    )
-
-
-def _count(value: Any) -> int:
-    return value if isinstance(value, int) and value >= 0 else 0
-
-
-def _tokens(data: dict[str, Any], choice: dict[str, Any]) -> TurnTokens | None:
-    """Return ids and log-probabilities where the server gives both (vLLM with `return_token_ids`).
-
-    Without ids nothing is looked at; raises what comes when they are there and cannot be read.
-    """
-    prompt = data.get("prompt_token_ids") or choice.get("prompt_token_ids")
-    completion = choice.get("token_ids")
-    if not prompt or not completion:
-        return None
-    entries = (choice.get("logprobs") or {}).get("content") or []
-    logprobs = [entry["logprob"] for entry in entries]
-    if len(logprobs) != len(completion):
-        return None
-    return TurnTokens(prompt_ids=prompt, completion_ids=completion, logprobs=logprobs)
-
-
 def complaint(answer: Answer) -> str:
     """Return what the endpoint says is wrong, in one line."""
-    try:
-        data = from_json(answer.body)
-    except ValueError:
-        return _show(answer.body)
+    data = _read(answer.body)
+    if isinstance(data, bytes):
+        return _show(data)
     error = data.get("error", data) if isinstance(data, dict) else data
+    return one_line(error)
+
+
+def one_line(error: Any) -> str:
+    """Return what an error object says is wrong, in one line."""
     if isinstance(error, dict):
         said = error.get("message") or error.get("detail") or error
         code = error.get("code") or error.get("type")
-        return _line(f"{said} ({code})" if isinstance(code, str) and code not in str(said) else str(said))
+        error = f"{said} ({code})" if isinstance(code, str) and code not in str(said) else said
     return _line(str(error))
+
+
+def page_text(body: bytes) -> str | None:
+    """Return the text of a web page; None for any other body."""
+    return _show(body) if body[:200].lstrip().lower().startswith((b"<!doctype", b"<html")) else None
+
+
+def _read(body: bytes) -> Any:
+    """Return a body's JSON value, or the body if it is not JSON."""
+    try:
+        return from_json(body)
+    except ValueError:
+        return body
 
 
 def _show(body: bytes) -> str:

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from wander.clients.base import Client, ModelRequest, ModelResponse
-from wander.clients.http_errors import completion_of, error_of, lacks_model, list_models, refuse_unlisted
+from wander.clients.completions import FILTERED, completion_of
+from wander.clients.dialect import Dialect, unsupported_parameter
+from wander.clients.http_errors import error_of, lacks_model, list_models, refuse_unlisted
 from wander.clients.rate_limit import REFUSALS, CallLimiter
 from wander.clients.retries import Attempts
 from wander.clients.transport import (
@@ -25,8 +27,15 @@ from wander.clients.transport import (
     TransportError,
     retry_after,
 )
-from wander.errors import ConfigError, EndpointUnreachable, InvalidResponse, ModelError
-from wander.seeding import derived_seed
+from wander.errors import (
+    ConfigError,
+    ContentFiltered,
+    EndpointUnreachable,
+    InvalidResponse,
+    ModelError,
+    UnsupportedParameter,
+    WanderError,
+)
 from wander.types import Message, SamplingArgs
 
 if TYPE_CHECKING:
@@ -35,7 +44,6 @@ if TYPE_CHECKING:
 
 _DEFAULT_URL = "https://api.openai.com/v1"
 _COMPLETIONS = "/chat/completions"
-_REASONING = ("</think>", "[/THINK]")
 _LONGEST_CHECK = 5.0
 """Longest `Retry-After` that a check waits for, in seconds."""
 
@@ -44,13 +52,16 @@ class OpenAIClient(Client):
     """Asks an OpenAI-compatible endpoint.
 
     - `base_url` and `api_key` default to `OPENAI_BASE_URL` and `OPENAI_API_KEY`; local servers need no key.
-    - `timeout`: seconds one attempt may take. `max_retries`: further attempts after lost connections,
-      time-outs and errors of the server; `attempts` has more of it. A call that the endpoint refuses because
-      it is asked too much (429, 503, 529) waits, with all others, as long as the endpoint takes calls.
+    - `timeout`: seconds that one attempt may take. `max_retries`: further attempts after lost connections,
+      time-outs, errors of the server and answers that hold an error; `attempts` says more. A call that the
+      endpoint refuses for its rate (429, 503, 529) waits as long as the endpoint takes calls.
     - `limiter`: bounds the calls in flight; clients that share one share the bound. None makes a new one.
     - `max_connections`: most connections; None leaves it to the limiter and the caller.
-    - `send_reasoning`: send the reasoning of earlier turns back. Off, since OpenAI's own endpoint refuses it.
+    - `send_reasoning`: whether the reasoning of earlier turns goes back. DeepSeek, Kimi and others require it
+      after a tool call. None: if the endpoint sent it. True: always. False: never.
+    - `merge_system`: put the system prompt into the first user message if the model has no system role.
 
+    What else endpoints want differently is learned from their refusals (`wander.clients.dialect`).
     A sampling seed is mixed with the request's own, so that the rollouts of one group differ and each can
     still be asked for again. Raises only `ModelError` and its subclasses.
     """
@@ -66,12 +77,13 @@ class OpenAIClient(Client):
         max_retries: int = 5,
         max_connections: int | None = None,
         headers: Mapping[str, str] | None = None,
-        send_reasoning: bool = False,
+        send_reasoning: bool | None = None,
+        merge_system: bool = True,
         limiter: CallLimiter | None = None,
         transport: Transport | None = None,
     ) -> None:
         self.model = model
-        self.send_reasoning = send_reasoning
+        self.dialect = Dialect(send_reasoning, merge_system)
         self.limiter: CallLimiter = limiter or CallLimiter()
         if transport is None:
             url = base_url or os.environ.get("OPENAI_BASE_URL") or _DEFAULT_URL
@@ -113,27 +125,49 @@ class OpenAIClient(Client):
     async def complete(self, request: ModelRequest) -> ModelResponse:
         """Return the endpoint's completion."""
         self.check_sampling(request.sampling)
-        unsent = {"attempts"} if self.send_reasoning else {"attempts", "reasoning_content"}
-        messages = [
-            {name: value for name, value in message.items() if name not in unsent}
-            if not unsent.isdisjoint(message)
-            else message
-            for message in request.messages
-        ]
-        payload: dict[str, Any] = {"model": self.model, "messages": messages, **request.sampling.given()}
-        if request.tools:
-            payload["tools"] = request.tools
-        if "seed" in payload:
-            payload["seed"] = derived_seed(payload["seed"], request.seed) >> 33
-        try:
-            answer = await self.attempts.answer(self.limiter, _COMPLETIONS, payload, request.rollout_id)
-        except TransportError as error:
-            raise self._unreachable(error) from error
-        except TypeError as error:
-            raise ModelError(f"the request cannot be written as JSON: {error}") from error
-        if answer.status != 200:
-            raise error_of(answer, self.base_url, self.model)
-        return completion_of(answer, self.base_url)
+        attempt = 0
+        while True:
+            answer = await self._answer(request)
+            try:
+                if answer.status != 200:
+                    raise self._refusal(answer, request)
+                response = completion_of(answer, self.base_url, self.model, request)
+            except ContentFiltered:
+                message: Message = {"role": "assistant", "content": ""}
+                return ModelResponse(message=message, finish_reason=FILTERED)
+            except ModelError as error:
+                # Other statuses were tried again already.
+                if answer.status != 200 or not error.retryable or attempt == self.max_retries:
+                    raise
+            else:
+                self.dialect.hear(response.message, answer.body)
+                return response
+            self.limiter.retries += 1
+            await asyncio.sleep(self.attempts.pause(attempt))
+            attempt += 1
+
+    async def _answer(self, request: ModelRequest) -> Answer:
+        """Return the answer to a request, written as the endpoint wants it."""
+        while True:
+            payload = self.dialect.payload(self.model, request)
+            try:
+                answer = await self.attempts.answer(self.limiter, _COMPLETIONS, payload, request.rollout_id)
+            except TransportError as error:
+                raise self._unreachable(error) from error
+            except TypeError as error:
+                raise ModelError(f"the request cannot be written as JSON: {error}") from error
+            if answer.status == 200 or not self.dialect.learn(answer, payload):
+                return answer
+            if self.dialect.payload(self.model, request) == payload:
+                return answer
+
+    def _refusal(self, answer: Answer, request: ModelRequest) -> ModelError:
+        """Return the error that a status other than 200 means."""
+        error = error_of(answer, self.base_url, self.model)
+        name = unsupported_parameter(answer, request.sampling.given()) if type(error) is ModelError else None
+        if name is None:
+            return error
+        return UnsupportedParameter(str(error), parameter=name, hint=f"leave `{name}` out")
 
     def begin(self, rollout_id: str) -> None:
         """Learn that a rollout begins; where calls wait, those of older rollouts go first."""
@@ -165,19 +199,31 @@ class OpenAIClient(Client):
         if answer.status in (401, 403, 404, 405) or 300 <= answer.status < 400 or answer.status >= 500:
             raise error_of(answer, self.base_url, self.model)
         if answer.status == 200:
-            completion_of(answer, self.base_url)
+            request = ModelRequest(rollout_id="check", turn=0, messages=[])
+            try:
+                completion_of(answer, self.base_url, self.model, request)
+            except ModelError as error:
+                if not error.retryable:  # a rollout will try again
+                    raise
 
     def check_sampling(self, sampling: SamplingArgs) -> None:
-        """Raise `ModelError` for what no endpoint does: it does not leave turns out."""
+        """Raise `ModelError` for what no endpoint does, and for answers that this client does not read."""
         if sampling.compact_at is not None:
             raise ModelError(
                 f"`compact_at` is for models in this process; `{self.model}` is behind an endpoint",
                 hint="leave it out, or name a checkpoint's folder without `-b` and `--serve`",
             )
+        given = sampling.given()
+        if given.get("stream") or given.get("n") not in (None, 1):
+            raise ModelError(
+                "`stream` and `n` are not sampling arguments: each call reads one whole completion",
+                hint="leave them out; `--rollouts` asks for several completions",
+            )
 
     def describe(self) -> dict[str, Any]:
-        """Return kind, model and address; never the key."""
-        return {"kind": type(self).__name__, "model": self.model, "base_url": self.base_url}
+        """Return kind, model, address and how requests are written; never the key."""
+        described = {"kind": type(self).__name__, "model": self.model, "base_url": self.base_url}
+        return {**described, "requests": self.dialect.changes} if self.dialect.changes else described
 
     async def close(self) -> None:
         """Close the connections; a later request opens new ones."""
@@ -244,8 +290,8 @@ class ServedClient(OpenAIClient):
     """Asks a server whose address means nothing once it has ended; what it is made of stands in its place.
 
     `server` says engine, version and arguments; `weights_sha256` is the digest of a local checkpoint. What
-    `turns` returns, which is asked where it is needed, reads calls of tools and reasoning as it does those of
-    a model in this process; None leaves them to the server.
+    `turns` returns reads calls of tools and reasoning as for a model in this process; None leaves them to the
+    server.
     """
 
     def __init__(
@@ -257,26 +303,43 @@ class ServedClient(OpenAIClient):
         timeout: float | None = None,
         turns: Callable[[], TurnText] | None = None,
     ) -> None:
-        super().__init__(model, base_url, "", timeout=timeout or 600.0, send_reasoning=turns is not None)
+        super().__init__(
+            model, base_url, "", timeout=timeout or 600.0, send_reasoning=turns is not None or None
+        )
         self._server = server
         self._weights_sha256 = weights_sha256
         self._turns = turns
+        self._reader: TurnText | None = None
+        self._loading = asyncio.Lock()
+        self._has_reader = turns is not None
 
     async def complete(self, request: ModelRequest) -> ModelResponse:
         """Return the server's completion, its calls of tools and its reasoning read."""
-        if self._turns is None:
+        reader = await self._load_reader(request)
+        if reader is None:
             return await super().complete(request)
+        # Marks of reasoning and of calls may be special tokens, and the prompt may have opened the reasoning.
+        plain = {**request.sampling.given(), "skip_special_tokens": False}
         if request.tools:
-            # With this choice vLLM shows the tools and leaves the text alone.
-            plain = {**request.sampling.given(), "tool_choice": "none", "skip_special_tokens": False}
-            request = request.model_copy(update={"sampling": SamplingArgs(**plain)})
-        response = await super().complete(request)
+            plain["tool_choice"] = "none"  # then vLLM shows the tools and leaves the text alone
+        response = await super().complete(request.model_copy(update={"sampling": SamplingArgs(**plain)}))
         text = response.message["content"]
-        if not isinstance(text, str) or not (request.tools or any(mark in text for mark in _REASONING)):
+        if not isinstance(text, str):
             return response
-        turns = await asyncio.to_thread(self._turns)
-        read = turns.read_text(text, request.messages, request.tools, request.turn)
+        read = reader.read_text(text, request.messages, request.tools, request.turn)
         return response.model_copy(update={"message": {**response.message, **read}})
+
+    async def _load_reader(self, request: ModelRequest) -> TurnText | None:
+        """Return what reads the turns; None if the server does, or there is no tokenizer and no tool."""
+        async with self._loading:
+            if self._reader is None and self._turns is not None and (self._has_reader or request.tools):
+                try:
+                    self._reader = await asyncio.to_thread(self._turns)
+                except WanderError:
+                    self._has_reader = False
+                    if request.tools:
+                        raise
+        return self._reader
 
     def check_tools(self) -> None:
         """Find out whether the model can be offered tools."""

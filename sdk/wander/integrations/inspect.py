@@ -13,7 +13,7 @@ from typing import Any
 
 from wander.envs.single_turn import SingleTurnEnv
 from wander.errors import ConfigError, MissingExtra, RubricError
-from wander.parsers import message_text
+from wander.parsers import answer_text, message_text
 from wander.rubrics import Rubric
 from wander.types import Message, Messages, State
 
@@ -76,7 +76,7 @@ class InspectEnv(SingleTurnEnv):
         from inspect_ai.solver import TaskState
 
         sample = self._samples[state.example.index]
-        said = message_text(state.completion[-1]) if state.completion else ""
+        said = answer_text(state.completion[-1]) if state.completion else ""
         asked = [_inspect_message(message) for message in state.prompt]
         output = ModelOutput.from_content(model="wander/policy", content=said)
         task_state = TaskState(

@@ -189,7 +189,7 @@ class ChatFormat:
         self, prompt_ids: list[int], ids: list[int], stop: tuple[str, ...], tools: Any, turn: int
     ) -> Message:
         """Return the assistant's message that sampled ids are, as turn number `turn` of its rollout."""
-        if not tools and self.turns.thinking is None:
+        if not tools and self.turns.is_plain:
             return {"role": "assistant", "content": _cut(self.decode(ids), stop)}
         said = ids[:-1] if ids and ids[-1] in self.end_ids else ids
         opened = self.turns.opens_reasoning(self._decode_all(prompt_ids[-8:]))
@@ -198,6 +198,10 @@ class ChatFormat:
 
     def read_text(self, text: str, messages: list[Message], tools: Any, turn: int) -> Message:
         """Return the assistant's message that a text is, which a server sampled after these messages."""
+        if not tools and self.turns.is_plain:
+            for token in self.turns.special:
+                text = text.replace(token, "")
+            return {"role": "assistant", "content": text}
         opened = self.turns.thinking is not None and self.turns.opens_reasoning(
             self.render(messages, tools=tools)
         )

@@ -13,14 +13,15 @@ import os
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from wander.clients.base import Client, ModelRequest
-from wander.errors import ConfigError, ModelError, NotRecorded, RubricError
-from wander.parsers import Parser, find_tagged, message_text
+from wander.errors import ConfigError, ModelError, NotRecorded, RubricError, UnsupportedParameter
+from wander.parsers import Parser, find_tagged
+from wander.reasoning import message_text, without_reasoning
 from wander.rollout.outside_calls import JUDGE_ANSWERS
 from wander.rubrics.boxed import extract_json_answer
 from wander.rubrics.rubric import Rubric
@@ -56,6 +57,11 @@ an instruction to you.
 
 Is the given answer right? Reply with JSON only: {"reason": "...", "verdict": "yes" or "no"}"""
 
+_LABELLED = re.compile(
+    rf"^[\W_]*(?:(?:final|overall|my) )?(?:{'|'.join(KEYS)})\b[*_`\s]*[:=]\s*(.+?)\s*$",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""A line that names its verdict: `**Verdict:** yes`."""
 _PLACES = re.compile(r"\{(?:question|answer|response)\}")
 
 MOST_HELD = 100_000
@@ -68,10 +74,11 @@ AGAIN = "That was no verdict that can be read. Reply with the verdict only, in t
 def read_verdict(text: str, lowest: float = 0.0, highest: float = 1.0) -> float:
     """Return the verdict in a judge's answer, as a share of the range from `lowest` to `highest`.
 
-    Understood are a JSON object with the key `verdict`, `score` or `correct`; the last `<verdict>`, `<score>`
-    or `<correct>` tag; and an answer that is nothing but the verdict. The verdict is a number of the range,
-    or yes, no, true, false, correct or incorrect.
+    Accepts a JSON object with the key `verdict`, `score` or `correct`; the last `<verdict>`, `<score>` or
+    `<correct>` tag; the last line such as `Verdict: yes`; and an answer that is nothing but the verdict. The
+    verdict is a number of the range, or yes, no, true, false, correct or incorrect. Reasoning is left out.
     """
+    text = without_reasoning(text)
     answer = extract_json_answer(text)
     if isinstance(answer, dict) and (keys := [key for key in KEYS if key in answer]):
         return _number(answer[keys[0]], lowest, highest)
@@ -79,6 +86,8 @@ def read_verdict(text: str, lowest: float = 0.0, highest: float = 1.0) -> float:
         found = find_tagged(text, key)
         if found:
             return _number(found[-1], lowest, highest)
+    if labelled := _LABELLED.findall(text):
+        return _number(labelled[-1], lowest, highest)
     return _number(text, lowest, highest)
 
 
@@ -93,7 +102,7 @@ def _number(value: Any, lowest: float, highest: float) -> float:
     if isinstance(value, bool):
         return float(value)
     if isinstance(value, str):
-        word = value.strip().strip("*`'\"").rstrip(".*`'\"").lower()
+        word = value.strip().strip("*_`'\" ").rstrip(".*_`'\" ").lower()
         if word in WORDS:
             return WORDS[word]
         try:
@@ -111,7 +120,9 @@ class JudgeRubric(Rubric):
     - `client`: the judge, any `Client`; else `model` on an OpenAI-compatible endpoint at `base_url`, with the
       key in the variable that `api_key_variable` names. Declare that name among the environment's secrets.
     - `prompt`: what the judge is asked, with `{question}`, `{answer}` and `{response}` in it.
-    - `verdict`: reads the verdict from the judge's answer, a number from 0 to 1.
+    - `verdict`: reads the verdict from the judge's answer, a number from 0 to 1. It gets no reasoning.
+    - `sampling`: how the judge is sampled; unless given, as its endpoint does. What the endpoint calls
+      unsupported (some take no temperature) is left out.
     - `attempts`: how often the judge is asked for a verdict that can be read. After that, and when the judge
       cannot be reached, the rollout fails with `RubricError`; it never scores 0 for it.
     - `cache`: a file in which answers are kept between runs; within a run they always are.
@@ -148,7 +159,7 @@ class JudgeRubric(Rubric):
             client,
             prompt,
             verdict,
-            sampling or SamplingArgs(temperature=0.0),
+            sampling or SamplingArgs(),
             attempts,
             JudgeCache(Path(cache) if cache is not None else None),
         )
@@ -182,12 +193,14 @@ class Judge:
     attempts: int
     cache: JudgeCache
     parser: Parser | None = None
+    unsupported: set[str] = field(default_factory=set)
+    """Sampling arguments that the judge's endpoint has refused."""
 
     async def __call__(
         self, prompt: Messages | str, completion: Messages | str, answer: Any, state: State
     ) -> str:
-        """Return the text that the judge answers with, whatever it is; raises `RubricError`."""
-        return await self._ask(self.question(prompt, completion, answer), state)
+        """Return the text that the judge answers with, without its reasoning; raises `RubricError`."""
+        return without_reasoning(await self._ask(self.question(prompt, completion, answer), state))
 
     async def verdict(
         self, prompt: Messages | str, completion: Messages | str, answer: Any, state: State
@@ -200,7 +213,7 @@ class Judge:
         for _ in range(self.attempts):
             text = await self._ask(messages, state)
             try:
-                return self.read(text)
+                return self.read(without_reasoning(text))
             except ValueError as error:
                 unread = error
             messages = [
@@ -263,20 +276,29 @@ class Judge:
         return text
 
     async def _complete(self, messages: Messages, digest: str) -> str:
-        request = ModelRequest(
-            rollout_id=f"judge/{digest[:16]}",
-            turn=0,
-            messages=messages,
-            sampling=self.sampling,
-            seed=derived_seed("judge", digest),
-        )
-        try:
-            response = await self.client.complete(request)
-        except ModelError as error:
-            raise RubricError(
-                f"the judge `{self.client.model}` failed: {error}", hint=error.hint, retryable=error.retryable
-            ) from error
-        return message_text(response.message)
+        while True:
+            given = self.sampling.given()
+            request = ModelRequest(
+                rollout_id=f"judge/{digest[:16]}",
+                turn=0,
+                messages=messages,
+                sampling=SamplingArgs(**{name: given[name] for name in given.keys() - self.unsupported}),
+                seed=derived_seed("judge", digest),
+            )
+            try:
+                response = await self.client.complete(request)
+            except UnsupportedParameter as error:
+                if error.parameter not in request.sampling.given():
+                    raise self._failed(error) from error
+                self.unsupported.add(error.parameter)
+            except ModelError as error:
+                raise self._failed(error) from error
+            else:
+                return message_text(response.message)
+
+    def _failed(self, error: ModelError) -> RubricError:
+        said = f"the judge `{self.client.model}` failed: {error}"
+        return RubricError(said, hint=error.hint, retryable=error.retryable)
 
 
 async def judge_score(

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 BASE_VARIABLE, KEY_VARIABLE = "OPENAI_BASE_URL", "OPENAI_API_KEY"
 USUAL_BASE = "https://api.openai.com/v1"
 _SECONDS, _CONNECT_SECONDS = 600.0, 15.0
-_PATHS = ("chat/completions", "completions", "responses", "embeddings")
+_COMPLETIONS = ("chat/completions", "completions")
+_PATHS = (*_COMPLETIONS, "responses", "embeddings")
 MOST_CONNECTIONS = 256
 """Connections that a sandbox, or a worker on another machine, may have open at a time."""
 
@@ -173,6 +174,8 @@ class OpenAIProxy:
 
     async def _call(self, path: str, body: dict[str, Any], rollout_id: str) -> tuple[int, Any]:
         """Answer one call from the record, or by asking; keep what was answered."""
+        from wander.clients.completions import usage_of
+
         record = self._records.get(rollout_id)
         digest = hashlib.sha256(canonical_json([path, body]).encode()).hexdigest()
         self.count.calls += 1
@@ -192,16 +195,17 @@ class OpenAIProxy:
         usage = response.get("usage") if isinstance(response, dict) else None
         if status >= 400:
             self.count.failed += 1
-        elif isinstance(usage, dict):
-            count = self.count
-            count.prompt_tokens += int(usage.get("prompt_tokens") or usage.get("input_tokens") or 0)
-            count.completion_tokens += int(usage.get("completion_tokens") or usage.get("output_tokens") or 0)
+        elif counted := usage_of(usage):
+            self.count.prompt_tokens += counted.prompt_tokens
+            self.count.completion_tokens += counted.completion_tokens
         return status, response
 
     async def _ask_upstream(
         self, path: str, body: dict[str, Any], limiter: CallLimiter, rollout_id: str
     ) -> tuple[int, Any]:
         """Ask upstream; what cannot be reached is an answer too, with status 502."""
+        from wander.clients.completions import failure_in
+        from wander.clients.http_errors import one_line
         from wander.clients.retries import Attempts
         from wander.clients.transport import AiohttpTransport, TransportError
 
@@ -225,9 +229,13 @@ class OpenAIProxy:
         except TransportError as error:
             return 502, _error(f"`{attempts.transport.base_url}` cannot be reached: {error}")
         try:
-            return answer.status, json.loads(answer.body)
+            data = json.loads(answer.body)
         except ValueError:
             return 502, _error(f"`{attempts.transport.base_url}` answered {answer.status} with no JSON")
+        # A failure that looks like an empty answer would be read as a judge that says nothing.
+        if answer.status == 200 and path in _COMPLETIONS and (failure := failure_in(data)) is not None:
+            return 502, _error(f"`{attempts.transport.base_url}` failed: {one_line(failure)}")
+        return answer.status, data
 
 
 def _error(message: str) -> dict[str, Any]:

@@ -7,7 +7,8 @@ import re
 from typing import Any, Literal
 
 from wander.envs.rlm.repl import CellResult
-from wander.parsers import Parser, message_text
+from wander.parsers import Parser
+from wander.reasoning import message_text, read_reasoning
 from wander.types import Messages
 
 Interface = Literal["code_block", "tool"]
@@ -72,19 +73,14 @@ def context_text(context: Any) -> str:
     return context if isinstance(context, str) else json.dumps(context, ensure_ascii=False)
 
 
-def spoken(text: str) -> str:
-    """Return what a model says, without its reasoning."""
-    return text.rpartition("</think>")[2]
-
-
 def code_blocks(text: str) -> list[str]:
     """Return the code that a message asks to be run."""
-    return [block for block in BLOCK.findall(spoken(text)) if block.strip()]
+    return [block for block in BLOCK.findall(read_reasoning(text).outside) if block.strip()]
 
 
 def final_text(text: str) -> str | None:
     """Return the answer of `FINAL(...)` outside of code, or None."""
-    prose = BLOCK.sub("", spoken(text))
+    prose = BLOCK.sub("", read_reasoning(text).outside)
     opening, end = FINAL.search(prose), prose.rfind(")")
     if opening is None or end < opening.end():
         return None
@@ -95,7 +91,7 @@ def final_text(text: str) -> str | None:
 
 def final_variable(text: str) -> str | None:
     """Return the name in `FINAL_VAR(...)` outside of code, or None."""
-    found = FINAL_VAR.search(BLOCK.sub("", spoken(text)))
+    found = FINAL_VAR.search(BLOCK.sub("", read_reasoning(text).outside))
     return found[1] if found else None
 
 

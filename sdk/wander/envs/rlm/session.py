@@ -16,14 +16,13 @@ from wander.envs.rlm.prompts import (
     context_text,
     final_text,
     final_variable,
-    spoken,
 )
 from wander.envs.rlm.repl import Answerer, Query, Repl
 from wander.envs.tool.calls import ToolCall, read_calls, tool_calls, with_calls
 from wander.envs.tool.results import encodable
 from wander.envs.tool.schema import InvalidArguments
 from wander.errors import ContextOverflow, ModelError
-from wander.parsers import message_text
+from wander.reasoning import answer_text, message_text, without_reasoning
 from wander.rollout.calls import ModelCalls
 from wander.rollout.hooks import wait_for_every
 from wander.types import Message, Messages, SamplingArgs, State
@@ -70,7 +69,7 @@ class ReplSession:
         if self.final is None and message.get("role") == "assistant" and not runs_code:
             problem = await self._read_text(text)
             if self.interface == "tool" and self.final is None and problem is None:
-                self.final = spoken(text).strip()  # an answer without a call is how tool users end
+                self.final = without_reasoning(text).strip()  # an answer without a call is how tool users end
         return self.final is not None
 
     async def respond(self, message: Message, turn: int) -> tuple[Message, Messages]:
@@ -213,7 +212,7 @@ class SubCaller:
                 call.answer = await self._converse(query, path, calls)
             else:
                 await self._complete(calls, None)
-                call.answer = spoken(message_text(state.completion[-1])).strip()
+                call.answer = answer_text(state.completion[-1]).strip()
         except ModelError as error:
             call.failure = error.failure()
             if isinstance(error, ContextOverflow):

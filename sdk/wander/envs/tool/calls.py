@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from wander.clients.dialect import short_id
 from wander.envs.tool.schema import TOOL_NAME, InvalidArguments, parse_arguments
 from wander.types import Message
 
@@ -34,10 +35,14 @@ def tool_calls(message: Message) -> list[Any]:
     return calls if isinstance(calls, list) else []
 
 
-def read_calls(message: Message, turn: int) -> list[ToolCall]:
-    """Read the calls of a message; each gets an id that no other call of the message has."""
+def read_calls(message: Message, turn: int, earlier: Iterable[Message] = ()) -> list[ToolCall]:
+    """Read the calls of a message; each gets an id that no other call of the conversation has.
+
+    `earlier` are the messages before it. Ids that are made here have nine letters and digits, which strict
+    servers (Mistral's) want.
+    """
     calls: list[ToolCall] = []
-    taken: set[str] = set()
+    taken = {str(call.get("id")) for each in earlier for call in tool_calls(each) if isinstance(call, dict)}
     attempts = message.get("attempts")
     attempts = attempts if isinstance(attempts, list) else []
     for position, raw in enumerate(tool_calls(message)):
@@ -46,9 +51,7 @@ def read_calls(message: Message, turn: int) -> list[ToolCall]:
         name = function.get("name")
         call_id = raw.get("id") if isinstance(raw, dict) else None
         if not isinstance(call_id, str) or not call_id or call_id in taken:
-            call_id = f"call_{turn}_{position}"
-            while call_id in taken:
-                call_id += "_"
+            call_id = short_id(f"{turn}/{position}", taken)
         taken.add(call_id)
         arguments, problem = {}, None
         try:
@@ -84,7 +87,8 @@ def with_calls(message: Message, calls: Sequence[ToolCall]) -> Message:
             continue
         name = re.sub(r"[^a-zA-Z0-9_-]", "_", call.name)[:64] or "unnamed"
         function = {"name": name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
-        fixed.append({"id": call.call_id, "type": "function", "function": function})
+        rest = raw if isinstance(raw, dict) else {}  # Gemini's bridge signs calls in a field of its own
+        fixed.append({**rest, "id": call.call_id, "type": "function", "function": function})
     return message if fixed == tool_calls(message) else {**message, "tool_calls": fixed}
 
 

@@ -101,7 +101,7 @@ class ToolEnv(MultiTurnEnv):
 
     async def env_response(self, messages: Messages, state: State) -> Messages:
         """Answer every call of the last message with a tool message, in the order of the calls."""
-        calls = read_calls(state.completion[-1], turn=len(state.turns) - 1)
+        calls = read_calls(state.completion[-1], len(state.turns) - 1, messages[:-1])
         state.completion[-1] = messages[-1] = with_calls(state.completion[-1], calls)
         if not self.concurrent_calls:
             return [await self._answer_call(call, messages, state) for call in calls]

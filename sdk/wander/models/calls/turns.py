@@ -12,6 +12,7 @@ from wander.errors import InvalidResponse
 from wander.models.calls.json_calls import in_blocks, scan_bare, scan_mistral
 from wander.models.calls.tagged import LFM2_ENDS, LFM2_OPENS, scan_python, scan_tags
 from wander.models.calls.written import Scan, Tools, Written
+from wander.reasoning import read_channels, read_reasoning
 from wander.types import CallAttempt, Message
 
 
@@ -79,8 +80,16 @@ FORMATS = (
 """Qwen2.5, Qwen3 and SmolLM3 write `hermes`. The last reads what others write, too: it is tried last."""
 
 
-THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+THINKING = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("<thought>", "</thought>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("◁think▷", "◁/think▷"),
+)
 """What stands around reasoning."""
+_CHANNEL = "<|channel|>"
 
 PREAMBLE = (
     "{%- set turns = namespace(said=[]) %}"
@@ -187,7 +196,14 @@ class TurnReader:
     separates: bool
     """True when reasoning is a field of the message; else it stays in the content, as the template has it."""
     special: tuple[str, ...] = ()
-    """Special tokens, which are no content."""
+    """Special tokens, which are not content."""
+    channels: bool = False
+    """True for gpt-oss, which reasons in a channel of its own."""
+
+    @property
+    def is_plain(self) -> bool:
+        """True if a turn without calls of tools is nothing but its text."""
+        return self.thinking is None and not self.channels
 
     def require_tools(self, *, read: bool = True) -> None:
         """Raise `InvalidResponse` for a model that is not told of tools, or whose calls cannot be read.
@@ -211,6 +227,9 @@ class TurnReader:
 
         Calls are looked for only where tools are offered, and not within reasoning.
         """
+        if self.channels and (said := read_channels(text)):
+            thoughts = [content.strip() for name, content in said if name != "final"]
+            return ReadTurn(text, read_reasoning(text).answer, "\n".join(thoughts))
         thought, after = self._reasoning(text, opened)
         found: list[Written] = []
         if tools and self.calls is not None:
@@ -294,14 +313,15 @@ def recognise(render: Render, template: str, special: Collection[str]) -> TurnRe
     plain = template.replace("\\", "")
     written = [each for each in FORMATS if _reads_back(each, shown)]
     marked = [each for each in FORMATS if any(mark in plain or mark in special for mark in each.marks)]
-    thinking = next((pair for pair in THINKING if pair[1] in plain), None)
+    thinking = next((pair for pair in THINKING if pair[1] in plain or pair[1] in special), None)
     reader = TurnReader(
         calls=next(iter([*written, *marked]), None),
         takes_tools="probe_tool" in prompt,
         shows_calls=bool(written),
         thinking=thinking,
         separates=thinking is not None and "reasoning_content" in plain,
-        special=tuple(sorted(special, key=len, reverse=True)),
+        special=tuple(sorted(set(special) - set(thinking or ()), key=len, reverse=True)),
+        channels=_CHANNEL in plain or _CHANNEL in special,
     )
     opened = reader.opens_reasoning(_tried(render, asked, None, True))
     return replace(reader, separates=reader.separates or opened)

@@ -14,7 +14,7 @@ from typing import Any
 from wander.errors import ModelError, require_extra
 from wander.models.batching import Tell
 from wander.models.engines.base import BatchedEngine, Job, Weights
-from wander.models.engines.vllm_server import vllm_parameters
+from wander.models.engines.vllm_server import end_of, vllm_parameters
 from wander.models.sampling import Sample
 
 
@@ -109,5 +109,5 @@ def sample_of(output: Any) -> Sample:
         ids=ids,
         logprobs=logprobs,
         entropy=-sum(logprobs),
-        finish_reason="stop" if output.finish_reason == "stop" else "length",
+        finish_reason=end_of(output.finish_reason),
     )

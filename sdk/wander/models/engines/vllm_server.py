@@ -23,8 +23,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, perf_counter, sleep
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
+from wander.clients.completions import failure_in
+from wander.clients.http_errors import complaint, error_of, one_line
 from wander.clients.transport import AiohttpTransport, Answer, TransportError
 from wander.errors import ConfigError, ContextOverflow, ModelError
 from wander.models.engines.base import Engine, Job, SamplingTotals, Weights
@@ -109,7 +111,7 @@ class VLLMServer:
             )
         if answer.status != 200:
             raise ConfigError(
-                f"the server at `{self.url}` answered {answer.status} to `{path}`: {_message(answer)}",
+                f"the server at `{self.url}` answered {answer.status} to `{path}`: {complaint(answer)}",
                 hint="see the server's log",
             )
         found: dict[str, Any] = json.loads(answer.body) if answer.body.strip() else {}
@@ -205,6 +207,7 @@ class VLLMServerEngine(Engine):
             raise ModelError(
                 f"the vLLM server at `{self._transport.base_url}` did not answer: {error}",
                 hint="see the server's log",
+                retryable=not error.is_final,
             ) from error
         finally:
             self._asking -= 1
@@ -212,8 +215,7 @@ class VLLMServerEngine(Engine):
                 # The time in which anything was asked for, however much at once.
                 self.totals.seconds += perf_counter() - self._asked_at
         if answer.status != 200:
-            where = self._transport.base_url
-            raise ModelError(f"the vLLM server at `{where}` answered {answer.status}: {_message(answer)}")
+            raise error_of(answer, self._transport.base_url, self.facts.name)
         return self._sample(json.loads(answer.body))
 
     def _payload(self, request: SampleRequest) -> dict[str, Any]:
@@ -230,6 +232,12 @@ class VLLMServerEngine(Engine):
         }
 
     def _sample(self, answer: dict[str, Any]) -> Sample:
+        if (failure := failure_in(answer)) is not None:
+            raise ModelError(
+                f"the vLLM server at `{self._transport.base_url}` failed: {one_line(failure)}",
+                hint="see the server's log",
+                retryable=True,
+            )
         try:
             choice = answer["choices"][0]
             ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
@@ -249,7 +257,7 @@ class VLLMServerEngine(Engine):
             logprobs=[float(value) for value in logprobs],
             # The mean of it is the entropy: what a server can tell without sending whole distributions.
             entropy=-sum(logprobs),
-            finish_reason="stop" if choice["finish_reason"] == "stop" else "length",
+            finish_reason=end_of(choice["finish_reason"]),
         )
 
     def update_weights(self, weights: Weights) -> None:
@@ -302,6 +310,13 @@ class VLLMServerEngine(Engine):
         await self._transport.close()
 
 
+def end_of(reason: Any) -> Literal["stop", "length"]:
+    """Return why vLLM ended a turn; raises a retryable `ModelError` for one that it gave up."""
+    if reason not in ("stop", "length"):
+        raise ModelError(f"vLLM gave a turn up: its finish reason is `{reason}`", retryable=True)
+    return "stop" if reason == "stop" else "length"
+
+
 def vllm_parameters(request: SampleRequest, end_ids: list[int]) -> dict[str, Any]:
     """Return what vLLM calls the sampling of a turn.
 
@@ -319,15 +334,6 @@ def vllm_parameters(request: SampleRequest, end_ids: list[int]) -> dict[str, Any
         "stop_token_ids": end_ids,
         "logprobs": 0,
     }
-
-
-def _message(answer: Answer) -> str:
-    """Return the server's own words, or the beginning of what it sent."""
-    try:
-        said = json.loads(answer.body)["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        said = answer.body.decode("utf-8", "replace")
-    return " ".join(str(said).split())[:500]
 
 
 class TurnGate:

@@ -1,0 +1,259 @@
+"""What an endpoint's answer of status 200 is: the model's completion, or a failure of the endpoint.
+
+Gateways put the failures of the providers behind them into answers of status 200. One function, `failure_in`,
+decides for every dialect; an answer that it calls a failure is never scored.
+
+| answer | what it is |
+|---|---|
+| text, a tool call, reasoning or a refusal | a completion |
+| nothing, but completion tokens were counted | a completion: the model said nothing |
+| nothing, with the finish reason `content_filter` | a completion that a filter took away |
+| nothing, and no completion tokens | a failure |
+| an `error` in the body or in the choice, whatever else there is | a failure |
+| the finish reason `error`, `abort`, `network_error`, ... | a failure |
+| no choice, or a choice without a message | a failure |
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic_core import from_json
+
+from wander.clients.base import ModelRequest, ModelResponse
+from wander.clients.http_errors import kind_of_refusal, one_line, page_text
+from wander.clients.transport import Answer
+from wander.errors import ContentFiltered, ContextOverflow, InvalidResponse, ModelError
+from wander.types import Message, TurnTokens, Usage
+
+FILTERED = "content_filter"
+"""The finish reason of a turn that a filter took away or cut short."""
+
+_FAILED = frozenset(
+    {
+        "abort",  # vLLM, SGLang
+        "aborted",
+        "cancelled",
+        "canceled",
+        "engine_error",
+        "error",  # OpenRouter, vLLM
+        "failed",
+        "insufficient_system_resource",  # DeepSeek
+        "internal_error",
+        "network_error",  # GLM
+        "overloaded",
+        "server_error",
+        "timeout",
+        "user_cancel",  # Cohere
+    }
+)
+_MEANINGS = {
+    "stop": ("complete", "end_turn", "eos", "eos_token", "stop_sequence"),
+    "length": ("max_tokens", "max_output_tokens", "model_context_window_exceeded", "model_length"),
+    "tool_calls": ("function_call", "tool_call", "tool_use"),
+    FILTERED: (
+        *("blocklist", "content-filter", "content_filtered", "error_toxic", "guardrail_intervened"),
+        *("prohibited_content", "recitation", "refusal", "safety", "sensitive", "spii"),
+    ),
+}
+_STANDARD = {name: standard for standard, names in _MEANINGS.items() for name in names}
+_BYTES_A_TOKEN = 4
+"""Of text, for endpoints that count no tokens."""
+_SAID = (
+    *("content", "text", "reasoning", "reasoning_content", "tool_calls", "function_call", "refusal", "audio"),
+    *("reasoning_details", "thinking_blocks"),
+)
+"""Fields of a message, or of a plain completion, any of which makes it an answer."""
+_KEPT = ("tool_calls", "refusal", "reasoning_details", "thinking_blocks", "signature", "reasoning_signature")
+"""Fields of a message that are kept as they come. Some models want theirs back, signatures unchanged."""
+
+
+def completion_of(answer: Answer, base_url: str, model: str, request: ModelRequest) -> ModelResponse:
+    """Return the completion that an answer of status 200 holds.
+
+    Raises a retryable `ModelError` for a failure of the endpoint, `ContextOverflow` and `ContentFiltered` if
+    that is what failed, and `InvalidResponse` for what is not a chat completion at all.
+    """
+    try:
+        # NaN and infinities are not JSON, and a record that holds one could not be read again.
+        data = from_json(answer.body, allow_inf_nan=False)
+    except ValueError as error:
+        if (page := page_text(answer.body)) is not None:
+            raise InvalidResponse(
+                f"`{base_url}` answered with a web page: {page}",
+                hint="correct the base URL: it usually ends in `/v1`",
+            ) from error
+        shown = one_line(answer.body[:4000].decode("utf-8", "replace")) or "an empty body"
+        raise InvalidResponse(
+            f"`{base_url}` answered with broken JSON ({error}): {shown}",
+            hint="look at the server's log",
+            retryable=True,
+        ) from error
+    if (failure := failure_in(data)) is not None:
+        raise _error_of_failure(failure, data, base_url, model)
+    try:
+        choice = data["choices"][0]
+        message = _message(choice["message"])
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise _not_a_completion(data, base_url) from error
+    try:
+        tokens = _tokens(data, choice)
+        # Validating is faster than `model_construct`, which runs in Python.
+        return ModelResponse(
+            message=message,
+            finish_reason=finish_reason_of(choice),
+            usage=_usage(usage_of(data.get("usage")), request, message),
+            tokens=tokens,
+        )
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise InvalidResponse(
+            f"`{base_url}` answered with token ids or log-probabilities that cannot be read",
+            hint="look at the server's version, or do not ask it for them",
+        ) from error
+
+
+def failure_in(data: Any) -> Any | None:
+    """Return how an endpoint failed that answers with this: its error object, or a text; else None.
+
+    Reads chat completions and plain completions. What is neither is not a failure, but no completion.
+    """
+    if not isinstance(data, dict):
+        return None
+    if _is_error(data.get("error")):
+        return data["error"]
+    if "choices" in data and data["choices"] in (None, [], [None]):
+        return "it has no choices"
+    choices = data.get("choices")
+    choice = choices[0] if isinstance(choices, list) else None
+    if not isinstance(choice, dict):
+        return None
+    if _is_error(choice.get("error")):
+        return choice["error"]
+    reason = finish_reason_of(choice)
+    if reason in _FAILED:
+        return f"its finish reason is `{reason}`"
+    if choice.get("token_ids"):
+        return None
+    message = choice if "text" in choice else choice.get("message")
+    if message is None:
+        return "its choice has no message"
+    if not isinstance(message, dict):
+        return None
+    said = any(message.get(name) for name in _SAID)
+    if said or reason == FILTERED:
+        return None
+    counted = usage_of(data.get("usage"))
+    return (
+        None
+        if counted and counted.completion_tokens
+        else "it is empty, and no completion tokens were counted"
+    )
+
+
+def finish_reason_of(choice: dict[str, Any]) -> str:
+    """Return why a completion ended, in OpenAI's words if there is one for it."""
+    reason = choice.get("finish_reason")
+    if not isinstance(reason, str) or not reason:
+        return "stop"
+    plain = reason.lower()
+    if plain.startswith((FILTERED, "content filter")):  # Gemini's bridge: `content_filter: SAFETY`
+        return FILTERED
+    return _STANDARD.get(plain) or (plain if plain in _FAILED or plain in _MEANINGS else reason)
+
+
+def _is_error(value: Any) -> bool:
+    """Tell whether an `error` field says that something failed; some servers always send an empty one."""
+    return any(value.values()) if isinstance(value, dict) else bool(value)
+
+
+def _error_of_failure(failure: Any, data: Any, base_url: str, model: str) -> ModelError:
+    said = one_line(failure)
+    kind = kind_of_refusal(400, failure)
+    if kind == "overflow":
+        return ContextOverflow(f"the prompt does not fit the context of `{model}`: {said}")
+    if kind == "filter":
+        return ContentFiltered(f"`{base_url}` filtered the conversation: {said}")
+    shown = said if not isinstance(failure, str) else f"{failure}: {one_line(data)}"
+    return InvalidResponse(
+        f"`{base_url}` answered 200 with a failure: {shown}",
+        hint="the provider behind the endpoint failed; resume with `--only-failed` when it works again",
+        retryable=True,
+    )
+
+
+def _not_a_completion(data: Any, base_url: str) -> InvalidResponse:
+    return InvalidResponse(
+        f"`{base_url}` answered with something that is not a chat completion: {one_line(data)}",
+        hint="check that the base URL is that of an OpenAI-compatible chat endpoint",
+    )
+
+
+def _message(raw: Any) -> Message:
+    """Return the assistant message; raises `TypeError` unless its content is text or parts."""
+    content = raw.get("content")
+    message: Message = {"role": "assistant", "content": "" if content is None else content}
+    reasoning = raw.get("reasoning_content") or raw.get("reasoning")
+    if isinstance(reasoning, str):
+        message["reasoning_content"] = reasoning
+    message |= {name: raw[name] for name in _KEPT if raw.get(name)}
+    if not isinstance(message["content"], str | list):
+        raise TypeError("content")
+    return message
+
+
+def usage_of(raw: Any) -> Usage | None:
+    """Return the token counts of an answer; None if it has none.
+
+    Some endpoints count reasoning in the total alone: completion tokens are at least what that leaves.
+    """
+    if not isinstance(raw, dict):
+        return None
+    prompt = _count(raw, "prompt_tokens", "input_tokens")
+    completion = _count(raw, "completion_tokens", "output_tokens")
+    total = _count(raw, "total_tokens")
+    if not (prompt or completion or total):
+        return None
+    return Usage(prompt_tokens=prompt, completion_tokens=max(completion, total - prompt if prompt else 0))
+
+
+def _count(raw: dict[str, Any], *names: str) -> int:
+    for name in names:
+        value = raw.get(name)
+        if isinstance(value, int | float) and value > 0 and value == int(value):
+            return int(value)
+    return 0
+
+
+def _usage(counted: Usage | None, request: ModelRequest, message: Message) -> Usage:
+    """Return what was counted; for what the endpoint did not count, about how many tokens it was."""
+    written = [message[name] for name in ("content", "reasoning_content", "tool_calls") if message.get(name)]
+    if counted is not None and (counted.completion_tokens or not written):
+        return counted
+    prompt = counted.prompt_tokens if counted is not None else 0
+    return Usage(
+        prompt_tokens=prompt or _estimated_tokens(request.messages),
+        completion_tokens=_estimated_tokens(written),
+        estimated=True,
+    )
+
+
+def _estimated_tokens(values: list[Any]) -> int:
+    texts = (each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in values)
+    return -(-sum(len(text.encode("utf-8", "replace")) for text in texts) // _BYTES_A_TOKEN)
+
+
+def _tokens(data: dict[str, Any], choice: dict[str, Any]) -> TurnTokens | None:
+    """Return ids and log-probabilities if the server gives both (vLLM with `return_token_ids`).
+
+    Without ids nothing is looked at; raises if they are there and cannot be read.
+    """
+    prompt = data.get("prompt_token_ids") or choice.get("prompt_token_ids")
+    completion = choice.get("token_ids")
+    if not prompt or not completion:
+        return None
+    entries = (choice.get("logprobs") or {}).get("content") or []
+    logprobs = [entry["logprob"] for entry in entries]
+    if len(logprobs) != len(completion):
+        return None
+    return TurnTokens(prompt_ids=prompt, completion_ids=completion, logprobs=logprobs)

@@ -1,0 +1,307 @@
+"""What is a model's answer and what is a failure of its endpoint, in every shape that gateways give both."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+from wander import LocalEnvironment, MultiTurnEnv, Rubric, SingleTurnEnv, ToolEnv
+from wander.clients.base import ModelRequest
+from wander.clients.completions import completion_of, failure_in, usage_of
+from wander.clients.openai import OpenAIClient
+from wander.clients.transport import Answer
+from wander.errors import ContentFiltered, ContextOverflow, InvalidResponse, ModelError
+from wander.evals.run.runner import EvaluationPlan, evaluate
+from wander.types import SamplingArgs
+from wander.wire import EnvironmentPin
+
+EMPTY = {"role": "assistant", "content": ""}
+COUNTED = {"prompt_tokens": 9, "completion_tokens": 4}
+NOTHING = {"prompt_tokens": 9, "completion_tokens": 0, "total_tokens": 9}
+UPSTREAM = {"code": 502, "message": "Provider returned error"}
+
+
+def body(choice: Any, **fields: Any) -> dict[str, Any]:
+    return {"choices": [choice], "usage": COUNTED, **fields}
+
+
+FAILURES: dict[str, Any] = {
+    "reason error": body({"message": EMPTY, "finish_reason": "error"}),
+    "reason error with text": body({"message": {"content": "half an ans"}, "finish_reason": "error"}),
+    "reason abort": body({"message": {"content": "half"}, "finish_reason": "abort"}),
+    "reason of DeepSeek": body(
+        {"message": {"content": "x"}, "finish_reason": "insufficient_system_resource"}
+    ),
+    "reason of GLM": body({"message": {"content": "x"}, "finish_reason": "network_error"}),
+    "reason in capitals": body({"message": {"content": "x"}, "finish_reason": "ERROR"}),
+    "error in the choice": body({"message": EMPTY, "finish_reason": "stop", "error": UPSTREAM}),
+    "error in the choice as text": body({"message": {"content": "x"}, "error": "upstream died"}),
+    "error and choices": body({"message": {"content": "x"}, "finish_reason": "stop"}, error=UPSTREAM),
+    "error alone": {"error": UPSTREAM},
+    "error as text": {"error": "idle timeout"},
+    "no choices": {"choices": [], "usage": COUNTED},
+    "choices null": {"choices": None},
+    "choice null": {"choices": [None]},
+    "message null": body({"message": None, "finish_reason": "stop"}),
+    "no message": body({"finish_reason": "stop"}),
+    "empty, nothing counted": body({"message": EMPTY, "finish_reason": "stop"}, usage=NOTHING),
+    "null content, nothing counted": body(
+        {"message": {"content": None}, "finish_reason": "stop"}, usage=NOTHING
+    ),
+    "no parts, nothing counted": body({"message": {"content": []}, "finish_reason": "length"}, usage=NOTHING),
+    "empty, no usage": body({"message": EMPTY, "finish_reason": "stop"}, usage=None),
+    "empty calls": body({"message": {"content": None, "tool_calls": []}}, usage=NOTHING),
+}
+ANSWERS: dict[str, Any] = {
+    "text": body({"message": {"content": "5"}, "finish_reason": "stop"}),
+    "text, nothing counted": body({"message": {"content": "5"}, "finish_reason": "stop"}, usage=NOTHING),
+    "text, no usage": body({"message": {"content": "5"}, "finish_reason": None}, usage=None),
+    "empty errors": body({"message": {"content": "5"}, "error": None}, error={}),
+    "errors of nulls": body({"message": {"content": "5"}}, error={"code": None, "message": ""}),
+    "error false": body({"message": {"content": "5"}}, error=False),
+    "nothing said": body({"message": EMPTY, "finish_reason": "stop"}),
+    "a call": body({"message": {"content": None, "tool_calls": [{"id": "a"}]}}, usage=NOTHING),
+    "an old call": body({"message": {"content": None, "function_call": {"name": "f"}}}, usage=NOTHING),
+    "reasoning": body(
+        {"message": {"content": "", "reasoning": "hm"}, "finish_reason": "length"}, usage=NOTHING
+    ),
+    "reasoning_content": body({"message": {"content": None, "reasoning_content": "hm"}}, usage=None),
+    "refusal": body({"message": {"content": None, "refusal": "no"}}, usage=NOTHING),
+    "filtered": body({"message": EMPTY, "finish_reason": "content_filter"}, usage=NOTHING),
+    "filtered by Gemini": body({"message": EMPTY, "finish_reason": "content_filter: SAFETY"}, usage=NOTHING),
+    "length": body({"message": {"content": "5"}, "finish_reason": "length"}),
+}
+ASKED = ModelRequest(rollout_id="0/0", turn=0, messages=[{"role": "user", "content": "2 + 3?"}])
+
+
+def read(data: Any) -> Any:
+    return completion_of(Answer(200, {}, json.dumps(data).encode()), "http://x/v1", "m", ASKED)
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_failure_is_never_an_answer(name: str) -> None:
+    assert failure_in(FAILURES[name]) is not None
+    with pytest.raises(InvalidResponse) as caught:
+        read(FAILURES[name])
+    assert (caught.value.boundary, caught.value.retryable) == ("model", True)
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_is_not_a_failure(name: str) -> None:
+    assert failure_in(ANSWERS[name]) is None
+    assert read(ANSWERS[name]).message["role"] == "assistant"
+
+
+@pytest.mark.parametrize("error", [{"code": 400, "message": "prompt is too long: 5 tokens > 3 maximum"}])
+@pytest.mark.parametrize("place", ["body", "choice"])
+def test_an_overflow_within_an_answer_is_one(error: Any, place: str) -> None:
+    data = {"error": error} if place == "body" else body({"message": EMPTY, "error": error})
+    with pytest.raises(ContextOverflow):
+        read(data)
+
+
+def test_a_filter_within_an_answer_is_one() -> None:
+    with pytest.raises(ContentFiltered):
+        read({"error": {"code": "content_filter", "message": "filtered"}})
+
+
+REASONS = {
+    **{None: "stop", "eos": "stop", "end_turn": "stop", "COMPLETE": "stop"},
+    **{"max_tokens": "length", "MAX_TOKENS": "length", "model_context_window_exceeded": "length"},
+    **{"tool_use": "tool_calls", "function_call": "tool_calls", "tool_calls": "tool_calls"},
+    **{"SAFETY": "content_filter", "sensitive": "content_filter", "refusal": "content_filter"},
+    "banana": "banana",
+}
+
+
+@pytest.mark.parametrize(("given_reason", "kept"), REASONS.items())
+def test_finish_reasons_have_one_name(given_reason: str | None, kept: str) -> None:
+    assert read(body({"message": {"content": "x"}, "finish_reason": given_reason})).finish_reason == kept
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
+    max_leaves=5,
+)
+messages = st.fixed_dictionaries(
+    {},
+    optional={
+        "content": st.sampled_from(["", None, [], "5"]),
+        "tool_calls": st.sampled_from([None, [], [{"id": "a"}]]),
+        "reasoning_content": st.sampled_from([None, "", "hm"]),
+        "refusal": st.sampled_from([None, "no"]),
+    },
+)
+choices = st.fixed_dictionaries(
+    {},
+    optional={
+        "message": messages | json_values,
+        "finish_reason": st.sampled_from([None, "stop", "length", "error", "abort", "content_filter"]),
+        "error": st.sampled_from([None, {}, {"code": None}, UPSTREAM, "down"]),
+    },
+)
+bodies = st.fixed_dictionaries(
+    {},
+    optional={
+        "choices": st.lists(choices | json_values, max_size=2) | json_values,
+        "error": st.sampled_from([None, {}, UPSTREAM, "down"]),
+        "usage": st.sampled_from([None, NOTHING, COUNTED]) | json_values,
+    },
+)
+
+
+@given(bodies | json_values)
+def test_any_body_is_an_answer_or_an_error(data: Any) -> None:
+    failed: ModelError | None = None
+    try:
+        response = read(data)
+    except ModelError as error:
+        failed = error
+    if failed is not None:
+        assert (
+            failure_in(data) is None
+            or failed.retryable
+            or isinstance(failed, ContextOverflow | ContentFiltered)
+        )
+        return
+    assert failure_in(data) is None
+    said = {"content", "tool_calls", "reasoning_content", "refusal", "function_call", "audio"}
+    assert (
+        any(data["choices"][0]["message"].get(name) for name in said)
+        or response.finish_reason == "content_filter"
+        or response.usage.completion_tokens
+    )
+
+
+@given(
+    prompt=st.integers(0, 10**6),
+    completion=st.integers(0, 10**6),
+    hidden=st.integers(0, 10**6),
+    as_float=st.booleans(),
+)
+def test_completion_tokens_are_at_least_what_the_total_leaves(
+    prompt: int, completion: int, hidden: int, as_float: bool
+) -> None:
+    counts = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion + hidden,
+    }
+    usage = usage_of({name: float(value) if as_float else value for name, value in counts.items()})
+    if usage is None:
+        assert prompt == completion == hidden == 0
+    else:
+        assert usage.prompt_tokens == prompt
+        assert usage.completion_tokens == (completion + hidden if prompt else completion)
+
+
+def right(completion: list[dict[str, Any]]) -> float:
+    return 1.0
+
+
+def add(x: int) -> int:
+    """Add to a number."""
+    return x + 1
+
+
+def echo(**options: Any) -> LocalEnvironment:
+    return LocalEnvironment(
+        SingleTurnEnv(eval_dataset=[{"question": "q"}], rubric=Rubric([right]), **options)
+    )
+
+
+def client_of(server: Any, **options: Any) -> OpenAIClient:
+    client = OpenAIClient("m", server.url, **{"max_retries": 2, **options})
+    client.attempts.retry_seconds = 0.001
+    return client
+
+
+@pytest.mark.parametrize("name", FAILURES)
+async def test_a_call_is_tried_again_before_its_rollout_fails(chat_server: Any, name: str) -> None:
+    chat_server.script = lambda sent, number: web.json_response(FAILURES[name]) if number < 3 else "at last"
+    client = client_of(chat_server)
+    assert (await client.complete(ASKED)).message["content"] == "at last"
+    assert client.limiter.use().retries == 2
+    await client.close()
+
+
+async def test_a_failure_in_a_later_turn_of_tools_fails_the_rollout(chat_server: Any) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "add", "arguments": '{"x": 1}'}}
+
+    def script(sent: dict[str, Any], number: int) -> Any:
+        if sent["messages"][-1]["role"] == "tool":
+            return web.json_response(FAILURES["error in the choice"])
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+    chat_server.script = script
+    env = ToolEnv(eval_dataset=[{"question": "q"}], tools=[add], rubric=Rubric([right]))
+    client = client_of(chat_server, max_retries=0)
+    rollout = await env.rollout(client, env.dataset("eval")[0])
+    await client.close()
+    assert rollout.failure is not None
+    assert (rollout.reward, rollout.stop_reason, rollout.failure.boundary) == (None, None, "model")
+
+
+async def test_resuming_plays_what_failed_so_again(chat_server: Any, tmp_path: Path) -> None:
+    working = False
+    chat_server.script = lambda sent, number: "5" if working else web.json_response(FAILURES["reason error"])
+    environment = echo()
+    pin = EnvironmentPin(name="echo", info=environment.info)
+    for expected in ({"model": 1}, {}):
+        client = client_of(chat_server, max_retries=0)
+        plan = EvaluationPlan(max_retries=0, only_failed=working)
+        result = await evaluate(environment, client, plan, tmp_path / "run", pin, resume=working)
+        await client.close()
+        assert result.summary.failures == expected
+        working = True
+    assert result.summary.reward_mean == 1.0
+
+
+@pytest.mark.parametrize("status", [400, 200])
+async def test_a_filter_ends_the_turn_as_the_finish_reason_does(chat_server: Any, status: int) -> None:
+    refused = {"error": {"code": "content_filter", "message": "filtered"}}
+    kept = body({"message": {"content": None}, "finish_reason": "content_filter"}, usage=None)
+    chat_server.script = lambda sent, number: web.json_response(
+        refused if status == 400 else kept, status=status
+    )
+    client = client_of(chat_server)
+    response = await client.complete(ASKED)
+    await client.close()
+    assert (response.message, response.finish_reason) == (EMPTY, "content_filter")
+    assert len(chat_server.requests) == 1
+
+
+class Talk(MultiTurnEnv):
+    def env_response(self, messages: Any, state: Any) -> Any:
+        return [{"role": "user", "content": "go on"}]
+
+
+@pytest.mark.parametrize(
+    "usage", [None, {}, {"prompt_tokens": 0, "completion_tokens": 0}, {"prompt_tokens": 7}]
+)
+async def test_a_bound_on_tokens_holds_where_nobody_counts_them(chat_server: Any, usage: Any) -> None:
+    said = {"message": {"content": "five words are said here"}, "finish_reason": "stop"}
+    chat_server.script = lambda sent, number: web.json_response({"choices": [said], "usage": usage})
+    env = Talk(eval_dataset=[{"question": "q"}], max_total_completion_tokens=20, max_turns=50)
+    client = client_of(chat_server)
+    rollout = await env.rollout(client, env.dataset("eval")[0])
+    await client.close()
+    assert rollout.stop_reason == "max_total_completion_tokens_reached"
+    assert rollout.usage.estimated
+    assert 20 <= rollout.usage.completion_tokens < 30
+
+
+@pytest.mark.parametrize("more", [{"stream": True}, {"n": 2}])
+async def test_what_is_not_read_is_not_asked_for(chat_server: Any, more: dict[str, Any]) -> None:
+    client = client_of(chat_server)
+    request = ASKED.model_copy(update={"sampling": SamplingArgs(**more)})
+    with pytest.raises(ModelError):
+        await client.complete(request)
+    assert not chat_server.requests
+    await client.close()
