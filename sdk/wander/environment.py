@@ -355,7 +355,7 @@ class Environment(Player):
             except ModelError as error:
                 _fail(state, error)
             await self._run_cleanup_hooks(state)
-        return _Episode(state, started_at, time.perf_counter() - started)
+        return _Episode(state, started_at, max(0.0, time.perf_counter() - started - calls.waited))
 
     def _scripted(self, request: RolloutRequest) -> dict[str, ScriptedClient]:
         """Return the players that the request leaves to functions of this environment's package."""

@@ -159,6 +159,7 @@ class Turn(Record):
     finish_reason: str = "stop"
     usage: Usage = Field(default_factory=Usage)
     model_seconds: float = 0.0
+    """Time the model took, without our own waiting for an endpoint's rate."""
     environment_seconds: float = 0.0
     """Time the environment took to answer this turn (0 for the last turn)."""
     tokens: TurnTokens | None = None
@@ -231,6 +232,7 @@ class Rollout(Record):
     started_at: str = ""
     """ISO 8601, UTC."""
     seconds: float = 0.0
+    """Time of playing and scoring, without our own waiting for an endpoint's rate."""
     scoring_seconds: float = 0.0
     info: dict[str, Any] = Field(default_factory=dict)
     """What the environment chose to publish about the episode (`state["public"]`)."""

@@ -9,7 +9,7 @@ from chat_endpoint import chat_endpoint
 from command_line import Wander
 from wander.evals.run.runner import Progress
 from wander.types import Usage
-from wander_client.evaluate.progress import _rate_limit
+from wander_client.evaluate.progress import rate_limit_note
 
 
 def test_calls_are_counted_and_told(wander: Wander, folder: Path) -> None:
@@ -50,4 +50,4 @@ def test_progress_tells_of_a_rate_limit(rate: float | None, paused: float, words
         rate=rate,
         paused_seconds=paused,
     )
-    assert _rate_limit(progress) == words
+    assert rate_limit_note(progress) == words

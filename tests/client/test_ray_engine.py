@@ -77,24 +77,33 @@ class Calls:
         pace.note_accepted(time.monotonic())
 
 
-async def test_shards_share_the_bound_on_calls_and_the_pauses_of_an_endpoint() -> None:
+async def test_shards_share_the_bound_on_calls() -> None:
     coordinator = Coordinator(3, None, None)
     limiters = [await Seat(coordinator, shard).begin() for shard in range(2)]
     calls = Calls()
     await asyncio.gather(*(calls.make(limiters[number % 2]) for number in range(40)))
     assert calls.most == 3
-    pace = limiters[0].pace(URL)
-    began = await limiters[0].acquire(pace)
-    limiters[0].release(pace)
-    pace.note_refused(time.monotonic(), began, 0.2)
-    await asyncio.sleep(0.01)
-    assert await limiters[1].acquire(limiters[1].pace(URL)) - began > 0.15, "the other shard waits too"
+
+
+async def test_an_endpoint_that_refuses_all_calls_of_a_shard_holds_every_shard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("_FIRST_RATE", "_PROBE_RATE"):
+        monkeypatch.setattr(f"wander.clients.rate_limit.{name}", 1e6)
+    coordinator = Coordinator(4, None, None)
+    await coordinator.begin(0, "a")
+    other = await Seat(coordinator, 1).begin()
+    whole = coordinator._limiter(URL).pace(URL)
+    while whole.held_until < time.monotonic():
+        await coordinator.trade(0, "a", Trade(URL, wanted=1))
+        await coordinator.trade(0, "a", Trade(URL, released=1, refusals=(Refusal(0.0, 0.2),)))
+    assert await other.acquire(other.pace(URL)) >= whole.held_until
 
 
 async def test_a_shard_replaces_its_calls_without_asking_while_the_endpoint_takes_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("wander.clients.rate_limit._RAMP_END", 0.0)
+    monkeypatch.setattr("wander.clients.rate_limit._FIRST_RATE", 1e6)
     monkeypatch.setattr("wander_client.ray_engine.limiter.TALK_SECONDS", 0.005)
     coordinator = Coordinator(4, None, None)
     seats = [Seat(coordinator, shard) for shard in range(2)]
@@ -123,8 +132,8 @@ async def test_a_shard_replaces_its_calls_without_asking_while_the_endpoint_take
         await limiters[0].acquire(limiters[0].pace(URL))
 
 
-async def test_a_refusal_or_a_budget_has_every_call_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wander.clients.rate_limit._RAMP_END", 0.0)
+async def test_many_refusals_or_a_budget_have_every_call_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wander.clients.rate_limit._FIRST_RATE", 1e6)
     coordinator, bound = Coordinator(4, None, None), Coordinator(4, 100, None)
     for each in (coordinator, bound):
         await each.begin(0, "a")
@@ -132,14 +141,13 @@ async def test_a_refusal_or_a_budget_has_every_call_asked_for(monkeypatch: pytes
     assert (await coordinator.trade(0, "a", Trade(URL, replaced=3, accepted=3))).keep == 4
     assert await bound.trade(0, "a", Trade(URL, spent=(60, 0.0))) == Terms(0, 0, None)
     assert "100 tokens is spent" in str((await bound.trade(0, "a", Trade(URL, spent=(101, 0.0)))).spent)
-    refused = Trade(URL, refusals=(Refusal(0.0, 5.0, 429, 0),))
-    assert (await coordinator.trade(0, "a", refused)).keep == 0
-    together = Coordinator(6, None, None)
+    assert (await coordinator.trade(0, "a", Trade(URL, refusals=(Refusal(0.0, 5.0),)))).keep == 4
+    together = Coordinator(8, None, None)
     await together.begin(0, "a")
-    await together.trade(0, "a", Trade(URL, wanted=6))
-    await together.trade(0, "a", Trade(URL, released=4, refusals=4 * refused.refusals))
-    pace = together._limiter(URL).pace(URL)
-    assert (pace.in_flight, pace._flight) == (2, 2), "what was refused counts once"
+    assert (await together.trade(0, "a", Trade(URL, wanted=8))).granted == 8
+    refused = Trade(URL, released=6, refusals=6 * (Refusal(0.0, 5.0),))
+    assert (await together.trade(0, "a", refused)).keep == 0
+    assert together._limiter(URL).pace(URL).in_flight == 2, "what was refused counts once"
 
 
 async def test_a_shard_that_starts_again_gets_the_calls_back_that_its_node_took_along() -> None:

@@ -8,203 +8,23 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from heapq import heappop, heappush
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
 from aiohttp import web
+from gpu_scripts import gpu_script
 from wander import LocalEnvironment, MultiTurnEnv, Rubric, SingleTurnEnv
 from wander.clients.base import ModelRequest
 from wander.clients.openai import OpenAIClient
-from wander.clients.rate_limit import CallLimiter, Pace, format_rate
+from wander.clients.rate_limit import CallLimiter
 from wander.clients.retries import Attempts
 from wander.errors import RateLimited
 from wander.evals.run.runner import EvaluationPlan, EvaluationResult, Progress, evaluate
 from wander.evals.run.stopping import StopRequest
 from wander.evals.store.folder import RunFolder
+from wander.rubrics.judge import JudgeRubric, judge_score
 from wander.wire import EndpointUse, EnvironmentPin
-
-
-@dataclass
-class Bucket:
-    """A token bucket: what rate-limited endpoints count with."""
-
-    rate: float
-    burst: float
-    tokens: float = field(init=False)
-    filled_at: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.tokens = self.burst
-
-    def takes(self, now: float) -> bool:
-        self.tokens = min(self.burst, self.tokens + (now - self.filled_at) * self.rate)
-        self.filled_at = now
-        if self.tokens < 1:
-            return False
-        self.tokens -= 1
-        return True
-
-
-@dataclass
-class Outcome:
-    """What became of a simulated endpoint's calls."""
-
-    taken: int = 0
-    refused: int = 0
-
-    @property
-    def refused_share(self) -> float:
-        return self.refused / (self.taken + self.refused)
-
-
-def simulated(
-    pace: Pace,
-    takes: Any,
-    *,
-    seconds: float,
-    latency: float,
-    most: int = 256,
-    retry_after: float | None = None,
-    status: int = 429,
-) -> Outcome:
-    """Ask an endpoint as fast as the pace allows, in simulated time."""
-    now, end, outcome = 0.0, seconds, Outcome()
-    spread = random.Random(1)
-    events: list[tuple[float, int, str, float]] = []
-    own_pauses, numbers = 0, iter(range(1 << 30))
-    while now < end:
-        upcoming = events[0][0] if events else end
-        wait = pace.wait(now)
-        if wait <= 1e-9 and pace.in_flight + own_pauses < most:
-            pace.note_began(now)
-            kind, after = ("taken", latency) if takes(now, pace) else ("refused", min(latency, 0.02))
-            heappush(events, (now + after * spread.uniform(0.5, 1.5), next(numbers), kind, now))
-        elif pace.in_flight + own_pauses < most and now + wait < upcoming:
-            now += wait
-        else:
-            now, _, kind, began = heappop(events) if events else (end, 0, "", 0.0)
-            if kind == "taken":
-                pace.note_ended()
-                pace.note_accepted(now)
-                outcome.taken += 1
-            elif kind == "refused":
-                pace.note_ended()
-                outcome.refused += 1
-                if pause := pace.note_refused(now, began, retry_after, status=status):
-                    own_pauses += 1
-                    heappush(events, (now + pause, next(numbers), "again", 0.0))
-            elif kind == "again":
-                own_pauses -= 1
-    return outcome
-
-
-@pytest.mark.parametrize("retry_after", [None, 1.0])
-@pytest.mark.parametrize(
-    ("rate", "burst", "latency"),
-    [(50, 10, 0.01), (50, 50, 1.0), (500, 50, 0.01), (500, 500, 0.5), (5, 5, 1.0)],
-)
-def test_the_pace_finds_the_rate_of_an_endpoint(
-    rate: float, burst: float, latency: float, retry_after: float | None
-) -> None:
-    bucket = Bucket(rate, burst)
-    outcome = simulated(
-        Pace(), lambda now, pace: bucket.takes(now), seconds=120, latency=latency, retry_after=retry_after
-    )
-    assert outcome.taken > 0.7 * 120 * rate
-    assert outcome.refused_share < 0.08
-
-
-def test_the_pace_finds_how_many_calls_an_endpoint_takes_at_once() -> None:
-    working: list[float] = []
-
-    def takes(now: float, pace: Pace) -> bool:
-        working[:] = [end for end in working if end > now]
-        if len(working) >= 8:
-            return False
-        working.append(now + 5.0)
-        return True
-
-    outcome = simulated(Pace(), takes, seconds=600, latency=5.0, most=128)
-    assert outcome.taken > 0.6 * 600 * 8 / 5.0
-    assert outcome.refused_share < 0.2
-
-
-def test_a_hiccup_now_and_then_costs_no_throughput() -> None:
-    chance = random.Random(3)
-    outcome = simulated(Pace(), lambda now, pace: chance.random() > 0.002, seconds=60, latency=0.5, most=64)
-    assert outcome.taken > 0.8 * 60 * 64 / 0.5
-
-
-@pytest.mark.parametrize(("share", "most_lost"), [(0.03, 0.1), (0.1, 0.3)])
-@pytest.mark.parametrize(("latency", "most"), [(0.01, 8), (0.5, 64), (10.0, 1024)])
-def test_hiccups_at_random_cost_only_the_calls_they_hit(
-    share: float, most_lost: float, latency: float, most: int
-) -> None:
-    chance = random.Random(3)
-    pace = Pace()
-    seconds = max(30.0, 20 * latency)
-    outcome = simulated(
-        pace, lambda now, _: chance.random() >= share, seconds=seconds, latency=latency, most=most, status=503
-    )
-    assert pace.paused_seconds == 0.0
-    assert pace.rate(seconds) is None
-    # The pause after a hiccup, 0.1 s, is long beside answers after 10 ms.
-    ideal = seconds * most / (latency + share * 0.15)
-    assert outcome.taken > (1 - most_lost) * ideal - most
-
-
-@pytest.mark.parametrize("most", [8, 256, 1024])
-def test_an_endpoint_that_takes_nothing_is_backed_off_from_although_it_says_nothing(most: int) -> None:
-    pace = Pace()
-    outcome = simulated(pace, lambda now, _: False, seconds=60, latency=0.5, most=most, status=503)
-    assert pace.paused_seconds > 30
-    assert outcome.refused < 100
-
-
-@pytest.mark.parametrize(("rate", "latency"), [(50, 0.01), (50, 1.0), (500, 0.5)])
-def test_the_pace_finds_the_rate_of_an_endpoint_that_says_only_503(rate: float, latency: float) -> None:
-    bucket = Bucket(rate, rate)
-    outcome = simulated(Pace(), lambda now, pace: bucket.takes(now), seconds=120, latency=latency, status=503)
-    assert outcome.taken > 0.7 * 120 * rate
-    assert outcome.refused_share < 0.3
-
-
-def test_bounds_are_forgotten_once_the_endpoint_takes_everything_again() -> None:
-    pace = Pace()
-    simulated(pace, lambda now, pace: pace.in_flight < 5, seconds=20, latency=0.1)
-    assert pace.rate(20.0) is not None
-    for second in range(20, 400):
-        while pace.wait(now := float(second)) <= 0 and pace.in_flight < 1:
-            pace.note_began(now)
-        if pace.in_flight:
-            pace.note_ended()
-            pace.note_accepted(now + 0.1)
-    assert pace.rate(400.0) is None
-
-
-def test_the_first_second_ramps_up() -> None:
-    pace = Pace()
-    left = Counter[int]()
-    for step in range(11):
-        now = step / 10
-        while pace.in_flight < 5000 and pace.wait(now) <= 1e-9:
-            pace.note_began(now)
-        left[step] = pace.in_flight
-    assert left[0] <= 20
-    assert left[5] >= 16 * left[0]
-    assert left[10] == 5000
-
-
-def test_rates_are_told_in_words() -> None:
-    assert [format_rate(rate) for rate in (47.6, 1.0, 0.2, 0.001)] == [
-        "48 calls/s",
-        "1 calls/s",
-        "12 calls/min",
-        "1 calls/min",
-    ]
 
 
 async def test_calls_wait_for_a_free_place_and_leave_by_the_age_of_their_rollout() -> None:
@@ -306,11 +126,11 @@ def limited(chat_server: Any) -> Iterator[Any]:
     """Let the server answer 429 when a token bucket is empty; return a function that sets it up."""
 
     def set_up(rate: float, burst: float, **headers: str) -> Counter[str]:
-        bucket, counts = Bucket(rate, burst), Counter[str]()
-        bucket.filled_at = time.monotonic()
+        limits = gpu_script("benchmarks/endpoint_limits.py")
+        bucket, counts = limits.TokenBucket(rate, burst), Counter[str]()
 
         def script(body: dict[str, Any], number: int) -> Any:
-            if bucket.takes(time.monotonic()):
+            if bucket.ask(time.monotonic(), 0.0) is None:
                 counts["taken"] += 1
                 return echo(body, number)
             counts["refused"] += 1
@@ -339,13 +159,11 @@ async def test_a_rate_limited_evaluation_fails_nothing_and_counts_what_was_refus
     use = RunFolder.open(tmp_path / "run").manifest.endpoints
     assert use == result.endpoints
     assert (use.calls, use.refusals, use.retries) == (450, counts["refused"], 0)
-    assert use.paused_seconds > 0
     assert any(each.rate for each in told)
-    assert any(each.paused_seconds for each in told)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("share", [0.03, 0.1])
+@pytest.mark.parametrize("share", [0.03, 0.08])
 async def test_refusals_at_random_slow_only_the_calls_they_hit(chat_server: Any, share: float) -> None:
     chance, refused = random.Random(5), web.Response(status=503, text="{}")
 
@@ -360,6 +178,57 @@ async def test_refusals_at_random_slow_only_the_calls_they_hit(chat_server: Any,
     assert result.endpoints.refusals > 0.3 * share * 600
     assert client.limiter.status().rate is None, "no bound was set"
     assert result.endpoints.paused_seconds == 0.0, "nobody else waited"
+
+
+@pytest.mark.parametrize("max_rollouts", [None, 2])
+async def test_calls_that_wait_out_a_refusal_leave_their_slots_to_other_rollouts(
+    chat_server: Any, max_rollouts: int | None
+) -> None:
+    """Unless the number of rollouts is bounded, which may be all that fits into the memory."""
+    refused = web.Response(status=429, text="{}", headers={"Retry-After": "200"})
+    chat_server.script = lambda body, number: refused if number <= 2 else echo(body, number)
+    client = OpenAIClient("m", chat_server.url)
+    stop, expected = StopRequest(), 6 if max_rollouts is None else 0
+
+    def on_progress(progress: Progress) -> None:
+        if progress.done == expected and client.limiter.refusals == 2:
+            stop.request()
+
+    environment = single_turn(8)
+    plan = EvaluationPlan(concurrency=1, max_rollouts=max_rollouts)
+    pin = EnvironmentPin(name="echo", info=environment.info)
+    result = await asyncio.wait_for(
+        evaluate(environment, client, plan, None, pin, on_progress=on_progress, stop=stop), 60
+    )
+    await client.close()
+    assert (result.summary.rollouts, result.summary.failed) == (expected, 0)
+    assert client.limiter.status().rate is None
+
+
+async def test_times_leave_out_our_own_waiting(chat_server: Any) -> None:
+    refused = web.Response(status=429, text="{}", headers={"Retry-After": "0.5"})
+    chat_server.script = lambda body, number: refused if number == 1 else echo(body, number)
+    client = OpenAIClient("m", chat_server.url)
+    began = time.monotonic()
+    result = await evaluated(client, single_turn(1))
+    elapsed = time.monotonic() - began
+    await client.close()
+    (rollout,) = result.rollouts
+    assert 0 < rollout.turns[0].model_seconds <= rollout.seconds <= elapsed - 0.5
+
+
+async def test_a_judge_in_this_process_shares_the_bound_and_the_rate(chat_server: Any) -> None:
+    chat_server.delay = 0.01
+    chat_server.script = lambda body, number: "yes" if body["model"] == "judge" else echo(body, number)
+    rubric = JudgeRubric([judge_score], model="judge", base_url=chat_server.url)
+    environment = LocalEnvironment(SingleTurnEnv(eval_dataset=rows(12), rubric=rubric, name="echo"))
+    client = OpenAIClient("m", chat_server.url)
+    result = await evaluated(client, environment, concurrency=2)
+    await client.close()
+    await environment.close()
+    assert result.summary.reward_mean == 1.0
+    assert chat_server.most_in_flight <= 2
+    assert result.endpoints.calls == 24
 
 
 async def test_a_call_that_ends_before_it_leaves_is_not_counted() -> None:

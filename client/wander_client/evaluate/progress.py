@@ -95,11 +95,11 @@ def _progress_note(progress: Progress) -> str:
     mean = "" if progress.reward_mean is None else f"reward {progress.reward_mean:.3f}"
     failed = f"  {progress.failed} failed" if progress.failed else ""
     cost = "" if progress.usd is None else f"  {progress.usd:.4g} USD"
-    return f"{mean}{failed}{cost}{_rate_limit(progress)}"
+    return f"{mean}{failed}{cost}{rate_limit_note(progress)}"
 
 
-def _rate_limit(progress: Progress) -> str:
-    """Say what the endpoint allows at the moment, where that is less than was asked for."""
+def rate_limit_note(progress: Progress) -> str:
+    """Return what the endpoint allows at the moment, if that is less than was asked for."""
     if progress.paused_seconds >= 1:
         return f"  rate-limited: waiting {progress.paused_seconds:.0f} s"
     if progress.rate is None:

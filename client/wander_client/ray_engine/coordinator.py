@@ -24,12 +24,10 @@ _SILENT_SECONDS = 15.0
 
 @dataclass(frozen=True)
 class Refusal:
-    """A call that an endpoint refused, as `Pace.note_refused` takes it; times are ages."""
+    """A call that an endpoint refused, as `Pace.note_refused` takes it."""
 
     began_ago: float
-    retry_after: float | None
-    status: int
-    earlier: int
+    told: float | None
 
 
 @dataclass(frozen=True)
@@ -117,8 +115,7 @@ class Coordinator:
             pace.note_accepted(now)
         for number, one in enumerate(trade.refusals):  # each right after its call ended, as the pace counts
             self._release(shard, trade.endpoint, int(number < refused))
-            began = now - one.began_ago
-            pace.note_refused(now, began, one.retry_after, status=one.status, earlier=one.earlier)
+            pace.note_refused(now, now - one.began_ago, one.told)
         granted = await self._grant(shard, attempt, trade) if trade.wanted else 0
         return Terms(granted, self._count_kept(trade.endpoint, pace), self._budget.spent)
 

@@ -82,14 +82,11 @@ class _ToldPace(Pace):
         super().note_accepted(now)
         self._open.accepted += 1
 
-    def note_refused(
-        self, now: float, began: float, retry_after: float | None, *, status: int = 429, earlier: int = 0
-    ) -> float:
-        """Return how long this call waits by itself, and pass the refusal on."""
-        self._open.refusals.append(Refusal(now - began, retry_after, status, earlier))
-        self._open.keep = 0
+    def note_refused(self, now: float, began: float, told: float | None) -> None:
+        """Count it here, and pass it on."""
+        super().note_refused(now, began, told)
+        self._open.refusals.append(Refusal(now - began, told))
         self._tell()
-        return super().note_refused(now, began, retry_after, status=status, earlier=earlier)
 
 
 class RayLimiter(CallLimiter):

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from wander_client.evaluate.progress import rate_limit_note
 from wander_client.terminal.escape import one_line
 from wander_client.terminal.output import Output, clock_time, counted
 
@@ -57,7 +58,7 @@ class Row:
             f"{progress.failed:,}" if progress.failed else "",
             f"{tokens:,}" if tokens else "",
             "" if progress.usd is None else f"{progress.usd:.4g}",
-            self.eta() or self.said,
+            f"{self.eta()}{rate_limit_note(progress)}".strip() if self.state == "playing" else self.said,
         ]
 
 
@@ -104,7 +105,7 @@ class SuiteTable:
             row.told_step, row.told_at = step, time.monotonic()
             parts = [cell for cell in row.cells()[2:4] if cell]
             failed = f"  {progress.failed} failed" if progress.failed else ""
-            self._say(f"{row.name}  {'  reward '.join(parts)}{failed}")
+            self._say(f"{row.name}  {'  reward '.join(parts)}{failed}{rate_limit_note(progress)}")
 
     def _say(self, line: str) -> None:
         """Write a line where no live table stands."""

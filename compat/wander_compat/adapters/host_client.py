@@ -94,7 +94,7 @@ class HostClient(Client):
             context_messages=len(messages),
             finish_reason=answer.finish_reason,
             usage=answer.usage,
-            model_seconds=time.perf_counter() - started,
+            model_seconds=self._calls.time_answer(answer, time.perf_counter() - started),
             tokens=answer.tokens,
         )
         state["turns"] = [self._turns[each] for each in sorted(self._turns)]

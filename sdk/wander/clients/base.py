@@ -65,6 +65,8 @@ class ModelResponse(Record):
     tokens: TurnTokens | None = None
     left_out: tuple[int, int] | None = Field(default=None, exclude_if=lambda gap: gap is None)
     """As in the `Turn` that this becomes."""
+    seconds: float | None = Field(default=None, exclude_if=lambda seconds: seconds is None)
+    """Seconds that the endpoint took, without our own waiting for its rate; None if a client never waits."""
     cached: bool = Field(default=False, exclude=True)
     """Answered from a cache of responses. The host's own matter: it never travels to a worker."""
 

@@ -92,7 +92,7 @@ class CachingClient(WrappedClient):
         """Return the completion, marked where it comes from the cache."""
         digest = self.digest(request)
         if (kept := self._cache.get(digest)) is not None:
-            return kept.model_copy(update={"cached": True})
+            return kept.model_copy(update={"cached": True, "seconds": None})
         response = await super().complete(request)
         self._cache.put(digest, response)
         return response

@@ -105,6 +105,7 @@ def completion_of(answer: Answer, base_url: str, model: str, request: ModelReque
             finish_reason=finish_reason_of(choice),
             usage=_usage(usage_of(data.get("usage")), request, message),
             tokens=tokens,
+            seconds=answer.seconds,
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise InvalidResponse(

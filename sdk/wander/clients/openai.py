@@ -17,7 +17,7 @@ from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.clients.completions import FILTERED, completion_of
 from wander.clients.dialect import Dialect, unsupported_parameter
 from wander.clients.http_errors import error_of, lacks_model, list_models, refuse_unlisted
-from wander.clients.rate_limit import REFUSALS, CallLimiter
+from wander.clients.rate_limit import REFUSALS, SHARED_LIMITER, CallLimiter
 from wander.clients.retries import Attempts
 from wander.clients.transport import (
     AiohttpTransport,
@@ -55,7 +55,8 @@ class OpenAIClient(Client):
     - `timeout`: seconds that one attempt may take. `max_retries`: further attempts after lost connections,
       time-outs, errors of the server and answers that hold an error; `attempts` says more. A call that the
       endpoint refuses for its rate (429, 503, 529) waits as long as the endpoint takes calls.
-    - `limiter`: bounds the calls in flight; clients that share one share the bound. None makes a new one.
+    - `limiter`: bounds the calls in flight; clients that share one share the bound. None means the limiter of
+      the evaluation in which the client is used, and one of its own outside of evaluations.
     - `max_connections`: most connections; None leaves it to the limiter and the caller.
     - `send_reasoning`: whether the reasoning of earlier turns goes back. DeepSeek, Kimi and others require it
       after a tool call. None: if the endpoint sent it. True: always. False: never.
@@ -85,6 +86,7 @@ class OpenAIClient(Client):
         self.model = model
         self.dialect = Dialect(send_reasoning, merge_system)
         self.limiter: CallLimiter = limiter or CallLimiter()
+        self._joins = limiter is None
         if transport is None:
             url = base_url or os.environ.get("OPENAI_BASE_URL") or _DEFAULT_URL
             parts = urlsplit(url)
@@ -151,7 +153,8 @@ class OpenAIClient(Client):
         while True:
             payload = self.dialect.payload(self.model, request)
             try:
-                answer = await self.attempts.answer(self.limiter, _COMPLETIONS, payload, request.rollout_id)
+                limiter = (SHARED_LIMITER.get() if self._joins else None) or self.limiter
+                answer = await self.attempts.answer(limiter, _COMPLETIONS, payload, request.rollout_id)
             except TransportError as error:
                 raise self._unreachable(error) from error
             except TypeError as error:

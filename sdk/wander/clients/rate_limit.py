@@ -1,29 +1,24 @@
-"""Bounds the model calls in flight: of everybody who shares the limiter, and of each endpoint as it allows.
+"""Bounds the model calls in flight, and the rate of calls to an endpoint that refuses them.
 
-One limiter serves a client and all who use it: every rollout, every worker, and the judges that ask through
-the host. Calls that wait leave by the age of their rollout, so that what was begun is finished first.
+One limiter serves a client and everybody who uses it: every rollout, every worker, and the judges that ask
+through the host. Calls that wait leave by the age of their rollout, so that rollouts that started are
+finished first. A call that was refused waits outside the limiter (`wander.clients.retries`), so it bounds
+nobody else.
 
-`Pace` says how fast an endpoint that refuses calls for their number (429, 503, 529) is asked.
+`Pace` decides how fast an endpoint is asked that refuses calls (429, 503, 529). `benchmarks/rate_limits.py`
+measures it against endpoints of many kinds.
 
-Nothing is bounded here until the first refusal, but for a ramp in the first second, so that a strict endpoint
-refuses a dozen calls and not a thousand. Then two things adapt together: calls a second, which is what most
-endpoints count (with answers after 10 ms even one call at a time is 100 a second), and calls in flight.
+- Endpoints refuse single calls for reasons of their own. As long as fewer than a tenth of the calls are
+  refused, nobody else is slowed down.
+- If significantly more are refused, the rate becomes what the endpoint took in the last second. The rate
+  then grows again, faster with each second without refusals.
+- If the refusals stay although the calls became so few that the endpoint takes less than before, the rate is
+  not their cause. The bound is lifted, and that share of refusals is tolerated.
+- If practically everything is refused, ten calls a second find out whether that lasts. If it does, nobody
+  asks until the earliest time that the endpoint named, or for a pause that doubles up to five seconds.
 
-- 503 or 529 without `Retry-After` may be a hiccup of some gateway, which has nothing to do with how much is
-  asked: only its own call waits, for a short pause that doubles. Such a refusal means too many calls once
-  there are more than one to every four calls taken, as in the retry throttling of gRPC (proposal A6): a call
-  taken gives a quarter of a token back, and calls in flight count as taken until they are answered.
-- `Retry-After`, a second 429 within some 15 calls, or too many 503 hold every caller of the endpoint: as long
-  as it says, else for a pause that doubles while nothing is taken.
-- The first time, both bounds start at half of what the endpoint had taken and double every second until the
-  next refusal, which brackets the limit.
-- From then on they follow CUBIC (RFC 9438; AWS's adaptive retries use it for rates): a refusal cuts to 0.7
-  of where it happened; the way back is flat around that point and steeper the longer nothing is refused. The
-  period is so long that refusals stay at a few in a hundred calls and pauses at a tenth of the time.
-- A refusal of a call that left before the last cut is of the same burst, and cuts nothing more.
-
-When the bounds have grown far beyond what is asked for, they are forgotten. Nothing here reads a clock or
-sleeps: all times are the caller's, in seconds of one monotonic clock.
+A call in flight counts as taken until it is refused: refusals come back fast, answers may take minutes.
+Nothing in `Pace` reads a clock or sleeps: the caller passes all times, in seconds of one monotonic clock.
 """
 
 from __future__ import annotations
@@ -32,10 +27,10 @@ import asyncio
 import heapq
 import itertools
 import math
-import random
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -45,197 +40,209 @@ from wander.wire import EndpointUse
 REFUSALS = frozenset({429, 503, 529})
 """Statuses that mean: too many calls at the moment, the same call may pass later."""
 
-_CUT = 0.7
-_SEARCH_SECONDS = 1.0
-_SHORTEST_PERIOD, _LONGEST_PERIOD = 5.0, 30.0
-_CALLS_A_PERIOD = 50
-_LEAST_RATE = 0.1
-_MEMORY = 0.95
-_TOLERATED = 0.075
-"""Share of 429s, weighted by `_MEMORY` to the power of how many calls ago, that cuts nothing."""
-_HICCUPS = 10.0
-"""So many hiccups beyond a quarter of the calls taken cut nothing."""
-_GIVEN_BACK = 0.25
-_HICCUP_PAUSE = 0.1
-"""First pause of a call after a hiccup: short, since the endpoint takes the others."""
-_FREE, _FREE_SECONDS = 8.0, 5.0
-"""The bounds are forgotten so far above the last refusal, when they kept nobody back for so long."""
-_RAMP_CALLS = 16
-_RAMP_SECONDS = 0.1
-"""The ramp: so many calls in flight at first, twice as many after each of these spans."""
-_RAMP_END = 1.0
+_TOLERATED, _MOST_TOLERATED = 0.1, 0.6
+"""Share of refusals that bounds nobody: at first, and at most if the rate proved not to be their cause."""
+_ALL_REFUSED = 0.93
+_SECOND, _CALLS = 1.0, 20
+"""Refusals are judged over the last second, or over the last 20 calls if those took longer."""
+_FIRST_CALLS, _FIRST_RATE, _FIRST_DOUBLING = 16, 100.0, 0.1
+"""Calls that may leave together at the start, and the rate that follows and doubles every 0.1 s. So a strict
+endpoint refuses dozens of calls and not thousands. After half a second it bounds nothing any more."""
+_DOUBLING, _FAST_DOUBLING, _SHORTEST_DOUBLING = 20.0, 1.0, 0.5
+"""Seconds in which the rate doubles after it was lowered: usually, and if less than a second was measured.
+They halve with each second that has next to no refusals."""
+_PROBE_RATE, _PROBES = 10.0, 15
+"""Calls a second, and how many of them, that find out whether an endpoint refuses everything."""
+_LEAST_RATE, _FREE_RATE, _MOST_RATE = 0.5, 1e4, 1e6
+_KEPT = 0.85
+"""The rate falls to this share at most, unless the endpoint refused most of the calls: an endpoint that
+allows no burst at all refuses every second call of a rate that is barely too high."""
+_LONGEST_HOLD = 5.0
 _LAG = 0.005
-"""Seconds of calls that may leave together, since timers are no finer than a millisecond."""
+"""Seconds of calls that may leave together at high rates, since timers are no finer than a millisecond.
+Slower calls keep their distance, for endpoints that allow no burst."""
+
+
+@dataclass
+class _Departures:
+    """Calls that left within a tenth of a second."""
+
+    since: float
+    left: int = 0
+    refused: int = 0
 
 
 class Pace:
-    """The bounds of one endpoint, and what they follow from."""
+    """The rate of calls to one endpoint."""
 
-    def __init__(self, *, first_pause: float = 0.5, longest_pause: float = 60.0) -> None:
-        self.first_pause = first_pause
-        """Pause after a refusal without `Retry-After`; doubles while nothing is taken."""
-        self.longest_pause = longest_pause
+    def __init__(self) -> None:
         self.in_flight = 0
         self.held_until = -math.inf
         """No call leaves before."""
         self.accepted_at: float | None = None
         """When the endpoint last took a call, or first refused one."""
-        self._first_at: float | None = None
-        self._next_at = -math.inf
-        self._bound_at = -math.inf
-        """When the bounds last kept a call back."""
-        self._cut_at: float | None = None
-        """When the bounds were last cut; None while there are none."""
-        self._searching = False
-        self._rate = 0.0
-        self._flight = 0
-        """Calls a second and calls in flight at the last refusal: the bounds are these, times `_growth`."""
-        self._period = 1.0
-        self._streak = 0
-        """Cuts since the endpoint last took a call."""
-        self._share = 0.0
-        self._hiccups = 0.0
-        """Refusals that do not say why, beyond a quarter of the calls taken; at least 0."""
+        self.refused_in_a_row = 0
         self.paused_seconds = 0.0
-        """How long everybody was kept waiting, in all."""
-        self._taken = 0
-        """Calls that left and were not refused."""
-        self._mark = (-math.inf, 0)
-        """A moment one to two seconds ago, or of the last cut, and `_taken` then."""
-        self._next_mark = (-math.inf, 0)
-        self._jitter = random.Random()  # noqa: S311 - spreads retries, decides no result
+        """Seconds for which all calls were held, in total."""
+        self._recent: deque[_Departures] = deque()
+        self._next_at = -math.inf
+        self._tolerated = _TOLERATED
+        self._taken_before: float | None = None
+        """Calls a second that the endpoint took before the first of the cuts that nothing clean followed."""
+        self._holds = 0
+        """Holds since the endpoint last took a call."""
+        self._is_bound = False
+        self._rate, self._doubling = _FIRST_RATE, _FIRST_DOUBLING
+        self._since = self._judged_from = self._reviewed_at = -math.inf
+        """When the rate was set, the moment from which refusals are judged, and that of the last review."""
+        self._told_at = math.inf
+        """The earliest time that the endpoint named in refusals since then."""
 
     def rate(self, now: float) -> float | None:
         """Return how many calls a second may leave; None means any number."""
-        return None if self._cut_at is None else self._rate * self._growth(now)
+        return self._limit(now) if self._is_bound else None
 
     def is_free(self, now: float) -> bool:
-        """Tell whether calls may leave as they come: nothing bounds or holds them, and the ramp is over."""
-        ramped = self._first_at is not None and now - self._first_at >= _RAMP_END
-        return ramped and self._cut_at is None and now >= self.held_until
+        """Return whether calls may leave as they come: nothing bounds or holds them."""
+        return not self._is_bound and self._limit(now) >= _FREE_RATE
 
     def wait(self, now: float) -> float:
-        """Return in how many seconds to ask again whether a call may leave, which now wants to; 0: it may.
-
-        The end of a call in flight may allow it sooner.
-        """
-        if self._cut_at is None:
-            held = max(0.0, self.held_until - now)
-            return held if self._first_at is None else max(held, self._ramp(now - self._first_at))
-        seconds = max(0.0, self.held_until - now, self._next_at - now)
-        if self.in_flight >= 1 + math.ceil(self._flight * self._growth(now)):
-            seconds = max(seconds, self._period / 10)
-        if seconds > 0:
-            self._bound_at = now
-        return seconds
+        """Return in how many seconds a call may leave; 0 means now."""
+        return max(0.0, self.held_until - now, self._next_at - now)
 
     def note_began(self, now: float) -> None:
         """Count a call that leaves."""
+        if self._since == -math.inf:
+            self._set(now, _FIRST_RATE, _FIRST_DOUBLING, is_bound=False)
+        if now - self._reviewed_at >= _SECOND:
+            self._review(now)
+        limit = self._limit(now)
+        lag = _LAG if limit > 1 / _LAG else 0.0
+        if not self._is_bound:
+            lag = max(lag, _FIRST_CALLS / limit)
+        self._next_at = max(self._next_at, now - lag) + 1 / limit
         self.in_flight += 1
-        self._taken += 1
-        if self._cut_at is not None:
-            self._next_at = max(self._next_at, now - _LAG) + 1 / (self._rate * self._growth(now))
-            return
-        if self._first_at is None:
-            self._first_at = now
-        if now - self._next_mark[0] >= 1.0:
-            self._mark, self._next_mark = self._next_mark, (now, self._taken - 1)
+        recent = self._recent
+        if not recent or now - recent[-1].since >= _SECOND / 10 or recent[-1].since < self._judged_from:
+            recent.append(_Departures(now))
+            left = sum(each.left for each in recent)
+            while left - recent[0].left >= _CALLS and recent[1].since <= now - _SECOND:
+                left -= recent.popleft().left
+        recent[-1].left += 1
 
     def note_ended(self) -> None:
-        """Count a call in flight less, however it ended."""
+        """Count one call less in flight, however it ended."""
         self.in_flight -= 1
 
     def note_accepted(self, now: float) -> None:
-        """Learn that the endpoint took a call, whatever it made of it."""
-        self._streak = 0
-        self._share *= _MEMORY
-        self._hiccups = max(0.0, self._hiccups - _GIVEN_BACK)
+        """Record that the endpoint took a call, whatever it answered."""
+        self._holds = self.refused_in_a_row = 0
         self.accepted_at = now
-        if self._cut_at is not None and self._growth(now) > _FREE and now - self._bound_at > _FREE_SECONDS:
-            self._cut_at = None
 
-    def note_refused(
-        self, now: float, began: float, retry_after: float | None, *, status: int = 429, earlier: int = 0
-    ) -> float:
-        """Learn, after `note_ended`, that a call which left at `began` was refused.
+    def note_refused(self, now: float, began: float, told: float | None) -> None:
+        """Record, after `note_ended`, that a call which left at `began` was refused.
 
-        `earlier`: how many refusals it has waited for alone.
-
-        Returns how many seconds this call has to wait, beside what holds everybody.
+        `told`: seconds after which the endpoint wants to be asked again, if it named any.
         """
-        self._taken -= 1
+        self.refused_in_a_row += 1
         if self.accepted_at is None:
             self.accepted_at = now
-        same_burst = self._cut_at is not None and (began <= self._cut_at or began < self.held_until)
-        if same_burst:
-            self._flight = max(0, self._flight - 1)
-            if self._searching:
-                self._rate = max(1.0, self._rate - 0.5)
-            return self._hold(now, retry_after or 0.0)
-        if retry_after is None and self._is_tolerated(status):
-            pause = self.first_pause if status == 429 else _HICCUP_PAUSE
-            return self._spread(pause * 2.0 ** min(earlier, 32))
-        self._streak += 1
-        held = self._spread(self.first_pause * 2.0 ** min(self._streak - 1, 32))
-        held = held if retry_after is None else retry_after
-        self._cut(now, held)
-        return self._hold(now, held)
+        for departures in reversed(self._recent):
+            if departures.since <= began:
+                departures.refused += 1
+                break
+        if began < self._judged_from:
+            return
+        if told is not None:
+            self._told_at = min(self._told_at, now + told)
+        left, refused, _ = self._count(self._judged_from, now)
+        tolerated = self._tolerated
+        if refused >= _ALL_REFUSED * left and left >= 4:
+            if self._rate > _PROBE_RATE and not self._holds:
+                self._set(now, _PROBE_RATE, _FAST_DOUBLING)
+            elif self._holds or left >= _PROBES:
+                self._hold(now)
+        elif refused > 1 + tolerated * left + 4 * math.sqrt(tolerated * (1 - tolerated) * left):
+            # Four standard deviations: at a share of refusals that is tolerated, chance reaches this rarely.
+            self._cut(now, refused / left)
 
-    def _is_tolerated(self, status: int) -> bool:
-        """Count a refusal without `Retry-After`, and return whether it says nothing about what is asked."""
-        if status == 429:
-            self._share = self._share * _MEMORY + (1 - _MEMORY)
-            return self._share <= _TOLERATED
-        self._hiccups += 1
-        if self._streak:  # nothing was taken since the last cut
+    def _limit(self, now: float) -> float:
+        if self._since == -math.inf:
+            return self._rate
+        doublings = max(0.0, now - self._since) / self._doubling
+        return min(_MOST_RATE, self._rate * float(2.0 ** min(doublings, 60.0)))
+
+    def _set(self, now: float, rate: float, doubling: float, *, is_bound: bool = True) -> None:
+        """Start a new rate, and judge only what follows."""
+        self._rate, self._doubling, self._is_bound = max(_LEAST_RATE, rate), doubling, is_bound
+        self._since = self._judged_from = self._reviewed_at = now
+        self._told_at = math.inf
+
+    def _count(self, since: float, now: float) -> tuple[int, int, float]:
+        """Return calls, refusals and seconds from a moment on, as far back as calls are remembered."""
+        counted = [each for each in self._recent if each.since >= since]
+        first = counted[0].since if counted else now
+        return sum(each.left for each in counted), sum(each.refused for each in counted), now - first
+
+    def _taken(self, now: float) -> float:
+        """Return how many calls a second the endpoint took recently."""
+        left, refused, seconds = self._count(-math.inf, now)
+        return (left - refused) / max(_SECOND / 2, seconds)
+
+    def _cut(self, now: float, share: float) -> None:
+        """Lower the rate to what the endpoint takes."""
+        if self._lift_if_useless(now):
+            return
+        limit, taken = self._limit(now), self._taken(now)
+        calls, _, seconds = self._count(-math.inf, now)
+        is_rough = seconds < _SECOND
+        if self._taken_before is None and not is_rough and calls >= _CALLS:
+            self._taken_before = taken
+        self._tolerated = _TOLERATED
+        least = min(_KEPT * limit, 2 * taken) if share < _MOST_TOLERATED else 0.0
+        self._set(now, min(limit, max(taken, least)), _FAST_DOUBLING if is_rough else _DOUBLING)
+
+    def _lift_if_useless(self, now: float) -> bool:
+        """Lift the bound if it cost nearly half of what the endpoint took, and it still refuses calls."""
+        if self._taken_before is None or self._taken(now) > 0.45 * self._taken_before:
             return False
-        return self._hiccups - _GIVEN_BACK * self.in_flight <= _HICCUPS
+        left, refused, _ = self._count(-math.inf, now)
+        self._tolerated = min(_MOST_TOLERATED, max(_TOLERATED, 1.25 * refused / left))
+        self._lift(now)
+        return True
 
-    def _ramp(self, elapsed: float) -> float:
-        """Return how long the ramp keeps the next call back."""
-        if elapsed >= _RAMP_END:
-            return 0.0
-        spans = self.in_flight / (_RAMP_CALLS + self._taken - self.in_flight)
-        return max(0.0, math.log2(spans) * _RAMP_SECONDS - elapsed) if spans > 1 else 0.0
+    def _lift(self, now: float) -> None:
+        self._taken_before = None
+        self._set(now, self._limit(now), _FIRST_DOUBLING, is_bound=False)
 
-    def _growth(self, now: float) -> float:
-        """Return the bounds' height over the last refusal's."""
-        assert self._cut_at is not None
-        elapsed = max(0.0, now - max(self._cut_at, self.held_until)) / self._period
-        if self._searching:
-            return float(2.0 ** min(elapsed, 60.0))
-        return float(1 + (1 - _CUT) * (elapsed - 1) ** 3)
+    def _hold(self, now: float) -> None:
+        """Let nobody ask for as long as the endpoint says, or for a while."""
+        pause = min(0.5 * 2.0 ** min(self._holds, 8), _LONGEST_HOLD)
+        until = now + pause if self._told_at == math.inf else max(now, self._told_at)
+        self._holds += 1
+        self.paused_seconds += max(0.0, until - max(now, self.held_until))
+        self.held_until = until
+        self._recent.clear()
+        self._taken_before = None
+        self._set(until, _FIRST_RATE, _FIRST_DOUBLING)
 
-    def _hold(self, now: float, seconds: float) -> float:
-        before, self.held_until = max(self.held_until, now), max(self.held_until, now + seconds)
-        self.paused_seconds += self.held_until - before
-        return 0.0
-
-    def _spread(self, pause: float) -> float:
-        return min(pause, self.longest_pause) * self._jitter.uniform(0.75, 1.25)
-
-    def _cut(self, now: float, pause: float) -> None:
-        before = self.rate(now)
-        since, taken = self._next_mark if self._mark[0] == -math.inf else self._mark
-        # The calls a second that the endpoint took, lately or since the last cut.
-        measured = (self._taken - taken) / max(1.0, now - since)
-        if before is None:
-            self._searching = True
-            self._rate = max(1.0, measured / 2)
-            self._period = _SEARCH_SECONDS
-        else:
-            # A rate far above what is taken has missed the limit by far: go down faster.
-            reached = min(before, max(2 * measured, before / 2))
-            # RFC 9438, fast convergence: a limit that sinks is given way to.
-            sinks = not self._searching and reached < self._rate
-            self._rate = max(_LEAST_RATE, reached * (1 + _CUT) / 2 if sinks else reached)
-            self._searching = False
-            wanted = max(_SHORTEST_PERIOD, _CALLS_A_PERIOD / self._rate)
-            self._period = max(min(wanted, _LONGEST_PERIOD), 10 * pause)
-        self._share = self._hiccups = 0.0
-        self._flight = self.in_flight
-        self._cut_at = now
-        self._mark = self._next_mark = (now, self._taken)
+    def _review(self, now: float) -> None:
+        """Look at the last second: without refusals the rate grows faster, and far above the need it goes."""
+        left, refused, _ = self._count(self._judged_from, now)
+        if left < _CALLS / 2:
+            return
+        limit, share = self._limit(now), refused / left
+        self._tolerated = max(_TOLERATED, min(self._tolerated, 0.8 * self._tolerated + 0.25 * share))
+        if refused <= 1 + self._tolerated / 2 * left:
+            self._taken_before = None
+            if self._is_bound and limit > 8 * self._taken(now):
+                self._lift(now)
+            else:
+                self._rate, self._since, self._judged_from = limit, now, now
+                self._doubling = max(_SHORTEST_DOUBLING, self._doubling / 2)
+        elif left >= _CALLS:
+            self._lift_if_useless(now)
+        self._reviewed_at = now
 
 
 def format_rate(rate: float) -> str:
@@ -394,6 +401,10 @@ class CallLimiter:
             if not left.done():
                 self._leave(pace, now)
                 left.set_result(None)
+
+
+SHARED_LIMITER: ContextVar[CallLimiter | None] = ContextVar("wander_shared_limiter", default=None)
+"""The limiter of the evaluation whose code runs. Clients without one of their own, such as judges, use it."""
 
 
 class SharedLimiter(CallLimiter):

@@ -70,6 +70,7 @@ class ReplayClient(Client):
             usage=turn.usage,
             tokens=turn.tokens,
             left_out=turn.left_out,
+            seconds=None,
             cached=False,
         )
 

@@ -130,7 +130,13 @@ def _require_player(spec: str, script: Callable[..., Any], *, made: bool) -> Non
 def _written(message: Message) -> ModelResponse:
     usage = Usage.assemble(prompt_tokens=0, completion_tokens=0, estimated=False)
     return ModelResponse.assemble(
-        message=message, finish_reason="stop", usage=usage, tokens=None, left_out=None, cached=False
+        message=message,
+        finish_reason="stop",
+        usage=usage,
+        tokens=None,
+        left_out=None,
+        seconds=None,
+        cached=False,
     )
 
 

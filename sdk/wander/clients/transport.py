@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import email.utils
 import io
 import json
+import math
 import os
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 from urllib.request import getproxies, proxy_bypass
@@ -25,6 +28,9 @@ import aiohttp
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
+_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+\.?\d*)s)?(?:(\d+\.?\d*)ms)?")
+_UNITS = (86400, 3600, 60, 1, 0.001)
+_YEAR_2001 = 1e9
 _LARGE_BODY = 1 << 20
 """Above this aiohttp wants a stream, which it sends in parts."""
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
@@ -42,6 +48,8 @@ class Answer:
     status: int
     headers: Mapping[str, str]
     body: bytes
+    seconds: float | None = None
+    """Seconds that the endpoint took, without our own waiting before the request."""
 
 
 class TransportError(Exception):
@@ -245,17 +253,47 @@ def without_credentials(url: str) -> str:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds that `Retry-After` (a number or a date) or `retry-after-ms` asks for, if any."""
+    """Return in how many seconds the endpoint wants to be asked again, at least 0, if it says so.
+
+    Reads `retry-after-ms` and `Retry-After`, a number or a date. Without them, reads the reset of each limit
+    that is used up: `x-ratelimit-reset-requests: 1m30s` with `x-ratelimit-remaining-requests: 0`, and the
+    like. What cannot be read counts as missing.
+    """
+    given = {name.lower(): value for name, value in headers.items()}
+    now = _read_time(given.get("date", ""), 0.0) or time.time()
+    if (milliseconds := _read_time(given.get("retry-after-ms", ""), now)) is not None:
+        return milliseconds / 1000
+    if (seconds := _read_time(given.get("retry-after", ""), now)) is not None:
+        return seconds
+    resets = [
+        seconds
+        for name, value in given.items()
+        if "ratelimit" in name.replace("-", "")
+        and "reset" in name
+        and given.get(name.replace("reset", "remaining"), "0").strip() in ("0", "0.0")
+        and (seconds := _read_time(value, now)) is not None
+    ]
+    return max(resets, default=None)
+
+
+def _read_time(text: str, now: float) -> float | None:
+    """Return the seconds from `now` to a time: `90`, `1m30s`, a Unix time, or a date of HTTP or ISO 8601."""
+    text = text.strip()
+    parts = _DURATION.fullmatch(text)
+    if text and parts is not None:
+        return sum(float(part) * unit for part, unit in zip(parts.groups("0"), _UNITS, strict=True))
     try:
-        if (milliseconds := headers.get("retry-after-ms")) is not None:
-            return max(0.0, float(milliseconds) / 1000)
-        if (value := headers.get("retry-after")) is None:
+        moment = float(text)
+        if moment > _YEAR_2001:  # a Unix time, in seconds or in milliseconds
+            moment = max(0.0, moment / (1000 if moment > 1000 * _YEAR_2001 else 1) - now)
+    except ValueError:
+        try:
+            date = datetime.fromisoformat(text) if text[:4].isdigit() else parsedate_to_datetime(text)
+            moment = (date if date.tzinfo is not None else date.replace(tzinfo=UTC)).timestamp() - now
+        except (ValueError, OverflowError):
             return None
-        if value.strip().replace(".", "", 1).isdigit():
-            return float(value)
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except (ValueError, OverflowError):
-        return None
+        moment = max(0.0, moment)  # a date may have passed
+    return moment if 0 <= moment < math.inf else None
 
 
 def _proxy(url: str) -> str | None:

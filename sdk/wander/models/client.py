@@ -223,5 +223,6 @@ def response_of(
             prompt_ids=request.ids, completion_ids=sample.ids, logprobs=sample.logprobs, step=sample.step
         ),
         left_out=left_out,
+        seconds=None,
         cached=False,
     )

@@ -30,6 +30,8 @@ class ModelCalls:
         self.state = state
         self.sampling = sampling
         self.rollout_id = rollout_id
+        self.waited = 0.0
+        """Seconds that turns waited for the rate of an endpoint."""
 
     def begin(self) -> None:
         """Tell the client that the rollout starts, and learn what a record of it holds."""
@@ -72,13 +74,14 @@ class ModelCalls:
         state["tools_offered"] = tools or None
         started = time.perf_counter()
         response = await self.answer(request)
+        model_seconds = self.time_answer(response, time.perf_counter() - started)
         state.turns.append(
             Turn.assemble(
                 message=response.message,
                 context_messages=len(messages),
                 finish_reason=response.finish_reason,
                 usage=response.usage,
-                model_seconds=time.perf_counter() - started,
+                model_seconds=model_seconds,
                 environment_seconds=0.0,
                 tokens=response.tokens,
                 cached=False,
@@ -92,6 +95,12 @@ class ModelCalls:
         if response.finish_reason == "length":
             state["truncated"] = True
         return response
+
+    def time_answer(self, response: ModelResponse, elapsed: float) -> float:
+        """Return the seconds that the model took for a turn, and count the rest of `elapsed` as waiting."""
+        seconds = elapsed if response.seconds is None else min(response.seconds, elapsed)
+        self.waited += elapsed - seconds
+        return seconds
 
     async def answer(self, request: ModelRequest) -> ModelResponse:
         """Return the completion of the client, or of who plays by a script; raises `ModelError` for whatever

@@ -1,36 +1,49 @@
-"""When another rollout begins: whenever a model call could be made for it."""
+"""When another rollout starts: whenever a model call could be made for it."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
+from collections.abc import Iterator
 
 
 class Admission:
-    """Counts the rollouts that need the model: those that ask it, wait for that, or have not asked yet.
+    """Bounds the rollouts that need the model, and all that play.
 
-    A rollout whose environment or tools are at work is not counted, so another may begin in the meantime.
+    A rollout needs the model while it asks, while its call waits for a slot, and until its first call.
+    Another rollout may start while the environment or the tools of one work. A call that waits out its own
+    refusal counts as neither, so that refusals at random leave no slot empty.
     """
 
-    def __init__(self, calls: int) -> None:
+    def __init__(self, calls: int, rollouts: int) -> None:
         self._calls = calls
+        self._rollouts = rollouts
         self._asking = 0
+        self._playing = 0
         self._unasked: set[str] = set()
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def enter(self, rollout_ids: list[str]) -> None:
-        """Wait until these rollouts, played together, may begin; they count from then on."""
-        while self._asking and self._asking + len(rollout_ids) > self._calls:
+        """Wait until these rollouts, which are played together, may start; they count from then on."""
+        count = len(rollout_ids)
+        # A group that is larger than a bound starts once it is alone.
+        while (self._asking and self._asking + count > self._calls) or (
+            self._playing and self._playing + count > self._rollouts
+        ):
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)
             await turn
-        self._asking += len(rollout_ids)
+        self._asking += count
+        self._playing += count
         self._unasked.update(rollout_ids)
 
     def leave(self, rollout_ids: list[str]) -> None:
         """Count rollouts as ended."""
+        self._playing -= len(rollout_ids)
         for rollout_id in rollout_ids:
             self._ask(rollout_id)
+        self._next()
 
     def begin_call(self, rollout_id: str) -> None:
         """Count a rollout that begins a call."""
@@ -42,6 +55,18 @@ class Admission:
         self._asking -= 1
         self._next()
 
+    @contextlib.contextmanager
+    def waiting_out(self) -> Iterator[None]:
+        """Leave a call uncounted, and its rollout, while it waits out a refusal."""
+        self._asking -= 1
+        self._playing -= 1
+        self._next()
+        try:
+            yield
+        finally:
+            self._asking += 1
+            self._playing += 1
+
     def _ask(self, rollout_id: str) -> None:
         if rollout_id in self._unasked:
             self._unasked.discard(rollout_id)
@@ -49,7 +74,7 @@ class Admission:
             self._next()
 
     def _next(self) -> None:
-        """Let whoever waits longest look again; whether there is room is seen when it runs."""
+        """Let the rollouts that wait longest look again; whether there is room is seen when they run."""
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from wander.clients.base import Client, ModelRequest, ModelResponse, WrappedClient
+from wander.clients.retries import WAITING_OUT
 from wander.clients.sub_calls import main_rollout_id
 from wander.errors import ConfigError
 from wander.evals.run.admission import Admission
@@ -176,9 +177,11 @@ class MeteredClient(WrappedClient):
     async def complete(self, request: ModelRequest) -> ModelResponse:
         """Return the client's completion."""
         self._admission.begin_call(main_rollout_id(request.rollout_id))
+        token = WAITING_OUT.set(self._admission.waiting_out)
         try:
             response = await super().complete(request)
         finally:
+            WAITING_OUT.reset(token)
             self._admission.end_call()
         self._meter.add(request, response)
         return response

@@ -33,8 +33,9 @@ class EvaluationPlan:
     """Most model calls in flight, of all rollouts, workers and judges that share the client's limiter. A
     client without a limiter, such as a model in this process, gets so many rollouts instead."""
     max_rollouts: int | None = None
-    """Most rollouts in flight; None means twice `concurrency`. One begins whenever a call could be made for
-    it, so there are more rollouts than calls only while environments and tools are at work."""
+    """Most rollouts in flight; None means twice `concurrency`. One starts whenever a call could be made for
+    it, so there are more rollouts than calls only while environments and tools are at work. Without this
+    bound, rollouts whose calls wait out a refusal do not count, up to eight times `concurrency` in total."""
     max_retries: int = 2
     """How often a rollout with a retryable failure is played again."""
     shuffle: bool = False
@@ -63,6 +64,11 @@ class EvaluationPlan:
         """Return how many rollouts may be in flight with this client."""
         wanted = self.max_rollouts or 2 * self.concurrency
         return wanted if client.limiter is not None else min(wanted, self.concurrency)
+
+    def most_started(self, client: Client) -> int:
+        """Return how many rollouts may have started, those included whose calls wait out a refusal."""
+        playing = self.most_rollouts(client)
+        return playing if self.max_rollouts is not None or client.limiter is None else 4 * playing
 
     @property
     def choice(self) -> ExampleChoice:

@@ -22,6 +22,7 @@ from typing import Any
 
 from wander.clients.base import Client
 from wander.clients.players import require_players
+from wander.clients.rate_limit import SHARED_LIMITER, CallLimiter
 from wander.evals.run.admission import Admission
 from wander.evals.run.budget import Meter, MeteredClient, count_answers, count_tokens
 from wander.evals.run.plan import EvaluationPlan, planned_examples, planned_on_record
@@ -166,12 +167,22 @@ async def evaluate(
         )
         limiter = client.limiter
         bound = contextlib.nullcontext() if limiter is None else limiter.at_most(plan.concurrency)
-        with bound, fewer_collections(plan.concurrency):
+        with bound, fewer_collections(plan.concurrency), _sharing(limiter):
             await evaluation.play(examples)
         return evaluation.result()
     finally:
         if folder is not None:
             folder.close()
+
+
+@contextlib.contextmanager
+def _sharing(limiter: CallLimiter | None) -> Iterator[None]:
+    """Let judges and players that bring no limiter use that of the evaluation's model."""
+    token = SHARED_LIMITER.set(limiter)
+    try:
+        yield
+    finally:
+        SHARED_LIMITER.reset(token)
 
 
 def _record_broken(example: Example, index: int, error: BaseException) -> Rollout:
@@ -202,7 +213,7 @@ class _Evaluation:
     ) -> None:
         self.environment = environment
         most = plan.most_rollouts(client)
-        self.admission = Admission(plan.concurrency if client.limiter is not None else most)
+        self.admission = Admission(plan.concurrency if client.limiter is not None else most, most)
         self.manifest = folder.manifest if folder else manifest
         before = self.manifest.spending
         self.meter = Meter(plan.budget, Usage() if before is None else before.usage, plan.share)
@@ -223,7 +234,7 @@ class _Evaluation:
         self.total = self.manifest.expected_rollouts
         self.unit = self.manifest.played_together
         """How many rollouts are played together."""
-        self.most_jobs = max(1, most // self.unit)
+        self.most_jobs = max(1, plan.most_started(client) // self.unit)
         self.bookmark = bookmark_of(folder) if folder is not None else None
         self.marked = 0
         """Rollouts that the bookmark knows of."""
