@@ -162,8 +162,8 @@ WHEEL = (
     Rule("record_size", "the size in RECORD is not that of the file", REBUILD),
     Rule(
         "bad_data_folder",
-        "a `.data` folder of another name, or with a path that not all installers treat alike",
-        REBUILD,
+        "a `.data` folder of another name, or files in it that go outside of `share`, `etc` and `include`",
+        "keep data inside the package",
     ),
     Rule(
         "bad_entry_points",
@@ -172,7 +172,7 @@ WHEEL = (
     ),
     Rule(
         "unsafe_script",
-        "a script's name is a path, occurs twice, or is `python`, `pip` or `activate`",
+        "a script's name is a path, occurs twice, or is that of an interpreter, of `pip` or of `activate`",
         "letters, digits, `.`, `-` and `_` make a script's name",
     ),
 )

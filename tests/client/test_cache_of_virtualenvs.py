@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from wander_client.commands.find.cache import readable
+from wander_client.packages.interpreters import HERE
 from wander_client.packages.store import EnvironmentStore, InstalledRecord
 from wander_client.packages.virtualenvs import VirtualEnvironments, key_of, space_of, stale_in
 
@@ -38,7 +39,7 @@ def test_of_two_that_want_the_same_one_builds_and_the_other_waits(tmp_path):
         complete(folder)
 
     def use() -> None:
-        with cache.hold("one", build) as place:
+        with cache.hold("one", HERE, build) as place:
             seen.append((place / "bin" / "python").read_text())
 
     first, second = threading.Thread(target=use), threading.Thread(target=use)
@@ -63,7 +64,7 @@ def test_different_ones_are_built_side_by_side(tmp_path):
             together.wait()  # passes only while the other one builds too
             complete(folder)
 
-        with cache.hold(key, build):
+        with cache.hold(key, HERE, build):
             pass
 
     threads = [threading.Thread(target=use, args=(key,)) for key in ("one", "two")]
@@ -76,27 +77,28 @@ def test_different_ones_are_built_side_by_side(tmp_path):
 
 def test_a_failed_build_leaves_nothing_and_the_old_one_stands(tmp_path):
     cache = VirtualEnvironments(tmp_path)
-    with cache.hold("one", complete):
+    with cache.hold("one", HERE, complete):
         pass
 
     def fails(folder: Path) -> None:
         (folder / "half").write_text("x")
         raise RuntimeError("no space left")
 
-    with pytest.raises(RuntimeError), cache.hold("one", fails, force=True):
+    with pytest.raises(RuntimeError), cache.hold("one", HERE, fails, force=True):
         pass
     assert cache.works("one")
-    with pytest.raises(RuntimeError), cache.hold("two", fails):
+    with pytest.raises(RuntimeError), cache.hold("two", HERE, fails):
         pass
     assert cache.names() == ["one"]
     assert stale_in(cache.root) == []
-    with cache.hold("one", lambda folder: complete(folder, "newer"), force=True) as place:
+    with cache.hold("one", HERE, lambda folder: complete(folder, "newer"), force=True) as place:
         assert (place / "bin" / "python").read_text() == "newer"
 
 
 KILLED = """
 import sys, time
 from pathlib import Path
+from wander_client.packages.interpreters import HERE
 from wander_client.packages.virtualenvs import VirtualEnvironments
 
 def build(folder):
@@ -105,7 +107,7 @@ def build(folder):
     print("building", flush=True)
     time.sleep(600)
 
-with VirtualEnvironments(Path(sys.argv[1])).hold("one", build):
+with VirtualEnvironments(Path(sys.argv[1])).hold("one", HERE, build):
     pass
 """
 
@@ -122,14 +124,14 @@ def test_a_killed_build_leaves_nothing_usable_and_is_swept_away(tmp_path):
         process.wait(WAIT)
     assert not cache.works("one")
     (left,) = stale_in(cache.root)
-    with cache.hold("one", complete) as place:
+    with cache.hold("one", HERE, complete) as place:
         assert (place / "bin" / "python").read_text() == "python"
     assert not left.exists()
 
 
 def test_what_somebody_holds_is_not_removed(tmp_path):
     cache = VirtualEnvironments(tmp_path)
-    with cache.hold("one", complete):
+    with cache.hold("one", HERE, complete):
         assert not cache.remove("one")
     assert cache.remove("one")
     assert not cache.remove("one")
@@ -180,7 +182,7 @@ def install(store: EnvironmentStore, name: str, lock: str, days: float = 0.0, *,
     record.write(folder / "installed.json")
     place = store.virtualenvs.root / key
     if built:
-        with store.virtualenvs.hold(key, complete):
+        with store.virtualenvs.hold(key, HERE, complete):
             pass
         used = time.time() - days * 86400
         os.utime(place / ".used", (used, used))

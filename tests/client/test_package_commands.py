@@ -15,6 +15,7 @@ from wander.wire import FileInfo, VersionDetail
 from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.names import EnvironmentName
 from wander_client.packages import install, needs, publish
+from wander_client.packages.interpreters import HERE
 from wander_client.packages.publish import BuiltPackage, Distribution
 from wander_client.packages.scaffold import package_name
 from wander_client.packages.store import RECORD, EnvironmentStore, InstalledRecord
@@ -238,9 +239,13 @@ def test_a_damaged_record_is_named_and_the_others_are_listed(wander: Wander, hom
 def test_what_is_installed_runs_while_its_hub_is_out_of_reach(wander: Wander, home: Path) -> None:
     store = EnvironmentStore(home / "data")
     put(store, "1.0", hub="http://hub.example", virtualenv="some")
-    python = store.virtualenvs.root / "some" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.symlink_to(sys.executable)
+
+    def build(folder: Path) -> None:
+        (folder / "bin").mkdir()
+        (folder / "bin" / "python").symlink_to(sys.executable)
+
+    with store.virtualenvs.hold("some", HERE, build):
+        pass
     for hub in ("http://hub.example", "http://127.0.0.1:9"):
         played = wander("eval", "acme/wordle@1.0", "-m", "scripted:nothing", "--hub", hub)
         assert "cannot reach" not in played.err.partition("error:")[2]

@@ -16,7 +16,7 @@ from wander_client.context import CommonOptions, Invocation, set_current
 from wander_client.environments.sandbox import choose_policy
 from wander_client.errors import ClientError
 from wander_client.packages.install import packages_in
-from wander_client.packages.uv import run_uv
+from wander_client.packages.uv import install_into, make_virtualenv, run_uv
 from wander_client.terminal.output import Output
 
 
@@ -54,6 +54,58 @@ def test_packages_are_listed_and_checked_without_the_python_that_has_them(tmp_pa
     found = check_package(None, "somebody/starter", place / "bin" / "python")
     assert {one.id: one.status for one in found}["package.name"] == "pass"
     assert not mark.exists()
+
+
+REFUSED = {
+    "pyvenv.cfg": "data/pyvenv.cfg",
+    "PyVenv.cfg": "data/PyVenv.cfg",
+    "pip.conf": "data/pip.conf",
+    "bin/activate": "data/bin/activate",
+    "bin/Activate.ps1": "scripts/Activate.ps1",
+    "bin/activate_this.py": "scripts/activate_this.py",
+    "bin/pip3.12": "data/bin/pip3.12",
+    "bin/PYTHON": "data/bin/PYTHON",
+    "bin/below": "data/bin/below/command",
+    "lib64": "data/lib64",
+    "lib/libc.so.6": "data/lib/libc.so.6",
+    "lib/python3.11/os.py": "data/lib/python3.11/os.py",
+    "man": "data/man/man1/x.1",
+    "Share": "data/Share/x",
+    ".gitignore": "data/.gitignore",
+    "CACHEDIR.TAG": "data/CACHEDIR.TAG",
+}
+"""What a wheel would put somewhere, and how it names that."""
+
+
+@pytest.mark.parametrize("place", REFUSED)
+def test_a_wheel_that_puts_files_where_packages_have_no_business_is_not_installed(
+    place: str, tmp_path: Path
+) -> None:
+    wheel = write_wheel(tmp_path, {f"starter-1.0.data/{REFUSED[place]}": "x"})
+    make_virtualenv(tmp_path / "venv", Path(sys.executable))
+    options = ["install", "--quiet", "--no-deps", "--no-index", str(wheel)]
+    with pytest.raises(ClientError) as refused:
+        install_into(tmp_path / "venv", options, doing="installing it")
+    if refused.value.code == "uv_failed":  # uv itself refuses some, which may change
+        return
+    assert refused.value.code == "unsafe_package"
+    assert f"`Starter 1.00` puts `{place}" in str(refused.value)
+
+
+def test_what_packages_usually_have_is_installed(tmp_path: Path) -> None:
+    usual = (
+        "data/share/man/man1/x.1",
+        "data/etc/x/y.json",
+        "scripts/starter",
+        "headers/x.h",
+        "purelib/more.py",
+    )
+    wheel = write_wheel(tmp_path, {f"starter-1.0.data/{path}": "#!python\n" for path in usual})
+    make_virtualenv(tmp_path / "venv", Path(sys.executable))
+    options = ["install", "--quiet", "--no-deps", "--no-index", str(wheel)]
+    install_into(tmp_path / "venv", options, doing="installing it")
+    for path in ("share/man/man1/x.1", "etc/x/y.json", "bin/starter"):
+        assert (tmp_path / "venv" / path).exists()
 
 
 def test_with_a_sandbox_nothing_is_built(tmp_path: Path) -> None:

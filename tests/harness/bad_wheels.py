@@ -47,6 +47,15 @@ def with_first(**changes) -> Callable[[list[Entry]], None]:
     return edit
 
 
+def with_mode(name: str, mode: int) -> Callable[[list[Entry]], None]:
+    """Return an edit that gives a member another mode."""
+
+    def edit(entries: list[Entry]) -> None:
+        next(entry for entry in entries if entry.name == name).mode = mode
+
+    return edit
+
+
 def put_before(index: int, stray: bytes) -> Callable[[list[Entry]], None]:
     """Return an edit that puts stray bytes in front of a member."""
 
@@ -479,8 +488,40 @@ CONTENTS = [
     ),
     Case("a .data scheme that is none", "bad_data_folder", lambda: wheel_of({f"{DATA}/stdlib/a.py": b""})),
     Case("a file right below .data", "bad_data_folder", lambda: wheel_of({f"{DATA}/a.py": b""})),
+    *(
+        Case(f"data at {path}", "bad_data_folder", lambda path=path: wheel_of({f"{DATA}/data/{path}": b""}))
+        for path in (
+            *(
+                "good_env.py",
+                "pyvenv.cfg",
+                "PyVenv.CFG",
+                "pip.conf",
+                "lib64",
+                "lib/libc.so.6",
+                "man/man1/x.1",
+            ),
+            *("bin/python", "BIN/Python3", "bin/activate", "Scripts/python.exe", "lib/python3.12/os.py"),
+            *("Share/x", "shared/x", "share", "\u017fhare/x", "\uff53hare/x", "sh\u0430re/x", "data/share/x"),
+        )
+    ),
+    *(
+        Case(f"data by way of {path}", "unsafe_path", lambda path=path: wheel_of({f"{DATA}/{path}": b""}))
+        for path in (
+            *("data/share/../pyvenv.cfg", "data/share//../../x", "data/share/./x", "data/etc//pyvenv.cfg"),
+            *("data/share/..\\..\\pyvenv.cfg", "data/etc/C:x", "data/share/../../../x", "data/share/x."),
+            *(
+                "purelib/../../pyvenv.cfg",
+                "headers/../x",
+                "platlib//x",
+                "scripts/../python",
+                "data/share/NUL",
+            ),
+        )
+    ),
     Case(
-        "data over a module", "colliding_members", lambda: wheel_of({f"{DATA}/data/good_env.py": b"evil = 1"})
+        "a link among the data",
+        "link_member",
+        lambda: wheel_of({f"{DATA}/data/share/x": b"/"}, edit=with_mode(f"{DATA}/data/share/x", 0o120777)),
     ),
     Case(
         "data in site-packages",
@@ -498,6 +539,26 @@ CONTENTS = [
         "a script below a folder", "unsafe_script", lambda: wheel_of({f"{DATA}/scripts/a/b": b"#!python\n"})
     ),
     Case("a script named python", "unsafe_script", lambda: wheel_of({f"{DATA}/scripts/python3": b"#!x\n"})),
+    *(
+        Case(
+            f"a script named {name}",
+            "unsafe_script",
+            lambda name=name: wheel_of({f"{DATA}/scripts/{name}": b""}),
+        )
+        for name in (
+            *(
+                "python",
+                "PYTHON3.12",
+                "python3-config",
+                "pythonw.exe",
+                "python3.13t",
+                "pypy3",
+                "pydoc.bat",
+                "pip",
+            ),
+            *("pip3.12", "activate", "activate.xsh", "activate_this.py", "deactivate.bat", "Activate.csh"),
+        )
+    ),
     Case("a script named activate", "unsafe_script", lambda: wheel_of({f"{DATA}/scripts/Activate.ps1": b""})),
     Case(
         "an entry point named pip",

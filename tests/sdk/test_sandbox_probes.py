@@ -60,7 +60,7 @@ def test_calls_are_stopped_by_the_filter_and_not_by_chance(outcomes):
 def test_the_same_attempts_succeed_outside():
     """Else they would prove nothing."""
     secrets = ["secret file", "secret variable", "secret over loopback", "secret in host process"]
-    names = [*secrets, "datagram pair", "socket TCP", "more processes", "descriptors of the worker"]
+    names = [*secrets, "datagram pair", "socket UDP", "more processes", "descriptors of the worker"]
     with bait(small()) as prepared:
         command = [sys.executable, "-m", "wander.sandbox.probes"]
         asked = json.dumps({**prepared, "only": names})

@@ -21,7 +21,7 @@ from wander.errors import LoadError, SandboxError
 from wander.rollout.outside_calls import PUBLIC_KEY
 from wander.sandbox.groups import Group
 from wander.sandbox.support import require_support
-from wander.sandbox.visible import visible
+from wander.sandbox.visible import VIRTUALENV, Runtime, choose_binds, own_python
 from wander.worker.host.environment import WorkerEnvironment
 from wander.worker.process.sandboxed import confine
 
@@ -114,35 +114,39 @@ async def test_other_clients_reach_the_endpoint_and_nothing_else(tmp_path, chat_
         connection = http.client.HTTPConnection(base.hostname, base.port, timeout=60)
         connection.request("POST", "/v1/files")
         answer = [connection.getresponse().status]
-        for address in (("127.0.0.1", PORT), ("127.0.0.1", base.port + 1), ("8.8.8.8", 53)):
+        program = "import os, urllib.request as r; r.urlopen(os.environ['OPENAI_BASE_URL'], b'{}')"
+        started = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        answer.append("401" in started.stderr)
+        for address in (("127.0.0.1", PORT), ("127.0.0.1", 22), ("8.8.8.8", 53), ("10.0.0.1", 1)):
             try:
                 socket.create_connection(address, timeout=60)
                 answer.append("connected")
             except OSError as error:
-                answer.append(error.errno)
-        with socket.socket() as unused:
-            answer.append(unused.connect_ex(("10.0.0.1", 1)))
+                answer.append(errno.errorcode[error.errno])
         """
-        text = textwrap.dedent(code).replace("PORT", str(chat_server.port))
-        assert await answered(environment, text) == [401, 101, 101, 101, 101]
+        text = "import errno\n" + textwrap.dedent(code).replace("PORT", str(chat_server.port))
+        closed = ["ECONNREFUSED", "ECONNREFUSED", "ENETUNREACH", "ENETUNREACH"]
+        assert await answered(environment, text) == [401, True, *closed]
 
 
-async def test_descriptors_that_are_no_connections_are_not_taken(tmp_path):
-    """A hostile environment may hand the host any descriptor it has."""
+async def test_no_folder_and_no_socket_of_the_host_is_among_the_descriptors(tmp_path):
+    code = """
+    import socket, stat
+    answer = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            mode = os.fstat(int(name)).st_mode
+        except OSError:
+            continue  # that of the listing
+        if stat.S_ISDIR(mode):
+            answer.append(os.readlink(f"/proc/self/fd/{name}"))
+        elif stat.S_ISSOCK(mode):
+            with socket.socket(fileno=os.dup(int(name))) as found:
+                answer.append(found.family.name)
+    """
     async with confined(tmp_path) as environment:
-        code = """
-        import socket
-        channel = socket.socket.host
-        pair = socket.socketpair(type=socket.SOCK_SEQPACKET)
-        with open("/tmp/any", "w") as file:
-            for descriptor in (file.fileno(), pair[0].fileno(), os.pipe()[0], os.open("/", os.O_RDONLY)):
-                socket.send_fds(channel, [b"c"], [descriptor])
-        channel.send(b"x")
-        answer = "sent"
-        """
-        assert await answered(environment, textwrap.dedent(code)) == "sent"
-        assert await answered(environment, "answer = 2") == 2
-        assert not environment._proxy._taking
+        found = await answered(environment, textwrap.dedent(code))
+    assert sorted(found) == ["AF_INET", "AF_UNIX", "AF_UNIX"], "the connection, and the loop's own pair"
 
 
 REPL = """
@@ -283,34 +287,51 @@ async def test_a_module_sees_nothing_beside_it_and_a_shown_folder_is_read_only(t
         assert "Read-only file system" in rollout.failure.message
 
 
+def made_virtualenv(place: Path) -> Runtime:
+    """Make a folder that looks like a virtual environment; return what a host would have recorded of it."""
+    python, prefix = own_python()
+    version = ".".join(map(str, sys.version_info[:3]))
+    runtime = Runtime(python, prefix, version, str(place))
+    (place / runtime.site_packages).mkdir(parents=True)
+    (place / "bin").mkdir()
+    (place / "bin" / "python").symlink_to(python)
+    (place / "pyvenv.cfg").write_text(f"home = {Path(python).parent}\n")
+    place.chmod(0o755)
+    return runtime
+
+
+def seen_by(runtime: Runtime, script: Path, program: str, *limits: str) -> Any:
+    """Return what a program prints as JSON that runs confined in a virtual environment."""
+    script.write_text(program)
+    script.chmod(0o755)
+    policy = small(*limits)
+    ready = confine(
+        *(policy, require_support(), choose_binds(runtime, None, [str(script), *policy.read])),
+        *(Group(), {"arguments": [str(script)]}, {}),
+    )
+    done = subprocess.run(
+        ready.command, env=ready.environ, pass_fds=ready.descriptors, capture_output=True, check=False
+    )
+    for descriptor in (*ready.own, ready.ready):
+        os.close(descriptor)
+    assert done.returncode == 0, done.stderr.decode()
+    return json.loads(done.stdout)
+
+
 def test_a_pth_file_does_not_run_before_the_sandbox_is_complete(tmp_path):
-    site = tmp_path / "venv" / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
-    site.mkdir(parents=True)
+    runtime = made_virtualenv(tmp_path / "venv")
+    site = tmp_path / "venv" / runtime.site_packages
     (site / "hook.pth").write_text("import os; open(os.environ.get('HOOK', '/tmp/hook'), 'w').close()\n")
     (site / "sitecustomize.py").write_text("open('/tmp/customized', 'w').close()\n")
-    (tmp_path / "venv" / "bin").mkdir()
-    base = Path(sys.executable).resolve()
-    python = tmp_path / "venv" / "bin" / "python"
-    python.symlink_to(base)
-    (tmp_path / "venv" / "pyvenv.cfg").write_text(f"home = {base.parent}\n")
-    script = tmp_path / "look.py"
-    script.write_text("import os, sys, json; print(json.dumps([os.listdir('/tmp'), sys.path, sys.prefix]))")
-    for folder in (tmp_path / "venv", script):
-        folder.chmod(0o755)
     marker = tmp_path / "ran-outside"
+    python = tmp_path / "venv" / "bin" / "python"
     subprocess.run([python, "-c", ""], env={"HOOK": str(marker)}, check=True)
     assert marker.exists(), "outside the hook runs, else this test would prove nothing"
-    sees = visible(python, None, [str(script)])
-    ready = confine(small(), require_support(), sees, Group(), {"arguments": [str(script)]}, {})
-    done = subprocess.run(
-        ready.command, env=ready.environ, pass_fds=ready.descriptors, capture_output=True, check=True
-    )
-    for descriptor in ready.descriptors:
-        os.close(descriptor)
-    files, path, prefix = json.loads(done.stdout)
+    program = "import os, sys, json; print(json.dumps([os.listdir('/tmp'), sys.path, sys.prefix]))"
+    files, path, prefix = seen_by(runtime, tmp_path / "look.py", program)
     assert not {"hook", "customized"} & set(files)
-    assert str(site) in path
-    assert prefix == str(tmp_path / "venv")
+    assert f"{VIRTUALENV}/{runtime.site_packages}" in path
+    assert prefix == VIRTUALENV
 
 
 HOST = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from wander_client.errors import ClientError, NotFound, Unavailable, UsageError
 from wander_client.names import EnvironmentName, parse_environment
 
 if TYPE_CHECKING:
+    from wander.sandbox.visible import Runtime
     from wander.wire import EnvironmentPin
 
     from wander_client.context import Invocation
@@ -29,6 +31,13 @@ class Location:
     """The interpreter to run it with."""
     installed: Installed | None = None
     folder: Path | None = None
+
+    @property
+    def runtime(self) -> Runtime | None:
+        """What its virtual environment was made from; None for this process's own Python."""
+        from wander_client.packages.virtualenvs import runtime_of
+
+        return None if self.python == Path(sys.executable) else runtime_of(self.python)
 
     @property
     def exact_name(self) -> str:
@@ -81,7 +90,7 @@ def find_installed(context: Invocation, name: EnvironmentName) -> list[Installed
 
     store = EnvironmentStore(context.settings.data_dir, context.output.warn)
     # A virtual environment dies with the Python it was made from; such a one is made again.
-    return [one for one in store.find(name, context.settings.hub) if one.python.exists()]
+    return [one for one in store.find(name, context.settings.hub) if one.is_complete]
 
 
 def ensure_installed(context: Invocation, name: EnvironmentName, *, no_lock: bool | None = None) -> Installed:
@@ -107,7 +116,7 @@ def ensure_installed(context: Invocation, name: EnvironmentName, *, no_lock: boo
             )
     except Unavailable as error:
         # Installed from the hub under another address: what runs is known by its digest all the same.
-        elsewhere = [] if present else [one for one in store.find(name, None) if one.python.exists()]
+        elsewhere = [] if present else [one for one in store.find(name, None) if one.is_complete]
         if not (present or elsewhere):
             raise
         used = (present or elsewhere)[-1]

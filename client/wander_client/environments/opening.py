@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from wander_client.environments.location import Location, default_log, locate
 from wander_client.environments.ray_workers import placed
+from wander_client.environments.sandbox import hide_own
 from wander_client.environments.workers import WorkerChoice
 from wander_client.errors import UsageError
 
@@ -106,7 +107,8 @@ async def open_environment(
                     path=location.folder,
                     environ=pass_environ,
                     log_path=log,
-                    sandbox=sandbox,
+                    sandbox=None if sandbox is None else hide_own(sandbox, context.settings),
+                    runtime=location.runtime,
                     workers=workers.count,
                     addresses=stack.enter_context(placed(location, workers.addresses, workers.count)),
                     rollout_timeout=workers.rollout_timeout,

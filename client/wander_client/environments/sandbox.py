@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from wander_client.context import Invocation
     from wander_client.environments.location import Location
+    from wander_client.settings import Settings
 
 SANDBOX = ("--sandbox/--no-sandbox", "confine the environment (Linux)")
 SANDBOX_LIMIT = ("--sandbox-limit", "KEY=VALUE: memory=2G, rollout=60, read=/data...")
@@ -38,6 +39,13 @@ def choose_policy(
         return None
     forbid_builds()
     return parse_limits(limits or [])
+
+
+def hide_own(policy: SandboxPolicy, settings: Settings) -> SandboxPolicy:
+    """Return the policy with this user's credentials and the environments installed here among what is
+    hidden."""
+    own = (settings.config_dir, settings.data_dir / "environments", settings.data_dir / "virtualenvs")
+    return policy.model_copy(update={"hide": (*policy.hide, *(str(folder.absolute()) for folder in own))})
 
 
 def require_confined(

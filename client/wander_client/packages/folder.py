@@ -25,7 +25,7 @@ from wander_client.errors import ClientError
 from wander_client.packages import classic
 from wander_client.packages.interpreters import HERE, choose_python
 from wander_client.packages.needs import HUB_PACKAGES, SDK
-from wander_client.packages.uv import index_arguments, make_virtualenv, run_uv
+from wander_client.packages.uv import index_arguments, install_into, make_virtualenv
 from wander_client.packages.virtualenvs import VirtualEnvironments, key_of
 
 _COPIED = {SDK: "wander", classic.COMPAT: "wander_compat"}
@@ -55,22 +55,15 @@ def python_of(folder: Path, data_dir: Path, note: Callable[[str], None]) -> Path
         never.write_text(
             "".join(f"{name}; python_version < '3'\n" for name in HUB_PACKAGES), encoding="utf-8"
         )
-        options = [
-            "--quiet",
-            "--python",
-            str(place / "bin" / "python"),
-            "--overrides",
-            str(never),
-            *index_arguments(),
-        ]
-        run_uv(["pip", "install", *options, *wanted], doing=f"installing what `{folder.name}` declares")
+        options = ["install", "--quiet", "--overrides", str(never), *index_arguments(), *wanted]
+        install_into(place, options, doing=f"installing what `{folder.name}` declares")
         (site,) = place.glob("lib/python3*/site-packages")
         for name, source in copied:
             _copy(name, source, site)
 
     try:
         digest = hashlib.sha256(contents.encode()).hexdigest()
-        with VirtualEnvironments(data_dir).hold(key_of(digest, python.version), build) as virtualenv:
+        with VirtualEnvironments(data_dir).hold(key_of(digest, python.version), python, build) as virtualenv:
             return virtualenv / "bin" / "python"
     except ClientError as error:
         error.hint = (

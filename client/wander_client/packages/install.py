@@ -38,7 +38,7 @@ from wander_client.packages.needs import (
     requirements_in,
 )
 from wander_client.packages.store import LOCK, RECORD, EnvironmentStore, Installed, InstalledRecord
-from wander_client.packages.uv import index_arguments, make_virtualenv, run_uv
+from wander_client.packages.uv import index_arguments, install_into, make_virtualenv
 from wander_client.packages.virtualenvs import (
     VirtualEnvironments,
     copy_by_links,
@@ -107,7 +107,7 @@ def install(
         wanted = (detail.lock.sha256 if detail.lock is not None and not no_lock else None, unlocked)
         for one in () if force else store.find(exact, hub.url):
             same = one.path == place and (one.record.lock_sha256, one.record.unlocked) == wanted
-            if same and one.python.exists():
+            if same and one.is_complete:
                 store.choose(one)
                 return one, False
         # An environment may have been renamed since; its wheels keep the name that they were built under.
@@ -218,8 +218,8 @@ def try_out(
         with _fill(virtualenvs, _Contents(b"", key, rest, locked=True, python=python), what) as shared:
             copy_by_links(shared, virtualenv)
         (folder / "own.txt").write_text(own, encoding="utf-8")
-        options = ["--quiet", "--no-deps", "--python", str(virtualenv / "bin" / "python")]
-        run_uv(["pip", "install", *options, "-r", str(folder / "own.txt")], doing=f"installing `{what}`")
+        options = ["install", "--quiet", "--no-deps", "-r", str(folder / "own.txt")]
+        install_into(virtualenv, options, doing=f"installing `{what}`")
         yield virtualenv / "bin" / "python", lock.decode()
         give_bytecode(virtualenv, shared)
 
@@ -280,19 +280,17 @@ def _fill(
 ) -> AbstractContextManager[Path]:
     """Hold the virtual environment of what is to be installed, made where there is none yet."""
 
-    def install_into(folder: Path) -> None:
+    def build(folder: Path) -> None:
         make_virtualenv(folder, contents.python.path)
         source = folder / ("requirements.txt" if contents.locked else LOCK)
         source.write_text(contents.install, encoding="utf-8")
-        python = str(folder / "bin" / "python")
         hashes = ["--require-hashes"] if contents.locked else []
-        run_uv(
-            ["pip", "sync", "--quiet", "--python", python, *hashes, *index_arguments(), str(source)],
-            doing=f"installing `{what}`",
-        )
+        options = ["sync", "--quiet", *hashes, *index_arguments(), str(source)]
+        install_into(folder, options, doing=f"installing `{what}`")
         source.unlink()
 
-    return virtualenvs.hold(key_of(contents.key, contents.python.version), install_into, force=force)
+    key = key_of(contents.key, contents.python.version)
+    return virtualenvs.hold(key, contents.python, build, force=force)
 
 
 def wheel_file(detail: VersionDetail, python: Interpreter = HERE) -> FileInfo:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,6 +31,10 @@ class Interpreter:
     path: Path
     version: str
     """All of it, such as `3.12.1`."""
+    executable: str
+    """The interpreter without symbolic links; that of its base, if it is a virtual environment's."""
+    prefix: str
+    """The folder in which that one is installed, without symbolic links."""
 
     @property
     def minor(self) -> str:
@@ -54,8 +60,19 @@ class Interpreter:
         return f"{sys.implementation.name} {self.minor} on {sys.platform} ({platform.machine()})"
 
 
-HERE = Interpreter(Path(sys.executable), platform.python_version())
+HERE = Interpreter(
+    Path(sys.executable),
+    platform.python_version(),
+    os.path.realpath(sys._base_executable),  # type: ignore[attr-defined]
+    os.path.realpath(sys.base_prefix),
+)
 """The Python that runs this process."""
+
+
+_TELL = """
+import json, os, platform, sys print(json.dumps([platform.python_version(), *map(os.path.realpath,
+(sys._base_executable, sys.base_prefix))]))
+"""
 
 
 def choose_python(
@@ -101,11 +118,13 @@ def choose_python(
 
 def _find(request: str) -> Interpreter:
     """Return the Python that uv finds for a request; raises `ClientError`."""
-    found = []
-    for options in ([], ["--show-version"]):
-        arguments = ["python", "find", "--no-project", "--system", *options, request]
-        found.append(run_uv(arguments, doing="finding a Python", variables={"PATH": _search_path()}).strip())
-    return Interpreter(Path(found[0]), found[1])
+    arguments = ["python", "find", "--no-project", "--system", request]
+    found = run_uv(arguments, doing="finding a Python", variables={"PATH": _search_path()}).strip()
+    try:
+        asked = subprocess.run([found, "-I", "-S", "-c", _TELL], capture_output=True, check=True)  # noqa: S603
+        return Interpreter(Path(found), *json.loads(asked.stdout))
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise ClientError(f"`{found}` does not run: {error}", code="python_version") from error
 
 
 def _search_path() -> str:

@@ -111,6 +111,11 @@ class Installed:
         return self.virtualenv / "bin" / "python"
 
     @property
+    def is_complete(self) -> bool:
+        """Whether its virtual environment is there, and the Python that it was made from."""
+        return VirtualEnvironments(self.virtualenv.parent.parent).works(self.virtualenv.name)
+
+    @property
     def name(self) -> EnvironmentName:
         """Owner, name and version."""
         return EnvironmentName(self.record.owner, self.record.name, self.record.version)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import configparser
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.metadata import distributions
 from pathlib import Path
+
+from wander.wire.uploads import DATA_FOLDERS, RESERVED_COMMAND
 
 from wander_client.context import may_build
 from wander_client.errors import ClientError, Unavailable
@@ -66,6 +70,64 @@ def make_virtualenv(folder: Path, python: Path) -> None:
     """Make a virtual environment of a Python in a folder, from where it may be moved."""
     options = ["--quiet", "--relocatable", "--no-project", "--allow-existing", "--python", str(python)]
     run_uv(["venv", *options, str(folder)], doing="making the virtual environment")
+
+
+def install_into(virtualenv: Path, arguments: Sequence[str], *, doing: str) -> None:
+    """Have `uv pip` install into a virtual environment; `arguments` are a subcommand and its options.
+
+    Raises `ClientError` if a package has put something where packages have no business, such as `pyvenv.cfg`
+    or `bin/python`. What came is looked at, rather than what wheels announce: no spelling of a path helps
+    then.
+    """
+    before = _outline(virtualenv)
+    command, *options = arguments
+    run_uv(["pip", command, "--python", str(virtualenv / "bin" / "python"), *options], doing=doing)
+    for path, found in sorted(_outline(virtualenv).items()):
+        if found != before.get(path) and path != ".lock" and not _is_free(path, path in before):
+            package = _find_package(virtualenv, path) or "a package"
+            raise ClientError(
+                f"{doing} failed: {package} puts `{path}` into the virtual environment",
+                hint=f"ask its owner: data may go into {', '.join(DATA_FOLDERS)} alone",
+                code="unsafe_package",
+            )
+
+
+def _is_free(path: str, existed: bool) -> bool:
+    """Tell whether a package may put something at a path that is not below one of its folders."""
+    folder, _, name = path.rpartition("/")
+    if folder == "bin":
+        return not existed and not RESERVED_COMMAND.fullmatch(name)
+    return path in DATA_FOLDERS
+
+
+def _outline(virtualenv: Path) -> dict[str, tuple[object, ...]]:
+    """Return what is outside of the packages' own folders: of each path, what would change with it."""
+    found: dict[str, tuple[object, ...]] = {}
+    for folder, folders, files in os.walk(virtualenv):
+        below = os.path.relpath(folder, virtualenv)
+        for name in (*folders, *files):
+            status = os.lstat(os.path.join(folder, name))
+            kind = stat.S_IFMT(status.st_mode)
+            changing = (status.st_ino, status.st_size, status.st_mtime_ns)
+            found[os.path.normpath(os.path.join(below, name))] = (
+                kind,
+                *(() if kind == stat.S_IFDIR else changing),
+            )
+        folders[:] = [name for name in folders if not (name in DATA_FOLDERS and below == ".")]
+        if below.startswith("lib"):
+            folders[:] = [name for name in folders if name != "site-packages"]
+    return found
+
+
+def _find_package(virtualenv: Path, path: str) -> str | None:
+    """Return the package whose record names a path of the virtual environment, or something below it."""
+    wanted = f"{virtualenv / path}/"
+    for site in virtualenv.glob("lib/python*/site-packages"):
+        for package in distributions(path=[str(site)]):
+            for file in package.files or ():
+                if f"{os.path.normpath(site.joinpath(*file.parts))}/".startswith(wanted):
+                    return f"`{package.name} {package.version}`"
+    return None
 
 
 def index_arguments(environ: Mapping[str, str] | None = None) -> list[str]:

@@ -3,6 +3,7 @@
 virtualenvs/<first 16 of a sha256>-py3.11.9/            one of these; its `.used` is as old as its last use
 virtualenvs/.making-*/                                  one that is built; its `.lock` is held meanwhile
 virtualenvs/.locks/                                     who builds or uses which
+virtualenvs/.runtimes/                                  the Python that each was made from, for the sandbox
 
 Whatever ends a build, nothing half-made gets the name; the next build and `wander cache prune` sweep it away.
 """
@@ -11,15 +12,22 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from wander.sandbox.visible import Runtime
+
+    from wander_client.packages.interpreters import Interpreter
 
 _TEMPORARY = (".making-", ".gone-")
-_USED, _LOCK = ".used", ".lock"
+_USED, _LOCK, _RUNTIMES = ".used", ".lock", ".runtimes"
 _YOUNG_SECONDS = 60.0
 """A temporary folder of this age may not have got its lock yet."""
 
@@ -52,14 +60,36 @@ class VirtualEnvironments:
         return sorted(each.name for each in self.root.iterdir() if not each.name.startswith("."))
 
     def works(self, key: str) -> bool:
-        """Tell whether one is there and its Python is still installed."""
-        return (self.root / key / "bin" / "python").exists()
+        """Tell whether one is there and the Python that it was made from is still installed."""
+        made_from = self._made_from(key)
+        return bool(made_from) and Path(made_from[0]).exists() and (self.root / key).is_dir()
+
+    def runtime(self, key: str) -> Runtime | None:
+        """Return what a virtual environment was made from; None if that is not recorded."""
+        from wander.sandbox.visible import Runtime  # costs what a listing of environments does not need
+
+        if not (made_from := self._made_from(key)):
+            return None
+        executable, prefix, version = made_from
+        return Runtime(executable, prefix, version, str(self.root / key))
+
+    def _made_from(self, key: str) -> list[str]:
+        """Return interpreter, prefix and version as they were recorded; empty if they were not."""
+        try:
+            found: list[str] = json.loads((self.root / _RUNTIMES / key).read_bytes())
+        except (OSError, ValueError):
+            return []
+        return found
 
     @contextlib.contextmanager
-    def hold(self, key: str, build: Callable[[Path], None], *, force: bool = False) -> Iterator[Path]:
-        """Yield the virtual environment of a key, built first where it is not there.
+    def hold(
+        self, key: str, python: Interpreter, build: Callable[[Path], None], *, force: bool = False
+    ) -> Iterator[Path]:
+        """Yield the virtual environment of a key, built first if it is not there.
 
-        Of two that want the same one builds and the other waits; different ones are built side by side.
+        `build` fills an empty folder with a virtual environment of `python`. That is recorded outside, before
+        anything of a package is unpacked. Of two that want the same, one builds and the other waits;
+        different ones are built side by side.
         """
         import shutil
 
@@ -69,9 +99,17 @@ class VirtualEnvironments:
                 for left in stale_in(self.root):
                     shutil.rmtree(left, ignore_errors=True)
                 with stage_folder(place) as work:
+                    self._record(key, python)
                     build(work)
             self.mark_used(key)
             yield place
+
+    def _record(self, key: str, python: Interpreter) -> None:
+        folder = self.root / _RUNTIMES
+        folder.mkdir(exist_ok=True)
+        written = folder / f"{key}.new"
+        written.write_text(json.dumps([python.executable, python.prefix, python.version]))
+        written.replace(folder / key)
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
@@ -97,9 +135,16 @@ class VirtualEnvironments:
         try:
             with hold_lock(self.root, key, wait=False):
                 discard(self.root / key)
+                (self.root / _RUNTIMES / key).unlink(missing_ok=True)
         except (BlockingIOError, FileNotFoundError):
             return False
         return True
+
+
+def runtime_of(python: Path) -> Runtime | None:
+    """Return what the virtual environment of an interpreter was made from; None if that is not recorded."""
+    virtualenv = python.parent.parent
+    return VirtualEnvironments(virtualenv.parent.parent).runtime(virtualenv.name)
 
 
 @contextlib.contextmanager

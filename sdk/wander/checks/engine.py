@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -24,9 +24,13 @@ from wander.errors import ArgumentsUnfit
 from wander.sandbox import SandboxPolicy
 from wander.worker.child.clock import CLOCK
 
+if TYPE_CHECKING:
+    from wander.sandbox.visible import Runtime
+
 LONGEST_PROBE = 300.0
 """Seconds that one process of a check may take unless its caller says otherwise."""
 _LONGEST_OUTPUT = 64 << 10
+_PROBE = "wander.checks.probe"
 KEPT_VARIABLES = ("PATH", "HOME", "LANG", "TMPDIR", "SYSTEMROOT", "VIRTUAL_ENV", "SSL_CERT_FILE")
 """Variables of this process that the environment may see."""
 
@@ -47,6 +51,7 @@ def check_environment(
     timeout: float = LONGEST_PROBE,
     variables: Mapping[str, str] | None = None,
     sandbox: SandboxPolicy | None = None,
+    runtime: Runtime | None = None,
 ) -> CheckReport:
     """Check an environment without a model and return every check's result.
 
@@ -55,7 +60,8 @@ def check_environment(
     - `rows`: most rows of each split that are read; `examples`: how many are played, by every player.
     - `timeout`: seconds that each of the two processes may take.
     - `variables`: environment variables that the environment needs, such as the name of a key.
-    - `sandbox`: confines the processes to these limits, or raises `SandboxError` where that cannot be done.
+    - `sandbox`: confines the processes to these limits, or raises `SandboxError` if that cannot be done.
+    - `runtime`: what is known of `python`, if that is not this interpreter. The sandbox needs it.
 
     Nothing that the environment does raises: it fails a check.
     """
@@ -77,7 +83,12 @@ def check_environment(
         watch=True,
     )
     run = partial(
-        _run_probe, python=Path(python), timeout=timeout, variables=dict(variables or {}), sandbox=sandbox
+        _run_probe,
+        python=Path(python),
+        timeout=timeout,
+        variables=dict(variables or {}),
+        sandbox=sandbox,
+        runtime=runtime,
     )
     began = time.monotonic()
     first = run(request, 0)
@@ -109,6 +120,7 @@ def _run_probe(
     timeout: float,
     variables: Mapping[str, str],
     sandbox: SandboxPolicy | None,
+    runtime: Runtime | None,
 ) -> ProbeResult:
     """Run one process of a check and return what it tells, also when it dies or hangs.
 
@@ -119,31 +131,38 @@ def _run_probe(
         asked, told, note = (stack.enter_context(_open_memory(name)) for name in ("asked", "told", "note"))
         asked.write(request.model_dump_json().encode())
         output = stack.enter_context(tempfile.TemporaryFile())
-        shared = [file.fileno() for file in (asked, told, note)]
-        words = ["wander.checks.probe", *map(str, shared)]
+        shared = tuple(file.fileno() for file in (asked, told, note))
         variables = {**variables, **SURROUNDINGS[number]}
-        group = None
+        group = confined = None
+        handed_on = contextlib.ExitStack()
         if sandbox is None:
-            command = [str(python), "-P", "-m", *words]
+            command = [str(python), "-P", "-m", _PROBE, *map(str, shared)]
             kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
             environ = {**kept, **variables}
             place = stack.enter_context(tempfile.TemporaryDirectory(prefix="wander-check-"))
         else:
             from wander.sandbox.groups import new_group
-            from wander.sandbox.support import find_failure, require_support
-            from wander.sandbox.visible import visible
-            from wander.worker.process.sandboxed import confine
+            from wander.sandbox.support import explain_failure, require_support
+            from wander.sandbox.visible import choose_binds, require_known
+            from wander.worker.process.sandboxed import confine, handed_on_as
 
+            require_known(python, runtime)
             support = require_support()
-            sees = visible(python, Path(request.target) if request.is_path else None, sandbox.read)
+            source = Path(request.target) if request.is_path else None
+            sees = choose_binds(runtime, source, sandbox.read, sandbox.hide)
             group = new_group(sandbox)
-            plan = {"module": words[0], "arguments": words}
-            host_name = ("sandbox", "elsewhere")[number]
-            confined = confine(sandbox, support, sees, group, plan, variables, host_name=host_name)
-            for descriptor in confined.descriptors:
-                stack.callback(os.close, descriptor)
+            numbers = [handed_on_as(index) for index in range(len(shared))]
+            plan = {"module": _PROBE, "arguments": [_PROBE, *map(str, numbers)], "keep": numbers}
+            confined = confine(
+                *(sandbox, support, sees, group, plan, variables),
+                descriptors=shared,
+                host_name=("sandbox", "elsewhere")[number],
+            )
+            stack.enter_context(handed_on)
+            for descriptor in confined.own:
+                handed_on.callback(os.close, descriptor)
             command, environ, place = confined.command, confined.environ, "/"
-            shared += confined.descriptors
+            shared = confined.descriptors
         process = subprocess.Popen(  # noqa: S603 - our own module, in the caller's interpreter or the sandbox
             command,
             stdin=subprocess.DEVNULL,
@@ -154,6 +173,7 @@ def _run_probe(
             pass_fds=shared,
             start_new_session=True,
         )
+        handed_on.close()
         hung = False
         try:
             ending = f"its process ended with status {process.wait(timeout)}"
@@ -171,8 +191,8 @@ def _run_probe(
         output.seek(0)
         said = output.read(_LONGEST_OUTPUT).decode("utf-8", "replace").strip()
         # A sandbox that was not made is no fault of the environment.
-        if sandbox is not None and (unmade := find_failure(process.returncode, said)) is not None:
-            raise unmade
+        if confined is not None and not confined.was_completed() and process.returncode > 0:
+            raise explain_failure(said)
         with contextlib.suppress(ValidationError):  # there is no result, or not all of it
             if not hung:
                 return ProbeResult.model_validate_json(_read(told))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 
 from wander.sandbox.groups import new_group
 from wander.sandbox.policy import SandboxPolicy
@@ -38,18 +37,17 @@ VARIABLES = {
 """The environment variables that every sandboxed worker gets, whatever the host's are."""
 
 
-def arguments(
-    policy: SandboxPolicy, sees: Visible, sources: Sequence[str], filter_fd: int, host_name: str
-) -> list[str]:
-    """Return bubblewrap's arguments up to the command; `sources` are where the launcher finds the binds."""
-    found = [
-        part for source, path in zip(sources, sees.binds, strict=True) for part in ("--ro-bind", source, path)
-    ]
+def arguments(policy: SandboxPolicy, sees: Visible, filter_fd: int, host_name: str) -> list[str | int]:
+    """Return bubblewrap's arguments up to the command.
+
+    A number stands for the descriptor of the bind with that index, which the launcher opens.
+    """
+    shown = [("--ro-bind-fd", index, bind.path) for index, bind in enumerate(sees.binds)]
     return [
         *_ISOLATION,
         *("--hostname", host_name),
         *("--size", str(policy.tmp), "--tmpfs", SCRATCH, "--size", str(policy.shm), "--tmpfs", "/dev/shm"),  # noqa: S108
-        *found,
+        *(word for words in shown for word in words),
         *(part for target, path in sees.links for part in ("--symlink", target, path)),
         *("--chdir", SCRATCH, "--remount-ro", "/", "--seccomp", str(filter_fd), "--"),
     ]

@@ -1,13 +1,13 @@
 """The first program in the sandbox: `python -s -P -S inside.py PLAN`, PLAN being a JSON object.
 
 It checks that it is confined, lowers what can only be lowered from inside, finds the packages without reading
-a `.pth` file, and becomes the worker. Standard library alone: the environment's packages come after it.
+a `.pth` file, says that the sandbox is complete, and becomes the worker. Standard library alone: the
+environment's packages come after it.
 """
 
 from __future__ import annotations
 
 import ctypes
-import errno
 import json
 import os
 import resource
@@ -15,7 +15,8 @@ import runpy
 import site
 import socket
 import sys
-from typing import Any, ClassVar
+from collections.abc import Iterable
+from typing import Any
 
 UNCONFINED = 126
 """The exit status when this is no sandbox."""
@@ -23,23 +24,34 @@ _PR_SET_DUMPABLE = 4
 
 
 def main(plan: dict[str, Any]) -> None:
-    """Become what the plan names."""
+    """Become what the plan names.
+
+    - `processes`: the most processes and threads.
+    - `path`, `prefix`, `executable`: where packages are, the virtual environment's folder, and its Python.
+    - `keep`: descriptors that the worker uses; every other one is closed.
+    - `host`: null, or a descriptor of a socket to the host, and the address at which programs in here find
+      the host's endpoint. The worker then gets `--fd`, a connection to the host.
+    - `ready`: a descriptor that learns that all of this has worked.
+    - `module` and `arguments`, or `arguments` alone, which then begin with a file.
+    """
     _require_confinement()
     # Counted in this user namespace, so that neither the user's other processes nor other sandboxes count.
     resource.setrlimit(resource.RLIMIT_NPROC, (plan["processes"], plan["processes"]))
     # What the environment starts (a REPL with a model's code) runs as the same user: keep it out of the
     # memory and the descriptors of this process, where the answers are.
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    host = plan["host"] or ()
+    _close_others([*plan["keep"], plan["ready"], *host[:1]])
     sys.path += plan["path"]
     sys.prefix = sys.exec_prefix = plan["prefix"]
+    sys.executable = plan["executable"]
     site.setquit()
     site.sethelper()
-    if plan["calls"] is not None:
-        os.set_inheritable(plan["calls"], False)
-        HostSocket.host = socket.socket(fileno=plan["calls"])
-        HostSocket.endpoint = (plan["calls_host"], plan["calls_port"])
-        socket.socket = HostSocket  # type: ignore[misc]
     sys.argv = plan["arguments"]
+    if host:
+        sys.argv += ["--fd", str(_connect(*host))]
+    os.write(plan["ready"], b"1")
+    os.close(plan["ready"])
     if plan["module"] is not None:
         runpy.run_module(plan["module"], run_name="__main__", alter_sys=True)
     else:
@@ -57,68 +69,29 @@ def _require_confinement() -> None:
         sys.exit(UNCONFINED)
 
 
-class HostSocket(socket.socket):
-    """A TCP socket that can connect to the host's endpoint alone: a pair of sockets, one of them the host's.
+def _close_others(kept: Iterable[int]) -> None:
+    """Close every descriptor but the standard ones and those that are kept."""
+    start = 3
+    for descriptor in sorted(kept):
+        os.closerange(start, descriptor)
+        start = descriptor + 1
+    os.closerange(start, 1 << 30)
 
-    There is no network here, and the kernel makes no socket that could reach one. Code that brings its own
-    OpenAI client finds the endpoint in `OPENAI_BASE_URL` all the same.
+
+def _connect(host: int, address: str, port: int) -> int:
+    """Give the host two sockets that listen in here, and return a descriptor of a connection to the first.
+
+    The host accepts that one connection, and on the second socket those of programs that ask its endpoint. So
+    it reaches into this network namespace, and no socket of its own namespace is left in here.
     """
-
-    host: ClassVar[socket.socket]
-    """Takes the ends that are the host's."""
-    endpoint: ClassVar[tuple[str, int]]
-    _far: socket.socket | None = None
-    _paired = False
-
-    def __init__(self, family: int = -1, type: int = -1, proto: int = -1, fileno: int | None = None) -> None:
-        """Take the place of `socket.socket`."""
-        stream = type == -1 or type & 0xF == socket.SOCK_STREAM
-        if fileno is not None or not stream or family not in (-1, socket.AF_INET, socket.AF_INET6):
-            super().__init__(family, type, proto, fileno)
-            return
-        near, self._far = socket.socketpair()
-        super().__init__(near.family, near.type, near.proto, near.detach())
-        self._paired = True
-
-    def connect(self, address: Any) -> None:
-        """Connect; raises `OSError` for any other address than the endpoint's."""
-        if not self._paired:
-            super().connect(address)
-        elif self._far is None:
-            raise OSError(errno.EISCONN, os.strerror(errno.EISCONN))
-        elif not isinstance(address, tuple) or address[:2] != self.endpoint:
-            raise OSError(errno.ENETUNREACH, "Network is unreachable: the sandbox has none")
-        else:
-            socket.send_fds(self.host, [b"c"], [self._far.fileno()])
-            self._far.close()
-            self._far = None
-
-    def connect_ex(self, address: Any) -> int:
-        """Connect, and return the error's number."""
-        try:
-            self.connect(address)
-        except OSError as error:
-            return error.errno or errno.EIO
-        return 0
-
-    def close(self) -> None:
-        """Close both ends that are still here."""
-        if self._far is not None:
-            self._far.close()
-        super().close()
-
-    def setsockopt(self, *arguments: Any) -> None:
-        """Set an option; those of TCP and IP mean nothing here."""
-        if not self._paired or arguments[0] == socket.SOL_SOCKET:
-            super().setsockopt(*arguments)
-
-    def getpeername(self) -> Any:
-        """Return the endpoint's address once connected."""
-        return self.endpoint if self._paired and self._far is None else super().getpeername()
-
-    def getsockname(self) -> Any:
-        """Return an address as TCP sockets have one."""
-        return ("127.0.0.1", 0) if self._paired else super().getsockname()
+    with (
+        socket.socket(fileno=host) as channel,
+        socket.create_server((address, 0)) as control,
+        socket.create_server((address, port)) as endpoint,
+    ):
+        connection = socket.create_connection(control.getsockname())
+        socket.send_fds(channel, [b"l"], [control.fileno(), endpoint.fileno()])
+    return connection.detach()
 
 
 if __name__ == "__main__":

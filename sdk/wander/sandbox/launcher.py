@@ -1,12 +1,14 @@
 """Turns itself into bubblewrap: `python -I -S launcher.py PLAN`, PLAN being a JSON object.
 
 The host starts it because what it does has to happen in the child, before bubblewrap, and in this order: join
-the control groups, lower the limits, and, where the host is root, show the folders to another user and become
-that user. It runs before anything untrusted does, with the standard library alone, and keeps its process id.
+the control groups, lower the limits, open what is to be shown and, if the host is root, show it to another
+user and become that user. It runs before anything untrusted does, with the standard library alone, and keeps
+its process id.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import resource
@@ -17,40 +19,77 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # importing `typing` would cost a fifth of the launcher's time
     from typing import Any
 
+FIRST_DESCRIPTOR = 3
 FAILED = 125
 """The exit status when no sandbox was made; the reason is on standard error."""
 _CLONE_NEWNS, _MS_BIND, _MS_REC, _MS_PRIVATE = 0x20000, 0x1000, 0x4000, 1 << 18
-STAGE = "/tmp"  # noqa: S108 - covered by a file system of this process's own
+_STAGE = "/tmp"  # noqa: S108 - covered by a file system of this process's own
+PROGRAM = f"{_STAGE}/program"
+"""The folder in which a root host's launcher puts a bubblewrap that came as a Python package."""
 
 
 def main(plan: dict[str, Any]) -> None:
-    """Carry out the plan; returns only by raising."""
+    """Carry out the plan; returns only by raising.
+
+    - `groups`: files that this process writes its id to.
+    - `descriptors`: what is handed on, from `FIRST_DESCRIPTOR` on, in this order.
+    - `binds`: source, device and inode of what is shown.
+    - `uid`: the first of the users that root becomes one of, or null.
+    - `program`: files to copy below `PROGRAM`, as paths there and sources; for root alone.
+    - `limits`: soft and hard ones, by their names in `resource`.
+    - `command`: what to become; a number in it stands for the descriptor of the bind with that index.
+    """
     for procs in plan["groups"]:
         with open(procs, "w") as file:
             file.write(str(os.getpid()))
     # Where memory runs short, the sandbox goes first and the host last.
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
+    _number(plan["descriptors"])
+    os.umask(0o022)  # the same for everybody, so that nothing inside depends on the host's
+    if plan["uid"] is None:
+        opened = [_open(*bind) for bind in plan["binds"]]
+    else:
+        opened = _stage(plan["binds"], plan["program"])
+        _become(plan["uid"] + os.getpid())
+    for descriptor in opened:
+        os.set_inheritable(descriptor, True)  # bubblewrap closes each once it has mounted it
     for name, (soft, hard) in plan["limits"].items():
         kind = getattr(resource, name)
         most = resource.getrlimit(kind)[1]
         if most != resource.RLIM_INFINITY:
             hard = min(hard, most)  # a limit can only be lowered
         resource.setrlimit(kind, (min(soft, hard), hard))
-    if plan["uid"] is not None:
-        _show(plan["binds"])
-        _become(plan["uid"] + os.getpid())
+    command = [str(opened[word]) if isinstance(word, int) else word for word in plan["command"]]
     os.chdir("/")
-    os.execv(plan["command"][0], plan["command"])  # noqa: S606 - there is no shell, on purpose
+    os.execv(command[0], command)  # noqa: S606 - there is no shell, on purpose
 
 
-def stage_path(index: int) -> str:
-    """Return where a root launcher shows the bind of that number."""
-    return f"{STAGE}/{index}"
+def _number(descriptors: list[int]) -> None:
+    """Give what is handed on the same numbers in every process, whatever else its host has open."""
+    above = max([FIRST_DESCRIPTOR + len(descriptors), *descriptors]) + 1
+    copies = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, above) for descriptor in descriptors]
+    os.closerange(FIRST_DESCRIPTOR, above)
+    for number, descriptor in enumerate(copies, FIRST_DESCRIPTOR):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
 
 
-def _show(paths: list[str]) -> None:
-    """Mount the paths where another user can reach them, even out of /root; seen by this process alone."""
+def _open(source: str, device: int, inode: int) -> int:
+    """Return a descriptor of what the host decided to show; raises `OSError` if something else is there now.
+
+    The source has no symbolic links, so a different path behind the descriptor means that one was put there.
+    """
+    descriptor = os.open(source, os.O_PATH | os.O_NOFOLLOW)
+    found = os.fstat(descriptor)
+    path = os.readlink(f"/proc/self/fd/{descriptor}")
+    if (path, found.st_dev, found.st_ino) != (source, device, inode):
+        raise OSError(f"`{source}` changed while the sandbox was started")
+    return descriptor
+
+
+def _stage(binds: list[tuple[str, int, int]], program: dict[str, str]) -> list[int]:
+    """Mount the binds where another user can reach them, even out of /root; seen by this process alone."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
@@ -62,19 +101,35 @@ def _show(paths: list[str]) -> None:
 
     check(libc.unshare(_CLONE_NEWNS), "a mount namespace")
     check(libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "private mounts")
-    opened = [os.open(path, os.O_PATH) for path in paths]  # before one of them is covered
-    check(libc.mount(b"tmpfs", STAGE.encode(), b"tmpfs", 0, b"mode=755,size=1m"), "a place for mounts")
-    for index, fd in enumerate(opened):
-        mode = os.fstat(fd).st_mode
+    sources = [_open(*bind) for bind in binds]  # before one of them is covered
+    copies = {place: _read(path) for place, path in program.items()}
+    check(libc.mount(b"tmpfs", _STAGE.encode(), b"tmpfs", 0, b"mode=755,size=4m"), "a place for mounts")
+    staged: list[int] = []
+    for (path, *_), source in zip(binds, sources, strict=True):
+        mode = os.fstat(source).st_mode
         if not mode & 0o004 or (stat.S_ISDIR(mode) and not mode & 0o001):
-            raise PermissionError(f"`{paths[index]}` is private to root: run `chmod -R go+rX {paths[index]}`")
-        target = stage_path(index)
+            raise PermissionError(f"`{path}` is private to root: run `chmod -R go+rX {path}`")
+        target = f"{_STAGE}/{len(staged)}"
         if stat.S_ISDIR(mode):
             os.mkdir(target)
         else:
             open(target, "w").close()
-        source = f"/proc/self/fd/{fd}".encode()
-        check(libc.mount(source, target.encode(), None, _MS_BIND | _MS_REC, None), paths[index])
+        origin = f"/proc/self/fd/{source}".encode()
+        check(libc.mount(origin, target.encode(), None, _MS_BIND | _MS_REC, None), path)
+        staged.append(os.open(target, os.O_PATH))
+        os.close(source)
+    for place, content in copies.items():
+        target = f"{PROGRAM}/{place}"
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        with open(target, "wb") as file:
+            file.write(content)
+        os.chmod(target, 0o755)  # noqa: S103 - another user runs it
+    return staged
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def _become(user: int) -> None:

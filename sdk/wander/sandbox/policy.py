@@ -13,6 +13,7 @@ from wander.errors import ConfigError
 from wander.types import Record, first_fault
 
 _MIB = 1 << 20
+_FOLDERS = ("read", "hide")
 _UNITS = {"": 1, "k": 1 << 10, "m": _MIB, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -40,11 +41,14 @@ class SandboxPolicy(Record):
     log: int = Field(default=64 * _MIB, ge=4096)
     """What it may print; the rest is dropped."""
     read: tuple[str, ...] = ()
-    """Further folders and files that it may read, as absolute paths."""
+    """Absolute paths of other folders and files that it may read."""
+    hide: tuple[str, ...] = ()
+    """Absolute paths of folders of which it may see nothing, even if `read` or the environment's folder holds
+    one."""
 
     def limits(self) -> dict[str, int | float]:
         """Return the limits without the folders."""
-        return {name: value for name, value in self if name != "read"}
+        return {name: value for name, value in self if name not in _FOLDERS}
 
 
 def parse_limits(pairs: Iterable[str], base: SandboxPolicy | None = None) -> SandboxPolicy:
@@ -60,7 +64,7 @@ def parse_limits(pairs: Iterable[str], base: SandboxPolicy | None = None) -> San
                 f"`{pair}` is no limit of the sandbox",
                 hint=f"write KEY=VALUE with one of {', '.join(SandboxPolicy.model_fields)}",
             )
-        if key != "read":
+        if key not in _FOLDERS:
             found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?)(?:i?b)?", value.strip().lower())
             if found is None:
                 raise ConfigError(

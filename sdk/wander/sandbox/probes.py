@@ -63,25 +63,28 @@ def probes() -> dict[str, Probe]:
         found[f"open /dev/{path}"] = partial(_write, f"/dev/{path}")
     for name in DENIED:
         found[f"call {name}"] = partial(_call, name)
-    for name, family, kind in _SOCKETS:
-        found[f"socket {name}"] = partial(_open_socket, family, kind)
+    for name, *kind in _SOCKETS:
+        found[f"socket {name}"] = partial(_open_socket, *kind)
     return found | _OTHERS
 
 
 _SOCKETS = (
-    ("TCP", 2, 1),
-    ("UDP", 2, 2),
-    ("TCP over IPv6", 10, 1),
-    ("ICMP", 2, 3),
-    ("MPTCP", 2, 1),
-    ("Unix", 1, 1),
-    ("Unix datagram", 1, 2),
-    ("netlink", 16, 3),
-    ("packet", 17, 3),
-    ("vsock", 40, 1),
-    ("Bluetooth", 31, 3),
-    ("kernel crypto", 38, 5),
-    ("TIPC", 30, 1),
+    ("UDP", 2, 2, 0),
+    ("UDP over IPv6", 10, 2, 0),
+    ("ICMP", 2, 3, 1),
+    ("ping", 2, 2, 1),
+    ("MPTCP", 2, 1, 262),
+    ("SCTP", 2, 1, 132),
+    ("SMC", 43, 1, 0),
+    ("Unix", 1, 1, 0),
+    ("Unix datagram", 1, 2, 0),
+    ("netlink", 16, 3, 0),
+    ("packet", 17, 3, 0),
+    ("vsock", 40, 1, 0),
+    ("Bluetooth", 31, 3, 0),
+    ("kernel crypto", 38, 5, 0),
+    ("TIPC", 30, 1, 0),
+    ("XDP", 44, 3, 0),
 )
 
 
@@ -104,9 +107,16 @@ def _call(name: str, _: dict[str, Any]) -> object:
     return _syscall(DENIED[name], 0, 0, 0, 0, 0, 0)
 
 
-def _open_socket(family: int, kind: int, _: dict[str, Any]) -> object:
-    with contextlib.closing(_socket.socket(family, kind)):
+def _open_socket(family: int, kind: int, protocol: int, _: dict[str, Any]) -> object:
+    with contextlib.closing(_socket.socket(family, kind, protocol)):
         return "a socket"
+
+
+def _connect_to(address: tuple[Any, ...], _: dict[str, Any]) -> object:
+    with contextlib.closing(_socket.socket(10 if ":" in address[0] else 2, 1)) as connection:
+        connection.settimeout(_SECONDS)
+        connection.connect(address)
+        return "a connection"
 
 
 def _do(got: str, call: Callable[..., object], *arguments: object) -> Probe:
@@ -141,6 +151,23 @@ def _secret_variable(bait: dict[str, Any]) -> object:
         with contextlib.suppress(OSError):
             seen += Path(path).read_bytes().decode("utf-8", "replace")
     return "seen" if bait["secret"] in seen else _nothing()
+
+
+def _name_of_a_socket(bait: dict[str, Any]) -> object:
+    """Ask by every socket here whether one of the host's listens under a name: `connect` tells, also in
+    refusing."""
+    pair = _socket.socketpair()
+    for descriptor in (*map(int, os.listdir("/proc/self/fd")), pair[0].fileno()):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                asked = _socket.socket(fileno=os.dup(descriptor))
+                if asked.family == 1 and len({_refused(asked, name) for name in (bait["name"], "none")}) > 1:
+                    return "the name of a socket"
+    return _nothing()
+
+
+def _refused(asked: _socket.socket, name: str) -> int:
+    return asked.connect_ex(f"\0{name}")
 
 
 def _secret_over_loopback(bait: dict[str, Any]) -> object:
@@ -267,6 +294,11 @@ _OTHERS: dict[str, Probe] = {
     "secret over loopback": _secret_over_loopback,
     "secret in host process": _secret_in_host_process,
     "name resolution": _name_resolution,
+    "name of a socket": _name_of_a_socket,
+    "connection to the internet": partial(_connect_to, ("8.8.8.8", 53)),
+    "connection to the internet over IPv6": partial(_connect_to, ("2001:4860:4860::8888", 53)),
+    "connection to the metadata of a cloud": partial(_connect_to, ("169.254.169.254", 80)),
+    "connection to a private network": partial(_connect_to, ("10.0.0.1", 80)),
     "own process namespace": _own_process_namespace,
     "inherited files": _inherited_files,
     "datagram pair": lambda _: _socket.socketpair(1, 2),

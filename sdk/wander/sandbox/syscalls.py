@@ -92,12 +92,6 @@ DENIED: dict[str, tuple[int, int | None]] = {
     "migrate_pages": (256, 238),
     "set_mempolicy": (238, 237),
     "set_mempolicy_home_node": (450, 450),
-    # sockets that were not made as a pair
-    "bind": (49, 200),
-    "listen": (50, 201),
-    "accept": (43, 202),
-    "accept4": (288, 242),
-    "connect": (42, 203),
 }
 """Answered with EPERM."""
 

@@ -7,6 +7,7 @@ the draft of PEP 694.
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Any, Literal
 
@@ -24,6 +25,12 @@ OFFSET_HEADER = "Upload-Offset"
 """Where a chunk begins, and how far the hub has got."""
 MOST_ATTESTATIONS = 10
 """Of one file."""
+DATA_FOLDERS = ("share", "etc", "include")
+"""Folders of a virtual environment in which a package may put files that are neither modules nor commands."""
+RESERVED_COMMAND = re.compile(
+    r"(python|pypy|pip|pydoc)[dtw]?[0-9.]*[dtw]?(-config)?(\.[a-z0-9]+)?|(de)?activate.*", re.IGNORECASE
+)
+"""Names of the commands that a virtual environment has of its own, or that would be taken for one of them."""
 _SHA256 = r"^[0-9a-f]{64}$"
 
 

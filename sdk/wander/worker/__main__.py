@@ -20,9 +20,8 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
-from websockets.asyncio.client import unix_connect
+from websockets.asyncio.client import connect, unix_connect
 
 from wander.errors import ConfigError, WanderError
 from wander.rollout.faults import without_keyboard
@@ -98,8 +97,11 @@ def main() -> int:
 async def _greet(
     path: str | None, fd: int | None, lifeline: int | None, note: int | None
 ) -> tuple[Service, Load | None]:
-    where: dict[str, Any] = {"path": path} if fd is None else {"sock": socket.socket(fileno=fd)}
-    connection = await unix_connect(uri="ws://localhost/", proxy=None, **where, **OPTIONS)
+    uri, options = "ws://localhost/", {"proxy": None, **OPTIONS}
+    if fd is None:
+        connection = await unix_connect(path, uri, **options)
+    else:
+        connection = await connect(uri, sock=socket.socket(fileno=fd), **options)
     own = connection.transport.get_extra_info("socket").fileno()
     kept = (own,) if lifeline is None else (own, lifeline)
     for descriptor in kept:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from wander_client.context import current
-from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy
+from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy, hide_own
 from wander_client.errors import FAILED, OK, UsageError
 from wander_client.names import source_spec
 from wander_client.terminal.command import Argument, Option
@@ -53,7 +53,8 @@ def check(
         location.folder or location.target,
         arguments,
         python=location.python,
-        sandbox=policy,
+        sandbox=None if policy is None else hide_own(policy, current().settings),
+        runtime=location.runtime,
     )
     if arguments and (refused := report.unfit_arguments):  # which is no fault of the environment
         raise UsageError(refused.message, hint=refused.hint, code="bad_arguments")

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from configparser import ConfigParser
 from configparser import Error as ConfigParserError
 
+from wander.wire.uploads import RESERVED_COMMAND
+
 from wander_hub.upload.archives.members import clip
 from wander_hub.upload.schemas import refusal
 
@@ -20,9 +22,6 @@ LOADER = "load_environment"
 _SCRIPT_GROUPS = ("console_scripts", "gui_scripts")
 _OBJECT = re.compile(r"[A-Za-z_][\w.]*(:[A-Za-z_][\w.]*)?")
 _SCRIPT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
-_TAKEN = re.compile(r"(python|pip)w?[0-9.]*|(de)?activate", re.IGNORECASE)
-"""The commands of every virtual environment, with or without a suffix such as `.exe` or `.bat`."""
-_SUFFIXES = (".exe", ".bat", ".ps1", ".fish", ".csh", ".nu")
 _MODULE_BYTES = 512 * 1024
 _ALL_BYTES = 2 * 1024 * 1024
 """A syntax tree takes a hundred times its source, so what is parsed of one file is bounded."""
@@ -53,7 +52,7 @@ def check_scripts(names: Iterable[str]) -> None:
         folded = name.casefold()
         if not _SCRIPT.fullmatch(name) or name.endswith("."):
             raise refusal("unsafe_script", f"`{clip(name)}` is no name for a script")
-        if _TAKEN.fullmatch(name.rpartition(".")[0] if folded.endswith(_SUFFIXES) else name):
+        if RESERVED_COMMAND.fullmatch(name):
             raise refusal("unsafe_script", f"the script `{clip(name)}` would replace the interpreter's own")
         if folded in seen:
             raise refusal("unsafe_script", f"the script `{clip(name)}` is there twice")

@@ -17,6 +17,7 @@ from email.message import Message
 from typing import BinaryIO
 
 from packaging.tags import InvalidTag, TooManyTagsError, parse_tag
+from wander.wire.uploads import DATA_FOLDERS
 
 from wander_hub import names
 from wander_hub.settings import Settings
@@ -41,7 +42,6 @@ _READ = (*_NEEDED, "entry_points.txt")
 _LIBRARIES = ("purelib", "platlib")
 _SCHEMES = (*_LIBRARIES, "scripts", "data", "headers")
 _INFO_FOLDERS = (".dist-info", ".egg-info")
-_OF_SOME_MACHINES = frozenset({"site-packages", "dist-packages", "bin", "scripts"})
 _IMPORTABLE = (".py", ".pyc", ".so", ".pyd")
 _EXEMPT = ("RECORD", "RECORD.jws", "RECORD.p7s")
 """What RECORD need not give a digest of."""
@@ -153,9 +153,10 @@ def _place_of_data(state: _Pass, member: Member, folder: str, rest: str) -> str 
     if scheme != "scripts" and parts[0].endswith(_INFO_FOLDERS):
         detail = f"`{clip(member.name)}` would pass for another distribution's metadata"
         raise refusal("bad_dist_info", detail)
-    if scheme == "data" and not _OF_SOME_MACHINES.isdisjoint(parts):
-        where = "where packages or commands are, by a path of some machines only"
-        raise refusal("bad_data_folder", f"`{clip(member.name)}` goes {where}")
+    top, below, _ = path.partition("/")
+    if scheme == "data" and not (top in DATA_FOLDERS and (below or member.is_folder)):
+        where = f"its place in a virtual environment is not in one of {', '.join(DATA_FOLDERS)}"
+        raise refusal("bad_data_folder", f"`{clip(member.name)}` could replace what Python needs: {where}")
     if scheme in _LIBRARIES:
         if not member.is_folder:
             _note_library(state, path)

@@ -26,7 +26,8 @@ from typing import Any, Literal
 
 from wander.errors import SandboxError
 from wander.sandbox import launcher
-from wander.sandbox.support import FIRST_UID
+from wander.sandbox.support import FIRST_UID, require_support
+from wander.sandbox.visible import INSIDE
 
 MAX_MESSAGE = 64 << 20
 """Bytes of one message from the process; a longer one means that something is wrong in there."""
@@ -41,7 +42,6 @@ Sandbox = Literal["none", "auto", "bwrap"]
 """`none`: an ordinary process with limits. `bwrap`: bubblewrap, or no REPL at all. `auto`: bubblewrap where
 it is installed."""
 
-NOBODY = 65534
 SCRATCH = "/tmp"  # noqa: S108 - a file system of the sandbox's own, in memory
 SOURCE = Path(__file__).with_name("repl_child.py")
 
@@ -326,37 +326,43 @@ async def _spawn(repl: Repl, folder: Path, output: int, child: socket.socket) ->
     `/proc/sys`. A root host takes on an ordinary user first.
     """
     limits, interpreter = repl.limits, repl.python or sys.executable
-    arguments = [str(each) for each in (child.fileno(), limits.memory_mb, limits.file_mb, repl.seed)]
-    # -s and -P keep user packages and the current folder out; -I would also ignore PYTHONHASHSEED.
-    command = [interpreter, "-s", "-P", "-c", SOURCE.read_text(encoding="utf-8"), *arguments]
-    environment = ENVIRONMENT | {"HOME": str(folder), "TMPDIR": str(folder)}
-    taken_on: dict[str, Any] = {}
-    bwrap = None if repl.sandbox == "none" else shutil.which("bwrap")
+    numbers = (limits.memory_mb, limits.file_mb, repl.seed)
+
+    def command_for(descriptor: int) -> list[str]:
+        # -s and -P keep user packages and the current folder out; -I would also ignore PYTHONHASHSEED.
+        program = [interpreter, "-s", "-P", "-c", SOURCE.read_text(encoding="utf-8")]
+        return [*program, *map(str, (descriptor, *numbers))]
+
+    command, environment = (
+        command_for(child.fileno()),
+        ENVIRONMENT | {"HOME": str(folder), "TMPDIR": str(folder)},
+    )
+    support = None
     # In a sandbox no other can be made. It has no network and nothing of the host's to write either, and the
     # worker's memory is closed to it.
-    confined = os.environ.get("WANDER_CONFINED") == "bubblewrap"
-    if confined:
-        confined = Path("/proc/1/comm").read_text(encoding="utf-8").strip() == "bwrap"  # noqa: ASYNC240
-    if repl.sandbox != "none" and not (repl.sandbox == "auto" and bwrap is None) and not confined:
-        if bwrap is None:
-            raise SandboxError(
-                "bubblewrap is not installed",
-                hint='install the `bubblewrap` package, or pass `sandbox="none"`',
-            )
+    if repl.sandbox != "none" and not _is_confined():
+        try:
+            support = require_support()
+        except SandboxError as error:
+            if repl.sandbox == "bwrap":
+                error.hint = f'{error.hint}, or pass `sandbox="none"`'
+                raise
+    if support is not None:
         roots = _interpreter_roots(interpreter)
-        as_root = hasattr(os, "geteuid") and os.geteuid() == 0
-        if as_root and not all(map(_is_open_to_all, roots)):
-            # Root's own interpreter lies where no ordinary user gets: the launcher shows it to one.
-            shown = {launcher.stage_path(at): root for at, root in enumerate(roots)}
-            profile = [bwrap, *_profile(shown, limits.file_mb * 4, repl.folders), "--", *command]
-            plan = {"groups": [], "limits": {}, "uid": FIRST_UID, "binds": roots, "command": profile}
-            command = [sys.executable, "-I", "-S", str(launcher.__file__), json.dumps(plan)]
-        else:
-            profile = _profile({root: root for root in roots}, limits.file_mb * 4, repl.folders)
-            command = [bwrap, *profile, "--", *command]
-            if as_root:
-                taken_on = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
-                os.chown(folder, NOBODY, NOBODY)
+        plan = {
+            "groups": [],
+            "limits": {},
+            "uid": FIRST_UID if support.as_root else None,
+            "descriptors": [child.fileno()],
+            "binds": [_identify(root) for root in roots],
+            "program": dict(support.program),
+            "command": [
+                *support.command,
+                *_profile(roots, limits.file_mb * 4, repl.folders),
+                *("--", *command_for(launcher.FIRST_DESCRIPTOR)),
+            ],
+        }
+        command = [sys.executable, "-I", "-S", str(launcher.__file__), json.dumps(plan)]
         environment = ENVIRONMENT
     try:
         return await asyncio.create_subprocess_exec(
@@ -368,7 +374,6 @@ async def _spawn(repl: Repl, folder: Path, output: int, child: socket.socket) ->
             cwd=folder,
             pass_fds=[child.fileno()],
             start_new_session=True,
-            **taken_on,
         )
     except OSError as error:
         raise SandboxError(f"the REPL's process cannot be started: {error}") from error
@@ -381,15 +386,24 @@ def _interpreter_roots(interpreter: str) -> list[str]:
     return sorted(map(str, roots))
 
 
-def _is_open_to_all(folder: str) -> bool:
-    """Tell whether an ordinary user gets to a folder."""
-    return all(each.stat().st_mode & 0o001 for each in (Path(folder), *Path(folder).parents))
+def _identify(root: str) -> tuple[str, int, int]:
+    """Return a folder's path without symbolic links, its device and its inode."""
+    real = os.path.realpath(root)
+    found = os.stat(real)
+    return real, found.st_dev, found.st_ino
 
 
-def _profile(shown: dict[str, str], disk_mb: int, folders: Sequence[str] = ()) -> list[str]:
+def _is_confined() -> bool:
+    """Tell whether this process runs in the sandbox of a worker."""
+    if os.environ.get("WANDER_CONFINED") != "bubblewrap":
+        return False
+    return INSIDE.encode() in Path("/proc/1/cmdline").read_bytes().split(b"\0")
+
+
+def _profile(shown: Sequence[str], disk_mb: int, folders: Sequence[str] = ()) -> list[str | int]:
     """Return bubblewrap's arguments: no network, a read-only system, `/tmp` and `folders` as places to write.
 
-    `shown` says what is shown beside `/usr`, and where in the sandbox.
+    `shown` are the folders that are visible in addition to `/usr`. A number stands for the descriptor of one.
     """
     variables = {**ENVIRONMENT, "HOME": SCRATCH, "TMPDIR": SCRATCH}
     beside: list[str] = []  # what programs expect beside `/usr`: links into it, or folders of their own
@@ -406,7 +420,7 @@ def _profile(shown: dict[str, str], disk_mb: int, folders: Sequence[str] = ()) -
         *beside,
         # Before the interpreter, which may lie below one of them.
         *(part for each in (SCRATCH, *folders) for part in ("--size", str(disk_mb << 20), "--tmpfs", each)),
-        *(part for source, place in shown.items() for part in ("--ro-bind", source, place)),
+        *(part for index, place in enumerate(shown) for part in ("--ro-bind-fd", index, place)),
         *("--proc", "/proc", "--dev", "/dev"),
         *("--size", str(16 << 20), "--tmpfs", "/dev/shm"),  # noqa: S108 - the sandbox's own
         *("--chdir", SCRATCH, "--remount-ro", "/"),

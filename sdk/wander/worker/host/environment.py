@@ -23,6 +23,7 @@ from wander.worker.remote.address import WorkerPlace
 from wander.worker.remote.tunnel import AnswerCall
 
 if TYPE_CHECKING:
+    from wander.sandbox.visible import Runtime
     from wander.wire.verification import Surroundings
 
 _PAGE = 500
@@ -58,6 +59,7 @@ class WorkerEnvironment(EnvironmentHandle):
         startup_timeout: float = 300.0,
         restarts: int = 10,
         sandbox: SandboxPolicy | None = None,
+        runtime: Runtime | None = None,
         workers: int = 1,
         addresses: Sequence[WorkerPlace] = (),
         rollout_timeout: float | None = None,
@@ -78,6 +80,7 @@ class WorkerEnvironment(EnvironmentHandle):
         - `log_path`: takes everything the environment prints; appended to.
         - `sandbox`: confines it to these limits (docs/sandbox.md), or raises `SandboxError` where that cannot
           be done. What of the host's variables is an address or a key of a model stays outside then.
+        - `runtime`: what is known of `python`, if that is not this interpreter. The sandbox needs it.
         - `workers`: how many processes share the rollouts. More than one helps where the environment's code
           computes, or blocks its process: `automatic_workers` suggests a number.
         - `addresses`: where workers listen (`wander.worker.listener`), instead of processes started here. The
@@ -93,6 +96,10 @@ class WorkerEnvironment(EnvironmentHandle):
           it seems to be the same; who derives a run again takes another one.
         - `surroundings`: hash seed, time zone, locale, clock and, in a sandbox, host name of the processes.
         """
+        if sandbox is not None:
+            from wander.sandbox.visible import require_known
+
+            require_known(python, runtime)
         load = Load(
             target=None if path else target,
             path=None if path is None else str(path.expanduser().resolve()),  # noqa: ASYNC240 - a moment
@@ -116,7 +123,8 @@ class WorkerEnvironment(EnvironmentHandle):
         if sandbox is not None:
             from wander.worker.process.sandboxed import Sandbox
 
-            options = replace(options, sandbox=Sandbox(sandbox, proxy.take, proxy.address, host_name))
+            made = Sandbox(sandbox, proxy.take, proxy.address, runtime, host_name or "sandbox")
+            options = replace(options, sandbox=made)
         try:
             pool = await WorkerPool.start(_each(options, workers, addresses, proxy.answer), restarts)
         except BaseException:

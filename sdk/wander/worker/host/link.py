@@ -14,6 +14,7 @@ import fcntl
 import os
 import secrets
 import shutil
+import socket
 import stat
 import sys
 import tempfile
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from websockets.asyncio.connection import Connection
-from websockets.asyncio.server import Server, ServerConnection, unix_serve
+from websockets.asyncio.server import Server, ServerConnection, serve, unix_serve
 
 from wander.errors import LoadError
 from wander.worker.channel import FRAME, OPTIONS
@@ -116,11 +117,15 @@ class LocalLink:
     aside: Callable[[str], None] | None = None
     """Takes text frames: a worker that is started here sends none."""
 
-    def __init__(self, folder: SocketFolder) -> None:
+    def __init__(self, folder: SocketFolder, message_limit: int) -> None:
         self._folder = folder
         self._path = folder.path / "s"
+        # A worker's connection may wait before it greets, and `startup_timeout` bounds the whole start.
+        self._options = {**OPTIONS, "max_size": message_limit + FRAME, "open_timeout": None}
         self._mark = secrets.token_hex(8)
         self._server: Server | None = None
+        self._control: asyncio.Future[socket.socket] | None = None
+        """Where a confined worker connects; there it listens itself, for this process."""
         self._connected: asyncio.Future[ServerConnection] = asyncio.get_running_loop().create_future()
         self._done = asyncio.Event()
         self.process: WorkerProcess
@@ -128,12 +133,8 @@ class LocalLink:
     @classmethod
     async def open(cls, options: WorkerOptions) -> LocalLink:
         """Start a worker that will connect; raises `LoadError` when its interpreter does not start."""
-        link = cls(SocketFolder.make())
+        link = cls(SocketFolder.make(), options.load.message_limit)
         try:
-            # A socket that is handed to the worker is connected before the worker is there to greet, and
-            # `startup_timeout` bounds the whole start.
-            most = {"max_size": options.load.message_limit + FRAME, "open_timeout": None}
-            link._server = await unix_serve(link._accept, str(link._path), **{**OPTIONS, **most})
             link.process = await link._start(options)
         except BaseException as error:
             await link.close()
@@ -154,18 +155,22 @@ class LocalLink:
             "variables": variables,
         }
         if options.sandbox is None:
+            self._server = await unix_serve(self._accept, str(self._path), **self._options)
             return await WorkerProcess.start(options.python, self._path, **given)
         from wander.worker.process.sandboxed import SandboxedWorker  # costs what most workers do not need
 
         source = None if options.load.path is None else Path(options.load.path)
-        return await SandboxedWorker.start_in(
-            options.sandbox, options.python, self._path, source=source, **given
-        )
+        started = await SandboxedWorker.start_in(options.sandbox, source=source, **given)
+        self._control = started.control
+        return started
 
     async def wait_for_connection(self) -> Connection:
         """Wait for the worker; raises `LoadError` when it ends before."""
 
         async def wait() -> Connection:
+            if self._control is not None:
+                listening = await asyncio.shield(self._control)
+                self._server = await serve(self._accept, sock=listening, **self._options)
             return await asyncio.shield(self._connected)
 
         if (connection := await until_ended(self.process, wait())) is None:
@@ -202,6 +207,8 @@ class LocalLink:
         if self._connected.done():
             return  # one worker only
         self._connected.set_result(connection)
+        if self._control is not None and self._server is not None:
+            self._server.close(close_connections=False)  # nobody else may so much as greet
         await self._done.wait()
 
 

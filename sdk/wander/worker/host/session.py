@@ -148,7 +148,7 @@ class WorkerSession:
                     task.cancel()
                 await asyncio.gather(*session._tasks, return_exceptions=True)
             await link.close()
-            if session is None and (cause := link.process.find_failed_start()) is not None:
+            if (cause := link.process.find_failed_start()) is not None:
                 raise cause from None
             if isinstance(error, TimeoutError):
                 seconds = f"{options.startup_timeout:g} s"

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import secrets
+import socket
 import socketserver
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from wander.sandbox.bubblewrap import profile_digest
 from wander.sandbox.groups import Group, new_group
 from wander.sandbox.policy import SandboxPolicy
 from wander.sandbox.support import Support, explain_failure, require_support
-from wander.sandbox.visible import visible
+from wander.sandbox.visible import choose_binds
 from wander.worker.process.sandboxed import confine
 
 _SECONDS = 120.0
@@ -107,6 +108,7 @@ def bait(policy: SandboxPolicy) -> Iterator[dict[str, Any]]:
             "file": str(folder / "secret"),
             "secret": secret,
             "port": stack.enter_context(_tell_everybody(secret)),
+            "name": stack.enter_context(_listen_under_a_name(secret)),
             "file_limit": policy.file,
             "tmp_limit": policy.tmp,
             "shm_limit": policy.shm,
@@ -128,14 +130,42 @@ def _tell_everybody(secret: str) -> Iterator[int]:
         server.shutdown()
 
 
+@contextlib.contextmanager
+def _listen_under_a_name(name: str) -> Iterator[str]:
+    """Listen under an abstract name, which belongs to the network namespace; yield it."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"\0{name}")
+        listening.listen()
+        yield name
+
+
+def start_sandbox(policy: SandboxPolicy | None = None) -> Support:
+    """Start a sandbox that does nothing, and return what it was made with.
+
+    Raises `SandboxError` if that does not work here, with what is missing and the remedy.
+    """
+    support = require_support()
+    _run(policy or SandboxPolicy(), support, Group(), {"module": "__hello__"}, b"")
+    return support
+
+
 def _probe(policy: SandboxPolicy, prepared: dict[str, Any], group: Group, support: Support) -> dict[str, Any]:
     # By standard input: among the arguments the secret would be found.
     plan = {"module": "wander.sandbox.probes", "arguments": ["probes"]}
-    confined = confine(policy, support, visible(None, None, policy.read), group, plan, {})
+    found: dict[str, Any] = json.loads(_run(policy, support, group, plan, json.dumps(prepared).encode()))
+    return found
+
+
+def _run(
+    policy: SandboxPolicy, support: Support, group: Group, plan: dict[str, Any], standard_input: bytes
+) -> bytes:
+    """Run what a plan names in a sandbox, with this Python, and return its output."""
+    sees = choose_binds(None, None, policy.read, policy.hide)
+    confined = confine(policy, support, sees, group, {"arguments": [""], **plan}, {})
     try:
         done = subprocess.run(  # noqa: S603 - our own command
             confined.command,
-            input=json.dumps(prepared).encode(),
+            input=standard_input,
             capture_output=True,
             env=confined.environ,
             cwd="/",
@@ -145,12 +175,10 @@ def _probe(policy: SandboxPolicy, prepared: dict[str, Any], group: Group, suppor
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise SandboxError(f"the self-test did not end within {_SECONDS:g} s") from error
+        raise SandboxError(f"a sandbox did not end within {_SECONDS:g} s") from error
     finally:
-        for descriptor in confined.descriptors:
+        for descriptor in (*confined.own, confined.ready):
             os.close(descriptor)
-    said = done.stderr.decode("utf-8", "replace").strip()
     if done.returncode != 0:
-        raise explain_failure(said.removeprefix("bwrap: ").removeprefix("sandbox: "))
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+        raise explain_failure(done.stderr.decode("utf-8", "replace"))
+    return done.stdout

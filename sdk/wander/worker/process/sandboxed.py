@@ -9,10 +9,9 @@ import json
 import os
 import signal
 import socket
-import stat
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,8 @@ from wander.sandbox.bubblewrap import VARIABLES, arguments
 from wander.sandbox.groups import CLOSE_PAUSE, CLOSE_ROUNDS, Group, new_group
 from wander.sandbox.policy import SandboxPolicy
 from wander.sandbox.seccomp import compile_filter
-from wander.sandbox.support import FIRST_UID, Support, find_failure, require_support
-from wander.sandbox.visible import INSIDE, Visible, visible
+from wander.sandbox.support import FIRST_UID, Support, explain_failure, require_support
+from wander.sandbox.visible import INSIDE, Runtime, Visible, choose_binds
 from wander.worker.note import NOTE_BYTES
 from wander.worker.process.start import FROM_OUTSIDE, WorkerProcess, own_variables
 
@@ -45,7 +44,9 @@ class Sandbox:
     take_call: TakeCall
     endpoint: tuple[str, int]
     """Address of the endpoint as `OPENAI_BASE_URL` in the worker names it."""
-    host_name: str | None = None
+    runtime: Runtime | None
+    """What the environment runs with; None means this process's own Python."""
+    host_name: str
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,22 @@ class Confined:
 
     command: list[str]
     environ: dict[str, str]
-    descriptors: list[int] = field(default_factory=list)
-    """To be passed on, and then closed here."""
+    descriptors: tuple[int, ...]
+    """To be passed on."""
+    own: tuple[int, ...]
+    """Those that were made for the sandbox, to be closed here once it is started."""
+    ready: int
+    """A pipe in which something comes once the sandbox is complete: what happens later is not the sandbox's
+    fault."""
+
+    def was_completed(self) -> bool:
+        """Tell whether the sandbox was complete when its process ended; closes the pipe."""
+        try:
+            return os.read(self.ready, 1) != b""
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(self.ready)
 
 
 class SandboxedWorker(WorkerProcess):
@@ -67,16 +82,21 @@ class SandboxedWorker(WorkerProcess):
         log: CappedLog,
         log_path: Path,
         *,
-        calls: CallSockets,
+        confined: Confined,
+        sockets: HandedSockets,
         group: Group,
         policy: SandboxPolicy,
         note: int,
     ) -> None:
         super().__init__(process, None, log_path)
+        self._confined = confined
+        self._complete = False
         self._note: int | None = note
         self._noted = b""
         self._log = log
-        self._calls = calls
+        self._sockets = sockets
+        self.control = sockets.control
+        """A socket that listens in the sandbox: the worker's connection is the first on it."""
         self._group = group
         self._policy = policy
         self._starved = False
@@ -85,15 +105,13 @@ class SandboxedWorker(WorkerProcess):
     async def start_in(
         cls,
         sandbox: Sandbox,
-        python: Path | None,
-        path: Path,
         *,
         environ: Iterable[str],
         log_path: Path,
         variables: Mapping[str, str],
         source: Path | None,
     ) -> SandboxedWorker:
-        """Start a worker that speaks over the socket at `path`; raises `OSError` or `SandboxError`.
+        """Start a worker that connects to `control`; raises `OSError` or `SandboxError`.
 
         `environ` and `variables` are those of `WorkerProcess.start`. `source` is the folder or file that it
         will load, which the sandbox has to show it.
@@ -101,33 +119,34 @@ class SandboxedWorker(WorkerProcess):
         log_path.parent.mkdir(parents=True, exist_ok=True)
         policy = sandbox.policy
         support = require_support()
-        sees = visible(python, source, policy.read)
-        host, port = sandbox.endpoint
+        sees = choose_binds(sandbox.runtime, source, policy.read, policy.hide)
         with contextlib.ExitStack() as unless_started, contextlib.ExitStack() as handed_on:
-            # The worker may open no socket itself.
-            connected = handed_on.enter_context(socket.socket(socket.AF_UNIX))
-            connected.connect(str(path))
             group = await asyncio.to_thread(new_group, policy)
             unless_started.callback(group.close)
-            calls = CallSockets(sandbox.take_call)
-            unless_started.callback(calls.close)
-            handed_on.callback(calls.inside.close)
+            sockets = HandedSockets(sandbox.take_call)
+            unless_started.callback(sockets.close)
+            handed_on.callback(sockets.inside.close)
             # Memory that the worker shares with its host, of a size that it cannot change.
             note = os.memfd_create("note", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             unless_started.callback(os.close, note)
             os.ftruncate(note, NOTE_BYTES)
             fcntl.fcntl(note, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            note_fd, host_fd = map(handed_on_as, range(2))
             plan = {
                 "module": "wander.worker",
-                "arguments": ["wander.worker", "--fd", str(connected.fileno()), "--note", str(note)],
-                "calls": calls.inside.fileno(),
-                "calls_host": host,
-                "calls_port": port,
+                "arguments": ["wander.worker", "--note", str(note_fd)],
+                "keep": [note_fd],
+                "host": [host_fd, *sandbox.endpoint],
             }
             given = {**own_variables(environ), **variables}
-            confined = confine(policy, support, sees, group, plan, given, host_name=sandbox.host_name)
+            confined = confine(
+                *(policy, support, sees, group, plan, given),
+                descriptors=[note, sockets.inside.fileno()],
+                host_name=sandbox.host_name,
+            )
+            unless_started.callback(os.close, confined.ready)
             reading, writing = os.pipe()
-            for descriptor in (writing, *confined.descriptors):
+            for descriptor in (writing, *confined.own):
                 handed_on.callback(os.close, descriptor)
             log = CappedLog(reading, log_path, policy.log)
             unless_started.callback(log.close)
@@ -138,22 +157,30 @@ class SandboxedWorker(WorkerProcess):
                 stderr=writing,
                 env=confined.environ,
                 cwd="/",
-                pass_fds=(*confined.descriptors, connected.fileno(), calls.inside.fileno(), note),
+                pass_fds=confined.descriptors,
                 start_new_session=True,
             )
             unless_started.pop_all()
-        return cls(process, log, log_path, calls=calls, group=group, policy=policy, note=note)
+        return cls(
+            *(process, log, log_path),
+            confined=confined,
+            sockets=sockets,
+            group=group,
+            policy=policy,
+            note=note,
+        )
 
     async def end(self, grace: float) -> None:
         """End it as any worker, then everything that was made for it."""
         try:
             await super().end(grace)
         finally:
-            self._calls.close()
+            self._sockets.close()
             note, self._note = self._note, None
             if note is not None:
                 self._noted = os.pread(note, NOTE_BYTES, 0)
                 os.close(note)
+                self._complete = self._confined.was_completed()
             await self._log.finish(_LAST_OUTPUT_SECONDS)
             self._starved |= self._group.out_of_memory()
             for _ in range(CLOSE_ROUNDS):  # in this thread, since `end` may run twice at once
@@ -189,7 +216,9 @@ class SandboxedWorker(WorkerProcess):
 
     def find_failed_start(self) -> SandboxError | None:
         """Return why there was no sandbox, where the process ended for that."""
-        return find_failure(self._process.returncode, self._log.head.decode("utf-8", "replace"))
+        if self._complete or (self._process.returncode or -1) < 0:
+            return None
+        return explain_failure(self._log.head.decode("utf-8", "replace"))
 
 
 def confine(
@@ -200,37 +229,52 @@ def confine(
     plan: Mapping[str, Any],
     variables: Mapping[str, str],
     *,
-    host_name: str | None = None,
+    descriptors: Sequence[int] = (),
+    host_name: str = "sandbox",
 ) -> Confined:
-    """Return how to start what `plan` (of `inside.py`) names."""
+    """Return how to start what `plan` (of `inside.py`) names.
+
+    In the plan, `descriptors` have the numbers that `handed_on_as` returns for their indexes.
+    """
     filter_fd = os.memfd_create("filter")
     os.write(filter_fd, compile_filter(support.machine))
     os.lseek(
         filter_fd, 0, os.SEEK_SET
     )  # bubblewrap reads to the end: each start needs a descriptor of its own
-    sources: Sequence[str] = sees.binds
-    if support.as_root:
-        sources = [launcher.stage_path(index) for index in range(len(sees.binds))]
+    ready, completed = os.pipe()
+    os.set_blocking(ready, False)
     whole = {
         "processes": policy.processes,
         "path": list(sees.import_path),
-        "prefix": str(sees.python.parent.parent),
-        "calls": None,
+        "prefix": sees.prefix,
+        "executable": sees.executable,
+        "keep": [],
+        "host": None,
+        "ready": launcher.FIRST_DESCRIPTOR,
         "module": None,
         **plan,
     }
-    bwrap = [support.bwrap, *arguments(policy, sees, sources, filter_fd, host_name or "sandbox")]
-    started = [str(sees.python), "-s", "-P", "-S", str(INSIDE), json.dumps(whole)]
+    started = [sees.python, "-s", "-P", "-S", INSIDE, json.dumps(whole)]
+    handed_on = (completed, filter_fd, *descriptors)
+    filter_number = launcher.FIRST_DESCRIPTOR + 1
     launch = {
         "groups": group.joined,
+        "descriptors": handed_on,
         "limits": _limits(policy, group),
         "uid": FIRST_UID if support.as_root else None,
-        "binds": list(sees.binds),
-        "command": [*bwrap, *started],
+        "binds": [(bind.source, bind.device, bind.inode) for bind in sees.binds],
+        "program": dict(support.program),
+        "command": [*support.command, *arguments(policy, sees, filter_number, host_name), *started],
     }
     command = [*group.prefix, sys.executable, "-I", "-S", str(_LAUNCHER), json.dumps(launch)]
-    path = f"{sees.python.parent}:/usr/local/bin:/usr/bin:/bin"
-    return Confined(command, {"PATH": path, **VARIABLES, **variables}, [filter_fd])
+    path = f"{sees.prefix}/bin:/usr/local/bin:/usr/bin:/bin"
+    environ = {"PATH": path, **VARIABLES, **variables}
+    return Confined(command, environ, handed_on, (completed, filter_fd), ready)
+
+
+def handed_on_as(index: int) -> int:
+    """Return the number that a descriptor of the caller's has in the sandbox."""
+    return launcher.FIRST_DESCRIPTOR + 2 + index
 
 
 def _limits(policy: SandboxPolicy, group: Group) -> dict[str, tuple[int, int]]:
@@ -257,8 +301,11 @@ def size_in_words(size: float) -> str:
     return f"{size:.4g} {unit}"
 
 
-class CallSockets:
-    """Receives descriptors over a pair of sockets, as `inside.py` sends them, and hands good ones on."""
+class HandedSockets:
+    """Takes the sockets that listen in the sandbox's network namespace, and accepts calls of the endpoint.
+
+    Its first program hands them over before anything of the environment runs (`wander.sandbox.inside`).
+    """
 
     def __init__(self, take: TakeCall) -> None:
         self._take = take
@@ -266,34 +313,43 @@ class CallSockets:
         self._host.setblocking(False)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._host, self._receive)
+        self._accepting: asyncio.Task[None] | None = None
+        self.control: asyncio.Future[socket.socket] = self._loop.create_future()
 
     def close(self) -> None:
-        """Take no more; safe to call twice."""
+        """Accept no more; safe to call twice."""
+        self._forget_host()
+        self.inside.close()
+        if self._accepting is not None:
+            self._accepting.cancel()
+        if self.control.done() and not self.control.cancelled():
+            self.control.result().close()
+        self.control.cancel()
+
+    def _forget_host(self) -> None:
         if self._host.fileno() >= 0:
             self._loop.remove_reader(self._host)
-        self._host.close()
-        self.inside.close()
+            self._host.close()
 
     def _receive(self) -> None:
         try:
-            word, descriptors, _, _ = socket.recv_fds(self._host, 1, 1)
-        except BlockingIOError:
-            return
+            descriptors = socket.recv_fds(self._host, 1, 2)[1]
         except OSError:
-            word, descriptors = b"", []
-        if not word and not descriptors:
-            self.close()
-        for descriptor in descriptors:
-            os.set_inheritable(descriptor, False)
-            # Only a pair of stream sockets is taken: the other side may be hostile.
-            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                found = socket.socket(fileno=descriptor)
-                if (found.family, found.type) == (socket.AF_UNIX, socket.SOCK_STREAM):
-                    self._take(found)
-                else:
-                    found.close()
-            else:
-                os.close(descriptor)
+            descriptors = []
+        self._forget_host()
+        if len(descriptors) == 2:
+            control, endpoint = (socket.socket(fileno=descriptor) for descriptor in descriptors)
+            for listening in (control, endpoint):
+                listening.set_inheritable(False)
+                listening.setblocking(False)
+            self.control.set_result(control)
+            self._accepting = self._loop.create_task(self._accept(endpoint))
+
+    async def _accept(self, endpoint: socket.socket) -> None:
+        with endpoint, contextlib.suppress(OSError):  # out of descriptors: the environment's calls fail
+            while True:
+                connection, _ = await self._loop.sock_accept(endpoint)
+                self._take(connection)
 
 
 class CappedLog:
