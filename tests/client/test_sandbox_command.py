@@ -76,6 +76,7 @@ def test_without_bubblewrap_nothing_of_the_environment_runs(
     module.write_text(module.read_text() + f"\nopen({str(home / 'ran')!r}, 'w').close()\n")
     which = shutil.which
     monkeypatch.setattr(shutil, "which", lambda name, *rest: None if name == "bwrap" else which(name, *rest))
+    monkeypatch.setattr("wander.sandbox.support.PACKAGE", "no_such_package")
     monkeypatch.setenv("WANDER_SANDBOX", "1")
     monkeypatch.setattr("sys.platform", "linux")
     result = wander("eval", "./say-env", "-m", "name", "-b", "http://127.0.0.1:9/v1", "-n", "1")

@@ -91,9 +91,9 @@ def look(runtime: Runtime, place: Path, *paths: str, meanwhile: Callable[[], Any
         text=True,
         check=False,
     )
-    for descriptor in ready.own:
-        os.close(descriptor)
     complete = ready.was_completed()
+    for descriptor in (*ready.own, ready.ready):
+        os.close(descriptor)
     if done.returncode != 0 and not complete:
         raise explain_failure(done.stderr)
     assert done.returncode == 0, done.stderr

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -25,7 +25,9 @@ from wander.sandbox import SandboxPolicy
 from wander.worker.child.clock import CLOCK
 
 if TYPE_CHECKING:
+    from wander.sandbox.groups import Group
     from wander.sandbox.visible import Runtime
+    from wander.worker.process.sandboxed import Confined
 
 LONGEST_PROBE = 300.0
 """Seconds that one process of a check may take unless its caller says otherwise."""
@@ -70,6 +72,10 @@ def check_environment(
         target.startswith((".", "/", "~")) or target.endswith(".py") or Path(target).is_dir()
     )
     folder = Path(target).expanduser().resolve() if is_path else None
+    if sandbox is not None:
+        from wander.sandbox.visible import require_known
+
+        require_known(Path(python), runtime)
     report = CheckReport(
         schema="wander.check/1", target=str(target), arguments=dict(arguments or {}), checks=[]
     )
@@ -141,23 +147,8 @@ def _run_probe(
             environ = {**kept, **variables}
             place = stack.enter_context(tempfile.TemporaryDirectory(prefix="wander-check-"))
         else:
-            from wander.sandbox.groups import new_group
-            from wander.sandbox.support import explain_failure, require_support
-            from wander.sandbox.visible import choose_binds, require_known
-            from wander.worker.process.sandboxed import confine, handed_on_as
-
-            require_known(python, runtime)
-            support = require_support()
-            source = Path(request.target) if request.is_path else None
-            sees = choose_binds(runtime, source, sandbox.read, sandbox.hide)
-            group = new_group(sandbox)
-            numbers = [handed_on_as(index) for index in range(len(shared))]
-            plan = {"module": _PROBE, "arguments": [_PROBE, *map(str, numbers)], "keep": numbers}
-            confined = confine(
-                *(sandbox, support, sees, group, plan, variables),
-                descriptors=shared,
-                host_name=("sandbox", "elsewhere")[number],
-            )
+            confined, group = _confine_probe(request, number, shared, variables, sandbox, runtime)
+            stack.callback(os.close, confined.ready)
             stack.enter_context(handed_on)
             for descriptor in confined.own:
                 handed_on.callback(os.close, descriptor)
@@ -192,6 +183,8 @@ def _run_probe(
         said = output.read(_LONGEST_OUTPUT).decode("utf-8", "replace").strip()
         # A sandbox that was not made is no fault of the environment.
         if confined is not None and not confined.was_completed() and process.returncode > 0:
+            from wander.sandbox.support import explain_failure
+
             raise explain_failure(said)
         with contextlib.suppress(ValidationError):  # there is no result, or not all of it
             if not hung:
@@ -200,6 +193,33 @@ def _run_probe(
         ending += f": {said.splitlines()[-1]:.300}" if said else ""
         lost = Trouble(type="ProcessLost", message=f"{ending}, while {doing}")
         return ProbeResult(trouble=lost, lost_while=doing)
+
+
+def _confine_probe(
+    request: ProbeRequest,
+    number: int,
+    shared: Sequence[int],
+    variables: Mapping[str, str],
+    sandbox: SandboxPolicy,
+    runtime: Runtime | None,
+) -> tuple[Confined, Group]:
+    """Return how to start one process of a check in the sandbox, and the group that it will be in."""
+    from wander.sandbox.groups import new_group
+    from wander.sandbox.support import require_support
+    from wander.sandbox.visible import choose_binds
+    from wander.worker.process.sandboxed import confine, handed_on_as
+
+    support = require_support()
+    source = Path(request.target) if request.is_path else None
+    sees = choose_binds(runtime, source, sandbox.read, sandbox.hide)
+    group = new_group(sandbox)
+    numbers = [handed_on_as(index) for index in range(len(shared))]
+    plan = {"module": _PROBE, "arguments": [_PROBE, *map(str, numbers)], "keep": numbers}
+    host_name = ("sandbox", "elsewhere")[number]
+    confined = confine(
+        *(sandbox, support, sees, group, plan, variables), descriptors=shared, host_name=host_name
+    )
+    return confined, group
 
 
 def _open_memory(name: str) -> IO[bytes]:

@@ -42,9 +42,8 @@ class SandboxPolicy(Record):
     """What it may print; the rest is dropped."""
     read: tuple[str, ...] = ()
     """Absolute paths of other folders and files that it may read."""
-    hide: tuple[str, ...] = ()
-    """Absolute paths of folders of which it may see nothing, even if `read` or the environment's folder holds
-    one."""
+    hide: tuple[str, ...] = Field(default=(), exclude_if=lambda folders: not folders)
+    """Absolute paths of folders of which it may see nothing, even if `read` or its own folder holds one."""
 
     def limits(self) -> dict[str, int | float]:
         """Return the limits without the folders."""

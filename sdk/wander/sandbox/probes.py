@@ -63,8 +63,8 @@ def probes() -> dict[str, Probe]:
         found[f"open /dev/{path}"] = partial(_write, f"/dev/{path}")
     for name in DENIED:
         found[f"call {name}"] = partial(_call, name)
-    for name, *kind in _SOCKETS:
-        found[f"socket {name}"] = partial(_open_socket, *kind)
+    for name, family, kind, protocol in _SOCKETS:
+        found[f"socket {name}"] = partial(_open_socket, family, kind, protocol)
     return found | _OTHERS
 
 

@@ -65,7 +65,6 @@ class WorkerEnvironment(EnvironmentHandle):
         rollout_timeout: float | None = None,
         stall_seconds: float = 10.0,
         message_limit: int = MESSAGE_LIMIT,
-        hash_seed: int = 0,
         surroundings: Surroundings | None = None,
     ) -> WorkerEnvironment:
         """Start workers and load an environment in each; raises `LoadError` with the true cause, and then
@@ -78,9 +77,9 @@ class WorkerEnvironment(EnvironmentHandle):
           Unless `OPENAI_API_KEY` or `OPENAI_BASE_URL` is among them, OpenAI clients in its code call through
           this process, which has the key and records the answers (`wander.worker.openai_proxy`).
         - `log_path`: takes everything the environment prints; appended to.
-        - `sandbox`: confines it to these limits (docs/sandbox.md), or raises `SandboxError` where that cannot
-          be done. What of the host's variables is an address or a key of a model stays outside then.
-        - `runtime`: what is known of `python`, if that is not this interpreter. The sandbox needs it.
+        - `sandbox`: confines it to these limits (docs/sandbox.md), or raises `SandboxError`. Variables of the
+          host that hold an address or a key of a model stay outside. It needs `runtime`, which is what is known
+          of a `python` other than this interpreter.
         - `workers`: how many processes share the rollouts. More than one helps where the environment's code
           computes, or blocks its process: `automatic_workers` suggests a number.
         - `addresses`: where workers listen (`wander.worker.listener`), instead of processes started here. The
@@ -92,8 +91,6 @@ class WorkerEnvironment(EnvironmentHandle):
           Where the environment's code then lets nothing else of its worker go on for `stall_seconds`, the
           worker is ended; its other rollouts are retryable.
         - `message_limit`: most bytes of one message from a worker. A rollout that needs more fails by itself.
-        - `hash_seed`: decides the order of sets of text. It is the same in every run, so that what depends on
-          it seems to be the same; who derives a run again takes another one.
         - `surroundings`: hash seed, time zone, locale, clock and, in a sandbox, host name of the processes.
         """
         if sandbox is not None:
@@ -108,12 +105,11 @@ class WorkerEnvironment(EnvironmentHandle):
             stall_seconds=stall_seconds,
             message_limit=message_limit,
         )
-        passed = tuple(environ)
-        proxy = OpenAIProxy()
+        passed, proxy = tuple(environ), OpenAIProxy()
         # An environment that is given the user's own key or address talks to that endpoint itself.
         own = sandbox is not None or not proxy.variables.keys() & set(passed)
         variables = dict(proxy.variables) if own else {}
-        host_name = None
+        hash_seed, host_name = 0, None  # sets of text have the same order in every run
         if surroundings is not None:
             from wander.worker.process.surroundings import surrounding_variables
 
@@ -123,8 +119,8 @@ class WorkerEnvironment(EnvironmentHandle):
         if sandbox is not None:
             from wander.worker.process.sandboxed import Sandbox
 
-            made = Sandbox(sandbox, proxy.take, proxy.address, runtime, host_name or "sandbox")
-            options = replace(options, sandbox=made)
+            inside = Sandbox(sandbox, proxy.take, proxy.address, runtime, host_name or "sandbox")
+            options = replace(options, sandbox=inside)
         try:
             pool = await WorkerPool.start(_each(options, workers, addresses, proxy.answer), restarts)
         except BaseException:

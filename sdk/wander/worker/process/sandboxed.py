@@ -64,13 +64,11 @@ class Confined:
     fault."""
 
     def was_completed(self) -> bool:
-        """Tell whether the sandbox was complete when its process ended; closes the pipe."""
+        """Tell whether the sandbox was complete before its process ended."""
         try:
             return os.read(self.ready, 1) != b""
         except BlockingIOError:
             return False
-        finally:
-            os.close(self.ready)
 
 
 class SandboxedWorker(WorkerProcess):
@@ -181,6 +179,7 @@ class SandboxedWorker(WorkerProcess):
                 self._noted = os.pread(note, NOTE_BYTES, 0)
                 os.close(note)
                 self._complete = self._confined.was_completed()
+                os.close(self._confined.ready)
             await self._log.finish(_LAST_OUTPUT_SECONDS)
             self._starved |= self._group.out_of_memory()
             for _ in range(CLOSE_ROUNDS):  # in this thread, since `end` may run twice at once
