@@ -151,6 +151,61 @@ def test_installers_are_told_digests_and_the_index_finds_the_files(hub: HubApi, 
     ]
 
 
+def strange(url: str, **more: Any) -> Any:
+    return locked({"name": "rules", "version": "1.0", "wheels": [file_at(url)], **more})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://169.254.169.254/latest/rules-1.0-py3-none-any.whl",
+        "http://10.0.0.5:8080/rules-1.0-py3-none-any.whl",
+        "https://index.example:444/rules-1.0-py3-none-any.whl",
+        "http://index.example/rules-1.0-py3-none-any.whl",
+        "https://index.example.evil.org/rules-1.0-py3-none-any.whl",
+        "https://index.example@evil.org/rules-1.0-py3-none-any.whl",
+        "https://download.pytorch.org/rules-1.0-py3-none-any.whl",
+    ],
+)
+def test_a_machine_that_asks_its_indexes_alone_takes_no_address_of_a_lock(
+    url: str, hub: HubApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = own_wheel(tmp_path)
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "https://user:word@index.example/simple")
+    usual = lock.install_lines(hub, tmp_path, strange(url), own)
+    assert f"rules @ {url} " in usual
+    monkeypatch.setenv("WANDER_INDEXES_ONLY", "1")
+    lines = lock.install_lines(hub, tmp_path, strange(url), own).splitlines()
+    assert lines[1:] == [f"rules==1.0 --hash=sha256:{'a' * 64}"]
+    archive = {"name": "rules", "archive": file_at(url.replace("-py3-none-any.whl", ".zip"))}
+    with pytest.raises(ClientError) as refused:
+        lock.install_lines(hub, tmp_path, locked(archive), own)
+    assert refused.value.code == "lock_address"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("UV_DEFAULT_INDEX", "https://index.example/simple"),
+        ("UV_INDEX", "https://other.example/simple inner=https://u:p@index.example/simple"),
+        ("UV_FIND_LINKS", "/wheels,https://index.example/links"),
+        ("PIP_EXTRA_INDEX_URL", "https://index.example/simple"),
+        ("PIP_FIND_LINKS", "https://index.example/links"),
+    ],
+)
+def test_what_is_configured_is_asked(
+    variable: str, value: str, hub: HubApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_FIND_LINKS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("WANDER_INDEXES_ONLY", "1")
+    url = "https://index.example/files/rules-1.0-py3-none-any.whl"
+    lines = lock.install_lines(hub, tmp_path, strange(url), own_wheel(tmp_path)).splitlines()
+    assert lines[1:] == [f"rules @ {url} --hash=sha256:{'a' * 64}"]
+
+
 @pytest.mark.parametrize(
     "more",
     [

@@ -7,7 +7,7 @@ import functools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,15 @@ from command_line import make_wheel
 
 
 class _Pages(SimpleHTTPRequestHandler):
+    def __init__(self, *given: Any, asked: list[str], **more: Any) -> None:
+        self.asked = asked
+        super().__init__(*given, **more)
+
+    def do_GET(self) -> None:
+        """Note what is asked for."""
+        self.asked.append(self.path)
+        super().do_GET()
+
     def end_headers(self) -> None:
         """Let nobody keep a page: a release is there at once."""
         self.send_header("Cache-Control", "no-store")
@@ -38,6 +47,8 @@ class PackageShop:
 
     url: str
     folder: Path
+    asked: list[str] = field(default_factory=list)
+    """Paths of the requests so far."""
 
     @property
     def host(self) -> str:
@@ -61,11 +72,13 @@ def package_shop(folder: Path, mirror: str) -> Iterator[PackageShop]:
     simple.mkdir(parents=True)
     for project in Path(url2pathname(urlsplit(mirror).path)).iterdir():
         (simple / project.name).symlink_to(project)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Pages, directory=str(folder)))
+    asked: list[str] = []
+    pages = functools.partial(_Pages, directory=str(folder), asked=asked)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), pages)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield PackageShop(f"http://127.0.0.1:{server.server_port}/simple", folder)
+        yield PackageShop(f"http://127.0.0.1:{server.server_port}/simple", folder, asked)
     finally:
         server.shutdown()
         thread.join()

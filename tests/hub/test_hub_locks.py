@@ -126,6 +126,15 @@ FORGERIES: dict[str, tuple[Callable[[Lock], object], str, str]] = {
     "a query": (
         lambda lock: first_wheel(lock).update(url=f"https://s3.acme.com/{WHEEL}?X-Amz-Date=1", name=WHEEL),
         "bad_lock", "query"),
+    **{
+        f"a file at {host}": (
+            lambda lock, host=host: set_url(lock, f"http://{host}/{WHEEL}"),
+            "lock_address", "private network")
+        for host in (
+            "169.254.169.254", "10.0.0.1:8080", "127.0.0.1", "127.1", "2130706433", "0x7f.1", "localhost",
+            "x.localhost", "[::1]", "[::ffff:10.0.0.1]", "[fd00::1]", "[64:ff9b::a9fe:a9fe]", "0.0.0.0",
+            "192.168.1.1", "100.64.0.1", "224.0.0.1")
+    },
     "no SHA-256": (lambda lock: first_wheel(lock).update(hashes={"md5": "a" * 32}), "bad_lock", "SHA-256"),
     "half a SHA-256": (
         lambda lock: first_wheel(lock).update(hashes={"sha256": "abc"}), "bad_lock", "SHA-256"),

@@ -12,6 +12,7 @@ import venv
 from pathlib import Path
 
 import pytest
+from sandboxes import needs_sandbox
 from wander.envs.rlm import repl as repl_module
 from wander.envs.rlm.repl import Query, Repl, ReplLimits, cut
 from wander.errors import ModelError, SandboxError
@@ -340,15 +341,13 @@ async def test_a_context_larger_than_the_memory_is_told(made):
 
 async def test_a_sandbox_that_is_not_there_is_refused(made, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name, **_: None)
+    monkeypatch.setattr("wander.sandbox.support.PACKAGE", "no_such_package")
     with pytest.raises(SandboxError, match="bubblewrap is not installed"):
         await Repl(LIMITS, sandbox="bwrap").run("1", upper)
     assert (await made(LIMITS, sandbox="auto").run("1", upper)).ended == "ok"
 
 
-HAS_BWRAP = sys.platform == "linux" and shutil.which("bwrap") is not None
-
-
-@pytest.mark.skipif(not HAS_BWRAP, reason="needs bubblewrap")
+@needs_sandbox
 async def test_the_sandbox_keeps_code_inside(made):
     repl = made(LIMITS, sandbox="bwrap")
     repl.loaded["context"] = "kept"
@@ -377,7 +376,7 @@ def environment_below_tmp():
         yield folder
 
 
-@pytest.mark.skipif(not HAS_BWRAP, reason="needs bubblewrap")
+@needs_sandbox
 async def test_the_sandbox_shows_an_interpreter_that_lies_below_tmp(made, environment_below_tmp):
     repl = made(LIMITS, sandbox="bwrap", python=f"{environment_below_tmp}/bin/python")
     assert await output(repl, "import sys; sys.prefix") == f"{environment_below_tmp!r}\n"

@@ -11,7 +11,7 @@ import pytest
 from wander.sandbox.seccomp import ALLOW, CLONE_NEW_ANY, KILL, MACHINES, compile_filter, program
 from wander.sandbox.syscalls import DENIED, JUDGED, NEWEST
 
-AF_UNIX, AF_INET, STREAM, DATAGRAM, SEQPACKET, CLOEXEC = 1, 2, 1, 2, 5, 0o2000000
+AF_UNIX, AF_INET, AF_INET6, STREAM, DATAGRAM, SEQPACKET, CLOEXEC = 1, 2, 10, 1, 2, 5, 0o2000000
 
 
 def verdict(name: str, number: int, *arguments: int, audit: int | None = None) -> int:
@@ -100,12 +100,19 @@ def test_nothing_is_typed_into_terminals(name, request_number):
     assert verdict(name, ioctl, 0, 0x5401) == ALLOW
 
 
-def test_sockets_come_in_connected_pairs_alone(name):
+def test_sockets_are_of_tcp_and_pairs_are_connected(name):
     socket, pair = judged(name, "socket"), judged(name, "socketpair")
     for family in range(50):
-        assert verdict(name, socket, family, STREAM) == refused(errno.EAFNOSUPPORT)
+        for kind in (STREAM, DATAGRAM, 3, SEQPACKET, 6, 10):
+            for protocol in (0, 1, 6, 17, 132, 262, 0x1_0006):
+                tcp = family in (AF_INET, AF_INET6) and kind == STREAM and protocol in (0, 6)
+                expected = ALLOW if tcp else refused(errno.EAFNOSUPPORT)
+                assert verdict(name, socket, family, kind, protocol) == expected, (family, kind, protocol)
         if family != AF_UNIX:
             assert verdict(name, pair, family, STREAM) == refused(errno.EAFNOSUPPORT)
+    for flags in (CLOEXEC, 0o4000, CLOEXEC | 0o4000):
+        assert verdict(name, socket, AF_INET6, STREAM | flags, 6) == ALLOW
+        assert verdict(name, socket, AF_INET6, DATAGRAM | flags, 0) == refused(errno.EAFNOSUPPORT)
     assert verdict(name, pair, AF_UNIX, STREAM | CLOEXEC) == ALLOW
     assert verdict(name, pair, AF_UNIX, SEQPACKET) == ALLOW
     assert verdict(name, pair, AF_UNIX, DATAGRAM | CLOEXEC) == refused(errno.EPERM)

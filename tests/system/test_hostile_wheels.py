@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import shutil
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,15 +69,16 @@ def home(judge: LiveHub, shop: PackageShop, tmp_path_factory: pytest.TempPathFac
     return Machine(tmp_path_factory.mktemp("author"), judge, shop.url, {"UV_CACHE_DIR": str(cache)})
 
 
-def publish(home: Machine, name: str, body: str, *dependencies: str) -> None:
+def publish(home: Machine, name: str, body: str, *dependencies: str, options: Sequence[str] = ()) -> None:
     folder = home.home / name
     folder.mkdir()
     wanted = ", ".join(f'"{each}"' for each in ("wander-sdk", *dependencies))
     text = pyproject(name).replace('dependencies = ["wander-sdk"]', f"dependencies = [{wanted}]")
+    text += "[tool.hatch.metadata]\nallow-direct-references = true\n"
     (folder / "pyproject.toml").write_text(text)
     (folder / "README.md").write_text(f"# {name}\n")
     (folder / f"{name.replace('-', '_')}.py").write_text(body)
-    home.wander("publish", folder, "--no-check")
+    home.wander("publish", folder, "--no-check", *options)
 
 
 def add_to_wheel(wheel: Path, path: str, content: str) -> None:
@@ -137,6 +139,57 @@ def test_a_dependency_that_would_replace_it_is_the_packages_fault_at_home_and_on
     assert found["state"] == "failed"
     assert "`evil-dep 1.0` puts `pyvenv.cfg`" in found["error"]
     assert "sandbox" not in found["error"]
+
+
+def test_the_hub_asks_no_address_of_a_lock_and_publishes_what_none_of_its_indexes_says(
+    judge: LiveHub, home: Machine, shop: PackageShop, mirror: str, tmp_path: Path
+) -> None:
+    """Both the author's machine and the hub reach the address, but the hub is not configured to ask there."""
+    with package_shop(tmp_path / "inner", mirror) as inner, chat_endpoint(lambda messages: "hm") as model:
+        wheel = inner.release("inner-dep", "1.0", "x = 1\n")
+        author = Machine(home.home, judge, inner.url, home.extra)
+        publish(author, "locked-env", SEEKER, "inner-dep", options=("--keep-host", inner.host))
+        run = author.wander("eval", "admin/locked-env", "-m", "looker", "-b", model.base_url)
+        del inner.asked[:]
+        run_id = str(author.wander("post", run["run_dir"])["run_id"])
+
+        def ended() -> Record | None:
+            found = judge.get(f"/api/v1/runs/{run_id}/verifications").json()["data"]
+            return None if not found or found[0]["state"] in ("queued", "running") else found[0]
+
+        found = awaited(judge, ended)
+        assert found["state"] == "failed"
+        for said in (found["error"], judge.get(f"/api/v1/runs/{run_id}").json()["level_reason"]):
+            assert not {inner.host, shop.host, "404", "http"} & set(said.replace("`", " ").split())
+            assert "inner.host" not in said
+            assert "/simple" not in said
+        (shop.folder / "simple" / "inner-dep").mkdir()
+        shutil.copy(wheel, shop.folder / "simple" / "inner-dep")
+        shutil.copy(wheel.with_name("index.html"), shop.folder / "simple" / "inner-dep")
+        author.wander("runs", "verify", run_id)
+        assert settled(judge, run_id)["level"] == "replayed"
+        assert inner.asked == []
+
+
+@pytest.mark.parametrize(
+    "address", ["http://127.0.0.1:{port}/x-1.0-py3-none-any.whl", "git+http://127.0.0.1:{port}/x"]
+)
+def test_the_hub_asks_no_address_of_a_requirement(
+    address: str, judge: LiveHub, home: Machine, mirror: str, tmp_path: Path
+) -> None:
+    with package_shop(tmp_path / "inner", mirror) as inner:
+        name = f"asking-env-{'git' if address.startswith('git') else 'file'}"
+        wanted = f"x @ {address.format(port=inner.host.rpartition(':')[2])}"
+        publish(home, name, SEEKER, wanted, options=("--no-lock",))
+
+        def ended() -> Record | None:
+            found: Record = judge.get(f"/api/v1/environments/admin/{name}/versions/0.1.0/check").json()
+            return None if found.get("state") in (None, "queued", "running") else found
+
+        found = awaited(judge, ended)
+        assert found["state"] == "failed"
+        assert "requires `x` from an address" in found["error"]
+        assert inner.asked == []
 
 
 def test_an_environment_finds_nothing_of_the_hub_whatever_lies_in_its_virtual_environment(
@@ -202,6 +255,13 @@ def changes(own: Path, data: Path) -> list[Any]:
 
     def dangle() -> None:
         (own / "bin" / "python").unlink()
-        (own / "pyvenv.cfg").unlink()
 
-    return [configure, configure_again, link, dangle]
+    def at_first() -> None:
+        configure()
+        link()
+
+    def later() -> None:
+        configure_again()
+        dangle()
+
+    return [at_first, later]

@@ -12,6 +12,7 @@ the package index of the machine that installs, mirror or not, supplies the byte
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import re
 import sys
@@ -51,11 +52,15 @@ from wander_client.packages.needs import (
     needs_of,
     requirements_in,
 )
-from wander_client.packages.uv import may_fall_through, put_first, run_uv
+from wander_client.packages.uv import configured_origins, may_fall_through, put_first, run_uv
 
 LOCK = "pylock.toml"
 _PYPI = "https://pypi.org/simple/"
-_PYPI_FILES = "https://files.pythonhosted.org"
+_PYPI_HOST = "files.pythonhosted.org"
+_PYPI_FILES = f"https://{_PYPI_HOST}"
+INDEXES_ONLY = "WANDER_INDEXES_ONLY"
+"""The variable that, set to 1, has what a lock names fetched from the configured indexes alone. A hub sets it
+for its jobs: an address in a stranger's lock must not make it ask machines that only it can reach."""
 _PUBLIC_HOSTS = frozenset(
     {"files.pythonhosted.org", "download.pytorch.org", "download-r2.pytorch.org", "pypi.nvidia.com"}
 )
@@ -134,6 +139,8 @@ def compile_lock(hub: HubApi, owner: str, needs: Needs, what: str, options: Sequ
 
     What `owner` or `wander` offers comes from the hub alone, whatever other indexes have under its name.
     """
+    if os.environ.get(INDEXES_ONLY) == "1":
+        _refuse_addresses(needs, what)
     # What is to be upstream's is not the hub's, though the hub has something of that name.
     elsewhere = {canonicalize_name(Requirement(line).name) for line in needs.first.splitlines()}
     with (
@@ -165,6 +172,19 @@ def compile_lock(hub: HubApi, owner: str, needs: Needs, what: str, options: Sequ
         text = front.with_hub_addresses((work / LOCK).read_text(encoding="utf-8"))
         _refuse_strangers(tomllib.loads(text), front.held, hub.absolute("/"))
         return text
+
+
+def _refuse_addresses(needs: Needs, what: str) -> None:
+    """Refuse requirements that name an address or a repository, which uv would ask."""
+    stated = [line for wheel in needs.own for line in requirements_in(metadata_of(wheel.path))]
+    for line in (*stated, *needs.first.splitlines(), *needs.programs):
+        if line and Requirement(line).url is not None:
+            raise ClientError(
+                f"`{what}` requires `{Requirement(line).name}` from an address; this machine asks only its "
+                "indexes",
+                hint="require a release of it that a package index has",
+                code="lock_address",
+            )
 
 
 def _refuse_strangers(lock: Mapping[str, Any], held: Collection[str], hub: str) -> None:
@@ -227,7 +247,9 @@ def install_lines(hub: HubApi, cache_dir: Path, lock: Pylock, own: Wheel, python
         ) from error
     own_urls = [file.url for each in lock.packages if each.name == own.project for file in each.wheels or []]
     home = {urlsplit(url).netloc for url in [hub.url, *own_urls] if url}
-    """Addresses of the hub: that of now, and that of when the lock was made."""
+    """Addresses of the hub: the current one, and the one when the lock was made."""
+    strict = os.environ.get(INDEXES_ONLY) == "1"
+    origins = configured_origins() if strict else set()
     for package, file in chosen:
         if isinstance(file, PackageVcs | PackageDirectory) or file.url is None:
             raise ClientError(f"the lock names no file of `{package.name}`", code="bad_lock")
@@ -239,8 +261,16 @@ def install_lines(hub: HubApi, cache_dir: Path, lock: Pylock, own: Wheel, python
             owner, filename = served[1], unquote(served[2])
             wheel = find_served(hub, cache_dir, package.name, filename, digest, owner)
             lines.append(f"{package.name} @ {wheel.path.as_uri()} --hash=sha256:{digest}")
-        elif isinstance(file, PackageArchive) or f"{parts.scheme}://{parts.netloc}" != _PYPI_FILES:
+        elif f"{parts.scheme}://{parts.netloc}" in origins or (
+            not strict and (isinstance(file, PackageArchive) or parts.netloc != _PYPI_HOST)
+        ):
             lines.append(f"{package.name} @ {file.url} --hash=sha256:{digest}")
+        elif isinstance(file, PackageArchive) or package.version is None:
+            raise ClientError(
+                f"the lock takes `{package.name}` from an address; this machine asks only its indexes",
+                hint="require a release of it that a package index has",
+                code="lock_address",
+            )
         else:
             digests = [each.hashes["sha256"] for each in package.wheels or []]
             digests += [package.sdist.hashes["sha256"]] if package.sdist is not None else []

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import configparser
 import os
+import re
 import shutil
 import stat
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import distributions
+from itertools import pairwise
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from wander.wire.uploads import DATA_FOLDERS, RESERVED_COMMAND
 
@@ -149,6 +152,17 @@ def index_arguments(environ: Mapping[str, str] | None = None) -> list[str]:
     for place in options.get("find-links", []):
         arguments += ["--find-links", place]
     return arguments
+
+
+def configured_origins() -> set[str]:
+    """Return `scheme://host:port` of every index and link folder that is configured for pip or uv."""
+    arguments = index_arguments()
+    named = [value for name, value in pairwise(arguments) if name.startswith("--") and "://" in value]
+    for variable in _UV_INDEX_VARIABLES:  # an index may have a name: `internal=https://...`
+        words = re.split(r"[\s,]+", os.environ.get(variable, ""))
+        named += [word if "=" not in word.partition("://")[0] else word.partition("=")[2] for word in words]
+    parts = [urlsplit(url) for url in named]
+    return {f"{each.scheme}://{each.netloc.rpartition('@')[2]}" for each in parts if each.netloc}
 
 
 def put_first(index: str) -> tuple[list[str], dict[str, str]]:

@@ -31,6 +31,7 @@ from wander_hub.identity import Identity
 from wander_hub.quotas import service as quotas
 from wander_hub.rights import rights
 from wander_hub.storage import Storage, digest_of
+from wander_hub.webhooks.addresses import is_inner
 
 if TYPE_CHECKING:
     from packaging.pylock import Package, Pylock
@@ -64,8 +65,9 @@ class LockedVersion:
     """Digests of its wheels by file name."""
 
 
-def check(content: bytes, wanted: LockedVersion, max_bytes: int) -> None:
+def check(content: bytes, wanted: LockedVersion, context: Context) -> None:
     """Refuse a lock that nobody else could install from or that is another version's."""
+    max_bytes = context.settings.max_lock_bytes
     from packaging.pylock import Pylock, PylockValidationError
 
     if len(content) > max_bytes:
@@ -79,7 +81,7 @@ def check(content: bytes, wanted: LockedVersion, max_bytes: int) -> None:
     if lock.extras or lock.dependency_groups:
         raise _refusal("it has extras or dependency groups; the lock of a version is one set of packages")
     for package in lock.packages:
-        _check_package(package)
+        _check_package(package, context)
     _check_own(lock, wanted)
     held = {package.name for package in lock.packages}
     for text in wanted.requires_dist:
@@ -90,7 +92,7 @@ def check(content: bytes, wanted: LockedVersion, max_bytes: int) -> None:
             raise _refusal(detail, code="lock_mismatch")
 
 
-def _check_package(package: Package) -> None:
+def _check_package(package: Package, context: Context) -> None:
     """Refuse a package that does not come as files with digests at addresses that anybody can ask."""
     name = package.name
     if package.directory is not None:
@@ -104,7 +106,7 @@ def _check_package(package: Package) -> None:
             raise _refusal(f"`{where}` of `{name}` names a path, which only the machine that made it has")
         if not _SHA256.fullmatch(str(hashes.get("sha256", ""))):
             raise _refusal(f"`{where}` of `{name}` states no SHA-256")
-        _check_address(where, name, url)
+        _check_address(where, name, url, context)
 
 
 def _files(package: Package) -> Iterator[tuple[str, str | None, str | None, Mapping[str, str]]]:
@@ -117,7 +119,12 @@ def _files(package: Package) -> Iterator[tuple[str, str | None, str | None, Mapp
         yield "archive", package.archive.path, package.archive.url, package.archive.hashes
 
 
-def _check_address(where: str, name: str, url: str) -> None:
+def _check_address(where: str, name: str, url: str, context: Context) -> None:
+    """Refuse an address that holds secrets, or leads into a network that only some machines reach.
+
+    What can be told without a look-up is told here. The hub itself asks none of these addresses: its jobs
+    fetch from the indexes that it is configured to use (`wander_hub.verification.program`).
+    """
     try:
         parts = urlsplit(url)
         host = parts.hostname
@@ -129,6 +136,9 @@ def _check_address(where: str, name: str, url: str) -> None:
         raise _refusal(f"the address of `{where}` of `{name}` holds credentials", code="lock_credentials")
     if parts.query or not url.isprintable():
         raise _refusal(f"the address of `{where}` of `{name}` has a query, which may hold credentials")
+    own = urlsplit(context.base_url).hostname
+    if host not in (own, None) and is_inner(host, context.settings.webhook_networks):
+        raise _refusal(f"`{where}` of `{name}` is in a private network", code="lock_address")
 
 
 def _check_own(lock: Pylock, wanted: LockedVersion) -> None:
@@ -162,7 +172,7 @@ def offer(context: Context, owner: str, name: str, version: str, content: bytes)
         # An environment may have been renamed since; its files keep the name that they were built under.
         built_as = canonicalize_name(next(iter(wheels), environment.name).partition("-")[0])
         wanted = LockedVersion(built_as, found.version, found.requires_dist, wheels)
-        check(content, wanted, context.settings.max_lock_bytes)
+        check(content, wanted, context)
         files = {hashlib.sha256(content).hexdigest(): len(content)}
         quotas.foresee(session, context.settings, environment.owner, files=files)
     context.storage.put(io.BytesIO(content))

@@ -182,7 +182,7 @@ def _check(found: UploadSession, uploads: list[Upload], context: Context) -> _Ch
             raise HubProblem(422, "lock_mismatch", "a lock comes with the wheel that it is of", hint=hint)
         first, held = wheels[0], {one.filename: one.sha256 for one in wheels}
         wanted = locks.LockedVersion(first.name, first.version, first.requires_dist, held)
-        locks.check(lock, wanted, context.settings.max_lock_bytes)
+        locks.check(lock, wanted, context)
     digests = {one.filename: one.sha256 for one in packages}
     attested = sessions.check_attestations(digests, found.stated, context.caller)
     return _Checked(packages, lock, compared, attested)

@@ -7,6 +7,7 @@ lives as long as the job. An environment's code runs in its sandbox; nothing of 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import queue
 import signal
@@ -30,15 +31,22 @@ from wander_hub.jobs import JobContext, JobPostponed, JobRefused, storable
 from wander_hub.rights.models import Token
 from wander_hub.rights.tokens import add_token
 
+logger = logging.getLogger("wander_hub")
+
 _PASSED = ("PATH", "LANG", "TMPDIR", "HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "HTTPS_PROXY", "NO_PROXY")
 _PASSED_STARTS = ("UV_", "PIP_")
 """How operators name the package index that environments' dependencies come from."""
+_STRICT = {"WANDER_INDEXES_ONLY": "1"}
+"""Has packages fetched from those indexes alone, whatever address a lock or a requirement names."""
 _FOLDERS = ("data", "cache", "config", "runs")
 _LONGEST_ANSWER = 16 << 20
 _STRANGER = "bad_token"
 """Code of a hub that does not know the token of the job, which is a new one: another hub, most likely."""
 _AWAY = ("hub_unreachable", "unavailable", _STRANGER)
 """Codes of a hub that does not answer or breaks off, since it is being started again, or is another one."""
+_ASKED = ("uv_failed", "index_unreachable")
+"""Codes of errors whose detail quotes a package index. That may be one that only the hub reaches, so it is
+not published: the operator's log has it."""
 _RETRYABLE = ("timeout", "index_unreachable", "network")
 """Codes of what another try may mend."""
 
@@ -87,7 +95,7 @@ class ClientProgram:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env={**passed, **folders, "WANDER_HUB": self._hub_url, "WANDER_TOKEN": secret},
+                env={**passed, **folders, **_STRICT, "WANDER_HUB": self._hub_url, "WANDER_TOKEN": secret},
                 cwd=self._folder,
                 start_new_session=True,
             )
@@ -105,6 +113,9 @@ class ClientProgram:
         if error is not None:
             hint = f" ({error['hint']})" if error.get("hint") else ""
             detail = f": {error['detail']}" if error.get("detail") else ""
+            if error.get("code") in _ASKED:
+                logger.warning("job %s: %s%s", context.lease.job_id, error["message"], detail)
+                hint, detail = " (`wander install` shows what the package index says)", ""
             if error.get("code") == _STRANGER:
                 hint = f" (is the hub at {self._hub_url} another one? `wander-hub work --hub URL` names it)"
             message = f"{error['message']}{detail}{hint}"

@@ -1,7 +1,9 @@
-"""Which addresses a webhook may lead to."""
+"""Which addresses a webhook, or a file of a lock, may lead to."""
 
 from __future__ import annotations
 
+import re
+import socket
 from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from urllib.parse import urlsplit
@@ -9,6 +11,7 @@ from urllib.parse import urlsplit
 Address = IPv4Address | IPv6Address
 
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
+_NUMERIC = re.compile(r"[0-9a-fx.]+", re.IGNORECASE)
 _TRANSLATED = IPv6Network("64:ff9b::/96")
 """IPv4 behind a translator (RFC 6052): where IPv6 alone is spoken, all of it."""
 
@@ -29,13 +32,26 @@ def fault_of(url: str, *, http: bool, networks: Iterable[str]) -> str | None:
         return "it needs a host, and neither user nor fragment"
     if not (url.isascii() and url.isprintable()) or " " in url or "\\" in url:
         return "it has characters that no address has"
+    return f"no webhook may lead into a private network ({_NETWORKS})" if is_inner(host, networks) else None
+
+
+def is_inner(host: str, networks: Iterable[str]) -> bool:
+    """Tell whether a host is an address that is neither public nor in the networks that the operator allows.
+
+    Of other names than `localhost` this is not known before they are looked up.
+    """
+    if host == "localhost" or host.endswith(".localhost"):
+        host = "127.0.0.1"
     try:
-        literal = ip_address(host)
+        return not is_allowed(ip_address(host), networks)
     except ValueError:
-        return None
-    if is_allowed(literal, networks):
-        return None
-    return f"no webhook may lead into a private network ({_NETWORKS})"
+        pass
+    if not _NUMERIC.fullmatch(host):
+        return False
+    try:  # as the C library reads `127.1` and `0x7f000001`
+        return not is_allowed(IPv4Address(socket.inet_aton(host)), networks)
+    except OSError:
+        return False
 
 
 def is_allowed(address: Address, networks: Iterable[str]) -> bool:

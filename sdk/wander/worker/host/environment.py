@@ -78,8 +78,8 @@ class WorkerEnvironment(EnvironmentHandle):
           this process, which has the key and records the answers (`wander.worker.openai_proxy`).
         - `log_path`: takes everything the environment prints; appended to.
         - `sandbox`: confines it to these limits (docs/sandbox.md), or raises `SandboxError`. Variables of the
-          host that hold an address or a key of a model stay outside. It needs `runtime`, which is what is known
-          of a `python` other than this interpreter.
+          host that hold an address or a key of a model stay outside. It needs `runtime`, which is what is
+          known of a `python` other than this interpreter.
         - `workers`: how many processes share the rollouts. More than one helps where the environment's code
           computes, or blocks its process: `automatic_workers` suggests a number.
         - `addresses`: where workers listen (`wander.worker.listener`), instead of processes started here. The
