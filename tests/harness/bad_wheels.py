@@ -538,7 +538,6 @@ CONTENTS = [
     Case(
         "a script below a folder", "unsafe_script", lambda: wheel_of({f"{DATA}/scripts/a/b": b"#!python\n"})
     ),
-    Case("a script named python", "unsafe_script", lambda: wheel_of({f"{DATA}/scripts/python3": b"#!x\n"})),
     *(
         Case(
             f"a script named {name}",
@@ -556,10 +555,9 @@ CONTENTS = [
                 "pydoc.bat",
                 "pip",
             ),
-            *("pip3.12", "activate", "activate.xsh", "activate_this.py", "deactivate.bat", "Activate.csh"),
+            *("pip3.12", "activate", "activate.xsh", "activate_this.py", "deactivate.bat", "Activate.ps1"),
         )
     ),
-    Case("a script named activate", "unsafe_script", lambda: wheel_of({f"{DATA}/scripts/Activate.ps1": b""})),
     Case(
         "an entry point named pip",
         "unsafe_script",
