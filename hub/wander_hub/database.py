@@ -335,7 +335,8 @@ def _raise_revision(connection: Connection) -> None:
 
 
 def _forget_changes(connection: Connection) -> None:
-    connection.info.pop("changed", None)
+    if not connection.invalidated:  # a lost connection took its info along
+        connection.info.pop("changed", None)
 
 
 def alembic_config(connection: Connection) -> Config:

@@ -498,6 +498,8 @@ CONTENTS = [
                 "pip.conf",
                 "lib64",
                 "lib/libc.so.6",
+                "lib/evil.pth",
+                "lib/sitecustomize.py",
                 "man/man1/x.1",
             ),
             *("bin/python", "BIN/Python3", "bin/activate", "Scripts/python.exe", "lib/python3.12/os.py"),

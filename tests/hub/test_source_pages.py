@@ -12,6 +12,8 @@ from wander_hub.web.source import changes
 from wander_hub.web.source import files as source
 
 HTML = {"Accept": "text/html"}
+DRAWN = HTML | {"Cookie": "none=1"}
+"""Headers of a reader for whom no page is kept."""
 MODULE = (
     b'"""Reverse."""\n\n\ndef load_environment():\n    return "</pre><script>alert(1)</script>\xe2\x80\xae"\n'
 )
@@ -34,8 +36,8 @@ async def two(hub, make_wheel):
     return hub.client
 
 
-async def show(client, path: str, **options):
-    answer = await client.get(AT + path, headers=HTML, **options)
+async def show(client, path: str, *, headers=HTML, **options):
+    answer = await client.get(AT + path, headers=headers, **options)
     assert answer.status_code == 200, answer.text
     return answer
 
@@ -113,7 +115,7 @@ async def test_two_versions_are_compared_by_their_bytes(two, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(changes, "_KEPT", Kept())
     monkeypatch.setattr(changes, "_MOST_FILES", 2)
-    some = (await show(two, "/changes")).text
+    some = (await show(two, "/changes", headers=DRAWN)).text
     assert some.count('<h2 id="file-') == 3, "a file that is no text is no work"
     assert "More changed than is compared on one page: 2 more files" in some
 
@@ -162,7 +164,7 @@ async def test_code_in_a_readme_is_coloured_and_stays_text(hub, make_wheel, monk
     )
     assert "ls &amp;amp; \ufffd" in drawn
     monkeypatch.setattr(source, "_MOST_COLOURED", 10)
-    assert '<span class="k">' not in (await show(hub.client, "")).text, "no page takes seconds"
+    assert '<span class="k">' not in (await show(hub.client, "", headers=DRAWN)).text, "no page takes seconds"
 
 
 async def test_images_of_a_package_are_shown_in_its_readme(hub, make_wheel):
