@@ -19,32 +19,6 @@ from wander_hub.upload_rules import OPTIONAL, Action
 MIB = 1024 * 1024
 
 
-class JudgeSettings(BaseModel):
-    """Where a judge answers."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    base_url: str
-    """An OpenAI-compatible endpoint."""
-    key_variable: str | None = None
-    """The variable of the hub's process that holds its key."""
-
-    @field_validator("base_url")
-    @classmethod
-    def _is_an_address(cls, url: str) -> str:
-        parts = urlsplit(url)
-        if parts.scheme not in ("https", "http") or not parts.hostname:
-            raise ValueError(f"`{url}` must be an http or https address")
-        return url
-
-    def endpoint(self) -> dict[str, str | None]:
-        """Return what `wander runs replay --judges` takes."""
-        return {
-            "base_url": self.base_url,
-            "api_key": os.environ.get(self.key_variable) if self.key_variable else None,
-        }
-
-
 class ProviderSettings(BaseModel):
     """An OpenID Connect provider where people sign in."""
 
@@ -225,17 +199,10 @@ class Settings(BaseSettings):
     environments' code as the hub's own user, for operators who trust every publisher; or never."""
     verify_posts: bool = True
     """Play every run again that is posted, where that can raise its level."""
-    trusted_reruns: list[str] = Field(default_factory=list)
-    """Users and owners whose repetitions alone give other runs the level `rerun`; empty means anybody's."""
     check_versions: bool = True
     """Check every version that is published, as `wander check` does; not where `verification` is off."""
     verification_seconds: float = Field(default=3600, gt=0)
     """Longest time for one run or one check."""
-    judges: dict[str, JudgeSettings] = Field(default_factory=dict)
-    """Judges that are asked again about some rollouts of each run that has answers of theirs, by the names of
-    their models."""
-    judge_sample: int = Field(default=50, ge=1, le=10_000)
-    """About how many rollouts of a run that is."""
     tokenizers: Path | None = None
     """Folder of `ORG/NAME/tokenizer.json` files, named as runs name their models: the completion tokens of
     their runs are counted."""

@@ -43,7 +43,6 @@ _TABLES = (
     'model_revisions',
     'posting_artifacts',
     'posting_chunks',
-    'sketch_keys',
     'staged_files',
     'stars',
     'tokens',
@@ -59,14 +58,12 @@ _TABLES = (
     'version_documents',
     'webhook_deliveries',
     'board_entries',
-    'cleared_copies',
     'file_provenances',
     'hidden_runs',
     'run_artifacts',
     'run_checkpoints',
     'run_chunks',
     'run_examinations',
-    'run_sketches',
     'verifications',
     'verification_divergences',
 )
@@ -476,13 +473,6 @@ def upgrade() -> None:
     )
     op.create_index('ix_posting_chunks_object_sha256', 'posting_chunks', ['object_sha256'], unique=False)
 
-    op.create_table('sketch_keys',
-        sa.Column('environment_id', sa.Integer(), nullable=False),
-        sa.Column('key', sa.String(length=64), nullable=False),
-        sa.ForeignKeyConstraint(['environment_id'], ['environments.id'], name='fk_sketch_keys_environment_id_environments'),
-        sa.PrimaryKeyConstraint('environment_id', name='pk_sketch_keys')
-    )
-
     op.create_table('staged_files',
         sa.Column('id', sa.Integer(), nullable=False),
         sa.Column('session_id', sa.String(length=32), nullable=False),
@@ -664,8 +654,6 @@ def upgrade() -> None:
         sa.Column('examples', sa.Integer(), nullable=False),
         sa.Column('level', sa.String(length=16), nullable=False),
         sa.Column('level_reason', sa.Text(), nullable=False),
-        sa.Column('vouched_by', sa.String(length=39), nullable=True),
-        sa.Column('own_level', sa.String(length=16), nullable=True),
         sa.Column('reward_mean', sa.Double(), nullable=True),
         sa.Column('manifest', sa.Text(), nullable=False),
         sa.Column('brief', sa.Text(), nullable=True),
@@ -784,16 +772,6 @@ def upgrade() -> None:
     op.create_index('ix_board_entries_model', 'board_entries', ['board_id', 'model', 'posted_by_id', 'posted_at', 'run_id'], unique=False)
     op.create_index('ix_board_entries_posted', 'board_entries', ['board_id', 'posted_at', 'run_id'], unique=False)
 
-    op.create_table('cleared_copies',
-        sa.Column('run_id', sa.String(length=64), nullable=False),
-        sa.Column('reason', sa.Text(), nullable=False),
-        sa.Column('cleared_at', sa.DateTime(timezone=True), nullable=False),
-        sa.Column('cleared_by_id', sa.Integer(), nullable=False),
-        sa.ForeignKeyConstraint(['cleared_by_id'], ['users.id'], name='fk_cleared_copies_cleared_by_id_users'),
-        sa.ForeignKeyConstraint(['run_id'], ['runs.run_id'], name='fk_cleared_copies_run_id_runs'),
-        sa.PrimaryKeyConstraint('run_id', name='pk_cleared_copies')
-    )
-
     op.create_table('file_provenances',
         sa.Column('file_id', sa.Integer(), nullable=False),
         sa.Column('document', sa.Text(), nullable=False),
@@ -848,30 +826,15 @@ def upgrade() -> None:
 
     op.create_table('run_examinations',
         sa.Column('run_id', sa.String(length=64), nullable=False),
-        sa.Column('completions_sha256', sa.String(length=64), nullable=True),
-        sa.Column('duplicate_of', sa.String(length=64), nullable=True),
         sa.Column('rerun_of', sa.String(length=64), nullable=True),
         sa.Column('agreement', sa.JSON(none_as_null=True), nullable=True),
-        sa.Column('independent', sa.Boolean(), nullable=False),
-        sa.Column('note', sa.Text(), nullable=False),
-        sa.Column('fault', sa.String(length=80), nullable=True),
+        sa.Column('agrees', sa.Boolean(), nullable=False),
         sa.Column('tokens', sa.JSON(none_as_null=True), nullable=True),
         sa.Column('examined_at', sa.DateTime(timezone=True), nullable=False),
         sa.ForeignKeyConstraint(['run_id'], ['runs.run_id'], name='fk_run_examinations_run_id_runs'),
         sa.PrimaryKeyConstraint('run_id', name='pk_run_examinations')
     )
-    op.create_index('ix_run_examinations_completions_sha256', 'run_examinations', ['completions_sha256'], unique=False)
     op.create_index('ix_run_examinations_rerun_of', 'run_examinations', ['rerun_of'], unique=False)
-
-    op.create_table('run_sketches',
-        sa.Column('environment_id', sa.Integer(), nullable=False),
-        sa.Column('value', sa.BigInteger(), nullable=False),
-        sa.Column('run_id', sa.String(length=64), nullable=False),
-        sa.ForeignKeyConstraint(['environment_id'], ['environments.id'], name='fk_run_sketches_environment_id_environments'),
-        sa.ForeignKeyConstraint(['run_id'], ['runs.run_id'], name='fk_run_sketches_run_id_runs'),
-        sa.PrimaryKeyConstraint('environment_id', 'value', 'run_id', name='pk_run_sketches')
-    )
-    op.create_index('ix_run_sketches_run_id', 'run_sketches', ['run_id'], unique=False)
 
     op.create_table('verifications',
         sa.Column('id', sa.Integer(), nullable=False),

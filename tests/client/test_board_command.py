@@ -8,11 +8,6 @@ from pathlib import Path
 import pytest
 from command_line import HubRoom, make_wheel
 from saved_runs import write_run
-from wander_hub.database import Database, now
-from wander_hub.identity import HUB
-from wander_hub.leaderboards import listing
-from wander_hub.runs import service as runs
-from wander_hub.verification.models import RunExamination
 
 NAME = "admin/say-env"
 
@@ -100,11 +95,10 @@ def test_what_was_proved_of_a_run_is_told_level_by_level(room: HubRoom, home: Pa
         ["complete", "proved:"],
         ["rescored", "open:"],
         ["replayed", "open:"],
-        ["rerun", "open:"],
     ]
     assert lines[-1].startswith("as its submitter states it: which model wrote the completions")
     data = room.wander("runs", "evidence", "runs/good", "--json").data
-    assert [one["level"] for one in data["proofs"]] == ["complete", "rescored", "replayed", "rerun"]
+    assert [one["level"] for one in data["proofs"]] == ["complete", "rescored", "replayed"]
     assert room.wander("runs", "evidence", "nothing").status == 3
     changed = write_run(home / "changed", rewards=[1.0] * 4, model="good")
     shutil.copy(home / "runs" / "good" / "run.json", changed)
@@ -157,27 +151,3 @@ def test_a_run_is_hidden_with_a_reason_and_shown_again(room: HubRoom) -> None:
     assert room.wander("board", "unhide", "runs/good").status == 3
     board = room.wander("leaderboard", NAME, "--board", busy, "--json").data
     assert [row["model"] for row in board["rows"]] == ["good", "bad"]
-
-
-def test_a_mark_is_cleared_with_a_reason_and_given_back(room: HubRoom, home: Path) -> None:
-    board = room.wander("leaderboard", NAME, "--json").data
-    first, copied = (row["run_id"] for row in board["rows"])
-    assert "is not marked" in room.wander("board", "clear", copied, "--reason", "no copy").err
-    database: Database = room.http.app.state.database  # type: ignore[attr-defined]
-    with database.write(HUB) as session:
-        session.add(RunExamination(run_id=copied, duplicate_of=first, examined_at=now()))
-        run = runs.find(session, copied)
-        run.level = "claimed"
-        listing.refresh_results(session, run.environment)
-    assert room.wander("board", "clear", copied).status == 2
-    assert room.wander("board", "clear", copied, "--undo", "--reason", "both").status == 2
-    done = room.wander("board", "clear", copied, "--reason", "one right answer")
-    assert done.status == 0, done.err
-    assert done.out.splitlines()[:2] == [
-        f"duplicate  of {first}",
-        "cleared    by admin: one right answer",
-    ]
-    assert len(room.wander("leaderboard", NAME, "--json").data["rows"]) == 2
-    back = room.wander("board", "clear", copied, "--undo", "--json").data
-    assert (back["level"], back["cleared"]) == ("claimed", None)
-    assert room.wander("board", "clear", copied, "--undo").status == 3

@@ -166,7 +166,7 @@ def test_a_folder_becomes_a_row_of_a_leaderboard(
     shown = board._repr_html_()
     assert "<td>scripted:say</td><td>0.6667</td>" in shown
     assert f"{board!r}" == "<Board admin/say-env@0.1.0: 1 rows, 0.6667 by scripted:say>"
-    assert mine.leaderboard("admin/say-env@0.1.0", level="rerun").leaderboard.rows == []
+    assert mine.leaderboard("admin/say-env@0.1.0", level="replayed").leaderboard.rows == []
     mine.post(run, private=True)
     assert "already posted publicly" in str(recwarn.pop(UserWarning).message)
 

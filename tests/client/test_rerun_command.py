@@ -70,7 +70,7 @@ def test_verifying_a_run_that_was_not_posted_says_to_post_it(
 def test_an_unknown_level_is_wrong_usage(wander: Wander, home: Path) -> None:
     place = write_run(home / "runs" / "mine", rewards=[1.0])
     for command in ("verify", "replay"):
-        done = wander(command, str(place), "--level", "rerun")
+        done = wander(command, str(place), "--level", "best")
         assert done.status == 2
         assert "use `replayed`, `rescored` or `highest`" in done.err
 

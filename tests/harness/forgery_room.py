@@ -144,7 +144,7 @@ class SameProcess(ClientProgram):
     def __init__(self, hub: HubRoom) -> None:
         self._hub = hub
 
-    def run(self, context: JobContext, words: list[str], given: str = "") -> Record:
+    def run(self, context: JobContext, words: list[str]) -> Record:
         answer = self._hub.wander(*words, "--json", "--no-sandbox")
         said: Record = json.loads(answer.out.rstrip("\n").rpartition("\n")[2])
         if "error" in said:
@@ -189,7 +189,7 @@ def forgery_room(place: Path, database_file: Path) -> Iterator[ForgeryRoom]:
             (file,) = client.get(f"/api/v1/environments/admin/{NAME}/versions/0.1.0").json()["files"]
             _install(EnvironmentStore(place / "data"), file)
             handlers = {
-                service.KIND: Replayer(SameProcess(hub), database, app.state.storage, settings),
+                service.KIND: Replayer(SameProcess(hub), database, app.state.storage),
                 evidence.KIND: Examiner(database, app.state.storage),
             }
             worker = JobWorker(TableQueue(database), handlers, "judge")

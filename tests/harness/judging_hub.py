@@ -66,16 +66,6 @@ def settled(hub: LiveHub, run_id: str) -> Record:
     return awaited(hub, ended)
 
 
-def examined(hub: LiveHub, run_id: str) -> Record:
-    """Return the evidence on a run once the hub has read it."""
-
-    def read() -> Record | None:
-        found: Record = hub.get(f"/api/v1/runs/{run_id}/evidence").json()
-        return found if found["examined_at"] else None
-
-    return awaited(hub, read)
-
-
 def awaited(hub: LiveHub, look: Any) -> Record:
     """Return what `look` gives once that is something; fail with the hub's log when it never does."""
     give_up = time.monotonic() + PATIENCE

@@ -58,11 +58,11 @@ class Posted:
         assert answer.status_code == 200, answer.text
         return answer.json()
 
-    def give(self, run_id: str, level: str, own: str | None = None) -> None:
+    def give(self, run_id: str, level: str) -> None:
         """Let the hub have proved so much of a run."""
         with self.hub.database.write(HUB) as session:
             run = session.get_one(Run, run_id)
-            run.level, run.own_level = level, own
+            run.level = level
             session.flush()
             refresh_results(session, find(session, run_id).environment)
 
@@ -127,7 +127,7 @@ async def test_a_level_tells_what_it_does_not_prove(posted):
     assert "submitter's claim" in opened
     assert f'href="/runs/{run_id}#evidence"' in opened
     assert opened.count("✓") == 3
-    assert "rerun</b>, not proved" in opened
+    assert "not proved</b>" not in opened
     assert "<b>a</b>" not in text
     sorted_by = re.findall(r'aria-sort="descending"><a href="([^"]+)"', text)
     assert len(sorted_by) == 1
@@ -458,41 +458,33 @@ async def test_owners_refuse_rescored_runs_on_a_board_and_take_them_back(posted)
 @pytest.fixture
 async def tiers(posted) -> dict[str, str]:
     """Runs of every level, of which those that are least proven have the highest rewards."""
-    levels = ["unverifiable", "complete", "rescored", "replayed", "rerun"]
+    levels = ["unverifiable", "complete", "rescored", "replayed"]
     runs = {one: await posted.run(one, 20 - 3 * number) for number, one in enumerate(levels)}
-    vouched = await posted.run("vouched", 19)
     for level, run_id in runs.items():
-        posted.give(run_id, level, "replayed")
-    posted.give(vouched, "rerun", "rescored")
-    return runs | {"vouched": vouched}
+        posted.give(run_id, level)
+    return runs
 
 
-ORDER = ["replayed", "rerun", "vouched", "rescored", "complete", "unverifiable"]
+ORDER = ["replayed", "rescored", "complete", "unverifiable"]
 
 
 async def test_what_replays_proved_ranks_before_any_reward(posted, tiers):
     board = await posted.board()
     assert [row["model"] for row in board["rows"]] == ORDER
     assert ranks(board) == [
-        ("replayed", 1, 2),
-        ("rerun", 1, 2),
-        ("vouched", 3, 4),
-        ("rescored", 3, 4),
-        ("complete", 5, 5),
-        ("unverifiable", 6, 6),
+        ("replayed", 1, 1),
+        ("rescored", 2, 2),
+        ("complete", 3, 3),
+        ("unverifiable", 4, 4),
     ]
-    assert [row["ranked_with"] for row in board["rows"]][1:4] == ["replayed", "rescored", "rescored"]
     for sort in ("tokens", "cost"):
-        apart = [row["ranked_with"] for row in (await posted.board(sort=sort))["rows"]]
-        assert apart == ["replayed"] * 2 + ["rescored"] * 2 + ["complete", "unverifiable"]
-    pages = [await posted.board(limit=4)]
-    pages.append(await posted.board(limit=4, cursor=pages[0]["next"]))
+        assert [row["level"] for row in (await posted.board(sort=sort))["rows"]] == ORDER
+    pages = [await posted.board(limit=3)]
+    pages.append(await posted.board(limit=3, cursor=pages[0]["next"]))
     assert [row["model"] for page in pages for row in page["rows"]] == ORDER
     detail = (await posted.hub.get("/api/v1/environments/alice/reverse-text")).json()
     assert detail["best_model"] == "replayed"
-    assert {one["model"] for one in board["history"]} == {"replayed", "rerun"}, (
-        "the line of the best is proven"
-    )
+    assert {one["model"] for one in board["history"]} == {"replayed"}, "the line of the best is proven"
     page = (await posted.hub.get("/alice/reverse-text/leaderboard", headers=HTML)).text
     assert page.count("ranks below all rows above; does not prove that") == 3
     assert (

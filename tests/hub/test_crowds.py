@@ -50,7 +50,6 @@ async def test_a_crowd_on_one_environment(hub, run_of, make_wheel):
         *(post(number) for number in range(12, 22)),
         *(publish(number) for number in range(10)),
         change("PUT", f"/api/v1/runs/{first[0]}/hiding", alice, reason="played by hand"),
-        *(change("PUT", f"/api/v1/runs/{one}/clearance", alice, reason="alike") for one in gone),
         *(change("DELETE", f"/api/v1/runs/{one}?reason=wrong", bob) for one in gone),
         *(
             change("POST", f"/api/v1/runs/{one}/verifications", bob, level="highest")

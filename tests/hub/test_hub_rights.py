@@ -45,7 +45,6 @@ from wander_hub.rights.tokens import add_token, revoke_leaked
 from wander_hub.runs.models import Run
 from wander_hub.runs.service import find as find_run
 from wander_hub.security import token_hash
-from wander_hub.verification.models import RunExamination
 from wander_hub.webhooks.models import WebhookDelivery
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +53,6 @@ MODEL = "/api/v1/models/{owner}/{name}"
 UPLOADS = "/api/v1/uploads"
 POSTING = "/api/v1/postings/{sha256}"
 INVITATION = "/api/v1/account/invitations/{invitation}"
-CLEARANCE = "/api/v1/runs/{run_id}/clearance"
 FACTOR = "/api/v1/account/second-factor"
 HOOKS = "/api/v1/webhooks"
 HOOK = HOOKS + "/{webhook}"
@@ -170,8 +168,6 @@ ATTEMPTS = {
     ("PUT", ENVIRONMENT + "/versions/{version}/boards/{board}"): Attempt({"title": "Easy"}),
     ("PUT", "/api/v1/runs/{run_id}/hiding"): Attempt({"reason": "its author asked"}),
     ("DELETE", "/api/v1/runs/{run_id}/hiding"): Attempt(status=204),
-    ("PUT", CLEARANCE): Attempt({"reason": "one right answer"}),
-    ("DELETE", CLEARANCE): Attempt(),
     ("PUT", POSTING): Attempt(status=201),
     ("DELETE", POSTING): Attempt(status=204),
     ("PUT", POSTING + "/chunks/{chunk}"): Attempt(),
@@ -321,13 +317,6 @@ async def attempt_posting(hub, method: str, path: str, token: str | None, parcel
 
 async def set_a_board_up(hub, method: str, path: str, make_wheel, run_of) -> None:
     """Let the run rank, where the route is about a board; and hide it, where that is to be taken back."""
-    if path == CLEARANCE:
-        with hub.database.write(HUB) as session:
-            read = RunExamination(run_id=RUN, duplicate_of="01EARLIER", examined_at=now())
-            session.add(read)
-        if method == "DELETE":
-            cleared = await attempt(hub, "PUT", path, "admin", make_wheel, run_of)
-            assert cleared.status_code == 200, cleared.text
     if not path.endswith(("/hiding", "/boards/{board}")):
         return
     with hub.database.write(HUB) as session:

@@ -16,7 +16,7 @@ from wander_hub.jobs import JobContext, JobWorker, TableQueue
 from wander_hub.jobs.models import Job
 from wander_hub.jobs.table import MAX_ATTEMPTS
 from wander_hub.verification import service
-from wander_hub.verification.levels import level_after
+from wander_hub.verification.levels import level_from
 from wander_hub.verification.program import ClientProgram
 from wander_hub.verification.worker import Replayer
 
@@ -74,7 +74,7 @@ async def test_a_post_is_played_again_without_being_asked(hub, run):
     detail = (await hub.get(f"/api/v1/runs/{run}")).json()
     assert (detail["level"], detail["level_reason"]) == (
         "replayed",
-        "the hub played all 6 rollouts again: the same messages, metrics and rewards",
+        "the hub replayed all 6 rollouts: the same messages, metrics and rewards",
     )
     (found,) = await listed(hub)
     assert (found["state"], found["report"]["same"]) == ("done", 6)
@@ -111,34 +111,62 @@ async def test_one_rollout_that_differs_takes_the_level_away_and_the_board_follo
     assert (await hub.get(f"/api/v1/verifications/{newest['id']}")).json() == newest
 
 
+SAME: dict[str, Any] = {}
+SCORED = {"method": "rescore"}
+SOME = {"sampled": True, "replayed": 2, "same": 2}
+ONE_DIFFERS = {"same": 5, "differing": 1}
+ONE_OF_SOME = {"sampled": True, "replayed": 2, "same": 1, "differing": 1}
+UNSCORED = {"method": "rescore", "same": 5, "unscored": 1}
+REFUSED = {"replayed": 0, "same": 0, "refused": "it is not deterministic"}
+CONTRADICTED = {"replayed": 0, "same": 0, "refused": "other examples", "contradicted": True}
+COMPLETE = ("complete", "every expected rollout is here")
+
+
 @pytest.mark.parametrize(
-    ("before", "found", "after"),
+    ("found", "after"),
     [
-        ("complete", {}, "replayed"),
-        ("replayed", {}, "replayed"),
-        ("claimed", {}, "claimed"),
-        ("rerun", {}, "rerun"),
-        ("complete", {"method": "rescore"}, "rescored"),
-        ("replayed", {"method": "rescore"}, "replayed"),
-        ("claimed", {"method": "rescore"}, "claimed"),
-        ("complete", {"method": "rescore", "same": 5, "unscored": 1}, "unverifiable"),
-        ("rescored", {"method": "rescore", "same": 5, "unscored": 1}, "rescored"),
-        ("unverifiable", {"method": "rescore"}, "rescored"),
-        ("unverifiable", {}, "replayed"),
-        ("unverifiable", {"same": 5, "differing": 1}, "claimed"),
-        ("unverifiable", {"sampled": True, "replayed": 2, "same": 2}, "unverifiable"),
-        ("rescored", {"method": "rescore", "same": 5, "differing": 1}, "claimed"),
-        ("complete", {"sampled": True, "replayed": 2, "same": 2}, "complete"),
-        ("replayed", {"sampled": True, "replayed": 2, "same": 2}, "replayed"),
-        ("replayed", {"sampled": True, "replayed": 2, "same": 1, "differing": 1}, "claimed"),
-        ("complete", {"replayed": 0, "same": 0, "refused": "it is not deterministic"}, "unverifiable"),
-        ("replayed", {"replayed": 0, "same": 0, "refused": "it is not deterministic"}, "replayed"),
-        ("complete", {"replayed": 0, "same": 0, "refused": "no", "contradicted": True}, "claimed"),
-        ("complete", {"recorded": 5, "replayed": 5, "same": 5}, "unverifiable"),
+        ([], "complete"),
+        ([SAME], "replayed"),
+        ([SCORED], "rescored"),
+        ([SCORED, SAME], "replayed"),
+        ([SAME, SCORED], "replayed"),
+        ([UNSCORED], "unverifiable"),
+        ([SCORED, UNSCORED], "rescored"),
+        ([UNSCORED, SCORED], "rescored"),
+        ([REFUSED], "unverifiable"),
+        ([REFUSED, SAME], "replayed"),
+        ([SAME, REFUSED], "replayed"),
+        ([SOME], "complete"),
+        ([REFUSED, SOME], "unverifiable"),
+        ([SAME, SOME], "replayed"),
+        ([ONE_DIFFERS], "claimed"),
+        ([REFUSED, ONE_DIFFERS], "claimed"),
+        ([SAME, ONE_DIFFERS], "claimed"),
+        ([SAME, SAME, ONE_DIFFERS], "claimed"),
+        ([SAME, ONE_OF_SOME], "claimed"),
+        ([CONTRADICTED], "claimed"),
+        ([CONTRADICTED, REFUSED], "claimed"),
+        ([ONE_DIFFERS, SAME], "replayed"),
+        ([ONE_DIFFERS, ONE_DIFFERS, SAME], "claimed"),
+        ([ONE_DIFFERS, SAME, ONE_DIFFERS, SAME], "claimed"),
+        ([ONE_DIFFERS, ONE_DIFFERS, SAME, SAME], "replayed"),
+        ([ONE_DIFFERS, SOME], "claimed"),
+        ([{"recorded": 5, "replayed": 5, "same": 5}], "unverifiable"),
     ],
 )
-def test_what_a_report_does_to_a_level(before, found, after):
-    assert level_after(before, "why", report(**found))[0] == after
+def test_a_level_comes_from_the_best_evidence(found, after):
+    reports = [(report(**one), True) for one in found]
+    assert level_from(COMPLETE, reports)[0] == after
+    assert level_from(("claimed", "1 of 6 rollouts missing"), reports) == (
+        "claimed",
+        "1 of 6 rollouts missing",
+    )
+
+
+def test_a_smaller_request_lowers_nothing_unless_it_finds_a_difference():
+    for found in (REFUSED, UNSCORED, SOME):
+        assert level_from(COMPLETE, [(report(**found), False)]) == COMPLETE
+    assert level_from(COMPLETE, [(report(**ONE_OF_SOME), False)])[0] == "claimed"
 
 
 async def test_only_who_asked_or_manages_calls_it_off(hub, run):
@@ -227,7 +255,7 @@ async def test_a_token_that_the_hub_does_not_know_puts_a_replay_off_and_asks_for
         url = f"http://127.0.0.1:{server.server_address[1]}"
         program = ClientProgram(hub.database, url, tmp_path, sandbox=False, seconds=60)
         storage = hub.client._transport.app.state.storage
-        replayer = Replayer(program, hub.database, storage, hub.settings)
+        replayer = Replayer(program, hub.database, storage)
         assert JobWorker(TableQueue(hub.database), {service.KIND: replayer}, "test").run_one()
         server.shutdown()
     (found,) = await listed(hub)
@@ -240,7 +268,7 @@ async def test_a_token_that_the_hub_does_not_know_puts_a_replay_off_and_asks_for
 
 async def test_a_replay_waits_without_an_error_while_its_hub_is_away(hub, run, tmp_path, caplog):
     program = ClientProgram(hub.database, "http://127.0.0.1:1", tmp_path, sandbox=False, seconds=60)
-    replayer = Replayer(program, hub.database, hub.client._transport.app.state.storage, hub.settings)
+    replayer = Replayer(program, hub.database, hub.client._transport.app.state.storage)
     assert JobWorker(TableQueue(hub.database), {service.KIND: replayer}, "test").run_one()
     (found,) = await listed(hub)
     assert found["state"] == "queued", found
@@ -259,7 +287,7 @@ async def test_levels_are_asked_for_one_by_one_and_rescoring_gives_its_own(hub, 
     detail = (await hub.get(f"/api/v1/runs/{run}")).json()
     assert (detail["level"], detail["level_reason"]) == (
         "rescored",
-        "the hub scored the transcripts of all 6 rollouts again: the same rewards; "
+        "the hub scored the transcripts of all 6 rollouts: the same rewards; "
         "what tools and judges answered is as its submitter states it",
     )
     newest = (await listed(hub))[0]
@@ -279,7 +307,7 @@ async def test_a_sample_is_drawn_by_nothing_that_can_be_foreseen(hub, run, monke
 
     monkeypatch.setattr(ClientProgram, "_answer", answer)
     program = ClientProgram(hub.database, "http://hub", hub.settings.data, sandbox=False, seconds=60)
-    replayer = Replayer(program, hub.database, hub.client._transport.app.state.storage, hub.settings)
+    replayer = Replayer(program, hub.database, hub.client._transport.app.state.storage)
     for user in ("alice", "bob"):
         assert (await ask(hub, user=user, sample=2)).status_code == 201
         JobWorker(TableQueue(hub.database), {service.KIND: replayer}, "test").run_one()

@@ -6,7 +6,6 @@ import copy
 import json
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ from typing import Any
 import pytest
 from bundled_environments import INSTALLED, PARAMS
 from chat_endpoint import ChatEndpoint, chat_endpoint
-from judging_hub import Record, awaited, confined, examined, judging_hub, post, settled
-from live_hub import LiveHub, hub_command, make_token
+from judging_hub import Record, awaited, confined, judging_hub, post, settled
+from live_hub import LiveHub
 from machine import Machine
 from package_mirror import build_client_mirror
 from small_project import pyproject
@@ -178,7 +177,7 @@ def test_judged_rewards_are_scored_again_without_asking_the_judge(
         assert post(judge, forged, changed).status_code == 201
         found = settled(judge, forged["run_id"])
         assert (name, found["level"]) == (name, "claimed"), found["level_reason"]
-        assert "1 of 6 rollouts came out otherwise when the hub scored them again" in found["level_reason"]
+        assert "1 of 6 rollouts came out otherwise when the hub scored them" in found["level_reason"]
 
 
 def raise_reward(rollout: Record) -> None:
@@ -191,36 +190,6 @@ def other_words(rollout: Record) -> None:
 
 def other_verdict(rollout: Record) -> None:
     rollout["info"]["judge_answers"][0]["answer"] = '{"verdict": 1.0}'
-
-
-def test_a_replayed_run_under_another_name_is_a_duplicate(
-    judge: LiveHub, home: Machine, model: ChatEndpoint
-) -> None:
-    folder = RunFolder.open(evaluated(home, "admin/tictactoe", model, "-n", 20, "-r", 2))
-    manifest = json.loads((folder.path / "run.json").read_text())
-    rollouts = [one.model_dump(mode="json") for one in folder.rollouts()]
-    assert post(judge, manifest, rollouts).status_code == 201
-    assert examined(judge, manifest["run_id"])["duplicate_of"] is None
-    command, environment = hub_command(judge.data, "user", "add", "mallory")
-    subprocess.run(command, env=environment, check=True, capture_output=True)
-    mallory = make_token(judge.data, "mallory")
-    better, spaced = copy.deepcopy(manifest), copy.deepcopy(rollouts)
-    better["model"]["name"] = "better"
-    for message in (spaced[0]["completion"][0], spaced[0]["turns"][0]["message"]):
-        message["content"] = f" {message['content'].upper()}"
-    for forged, lines, token in (
-        (better, rollouts, None),
-        (copy.deepcopy(better), spaced, None),
-        (copy.deepcopy(manifest), rollouts, mallory),
-    ):
-        forged["run_id"] = new_run_id()
-        assert post(judge, forged, lines, token).status_code == 201
-        assert examined(judge, forged["run_id"])["duplicate_of"] == manifest["run_id"]
-        found = settled(judge, forged["run_id"])
-        assert found["level"] == "claimed"
-    board = judge.get("/api/v1/environments/admin/tictactoe/leaderboard").json()
-    assert {(row["model"], row["posted_by"]) for row in board["rows"]} == {("echo", "admin")}
-    assert settled(judge, manifest["run_id"])["level"] == "replayed"
 
 
 def test_published_versions_are_checked_in_the_sandbox(judge: LiveHub, home: Machine) -> None:

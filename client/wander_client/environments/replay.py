@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from wander.wire.verification import LevelSought, ReplayReport, Surroundings, VerifiedWith
 
     from wander_client.context import Invocation
-    from wander_client.environments.judges import JudgeFile
     from wander_client.packages.store import Installed
 
 
@@ -135,7 +134,6 @@ async def replay_in(
     in_process: bool,
     sandbox: SandboxPolicy | None,
     on_replayed: Callable[[int, int], None],
-    judges: JudgeFile | None = None,
 ) -> tuple[ReplayReport, VerifiedWith | None]:
     """Open the environment with the run's arguments and play, or score, its rollouts again.
 
@@ -193,7 +191,6 @@ async def replay_in(
             sample_seed=seed,
             concurrency=concurrency,
             on_replayed=on_replayed,
-            panel=await judges.enter(stack) if judges is not None else None,
         )
     return report, made_with
 

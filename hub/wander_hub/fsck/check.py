@@ -42,7 +42,6 @@ from wander_hub.runs.repository import chunks_of, lock_run
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 from wander_hub.upload import sweep
-from wander_hub.verification import evidence
 from wander_hub.verification import service as verification
 from wander_hub.verification.levels import level_of
 
@@ -65,7 +64,7 @@ class Finding:
     code: str
     """object_missing, object_corrupt, object_extra, size_wrong, chunk_missing, chunk_extra, page_missing,
     page_extra, page_stale, totals_wrong, link_missing, link_extra, run_changed, aggregates_wrong,
-    board_wrong, job_missing or run_unread."""
+    board_wrong or job_missing."""
     subject: str
     """What it is about: an object's digest, a run's id, or `owner/name`."""
     detail: str
@@ -138,23 +137,15 @@ def check(
 
 
 def _jobs(database: Database, settings: Settings, *, repair: bool) -> Iterator[Finding]:
-    """Look for runs that nobody was asked to read, or to play again, and for those that could not be read."""
+    """Look for runs that no job reads or replays."""
     queue = TableQueue.of(settings, database)
     with database.read(HUB) as session:
         jobless = verification.list_jobless(session, settings)
-        unread = evidence.list_unread(session)
     for run_id in jobless:
         if repair:
             with database.write(HUB) as session:
                 verification.request_after_post(session, queue, settings, run_id)
         yield Finding("job_missing", run_id, "no job verifies it", repaired=repair)
-    for run_id, fault in unread:
-        if repair:
-            with database.write(HUB) as session:
-                evidence.keep_unread(session)
-                evidence.submit(session, queue, run_id, f"{now():%Y%m%d%H%M%S}")
-        told = fault or "its examination ended without a result"
-        yield Finding("run_unread", run_id, f"not examined for copies: {told}", repaired=repair)
 
 
 def _objects(database: Database, storage: Storage, *, repair: bool, quick: bool) -> Iterator[Finding]:

@@ -87,8 +87,8 @@ def _place_one(session: Session, boards: _Boards, run: Run, stands: BoardEntry |
 
 
 def tier_of(run: Run) -> int:
-    """Return where a run stands among the tiers of its board: a repetition of it adds a name, no rank."""
-    return TIERS.index(run.own_level or "complete" if run.level == "rerun" else run.level)
+    """Return the tier of a run on its board."""
+    return TIERS.index(run.level)
 
 
 def _entry(run: Run, manifest: RunManifest) -> BoardEntry:

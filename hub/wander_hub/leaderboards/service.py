@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 from wander.wire import BoardInfo, Leaderboard, LeaderboardRow, RunSummary
-from wander.wire.boards import BOARD_COLUMNS, TIERS, HiddenRunInfo, HistoryPoint, VersionBoard
+from wander.wire.boards import BOARD_COLUMNS, HiddenRunInfo, HistoryPoint, VersionBoard
 
 from wander_hub.database import fill
 from wander_hub.environments import repository as environment_repository
@@ -21,6 +21,7 @@ from wander_hub.leaderboards.models import Board, HiddenRun
 from wander_hub.leaderboards.schemas import BoardFilter
 from wander_hub.models.repository import names_of_weights
 from wander_hub.runs.models import Run
+from wander_hub.runs.repetitions import repeated_by
 
 MOST_OTHERS = 20
 """Most other boards that an answer names, the busiest first."""
@@ -213,6 +214,7 @@ def _rows(
     session.refresh(board, ["lows", "highs", "tiers"])  # which no other reader of a board needs
     bounds = Bounds(board.lows, board.highs, board.tiers)
     checkpoints = names_of_weights(session, [one.run.weights_sha256 for one in found])
+    repeaters = repeated_by(session, [one.run.run_id for one in found])
     rows = []
     for one in found:
         run, entry = one.run, one.entry
@@ -243,7 +245,7 @@ def _rows(
             checkpoint=checkpoints.get(run.weights_sha256 or ""),
             version=version.version,
             level=entry.level,
-            ranked_with=TIERS[entry.tier],
+            repeated_by=repeaters.get(run.run_id, []),
             posted_by=run.posted_by.name,
             posted_at=entry.posted_at,
             url=f"{base_url}/runs/{run.run_id}",

@@ -23,7 +23,6 @@ from wander_hub.jobs import OPEN, Job, TableQueue
 from wander_hub.operation import backup_jobs
 from wander_hub.runs.models import Run
 from wander_hub.runs.repository import readable_run
-from wander_hub.verification import evidence
 from wander_hub.verification import service as verification
 from wander_hub.webhooks import delivery
 from wander_hub.webhooks.models import WebhookDelivery
@@ -47,7 +46,6 @@ def settle_failures(queue: Queue) -> Queue:
     """Have a queue see to what jobs leave that end without a result, whichever process ends them."""
     queue.on_failure |= {
         verification.KIND: verification.keep_failures,
-        evidence.KIND: evidence.keep_failures,
         delivery.KIND: partial(delivery.keep_failures, queue),
     }
     return queue

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from wander.wire import RunDetail
 
 from wander_hub.http.bodies import form_body, multipart_form
-from wander_hub.http.boundary import Context, ForPoster, audited, wake_jobs
+from wander_hub.http.boundary import Context, ForPoster, audited
 from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.jobs import TableQueue
 from wander_hub.posting import service as posting
@@ -66,17 +66,14 @@ async def post_run(request: Request, context: ForPoster) -> Response:
 
 @router.post("/{run_id}/publish", responses=refusals(401, 403, 404, 410, 422))
 @audited("run.publish")
-def publish_run(request: Request, context: ForPoster, run_id: RunId) -> RunDetail:
+def publish_run(context: ForPoster, run_id: RunId) -> RunDetail:
     """Show a private run to everybody, for good."""
-    queue: TableQueue = request.app.state.jobs
 
     def record(session: Session) -> RunDetail:
-        shown = posting.publish_run(session, queue, run_id, context.caller)
+        shown = posting.publish_run(session, run_id, context.caller)
         return service.detail_of(shown, context.base_url)
 
-    shown = context.commit(record)
-    wake_jobs(request)
-    return shown
+    return context.commit(record)
 
 
 @router.delete("/{run_id}", responses=refusals(401, 403, 404, 422))

@@ -26,7 +26,6 @@ from wander_hub.environments.models import Environment, Version
 from wander_hub.http.boundary import Context
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
-from wander_hub.jobs import TableQueue
 from wander_hub.leaderboards.listing import refresh_results
 from wander_hub.posting import repository
 from wander_hub.posting.reading import rollouts_in_order, unpack
@@ -42,7 +41,6 @@ from wander_hub.runs.events import tell_of_run
 from wander_hub.runs.manifest import PinnedRun
 from wander_hub.runs.models import PostingArtifact, PostingChunk, PostingRow, Run
 from wander_hub.storage import Storage
-from wander_hub.verification import evidence
 
 _SPOOLED = 4 * 1024 * 1024
 """Up to so many bytes of a chunk stay in memory."""
@@ -268,15 +266,13 @@ def is_known(session: Session, run_id: str, sha256: str) -> bool:
     return True
 
 
-def publish_run(session: Session, queue: TableQueue, run_id: str, caller: Identity) -> Run:
-    """Show a private run to all; only who posted it may, and never back. Only now it may be a copy."""
+def publish_run(session: Session, run_id: str, caller: Identity) -> Run:
+    """Show a private run to everybody, for good; only its submitter may."""
     run = _find_own_run(session, run_id, caller, "publish")
     run_repository.lock_run(session, run)
     if runs.with_rollouts(run).private:
         run.private, run.public_at = False, now()
         tell_of_run(session, run.environment, run, "run.posted")
-        if run.kind == "evaluation":
-            evidence.submit(session, queue, run_id, "public")
     session.flush()
     refresh_results(session, run.environment)
     return run

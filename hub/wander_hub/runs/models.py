@@ -21,6 +21,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Mapped, Session, mapped_column, query_expression, relationship
 from wander.wire import RunManifest, VerificationLevel
 from wander.wire.events import LevelEvent
+from wander.wire.verification import TokenCheck
 
 from wander_hub import audit
 from wander_hub.accounts.models import Owner, User
@@ -78,10 +79,6 @@ class Run(Base):
     examples: Mapped[int]
     level: Mapped[VerificationLevel] = mapped_column(String(16))
     level_reason: Mapped[str] = mapped_column(Text)
-    vouched_by: Mapped[str | None] = mapped_column(String(39))
-    """Name of the user who posted the repetition that gave it the level `rerun`."""
-    own_level: Mapped[VerificationLevel | None] = mapped_column(String(16))
-    """What the hub's own replays give a run of the level `rerun`; of no meaning for others."""
     reward_mean: Mapped[float | None]
     manifest: Mapped[str] = mapped_column(Text)
     """`run.json` as posted."""
@@ -171,6 +168,28 @@ class RunCheckpoint(Base):
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.run_id"), primary_key=True)
     weights_sha256: Mapped[str] = mapped_column(String(64), primary_key=True, index=True)
     step: Mapped[int]
+
+
+class RunExamination(Base):
+    """The results of reading a run: its tokens, and whether it agrees with the run that it repeats."""
+
+    __tablename__ = "run_examinations"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.run_id"), primary_key=True)
+    rerun_of: Mapped[str | None] = mapped_column(String(64), index=True)
+    """The run that it repeats, by its manifest."""
+    agreement: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    """`wander.wire.verification.Agreement` with that run; None if the two cannot be compared."""
+    agrees: Mapped[bool] = mapped_column(default=False)
+    """Whether it agrees with that run, by a manifest that differs only in the endpoint."""
+    tokens: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    """`wander.wire.verification.TokenCheck`; None if the hub has no tokenizer of the model."""
+    examined_at: Mapped[datetime]
+
+    @property
+    def token_check(self) -> TokenCheck | None:
+        """The comparison of its stated completion tokens with its texts."""
+        return TokenCheck.model_validate(self.tokens) if self.tokens else None
 
 
 class PostingRow(Base):

@@ -1,15 +1,26 @@
-"""Every decision on a run's level: by its rollouts alone, as a copy, after a replay."""
+"""Every decision on a run's level.
+
+A level follows from the run's own rollouts and from the best evidence that the hub has about them. It never
+depends on runs of other people, and a verification that did not finish decides nothing.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
 from wander.wire import RunManifest, RunSummary, VerificationLevel
+from wander.wire.boards import LEVELS_UP
 from wander.wire.verification import ReplayReport, TokenCheck
 
-from wander_hub.runs.models import Run
+from wander_hub.runs.models import Run, RunExamination
 from wander_hub.verification.models import Verification
 
+Verdict = tuple[VerificationLevel, str]
 
-def level_of(manifest: RunManifest, summary: RunSummary) -> tuple[VerificationLevel, str]:
+
+def level_of(manifest: RunManifest, summary: RunSummary) -> Verdict:
     """Return the verification level that the rollouts alone support, and why it is not higher."""
     if manifest.kind == "training":
         return "claimed", "a training run: its metrics are as the trainer reported them"
@@ -22,86 +33,87 @@ def level_of(manifest: RunManifest, summary: RunSummary) -> tuple[VerificationLe
     return "complete", "every expected rollout is here; the hub computed all aggregates from them"
 
 
-def level_of_copy(first: Run) -> tuple[VerificationLevel, str]:
-    """Return the level of a run that repeats the completions of an earlier one, and why."""
-    whose = f"of `{first.model}`, posted by {first.posted_by.name}"
-    return (
-        "claimed",
-        f"duplicate of `{first.run_id}` {whose}: its completions repeat that run's, so it ranks nowhere",
-    )
+def level_from(
+    rollouts: Verdict, reports: Sequence[tuple[ReplayReport, bool]], tokens: TokenCheck | None = None
+) -> Verdict:
+    """Return a run's level from the best evidence so far, and why.
 
+    - `rollouts`: what the rollouts alone support (`level_of`). A run that is only claimed by that stays so.
+    - `reports`: those of every verification that ended, the oldest first, each with whether it was a `whole`
+      one: of all rollouts, for the highest level. Anyone may ask for less, which lowers nothing.
 
-def level_of_unread(fault: str) -> tuple[VerificationLevel, str]:
-    """Return the level of a run that the hub could not examine, and why."""
-    return "claimed", f"the hub could not examine it for copies ({fault}), so it ranks nowhere"
-
-
-def level_of_understated(check: TokenCheck) -> tuple[VerificationLevel, str]:
-    """Return the level of a run that states fewer completion tokens than its texts have, and why."""
-    return "claimed", f"it understates its tokens, so it ranks nowhere: {check.told}"
-
-
-def level_by(one: Verification, level: VerificationLevel, reason: str) -> tuple[VerificationLevel, str]:
-    """Return a run's level after a verification of it that has ended, and why.
-
-    Who asks for less than the hub does by itself, or calls off what they asked for, lowers nothing.
+    Replays in which every rollout was the same raise the level. A replay that found a difference, and found
+    it again, lowers it; after that it takes as many replays without one. A replay that could not finish or
+    compare makes a run `unverifiable` only if no other replay says more.
     """
-    whole = one.sample is None and one.level == "highest"
-    if one.report is not None:
-        return level_after(level, reason, ReplayReport.model_validate(one.report), whole=whole)
-    if whole and one.job.state == "failed":
-        return _unverified(level, reason, one.job.error or "the verification failed")
-    if one.job.state == "cancelled" and one.requested_by_id is None:
-        return _unverified(level, reason, "its verification was called off")
-    return level, reason
+    if rollouts[0] != "complete":
+        return rollouts
+    if tokens is not None and tokens.understated:
+        return "claimed", f"it understates its tokens, so it ranks nowhere: {tokens.told}"
+    against: list[Verdict] = []
+    proofs: list[Verdict] = []
+    undecided: Verdict | None = None
+    for report, whole in reports:
+        if (objection := _objection(report)) is not None:
+            against.append(("claimed", objection))
+            proofs = []
+        elif (proof := _proof(report)) is not None:
+            proofs.append(proof)
+        elif whole and not report.sampled:
+            undecided = "unverifiable", f"could not be verified: {_obstacle(report)}"
+    if len(against) > len(proofs):
+        return against[-1]
+    if proofs:
+        return max(proofs, key=lambda verdict: LEVELS_UP.index(verdict[0]))
+    return undecided or rollouts
 
 
-def level_after(
-    level: VerificationLevel, reason: str, report: ReplayReport, *, whole: bool = True
-) -> tuple[VerificationLevel, str]:
-    """Return a run's level after a replay, and why.
-
-    Only playing, or scoring, every rollout raises it; a single rollout that comes out otherwise takes all
-    evidence away, also when only a sample was looked at. A `whole` replay that tells neither makes a run that
-    nothing else verified unverifiable.
-    """
+def _objection(report: ReplayReport) -> str | None:
+    """Return what a replay found that the run says otherwise, or None."""
     if report.contradicted:
-        return "claimed", f"the hub could not play it again: {report.refused}"
-    if report.refused is not None:
-        return _unverified(level, reason, report.refused) if whole else (level, reason)
-    again = "scored them" if report.method == "rescore" else "played them"
+        return f"the hub could not replay it: {report.refused}"
     if report.differing:
-        found = f"{report.differing} of {report.replayed} rollouts came out otherwise"
-        return "claimed", f"{found} when the hub {again} again"
-    if report.judged is not None and report.judged.doubtful and level != "claimed":
-        return "unverifiable", f"could not be verified: {report.judged.told}"
-    if report.level in ("rescored", "replayed") and level in _BELOW[report.level]:
-        count = f"all {report.replayed:,} rollouts" if report.replayed > 1 else "its one rollout"
-        if report.method == "rescore":
-            scored = f"the hub scored the transcripts of {count} again: the same rewards"
-            others = "what tools and judges answered"
-            told = f"; {report.judged.told}" if report.judged is not None and report.judged.asked else ""
-            return "rescored", f"{scored}; {others} is as its submitter states it{told}"
-        if report.level == "rescored":
-            played = f"the hub played {count} again: the same messages, metrics and rewards"
-            others = f"what judges or other models answered in {report.answered:,} of them"
-            return "rescored", f"{played}; {others} is as its submitter states it"
-        return "replayed", f"the hub played {count} again: the same messages, metrics and rewards"
-    if whole and not report.sampled:
-        left = f"{report.expected - report.same} of {report.expected} rollouts could not be compared"
-        return _unverified(level, reason, ": ".join(filter(None, (left, report.unscored_reason))))
-    return level, reason
+        again = "scored" if report.method == "rescore" else "replayed"
+        return (
+            f"{report.differing} of {report.replayed} rollouts came out otherwise when the hub {again} them"
+        )
+    return None
 
 
-def _unverified(level: VerificationLevel, reason: str, why: str) -> tuple[VerificationLevel, str]:
-    """Return the level of a run that a verification said nothing about; what others proved stays."""
-    if level not in ("complete", "unverifiable"):
-        return level, reason
-    return "unverifiable", f"could not be verified: {why}"
+def _proof(report: ReplayReport) -> Verdict | None:
+    """Return the level that a replay of every rollout proves, and how; None if it proves none."""
+    if report.level not in ("rescored", "replayed"):
+        return None
+    count = f"all {report.replayed:,} rollouts" if report.replayed > 1 else "its one rollout"
+    if report.method == "rescore":
+        scored = f"the hub scored the transcripts of {count}: the same rewards"
+        return "rescored", f"{scored}; what tools and judges answered is as its submitter states it"
+    replayed = f"the hub replayed {count}: the same messages, metrics and rewards"
+    if report.level == "rescored":
+        others = f"what judges or other models answered in {report.answered:,} of them"
+        return "rescored", f"{replayed}; {others} is as its submitter states it"
+    return "replayed", replayed
 
 
-_BELOW: dict[str, tuple[VerificationLevel, ...]] = {
-    "rescored": ("complete", "unverifiable", "rescored"),
-    "replayed": ("complete", "unverifiable", "rescored", "replayed"),
-}
-"""From which levels a report raises a run; what is only claimed stays so."""
+def _obstacle(report: ReplayReport) -> str:
+    """Return why a replay decided nothing."""
+    if report.refused is not None:
+        return report.refused
+    left = f"{report.expected - report.same} of {report.expected} rollouts could not be compared"
+    return ": ".join(filter(None, (left, report.unscored_reason)))
+
+
+def settle_level(session: Session, run: Run) -> None:
+    """Give a run the level that its rollouts and all evidence so far support; the caller locked it."""
+    examined = session.get(RunExamination, run.run_id)
+    ended = select(Verification).where(Verification.run_id == run.run_id, Verification.report.is_not(None))
+    reports = _read_reports(session.scalars(ended.order_by(Verification.id)))
+    rollouts = level_of(run.parsed_manifest, RunSummary.model_validate(run.summary))
+    run.level, run.level_reason = level_from(rollouts, reports, examined.token_check if examined else None)
+
+
+def _read_reports(verifications: Iterable[Verification]) -> list[tuple[ReplayReport, bool]]:
+    return [
+        (ReplayReport.model_validate(one.report), one.sample is None and one.level == "highest")
+        for one in verifications
+    ]

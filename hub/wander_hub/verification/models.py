@@ -1,14 +1,14 @@
-"""Tables of what the hub found out by itself: verifications, copies and reruns, checks of versions."""
+"""Tables of what the hub found out by itself: verifications of runs, checks of versions."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, ForeignKey, String, Text
+from sqlalchemy import JSON, ForeignKey, String, Text
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 from wander.wire import VerificationLevel
-from wander.wire.verification import LevelSought, TokenCheck
+from wander.wire.verification import LevelSought
 
 from wander_hub.accounts.models import User
 from wander_hub.database import Base
@@ -56,75 +56,6 @@ class VerificationDivergence(Base):
     part: Mapped[str] = mapped_column(String(40))
     message: Mapped[int | None]
     difference: Mapped[str] = mapped_column(Text)
-
-
-class RunExamination(Base):
-    """What reading a run told: what its completions are, whose copy it is, whether it agrees with another."""
-
-    __tablename__ = "run_examinations"
-
-    run_id: Mapped[str] = mapped_column(ForeignKey("runs.run_id"), primary_key=True)
-    completions_sha256: Mapped[str | None] = mapped_column(String(64), index=True)
-    """Digest of all completions, letters and digits only; None where they are too few to tell runs apart."""
-    duplicate_of: Mapped[str | None] = mapped_column(String(64))
-    """The run that had these completions before, of another model or another user."""
-    rerun_of: Mapped[str | None] = mapped_column(String(64), index=True)
-    """The run that it repeats, by its manifest."""
-    agreement: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    """`wander.wire.verification.Agreement` with that run; None where the two cannot be compared."""
-    independent: Mapped[bool] = mapped_column(default=False)
-    """Whether somebody else posted it than the run that it repeats, and it is no copy of it."""
-    note: Mapped[str] = mapped_column(Text, default="")
-    """In words: what it is a copy of, why it is no evidence."""
-    fault: Mapped[str | None] = mapped_column(String(80))
-    """What kept the hub from examining it; it ranks nowhere then."""
-    tokens: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    """`wander.wire.verification.TokenCheck`; None where the hub has no tokenizer of the model."""
-    examined_at: Mapped[datetime]
-    run: Mapped[Run] = relationship(lazy="raise")
-
-    @property
-    def token_check(self) -> TokenCheck | None:
-        """What its completion tokens are against its texts."""
-        return TokenCheck.model_validate(self.tokens) if self.tokens else None
-
-    @property
-    def understated(self) -> bool:
-        """Whether it states fewer completion tokens than its texts have."""
-        check = self.token_check
-        return check is not None and check.understated
-
-
-class SketchKey(Base):
-    """What keys the sketches of an environment's runs."""
-
-    __tablename__ = "sketch_keys"
-
-    environment_id: Mapped[int] = mapped_column(ForeignKey("environments.id"), primary_key=True)
-    key: Mapped[str] = mapped_column(String(64))
-    """32 random bytes, hexadecimal."""
-
-
-class RunSketch(Base):
-    """One of the hashes by which runs that say the same find each other (`likeness.py`)."""
-
-    __tablename__ = "run_sketches"
-
-    environment_id: Mapped[int] = mapped_column(ForeignKey("environments.id"), primary_key=True)
-    value: Mapped[int] = mapped_column(BigInteger, primary_key=True)
-    run_id: Mapped[str] = mapped_column(ForeignKey("runs.run_id"), primary_key=True, index=True)
-
-
-class ClearedCopy(Base):
-    """Who let a run rank though it has an earlier one's completions, and why."""
-
-    __tablename__ = "cleared_copies"
-
-    run_id: Mapped[str] = mapped_column(ForeignKey("runs.run_id"), primary_key=True)
-    reason: Mapped[str] = mapped_column(Text)
-    cleared_at: Mapped[datetime]
-    cleared_by_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
-    cleared_by: Mapped[User] = relationship(lazy="raise")
 
 
 class VersionCheck(Base):

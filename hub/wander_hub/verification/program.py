@@ -69,17 +69,16 @@ class ClientProgram:
         self._sandbox = sandbox
         self._seconds = seconds
 
-    def run(self, context: JobContext, words: list[str], given: str = "") -> dict[str, Any]:
+    def run(self, context: JobContext, words: list[str]) -> dict[str, Any]:
         """Run a command that takes `--sandbox`; return the data of its answer.
 
-        `given` is its standard input: what it may know and no environment, whose secrets come from variables.
         Raises `JobRefused` for an error that no repetition helps.
         """
         confinement = "--sandbox" if self._sandbox else "--no-sandbox"
         with self._lend_token(f"job {context.lease.job_id}") as secret:
-            return self._answer(context, [*words, "--json", confinement], secret, given)
+            return self._answer(context, [*words, "--json", confinement], secret)
 
-    def _answer(self, context: JobContext, words: list[str], secret: str, given: str) -> dict[str, Any]:
+    def _answer(self, context: JobContext, words: list[str], secret: str) -> dict[str, Any]:
         """Run the command; return the data of its answer."""
         self._folder.mkdir(parents=True, exist_ok=True)
         passed = {
@@ -92,7 +91,7 @@ class ClientProgram:
         with own_log.open("wb") as log:
             process = subprocess.Popen(  # noqa: S603 - this interpreter, our own words
                 [sys.executable, "-P", "-m", "wander_client", *words],
-                stdin=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env={**passed, **folders, **_STRICT, "WANDER_HUB": self._hub_url, "WANDER_TOKEN": secret},
@@ -100,9 +99,6 @@ class ClientProgram:
                 start_new_session=True,
             )
         try:
-            assert process.stdin is not None
-            with suppress(BrokenPipeError), process.stdin:
-                process.stdin.write(given.encode())
             answer = self._follow(context, process)
         finally:
             with suppress(ProcessLookupError):  # it has ended, with all that it started

@@ -1,4 +1,4 @@
-"""What was proved of a run, level by level, from the hub's replays of it and from who repeated it."""
+"""What was proved of a run, level by level, from the hub's replays of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session, joinedload
 from wander.wire import RunSummary, VerificationLevel
 from wander.wire.levels import LEVEL_FACTS
-from wander.wire.verification import LevelProof, Proof, ReplayReport, Rerun
+from wander.wire.verification import LevelProof, Proof, ReplayReport
 
 from wander_hub.jobs import OPEN
 from wander_hub.runs.models import Run
@@ -19,7 +19,7 @@ Found = tuple[Proof, str]
 _METHODS: dict[str, VerificationLevel] = {"rescore": "rescored", "replay": "replayed"}
 
 
-def prove(session: Session, run: Run, reruns: Sequence[Rerun]) -> list[LevelProof]:
+def prove(session: Session, run: Run) -> list[LevelProof]:
     """Return for each level that says something whether it was proved, and what came out."""
     asked = select(Verification).where(Verification.run_id == run.run_id)
     asked = asked.options(joinedload(Verification.job)).order_by(Verification.id)
@@ -36,7 +36,6 @@ def prove(session: Session, run: Run, reruns: Sequence[Rerun]) -> list[LevelProo
             "open",
             "its environment declares that it is not deterministic: nobody can play a rollout twice",
         )
-    found["rerun"] = _repeat(run, reruns)
     return [
         LevelProof(
             level=level,
@@ -59,10 +58,11 @@ def _count(run: Run) -> Found:
 
 
 def _play(every: Sequence[Verification], reports: Sequence[ReplayReport], level: VerificationLevel) -> Found:
-    """Tell what the newest replay, or rescoring, of the whole run came to; else that of a sample."""
+    """Return the result of the last replay, or rescoring, that decided something; else of the last one."""
     if reports:
-        whole = [one for one in reports if not one.sampled]
-        return _tell((whole or reports)[-1], level)
+        told = [_tell(one, level) for one in reports]
+        decided = [one for one in told if one[0] != "open"]
+        return (decided or told)[-1]
     sought = ("highest", level)
     if any(one.level in sought and one.job.state in OPEN for one in every):
         return "open", "waits for the hub"
@@ -88,23 +88,8 @@ def _tell(report: ReplayReport, level: VerificationLevel) -> Found:
         told += f"; {report.twice:,} of them twice, in other surroundings"
     if report.unscored:
         told += f"; {report.unscored:,} need more than the transcript: {report.unscored_reason}"
-    if report.judged is not None:
-        told += f"; {report.judged.told}; {report.judged.unasked:,} could not be asked"
     if report.answered:
         told += f"; in {report.answered:,} of them judges or other models answered from the record"
-    if report.level == level and not (report.judged is not None and report.judged.doubtful):
+    if report.level == level:
         return "proved", told
     return "open", f"a sample: {told}" if report.sampled else told
-
-
-def _repeat(run: Run, reruns: Sequence[Rerun]) -> Found:
-    """Tell who repeated it."""
-    if run.level == "rerun":
-        return "proved", run.level_reason
-    if not reruns:
-        return "open", "nobody has repeated it"
-    newest = reruns[0]
-    why = newest.note or (newest.agreement.verdict if newest.agreement else "it cannot be compared")
-    if newest.independent and newest.agreement is not None:
-        why = f"it {newest.agreement.verdict}, at level {newest.level}: {newest.agreement.told}"
-    return "open", f"`{newest.run_id}` by {newest.posted_by} repeats it, and does not count: {why}"

@@ -6,10 +6,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.encoders import jsonable_encoder
-from sqlalchemy.orm import Session
 from starlette.responses import JSONResponse, Response
 from wander.wire.verification import (
-    ClearanceReason,
     DivergencePage,
     HubCheck,
     RunEvidence,
@@ -19,7 +17,6 @@ from wander.wire.verification import (
 )
 
 from wander_hub.http.boundary import (
-    ForManager,
     ForPoster,
     Number,
     ReadSession,
@@ -29,7 +26,7 @@ from wander_hub.http.boundary import (
 from wander_hub.http.problems import refusals
 from wander_hub.jobs import TableQueue
 from wander_hub.runs import service as runs
-from wander_hub.verification import duplicates, evidence, service, version_checks
+from wander_hub.verification import evidence, service, version_checks
 
 router = APIRouter(prefix="/api/v1", tags=["verification"])
 
@@ -73,32 +70,8 @@ def request_verification(
 
 @router.get("/runs/{run_id}/evidence", responses=refusals(404, 422))
 def get_evidence(session: ReadSession, run_id: RunId) -> RunEvidence:
-    """Show what a run's level rests on: what each level proved, whether it is a copy, who repeated it."""
+    """Show what a run's level rests on: what each level proved, and who repeated the run."""
     return evidence.evidence_of(session, runs.find(session, run_id))
-
-
-@router.put("/runs/{run_id}/clearance", responses=refusals(400, 401, 403, 404, 422))
-@audited("run.clear")
-def clear_run(context: ForManager, run_id: RunId, body: ClearanceReason) -> RunEvidence:
-    """Clear the duplicate mark of a run, with a reason that everybody can read; it ranks again."""
-
-    def record(session: Session) -> RunEvidence:
-        duplicates.clear(session, context.caller, run_id, body.reason)
-        return evidence.settle(session, run_id)
-
-    return context.commit(record)
-
-
-@router.delete("/runs/{run_id}/clearance", responses=refusals(401, 403, 404, 422))
-@audited("run.unclear")
-def mark_run_again(context: ForManager, run_id: RunId) -> RunEvidence:
-    """Mark a cleared run as a duplicate again."""
-
-    def record(session: Session) -> RunEvidence:
-        duplicates.take_back(session, context.caller, run_id)
-        return evidence.settle(session, run_id)
-
-    return context.commit(record)
 
 
 @router.get("/environments/{owner}/{name}/versions/{version}/check", responses=refusals(404, 422))

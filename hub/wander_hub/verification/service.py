@@ -35,8 +35,8 @@ from wander_hub.runs.events import tell_of_run
 from wander_hub.runs.models import Run
 from wander_hub.runs.repository import lock_run, readable_run
 from wander_hub.settings import Settings
-from wander_hub.verification import duplicates, evidence
-from wander_hub.verification.levels import level_by
+from wander_hub.verification import evidence
+from wander_hub.verification.levels import settle_level
 from wander_hub.verification.models import Verification, VerificationDivergence
 
 KIND = "replay"
@@ -119,7 +119,7 @@ def request_after_post(session: Session, queue: TableQueue, settings: Settings, 
     run = runs.find(session, run_id)
     if run.kind != "evaluation" or run.rollouts_sha256 is None:
         return
-    evidence.submit(session, queue, run_id)
+    evidence.submit(session, queue, run_id, run.posted_by_id)
     wanted = settings.verify_posts and settings.verification != "off"
     # Whether the environment is deterministic is not asked here: the manifest may say what it likes.
     if wanted and run.level == "complete" and unplayable(run) is None and not _count(session, run_id):
@@ -142,10 +142,7 @@ def list_jobless(session: Session, settings: Settings) -> Sequence[str]:
 
 
 class RunSweep:
-    """Gives the runs their jobs, when a hub starts, that an older one was killed before asking for.
-
-    Those whose examination ended there without a result do not rank.
-    """
+    """Gives runs the jobs that a hub was killed before asking for, when the next one starts."""
 
     def __init__(self, database: Database, queue: TableQueue, settings: Settings) -> None:
         self._database = database
@@ -156,7 +153,6 @@ class RunSweep:
     def __call__(self) -> None:
         """Ask for some of them."""
         if self._left is None:
-            self._database.commit(evidence.keep_unread, HUB)
             with self._database.read(HUB) as session:
                 self._left = [*list_jobless(session, self._settings)]
         for _ in range(min(_AT_ONCE, len(self._left))):
@@ -307,12 +303,6 @@ def keep(
     _give_level(session, found, summary)
 
 
-def judges_asked(session: Session, run_id: str) -> bool:
-    """Tell whether the judges were asked again about a run."""
-    reports = session.scalars(select(Verification.report).where(Verification.run_id == run_id))
-    return any(one and one.get("judged") for one in reports)
-
-
 def declared_info(session: Session, run: Run) -> EnvironmentInfo:
     """Return what a run states of its environment, with the bounds that the newest replay met."""
     stated = run.parsed_manifest.environment.info
@@ -325,7 +315,7 @@ def declared_info(session: Session, run: Run) -> EnvironmentInfo:
 
 
 def keep_failures(session: Session, job_ids: Sequence[int]) -> None:
-    """Give runs the level that verifications leave them which ended without a report."""
+    """Tell of verifications that ended without a report; they change no level."""
     failed = visible(session).where(Verification.job_id.in_(job_ids))
     # Environments are locked in one order, lest two workers wait for each other.
     in_order = failed.order_by(Run.environment_id, Verification.id).execution_options(populate_existing=True)
@@ -339,17 +329,13 @@ def _give_level(session: Session, ended: Verification, summary: RunSummary | Non
     if summary is not None:
         run.summary, run.reward_mean = summary.model_dump(mode="json"), summary.reward_mean
         run.board_level = ""  # so that it is placed anew
-    run.level, run.level_reason = level_by(ended, run.level, run.level_reason)
+    session.flush()
+    settle_level(session, run)
     ended.gave = run.level
     session.flush()
-    if run.level == "rerun":
-        own, _ = duplicates.supported_level(session, run)
-        run.own_level = own if own in ("rescored", "replayed") else "complete"
-        run.board_level = ""  # so that it is placed by that
     refresh_results(session, run.environment)
     told = {"verification": ended.id, "reported": ended.report is not None}
     tell_of_run(session, run.environment, run, "run.verified", VerificationEvent, **told)
-    evidence.count_rerun(session, run)
 
 
 def info_of(one: Verification) -> VerificationInfo:

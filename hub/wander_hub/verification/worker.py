@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import logging
 import secrets
 from collections.abc import Callable
+from typing import Any
 
 from pydantic import ValidationError
 from sqlalchemy.orm import Session
@@ -22,6 +22,7 @@ from wander_hub.jobs import (
     JobWorker,
     TableQueue,
     hide_paths,
+    storable,
     worker_name,
 )
 from wander_hub.runs import service as runs
@@ -35,15 +36,14 @@ from wander_hub.verification.version_checks import Checker, VersionSweep
 
 logger = logging.getLogger("wander_hub")
 
+_LONGEST_REASON = 2000
+
 
 class Replayer:
     """The handler of replay jobs: `wander runs replay`, as any stranger would run it."""
 
-    def __init__(
-        self, program: ClientProgram, database: Database, storage: Storage, settings: Settings
-    ) -> None:
+    def __init__(self, program: ClientProgram, database: Database, storage: Storage) -> None:
         self._program = program
-        self._settings = settings
         self._database = database
         self._storage = storage
 
@@ -55,29 +55,27 @@ class Replayer:
         if payload.get("sample") is not None:
             # Drawn now and stored with the report alone: nobody can know before which rollouts are looked at.
             words += ["--sample", str(payload["sample"]), "--seed", str(secrets.randbits(62))]
-        judges = ""
-        if payload.get("sample") is None and not self._judged(str(payload["run_id"])):
-            judges = json.dumps({name: one.endpoint() for name, one in self._settings.judges.items()})
-            words += ["--judges", "-", "--judge-sample", str(self._settings.judge_sample)]
-        data = self._program.run(context, words, judges)
         try:
-            found = data.pop("made_with")
-            made_with = VerifiedWith.model_validate(found) if found is not None else None
-            data.pop("level")
-            for name in ("refused", "unscored_reason"):
-                data[name] = hide_paths(data[name]) if data.get(name) else None
-            report = ReplayReport.model_validate(data)
-        except (ValidationError, KeyError) as error:
-            raise JobRefused(f"`wander runs replay` answered with no report: {error}") from error
+            report, made_with = _read_answer(self._program.run(context, words))
+        except JobRefused as refusal:
+            report, made_with = self._refused(str(payload["run_id"]), str(refusal)), None
         summary = self._within_bounds(str(payload["run_id"]), made_with)
         return lambda session: service.keep(session, context.lease.job_id, report, made_with, summary)
 
-    def _judged(self, run_id: str) -> bool:
-        """Tell whether there is no judge to ask about a run: calls cost money, so each is asked once."""
-        if not self._settings.judges:
-            return True
+    def _refused(self, run_id: str, reason: str) -> ReplayReport:
+        """Return the report of a replay that could compare nothing, whatever the hub does."""
         with self._database.read(HUB) as session:
-            return service.judges_asked(session, run_id)
+            run = runs.find(session, run_id)
+            return ReplayReport(
+                run_id=run_id,
+                expected=run.parsed_manifest.expected_rollouts,
+                recorded=int(run.summary["rollouts"]),
+                replayed=0,
+                same=0,
+                differing=0,
+                failed=0,
+                refused=storable(hide_paths(reason))[:_LONGEST_REASON],
+            )
 
     def _within_bounds(self, run_id: str, made_with: VerifiedWith | None) -> RunSummary | None:
         """Return the aggregates of a run that does not state the bounds which its environment declares."""
@@ -91,6 +89,19 @@ class Replayer:
             if info == stated:
                 return None
             return summarise(session, self._storage, run, info, manifest.expected_rollouts)
+
+
+def _read_answer(data: dict[str, Any]) -> tuple[ReplayReport, VerifiedWith | None]:
+    """Return what `wander runs replay` answered; raises `RuntimeError` for anything but a report."""
+    try:
+        found = data.pop("made_with")
+        made_with = VerifiedWith.model_validate(found) if found is not None else None
+        data.pop("level")
+        for name in ("refused", "unscored_reason"):
+            data[name] = hide_paths(data[name]) if data.get(name) else None
+        return ReplayReport.model_validate(data), made_with
+    except (ValidationError, KeyError) as error:
+        raise RuntimeError(f"`wander runs replay` answered without a report: {error}") from error
 
 
 def confine(settings: Settings) -> Settings:
@@ -126,7 +137,7 @@ def job_worker(
 
     Without verification it only reads runs; nothing of an environment runs then.
     """
-    examiner = Examiner(database, storage, settings.trusted_reruns, settings.tokenizers)
+    examiner = Examiner(database, storage, settings.tokenizers)
     handlers: dict[str, Handler] = {evidence.KIND: examiner}
     sweeps: list[Callable[[], None]] = [service.RunSweep(database, queue, settings)]
     if settings.verification != "off":
@@ -137,7 +148,7 @@ def job_worker(
             sandbox=settings.verification == "sandbox",
             seconds=settings.verification_seconds,
         )
-        handlers[service.KIND] = Replayer(program, database, storage, settings)
+        handlers[service.KIND] = Replayer(program, database, storage)
         if settings.check_versions:
             handlers[version_checks.KIND] = Checker(database, program)
             sweeps.append(VersionSweep(database, queue))

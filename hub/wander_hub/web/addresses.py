@@ -19,7 +19,6 @@ TERMS: dict[str, str] = {
     "signed": "posting#signed",
     "digest": "posting#the-digest",
     "withdrawn": "posting#withdrawn",
-    "copy": "reruns-and-copies#copies",
     "scored": "statistics#what-counts",
     "mean": "statistics#what-counts",
     "interval": "statistics#the-interval-of-the-mean",

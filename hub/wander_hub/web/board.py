@@ -21,9 +21,8 @@ from wander_hub.leaderboards import service as leaderboards
 from wander_hub.leaderboards.schemas import BoardFilter
 from wander_hub.leaderboards.strata import score_stratum, with_strata
 from wander_hub.runs import repository as run_repository
-from wander_hub.runs.models import Run
+from wander_hub.runs.models import Run, RunExamination
 from wander_hub.verification import service as verification
-from wander_hub.verification.models import RunExamination
 from wander_hub.web import charts
 from wander_hub.web.addresses import query_string
 from wander_hub.web.text import count, shorten

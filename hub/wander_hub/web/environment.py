@@ -132,7 +132,7 @@ def show_environment(visit: Visit, owner: str, name: str, version: str) -> Envir
         headings=list_headings(readme),
         sample=sample,
         sample_lost=bool(lost),
-        proved=sum(row.ranked_with in PROVEN for row in board.rows),
+        proved=sum(row.level in PROVEN for row in board.rows),
         info=find_info(visit.session, chosen),
         board=board,
         axis=common_axis(board.rows),

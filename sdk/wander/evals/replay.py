@@ -30,7 +30,6 @@ from wander.clients.base import Client
 from wander.clients.players import require_players
 from wander.clients.replay import ReplayClient, TranscriptClient
 from wander.errors import ConfigError, NotRecorded, RunError
-from wander.evals.judges import JudgePanel
 from wander.evals.store.examples import PAGE, PackedExamples, Places
 from wander.handle import EnvironmentHandle, RolloutRequest
 from wander.rollout.garbage import fewer_collections
@@ -89,7 +88,6 @@ async def replay_run(
     sample_seed: int = 0,
     concurrency: int = 64,
     on_replayed: OnReplayed | None = None,
-    panel: JudgePanel | None = None,
 ) -> ReplayReport:
     """Play the rollouts of a run again, or score them again, and compare them with their record.
 
@@ -100,7 +98,6 @@ async def replay_run(
       otherwise is played once more, so that the report tells whose fault it is, and some `TWICE` of the
       others, drawn at random: they too must be the same.
     - `sample`: play only so many rollouts again (of whole groups), drawn with `sample_seed`.
-    - `panel`: judges to be asked again about some rollouts.
 
     The report's `refused` says why a run cannot be compared: the environment declares that it is not
     deterministic, or its examples are not those of the manifest. Raises `RunError` for a rollout that the
@@ -120,7 +117,7 @@ async def replay_run(
         differing=0,
         failed=0,
     )
-    replay = _Replay(environment, manifest, report, concurrency, on_replayed, elsewhere, panel)
+    replay = _Replay(environment, manifest, report, concurrency, on_replayed, elsewhere)
     await replay.read_examples()
     report.refused = replay.contradiction()
     report.contradicted = report.refused is not None
@@ -137,7 +134,6 @@ async def replay_run(
             await replay.add(chunk, chosen)
     report.same = report.replayed - report.differing - report.unscored
     report.divergences.sort(key=lambda each: (each.example_id, each.index))
-    report.judged = panel.check if panel is not None and (panel.check.asked or panel.check.unasked) else None
     report.seconds = time.monotonic() - started
     return report
 
@@ -199,7 +195,6 @@ class _Replay:
     concurrency: int
     on_replayed: OnReplayed | None
     elsewhere: EnvironmentHandle | None = None
-    panel: JudgePanel | None = None
     seen: dict[int, int] = field(default_factory=dict)
     """A bit for each rollout of the manifest that was given, `_BITS` of them in a number."""
 
@@ -317,8 +312,6 @@ class _Replay:
                 report.differing += 1
                 if len(report.divergences) < SHOWN:
                     report.divergences.append(one)
-        if self.panel is not None and not any(found):
-            await self.panel.look(self.environment, self.manifest, example, recorded)
         if self.on_replayed is not None:
             self.on_replayed(report.replayed, report.differing)
 

@@ -32,11 +32,11 @@ BOARD_COLUMNS = (
 REQUIRED_COLUMNS = ("rank", "model", "reward", "interval", "level")
 """What an owner cannot leave out."""
 _METRIC = re.compile(r"metric:[^\x00-\x1f\x7f-\x9f]{1,100}")
-LEVELS_UP: tuple[VerificationLevel, ...] = ("unverifiable", "complete", "rescored", "replayed", "rerun")
+LEVELS_UP: tuple[VerificationLevel, ...] = ("unverifiable", "complete", "rescored", "replayed")
 """The levels of runs that stand on boards, the lowest first."""
 TIERS: tuple[VerificationLevel, ...] = ("replayed", "rescored", "complete", "unverifiable")
 """What the hub's own replays proved, by which a board keeps its rows apart: a row ranks below all rows of the
-levels before its own. A repetition (`rerun`) adds somebody who vouches, and moves no rank."""
+levels before its own."""
 
 
 class StratumScore(Record):
@@ -55,7 +55,7 @@ class LeaderboardRow(Record):
     rank_low: int
     rank_high: int
     """The rank is a range: 1 + the number of other rows that are surely better, to the number of rows less
-    those that are surely worse. Surely means that the hub proved more of them (`ranked_with`), or as much and
+    those that are surely worse. Surely means that the hub proved more of them (`level`), or as much and
     that the 95 % intervals do not overlap. A row is the first run of a model by an account. Runs that the hub
     could not verify share the ranks below all others."""
     run_id: str
@@ -82,10 +82,8 @@ class LeaderboardRow(Record):
     """`owner/name@revision` of its weights on this hub, by their digest; None where they are not here."""
     version: str
     level: VerificationLevel
-    ranked_with: VerificationLevel = "complete"
-    """With which of `TIERS` it ranks: its own level, and for `rerun` what the hub's replays gave it."""
-    vouched_by: str | None = None
-    """Who posted the repetition that gave it the level `rerun`."""
+    repeated_by: list[str] = Field(default_factory=list)
+    """Other users whose repetition of the run agrees with it; no rank depends on them."""
     posted_by: str
     posted_at: datetime
     url: str

@@ -14,7 +14,7 @@ from wander.wire.postings import SignatureInfo, Withdrawal
 from wander.wire.run_record import RunManifest, RunSummary
 from wander.wire.source_tree import SourceInfo
 
-VerificationLevel = Literal["claimed", "unverifiable", "complete", "rescored", "replayed", "rerun"]
+VerificationLevel = Literal["claimed", "unverifiable", "complete", "rescored", "replayed"]
 Role = Literal["reader", "maintainer", "owner"]
 """What somebody may do: read and post results; also publish, yank and deprecate; also everything else."""
 TokenScope = Literal["read", "results", "publish", "manage"]

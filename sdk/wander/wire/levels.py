@@ -18,7 +18,7 @@ class LevelFacts(NamedTuple):
 
 LEVEL_FACTS: dict[VerificationLevel, LevelFacts] = {
     "claimed": LevelFacts(
-        "accepted the upload; rollouts are missing, failed or came out differently, or the run is a copy",
+        "accepted the upload; rollouts are missing or failed, or came out differently in a replay",
         "anything",
     ),
     "unverifiable": LevelFacts(
@@ -38,10 +38,6 @@ LEVEL_FACTS: dict[VerificationLevel, LevelFacts] = {
         "the same messages, metrics and rewards, bit for bit",
         "that the environment is fair: its owner can write one that pays for a certain text, or knows a "
         "replay by the processor, the kernel or the true time",
-    ),
-    "rerun": LevelFacts(
-        "compared it with an independent run of the same manifest, which agrees",
-        "that the two submitters are not in league",
     ),
 }
 """Every level, the lowest first."""

@@ -37,38 +37,6 @@ class Divergence(Record):
     """Number of the first message that differs, where the part holds messages."""
 
 
-class JudgeCheck(Record):
-    """What asking judges again came to, about rollouts drawn at random."""
-
-    models: list[str]
-    """Judges that could be asked."""
-    asked: int = 0
-    """Rollouts about which they were asked again, and gave a reward."""
-    agreed: int = 0
-    """Of those: whose reward is the recorded one, within `tolerance`."""
-    unasked: int = 0
-    """Drawn rollouts of another judge, or about which it could not be asked or gave no verdict."""
-    tolerance: float = 0.0
-    """In units of the reward."""
-    before: float | None = None
-    after: float | None = None
-    """Mean reward of those rollouts on record, and as the judges answer now."""
-
-    @property
-    def doubtful(self) -> bool:
-        """Whether the judges give most of the rewards otherwise; a few rollouts do not tell."""
-        return self.asked >= 5 and 2 * self.agreed < self.asked
-
-    @property
-    def told(self) -> str:
-        """The numbers in words."""
-        means = "" if self.before is None else f" (mean {self.before:.4f} on record, {self.after:.4f} now)"
-        return (
-            f"its judge, asked again about {self.asked:,} rollouts, gave the same reward, within "
-            f"{self.tolerance:g}, to {self.agreed:,}{means}"
-        )
-
-
 class ReplayReport(Record):
     """What playing a run again, or scoring it again, came to."""
 
@@ -88,8 +56,6 @@ class ReplayReport(Record):
     """Of those that were replayed: how many were so a second time, in other surroundings."""
     answered: int = 0
     """Rollouts that were played again and in which a judge, or another model, answered from the record."""
-    judged: JudgeCheck | None = None
-    """What the judges said when they were asked again; None where nobody asked them."""
     unscored: int = 0
     """Rollouts whose rubric cannot run on the transcript alone, so neither the same nor differing."""
     unscored_reason: str | None = None
@@ -214,26 +180,10 @@ class Rerun(Record):
     run_id: str
     posted_by: str
     level: VerificationLevel
-    independent: bool
-    """Posted by somebody else, and no copy."""
-    note: str = ""
-    """Why it is not independent."""
     agreement: Agreement | None = None
-    """As the hub computed it from both runs' rollouts; None where they cannot be compared."""
-
-
-class Clearance(Record):
-    """Why a run ranks though it has an earlier one's completions."""
-
-    reason: str
-    cleared_by: str
-    cleared_at: datetime
-
-
-class ClearanceReason(Body):
-    """Why the mark of a duplicate is taken off a run; everybody can read it."""
-
-    reason: str = Field(min_length=3, max_length=500, pattern=r"\S")
+    """As the hub computed it from both runs' rollouts; None if they cannot be compared."""
+    note: str = ""
+    """Why it does not count as a repetition; empty if it does."""
 
 
 class TokenCheck(Record):
@@ -291,15 +241,13 @@ class RunEvidence(Record):
     level_reason: str
     examined_at: datetime | None = None
     """When the hub read it; None before."""
-    duplicate_of: str | None = None
-    """The earlier run, of another model or another user, that has the same completions."""
-    cleared: Clearance | None = None
-    """Who in charge of the environment took the mark of a duplicate off; None where nobody did."""
     rerun_of: str | None = None
     reruns: list[Rerun] = Field(default_factory=list)
-    """Who repeated it, the newest first."""
+    """Runs that repeat it, the newest first."""
+    repeated_by: list[str] = Field(default_factory=list)
+    """Other users whose repetition agrees with it; no level and no rank depends on them."""
     proofs: list[LevelProof] = Field(default_factory=list)
-    """What was proved and what was not, from `complete` to `rerun`; empty for a training run."""
+    """What was proved and what was not, from `complete` to `replayed`; empty for a training run."""
     tokens: TokenCheck | None = None
     """The completion tokens as the hub counted them; None where it has no tokenizer of the model."""
     stated: str = ""

@@ -190,38 +190,3 @@ def unhide(run: RunId) -> None:
         hub.change("DELETE", run_path(run_id, "hiding"), None)
         detail = hub.run(run_id)
     here.output.answer(detail, f"ranks again: {detail.url}")
-
-
-@app.command()
-def clear(
-    run: RunId,
-    reason: Annotated[str | None, Option(help="why it is not a copy, shown to everybody")] = None,
-    undo: Annotated[bool, Option("--undo", help="restore the mark")] = False,
-) -> None:
-    """Remove a run's duplicate mark; it then has the level that the hub's replays gave it.
-
-    \b
-    wander env board clear RUN --reason "the task has one right answer, word by word"
-    wander env board clear RUN --undo
-
-    Only the hub's administrators may clear a run of their own.
-    """
-    from wander.wire.verification import ClearanceReason, RunEvidence
-
-    if undo == (reason is not None):
-        raise UsageError(
-            "either remove the mark with a reason, or restore it", hint="write `--reason WHY`, or `--undo`"
-        )
-    here = current()
-    with here.hub(login=True) as hub:
-        run_id = resolve_posted_id(hub, run)
-        path = run_path(run_id, "clearance")
-        if undo:
-            found = hub.change("DELETE", path, RunEvidence)
-        else:
-            found = hub.change("PUT", path, RunEvidence, validate(ClearanceReason, {"reason": reason}, _HELP))
-    lines = [f"duplicate  of {found.duplicate_of}"]
-    if found.cleared is not None:
-        lines.append(f"cleared    by {found.cleared.cleared_by}: {found.cleared.reason}")
-    lines.append(f"level      {found.level}: {found.level_reason}")
-    here.output.answer(found, "\n".join(lines))

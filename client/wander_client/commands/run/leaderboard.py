@@ -24,7 +24,7 @@ _MEANS = "runs"
 """How many runs a row is the mean of, beside the model."""
 COLUMNS = ["rank", "model", "reward", "low", "high", *_NUMBERS, "level", "by", "posted", "run"]
 
-Level = Literal["complete", "rescored", "replayed", "rerun"]
+Level = Literal["complete", "rescored", "replayed"]
 Sort = Literal["reward", "posted", "tokens", "cost"]
 
 
@@ -127,7 +127,7 @@ def _show(board: Leaderboard, *, metrics: bool, stratum: int | None) -> None:
         _show_to_programs(board, metrics=metrics, stratum=stratum)
     if board.rows:
         output.note("models, tokens and cost are as their submitters state them: nothing proves these")
-    if len({row.ranked_with for row in board.rows}) > 1:
+    if len({row.level for row in board.rows}) > 1:
         output.note("what the hub's replays proved ranks first: replayed, then rescored, then all others")
     if board.next:
         which = "runs" if board.showing == "all" else "rows"

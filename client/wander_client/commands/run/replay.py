@@ -37,12 +37,6 @@ def replay(
     ] = False,
     concurrency: Annotated[int, Option("-c", "--concurrency", min=1, help="rollouts at once")] = 64,
     in_process: Annotated[bool, Option("--in-process", help="run a folder in this process")] = False,
-    judges: Annotated[
-        Path | None, Option(help="JSON with judges' endpoints; they are asked again (`-`: stdin)")
-    ] = None,
-    judge_sample: Annotated[
-        int, Option(min=1, help="with --judges: about so many rollouts, drawn at random")
-    ] = 50,
     stream: Annotated[
         bool, Option("--stream", help="with --json: a line of progress a second before the answer")
     ] = False,
@@ -56,7 +50,6 @@ def replay(
     wander runs replay RUN_ID --sample 100
     wander runs replay runs/RUN --env ./my-env       # what does my change do to recorded games?
     wander runs replay RUN_ID --level rescored       # the rubric alone, on the stored transcripts
-    wander runs replay RUN_ID --level rescored --judges judges.json
 
     Messages, metrics and rewards must come out the same, bit for bit. Exit status 1 means that they do
     not, or that the environment cannot be replayed; 6 that rollouts are missing or failed.
@@ -65,13 +58,11 @@ def replay(
 
     from wander.wire.verification import LEVELS_SOUGHT
 
-    from wander_client.environments.judges import read_judges
     from wander_client.environments.replay import locate_pinned, replay_in
     from wander_client.runs.lookup import find_run
 
     output = current().output
     sought = choose("--level", level, LEVELS_SOUGHT[::-1])
-    panel = read_judges(judges, judge_sample) if judges is not None else None
     found = find_run(current(), run)
     policy = choose_policy(sandbox, sandbox_limit, default=current().settings.sandbox)
     location = locate_pinned(current(), found.manifest.environment, folder=env, no_lock=no_lock)
@@ -91,7 +82,6 @@ def replay(
                 in_process=in_process,
                 sandbox=policy,
                 on_replayed=_tell_progress(bar, output, total if stream else None),
-                judges=panel,
             )
         )
     data = {
@@ -135,8 +125,6 @@ def show_replay(report: ReplayReport, output: Output) -> None:
     if report.unscored:
         output.line(f"unscored  {report.unscored}: the rubric needs more than the transcript")
         output.line(f"          {report.unscored_reason}")
-    if report.judged is not None:
-        output.line(f"judges    {report.judged.told}; {report.judged.unasked:,} could not be asked")
     if report.failed:
         output.line(f"failed    {report.failed}, not compared")
     if report.recorded < report.expected:

@@ -57,8 +57,8 @@ def rerun(
     agree when the 90 % interval of the paired difference lies within the margin, and differ when its 95 %
     interval leaves out zero; otherwise too little was played to tell. Exit status 0 means that they agree.
 
-    Posted, the new run says which one it repeats. Where somebody else posts it and the hub has replayed it,
-    it gives the first one the level `rerun`.
+    Posted, the new run says which one it repeats. If it agrees and another user posted it, the page and the
+    board show the first run as repeated by that user.
     """
     from wander.evals.stats.agreement import agreement
     from wander.evals.store.folder import RunFolder

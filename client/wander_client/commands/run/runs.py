@@ -415,8 +415,8 @@ def evidence(
             if one.proof == "proved":
                 here.output.line(f"{'':<10} not proved: {one.unproven}")
         for each in found.reruns:
-            counted = "counts" if each.independent else f"does not count: {each.note}"
-            here.output.line(f"repeated by {each.posted_by} in {each.run_id} ({each.level}), {counted}")
+            counted = f"does not count: {each.note}" if each.note else "agrees"
+            here.output.line(f"repeated by {each.posted_by} in {each.run_id} ({each.level}): {counted}")
         here.output.line()
         if found.tokens is not None:
             here.output.line(f"tokens: {found.tokens.told}")

@@ -1,0 +1,40 @@
+"""Who repeated a run: a badge next to its level, on which no level and no rank depends."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session, aliased
+from wander.wire import VerificationLevel
+from wander.wire.boards import LEVELS_UP
+
+from wander_hub.accounts.models import User
+from wander_hub.runs.models import Run, RunExamination
+from wander_hub.runs.repository import counts
+
+
+def repeated_by(session: Session, run_ids: Collection[str]) -> dict[str, list[str]]:
+    """Return who repeated each run: other users whose public run agrees and was proved at least as far."""
+    original = aliased(Run)
+    query = (
+        select(RunExamination.rerun_of, User.name, Run.level, original.level)
+        .join(Run, Run.run_id == RunExamination.run_id)
+        .join(User, User.id == Run.posted_by_id)
+        .join(original, original.run_id == RunExamination.rerun_of)
+        .where(RunExamination.rerun_of.in_(run_ids), RunExamination.agrees, counts())
+        .where(Run.version_id == original.version_id, Run.posted_by_id != original.posted_by_id)
+        .order_by(Run.posted_at)
+    )
+    found: dict[str, dict[str, None]] = {}
+    for run_id, name, level, own in session.execute(query):
+        if run_id is not None and proved_as_far(level, own):
+            found.setdefault(run_id, {})[name] = None
+    return {run_id: list(names) for run_id, names in found.items()}
+
+
+def proved_as_far(level: VerificationLevel, other: VerificationLevel) -> bool:
+    """Tell whether a run of one level, which is not `claimed`, was proved as far as one of another level."""
+    if level not in LEVELS_UP:
+        return False
+    return other not in LEVELS_UP or LEVELS_UP.index(level) >= LEVELS_UP.index(other)
