@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import io
 import json
-import lzma
 import os
 import random
 import signal
@@ -15,8 +14,6 @@ import sys
 import tarfile
 import threading
 from collections.abc import Iterator
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import zstandard
@@ -25,7 +22,6 @@ from second_hub import second_hub
 from small_models import checkpoint
 from sqlalchemy import func, select
 from staged_uploads import pushed
-from wander_hub.accounts.models import User
 from wander_hub.accounts.repository import owner_named
 from wander_hub.audit import Origin, list_entries
 from wander_hub.database import Base, Database
@@ -39,7 +35,6 @@ from wander_hub.identity import HUB
 from wander_hub.jobs import TableQueue
 from wander_hub.operation import archive, belongings, imports
 from wander_hub.operation.export import export
-from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 
 RUN, OTHER = "01JRUN0000000000000000000A", "01JRUN0000000000000000000B"
@@ -57,8 +52,6 @@ PAGES = (
     *(f"/runs/{one}" for one in (RUN, OTHER, HIDDEN, GONE)),
     f"/api/v1/runs/{RUN}/artifacts/metrics.jsonl",
 )  # fmt: skip
-RECORDED = Path(__file__).parent / "recorded" / "archive.tar.xz"
-"""The hub that `fill` makes, exported by commit 13dc2cf7: the last one before the schema of 0.1.0."""
 ORIGIN = Origin("hub.import", "wander-hub")
 
 
@@ -201,24 +194,6 @@ async def test_to_postgresql_and_a_bucket_and_back(hub, run_of, make_wheel, tmp_
         assert bring(third, tmp_path / "two.tar")["new"] == 4
         after = await pages(third)
         assert {one for one in before if before[one] != after[one]} == set()
-
-
-async def test_an_archive_from_before_the_first_release_is_imported_into_a_new_hub(tmp_path):
-    path = tmp_path / "old.tar"
-    path.write_bytes(lzma.decompress(RECORDED.read_bytes()))
-    settings = Settings(data=tmp_path / "data", bundled_packages=False, storage_url=None)
-    (tmp_path / "data").mkdir()
-    database = Database(settings.resolved_database_url)
-    database.migrate()
-    hub = SimpleNamespace(
-        database=database, settings=settings, storage=Storage.open(None, settings.data / "objects")
-    )
-    assert bring(hub, path) == {"environments": 3, "models": 1, "new": 4}
-    assert list(fsck.check(database, hub.storage, settings=settings)) == []
-    with database.read(HUB) as session:
-        administrators = session.scalars(select(User.name).where(User.admin)).all()
-        assert administrators == ["admin"], "nobody whom the archive names, and not nobody"
-    database.close()
 
 
 async def test_names_that_are_taken_are_told_and_nothing_is_written(
