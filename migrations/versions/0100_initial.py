@@ -63,6 +63,7 @@ _TABLES = (
     'run_artifacts',
     'run_checkpoints',
     'run_chunks',
+    'run_completions',
     'run_examinations',
     'verifications',
     'verification_divergences',
@@ -598,6 +599,7 @@ def upgrade() -> None:
         sa.Column('columns', sa.JSON(none_as_null=True), nullable=True),
         sa.Column('pinned', sa.Boolean(), nullable=False),
         sa.Column('refuses_rescored', sa.Boolean(), nullable=False),
+        sa.Column('unfolded', sa.Boolean(), nullable=False),
         sa.ForeignKeyConstraint(['version_id'], ['versions.id'], name='fk_boards_version_id_versions'),
         sa.PrimaryKeyConstraint('id', name='pk_boards'),
         sa.UniqueConstraint('version_id', 'task_set_sha256', 'protocol_sha256', name='uq_boards_version_id_task_set_sha256_protocol_sha256')
@@ -668,6 +670,7 @@ def upgrade() -> None:
         sa.Column('withdrawn_reason', sa.Text(), nullable=True),
         sa.Column('withdrawn_by_id', sa.Integer(), nullable=True),
         sa.Column('hidden', sa.Boolean(), nullable=False),
+        sa.Column('on_top', sa.Boolean(), nullable=False),
         sa.Column('board_level', sa.String(length=16), nullable=False),
         sa.Column('signature', sa.String(length=100), nullable=True),
         sa.Column('signing_key_id', sa.Integer(), nullable=True),
@@ -760,7 +763,9 @@ def upgrade() -> None:
         sa.Column('usd', sa.Double(), nullable=True),
         sa.Column('posted_at', sa.DateTime(timezone=True), nullable=False),
         sa.Column('withdrawn', sa.Boolean(), nullable=False),
+        sa.Column('on_top', sa.Boolean(), nullable=False),
         sa.Column('counts', sa.Boolean(), nullable=False),
+        sa.Column('folded_into', sa.String(length=64), nullable=True),
         sa.ForeignKeyConstraint(['board_id'], ['boards.id'], name='fk_board_entries_board_id_boards'),
         sa.ForeignKeyConstraint(['posted_by_id'], ['users.id'], name='fk_board_entries_posted_by_id_users'),
         sa.ForeignKeyConstraint(['run_id'], ['runs.run_id'], name='fk_board_entries_run_id_runs'),
@@ -769,6 +774,7 @@ def upgrade() -> None:
     op.create_index('ix_board_entries_all', 'board_entries', ['board_id', 'tier', 'shortfall', 'posted_at', 'run_id'], unique=False)
     op.create_index('ix_board_entries_counting', 'board_entries', ['board_id', 'model'], unique=False, sqlite_where=sa.text('counts = 1'), postgresql_where=sa.text('counts'))
     op.create_index('ix_board_entries_counts', 'board_entries', ['board_id', 'counts', 'tier', 'shortfall', 'posted_at', 'run_id'], unique=False)
+    op.create_index('ix_board_entries_folded_into', 'board_entries', ['folded_into'], unique=False)
     op.create_index('ix_board_entries_model', 'board_entries', ['board_id', 'model', 'posted_by_id', 'posted_at', 'run_id'], unique=False)
     op.create_index('ix_board_entries_posted', 'board_entries', ['board_id', 'posted_at', 'run_id'], unique=False)
 
@@ -823,6 +829,14 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint('run_id', 'first', name='pk_run_chunks')
     )
     op.create_index('ix_run_chunks_object_sha256', 'run_chunks', ['object_sha256'], unique=False)
+
+    op.create_table('run_completions',
+        sa.Column('digest', sa.BigInteger(), nullable=False),
+        sa.Column('run_id', sa.String(length=64), nullable=False),
+        sa.ForeignKeyConstraint(['run_id'], ['runs.run_id'], name='fk_run_completions_run_id_runs'),
+        sa.PrimaryKeyConstraint('digest', 'run_id', name='pk_run_completions')
+    )
+    op.create_index('ix_run_completions_run_id', 'run_completions', ['run_id'], unique=False)
 
     op.create_table('run_examinations',
         sa.Column('run_id', sa.String(length=64), nullable=False),

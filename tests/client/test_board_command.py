@@ -151,3 +151,23 @@ def test_a_run_is_hidden_with_a_reason_and_shown_again(room: HubRoom) -> None:
     assert room.wander("board", "unhide", "runs/good").status == 3
     board = room.wander("leaderboard", NAME, "--board", busy, "--json").data
     assert [row["model"] for row in board["rows"]] == ["good", "bad"]
+
+
+def test_runs_with_the_same_answers_are_one_entry_and_the_owner_chooses(room: HubRoom, home: Path) -> None:
+    posted = []
+    for name in ("first", "renamed"):
+        run = write_run(home / "runs" / name, rewards=[1.0, 0.0, 1.0, 1.0], model=name, said="one")
+        posted.append(room.wander("post", str(run), "--json").data["run_id"])
+
+    def rows() -> dict[str, int]:
+        board = room.wander("leaderboard", NAME, "--board", busy, "--json").data
+        return {row["run_id"]: row["folded_runs"] for row in board["rows"] if row["run_id"] in posted}
+
+    busy = names(room)[0]
+    assert rows() == {posted[0]: 1}
+    chosen = room.wander("board", "top", posted[1])
+    assert chosen.out == f"run {posted[1]} stands for 1 other run\n", chosen.err
+    assert rows() == {posted[1]: 1}
+    assert room.wander("board", "top", posted[1], "--undo", "--json").data["folded_into"] == posted[0]
+    assert room.wander("board", "edit", NAME, busy, "--no-fold").status == 0
+    assert rows() == dict.fromkeys(posted, 0)

@@ -21,13 +21,16 @@ def write_run(
     *,
     rewards: list[float],
     owner: str | None = "admin",
-    said: str | Iterator[str] = "1",
+    said: str | Iterator[str] | None = None,
     model: str = "scripted:say",
     arguments: dict[str, Any] | None = None,
     version: str = "0.1.0",
     strata: list[int] | None = None,
 ) -> Path:
-    """Write a finished run of `say-env` with one example a reward; all say the same, or each the next."""
+    """Write a finished run of `say-env` with one example a reward; all say the same, or each the next.
+
+    What they say is unlike any other run's unless it is given.
+    """
     info = EnvironmentInfo(
         name="say-env", kind="single_turn", reward_functions=[RewardFunctionInfo(name="right", weight=1.0)]
     )
@@ -56,7 +59,9 @@ def write_run(
     )
     folder = RunFolder.create(place, manifest)
     for example, reward in zip(examples, rewards, strict=True):
-        message = {"role": "assistant", "content": said if isinstance(said, str) else next(said)}
+        message = {"role": "assistant", "content": next(said) if isinstance(said, Iterator) else said or "1"}
+        if said is None:  # runs that say the same are folded into one entry of a board
+            message["reasoning_content"] = f"thought in {manifest.run_id}"
         folder.append(
             Rollout(
                 example_id=example.example_id,

@@ -246,9 +246,10 @@ def rollouts_for(manifest: dict[str, Any], rewards: list[float | None] | float) 
         for index in range(manifest["rollouts_per_example"])
     ]
     given = rewards if isinstance(rewards, list) else [rewards] * len(keys)
-    return [
-        rollout_line(example, index, reward) for (example, index), reward in zip(keys, given, strict=True)
-    ]
+    lines = [rollout_line(*key, reward) for key, reward in zip(keys, given, strict=True)]
+    for line in lines:  # runs that say the same are folded into one entry of a board
+        line["completion"][0]["content"] += f" of {manifest['run_id']}"
+    return lines
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ async def posted(hub, make_wheel, run_of):
         manifest["environment"]["info"]["reward_functions"].append({"name": "<u>f</u>", "weight": 0.5})
         for line in rollouts:
             line["metrics"]["<u>f</u>"] = 0.25
-            line["completion"][0]["content"] = HOSTILE
+            line["completion"][0]["content"] = f"{HOSTILE}{model}"
             line["completion"][0]["tool_calls"] = [
                 {"function": {"name": HOSTILE, "arguments": '{"a": "<b>"}'}}
             ]

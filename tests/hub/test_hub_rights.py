@@ -168,6 +168,8 @@ ATTEMPTS = {
     ("PUT", ENVIRONMENT + "/versions/{version}/boards/{board}"): Attempt({"title": "Easy"}),
     ("PUT", "/api/v1/runs/{run_id}/hiding"): Attempt({"reason": "its author asked"}),
     ("DELETE", "/api/v1/runs/{run_id}/hiding"): Attempt(status=204),
+    ("PUT", "/api/v1/runs/{run_id}/top"): Attempt(),
+    ("DELETE", "/api/v1/runs/{run_id}/top"): Attempt(),
     ("PUT", POSTING): Attempt(status=201),
     ("DELETE", POSTING): Attempt(status=204),
     ("PUT", POSTING + "/chunks/{chunk}"): Attempt(),
@@ -317,7 +319,7 @@ async def attempt_posting(hub, method: str, path: str, token: str | None, parcel
 
 async def set_a_board_up(hub, method: str, path: str, make_wheel, run_of) -> None:
     """Let the run rank, where the route is about a board; and hide it, where that is to be taken back."""
-    if not path.endswith(("/hiding", "/boards/{board}")):
+    if not path.endswith(("/hiding", "/top", "/boards/{board}")):
         return
     with hub.database.write(HUB) as session:
         run = find_run(session, RUN)

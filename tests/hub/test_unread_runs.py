@@ -56,20 +56,28 @@ def faults(hub: Any, storage: Storage, **options: Any) -> list[tuple[str, str, b
 
 
 async def test_a_run_that_is_withdrawn_while_it_is_read_ends_its_job(
-    hub: Any, queue: TableQueue, storage: Storage, monkeypatch: pytest.MonkeyPatch
+    hub: Any, queue: TableQueue, run_of: Any, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    original = (await hub.get(f"/api/v1/runs/{RUN}")).json()["manifest"]
+    manifest, rollouts = run_of(
+        original["environment"]["wheel_sha256"], run_id=f"{RUN[:-1]}B", rerun_of=RUN, model="again"
+    )
+    assert (await hub.post_run(manifest, rollouts)).status_code == 201
     loop, read = asyncio.get_running_loop(), Storage.read
 
     def withdraw_first(*arguments: Any) -> bytes:
-        request = hub.client.delete(f"/api/v1/runs/{RUN}?reason=wrong", headers=hub.auth())
+        path = f"/api/v1/runs/{manifest['run_id']}?reason=wrong"
+        request = hub.client.delete(path, headers=hub.auth())
         assert asyncio.run_coroutine_threadsafe(request, loop).result().status_code == 200
         return read(*arguments)
 
-    monkeypatch.setattr(Storage, "read", withdraw_first)
     reader = JobWorker(queue, {evidence.KIND: Examiner(hub.database, storage)}, "reader")
-    assert await asyncio.to_thread(reader.run_one)
+    with monkeypatch.context() as patched:
+        patched.setattr(Storage, "read", withdraw_first)
+        for _ in range(2):
+            assert await asyncio.to_thread(reader.run_one)
     with hub.database.read(HUB) as session:
-        assert session.scalars(select(Job.state).where(Job.kind == evidence.KIND)).all() == ["done"]
+        assert session.scalars(select(Job.state).where(Job.kind == evidence.KIND)).all() == ["done"] * 2
     assert faults(hub, storage) == []
 
 

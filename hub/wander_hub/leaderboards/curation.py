@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from sqlalchemy import update
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 from wander.wire import BoardInfo, BoardSettings
 
 from wander_hub import audit
 from wander_hub.database import now
+from wander_hub.environments import repository as environments_repository
 from wander_hub.environments import service as environments
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
-from wander_hub.leaderboards import repository, service
+from wander_hub.leaderboards import placement, repository, service
 from wander_hub.leaderboards.events import tell_of_choice
 from wander_hub.leaderboards.listing import refresh_results
 from wander_hub.leaderboards.models import Board, BoardEntry, HiddenRun
@@ -48,6 +49,10 @@ def arrange(
         )
         session.execute(ruled.values(board_level=""))  # so that they are placed anew
     session.flush()
+    if found.unfolded != wanted.unfolded:
+        found.unfolded = wanted.unfolded
+        environments_repository.lock_environment(session, environment)
+        placement.fold_again(session, found)
     refresh_results(session, environment)
     return service.info_of(found)
 
@@ -96,6 +101,23 @@ def show(session: Session, caller: Identity, run_id: str) -> None:
     session.flush()
     refresh_results(session, run.environment)
     tell_of_choice(session, run, known, "shown")
+
+
+def put_on_top(session: Session, caller: Identity, run_id: str, *, chosen: bool) -> Run:
+    """Let a run stand for all runs with its answers, in place of the earliest; or no longer."""
+    run = find_managed_run(session, caller, run_id)
+    entry = session.get(BoardEntry, run_id)
+    if entry is None:
+        raise HubProblem(422, "not_ranked", f"the run `{run_id}` stands on no board")
+    top = repository.top_of(session, entry)
+    alike = [top, *(one for one, _ in repository.folded_under(session, [top.run_id]).get(top.run_id, []))]
+    for one in session.scalars(select(Run).where(Run.run_id.in_([each.run_id for each in alike]))):
+        if one.on_top != (wanted := chosen and one.run_id == run_id):
+            one.on_top, one.board_level = wanted, ""  # so that it is placed anew
+    session.flush()
+    refresh_results(session, run.environment)
+    session.flush()
+    return runs.find(session, run_id)
 
 
 def not_hidden(run_id: str) -> HubProblem:

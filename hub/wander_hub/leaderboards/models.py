@@ -38,7 +38,7 @@ class Board(Base):
     runs: Mapped[int] = mapped_column(default=0)
     """That stand on it."""
     models: Mapped[int] = mapped_column(default=0)
-    """Its rows: runs that count. A model that two accounts posted has two."""
+    """Its rows: runs that count. A model that two accounts posted has two, unless they are folded."""
     last_posted_at: Mapped[datetime]
     lows: Mapped[bytes] = mapped_column(LargeBinary, default=b"", deferred=True)
     """Lower ends of the intervals of the runs that count, of each tier ascending doubles (`bounds.py`)."""
@@ -53,15 +53,18 @@ class Board(Base):
     """The one that its version shows first; at most one of a version."""
     refuses_rescored: Mapped[bool] = mapped_column(default=False)
     """Whether runs of the level `rescored` do not stand on it."""
+    unfolded: Mapped[bool] = mapped_column(default=False)
+    """Whether runs with the same answers stand on it one by one."""
     version: Mapped[Version] = relationship(lazy="raise")
 
 
 class BoardEntry(Base):
     """A run that stands on a board, in a row narrow enough to sort and filter a hundred thousand of them.
 
-    Of all runs of one model by one account only the first counts that could be verified, so posting again
-    moves no row. A withdrawn one keeps its turn, so no later one counts in its place until an owner of the
-    environment hides it.
+    Of all runs of one model by one account only the first that could be verified has the turn, so posting
+    again moves no row. A withdrawn one keeps its turn, so no later one takes its place until an owner of the
+    environment hides it. Of the runs that have the turn, those with the same answers are folded under the
+    earliest, which counts for all of them.
     """
 
     __tablename__ = "board_entries"
@@ -99,13 +102,23 @@ class BoardEntry(Base):
     """For all to see: a run that was private was posted here when it was published."""
     withdrawn: Mapped[bool]
     """Shown nowhere; it only keeps its turn."""
+    on_top: Mapped[bool] = mapped_column(default=False)
+    """As in `Run`: it comes before earlier ones with its answers."""
     counts: Mapped[bool]
-    """The first of its model and account, and not withdrawn."""
+    """Whether it is a row: it has the turn of its model and account, is not withdrawn, and not folded."""
+    folded_into: Mapped[str | None] = mapped_column(String(64), index=True)
+    """The first run with the turn that shares at least half of its completions with this one, which has the
+    turn too; None unless it is folded."""
 
     @property
     def place(self) -> Place:
         """Where it ranks."""
         return place_of(self.tier, self.low, self.high)
+
+    @property
+    def seniority(self) -> tuple[bool, bool, datetime, str]:
+        """Return what orders runs with the same answers: the least stands for all of them."""
+        return not self.on_top, TIERS[self.tier] == "unverifiable", self.posted_at, self.run_id
 
 
 def place_of(tier: int, low: float | None, high: float | None) -> Place:

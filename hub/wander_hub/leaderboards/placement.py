@@ -43,6 +43,13 @@ def place(session: Session, environment: Environment) -> None:
     boards.settle()
 
 
+def fold_again(session: Session, board: Board) -> None:
+    """Fold or unfold the rows of a board after its owners chose so; the environment is locked."""
+    boards = _Boards(session)
+    boards.fold_again(session.scalars(select(Board).where(Board.id == board.id).options(*_PLACES)).one())
+    boards.settle()
+
+
 def start_over(session: Session, environment: Environment) -> None:
     """Take all runs of an environment off their boards, which keep what their owners made of them.
 
@@ -75,7 +82,8 @@ def _place_one(session: Session, boards: _Boards, run: Run, stands: BoardEntry |
         return
     if stands is not None:
         ends = run.summary.get("reward_low"), run.summary.get("reward_high")
-        if (stands.withdrawn, stands.tier, stands.low, stands.high) == (withdrawn, tier_of(run), *ends):
+        same = (stands.withdrawn, stands.tier, stands.low, stands.high, stands.on_top)
+        if same == (withdrawn, tier_of(run), *ends, run.on_top):
             stands.level = run.level
             return
         boards.take_down(stands)
@@ -110,6 +118,7 @@ def _entry(run: Run, manifest: RunManifest) -> BoardEntry:
         usd=prices.cost(summary.usage) / summary.rollouts if prices and total else None,
         posted_at=run.public_at,
         withdrawn=run.withdrawn_at is not None,
+        on_top=run.on_top,
         counts=False,
     )
 
@@ -122,7 +131,9 @@ class _Boards:
         self._boards: dict[tuple[int, str, str], Board] = {}
         self._bounds: dict[Board, Bounds] = {}
         self._rows: dict[tuple[Board, str, int], None] = {}
-        """Boards, models and accounts of which another run may count now."""
+        """Boards, models and accounts of which another run may have the turn now."""
+        self._folds: dict[BoardEntry, Board] = {}
+        """Runs with the turn that may be folded under another run now."""
 
     def of_run(self, run: Run, manifest: RunManifest) -> Board:
         """Return the board where a run stands, a new one if need be."""
@@ -166,9 +177,8 @@ class _Boards:
         query = select(Board).where(Board.id == entry.board_id)
         board = self._session.scalars(query.options(*_PLACES)).one()
         self._change(board, entry)
-        if entry.counts:
-            self._bounds[board].remove(entry.place)
-            board.models -= 1
+        self._give_up_turn(board, entry)
+        self._folds.pop(entry, None)
         self._session.delete(entry)
         self._session.flush()
         board.runs -= not entry.withdrawn
@@ -180,11 +190,23 @@ class _Boards:
         with self._session.no_autoflush:  # what counts of one row is nothing to another
             for row in self._rows:
                 self._choose(*row)
+        self._session.flush()
+        for entry in sorted(self._folds, key=lambda one: one.seniority):
+            self._fold(self._folds[entry], entry)
         for board, bounds in self._bounds.items():
             board.lows, board.highs, board.tiers = bounds.dump()
 
+    def fold_again(self, board: Board) -> None:
+        """Have all rows of a board folded, or unfolded, as its owners chose now."""
+        self._read_bounds(board)
+        turns = select(BoardEntry).where(BoardEntry.board_id == board.id, repository.has_turn())
+        self._folds |= dict.fromkeys(self._session.scalars(turns), board)
+
     def _change(self, board: Board, entry: BoardEntry) -> None:
         self._rows[board, entry.model, entry.posted_by_id] = None
+        self._read_bounds(board)
+
+    def _read_bounds(self, board: Board) -> None:
         if board in self._bounds:
             return
         self._bounds[board] = Bounds(board.lows, board.highs, board.tiers)
@@ -194,10 +216,10 @@ class _Boards:
             led[board.id] = first.run_id if first is not None else None
 
     def _choose(self, board: Board, model: str, account: int) -> None:
-        """Let the first run of a model by an account count, and no other; none where that one was withdrawn.
+        """Give the turn to the first run of a model by an account; to none if that one was withdrawn.
 
-        One that could not be verified has its turn after all others, as if it had not been posted: who lets
-        runs fail on purpose gains no more than who keeps them back.
+        A run that could not be verified has its turn after all others, as if it had not been posted: letting
+        runs fail on purpose gains no more than posting only the best one.
         """
         of_row = (
             BoardEntry.board_id == board.id,
@@ -207,14 +229,49 @@ class _Boards:
         last = BoardEntry.tier == TIERS.index("unverifiable")
         query = select(BoardEntry).where(*of_row).order_by(last, BoardEntry.posted_at, BoardEntry.run_id)
         first = self._session.scalar(query.limit(1))
-        if first is not None and first.counts and not first.withdrawn:
+        old = self._session.scalar(query.where(repository.has_turn()).limit(1))
+        if first is not None and first is old and not first.withdrawn:
             return
-        old = self._session.scalar(query.where(BoardEntry.counts).limit(1))
         if old is not None:
-            old.counts = False
-            self._bounds[board].remove(old.place)
-            board.models -= 1
+            self._give_up_turn(board, old)
         if first is not None and not first.withdrawn:
-            first.counts = True
-            self._bounds[board].add(first.place)
-            board.models += 1
+            self._count(board, first)
+            self._folds[first] = board
+
+    def _give_up_turn(self, board: Board, entry: BoardEntry) -> None:
+        """Let a run count no longer; those that were folded under it are folded again."""
+        if entry.counts:
+            self._discount(board, entry)
+        entry.folded_into = None
+        below = select(BoardEntry).where(BoardEntry.folded_into == entry.run_id)
+        for one in self._session.scalars(below).all():
+            self._folds[one] = board
+
+    def _fold(self, board: Board, entry: BoardEntry) -> None:
+        """Fold a run under the first one with the same answers, and under it the later ones."""
+        like = [] if board.unfolded else repository.runs_like(self._session, entry)
+        before = [one for one in like if one.seniority < entry.seniority]
+        self._fold_under(board, entry, min(before, key=lambda one: one.seniority, default=None))
+        for one in like:
+            if one.seniority > entry.seniority:
+                above = one.folded_into and self._session.get(BoardEntry, one.folded_into)
+                if not above or above.seniority > entry.seniority:
+                    self._fold_under(board, one, entry)
+        self._session.flush()
+
+    def _fold_under(self, board: Board, entry: BoardEntry, above: BoardEntry | None) -> None:
+        if above is None and not entry.counts:
+            self._count(board, entry)
+        elif above is not None and entry.counts:
+            self._discount(board, entry)
+        entry.folded_into = above.run_id if above is not None else None
+
+    def _count(self, board: Board, entry: BoardEntry) -> None:
+        entry.counts = True
+        self._bounds[board].add(entry.place)
+        board.models += 1
+
+    def _discount(self, board: Board, entry: BoardEntry) -> None:
+        entry.counts = False
+        self._bounds[board].remove(entry.place)
+        board.models -= 1

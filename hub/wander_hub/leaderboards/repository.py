@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Collection, Sequence, Set
 from typing import Any, NamedTuple
 
-from sqlalchemy import Select, Subquery, and_, func, literal, select, tuple_
+from sqlalchemy import ColumnElement, Select, Subquery, and_, func, literal, or_, select, tuple_
 from sqlalchemy.orm import Session, aliased, defer, joinedload
 from wander.wire.boards import LEVELS_UP, TIERS
 
@@ -14,7 +14,7 @@ from wander_hub.environments.models import Environment
 from wander_hub.leaderboards.bounds import Place
 from wander_hub.leaderboards.models import Board, BoardEntry, HiddenRun, place_of
 from wander_hub.leaderboards.schemas import BoardFilter, BoardPosition
-from wander_hub.runs.models import INCOMPLETE, Run
+from wander_hub.runs.models import INCOMPLETE, Run, RunCompletion
 from wander_hub.runs.repository import readable_run
 
 _UNKNOWN = 1e300
@@ -61,7 +61,10 @@ def page(session: Session, board: Board, wanted: BoardFilter) -> Sequence[BoardR
     if wanted.level in LEVELS_UP[1:]:
         query = query.where(BoardEntry.level.in_(LEVELS_UP[LEVELS_UP.index(wanted.level) :]))
     if wanted.model:
-        query = query.where(BoardEntry.model.icontains(wanted.model, autoescape=True))
+        folded = aliased(BoardEntry)
+        below = select(folded.run_id).where(folded.folded_into == BoardEntry.run_id)
+        below = below.where(folded.model.icontains(wanted.model, autoescape=True))
+        query = query.where(or_(BoardEntry.model.icontains(wanted.model, autoescape=True), below.exists()))
     if wanted.since is not None:
         query = query.where(BoardEntry.posted_at >= wanted.since)
     if wanted.until is not None:
@@ -118,6 +121,47 @@ def counting_places(session: Session, board: Board, models: Set[str]) -> dict[tu
     query = query.where(entry.board_id == board.id, entry.model.in_(models), entry.counts)
     found = session.execute(query)
     return {(model, account): place_of(tier, low, high) for model, account, tier, low, high in found}
+
+
+def has_turn() -> ColumnElement[bool]:
+    """Return the condition on entries that holds for those with the turn of their model and account."""
+    return BoardEntry.counts | BoardEntry.folded_into.is_not(None)
+
+
+def runs_like(session: Session, entry: BoardEntry) -> Sequence[BoardEntry]:
+    """Return the other runs with the turn on a board that share at least half of a run's completions."""
+    own = select(RunCompletion.digest).where(RunCompletion.run_id == entry.run_id)
+    digests = session.scalars(own).all()
+    shared = (
+        select(RunCompletion.run_id)
+        .where(RunCompletion.digest.in_(digests), RunCompletion.run_id != entry.run_id)
+        .group_by(RunCompletion.run_id)
+        .having(2 * func.count() >= len(digests))
+    )
+    query = select(BoardEntry).where(BoardEntry.board_id == entry.board_id, has_turn())
+    return session.scalars(query.where(BoardEntry.run_id.in_(shared))).all() if digests else []
+
+
+def folded_under(session: Session, run_ids: Collection[str]) -> dict[str, list[tuple[BoardEntry, Run]]]:
+    """Return the runs that are folded under each of these rows, the earliest first."""
+    entry, top = BoardEntry, BoardEntry.folded_into.label("top")
+    first = select(entry.run_id, top).where(entry.folded_into.in_(run_ids)).cte("folded", recursive=True)
+    whole = first.union_all(select(entry.run_id, first.c.top).where(entry.folded_into == first.c.run_id))
+    query = (
+        _thin(session).join(BoardEntry, BoardEntry.run_id == Run.run_id).add_columns(BoardEntry, whole.c.top)
+    )
+    query = query.join(whole, whole.c.run_id == Run.run_id).order_by(entry.posted_at, entry.run_id)
+    found: dict[str, list[tuple[BoardEntry, Run]]] = {}
+    for run, one, above in session.execute(query):
+        found.setdefault(above, []).append((one, run))
+    return found
+
+
+def top_of(session: Session, entry: BoardEntry) -> BoardEntry:
+    """Return the row under which a run is folded, or the run itself."""
+    while entry.folded_into is not None:
+        entry = session.get_one(BoardEntry, entry.folded_into)
+    return entry
 
 
 def leaders(session: Session, board: Board, limit: int) -> Sequence[BoardEntry]:

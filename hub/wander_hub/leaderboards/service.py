@@ -8,7 +8,14 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 from wander.wire import BoardInfo, Leaderboard, LeaderboardRow, RunSummary
-from wander.wire.boards import BOARD_COLUMNS, HiddenRunInfo, HistoryPoint, VersionBoard
+from wander.wire.boards import (
+    BOARD_COLUMNS,
+    FoldedRun,
+    HiddenRunInfo,
+    HistoryPoint,
+    LeaderboardPlace,
+    VersionBoard,
+)
 
 from wander_hub.database import fill
 from wander_hub.environments import repository as environment_repository
@@ -17,16 +24,17 @@ from wander_hub.environments.models import Environment, Version
 from wander_hub.http.problems import HubProblem
 from wander_hub.leaderboards import repository
 from wander_hub.leaderboards.bounds import Bounds
-from wander_hub.leaderboards.models import Board, HiddenRun
+from wander_hub.leaderboards.models import Board, BoardEntry, HiddenRun
+from wander_hub.leaderboards.repetitions import repeated_by
 from wander_hub.leaderboards.schemas import BoardFilter
 from wander_hub.models.repository import names_of_weights
 from wander_hub.runs.models import Run
-from wander_hub.runs.repetitions import repeated_by
 
 MOST_OTHERS = 20
 """Most other boards that an answer names, the busiest first."""
 MOST_HIDDEN = 50
 HISTORY_ROWS = 50
+MOST_FOLDED = 20
 
 
 def leaderboard(
@@ -154,6 +162,29 @@ def hidden_info(run: Run, hidden: HiddenRun, base_url: str) -> HiddenRunInfo:
     )
 
 
+def place_of_run(session: Session, run: Run) -> LeaderboardPlace:
+    """Return where a run stands on its board among the runs with the same answers."""
+    entry = session.get_one(BoardEntry, run.run_id)
+    top = repository.top_of(session, entry)
+    below = repository.folded_under(session, [run.run_id]).get(run.run_id, [])
+    return LeaderboardPlace(
+        run_id=run.run_id,
+        on_top=run.on_top,
+        folded_into=top.run_id if top is not entry else None,
+        folded_runs=len(below),
+    )
+
+
+def _folded_run(entry: BoardEntry, run: Run, base_url: str) -> FoldedRun:
+    return fill(
+        FoldedRun,
+        entry,
+        reward_mean=0.0 - entry.shortfall,
+        posted_by=run.posted_by.name,
+        url=f"{base_url}/runs/{entry.run_id}",
+    )
+
+
 def _version(
     session: Session, environment: Environment, versions: Sequence[Version], version: str | None
 ) -> Version:
@@ -208,6 +239,7 @@ def _rows(
     version: Version,
     base_url: str,
 ) -> list[LeaderboardRow]:
+    folded = repository.folded_under(session, [one.entry.run_id for one in found if one.entry.counts])
     own = {(entry.model, entry.posted_by_id): entry.place for _, entry, *_ in found if entry.counts}
     if unknown := {(entry.model, entry.posted_by_id) for _, entry, *_ in found} - set(own):
         own |= repository.counting_places(session, board, {model for model, _ in unknown})
@@ -218,7 +250,10 @@ def _rows(
     rows = []
     for one in found:
         run, entry = one.run, one.entry
-        ranks = bounds.ranks(entry.place, own.get((entry.model, entry.posted_by_id)))
+        top = repository.top_of(session, entry)
+        below = folded.get(entry.run_id, [])
+        row_place = own.get((entry.model, entry.posted_by_id)) if top is entry else top.place
+        ranks = bounds.ranks(entry.place, row_place)
         summary = RunSummary.model_validate(run.summary)
         mean = 0.0 - one.shortfall
         row = fill(
@@ -250,6 +285,12 @@ def _rows(
             posted_at=entry.posted_at,
             url=f"{base_url}/runs/{run.run_id}",
             best=entry.counts,
+            people=len({entry.posted_by_id, *(each.posted_by_id for each, _ in below)}),
+            names=list(dict.fromkeys([entry.model, *(each.model for each, _ in below)]))[:MOST_FOLDED],
+            folded=[_folded_run(*each, base_url) for each in below[:MOST_FOLDED]],
+            folded_runs=len(below),
+            folded_into=top.run_id if top is not entry else None,
+            on_top=entry.on_top,
             runs=one.runs,
         )
         rows.append(row)

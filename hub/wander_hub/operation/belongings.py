@@ -45,6 +45,7 @@ PARENTS = {
     "run_chunks": "run_id",
     "run_artifacts": "run_id",
     "run_checkpoints": "run_id",
+    "run_completions": "run_id",
     "run_examinations": "run_id",
     "board_entries": "run_id",
     "hidden_runs": "run_id",

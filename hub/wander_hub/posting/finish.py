@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from pydantic import ValidationError
+from sqlalchemy import insert
 from sqlalchemy.orm import Session
 from wander.evals.stats.summary import RunningSummary
 from wander.evals.store.jsonl import split_lines
@@ -34,6 +35,7 @@ from wander_hub.posting.reading import bad_rollouts
 from wander_hub.quotas import service as quotas
 from wander_hub.runs import objects, signing
 from wander_hub.runs.chunks import rows_of, stored_size
+from wander_hub.runs.completions import CompletionSample
 from wander_hub.runs.events import tell_of_run
 from wander_hub.runs.manifest import PinnedRun, protocol_digest
 from wander_hub.runs.models import (
@@ -44,6 +46,7 @@ from wander_hub.runs.models import (
     RunArtifact,
     RunCheckpoint,
     RunChunk,
+    RunCompletion,
     without_examples,
 )
 from wander_hub.runs.order import OrderWriter
@@ -66,6 +69,8 @@ class FinishedRun:
     summary: RunSummary
     rollouts_sha256: str | None
     order: bytes
+    completions: Sequence[int]
+    """Digests by which runs with the same answers are found."""
     checkpoints: Sequence[Checkpoint]
 
 
@@ -119,7 +124,7 @@ def finish(context: Context, queue: TableQueue, sha256: str, wanted: FinishPosti
         run.signing_key_id = key.id if key is not None else None
         run.signature = wanted.signature.signature if wanted.signature is not None else None
         run.stored_bytes = _stored_bytes(run, finished, chunks, artifacts)
-        _add(session, run, chunks, artifacts, finished.checkpoints)
+        _add(session, run, chunks, artifacts, finished)
         if limited is not None:
             quotas.require_room(session, context.settings, limited, quotas.OF_RUNS)
         posting_repository.remove(session, row)
@@ -158,7 +163,11 @@ def _sum_up(
     artifacts: Sequence[PostingArtifact],
 ) -> FinishedRun:
     manifest = pinned.manifest
-    digest, order = RolloutsDigest(), OrderWriter()
+    digest, order, completions = (
+        RolloutsDigest(),
+        OrderWriter(),
+        CompletionSample(manifest.rollouts_per_example),
+    )
     summary = RunningSummary(manifest.environment.info)
     last = -1
     # An example's rollouts come one after another, so only its seed is held. Whether the environment gives
@@ -175,14 +184,14 @@ def _sum_up(
             last = place
             if facts.example_id != example:
                 example, seed = facts.example_id, facts.seed
-            differs = facts.seed != seed and None not in (facts.seed, seed)
-            if manifest.kind == "evaluation" and differs:
+            if manifest.kind == "evaluation" and facts.seed != seed:
                 where = f"line {number} of chunk {chunk.number}"
                 raise bad_rollouts(
                     where, f"another seed than a rollout of `{facts.example_id[:80]}` before it"
                 )
             digest.add(row.line_sha256())
             order.add(facts.reward)
+            completions.add(facts.example_id, row.completion_digest())
             summary.add(row.bare_rollout())
     found = summary.summary(expected=manifest.expected_rollouts)
     if len(found.metrics) > _MOST_METRICS or len(found.stop_reasons) > _MOST_REASONS:
@@ -194,6 +203,7 @@ def _sum_up(
         found,
         digest.hexdigest(),
         order.content(),
+        completions.values() if manifest.kind == "evaluation" else [],
         _checkpoints(storage, artifacts) if manifest.kind == "training" else [],
     )
 
@@ -273,7 +283,7 @@ def _add(
     run: Run,
     chunks: Sequence[PostingChunk],
     artifacts: Sequence[PostingArtifact],
-    checkpoints: Sequence[Checkpoint],
+    finished: FinishedRun,
 ) -> None:
     session.add(run)
     session.flush()
@@ -292,8 +302,11 @@ def _add(
     for one in artifacts:
         kept = {"media_type": one.media_type, "size": one.size, "sha256": one.sha256}
         session.add(RunArtifact(run_id=run.run_id, name=one.name, **kept))
-    for each in checkpoints:
+    for each in finished.checkpoints:
         session.add(RunCheckpoint(run_id=run.run_id, step=each.step, weights_sha256=each.weights_sha256))
+    if finished.completions:
+        rows = [{"digest": one, "run_id": run.run_id} for one in finished.completions]
+        session.execute(insert(RunCompletion), rows)
     session.flush()
 
 

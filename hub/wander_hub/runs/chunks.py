@@ -21,6 +21,7 @@ from wander.wire import RolloutRow
 from wander.wire.postings import line_digest
 
 from wander_hub.database import fill
+from wander_hub.runs.completions import completion_digest
 from wander_hub.storage import Storage
 
 ROWS_PER_FRAME = 128
@@ -94,10 +95,14 @@ class RowFacts(NamedTuple):
     metrics: dict[str, float]
     digest: str
     """SHA-256 of its line, base64."""
-    seed: int | None = None
-    """The seed of its example; None in rows that an older hub wrote."""
+    seed: int
+    """The seed of its example."""
+    completion: str
+    """Digest of its completion (`completions.py`), base64."""
+    own_seconds: float
+    """Seconds that it took without its model."""
     fault: str = ""
-    """Type and message of its failure; empty without one, and in rows that an older hub wrote."""
+    """Type and message of its failure; empty without one."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +133,10 @@ class Row:
     def line_sha256(self) -> bytes:
         """Return the digest of the rollout's line."""
         return base64.b64decode(self.facts.digest)
+
+    def completion_digest(self) -> bytes:
+        """Return the digest of the rollout's completion."""
+        return base64.b64decode(self.facts.completion)
 
     def bare_rollout(self) -> Rollout:
         """Return what the aggregates read of a rollout; a real one would take ten times as long to make."""
@@ -249,6 +258,8 @@ def _facts(rollout: Rollout, line: bytes) -> RowFacts:
         metrics=rollout.metrics,
         digest=base64.b64encode(line_digest(line)).decode(),
         seed=rollout.seed,
+        completion=base64.b64encode(completion_digest(rollout)).decode(),
+        own_seconds=round(max(0.0, rollout.seconds - sum(turn.model_seconds for turn in rollout.turns)), 3),
         fault=one_line(f"{rollout.failure.type}: {rollout.failure.message}") if rollout.failure else "",
     )
 

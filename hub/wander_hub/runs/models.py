@@ -103,6 +103,8 @@ class Run(Base):
     withdrawn_by_id: Mapped[int | None] = mapped_column(ForeignKey("users.id"))
     hidden: Mapped[bool] = mapped_column(default=False)
     """Kept off its board by an owner of the environment, who gave a public reason (`HiddenRun`)."""
+    on_top: Mapped[bool] = mapped_column(default=False)
+    """Chosen by an owner of the environment to stand for all runs with its answers."""
     board_level: Mapped[str] = mapped_column(String(16), default="")
     """The level with which it stands on its board, `withdrawn` where it only keeps its turn there, and empty
     while on none (`leaderboards/placement.py`)."""
@@ -168,6 +170,15 @@ class RunCheckpoint(Base):
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.run_id"), primary_key=True)
     weights_sha256: Mapped[str] = mapped_column(String(64), primary_key=True, index=True)
     step: Mapped[int]
+
+
+class RunCompletion(Base):
+    """A digest by which runs with the same completions are found (`completions.py`)."""
+
+    __tablename__ = "run_completions"
+
+    digest: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.run_id"), primary_key=True, index=True)
 
 
 class RunExamination(Base):

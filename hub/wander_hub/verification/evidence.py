@@ -20,10 +20,10 @@ from wander_hub.http.problems import HubProblem
 from wander_hub.identity import HUB
 from wander_hub.jobs import JobContext, JobRefused, TableQueue
 from wander_hub.leaderboards.listing import refresh_results
+from wander_hub.leaderboards.repetitions import proved_as_far, repeated_by
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
 from wander_hub.runs.models import Run, RunExamination
-from wander_hub.runs.repetitions import proved_as_far, repeated_by
 from wander_hub.storage import Storage
 from wander_hub.verification.levels import settle_level
 from wander_hub.verification.proofs import prove

@@ -30,12 +30,12 @@ from wander_hub.jobs import OPEN, Job, TableQueue
 from wander_hub.leaderboards.listing import refresh_results
 from wander_hub.rights import rights
 from wander_hub.runs import service as runs
-from wander_hub.runs.aggregates import add_bounds
 from wander_hub.runs.events import tell_of_run
 from wander_hub.runs.models import Run
 from wander_hub.runs.repository import lock_run, readable_run
 from wander_hub.settings import Settings
 from wander_hub.verification import evidence
+from wander_hub.verification.aggregates import add_bounds
 from wander_hub.verification.levels import settle_level
 from wander_hub.verification.models import Verification, VerificationDivergence
 

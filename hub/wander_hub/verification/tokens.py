@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
 from secrets import SystemRandom
@@ -19,6 +19,7 @@ from wander.types import Rollout
 from wander.wire.verification import TokenCheck
 
 from wander_hub.runs.chunks import message_text
+from wander_hub.runs.completions import texts_in
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -79,19 +80,6 @@ def _text(message: dict[str, Any]) -> str:
     text = " ".join(one for one in parts if isinstance(one, str))
     # U+FFFD stands for bytes that were one token, and may itself take three.
     return text.replace("\ufffd", "").encode(errors="ignore").decode()
-
-
-def texts_in(value: Any) -> Iterator[str]:
-    """Yield the texts of a message or of a part of one: its values, without ids and roles."""
-    if isinstance(value, dict):
-        for name, each in value.items():
-            if name not in ("id", "type", "role"):  # which are not words of the model
-                yield from texts_in(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from texts_in(each)
-    elif value is not None:
-        yield str(value)
 
 
 def _values(text: str) -> str:

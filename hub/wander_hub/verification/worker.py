@@ -26,10 +26,10 @@ from wander_hub.jobs import (
     worker_name,
 )
 from wander_hub.runs import service as runs
-from wander_hub.runs.aggregates import add_bounds, summarise
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 from wander_hub.verification import evidence, service, version_checks
+from wander_hub.verification.aggregates import add_bounds, summarise
 from wander_hub.verification.evidence import Examiner
 from wander_hub.verification.program import ClientProgram
 from wander_hub.verification.version_checks import Checker, VersionSweep

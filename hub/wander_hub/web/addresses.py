@@ -28,6 +28,7 @@ TERMS: dict[str, str] = {
     "rank": "leaderboards#ranks",
     "counted run": "leaderboards#the-first-run-counts",
     "row": "leaderboards#rows",
+    "folded": "repeated-runs#one-entry-for-the-same-answers",
     "board": "leaderboards",
     "hidden": "leaderboards#what-owners-decide",
     "attested": "package-index#provenance",

@@ -49,6 +49,18 @@ class StratumScore(Record):
     failed: int
 
 
+class FoldedRun(Record):
+    """A run that a row of a board stands for too, since it shares at least half of its completions."""
+
+    run_id: str
+    model: str
+    reward_mean: float
+    level: VerificationLevel
+    posted_by: str
+    posted_at: datetime
+    url: str
+
+
 class LeaderboardRow(Record):
     """One ranked run."""
 
@@ -88,7 +100,19 @@ class LeaderboardRow(Record):
     posted_at: datetime
     url: str
     best: bool = True
-    """Whether it is the run that counts of its model and account on this board: the first, not the best."""
+    """Whether it is a row of the board: the first run of its model and account, and not folded."""
+    people: int = 1
+    """How many users posted it or a run that is folded under it."""
+    names: list[str] = Field(default_factory=list)
+    """The model names of these runs, its own first; the first 20."""
+    folded: list[FoldedRun] = Field(default_factory=list)
+    """Runs with the same answers, for which this row stands: the earliest 20."""
+    folded_runs: int = 0
+    """How many there are."""
+    folded_into: str | None = None
+    """The row under which this run is folded."""
+    on_top: bool = False
+    """Whether the environment's owners chose it to stand for the runs with its answers."""
 
     runs: int = Field(default=1, exclude_if=lambda runs: runs == 1)
     """How many runs its numbers are the mean of: those of its model and account that were proved as far as
@@ -104,6 +128,18 @@ class LeaderboardRow(Record):
     def interval(self, metric: str) -> tuple[float, float] | tuple[None, None]:
         """Return the 95 % interval of a metric's mean."""
         return self.metric_intervals.get(metric, (None, None))
+
+
+class LeaderboardPlace(Record):
+    """Where a run stands on its board among the runs with the same answers."""
+
+    run_id: str
+    on_top: bool
+    """Whether the environment's owners chose it to stand for them."""
+    folded_into: str | None
+    """The row that stands for it; None if it is a row itself."""
+    folded_runs: int
+    """How many runs it stands for."""
 
 
 class BoardInfo(Record):
@@ -181,6 +217,8 @@ class Leaderboard(Record):
     pinned: bool = False
     refuses_rescored: bool = False
     """Whether its owners keep runs of the level `rescored` off it."""
+    unfolded: bool = False
+    """Whether runs with the same answers stand on it one by one, as its owners chose."""
     task_set_sha256: str | None
     split: Literal["train", "eval"] | None = None
     examples: int
@@ -226,6 +264,9 @@ class BoardSettings(Record, defer_build=False):
     """Show it first of its version's boards."""
     refuses_rescored: bool = False
     """Keep runs of the level `rescored` off it: what tools and judges answered is their submitters' word."""
+    unfolded: bool = False
+    """Show runs with the same answers one by one. Meant for tasks whose whole answer is a letter or a number,
+    where honest models agree."""
 
     @model_validator(mode="after")
     def _columns_are_known(self) -> Self:

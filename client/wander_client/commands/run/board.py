@@ -89,6 +89,9 @@ def edit(
         bool | None,
         Option("--refuse-rescored/--accept-rescored", help="keep runs of the level rescored off it"),
     ] = None,
+    fold: Annotated[
+        bool | None, Option("--fold/--no-fold", help="show runs with the same answers as one entry")
+    ] = None,
 ) -> None:
     """Change a board's title, description, columns, pin or what it refuses; what is not named stays.
 
@@ -102,7 +105,13 @@ def edit(
     from wander.wire import BoardSettings
     from wander.wire.boards import BOARD_COLUMNS
 
-    given = {"title": title, "description": description, "pinned": pin, "refuses_rescored": refuse_rescored}
+    given = {
+        "title": title,
+        "description": description,
+        "pinned": pin,
+        "refuses_rescored": refuse_rescored,
+        "unfolded": None if fold is None else not fold,
+    }
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if columns is not None:
         named = [one.strip() for one in columns.split(",") if one.strip()]
@@ -122,6 +131,7 @@ def edit(
             "columns": None if shown.columns == list(BOARD_COLUMNS) else shown.columns,
             "pinned": shown.pinned,
             "refuses_rescored": shown.refuses_rescored,
+            "unfolded": shown.unfolded,
         }
         after = _arrange(hub, shown, validate(BoardSettings, before | changes, _HELP))
     title = json.dumps(after.title, ensure_ascii=False) if after.title else "none"
@@ -190,3 +200,28 @@ def unhide(run: RunId) -> None:
         hub.change("DELETE", run_path(run_id, "hiding"), None)
         detail = hub.run(run_id)
     here.output.answer(detail, f"ranks again: {detail.url}")
+
+
+@app.command()
+def top(
+    run: RunId,
+    undo: Annotated[bool, Option("--undo", help="put the earliest run on top again")] = False,
+) -> None:
+    """Choose which of the runs with the same answers stands for all of them; the earliest does by itself.
+
+    \b
+    wander env board top RUN
+    wander env board top RUN --undo
+    """
+    from wander.wire.boards import LeaderboardPlace
+
+    from wander_client.terminal.output import counted
+
+    here = current()
+    with here.hub(login=True) as hub:
+        path = run_path(resolve_posted_id(hub, run), "top")
+        found = hub.change("DELETE" if undo else "PUT", path, LeaderboardPlace)
+    told = f"stands for {counted(found.folded_runs, 'other run')}"
+    if found.folded_into is not None:
+        told = f"is folded under {found.folded_into}"
+    here.output.answer(found, f"run {found.run_id} {told}")
