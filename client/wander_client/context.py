@@ -48,6 +48,7 @@ class Invocation:
         self._given = given
         self._proven: Credential | None = None
         """What a workflow without a token got for its identity."""
+        self._warned = False
         self.builds = True
         """Whether uv may build archives, which runs their authors' code."""
 
@@ -63,7 +64,7 @@ class Invocation:
         """The stored tokens."""
         from wander_client.credentials import CredentialStore
 
-        store = CredentialStore(self.settings.config_dir)
+        store = CredentialStore(self.settings.config_dir, variable_hub=self.settings.token_hub)
         if store.too_open():
             self.output.warn(f"`{store.path}` is readable by others; run `chmod 600 {store.path}`")
         return store
@@ -85,7 +86,30 @@ class Invocation:
 
     def credential(self) -> Credential | None:
         """Return the token in use: a given one, else the variable's, else the stored one of this hub."""
-        return self._given or self.credentials.get(self.settings.hub) or self._proven
+        found = self._given or self.credentials.get(self.settings.hub) or self._proven
+        self._warn_of_token(found)
+        return found
+
+    def _warn_of_token(self, credential: Credential | None) -> None:
+        """Warn, once, if the token is for another hub, or travels where others can read it."""
+        from urllib.parse import urlsplit
+
+        from wander.wire.addresses import is_loopback
+
+        hub = self.settings.hub
+        if self._warned:
+            return
+        self._warned = True
+        if self._given is None and self.credentials.withholds_variable(hub):
+            self.output.warn(
+                f"`WANDER_TOKEN` is for `{self.settings.token_hub}` and is not sent to `{hub}`; "
+                f"set `WANDER_HUB={hub}` if it is for that one"
+            )
+        parts = urlsplit(hub)
+        if credential is not None and parts.scheme == "http" and not is_loopback(parts.hostname):
+            self.output.warn(
+                f"your token travels to `{hub}` unencrypted, where others can read it: use https"
+            )
 
     def _open(self, credential: Credential | None, *, login: bool) -> AbstractContextManager[HubApi]:
         from wander_client.hub.api import open_hub
@@ -131,7 +155,9 @@ class Invocation:
         from wander_client.credentials import Credential
         from wander_client.hub.api import open_hub
 
-        return open_hub(self.settings.hub, Credential(token, "login"), transport=self._transport)
+        credential = Credential(token, "login")
+        self._warn_of_token(credential)
+        return open_hub(self.settings.hub, credential, transport=self._transport)
 
 
 _current: Invocation | None = None

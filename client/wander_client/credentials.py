@@ -1,4 +1,8 @@
-"""API tokens, one per hub: `WANDER_TOKEN`, else `credentials.json` in the config folder with mode 0600."""
+"""API tokens, one per hub: `WANDER_TOKEN`, else `credentials.json` in the config folder with mode 0600.
+
+`WANDER_TOKEN` is the token of one hub: that of `WANDER_HUB`, or the one that is used if no hub is named. A
+hub that `--hub` names gets the token that is stored for it, or none.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +33,17 @@ class Credential:
 class CredentialStore:
     """Reads and writes the credential file; never prints a token."""
 
-    def __init__(self, config_dir: Path, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, config_dir: Path, environ: Mapping[str, str] | None = None, *, variable_hub: str | None = None
+    ) -> None:
+        """`variable_hub` is the hub that the token of the variable belongs to."""
         self.path = config_dir / FILE_NAME
+        self.variable_hub = variable_hub
         self._environ = os.environ if environ is None else environ
 
     def get(self, hub: str) -> Credential | None:
         """Return the token for a hub: the variable wins over the file, and must not be empty."""
-        token = self._environ.get(TOKEN_VARIABLE)
+        token = self._environ.get(TOKEN_VARIABLE) if hub == self.variable_hub else None
         if token is not None and not token.strip():
             hint = f"give it a token (in CI: is the secret there?), or run `unset {TOKEN_VARIABLE}`"
             raise LoginRequired(f"`{TOKEN_VARIABLE}` is empty", hint=hint)
@@ -43,6 +51,10 @@ class CredentialStore:
             return Credential(token.strip(), TOKEN_VARIABLE)
         stored = self._read().get(hub)
         return Credential(stored, str(self.path)) if stored else None
+
+    def withholds_variable(self, hub: str) -> bool:
+        """Return whether the variable has a token that a hub does not get."""
+        return hub != self.variable_hub and bool(self._environ.get(TOKEN_VARIABLE, "").strip())
 
     def set(self, hub: str, token: str) -> None:
         """Store the token of a hub."""

@@ -39,6 +39,8 @@ class Settings:
     """Base URL of the hub, no trailing slash."""
     hub_origin: str
     """Where the URL came from: a flag, a variable, a file or the default."""
+    token_hub: str
+    """The hub that the token in `WANDER_TOKEN` is for: the one that is used without `--hub`."""
     config_dir: Path
     """Credentials and the user's settings file."""
     data_dir: Path
@@ -85,10 +87,13 @@ def load_settings(hub: str | None = None, environ: Mapping[str, str] | None = No
         (_only_login(config_dir), "the only login"),
         (DEFAULT_HUB, "default"),
     ]
-    value, origin = next((str(value), origin) for value, origin in choices if value)
+    named = [(str(value), origin) for value, origin in choices if value]
+    value, origin = named[0]
+    without_flag = next(value for value, origin in named if origin != "--hub")
     return Settings(
         hub=hub_url(hubs.get(value, value)),
         hub_origin=origin,
+        token_hub=hub_url(hubs.get(without_flag, without_flag)),
         config_dir=config_dir,
         data_dir=_folder(environ, "data"),
         cache_dir=_folder(environ, "cache"),

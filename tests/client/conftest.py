@@ -15,7 +15,7 @@ from wander_client.main import main
 if TYPE_CHECKING:
     from wander_client.python.environment import LoadedEnvironment
 
-HUB_URL = "http://testserver"
+HUB_URL = "https://testserver"
 
 
 @pytest.fixture

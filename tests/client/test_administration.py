@@ -37,7 +37,7 @@ def test_deprecate_archive_and_back(room: HubRoom) -> None:
     assert (done.data["status"], done.data["status_reason"]) == ("deprecated", "biased")
     assert "status     deprecated: biased" in room.wander("info", "admin/say-env").out
     told: list[str] = []
-    with open_hub("http://testserver", Credential(room.token, "test"), transport=room.transport) as api:
+    with open_hub("https://testserver", Credential(room.token, "test"), transport=room.transport) as api:
         exact_version(api, parse_name("admin/say-env"), told.append)
     assert told == ["`admin/say-env` is deprecated: biased"]
     assert room.wander("deprecate", "admin/say-env", "--archive").out == "admin/say-env is archived\n"

@@ -164,13 +164,13 @@ def install(store: EnvironmentStore, name: str, lock: str, days: float = 0.0, *,
     """Put an installed environment into the store; returns its virtual environment."""
     key = key_of(lock, platform.python_version())
     record = InstalledRecord(
-        hub="http://testserver",
+        hub="https://testserver",
         owner="acme",
         name=name,
         version="1.0",
         wheel=f"{name}-1.0-py3-none-any.whl",
         wheel_sha256="ab" * 32,
-        wheel_url="http://testserver/x.whl",
+        wheel_url="https://testserver/x.whl",
         lock_sha256=lock,
         virtualenv=key,
         sdk="0.1.0",

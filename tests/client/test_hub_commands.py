@@ -91,7 +91,7 @@ def test_a_login_without_a_token_names_the_hub(hub: HubRoom, monkeypatch: pytest
     for words in (["login"], ["login", "--token-stdin"]):
         result = hub.wander(*words)
         assert result.status == 2
-        assert "http://testserver" in result.err
+        assert "https://testserver" in result.err
 
 
 @pytest.mark.parametrize("token", ["", "two words", "größe"])
@@ -165,7 +165,7 @@ def test_a_wheel_that_is_none_fails_with_the_hubs_own_words(logged_in: HubRoom, 
 def test_an_upload_without_a_token_needs_login(hub: HubRoom, tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path)
     with (
-        open_hub("http://testserver", None, transport=hub.transport) as api,
+        open_hub("https://testserver", None, transport=hub.transport) as api,
         pytest.raises(LoginRequired),
     ):
         send_wheel(api, wheel)
@@ -186,8 +186,8 @@ def test_the_index_lists_what_an_owner_has(published: HubRoom) -> None:
     with hub_api(published) as api:
         files = api.index_files("admin", "say-env")
         assert files is not None
-        assert files[0]["hashes"]["sha256"]
-        assert files[0]["url"].startswith("http://testserver/")
+        assert files[0].hashes.sha256
+        assert files[0].url.startswith("https://testserver/")
         assert api.index_files("admin", "other") is None
 
 
@@ -350,7 +350,7 @@ def test_the_token_goes_to_the_hub_and_to_nobody_else(tmp_path: Path) -> None:
 def hub_api(hub: HubRoom):  # type: ignore[no-untyped-def]
     from wander_client.credentials import Credential
 
-    return open_hub("http://testserver", Credential(hub.token, "test"), transport=hub.transport)
+    return open_hub("https://testserver", Credential(hub.token, "test"), transport=hub.transport)
 
 
 def send_wheel(api: HubApi, wheel: Path) -> None:

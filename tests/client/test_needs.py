@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
+from wander.wire.package_index import FileHashes, IndexFile
 from wander_client.packages import needs
 from wander_client.packages.lock import install_lines, read_lock
 from wander_client.packages.needs import Needs, Wheel, needs_of
@@ -28,20 +28,20 @@ class Hub:
     def absolute(self, url: str) -> str:
         return url if url.startswith("http") else f"{self.url}{url}"
 
-    def index_files(self, owner: str, project: str) -> list[dict[str, Any]] | None:
+    def index_files(self, owner: str, project: str) -> list[IndexFile] | None:
         assert owner == "wander"
         module = project.replace("-", "_")
         found = [name for name in self.contents if name.startswith(f"{module}-")]
         where = f"/wander/files/{project}"
         return [
-            {"filename": name, "url": f"{where}/{name}", "hashes": {"sha256": self.sha256(name)}}
+            IndexFile(filename=name, url=f"{where}/{name}", hashes=FileHashes(sha256=self.sha256(name)))
             for name in found
         ] or None
 
     def sha256(self, name: str) -> str:
         return hashlib.sha256(self.contents[name]).hexdigest()
 
-    def download(self, url: str, target: Path, sha256: str) -> None:
+    def download(self, url: str, target: Path, sha256: str, *, size: int) -> None:
         target.parent.mkdir(parents=True)
         target.write_bytes(self.contents[url.rpartition("/")[2]])
 

@@ -12,6 +12,7 @@ from archive_forge import WHEEL_NAME, wheel_of
 from command_line import ENVIRONMENT, HubRoom, Wander, make_wheel
 from packaging.specifiers import SpecifierSet
 from wander.wire import FileInfo, VersionDetail
+from wander.wire.package_index import IndexFile
 from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.names import EnvironmentName
 from wander_client.packages import install, needs, publish
@@ -67,7 +68,7 @@ def test_what_the_hub_flags_is_told(hub: HubRoom, tmp_path: Path) -> None:
     package = BuiltPackage(**{**vars(package), "sdist": package.wheel})
     told: list[str] = []
     publish.upload(
-        HubApi("http://testserver", hub.token, transport=hub.transport), "admin", package, warn=told.append
+        HubApi("https://testserver", hub.token, transport=hub.transport), "admin", package, warn=told.append
     )
     hint = "do at import what has to be done"
     assert told == [f"`{WHEEL_NAME}`: `start.pth` runs when Python starts ({hint})"]
@@ -76,7 +77,7 @@ def test_what_the_hub_flags_is_told(hub: HubRoom, tmp_path: Path) -> None:
 def test_publishing_again_sends_nothing_and_other_bytes_are_refused(hub: HubRoom, tmp_path: Path) -> None:
     from wander_client.hub.api import HubApi
 
-    api = HubApi("http://testserver", hub.token, transport=hub.transport)
+    api = HubApi("https://testserver", hub.token, transport=hub.transport)
     package = inspected(make_wheel(tmp_path))
     package = BuiltPackage(**{**vars(package), "sdist": package.wheel})
     assert publish.upload(api, "admin", package).sent == {package.wheel.path.name}
@@ -135,9 +136,10 @@ def test_the_requirements_of_this_machine_count() -> None:
         needs.requirements_of(["!!"], "acme/b 1.0")
 
 
-def index_file(version: str, **more: object) -> dict[str, object]:
+def index_file(version: str, **more: object) -> IndexFile:
     name = f"wander_sdk-{version}-py3-none-any.whl"
-    return {"filename": name, "url": f"http://h/{name}", "hashes": {"sha256": "1" * 64}, **more}
+    entry = {"filename": name, "url": f"http://h/{name}", "hashes": {"sha256": "1" * 64}, **more}
+    return IndexFile.model_validate(entry)
 
 
 def test_the_newest_sdk_that_fits_is_taken_from_the_hub() -> None:
@@ -145,7 +147,7 @@ def test_the_newest_sdk_that_fits_is_taken_from_the_hub() -> None:
         index_file("0.2"),
         index_file("0.10"),
         index_file("0.11", yanked=True),
-        {"filename": "wander_sdk-0.1.tar.gz"},
+        IndexFile(filename="wander_sdk-0.1.tar.gz", url="x"),
     ]
     assert needs.newest("wander-sdk", files, None).filename == "wander_sdk-0.10-py3-none-any.whl"
     assert needs.newest("wander-sdk", files, SpecifierSet("<0.5")).filename.startswith("wander_sdk-0.2")

@@ -54,7 +54,7 @@ class Flaky(httpx.BaseTransport):
 def sent(hub: HubRoom, run: Path, transport: httpx.BaseTransport, **options) -> object:
     """Post a run folder with two rollouts a chunk."""
     folder = RunFolder.open(run)
-    api = HubApi("http://testserver", hub.token, transport=transport)
+    api = HubApi("https://testserver", hub.token, transport=transport)
     with posting.pack_run(folder.manifest, posting.files_of(run)) as parcel:
         return posting.post(api, parcel, sleep=lambda seconds: None, **options)
 
@@ -106,7 +106,7 @@ def test_a_hub_that_stays_away_is_given_up_with_what_to_do(
 
 
 def test_a_chunk_that_the_hub_refuses_is_not_sent_again_and_again(published: HubRoom, run: Path):
-    api = HubApi("http://testserver", published.token, transport=published.transport)
+    api = HubApi("https://testserver", published.token, transport=published.transport)
     with pytest.raises(Exception, match="is being posted under"):
         api.send_bytes("PUT", f"/api/v1/postings/{'0' * 64}/chunks/0?digest={'0' * 64}", b"", PostedChunk, {})
 

@@ -52,7 +52,7 @@ def published(
 ) -> tuple[Publication, list[str], list[int]]:
     """Publish over a flaky network; return what came out, the requests, and the progress that was told."""
     transport = Flaky(hub.transport, loses)
-    api = HubApi("http://testserver", hub.token, transport=transport)
+    api = HubApi("https://testserver", hub.token, transport=transport)
     listed = [
         UploadFile(
             filename=name,

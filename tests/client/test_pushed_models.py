@@ -191,7 +191,7 @@ def test_a_pull_goes_on_where_the_connection_ended(
 
 
 def over(transport: httpx.BaseTransport) -> wander.Hub:
-    return wander.Hub("http://testserver", transport=transport)
+    return wander.Hub("https://testserver", transport=transport)
 
 
 def test_a_push_goes_on_where_the_hub_went_down(

@@ -72,7 +72,7 @@ def test_settings_and_token_are_those_of_the_command(
     room: HubRoom, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stranger = Hub(transport=room.transport)
-    assert stranger.url == "http://testserver"
+    assert stranger.url == "https://testserver"
     with pytest.raises(LoginRequired):
         stranger.whoami()
     CredentialStore(home / "config").set(stranger.url, room.token)
@@ -83,7 +83,7 @@ def test_settings_and_token_are_those_of_the_command(
     assert Hub(token=room.token, transport=room.transport).whoami().user == "admin"
     monkeypatch.setenv("WANDER_HUB", "https://another.example")
     assert Hub().url == "https://another.example"
-    assert Hub("http://testserver/").url == "http://testserver"
+    assert Hub("https://testserver/").url == "https://testserver"
 
 
 def test_what_the_hub_has_comes_as_typed_values(mine: Hub) -> None:

@@ -104,7 +104,7 @@ def test_tokens_are_kept_by_hub(tmp_path: Path) -> None:
 
 
 def test_the_variable_wins_over_the_file(tmp_path: Path) -> None:
-    store = CredentialStore(tmp_path, {"WANDER_TOKEN": " wnd_ci "})
+    store = CredentialStore(tmp_path, {"WANDER_TOKEN": " wnd_ci "}, variable_hub=HUB)
     store.set(HUB, "stored")
     found = store.get(HUB)
     assert found is not None
@@ -113,7 +113,7 @@ def test_the_variable_wins_over_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("empty", ["", "  "])
 def test_an_empty_variable_is_no_wish_to_be_nobody(tmp_path: Path, empty: str) -> None:
-    store = CredentialStore(tmp_path, {"WANDER_TOKEN": empty})
+    store = CredentialStore(tmp_path, {"WANDER_TOKEN": empty}, variable_hub=HUB)
     store.set(HUB, "stored")
     with pytest.raises(LoginRequired, match="`WANDER_TOKEN` is empty") as refused:
         store.get(HUB)

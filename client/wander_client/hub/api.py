@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, overload
-from urllib.parse import urlsplit
+from typing import IO, Any, Protocol, TypeVar, overload
 
 import httpx
 from pydantic import BaseModel, ValidationError
@@ -33,6 +32,7 @@ from wander.wire import (
     VersionDetail,
 )
 from wander.wire.changes import Whoami
+from wander.wire.package_index import IndexFile, IndexPage, IndexRoot, PassedPage
 from wander.wire.verification import (
     RunEvidence,
     VerificationInfo,
@@ -42,6 +42,14 @@ from wander.wire.verification import (
 
 from wander_client.credentials import Credential
 from wander_client.errors import ClientError, LoginRequired, NotFound, Unavailable, UsageError
+from wander_client.hub.connection import (
+    REQUEST_ID_HEADER,
+    Answer,
+    HubConnection,
+    Limits,
+    StreamedAnswer,
+    hub_fault,
+)
 from wander_client.names import environment_path, quote_part, run_path
 
 RETRY_STATUSES = frozenset({429, 502, 503, 504})
@@ -54,17 +62,20 @@ _AS_JSON = {"Accept": INDEX_JSON}
 
 PAGE = 200
 """Rows of a page, where all of them are read."""
-REQUEST_ID_HEADER = "X-Request-ID"
-"""Names the request in the hub's log too."""
+MOST_PAGES = 10_000
+ERROR_BYTES = 1 << 20
+LARGEST_FILE = 4 << 30
+"""Bytes of a file whose size the hub does not state."""
+LARGEST_RECORD = 1 << 38
+"""Bytes of the rollouts of a run; a million of them with long conversations are less."""
+LEFT_FREE = 256 << 20
+"""Bytes of a disk that are left to others."""
+_LOOK_EVERY = 64 << 20
+_SECONDS = re.compile(r"\d{1,6}(?:\.\d{1,6})?")
+"""The form of `Retry-After` that is obeyed."""
 
 Model = TypeVar("Model", bound=BaseModel)
 Row = TypeVar("Row", covariant=True)
-
-
-class _IndexPage(BaseModel):
-    """What is read of a page of a package index (PEP 691)."""
-
-    files: list[dict[str, Any]]
 
 
 class _Page(Protocol[Row]):
@@ -109,28 +120,16 @@ class HubApi:
         *,
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
+        limits: Limits | None = None,
     ) -> None:
-        self.url = url.rstrip("/")
+        self._connection = HubConnection(url, token, transport=transport, limits=limits)
+        self.url = self._connection.url
         self.authenticated = token is not None
         self._sleep = sleep
-        headers = {"User-Agent": f"wander-client/{installed_version('wander-client')}"}
-        if token is not None:
-            if not token.isascii() or any(c.isspace() for c in token):
-                raise LoginRequired(
-                    "the token holds characters that no token has", hint="run `wander login` with a fresh one"
-                )
-            headers["Authorization"] = f"Bearer {token}"
-        self._http = httpx.Client(
-            base_url=self.url,
-            headers=headers,
-            transport=transport,
-            timeout=httpx.Timeout(30, read=120, write=120),
-            follow_redirects=True,  # an environment may have moved; a token never follows to another host
-        )
 
     def close(self) -> None:
         """Close the connections."""
-        self._http.close()
+        self._connection.close()
 
     def whoami(self) -> Whoami:
         """Return whose token is in use."""
@@ -153,7 +152,7 @@ class HubApi:
 
     def every_environment(self, query: str = "", **filters: Any) -> Iterator[EnvironmentSummary]:
         """Yield every environment that matches, page by page."""
-        return _rows(lambda cursor: self.environments(query, limit=PAGE, cursor=cursor, **filters))
+        return _rows(self.url, lambda cursor: self.environments(query, limit=PAGE, cursor=cursor, **filters))
 
     def environment(self, owner: str, name: str) -> EnvironmentDetail:
         """Return one environment with its newest version."""
@@ -163,48 +162,51 @@ class HubApi:
         """Return one version with its files."""
         return self.read(environment_path(owner, name, "versions", version), VersionDetail)
 
-    def index_files(self, owner: str, project: str) -> list[dict[str, Any]] | None:
+    def index_files(self, owner: str, project: str) -> list[IndexFile] | None:
         """Return the files of a project in an owner's package index, or None when it has no such project."""
         path = f"/{quote_part(owner)}/simple/{quote_part(project)}/"
         try:
-            response = self._send("GET", path, headers=_AS_JSON)
+            return self._files_in(self._send("GET", path, headers=_AS_JSON))
         except NotFound:
             return None
-        files = self._parse(response, _IndexPage).files
-        return [{**file, "url": str(response.url.join(file["url"]))} for file in files]
 
-    def held_page(self, owner: str, project: str) -> dict[str, Any] | None:
-        """Return the page of a name that the hub itself holds, for an owner's environments; None for others.
+    def held_files(self, owner: str, project: str) -> list[IndexFile] | None:
+        """Return the files of a name that the hub itself holds, for an owner's environments; None for others.
 
         Raises `LoginRequired` where the hub does not say: the name may be a private one.
         """
         path = f"/{quote_part(owner)}/index/{quote_part(project)}/"
         try:
             try:
-                response = self._send("GET", path, params={"held": True}, headers=_AS_JSON)
+                answer = self._send("GET", path, params={"held": True}, headers=_AS_JSON)
             except LoginRequired:
-                # A stranger to an owner with hidden names; what the index behind the hub has is none of them.
-                response = self._send("GET", path, headers=_AS_JSON)
-                if "_upstream" in response.json().get("meta", {}):
+                # A stranger to an owner with hidden names; the index behind the hub has none of them.
+                answer = self._send("GET", path, headers=_AS_JSON)
+                if self._parse(answer, PassedPage).meta.upstream:
                     return None
         except NotFound:
             return None
-        page = self._parse(response, _IndexPage)
-        files = [{**file, "url": str(response.url.join(file["url"]))} for file in page.files]
-        return {**response.json(), "files": files}
+        return self._files_in(answer)
+
+    def _files_in(self, answer: Answer) -> list[IndexFile]:
+        """Return the files of an index page, with absolute addresses."""
+        files = self._parse(answer, IndexPage).files
+        return [
+            file.model_copy(update={"url": self._connection.join(answer.url, file.url)}) for file in files
+        ]
 
     def projects(self, owner: str) -> list[str]:
         """Return the names in an owner's index that the caller may see."""
         try:
-            response = self._send("GET", f"/{quote_part(owner)}/simple/", headers=_AS_JSON)
+            answer = self._send("GET", f"/{quote_part(owner)}/simple/", headers=_AS_JSON)
         except (NotFound, LoginRequired):
             return []
-        return [str(each["name"]) for each in response.json()["projects"]]
+        return [each.name for each in self._parse(answer, IndexRoot).projects]
 
-    def content(self, url: str) -> bytes:
-        """Return the bytes of a small file of the hub."""
-        with self._stream(url) as response:
-            return response.read()
+    def content(self, url: str, most: int) -> bytes:
+        """Return the bytes of a file of the hub, of which it sends at most so many."""
+        with self._stream(url) as answer:
+            return b"".join(answer.pieces(most))
 
     def attach_lock(self, owner: str, name: str, version: str, content: bytes) -> VersionDetail:
         """Give a published version its `pylock.toml`."""
@@ -218,13 +220,14 @@ class HubApi:
         target: Path,
         sha256: str | None,
         *,
+        size: int | None = None,
         partial: Path | None = None,
         told: Callable[[int], None] = lambda size: None,
     ) -> str:
         """Save a file and return its digest, which is checked before the file gets its name.
 
-        `partial` keeps what came of a file that breaks off, and a download goes on from there. `told` hears
-        how many bytes are here.
+        `size` is how long the hub says that it is: more is not taken. `partial` keeps what came of a file
+        that breaks off, and a download goes on from there. `told` hears how many bytes are here.
         """
         target.parent.mkdir(parents=True, exist_ok=True)
         place = partial
@@ -233,7 +236,7 @@ class HubApi:
             os.close(handle)
             place = Path(name)
         try:
-            found = self._save(url, place, told)
+            found = self._save(url, place, size or LARGEST_FILE, told)
         except BaseException:
             if partial is None:
                 place.unlink()
@@ -250,7 +253,7 @@ class HubApi:
             place.unlink(missing_ok=True)
         return found
 
-    def _save(self, url: str, place: Path, told: Callable[[int], None]) -> str:
+    def _save(self, url: str, place: Path, most: int, told: Callable[[int], None]) -> str:
         """Write a file from where its bytes here end, and return the digest of all of them."""
         digest = hashlib.sha256()
         with place.open("a+b") as file:
@@ -258,19 +261,20 @@ class HubApi:
             while piece := file.read(1 << 20):
                 digest.update(piece)
             size = file.tell()
-            with self._stream(url, {"Range": f"bytes={size}-"} if size else {}) as response:
-                if size and response.status_code != httpx.codes.PARTIAL_CONTENT:
+            with self._stream(url, {"Range": f"bytes={size}-"} if size else {}) as answer:
+                if size and answer.status != httpx.codes.PARTIAL_CONTENT:
                     digest, size = hashlib.sha256(), 0
                     file.truncate(0)
-                for chunk in response.iter_bytes(1 << 16):
-                    digest.update(chunk)
-                    size += file.write(chunk)
+                for piece in answer.pieces(most - size):
+                    require_room(file, len(piece))
+                    digest.update(piece)
+                    size += file.write(piece)
                     told(size)
         return digest.hexdigest()
 
     def absolute(self, url: str) -> str:
         """Return the full form of a URL in an answer, which may be relative to the hub."""
-        return str(httpx.URL(self.url + "/").join(url))
+        return self._connection.absolute(url)
 
     def run(self, run_id: str) -> RunDetail:
         """Return a posted run."""
@@ -285,36 +289,59 @@ class HubApi:
 
     def every_run(self, *, environment: str | None = None, model: str | None = None) -> Iterator[RunDetail]:
         """Yield every posted run that matches, the newest first, page by page."""
-        return _rows(lambda cursor: self.runs(environment=environment, model=model, cursor=cursor))
+        return _rows(self.url, lambda cursor: self.runs(environment=environment, model=model, cursor=cursor))
 
     def rollout_rows(self, run_id: str) -> Iterator[RolloutRow]:
         """Yield the rows of a posted run's rollouts, without messages, page by page."""
         offset = 0
-        while True:
+        for _ in range(MOST_PAGES):
             path = run_path(run_id, "rollouts")
             page = self.read(path, RolloutPage, {"offset": offset, "limit": 1000})
             yield from page.data
             offset += len(page.data)
             if not page.data or offset >= page.total:
                 return
+        raise hub_fault(self.url, "lists rollouts without end")
 
     def rollout(self, run_id: str, number: int) -> Rollout:
         """Return one whole rollout of a posted run."""
         return self.read(run_path(run_id, "rollouts", str(number)), Rollout)
 
-    def rollouts(self, run_id: str) -> Iterator[Rollout]:
-        """Yield every whole rollout of a posted run, once all are here: servers drop who reads slowly."""
-        import zstandard
-        from wander.evals.store.jsonl import split_lines
+    def rollouts(self, run_id: str, sha256: str | None = None) -> Iterator[Rollout]:
+        """Yield every whole rollout of a posted run, once all are here: servers drop who reads slowly.
 
+        `sha256` is the digest that the hub states of them; raises `ClientError` for others.
+        """
+        import zstandard
+        from wander.errors import RunError
+        from wander.evals.store.jsonl import split_lines
+        from wander.wire.postings import MAX_CHUNK_BYTES, RolloutsDigest, line_digest
+
+        digest = RolloutsDigest()
         with tempfile.TemporaryFile() as record:
             packing = zstandard.ZstdCompressor(1).stream_writer(record, closefd=False)
-            with self._stream(run_path(run_id, "rollouts.jsonl")) as response, packing:
-                for block in response.iter_bytes(1 << 16):
-                    packing.write(block)
+            with self._connection.stream("GET", self.url + run_path(run_id, "rollouts.jsonl")) as answer:
+                self._require_success(answer)
+                try:
+                    with packing:
+                        for line in split_lines(answer.pieces(LARGEST_RECORD), MAX_CHUNK_BYTES):
+                            require_room(record, len(line))
+                            digest.add(line_digest(line))
+                            packing.write(line)
+                except RunError as error:
+                    raise hub_fault(self.url, f"sent a rollout that nobody can read: {error}") from error
+            if sha256 is not None and digest.hexdigest() != sha256:
+                fault = f"sent other rollouts of `{run_id}` than it states"
+                raise hub_fault(self.url, fault, code="digest_mismatch")
             record.seek(0)
             for line in split_lines(zstandard.ZstdDecompressor().read_to_iter(record)):
-                yield Rollout.model_validate_json(line)
+                yield self._read_rollout(line)
+
+    def _read_rollout(self, line: bytes) -> Rollout:
+        try:
+            return Rollout.model_validate_json(line)
+        except ValidationError as error:
+            raise hub_fault(self.url, "sent a line that is not a rollout") from error
 
     def request_verification(self, run_id: str, wanted: VerificationRequest) -> VerificationInfo:
         """Ask the hub to replay a run; return the verification under way if there is one."""
@@ -371,7 +398,7 @@ class HubApi:
         shown = self.leaderboard(owner, name, limit=size, **which, **wanted)
         rows, following = list(shown.rows), shown.next
         which = {"version": shown.version, "board": shown.board}
-        while following is not None and (most is None or len(rows) < most):
+        while following is not None and (most is None or len(rows) < most) and len(rows) < MOST_PAGES * PAGE:
             size = PAGE if most is None else min(most - len(rows), PAGE)
             page = self.leaderboard(owner, name, limit=size, cursor=following, **which, **wanted)
             rows += page.rows
@@ -423,86 +450,61 @@ class HubApi:
 
     def _send(
         self, method: str, path: str, *, params: Mapping[str, Any] | None = None, **options: Any
-    ) -> httpx.Response:
+    ) -> Answer:
         """Send a request; reads are retried while the hub is busy, writes never."""
         given = {name: value for name, value in (params or {}).items() if value is not None}
         attempts = ATTEMPTS if method == "GET" else 1
         for attempt in range(1, attempts + 1):
-            with self._reach():
-                response = self._http.request(method, path, params=given or None, **options)
-            if response.status_code not in RETRY_STATUSES or attempt == attempts:
+            answer = self._connection.send(method, path, params=given or None, **options)
+            if answer.status not in RETRY_STATUSES or attempt == attempts:
                 break
-            try:
-                wait = float(response.headers.get("Retry-After", ""))
-            except ValueError:
-                wait = 0.3 * 2**attempt
-            self._sleep(min(max(wait, 0.0), LONGEST_WAIT))
-        if not response.is_success:
-            raise self._error(response)
-        return response
+            stated = answer.headers.get("Retry-After", "")
+            wait = float(stated) if _SECONDS.fullmatch(stated) else 0.3 * 2**attempt
+            self._sleep(min(wait, LONGEST_WAIT))
+        if not answer.is_success:
+            raise self._error(answer)
+        return answer
 
     @contextlib.contextmanager
-    def _stream(self, url: str, headers: Mapping[str, str] | None = None) -> Iterator[httpx.Response]:
-        # The token goes to the hub alone, never to a storage host that a file URL may name.
-        whole = self.absolute(url)
-        token = {} if _origin(whole) == _origin(self.url) else {"Authorization": ""}
-        with self._reach(), self._http.stream("GET", whole, headers={**token, **(headers or {})}) as response:
-            if not response.is_success:
-                response.read()
-                raise self._error(response)
-            yield response
+    def _stream(self, url: str, headers: Mapping[str, str] | None = None) -> Iterator[StreamedAnswer]:
+        """Yield the answer for a file, which may lie on another host; the token goes to the hub alone."""
+        target = self.absolute(url)
+        with self._connection.stream("GET", target, headers=headers, elsewhere=True) as answer:
+            self._require_success(answer)
+            yield answer
 
-    @contextlib.contextmanager
-    def _reach(self) -> Iterator[None]:
-        try:
-            yield
-        except httpx.TimeoutException as error:
-            raise Unavailable(
-                f"the hub at `{self.url}` did not answer in time",
-                hint="try again in a moment",
-                code="timeout",
-            ) from error
-        except httpx.ConnectError as error:
-            raise Unavailable(
-                f"nothing answers at the hub `{self.url}`",
-                hint="start one with `wander-hub serve`, or name another with `--hub URL` or `WANDER_HUB`",
-                code="hub_unreachable",
-                detail=str(error),
-            ) from error
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise Unavailable(
-                f"the hub at `{self.url}` broke off: {error or type(error).__name__}",
-                hint="try again in a moment",
-                code="hub_unreachable",
-            ) from error
+    def _require_success(self, answer: StreamedAnswer) -> None:
+        if not 200 <= answer.status < 300:
+            content = b"".join(answer.pieces(ERROR_BYTES, self._connection.limits.answer_seconds))
+            raise self._error(Answer(answer.status, answer.headers, content, answer.url))
 
-    def _error(self, response: httpx.Response) -> ClientError:
+    def _error(self, answer: Answer) -> ClientError:
         try:
-            problem = Problem.model_validate_json(response.content, extra="ignore")
+            problem = Problem.model_validate_json(answer.content, extra="ignore")
         except ValidationError:
-            if response.status_code >= 500:
+            if answer.status >= 500:
                 return Unavailable(
-                    f"the hub at `{self.url}` failed ({response.status_code})",
+                    f"the hub at `{self.url}` failed ({answer.status})",
                     hint="try again in a moment",
                     code="server_error",
-                    request_id=response.headers.get(REQUEST_ID_HEADER),
+                    request_id=answer.headers.get(REQUEST_ID_HEADER),
                 )
-            return self._no_hub(response)
+            return self._no_hub(answer)
         return problem_error(problem, self.url, authenticated=self.authenticated)
 
-    def _parse(self, response: httpx.Response, model: type[Model]) -> Model:
+    def _parse(self, answer: Answer, model: type[Model]) -> Model:
         try:  # a newer hub may tell more than this client knows
-            return model.model_validate_json(response.content, extra="ignore")
+            return model.model_validate_json(answer.content, extra="ignore")
         except ValidationError as error:
-            raise self._no_hub(response) from error
+            raise self._no_hub(answer) from error
 
-    def _no_hub(self, response: httpx.Response) -> ClientError:
+    def _no_hub(self, answer: Answer) -> ClientError:
         return Unavailable(
-            f"`{response.url}` answered {response.status_code} in a form this client does not know",
+            f"`{answer.url}` answered {answer.status} in a form this client does not know",
             hint=f"is `{self.url}` a Wander hub of this version? see `wander --version`",
             code="unexpected_answer",
             retryable=False,
-            request_id=response.headers.get(REQUEST_ID_HEADER),
+            request_id=answer.headers.get(REQUEST_ID_HEADER),
         )
 
 
@@ -534,15 +536,28 @@ def problem_error(problem: Problem, hub: str, *, authenticated: bool) -> ClientE
     )
 
 
-def _rows(fetch: Callable[[str | None], _Page[Row]]) -> Iterator[Row]:
+def require_room(file: IO[bytes], more: int) -> None:
+    """Raise `ClientError` before a file of a hub fills the disk; looks now and then, as bytes are added."""
+    at = file.tell()
+    if at // _LOOK_EVERY != (at + more) // _LOOK_EVERY or at == 0:
+        free = os.fstatvfs(file.fileno())
+        if free.f_bavail * free.f_frsize < LEFT_FREE:
+            raise ClientError(
+                f"the disk has less than {LEFT_FREE >> 20} MiB left, so nothing more is fetched from the hub",
+                hint="`wander cache prune` removes what is not used",
+                code="disk_full",
+            )
+
+
+def _rows(hub: str, fetch: Callable[[str | None], _Page[Row]]) -> Iterator[Row]:
     """Yield the rows of every page; `fetch` gets the cursor of a page, None for the first."""
-    page = fetch(None)
-    yield from page.data
-    while page.next is not None:
-        page = fetch(page.next)
+    cursors: set[str | None] = set()
+    cursor = None
+    while cursor not in cursors and len(cursors) < MOST_PAGES:
+        cursors.add(cursor)
+        page = fetch(cursor)
         yield from page.data
-
-
-def _origin(url: str) -> tuple[str, str | None, int | None]:
-    parts = urlsplit(url)
-    return parts.scheme, parts.hostname, parts.port
+        if page.next is None:
+            return
+        cursor = page.next
+    raise hub_fault(hub, "lists pages without end")

@@ -100,7 +100,8 @@ def _fetch_file(sender: Sender, file: ModelFileInfo, work: Path, told: Callable[
     if part.is_file() and part.stat().st_size >= file.size:
         part.unlink()
     there = part.stat().st_size if part.is_file() else 0
-    sender.persist(partial(sender.hub.download, file.url, target, file.sha256, partial=part, told=told))
+    fetch = partial(sender.hub.download, file.url, target, file.sha256, size=file.size)
+    sender.persist(partial(fetch, partial=part, told=told))
     return file.size - there
 
 

@@ -118,7 +118,7 @@ def bring_version(hub: HubApi, cache_dir: Path, version: VersionDetail, work: Pa
         )
     file = files[0]
     archive = cache_dir / "sources" / file.sha256 / file.filename
-    fetch_into(hub, archive, file.url, file.sha256)
+    fetch_into(hub, archive, file.url, file.sha256, file.size)
     if file.kind == "wheel":
         return unpack_wheel(archive, work)
     folder = unpack_source(archive, work)

@@ -15,8 +15,14 @@ from collections.abc import Collection, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import quote
 
+from wander.wire.package_index import IndexFile
+
 from wander_client.errors import ClientError
 from wander_client.hub.api import INDEX_JSON, HubApi
+
+LARGEST_METADATA = 16 << 20
+LARGEST_WHEEL = 1 << 30
+"""Bytes of a wheel whose size the hub does not state; it is held in memory."""
 
 
 class HubFront:
@@ -29,8 +35,8 @@ class HubFront:
         """Why a name could not be looked up."""
         self._hub, self._owner, self._passed_over = hub, owner, passed_over
         self._base, self._path = f"http://127.0.0.1:{port}/{key}", f"/{key}"
-        self._addresses: dict[str, str] = {}
-        """The hub's address of each file that was listed, by the one that it was listed with."""
+        self._files: dict[str, IndexFile] = {}
+        """Each file that was listed, by the address that it was listed with."""
 
     @property
     def index(self) -> str:
@@ -43,30 +49,35 @@ class HubFront:
             if path.startswith(f"{self._path}/simple/"):
                 return self._page(path.removeprefix(f"{self._path}/simple/").strip("/"))
             file, metadata = path.removesuffix(".metadata"), path.endswith(".metadata")
-            address = self._addresses.get(self._base + file.removeprefix(self._path))
-            if address is None or not path.startswith(self._path):
+            listed = self._files.get(self._base + file.removeprefix(self._path))
+            if listed is None or not path.startswith(self._path):
                 return 404, b""
-            return 200, self._hub.content(address + (".metadata" if metadata else ""))
+            if metadata:
+                return 200, self._hub.content(f"{listed.url}.metadata", LARGEST_METADATA)
+            return 200, self._hub.content(listed.url, listed.size or LARGEST_WHEEL)
         except ClientError as error:
             self.refusal = error
             return 403, b""
 
     def _page(self, project: str) -> tuple[int, bytes]:
-        page = None if project in self._passed_over else self._hub.held_page(self._owner, project)
-        if page is None:
+        files = None if project in self._passed_over else self._hub.held_files(self._owner, project)
+        if files is None:
             return 404, b""
         self.held.add(project)
+        listed = []
         # A source archive would run its code to be read; environments are installed from wheels.
-        files = [file for file in page["files"] if file["filename"].endswith(".whl")]
-        for file in files:
-            here = f"{self._base}/{len(self._addresses)}/{quote(file['filename'])}"
-            self._addresses[here], file["url"] = file["url"], here
-        return 200, json.dumps({**page, "files": files}).encode()
+        for file in (each for each in files if each.filename.endswith(".whl")):
+            here = f"{self._base}/{len(self._files)}/{quote(file.filename)}"
+            self._files[here] = file
+            fields = file.model_dump(mode="json", by_alias=True, exclude_none=True)
+            listed.append(fields | {"url": here})
+        page = {"meta": {"api-version": "1.1"}, "name": project, "versions": [], "files": listed}
+        return 200, json.dumps(page).encode()
 
     def with_hub_addresses(self, lock: str) -> str:
         """Return a lock in which the hub's own addresses stand instead of this front's."""
-        for here, address in self._addresses.items():
-            lock = lock.replace(f'"{here}"', f'"{address}"')
+        for here, file in self._files.items():
+            lock = lock.replace(f'"{here}"', f'"{file.url}"')
         return lock
 
 

@@ -21,6 +21,7 @@ from urllib.parse import unquote
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 from wander.wire import EnvironmentDetail, FileInfo, Unlocked, VersionDetail
+from wander.wire.package_index import IndexFile
 
 from wander_client.errors import ClientError, NotFound
 from wander_client.hub.api import HubApi
@@ -160,7 +161,7 @@ def _read_locked(
     assert detail.lock is not None
     sha256 = detail.lock.sha256
     file = cache_dir / "locks" / sha256 / LOCK
-    fetch_into(hub, file, detail.lock.url, sha256)
+    fetch_into(hub, file, detail.lock.url, sha256, detail.lock.size)
     content = file.read_bytes()
     lines = install_lines(hub, cache_dir, read_lock(content), wheel, python)
     key = hashlib.sha256(f"{sha256}\n{wheel.sha256}\n".encode()).hexdigest()
@@ -176,7 +177,7 @@ def _resolve_now(
         for file in package.get("wheels", []):
             url = str(file.get("url", ""))
             if url.startswith(hub.absolute("/")):  # uv has no token for it
-                listed = {**file, "filename": unquote(url.rpartition("/")[2])}
+                listed = IndexFile.model_validate({**file, "filename": unquote(url.rpartition("/")[2])})
                 got = fetch_file(hub, cache_dir, package["name"], file_info(listed))
                 here = here.replace(f'url = "{url}"', f'path = "{got.path}"')
     for wheel in needs.wheels:

@@ -15,7 +15,6 @@ from datetime import UTC, datetime
 from email.message import Message
 from email.parser import BytesParser
 from pathlib import Path
-from typing import Any
 from zipfile import ZipFile
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -23,6 +22,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 from wander.wire import FileInfo
+from wander.wire.package_index import IndexFile
 
 from wander_client.errors import ClientError
 from wander_client.hub.api import HubApi
@@ -123,7 +123,7 @@ def needs_of(
 def _newest_served(hub: HubApi, cache_dir: Path, project: str, version: str | None = None) -> Wheel | None:
     """Return the newest wheel, or that of a version, of a package that this hub may not serve."""
     files = hub.index_files(HUB_OWNER, project) or []
-    fitting = [file for file in files if version is None or f"-{version}-" in file["filename"]]
+    fitting = [file for file in files if version is None or f"-{version}-" in file.filename]
     return fetch_file(hub, cache_dir, project, newest(project, fitting, None)) if fitting else None
 
 
@@ -143,18 +143,18 @@ def requirements_of(requires_dist: list[str], what: str) -> dict[str, SpecifierS
     return found
 
 
-def newest(project: str, files: list[dict[str, Any]], wanted: SpecifierSet | None) -> FileInfo:
+def newest(project: str, files: list[IndexFile], wanted: SpecifierSet | None) -> FileInfo:
     """Return the newest wheel of the hub's index page that the specifier allows."""
-    found: list[tuple[Version, dict[str, Any]]] = []
+    found: list[tuple[Version, IndexFile]] = []
     for file in files:
         try:
-            version = parse_wheel_filename(file["filename"])[1]
+            version = parse_wheel_filename(file.filename)[1]
         except InvalidWheelFilename:
             continue
-        if not file.get("yanked") and (wanted is None or wanted.contains(version, prereleases=True)):
+        if not file.yanked and (wanted is None or wanted.contains(version, prereleases=True)):
             found.append((version, file))
     if not found:
-        served = ", ".join(str(file["filename"]) for file in files) or "nothing"
+        served = ", ".join(file.filename for file in files) or "nothing"
         raise ClientError(
             f"the hub serves no `{project}` that fits `{wanted}`",
             hint="the environment was written for a different version of Wander than this hub has",
@@ -165,17 +165,16 @@ def newest(project: str, files: list[dict[str, Any]], wanted: SpecifierSet | Non
     return file_info(best)
 
 
-def file_info(file: dict[str, Any]) -> FileInfo:
-    """Return a file of the hub's index page."""
-    digest = file.get("hashes", {}).get("sha256")
-    if not digest:
-        raise ClientError(f"the hub lists `{file['filename']}` without a digest", code="no_digest")
+def file_info(file: IndexFile) -> FileInfo:
+    """Return a file of the hub's index page; raises `ClientError` for one without a digest."""
+    if file.hashes.sha256 is None:
+        raise ClientError(f"the hub lists `{file.filename}` without a digest", code="no_digest")
     return FileInfo(
-        filename=file["filename"],
+        filename=file.filename,
         kind="wheel",
-        size=int(file.get("size") or 0),
-        sha256=digest,
-        url=file["url"],
+        size=file.size or 0,
+        sha256=file.hashes.sha256,
+        url=file.url,
         uploaded_at=datetime.now(UTC),
     )
 
@@ -189,7 +188,7 @@ def find_served(
     if _has_digest(target, sha256):
         return Wheel(project, str(parse_wheel_filename(filename)[1]), target.resolve(), url, sha256)
     for file in hub.index_files(owner, project) or []:
-        if file.get("hashes", {}).get("sha256") == sha256:
+        if file.hashes.sha256 == sha256:
             return fetch_file(hub, cache_dir, project, file_info(file))
     raise ClientError(
         f"the lock names a `{filename}` that `{hub.url}` does not serve",
@@ -205,14 +204,14 @@ def fetch_file(hub: HubApi, cache_dir: Path, project: str, file: FileInfo) -> Wh
     except InvalidWheelFilename as error:
         raise ClientError(f"the hub lists `{file.filename}`, which is not a wheel") from error
     target = cache_dir / "wheels" / file.sha256 / file.filename
-    fetch_into(hub, target, file.url, file.sha256)
+    fetch_into(hub, target, file.url, file.sha256, file.size)
     return Wheel(project, str(version), target.resolve(), hub.absolute(file.url), file.sha256)
 
 
-def fetch_into(hub: HubApi, target: Path, url: str, sha256: str) -> None:
+def fetch_into(hub: HubApi, target: Path, url: str, sha256: str, size: int) -> None:
     """Download a file of the hub to its place in the cache, unless it is there with this digest."""
     if not _has_digest(target, sha256):
-        hub.download(url, target, sha256)
+        hub.download(url, target, sha256, size=size)
 
 
 def _has_digest(file: Path, sha256: str) -> bool:

@@ -109,7 +109,7 @@ class PostedRun:
     def rollouts(self) -> Iterator[Rollout]:
         """Yield every whole rollout, in the order of the record."""
         with self._context.hub() as hub:
-            yield from hub.rollouts(self.place)
+            yield from hub.rollouts(self.place, self.detail.rollouts_sha256)
 
 
 FoundRun = LocalRun | PostedRun

@@ -6,8 +6,11 @@ import contextlib
 import http.client
 import json
 import os
+import queue
+import re
 import shlex
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from hashlib import sha256
@@ -28,6 +31,8 @@ COMMON = ("--json", "--plain", "--quiet", "--no-progress", "--debug", "--color",
 _WITH_VALUE = ("--color", "--hub")
 HUB_SECONDS = 0.5
 """How long the hub is waited for."""
+_MOST_BYTES = 4 << 20
+_NAME = re.compile(r"[a-z0-9-]{1,39}/[a-z0-9-]{1,200}")
 FRESH_SECONDS = 60.0
 """How long what the hub said, or that it said nothing, is taken for true."""
 
@@ -134,7 +139,9 @@ def _offered(here: Invocation) -> list[Suggestion]:
     except (OSError, ValueError, TypeError):  # not there yet, or not ours: the hub is asked
         pass
     # Without a hub, or one that answers in time, what it said before is offered.
-    with contextlib.suppress(OSError, http.client.HTTPException, ValueError, KeyError, ClientError):
+    with contextlib.suppress(
+        OSError, http.client.HTTPException, ValueError, KeyError, TypeError, AttributeError, ClientError
+    ):
         known = _ask(here)
     with contextlib.suppress(OSError):  # on a disk that is only read
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -146,7 +153,29 @@ def _offered(here: Invocation) -> list[Suggestion]:
 
 
 def _ask(here: Invocation) -> list[Suggestion]:
-    """Ask the hub, with nothing that takes long to import; a redirection is not followed."""
+    """Ask the hub, with nothing that takes long to import; a redirection is not followed.
+
+    Raises `TimeoutError` for a hub that takes longer, however it does so.
+    """
+    answers: queue.SimpleQueue[list[Suggestion] | Exception] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            answers.put(_fetch(here))
+        except Exception as error:  # noqa: BLE001 - raised where it is waited for
+            answers.put(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    try:
+        found = answers.get(timeout=2 * HUB_SECONDS)
+    except queue.Empty:
+        raise TimeoutError from None
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def _fetch(here: Invocation) -> list[Suggestion]:
     parts = urlsplit(here.settings.hub)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     credential = here.credentials.get(here.settings.hub)
@@ -154,8 +183,10 @@ def _ask(here: Invocation) -> list[Suggestion]:
     with contextlib.closing(kind(parts.netloc, timeout=HUB_SECONDS)) as connection:
         connection.request("GET", f"{parts.path}/api/v1/environments?limit=200", headers=headers)
         answer = connection.getresponse()
-        rows = json.loads(answer.read())["data"] if answer.status == http.client.OK else []
-    return [(f"{row['owner']}/{row['name']}", row.get("summary") or "") for row in rows]
+        rows = json.loads(answer.read(_MOST_BYTES))["data"] if answer.status == http.client.OK else []
+    found = [(f"{row['owner']}/{row['name']}", str(row.get("summary") or "")) for row in rows]
+    # A shell gets these words: nothing but names.
+    return [(name, " ".join(about.split())[:200]) for name, about in found if _NAME.fullmatch(name)]
 
 
 def _runs(here: Invocation) -> list[Suggestion]:

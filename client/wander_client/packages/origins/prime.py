@@ -6,20 +6,23 @@ archive of the sources. Public environments need no key; `PRIME_API_KEY` is sent
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import json
 import os
 import re
 from dataclasses import replace
 from pathlib import Path
 
+from wander.wire.postings import file_digest
+
 from wander_client.errors import ClientError, NotFound, Unavailable, UsageError
+from wander_client.hub.connection import HubConnection
 from wander_client.packages.origins.source import Origin, bring_project, project_in, unpack_source
 
 USUAL_BASE = "https://api.primeintellect.ai"
 METADATA = Path(".prime", ".env-metadata.json")
-_NAME = re.compile(r"([\w.-]+)/([\w.-]+?)(?:@([\w.+-]+))?")
-_SECONDS = 60.0
+_NAME = re.compile(r"(\w[\w.-]*)/(\w[\w.-]*?)(?:@(\w[\w.+-]*))?")
+_LARGEST_ARCHIVE = 1 << 30
 
 
 def fetch_environment(source: str, work: Path) -> tuple[Path, Origin]:
@@ -53,46 +56,44 @@ def _read_stated(folder: Path, origin: Origin) -> Origin:
 
 
 def _download(owner: str, name: str, version: str, work: Path) -> tuple[Path, Origin]:
-    import httpx
-
     base = os.environ.get("PRIME_API_BASE_URL") or os.environ.get("PRIME_BASE_URL") or USUAL_BASE
-    key = os.environ.get("PRIME_API_KEY")
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
     what = f"{owner}/{name}@{version}"
-    url = f"{base.rstrip('/').removesuffix('/api/v1')}/api/v1/environmentshub/{owner}/{name}/@{version}"
-    try:
-        with httpx.Client(timeout=_SECONDS, follow_redirects=True) as client:
-            answer = client.get(url, headers=headers)
-            if answer.status_code in (401, 403, 404):
-                raise NotFound(
-                    f"`{what}` does not exist or is not public",
-                    hint="set `PRIME_API_KEY`, or run `prime env pull` and give the folder that it wrote",
-                )
-            answer.raise_for_status()
-            said = answer.json()
-            detail = said.get("data", said) if isinstance(said, dict) else {}
-            stated = detail.get("tracked_package_url") or detail.get("package_url")
-            if not isinstance(stated, str):
-                raise ClientError(
-                    f"the hub names no archive for `{what}`",
-                    hint="run `prime env pull` and give the folder that it wrote",
-                )
-            address = httpx.URL(url).join(stated)
-            own = address.host == httpx.URL(url).host  # a signed address of a file store takes no key
-            archive = client.get(address, headers=headers if own else {})
-            archive.raise_for_status()
-    except httpx.HTTPError as error:
-        raise Unavailable(
-            f"`{what}` cannot be downloaded: {error}",
-            hint="run `prime env pull` and give the folder that it wrote",
-        ) from error
-    except ValueError as error:
-        raise ClientError(f"`{base}` did not answer with JSON", hint="check `PRIME_API_BASE_URL`") from error
+    hint = "run `prime env pull` and give the folder that it wrote"
+    connection = HubConnection(
+        base.rstrip("/").removesuffix("/api/v1"), os.environ.get("PRIME_API_KEY") or None
+    )
     path = work / f"{name}.tar.gz"
-    path.write_bytes(archive.content)
+    with contextlib.closing(connection):
+        answer = connection.send("GET", f"/api/v1/environmentshub/{owner}/{name}/@{version}")
+        if answer.status in (401, 403, 404):
+            raise NotFound(
+                f"`{what}` does not exist or is not public",
+                hint="set `PRIME_API_KEY`, or run `prime env pull` and give the folder that it wrote",
+            )
+        _require_success(what, answer.status, hint)
+        try:
+            said = json.loads(answer.content)
+        except (ValueError, RecursionError) as error:
+            hint = "check `PRIME_API_BASE_URL`"
+            raise ClientError(f"`{base}` did not answer with JSON", hint=hint) from error
+        detail = said.get("data", said) if isinstance(said, dict) else {}
+        detail = detail if isinstance(detail, dict) else {}
+        stated = detail.get("tracked_package_url") or detail.get("package_url")
+        if not isinstance(stated, str):
+            raise ClientError(f"the hub names no archive for `{what}`", hint=hint)
+        # A signed address of a file store gets no key.
+        with connection.stream("GET", connection.join(answer.url, stated), elsewhere=True) as archive:
+            _require_success(what, archive.status, hint)
+            with path.open("wb") as file:
+                for piece in archive.pieces(_LARGEST_ARCHIVE):
+                    file.write(piece)
     folder = work / name
     folder.mkdir()
-    digest = hashlib.sha256(archive.content).hexdigest()
     revision = str(detail.get("semantic_version") or version)
-    origin = Origin(f"prime:{owner}/{name}", revision=revision, sha256=digest)
+    origin = Origin(f"prime:{owner}/{name}", revision=revision, sha256=file_digest(path))
     return project_in(unpack_source(path, folder)), origin
+
+
+def _require_success(what: str, status: int, hint: str) -> None:
+    if not 200 <= status < 300:
+        raise Unavailable(f"`{what}` cannot be downloaded: the answer has status {status}", hint=hint)

@@ -66,18 +66,25 @@ def open_plain(path: Path) -> Iterator[IO[bytes]]:
         yield copy
 
 
-def split_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield every line with its newline, and nothing else ends one: JSON may hold a bare carriage return."""
+def split_lines(blocks: Iterable[bytes], longest: int | None = None) -> Iterator[bytes]:
+    """Yield every line with its newline, and nothing else ends one: JSON may hold a bare carriage return.
+
+    Raises `RunError` for a line that has more than `longest` bytes, before it is held in memory.
+    """
     rest: list[bytes] = []
+    length = 0
     for block in blocks:
         start = 0
         while (end := block.find(b"\n", start)) >= 0:
             rest.append(block[start : end + 1])
             yield b"".join(rest)
             rest.clear()
-            start = end + 1
+            start, length = end + 1, 0
         if start < len(block):
             rest.append(block[start:])
+            length += len(block) - start
+            if longest is not None and length > longest:
+                raise RunError(f"a line has more than {longest:,} bytes")
     if rest:
         yield b"".join(rest)
 
