@@ -62,13 +62,17 @@ def test_further_facts_about_a_model_are_kept_apart() -> None:
         def describe(self) -> dict[str, object]:
             return {
                 **super().describe(),
-                "weights_sha256": "ab",
-                "chat_template_sha256": "cd",
+                "weights_sha256": "ab" * 32,
+                "chat_template_sha256": "cd" * 32,
                 "dtype": "f32",
             }
 
     pin = model_pin(Local(["a"]))
-    assert (pin.weights_sha256, pin.chat_template_sha256, pin.details) == ("ab", "cd", {"dtype": "f32"})
+    assert (pin.weights_sha256, pin.chat_template_sha256, pin.details) == (
+        "ab" * 32,
+        "cd" * 32,
+        {"dtype": "f32"},
+    )
 
 
 def test_the_platform_is_told_without_importing_what_it_reports() -> None:

@@ -17,9 +17,8 @@ from wander.wire import EnvironmentPin, Histogram, ModelPin, RunManifest
 
 
 def manifest(name: str = "echo") -> RunManifest:
-    pin = EnvironmentPin(
-        owner="alice", name=name, version="1.2", info=EnvironmentInfo(name=name, kind="single_turn")
-    )
+    info = EnvironmentInfo(name=name, kind="single_turn")
+    pin = EnvironmentPin(owner="alice" if name == "echo" else None, name=name, version="1.2", info=info)
     examples = [Example(example_id=str(i), index=i, seed=i, prompt=[]) for i in range(4)]
     return new_manifest(environment=pin, model=ModelPin(name="m", kind="k"), examples=examples)
 

@@ -16,6 +16,7 @@ from wander_client.hub.api import HubApi
 from wander_client.hub.transfer import GO_ON, PATIENCE, Sender
 from wander_client.names import model_path
 from wander_client.packages.virtualenvs import hold_lock
+from wander_client.paths import path_below
 
 if TYPE_CHECKING:
     from wander.wire.models import ModelFileInfo
@@ -41,9 +42,10 @@ def pull_model(context: Invocation, name: HubModel) -> tuple[PulledModel, int]:
         if record.yanked:
             reason = f": {record.yanked_reason}" if record.yanked_reason else ""
             output.warn(f"`{record}` was yanked{reason}")
-        root = model_root(record.owner, record.name)
-        with hold_lock(root, record.revision):
-            model = PulledModel(root / record.revision, record)
+        hubs = model_root(record.owner, record.name).parent.parent
+        folder = path_below(hubs, record.owner, record.name, record.revision)
+        with hold_lock(folder.parent, record.revision):
+            model = PulledModel(folder, record)
             if model.folder.is_dir() and model.fault() is None:
                 _note(model)
                 return model, 0
@@ -94,7 +96,7 @@ def _fetch(
 
 def _fetch_file(sender: Sender, file: ModelFileInfo, work: Path, told: Callable[[int], None]) -> int:
     """Bring a file here unless it is; return how many bytes came."""
-    target, part = work / file.filename, work / f"{file.filename}{_PART}"
+    target, part = path_below(work, file.filename), path_below(work, f"{file.filename}{_PART}")
     if target.is_file() and target.stat().st_size == file.size and file_digest(target) == file.sha256:
         return 0
     if part.is_file() and part.stat().st_size >= file.size:

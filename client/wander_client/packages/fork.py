@@ -17,6 +17,7 @@ from wander_client.packages.needs import fetch_into
 from wander_client.packages.origins.source import unpack_source, unpack_wheel
 from wander_client.packages.publish import ENTRY_POINT_GROUP
 from wander_client.packages.scaffold import package_name, require_free
+from wander_client.paths import path_below
 
 if TYPE_CHECKING:
     from wander.wire import EnvironmentDetail
@@ -117,7 +118,7 @@ def bring_version(hub: HubApi, cache_dir: Path, version: VersionDetail, work: Pa
             code="no_source",
         )
     file = files[0]
-    archive = cache_dir / "sources" / file.sha256 / file.filename
+    archive = path_below(cache_dir / "sources", file.sha256, file.filename)
     fetch_into(hub, archive, file.url, file.sha256, file.size)
     if file.kind == "wheel":
         return unpack_wheel(archive, work)

@@ -27,6 +27,7 @@ from wander.wire.package_index import IndexFile
 from wander_client.errors import ClientError
 from wander_client.hub.api import HubApi
 from wander_client.packages import classic
+from wander_client.paths import path_below
 
 HUB_OWNER = "wander"
 """The owner under which a hub serves the packages it runs with."""
@@ -183,7 +184,7 @@ def find_served(
     hub: HubApi, cache_dir: Path, project: str, filename: str, sha256: str, owner: str = HUB_OWNER
 ) -> Wheel:
     """Return the very wheel that a lock names of an owner's packages; raises where it is not served."""
-    target = cache_dir / "wheels" / sha256 / filename
+    target = path_below(cache_dir / "wheels", sha256, filename)
     url = hub.absolute(f"/{owner}/files/{project}/{filename}")
     if _has_digest(target, sha256):
         return Wheel(project, str(parse_wheel_filename(filename)[1]), target.resolve(), url, sha256)
@@ -203,7 +204,7 @@ def fetch_file(hub: HubApi, cache_dir: Path, project: str, file: FileInfo) -> Wh
         version = parse_wheel_filename(file.filename)[1]
     except InvalidWheelFilename as error:
         raise ClientError(f"the hub lists `{file.filename}`, which is not a wheel") from error
-    target = cache_dir / "wheels" / file.sha256 / file.filename
+    target = path_below(cache_dir / "wheels", file.sha256, file.filename)
     fetch_into(hub, target, file.url, file.sha256, file.size)
     return Wheel(project, str(version), target.resolve(), hub.absolute(file.url), file.sha256)
 

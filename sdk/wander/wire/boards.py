@@ -11,6 +11,20 @@ from pydantic import Field, model_validator
 
 from wander.types import Record
 from wander.wire.environments import VerificationLevel
+from wander.wire.fields import (
+    Address,
+    Count,
+    Integer,
+    Line,
+    OwnerName,
+    ProjectName,
+    Release,
+    RunId,
+    Sha256,
+    Text,
+    Values,
+    Word,
+)
 from wander.wire.run_record import PassRate
 
 BOARD_COLUMNS = (
@@ -42,46 +56,46 @@ levels before its own."""
 class StratumScore(Record):
     """What the rollouts of one stratum of a run earned; it changes no rank."""
 
-    stratum: int
+    stratum: Integer
     reward_mean: float | None
     """Of those that did not fail; None where all did."""
-    rollouts: int
-    failed: int
+    rollouts: Count
+    failed: Count
 
 
 class FoldedRun(Record):
     """A run that a row of a board stands for too, since it shares at least half of its completions."""
 
-    run_id: str
-    model: str
+    run_id: RunId
+    model: Line
     reward_mean: float
     level: VerificationLevel
-    posted_by: str
+    posted_by: Line
     posted_at: datetime
-    url: str
+    url: Address
 
 
 class LeaderboardRow(Record):
     """One ranked run."""
 
-    rank_low: int
-    rank_high: int
+    rank_low: Count
+    rank_high: Count
     """The rank is a range: 1 + the number of other rows that are surely better, to the number of rows less
     those that are surely worse. Surely means that the hub proved more of them (`level`), or as much and
     that the 95 % intervals do not overlap. A row is the first run of a model by an account. Runs that the hub
     could not verify share the ranks below all others."""
-    run_id: str
-    model: str
-    model_kind: str
+    run_id: RunId
+    model: Line
+    model_kind: Line
     reward_mean: float
     reward_low: float
     reward_high: float
-    examples: int
-    rollouts_per_example: int
-    rollouts: int
-    failed: int
-    metrics: dict[str, float] = Field(default_factory=dict)
-    metric_intervals: dict[str, tuple[float, float]] = Field(default_factory=dict)
+    examples: Count
+    rollouts_per_example: Count
+    rollouts: Count
+    failed: Count
+    metrics: dict[Text, float] = Field(default_factory=dict)
+    metric_intervals: dict[Text, tuple[float, float]] = Field(default_factory=dict)
     """Lower and upper end of the 95 % interval of each metric's mean; none of runs that are too small."""
     tokens_per_rollout: float | None = None
     usd_per_rollout: float | None = None
@@ -90,31 +104,31 @@ class LeaderboardRow(Record):
     seconds_per_rollout: float | None = None
     pass_rates: list[PassRate] = Field(default_factory=list)
     """Empty with one rollout an example."""
-    checkpoint: str | None = None
+    checkpoint: Line | None = None
     """`owner/name@revision` of its weights on this hub, by their digest; None where they are not here."""
-    version: str
+    version: Release
     level: VerificationLevel
-    repeated_by: list[str] = Field(default_factory=list)
+    repeated_by: list[Line] = Field(default_factory=list)
     """Other users whose repetition of the run agrees with it; no rank depends on them."""
-    posted_by: str
+    posted_by: Line
     posted_at: datetime
-    url: str
+    url: Address
     best: bool = True
     """Whether it is a row of the board: the first run of its model and account, and not folded."""
-    people: int = 1
+    people: Count = 1
     """How many users posted it or a run that is folded under it."""
-    names: list[str] = Field(default_factory=list)
+    names: list[Line] = Field(default_factory=list)
     """The model names of these runs, its own first; the first 20."""
     folded: list[FoldedRun] = Field(default_factory=list)
     """Runs with the same answers, for which this row stands: the earliest 20."""
-    folded_runs: int = 0
+    folded_runs: Count = 0
     """How many there are."""
-    folded_into: str | None = None
+    folded_into: RunId | None = None
     """The row under which this run is folded."""
     on_top: bool = False
     """Whether the environment's owners chose it to stand for the runs with its answers."""
 
-    runs: int = Field(default=1, exclude_if=lambda runs: runs == 1)
+    runs: Count = Field(default=1, exclude_if=lambda runs: runs == 1)
     """How many runs its numbers are the mean of: those of its model and account that were proved as far as
     the one that counts. The ends of its interval are the means of theirs, which is no narrower than theirs
     together would be; metrics and passes are those of the one that counts."""
@@ -122,7 +136,7 @@ class LeaderboardRow(Record):
     stratum: StratumScore | None = Field(default=None, exclude_if=lambda stratum: stratum is None)
     """Of the stratum that was asked for; None of runs whose rollouts are too many to be read for a board."""
 
-    stated: str = "model tokens_per_rollout usd_per_rollout seconds_per_rollout"
+    stated: Text = "model tokens_per_rollout usd_per_rollout seconds_per_rollout"
     """Which of its fields nothing proves: they are as the submitter stated them."""
 
     def interval(self, metric: str) -> tuple[float, float] | tuple[None, None]:
@@ -133,56 +147,56 @@ class LeaderboardRow(Record):
 class LeaderboardPlace(Record):
     """Where a run stands on its board among the runs with the same answers."""
 
-    run_id: str
+    run_id: RunId
     on_top: bool
     """Whether the environment's owners chose it to stand for them."""
-    folded_into: str | None
+    folded_into: RunId | None
     """The row that stands for it; None if it is a row itself."""
-    folded_runs: int
+    folded_runs: Count
     """How many runs it stands for."""
 
 
 class BoardInfo(Record):
     """What one board compares: a task set and a protocol of one environment version."""
 
-    board: str
+    board: Word
     """Names it among the boards of its version."""
-    task_set_sha256: str
+    task_set_sha256: Sha256
     split: Literal["train", "eval"]
-    examples: int
-    rollouts_per_example: int
-    arguments: dict[str, Any] = Field(default_factory=dict)
-    max_tokens: int | None = None
+    examples: Count
+    rollouts_per_example: Count
+    arguments: Values = Field(default_factory=dict)
+    max_tokens: Count | None = None
     """Upper bound on the tokens of one turn; None where runs set none."""
-    players: dict[str, str] = Field(default_factory=dict)
+    players: dict[Text, Line] = Field(default_factory=dict)
     """Who plays beside the models, by player, in an environment with players."""
-    title: str = ""
+    title: Text = ""
     pinned: bool = False
     """Whether the owners show it first."""
-    runs: int
+    runs: Count
     """Complete ones."""
-    models: int = 0
+    models: Count = 0
     last_posted_at: datetime
 
 
 class VersionBoard(Record):
     """The board of another version that is nearest to this one; scores of two versions are not comparable."""
 
-    version: str
-    board: str
+    version: Release
+    board: Word
     same_protocol: bool
     """Whether task set and protocol are those of the board that names it."""
-    runs: int
-    models: int
-    best_model: str
+    runs: Count
+    models: Count
+    best_model: Line
     best_reward: float
 
 
 class HistoryPoint(Record):
     """A leading row, and when it was posted."""
 
-    run_id: str
-    model: str
+    run_id: RunId
+    model: Line
     reward_mean: float
     posted_at: datetime
 
@@ -190,61 +204,61 @@ class HistoryPoint(Record):
 class HiddenRunInfo(Record):
     """A run that the environment's owners keep off its board, and why."""
 
-    run_id: str
-    model: str
+    run_id: RunId
+    model: Line
     reward_mean: float | None
-    posted_by: str
+    posted_by: Line
     posted_at: datetime
-    reason: str
-    hidden_by: str
+    reason: Text
+    hidden_by: Line
     hidden_at: datetime
-    url: str
+    url: Address
 
 
 class Leaderboard(Record):
     """Rows that may be compared: one environment version, one task set, one protocol."""
 
-    owner: str
-    name: str
-    version: str
-    board: str | None = None
+    owner: OwnerName
+    name: ProjectName
+    version: Release
+    board: Word | None = None
     """Names it among the boards of its version; None where there is none."""
-    title: str = ""
-    description: str = ""
+    title: Text = ""
+    description: Text = ""
     """As its owners wrote them."""
-    columns: list[str] = Field(default_factory=lambda: list(BOARD_COLUMNS))
+    columns: list[Line] = Field(default_factory=lambda: list(BOARD_COLUMNS))
     """What its owners show, in their order; see `BOARD_COLUMNS`."""
     pinned: bool = False
     refuses_rescored: bool = False
     """Whether its owners keep runs of the level `rescored` off it."""
     unfolded: bool = False
     """Whether runs with the same answers stand on it one by one, as its owners chose."""
-    task_set_sha256: str | None
+    task_set_sha256: Sha256 | None
     split: Literal["train", "eval"] | None = None
-    examples: int
-    rollouts_per_example: int
-    arguments: dict[str, Any] = Field(default_factory=dict)
-    max_tokens: int | None = None
-    players: dict[str, str] = Field(default_factory=dict)
-    runs: int = 0
+    examples: Count
+    rollouts_per_example: Count
+    arguments: Values = Field(default_factory=dict)
+    max_tokens: Count | None = None
+    players: dict[Text, Line] = Field(default_factory=dict)
+    runs: Count = 0
     """That stand on it, whatever the filters."""
-    models: int = 0
+    models: Count = 0
     """Its rows; a model that two accounts posted has two."""
     showing: Literal["best", "mean", "all"] = "best"
     """The first run of each model and account (`best`), the mean of its runs, or all runs. Neither this nor a
     filter changes a rank."""
     rows: list[LeaderboardRow]
-    next: str | None = None
+    next: Address | None = None
     """Cursor of the next page."""
-    strata: list[int] = Field(default_factory=list, exclude_if=lambda strata: not strata)
+    strata: list[Integer] = Field(default_factory=list, exclude_if=lambda strata: not strata)
     """Those of its examples that may be asked for; none where they are all of one."""
-    hidden_incomplete: int = 0
+    hidden_incomplete: Count = 0
     """Runs left out because rollouts are missing."""
     hidden: list[HiddenRunInfo] = Field(default_factory=list)
     """What its owners left out, the last ones first."""
     history: list[HistoryPoint] = Field(default_factory=list)
     """Its leading rows, by time."""
-    boards: int = 1
+    boards: Count = 1
     """How many boards (task set x protocol) this version has; unless asked otherwise this is the pinned one,
     or else the busiest."""
     others: list[BoardInfo] = Field(default_factory=list)
@@ -258,7 +272,7 @@ class BoardSettings(Record, defer_build=False):
 
     title: str = Field(default="", max_length=100)
     description: str = Field(default="", max_length=2000)
-    columns: list[str] | None = Field(default=None, max_length=40)
+    columns: list[Line] | None = Field(default=None, max_length=40)
     """In this order; None for the usual ones."""
     pinned: bool = False
     """Show it first of its version's boards."""

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from wander.types import Record
 from wander.wire.environments import ProjectStatus, Role, TokenInfo, TokenScope
+from wander.wire.fields import Line, OwnerName, Word
 
 
 class Body(Record, defer_build=False):
@@ -30,7 +31,7 @@ class NewToken(Body):
 class CreatedToken(TokenInfo):
     """A fresh token with its secret, which is shown this once."""
 
-    token: str
+    token: Word
 
 
 class TokenList(Record):
@@ -42,7 +43,7 @@ class TokenList(Record):
 class Member(Record):
     """Somebody with a role on an owner or an environment."""
 
-    user: str
+    user: Line
     role: Role
     through: Literal["owner", "environment"]
     """Whether the role is on all of the owner's environments or on this one."""
@@ -106,8 +107,8 @@ class NewPlace(Body):
 class Whoami(Record):
     """Whose token this is."""
 
-    user: str
+    user: Line
     admin: bool
-    owners: list[str]
+    owners: list[OwnerName]
     """Owners this user may publish under."""
     token: TokenInfo

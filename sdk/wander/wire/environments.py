@@ -5,11 +5,27 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from datetime import date, datetime
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from wander.types import Record
+from wander.wire.fields import (
+    Address,
+    Count,
+    FileName,
+    Line,
+    LongText,
+    OwnerName,
+    ProjectName,
+    Release,
+    RunId,
+    Sha256,
+    Target,
+    Text,
+    Values,
+    Word,
+)
 from wander.wire.postings import SignatureInfo, Withdrawal
 from wander.wire.run_record import RunManifest, RunSummary
 from wander.wire.source_tree import SourceInfo
@@ -27,12 +43,12 @@ ProjectStatus = Literal["active", "deprecated", "archived", "quarantined"]
 class FileInfo(Record):
     """One distribution file of a version."""
 
-    filename: str
+    filename: FileName
     kind: Literal["wheel", "sdist"]
-    size: int
+    size: Count
     """Bytes."""
-    sha256: str
-    url: str
+    sha256: Sha256
+    url: Address
     uploaded_at: datetime
 
 
@@ -111,18 +127,18 @@ class UploadWarning(Record):
 
     code: str = Field(pattern=r"^[a-z0-9_]{1,64}$")
     detail: str = Field(default="", max_length=2000)
-    hint: str | None = None
-    filename: str | None = None
+    hint: Text | None = None
+    filename: FileName | None = None
     """The file that it is about, of a version with several."""
 
 
 class LockInfo(Record):
     """The lock of a version: the files of every package that it was published with (PEP 751)."""
 
-    sha256: str
-    size: int
+    sha256: Sha256
+    size: Count
     """Bytes."""
-    url: str
+    url: Address
     """Of the `pylock.toml`, which pip and uv install from."""
     attached_at: datetime
 
@@ -130,23 +146,23 @@ class LockInfo(Record):
 class VersionDetail(Record):
     """One immutable version; all metadata was read from its files."""
 
-    owner: str
-    name: str
-    version: str
-    summary: str = ""
-    requires_python: str | None = None
-    requires_dist: list[str] = Field(default_factory=list)
-    license: str | None = None
-    tags: list[str] = Field(default_factory=list)
-    entry_point: str | None = None
+    owner: OwnerName
+    name: ProjectName
+    version: Release
+    summary: Text = ""
+    requires_python: Line | None = None
+    requires_dist: list[Line] = Field(default_factory=list)
+    license: Line | None = None
+    tags: list[Line] = Field(default_factory=list)
+    entry_point: Line | None = None
     """`module:function` of the `wander.environments` entry point, or None (module-level fallback)."""
     uploaded_at: datetime
-    uploaded_by: str
+    uploaded_by: Line
     yanked: bool = False
-    yanked_reason: str | None = None
+    yanked_reason: Text | None = None
     deleted_at: datetime | None = None
     """Set for a tombstone: its files are gone, and its number is never given again."""
-    deleted_reason: str | None = None
+    deleted_reason: Text | None = None
     files: list[FileInfo] = Field(default_factory=list)
     lock: LockInfo | None = None
     """None when none was attached, so after `wander publish --no-lock` and plain uploads."""
@@ -182,24 +198,24 @@ def wanted_visibility(private: bool | None, *, internal: bool) -> Visibility | N
 class EnvironmentSummary(Record):
     """One row of a listing or a search."""
 
-    owner: str
-    name: str
-    latest_version: str
-    summary: str = ""
-    tags: list[str] = Field(default_factory=list)
+    owner: OwnerName
+    name: ProjectName
+    latest_version: Release
+    summary: Text = ""
+    tags: list[Line] = Field(default_factory=list)
     updated_at: datetime
-    versions: int
-    runs: int
+    versions: Count
+    runs: Count
     best_reward: float | None = None
-    best_model: str | None = None
+    best_model: Line | None = None
     private: bool = False
     """Strangers do not see it."""
     internal: bool = Field(default=False, exclude_if=lambda internal: not internal)
     """And everybody who is signed in does: `private` too is true then."""
     status: ProjectStatus = "active"
-    downloads: int = 0
+    downloads: Count = 0
     """Files of it that were sent, all versions together."""
-    stars: int = 0
+    stars: Count = 0
     """Users who marked it."""
 
 
@@ -207,49 +223,49 @@ class EnvironmentDetail(EnvironmentSummary):
     """One environment with its newest version and the names of all."""
 
     created_at: datetime
-    readme: str = ""
+    readme: LongText = ""
     """Markdown or plain text, as published."""
     latest: VersionDetail
-    all_versions: list[str]
+    all_versions: list[Release]
     """Newest first, without deleted ones."""
-    yanked_versions: list[str] = Field(default_factory=list)
+    yanked_versions: list[Release] = Field(default_factory=list)
     """Those of them that installers pass over."""
-    status_reason: str | None = None
-    successor: str | None = None
+    status_reason: Text | None = None
+    successor: Line | None = None
     """`owner/name` to use instead of a deprecated environment."""
-    parent: str | None = None
+    parent: Line | None = None
     """`owner/name@version` that this one was forked from; None also where the reader may not see it."""
 
 
 class ArtifactInfo(Record):
     """A file that was posted with a run: metrics, plots, configuration."""
 
-    name: str
-    media_type: str
-    size: int
+    name: FileName
+    media_type: Line
+    size: Count
     """Bytes."""
-    sha256: str
-    url: str
+    sha256: Sha256
+    url: Address
 
 
 class RunDetail(Record):
     """A posted run as the hub knows it."""
 
-    run_id: str
+    run_id: RunId
     manifest: RunManifest = Field(repr=False)
     summary: RunSummary
     level: VerificationLevel
-    level_reason: str = ""
-    sha256: str
+    level_reason: Text = ""
+    sha256: Sha256
     """Digest of what was posted: manifest and rollouts."""
-    posted_by: str
+    posted_by: Line
     posted_at: datetime
-    url: str
+    url: Address
     """The run's page."""
     version_deleted: bool = False
     """The environment version was deleted since: the numbers stand, but nobody can install it any more."""
     artifacts: list[ArtifactInfo] = Field(default_factory=list)
-    rollouts_sha256: str | None = None
+    rollouts_sha256: Sha256 | None = None
     """Digest over those of the rollouts' lines (`wander.wire.postings`); None without rollouts."""
     private: bool = False
     withdrawn: Withdrawal | None = None
@@ -260,33 +276,33 @@ class RunDetail(Record):
 class RolloutRow(Record):
     """What a list shows of one rollout; `GET .../rollouts/{number}` gives the whole."""
 
-    number: int
+    number: Count
     """From 0, in the manifest's order of examples."""
-    example_id: str
-    index: int
+    example_id: Text
+    index: Count
     reward: float | None
-    stop_reason: str | None
-    failure: str | None
+    stop_reason: Text | None
+    failure: Text | None
     """Boundary that broke, None for a scored rollout."""
     truncated: bool
-    turns: int
-    completion_tokens: int
+    turns: Count
+    completion_tokens: Count
     seconds: float
-    preview: str
+    preview: Text
     """Beginning of the last assistant message."""
-    step: int | None = None
+    step: Count | None = None
     """Of a training run: the steps that the policy had learnt."""
 
 
 class TokenInfo(Record):
     """An API token without its secret."""
 
-    name: str
-    prefix: str
+    name: Line
+    prefix: Word
     created_at: datetime
     last_used_at: datetime | None = None
     scopes: list[TokenScope] = Field(default_factory=lambda: list(TOKEN_SCOPES))
-    target: str | None = None
+    target: Target | None = None
     """`owner` or `owner/name` that the token is good for; None for everything its user may touch."""
     expires_at: datetime | None = None
     revoked: bool = False
@@ -295,21 +311,21 @@ class TokenInfo(Record):
 class Problem(Record):
     """RFC 9457 problem details: every error answer of the hub."""
 
-    type: str = "about:blank"
-    title: str
-    status: int
-    detail: str = ""
-    code: str
+    type: Line = "about:blank"
+    title: Text
+    status: Count
+    detail: Text = ""
+    code: Word
     """Stable snake_case code; the client maps it to an exception and an exit status."""
-    hint: str | None = None
-    request_id: str | None = None
-    errors: list[dict[str, Any]] | None = None
+    hint: Text | None = None
+    request_id: Line | None = None
+    errors: list[Values] | None = None
 
 
 class Page(Record):
     """Base of list answers: `data` beside `next`, an opaque cursor or null."""
 
-    next: str | None = None
+    next: Address | None = None
 
 
 class EnvironmentPage(Page):
@@ -322,7 +338,7 @@ class StarInfo(Record):
     """Whether the caller marked an environment, and how many users did."""
 
     starred: bool
-    stars: int
+    stars: Count
 
 
 class DayOfDownloads(Record):
@@ -330,14 +346,14 @@ class DayOfDownloads(Record):
 
     day: date
     """In UTC."""
-    version: str
-    downloads: int
+    version: Release
+    downloads: Count
 
 
 class DownloadHistory(Record):
     """Downloads of an environment; what came in the last seconds may still be missing."""
 
-    total: int
+    total: Count
     """Of all time."""
     days: list[DayOfDownloads] = Field(default_factory=list)
     """The newest day first; days without downloads are left out."""
@@ -346,8 +362,8 @@ class DownloadHistory(Record):
 class ModelUse(Record):
     """A model, and in how many runs it played."""
 
-    model: str
-    runs: int
+    model: Line
+    runs: Count
 
 
 class UsedBy(Record):
@@ -356,11 +372,11 @@ class UsedBy(Record):
     required_by: list[EnvironmentSummary] = Field(default_factory=list)
     """Environments whose newest version requires its distribution."""
     forks: list[EnvironmentSummary] = Field(default_factory=list)
-    runs: int = 0
+    runs: Count = 0
     """All public runs."""
     models: list[ModelUse] = Field(default_factory=list)
     """Models of the last 500 of them, the most used first."""
-    authors: list[str] = Field(default_factory=list)
+    authors: list[Text] = Field(default_factory=list)
     """Who posted these, most of them first."""
 
 
@@ -375,15 +391,15 @@ class RolloutPage(Record):
     """A page of a run's rollouts, by offset."""
 
     data: list[RolloutRow]
-    total: int
-    offset: int
+    total: Count
+    offset: Count
 
 
 class HealthStatus(Record):
     """What `/health` answers."""
 
     status: Literal["ok", "degraded"]
-    version: str
+    version: Word
     database: bool
     storage: bool
     room: bool = True

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from pydantic import Field
 
 from wander.types import Record
 from wander.wire.environments import VerificationLevel
+from wander.wire.fields import (
+    Address,
+    Count,
+    FileName,
+    Integer,
+    Line,
+    LongText,
+    Release,
+    RunId,
+    Sha256,
+    Text,
+    Values,
+    Word,
+)
 from wander.wire.verification import JobState
 
 EventName = Literal[
@@ -27,38 +41,38 @@ WEBHOOK_SCHEMA: Literal["wander.webhook/1"] = "wander.webhook/1"
 class VersionEvent(Record):
     """A version was made, took further files, was yanked, or is offered again."""
 
-    environment: str
+    environment: Line
     """`owner/name`."""
-    version: str
+    version: Release
     private: bool
-    files: dict[str, str] = Field(default_factory=dict)
+    files: dict[FileName, Text] = Field(default_factory=dict)
     """Of `version.published`: the SHA-256 of each file that came, by its name; the first forty."""
     yanked: bool = False
-    reason: str | None = None
-    url: str
+    reason: Text | None = None
+    url: Address
 
 
 class RunEvent(Record):
     """A run was posted, or shown that had been private."""
 
-    environment: str
-    version: str
-    run_id: str
-    sha256: str
+    environment: Line
+    version: Release
+    run_id: RunId
+    sha256: Sha256
     """The digest of the whole run."""
-    kind: str
-    model: str
+    kind: Line
+    model: Line
     level: VerificationLevel
-    level_reason: str
+    level_reason: Text
     reward_mean: float | None
     private: bool
-    url: str
+    url: Address
 
 
 class VerificationEvent(RunEvent):
     """A verification of a run ended."""
 
-    verification: int
+    verification: Count
     reported: bool
     """Whether it ended with a report; one that failed or was called off has none."""
 
@@ -72,18 +86,18 @@ class LevelEvent(RunEvent):
 class BoardEvent(Record):
     """Another run leads a board, or an owner keeps a run off it, or lets it rank again."""
 
-    environment: str
-    version: str
-    board: str
+    environment: Line
+    version: Release
+    board: Word
     """Its name among the boards of the version."""
     change: Literal["best", "hidden", "shown"]
-    run_id: str | None
+    run_id: RunId | None
     """The run that leads now, or that was hidden or shown; None where none leads any more."""
-    model: str | None = None
+    model: Line | None = None
     reward_mean: float | None = None
-    reason: str | None = None
+    reason: Text | None = None
     private: bool
-    url: str
+    url: Address
 
 
 class NothingHappened(Record):
@@ -120,16 +134,16 @@ class NewWebhook(WebhookSettings, defer_build=False):
 class WebhookInfo(WebhookSettings):
     """A webhook, without its secret."""
 
-    id: int
-    owner: str | None
-    environment: str | None
-    keeper: str | None
+    id: Count
+    owner: Line | None
+    environment: Line | None
+    keeper: Text | None
     """The user by whose rights it is told; None for the hub's operator."""
     created_at: datetime
     failing_since: datetime | None = None
     """Since when every delivery failed."""
     disabled_at: datetime | None = None
-    disabled_reason: str | None = None
+    disabled_reason: Text | None = None
     former_secret_until: datetime | None = None
     """Until when deliveries are signed with the secret of before too."""
 
@@ -138,7 +152,7 @@ class WebhookSecret(Record):
     """A webhook with its secret, which is shown this once."""
 
     webhook: WebhookInfo
-    secret: str
+    secret: Word
 
 
 class WebhookList(Record):
@@ -150,20 +164,20 @@ class WebhookList(Record):
 class DeliveryInfo(Record):
     """One event on its way to one webhook, and how the last attempt ended."""
 
-    id: int
-    message_id: str
+    id: Count
+    message_id: Text
     """The `webhook-id` of every attempt."""
     event: EventName
     state: Literal["new", "waiting", "delivered", "failed"]
     created_at: datetime
-    attempts: int
+    attempts: Count
     attempted_at: datetime | None = None
     next_at: datetime | None = None
-    status: int | None = None
+    status: Count | None = None
     """Of the answer; None where none came."""
-    answer: str | None = None
+    answer: Text | None = None
     """Its first 1,000 bytes."""
-    error: str | None = None
+    error: Text | None = None
     seconds: float | None = None
     """How long the attempt took."""
 
@@ -171,7 +185,7 @@ class DeliveryInfo(Record):
 class DeliveryDetail(DeliveryInfo):
     """One delivery with what is sent."""
 
-    body: str
+    body: LongText
     """The JSON that is signed, byte by byte."""
 
 
@@ -179,44 +193,44 @@ class DeliveryPage(Record):
     """Deliveries, the newest first."""
 
     data: list[DeliveryInfo]
-    next: int | None = None
+    next: Count | None = None
     """The `before` of the next page."""
 
 
 class AuditEntry(Record):
     """One thing that somebody, or the hub itself, did."""
 
-    id: int
+    id: Count
     at: datetime
-    actor: str
+    actor: Text
     """A user, `the hub`, or `wander-hub` for its command line."""
-    token: str | None = None
+    token: Word | None = None
     """The prefix of the token that was used, as listings show it."""
-    action: str
+    action: Text
     """What was done, such as `version.yank`."""
-    owner: str | None = None
+    owner: Line | None = None
     """The owner whose it was done to, who may read this."""
-    target: str
-    detail: dict[str, Any]
-    address: str | None = None
+    target: Line
+    detail: Values
+    address: Text | None = None
     """From where, as the hub or the proxy that it trusts saw it."""
-    request_id: str | None = None
+    request_id: Line | None = None
 
 
 class AuditPage(Record):
     """Entries, the newest first."""
 
     data: list[AuditEntry]
-    next: int | None = None
+    next: Count | None = None
     """The `before` of the next page."""
 
 
 class DoctorFinding(Record):
     """What came of one look at what a hub needs."""
 
-    check: str
+    check: Text
     state: Literal["ok", "warning", "failed"]
-    told: str
+    told: Text
 
 
 class DoctorReport(Record):
@@ -230,25 +244,25 @@ class DoctorReport(Record):
 class JobInfo(Record):
     """A piece of work of the hub: a replay, a check, a delivery, a look at another hub."""
 
-    id: int
-    kind: str
+    id: Count
+    kind: Line
     state: JobState
-    payload: dict[str, Any]
+    payload: Values
     """What it is about, for its worker."""
-    about: str = ""
+    about: Text = ""
     """The same in words, with the names of now."""
-    page: str | None = None
+    page: Text | None = None
     """The path of a page that shows it, where there is one."""
-    priority: int
-    attempt: int
-    max_attempts: int
-    lease_owner: str | None = None
+    priority: Integer
+    attempt: Count
+    max_attempts: Count
+    lease_owner: Text | None = None
     """The worker that has it, or had it last."""
     lease_until: datetime | None = None
     """When another worker takes it up, unless this one is heard of before."""
-    progress: dict[str, Any] = Field(default_factory=dict)
+    progress: Values = Field(default_factory=dict)
     cancel_requested: bool = False
-    error: str | None = None
+    error: Text | None = None
     """Of the last attempt."""
     created_at: datetime
     run_after: datetime
@@ -260,21 +274,21 @@ class JobPage(Record):
     """Jobs, the newest first."""
 
     data: list[JobInfo]
-    next: int | None = None
+    next: Count | None = None
     """The `before` of the next page."""
 
 
 class BackupInfo(Record):
     """One copy of the whole hub into its backup folder: each brings the folder up to date."""
 
-    id: int
+    id: Count
     state: JobState
     asked_at: datetime
     finished_at: datetime | None = None
-    rows: int | None = None
-    objects: int | None = None
+    rows: Count | None = None
+    objects: Count | None = None
     """What the folder holds, of one that is done."""
-    error: str | None = None
+    error: Text | None = None
 
 
 class BackupList(Record):

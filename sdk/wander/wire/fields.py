@@ -7,6 +7,7 @@ and no text or number is longer than a program can handle.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -18,24 +19,24 @@ _VERSION = (
 """Normal form of PEP 440."""
 _OWNER, _PROJECT = r"[a-z0-9]([a-z0-9-]{0,37}[a-z0-9])?", r"[a-z0-9]([a-z0-9-]{0,198}[a-z0-9])?"
 
+PROJECT_NAME = re.compile(_PROJECT)
+
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 OwnerName = Annotated[str, Field(pattern=f"^{_OWNER}$")]
 ProjectName = Annotated[str, Field(pattern=f"^{_PROJECT}$")]
 """Name of an environment, a model or a distribution, in the normal form of PEP 503."""
-FullName = Annotated[str, Field(pattern=f"^{_OWNER}/{_PROJECT}$")]
-"""`owner/name`."""
 Target = Annotated[str, Field(pattern=f"^{_OWNER}(/{_PROJECT})?$")]
 """`owner` or `owner/name`."""
 Release = Annotated[str, Field(pattern=f"^{_VERSION}$", max_length=100)]
 """A version in the normal form of PEP 440."""
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+!-]{0,254}$")]
 """One part of a path, never hidden and never `..`."""
-RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{8,64}$")]
+RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Address = Annotated[str, Field(pattern=r"^[!-~]*$", max_length=4000)]
 """A URL, or the part of one, without spaces or characters beyond ASCII."""
 Word = Annotated[str, Field(pattern=r"^[!-~]*$", max_length=200)]
 """A code, a media type, a version of a program, the name of a field."""
-Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$", max_length=1000)]
+Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$", max_length=5000)]
 """A name or a sentence, in one line."""
 Text = Annotated[str, Field(max_length=100_000)]
 """What somebody wrote, or a program printed."""
@@ -44,7 +45,8 @@ LongText = Annotated[str, Field(max_length=16_000_000)]
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 """A number of things, bytes or seconds, or a position."""
-Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Integer = Annotated[int, Field(ge=-(2**127), lt=2**127)]
+"""A number that may be negative, or a seed."""
 
-Values = Annotated[dict[Line, Any], Field(max_length=10_000)]
+Values = Annotated[dict[Text, Any], Field(max_length=10_000)]
 """JSON of an author or a program, by name; whoever reads a value of it checks that."""

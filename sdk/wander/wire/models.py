@@ -22,6 +22,7 @@ from pydantic import Field
 from wander.errors import ConfigError
 from wander.types import Record
 from wander.wire.changes import Body
+from wander.wire.fields import Address, Count, FileName, Line, OwnerName, ProjectName, Sha256, Text
 from wander.wire.postings import listing_digest
 
 CONFIG, TOKENIZER, NAMED_TOKENS, SHARDS, CARD = (
@@ -104,24 +105,24 @@ class NewModel(Body):
 class ModelFileInfo(Record):
     """A file of a revision."""
 
-    filename: str
-    size: int
-    sha256: str
-    url: str
+    filename: FileName
+    size: Count
+    sha256: Sha256
+    url: Address
 
 
 class ModelRevision(Record):
     """One state of a model, which never changes."""
 
-    owner: str
-    name: str
-    revision: str
+    owner: OwnerName
+    name: ProjectName
+    revision: Sha256
     """SHA-256 over the digests and names of its files (`revision_of`)."""
-    weights_sha256: str
+    weights_sha256: Sha256
     """As `model.weights_sha256` of a run of these weights says."""
-    architecture: str
-    parameters: int
-    size: int
+    architecture: Text
+    parameters: Count
+    size: Count
     """Of all files, in bytes."""
     files: list[ModelFileInfo]
     """Empty for a deleted one."""
@@ -129,11 +130,11 @@ class ModelRevision(Record):
     internal: bool = Field(default=False, exclude_if=lambda internal: not internal)
     """As of an environment."""
     yanked: bool
-    yanked_reason: str | None = None
+    yanked_reason: Text | None = None
     deleted: bool = False
-    pushed_by: str
+    pushed_by: Line
     pushed_at: datetime
-    url: str
+    url: Address
     """Its page."""
 
     def __str__(self) -> str:
@@ -143,12 +144,12 @@ class ModelRevision(Record):
 class ModelRevisions(Record):
     """A model with its revisions, the newest first."""
 
-    owner: str
-    name: str
+    owner: OwnerName
+    name: ProjectName
     private: bool
     internal: bool = Field(default=False, exclude_if=lambda internal: not internal)
     """As of an environment."""
-    latest: str | None
+    latest: Sha256 | None
     """The revision that is meant where none is named; None where all are deleted."""
     revisions: list[ModelRevision]
 

@@ -10,6 +10,7 @@ from pydantic import Field
 from wander.types import Record
 from wander.wire.changes import Body
 from wander.wire.environments import Role
+from wander.wire.fields import Address, Count, Line, Text, Word
 
 
 class LeakedToken(Body):
@@ -25,7 +26,7 @@ class LeakedToken(Body):
 class LeakReceipt(Body):
     """Says that a report came, and nothing of what was in it."""
 
-    received: int
+    received: Count
 
 
 class NewPassword(Body):
@@ -41,7 +42,7 @@ class NewPassword(Body):
 class UserInfo(Record):
     """A user, as administrators see them."""
 
-    name: str
+    name: Line
     admin: bool
     created_at: datetime
     disabled_at: datetime | None = None
@@ -56,7 +57,7 @@ class UserLink(Record):
     """A user, and how they come in."""
 
     user: UserInfo
-    link: str
+    link: Address
     """Where a browser chooses a password with it: once, within a week."""
 
 
@@ -64,7 +65,7 @@ class UserList(Record):
     """Users by name."""
 
     data: list[UserInfo]
-    next: str | None = None
+    next: Line | None = None
     """Where the next page goes on: the last name of this one."""
 
 
@@ -72,19 +73,19 @@ class ChangedUser(Record):
     """What disabling, enabling or removing a user did."""
 
     user: UserInfo
-    ended_tokens: int
-    ownerless: list[str]
+    ended_tokens: Count
+    ownerless: list[Text]
     """Owners that nobody is left to manage but administrators."""
 
 
 class InvitationInfo(Record):
     """A role that waits for somebody to accept it."""
 
-    id: int
-    target: str
+    id: Count
+    target: Line
     """`owner` or `owner/name`."""
     role: Role
-    invited_by: str
+    invited_by: Line
     created_at: datetime
     expires_at: datetime
 
@@ -110,7 +111,7 @@ class NewOwner(Body):
 class OwnerInfo(Record):
     """An owner, as somebody with a role on it sees it."""
 
-    name: str
+    name: Line
     kind: Literal["user", "organisation"]
     """Whether it is a user's own, or one that people make and leave."""
     role: Role
@@ -126,8 +127,8 @@ class OwnerList(Record):
 class OrganisationInfo(Record):
     """An organisation, as administrators see it."""
 
-    name: str
-    owners: list[str]
+    name: Line
+    owners: list[Line]
     """Users; without any it is left to administrators."""
     created_at: datetime
 
@@ -136,7 +137,7 @@ class OrganisationList(Record):
     """Organisations by name."""
 
     data: list[OrganisationInfo]
-    next: str | None = None
+    next: Line | None = None
     """Where the next page goes on: the last name of this one."""
 
 
@@ -151,8 +152,8 @@ class NewIdentity(Body):
 class IdentityInfo(Record):
     """As whom a user signs in at a provider."""
 
-    issuer: str
-    subject: str
+    issuer: Text
+    subject: Text
     created_at: datetime
 
 
@@ -177,22 +178,22 @@ class FactorCode(Body):
 class NewSecondFactor(Record):
     """The secret of a second factor, which is shown this once."""
 
-    secret: str
-    uri: str
+    secret: Word
+    uri: Address
     """What authenticator apps read: `otpauth://totp/...`."""
 
 
 class RecoveryCodes(Record):
     """Codes that stand for a lost second factor, each once; shown this once."""
 
-    data: list[str]
+    data: list[Text]
 
 
 class SecondFactorState(Record):
     """Whether somebody signs in with a second factor."""
 
     on: bool
-    recovery_codes: int
+    recovery_codes: Count
     """How many were not used yet."""
 
 
@@ -212,8 +213,8 @@ class NewQuota(Body):
 class Allowance(Record):
     """How much of something an owner has and may have."""
 
-    used: int
-    allowed: int | None
+    used: Count
+    allowed: Count | None
     """None for as much as there is room for."""
     own: bool
     """Whether the limit is this owner's own, and not that of all."""
@@ -222,7 +223,7 @@ class Allowance(Record):
 class OwnerQuota(Record):
     """How much an owner has and may have."""
 
-    owner: str
+    owner: Line
     stored_bytes: Allowance
     """Bytes of files, each counted once, and of the runs that the user of this name posted."""
     versions: Allowance

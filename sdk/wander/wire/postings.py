@@ -21,6 +21,7 @@ from pathlib import Path
 from pydantic import Field
 
 from wander.types import Record
+from wander.wire.fields import Count, FileName, Line, RunId, Sha256, Text, Word
 
 __all__ = ["RolloutsDigest", "key_fingerprint", "line_digest", "run_digest", "signed_text"]
 
@@ -88,25 +89,25 @@ def key_fingerprint(public_key: str) -> str:
 class PostedChunk(Record):
     """A chunk that the hub has."""
 
-    number: int
-    sha256: str
+    number: Count
+    sha256: Sha256
     """Of its plain lines."""
-    rollouts: int
+    rollouts: Count
 
 
 class PostedArtifact(Record):
     """A file that the hub has."""
 
-    name: str
-    sha256: str
+    name: FileName
+    sha256: Sha256
 
 
 class Posting(Record):
     """A run on its way to the hub."""
 
-    sha256: str
+    sha256: Sha256
     """The run's digest."""
-    run_id: str
+    run_id: RunId
     posted: bool = False
     """The very same run is on the hub already: nothing is left to do."""
     private: bool = False
@@ -135,9 +136,9 @@ class FinishPosting(Record, defer_build=False):
 class SignatureInfo(RunSignature):
     """A signature on a posted run, with all that it takes to check it."""
 
-    public_key: str
+    public_key: Word
     """Ed25519, 32 bytes, base64."""
-    signed_by: str
+    signed_by: Line
     key_revoked_at: datetime | None = None
     """Set when its user took the key back: then nobody should count on the signature."""
 
@@ -146,8 +147,8 @@ class Withdrawal(Record):
     """Why a run's rollouts are gone."""
 
     at: datetime
-    by: str
-    reason: str
+    by: Text
+    reason: Text
 
 
 class Checkpoint(Record):
@@ -161,12 +162,12 @@ class Checkpoint(Record):
 class LinkedRun(Record):
     """The other end of a link between a training run and a run with the weights that it made."""
 
-    run_id: str
-    step: int
+    run_id: RunId
+    step: Count
     """Of the training run, at which the weights were made."""
-    weights_sha256: str
-    environment: str
-    model: str
+    weights_sha256: Sha256
+    environment: Line
+    model: Line
     reward_mean: float | None = None
 
 
@@ -181,7 +182,7 @@ class RunLinks(Record):
     """Training runs that made the weights of an evaluation."""
     continued_by: list[LinkedRun] = Field(default_factory=list)
     """Training runs that went on from weights that a training run made, by step."""
-    pushed: dict[str, str] = Field(default_factory=dict)
+    pushed: dict[Text, Text] = Field(default_factory=dict)
     """`owner/name@revision` of those weights among them that lie on this hub, by their digest."""
 
 
@@ -196,9 +197,9 @@ class NewKey(Record, defer_build=False):
 class KeyInfo(Record):
     """A registered public key."""
 
-    fingerprint: str
-    name: str
-    public_key: str
+    fingerprint: Word
+    name: Line
+    public_key: Word
     created_at: datetime
     revoked_at: datetime | None = None
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from wander.types import Record
+from wander.wire.fields import Count, Sha256, Text
 
 TrainingMode = Literal["exact", "fast"]
 
@@ -15,37 +16,37 @@ TrainingMode = Literal["exact", "fast"]
 class Hardware(Record):
     """The machine that a run was trained on."""
 
-    cpu: str | None = None
-    cores: int
+    cpu: Text | None = None
+    cores: Count
     """Logical ones that the process may use."""
-    instructions: str | None = None
+    instructions: Text | None = None
     """The set that PyTorch's kernels use (AVX512, AVX2, DEFAULT): another one adds in another order."""
-    memory_bytes: int | None = None
-    gpus: list[str] = Field(default_factory=list)
-    driver: str | None = None
+    memory_bytes: Count | None = None
+    gpus: list[Text] = Field(default_factory=list)
+    driver: Text | None = None
     """Of the GPUs."""
-    cuda: str | None = None
+    cuda: Text | None = None
     """Version that PyTorch was built for; None without a GPU."""
 
 
 class SourceChanges(Record):
     """Uncommitted changes to the tracked files of the working folder's repository."""
 
-    sha256: str
+    sha256: Sha256
     """Of the whole of `git diff HEAD`."""
-    size: int
+    size: Count
     """Bytes."""
-    file: str | None = None
+    file: Text | None = None
     """Where the diff stands in the run's folder; None where it was too large to keep."""
 
 
 class AllowedChange(Record):
     """Something that was another thing when the run went on, and was allowed to be."""
 
-    field: str
+    field: Text
     before: Any = None
     after: Any = None
-    step: int
+    step: Count
     """The last step that was made before."""
     at: datetime
 
@@ -55,16 +56,16 @@ class Reproduction(Record):
 
     mode: TrainingMode
     """`exact`: the same bits each time on such a machine. `fast`: alike, never bit for bit."""
-    reason: str
+    reason: Text
     """Why it is that mode, in words."""
-    threads: int
+    threads: Count
     """Of PyTorch in one process. They decide in which order sums are added, so a resumed run sets them."""
-    processes: int = 1
-    device: str
+    processes: Count = 1
+    device: Text
     hardware: Hardware
-    libraries: dict[str, str] = Field(default_factory=dict)
+    libraries: dict[Text, Text] = Field(default_factory=dict)
     """Versions of all that computes: Python, torch, transformers, trl, peft, accelerate..."""
-    trainer_sha256: str
+    trainer_sha256: Sha256
     """Digest of the SDK's own modules, which tells two states of one version apart."""
     changes: SourceChanges | None = None
     """None where the working folder is no repository, or as it was committed."""

@@ -7,11 +7,23 @@ The run folder is the unit of posting (`run.json`, `rollouts.jsonl` or `rollouts
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
 from wander.types import EnvironmentInfo, Record, SamplingArgs, Usage
+from wander.wire.fields import (
+    PROJECT_NAME,
+    Count,
+    Integer,
+    Line,
+    OwnerName,
+    Release,
+    RunId,
+    Sha256,
+    Text,
+    Values,
+)
 from wander.wire.reproduction import Reproduction
 
 RUN_SCHEMA: Literal["wander.run/1"] = "wander.run/1"
@@ -32,11 +44,11 @@ class SandboxPin(Record):
     """By what the environment of a run was confined."""
 
     tier: Literal["bubblewrap"] = "bubblewrap"
-    version: str
+    version: Line
     """Of the program that made it."""
-    profile_sha256: str
+    profile_sha256: Sha256
     """Digest of the isolation, the system call filter and the limits."""
-    limits: dict[str, float] = Field(default_factory=dict)
+    limits: dict[Text, float] = Field(default_factory=dict)
     """As in `wander.sandbox.SandboxPolicy`: bytes and seconds."""
     memory_bound: Literal["cgroup", "process"]
     """Whether the memory limit holds for all its processes together, or for each by itself."""
@@ -45,25 +57,32 @@ class SandboxPin(Record):
 class EnvironmentPin(Record):
     """Exactly which environment a run used."""
 
-    owner: str | None = None
+    owner: OwnerName | None = None
     """None for an environment taken from a local path."""
-    name: str
-    version: str | None = None
-    wheel_sha256: str | None = None
-    lock_sha256: str | None = None
+    name: Text
+    version: Release | None = None
+    wheel_sha256: Sha256 | None = None
+    lock_sha256: Sha256 | None = None
     """Digest of the version's lock (PEP 751), from which its packages were installed; None without one."""
     unlocked: Unlocked | None = None
     """Why `lock_sha256` is None; also None in records of before versions had locks."""
-    packages_sha256: str | None = None
+    packages_sha256: Sha256 | None = None
     """Digest of the names and versions of the packages that it ran with."""
-    path: str | None = None
+    path: Text | None = None
     """Where a local environment was loaded from."""
-    source_sha256: str | None = None
+    source_sha256: Sha256 | None = None
     """Of a folder that a policy was trained on: the digest of its Python files and `pyproject.toml`."""
-    arguments: dict[str, Any] = Field(default_factory=dict)
+    arguments: Values = Field(default_factory=dict)
     sandbox: SandboxPin | None = None
     """None when its process was not confined."""
     info: EnvironmentInfo
+
+    @model_validator(mode="after")
+    def _published_names_are_names(self) -> EnvironmentPin:
+        """What is installed by them lies in folders of these names."""
+        if self.owner is not None and not PROJECT_NAME.fullmatch(self.name):
+            raise ValueError(f"`{self.name[:100]}` is not the name of a published environment")
+        return self
 
     @property
     def full_name(self) -> str:
@@ -74,14 +93,14 @@ class EnvironmentPin(Record):
 class ModelPin(Record):
     """Which model answered, as precisely as the client knows."""
 
-    name: str
-    kind: str
+    name: Text
+    kind: Text
     """Client class: OpenAIClient, TransformersClient, ScriptedClient..."""
-    base_url: str | None = None
-    revision: str | None = None
-    weights_sha256: str | None = None
-    chat_template_sha256: str | None = None
-    details: dict[str, Any] = Field(default_factory=dict)
+    base_url: Text | None = None
+    revision: Text | None = None
+    weights_sha256: Sha256 | None = None
+    chat_template_sha256: Sha256 | None = None
+    details: Values = Field(default_factory=dict)
 
 
 class TokenPrices(Record):
@@ -105,36 +124,36 @@ class Spending(Record):
     usd: float | None = None
     """None where the prices are not known."""
     prices: TokenPrices | None = None
-    budget_tokens: int | None = None
+    budget_tokens: Count | None = None
     budget_usd: float | None = None
 
 
 class Platform(Record):
     """Where a run was made."""
 
-    wander: str
-    python: str
-    system: str
-    machine: str
-    accelerator: str | None = None
-    packages: dict[str, str] = Field(default_factory=dict)
+    wander: Text
+    python: Text
+    system: Text
+    machine: Text
+    accelerator: Text | None = None
+    packages: dict[Text, Text] = Field(default_factory=dict)
     """Versions of the libraries that can change a number: torch, transformers, vllm, trl."""
-    git_commit: str | None = None
+    git_commit: Text | None = None
     git_dirty: bool | None = None
 
 
 class EndpointUse(Record):
     """How the endpoints of a run were asked, those of judges that ask through the host included."""
 
-    calls: int = 0
+    calls: Integer = 0
     """Model calls, each counted once however often it was sent."""
-    retries: int = 0
+    retries: Integer = 0
     """How often one was sent again after a lost connection, a time-out or an error of the server."""
-    refusals: int = 0
+    refusals: Integer = 0
     """How often one was sent again because the endpoint said that it is asked too much (429, 503, 529)."""
     paused_seconds: float = 0.0
     """How long the endpoint kept everybody waiting for that."""
-    cached: int = 0
+    cached: Integer = 0
     """Calls that a cache of responses answered in the endpoint's place; not among `calls`."""
     at_least: bool = Field(default=False, exclude_if=lambda known: not known)
     """A part of the run was killed, and of its calls those alone count whose answers are on record."""
@@ -174,9 +193,9 @@ class Shard(Record):
     by `of`. So every beginning of a shard is as even as that of the whole.
     """
 
-    first: int = Field(ge=0)
-    end: int
-    of: int = Field(ge=1)
+    first: Count = Field(ge=0)
+    end: Count
+    of: Count = Field(ge=1)
 
     @model_validator(mode="after")
     def _check_order(self) -> Shard:
@@ -201,41 +220,41 @@ class Shard(Record):
 class MixedEnvironment(Record):
     """One of several environments that a training run mixes."""
 
-    label: str
+    label: Text
     """What its metrics are called by."""
     weight: float
     environment: EnvironmentPin
-    examples: int
+    examples: Count
     """How many of its examples the run may play."""
-    task_set_sha256: str
+    task_set_sha256: Sha256
 
 
 class RunManifest(Record):
     """`run.json`: everything that pins a run, written before the first rollout."""
 
     schema_: Literal["wander.run/1"] = Field(default=RUN_SCHEMA, alias="schema")
-    run_id: str
+    run_id: RunId
     """26-character sortable id, made by the client."""
     kind: RunKind = "evaluation"
     environment: EnvironmentPin
     model: ModelPin
     sampling: SamplingArgs = Field(default_factory=SamplingArgs)
     split: Literal["train", "eval"] = "eval"
-    example_ids: list[str]
+    example_ids: list[Text]
     """Ordered ids of the examples that the run plays."""
-    rollouts_per_example: int = Field(ge=1)
-    strata: list[int | None] = Field(default_factory=list)
+    rollouts_per_example: Count = Field(ge=1)
+    strata: list[Integer | None] = Field(default_factory=list)
     """Stratum of each of those examples; empty where the environment declares none."""
-    task_set_sha256: str
+    task_set_sha256: Sha256
     choice: ExampleChoice = "first"
     """How the examples were chosen from the split."""
-    rerun_of: str | None = None
+    rerun_of: RunId | None = None
     """Id of the run that this one repeats from its manifest."""
-    seed: int = 0
+    seed: Integer = 0
     started_at: datetime
     ended_at: datetime | None = None
     platform: Platform
-    training: dict[str, Any] | None = None
+    training: Values | None = None
     """The resolved training configuration, for training runs."""
     mixture: list[MixedEnvironment] = Field(default_factory=list)
     """All environments of a training run that mixes several; `environment` and the examples are those of the
@@ -246,13 +265,13 @@ class RunManifest(Record):
     """Over all parts of a resumed run but those that were killed; None where no endpoint was asked."""
     spending: Spending | None = None
     """Of runs with a budget or known prices."""
-    lines: int | None = None
+    lines: Count | None = None
     """Of an exhaustive run: how many lines there are; None until all of them are known. 1 where a person made
     the environment's choices."""
-    notes: str = ""
+    notes: Text = ""
     shard: Shard | None = Field(default=None, exclude_if=lambda shard: shard is None)
     """Which part of the run this folder holds; None where it is the whole."""
-    players: dict[str, ModelPin] = Field(default_factory=dict, exclude_if=lambda players: not players)
+    players: dict[Text, ModelPin] = Field(default_factory=dict, exclude_if=lambda players: not players)
     """Who played in the model's place, by player; of kind `script`, a function of the environment's package.
     Empty where the model played alone, or everybody."""
 
@@ -282,7 +301,7 @@ class MetricSummary(Record):
 
     mean: float
     std: float
-    count: int
+    count: Count
     low: float | None = None
     """Of the 95 % interval of the mean, clustered by example as the reward's; None where too few have it."""
     high: float | None = None
@@ -293,7 +312,7 @@ class Histogram(Record):
 
     edges: list[float]
     """len(counts) + 1 ascending edges."""
-    counts: list[int]
+    counts: list[Count]
 
 
 class PassRate(Record):
@@ -302,8 +321,8 @@ class PassRate(Record):
     Both are unbiased, means over the examples with at least `k` scored rollouts.
     """
 
-    k: int
-    examples: int
+    k: Count
+    examples: Count
     """Examples with at least `k` scored rollouts."""
     pass_at_k: float
     """Chance that at least one of `k` rollouts passes."""
@@ -318,23 +337,23 @@ class PassRate(Record):
 class RunSummary(Record):
     """Aggregates of a run, always recomputed from its rollouts."""
 
-    rollouts: int
+    rollouts: Count
     """Rollouts on record, failed ones included."""
-    expected: int
-    failed: int
-    failures: dict[str, int] = Field(default_factory=dict)
+    expected: Count
+    failed: Count
+    failures: dict[Text, Count] = Field(default_factory=dict)
     """Failed rollouts by boundary."""
-    examples: int
+    examples: Count
     reward_mean: float | None
     """Mean over examples of the mean over that example's scored rollouts; None when nothing was scored."""
     reward_low: float | None
     reward_high: float | None
     """95 % interval, clustered by example."""
     reward_std: float | None
-    metrics: dict[str, MetricSummary] = Field(default_factory=dict)
+    metrics: dict[Text, MetricSummary] = Field(default_factory=dict)
     histogram: Histogram | None = None
-    stop_reasons: dict[str, int] = Field(default_factory=dict)
-    truncated: int = 0
+    stop_reasons: dict[Text, Count] = Field(default_factory=dict)
+    truncated: Count = 0
     turns_mean: float | None = None
     usage: Usage = Field(default_factory=Usage)
     seconds_mean: float | None = None

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from pydantic import Field
 
 from wander.types import Record
+from wander.wire.fields import Sha256, Text
 
 _HEADER = b"wander.source-tree/1\n"
 
@@ -25,11 +26,11 @@ _HEADER = b"wander.source-tree/1\n"
 class SourceInfo(Record):
     """What a hub found out about the source archive of a version."""
 
-    tree_sha256: str
+    tree_sha256: Sha256
     """`tree_digest` of the files in the archive."""
-    compared: list[str] = Field(default_factory=list)
+    compared: list[Text] = Field(default_factory=list)
     """The wheels whose Python files are those of the archive, byte for byte, but for the generated ones."""
-    generated: list[str] = Field(default_factory=list)
+    generated: list[Text] = Field(default_factory=list)
     """Python files of these wheels that the archive does not hold, and declares as made by the build."""
 
 

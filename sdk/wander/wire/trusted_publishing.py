@@ -9,6 +9,7 @@ from pydantic import AwareDatetime, Field, model_validator
 
 from wander.types import Record
 from wander.wire.changes import Body
+from wander.wire.fields import Address, Count, Line, Text
 
 PublisherKind = Literal["github", "gitlab", "oidc"]
 
@@ -51,17 +52,17 @@ class NewPublisher(Body):
 class PublisherInfo(Record):
     """A trusted publisher."""
 
-    id: int
-    owner: str
-    name: str | None
+    id: Count
+    owner: Line
+    name: Line | None
     kind: PublisherKind
-    issuer: str
-    subject: str
-    workflow: str | None = None
-    deployment: str | None = None
-    pinned: dict[str, str] = Field(default_factory=dict)
+    issuer: Text
+    subject: Text
+    workflow: Text | None = None
+    deployment: Text | None = None
+    pinned: dict[Text, Text] = Field(default_factory=dict)
     """Claims of its first use that later ones must repeat: ids that a re-created account does not have."""
-    created_by: str
+    created_by: Line
     created_at: AwareDatetime
     last_used_at: datetime | None = None
 
@@ -82,12 +83,12 @@ class MintedToken(Record):
     """An API token that lives for minutes, as PyPI's clients expect it."""
 
     success: bool = True
-    token: str
-    expires: int
+    token: Address
+    expires: Count
     """Seconds since 1970."""
 
 
 class Audience(Record):
     """Whom an identity token must be made for."""
 
-    audience: str
+    audience: Line

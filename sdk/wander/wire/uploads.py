@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from wander.types import Record
 from wander.wire import CheckSummary
 from wander.wire.changes import Body
+from wander.wire.fields import Address, Count, FileName, OwnerName, ProjectName, Sha256, Values, Word
 
 FileKind = Literal["wheel", "sdist", "lock"]
 StagedKind = Literal["wheel", "sdist", "lock", "model"]
@@ -42,7 +43,7 @@ class UploadFile(Body):
     size: int = Field(ge=1, lt=2**40)
     """In bytes."""
     sha256: str = Field(pattern=_SHA256)
-    attestations: list[dict[str, Any]] = Field(default_factory=list, max_length=MOST_ATTESTATIONS)
+    attestations: list[Values] = Field(default_factory=list, max_length=MOST_ATTESTATIONS)
     """Who signed it (PEP 740); the hub takes those that it can verify, of trusted publishers."""
 
 
@@ -66,29 +67,29 @@ class NewUpload(Body):
 class UploadedFile(Record):
     """How far a file has been sent."""
 
-    filename: str
+    filename: FileName
     kind: StagedKind
-    size: int
-    sha256: str
-    offset: int
+    size: Count
+    sha256: Sha256
+    offset: Count
     """Bytes that the hub has; the next chunk begins here."""
     published: bool
     """True when the version had the file before; nothing of it is to be sent."""
-    url: str
+    url: Address
     """Where chunks are sent to."""
 
 
 class UploadSession(Record):
     """A session as the hub tells of it."""
 
-    id: str
-    owner: str
-    name: str
-    version: str
+    id: Word
+    owner: OwnerName
+    name: ProjectName
+    version: Word
     """Of a model its revision."""
     status: UploadStatus
     files: list[UploadedFile]
-    chunk_bytes: int
+    chunk_bytes: Count
     """The longest chunk that the hub takes."""
     expires_at: datetime
     """Each chunk puts it off; what was sent until then is dropped."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from wander.types import Record
 from wander.wire import CheckSummary, EnvironmentPin, Platform, SandboxPin, VerificationLevel
 from wander.wire.changes import Body
+from wander.wire.fields import Count, Integer, Line, RunId, Sha256, Text, Values
 
 Method = Literal["replay", "rescore"]
 """How a run is derived again: the whole environment with the recorded completions, or the rubric alone on the
@@ -27,46 +28,46 @@ Proof = Literal["proved", "contradicted", "open"]
 class Divergence(Record):
     """One rollout that came out otherwise."""
 
-    example_id: str
-    index: int
-    difference: str
+    example_id: Text
+    index: Count
+    difference: Text
     """What differs first, with both values."""
-    part: str = ""
+    part: Text = ""
     """Which part of the rollout that is: `completion`, `reward`..."""
-    message: int | None = None
+    message: Integer | None = None
     """Number of the first message that differs, where the part holds messages."""
 
 
 class ReplayReport(Record):
     """What playing a run again, or scoring it again, came to."""
 
-    run_id: str
+    run_id: RunId
     method: Method = "replay"
-    expected: int
+    expected: Count
     """Rollouts that a complete run holds."""
-    recorded: int
+    recorded: Count
     """Rollouts on record."""
-    replayed: int
+    replayed: Count
     """Rollouts that were played, or scored, again and compared."""
-    same: int
-    differing: int
-    failed: int
+    same: Count
+    differing: Count
+    failed: Count
     """Recorded as failed, so not compared."""
-    twice: int = 0
+    twice: Count = 0
     """Of those that were replayed: how many were so a second time, in other surroundings."""
-    answered: int = 0
+    answered: Count = 0
     """Rollouts that were played again and in which a judge, or another model, answered from the record."""
-    unscored: int = 0
+    unscored: Count = 0
     """Rollouts whose rubric cannot run on the transcript alone, so neither the same nor differing."""
-    unscored_reason: str | None = None
+    unscored_reason: Text | None = None
     """What the rubric says of the first one."""
     sampled: bool = False
     """True when only a random sample was played again."""
-    sample_seed: int | None = None
+    sample_seed: Integer | None = None
     """What drew the sample, so that anyone can draw it again; None without one."""
     divergences: list[Divergence] = Field(default_factory=list)
     """The first ones, in the order of the record."""
-    refused: str | None = None
+    refused: Text | None = None
     """Why nothing could be compared; None when it was."""
     contradicted: bool = False
     """True when what the manifest says of the environment is not so, its examples included."""
@@ -86,14 +87,14 @@ class ReplayReport(Record):
 class Surroundings(Record):
     """What a process sees of its machine; whoever derives a run again draws it anew."""
 
-    hash_seed: int
+    hash_seed: Integer
     """Decides the hashes of text, and so the order of sets."""
-    time_zone: str
+    time_zone: Text
     """As POSIX writes it in `TZ`."""
-    locale: str
-    clock_shift: int
+    locale: Text
+    clock_shift: Integer
     """Seconds by which its clock is ahead."""
-    host_name: str | None = None
+    host_name: Text | None = None
     """None where it saw the machine's own: outside of a sandbox."""
 
 
@@ -105,29 +106,29 @@ class VerifiedWith(Record):
     platform: Platform
     surroundings: list[Surroundings] = Field(default_factory=list)
     """Those of the process that played every rollout, and of the one that played some of them once more."""
-    hub: str | None = None
+    hub: Text | None = None
     """Version of the hub that did it; None on anyone else's machine."""
 
 
 class VerificationInfo(Record):
     """One time that the hub played a run again, or is about to."""
 
-    id: int
-    run_id: str
+    id: Count
+    run_id: RunId
     state: JobState
-    sample: int | None = None
+    sample: Count | None = None
     """How many rollouts are drawn; None means all."""
     sought: LevelSought = "highest"
     """The level that was asked for."""
     gave: VerificationLevel | None = None
     """The level that the run had after it; None until it is done."""
-    requested_by: str | None = None
+    requested_by: Line | None = None
     """None where the hub asked itself, after a post."""
     created_at: datetime
     finished_at: datetime | None = None
-    progress: dict[str, Any] = Field(default_factory=dict)
+    progress: Values = Field(default_factory=dict)
     """`done`, `differing` and `total` rollouts, once it is under way."""
-    error: str | None = None
+    error: Text | None = None
     """Why it failed."""
     report: ReplayReport | None = None
     """With the first divergences; `GET /api/v1/verifications/{id}/divergences` has all."""
@@ -143,8 +144,8 @@ class VerificationList(Record):
 class Agreement(Record):
     """What comparing a run with its repetition came to."""
 
-    run_id: str
-    rerun_id: str
+    run_id: RunId
+    rerun_id: RunId
     verdict: Verdict
     before: float
     """Mean reward of the first run over the examples that both scored."""
@@ -157,11 +158,11 @@ class Agreement(Record):
     """Two-sided, of no difference."""
     margin: float
     """Largest difference that counts as the same, in units of the reward."""
-    examples: int
+    examples: Count
     """Compared ones."""
-    unshared: int
+    unshared: Count
     """Examples that only one of the runs scored."""
-    differing: list[str]
+    differing: list[Text]
     """What the manifests do not share, beside the endpoint and what follows from it."""
 
     @property
@@ -177,12 +178,12 @@ class Agreement(Record):
 class Rerun(Record):
     """A run that repeats another one from its manifest."""
 
-    run_id: str
-    posted_by: str
+    run_id: RunId
+    posted_by: Line
     level: VerificationLevel
     agreement: Agreement | None = None
     """As the hub computed it from both runs' rollouts; None if they cannot be compared."""
-    note: str = ""
+    note: Text = ""
     """Why it does not count as a repetition; empty if it does."""
 
 
@@ -193,16 +194,16 @@ class TokenCheck(Record):
     reasoning take some that no text shows.
     """
 
-    model: str
-    tokenizer_sha256: str
+    model: Line
+    tokenizer_sha256: Sha256
     """Of the `tokenizer.json`, which the hub's operator gave."""
-    rollouts: int
+    rollouts: Count
     """How many were counted: all that did not fail, or of a long run some that were drawn at random."""
-    stated: int
+    stated: Count
     """Completion tokens that these state."""
-    counted: int
+    counted: Count
     """Tokens of what they say: content, reasoning, and the values in tool calls."""
-    least: int
+    least: Count
     """What had to be stated: four fifths of `counted`, less four for each message."""
 
     @property
@@ -225,46 +226,46 @@ class LevelProof(Record):
 
     level: VerificationLevel
     proof: Proof
-    told: str
+    told: Text
     """What came out, or why nothing did."""
-    did: str
+    did: Text
     """What the hub does for this level."""
-    unproven: str
+    unproven: Text
     """What is not proved by it."""
 
 
 class RunEvidence(Record):
     """What a run's level rests on."""
 
-    run_id: str
+    run_id: RunId
     level: VerificationLevel
-    level_reason: str
+    level_reason: Text
     examined_at: datetime | None = None
     """When the hub read it; None before."""
-    rerun_of: str | None = None
+    rerun_of: RunId | None = None
     reruns: list[Rerun] = Field(default_factory=list)
     """Runs that repeat it, the newest first."""
-    repeated_by: list[str] = Field(default_factory=list)
+    repeated_by: list[Line] = Field(default_factory=list)
     """Other users whose repetition agrees with it; no level and no rank depends on them."""
     proofs: list[LevelProof] = Field(default_factory=list)
     """What was proved and what was not, from `complete` to `replayed`; empty for a training run."""
     tokens: TokenCheck | None = None
     """The completion tokens as the hub counted them; None where it has no tokenizer of the model."""
-    stated: str = ""
+    stated: Text = ""
     """What nothing proves: the submitter's word."""
 
 
 class CheckedWith(Record):
     """What a version was checked with."""
 
-    wander: str
+    wander: Text
     """Version of the SDK whose checks these were."""
-    python: str
-    wheel_sha256: str | None = None
-    lock_sha256: str | None = None
+    python: Line
+    wheel_sha256: Sha256 | None = None
+    lock_sha256: Sha256 | None = None
     sandbox: SandboxPin | None = None
     """None when its processes were not confined."""
-    hub: str | None = None
+    hub: Text | None = None
     """Version of the hub that did it; None on anyone else's machine."""
 
 
@@ -274,10 +275,10 @@ class HubCheck(Record):
     state: JobState
     created_at: datetime
     finished_at: datetime | None = None
-    error: str | None = None
+    error: Text | None = None
     """Why there is no result."""
     summary: CheckSummary | None = None
-    earned: dict[str, float] = Field(default_factory=dict)
+    earned: dict[Text, float] = Field(default_factory=dict)
     """Mean reward of each scripted player, by the names of `wander.checks`; empty where none was scored, and
     of checks by a hub that kept none."""
     seconds: float | None = None
@@ -296,7 +297,7 @@ class DivergencePage(Record):
     """A page of the rollouts that came out otherwise, by offset."""
 
     data: list[Divergence]
-    total: int
+    total: Count
     """As many as are kept, which are the first ones of a report with more than `differing`."""
-    differing: int
-    offset: int
+    differing: Count
+    offset: Count
