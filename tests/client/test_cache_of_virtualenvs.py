@@ -177,7 +177,7 @@ def install(store: EnvironmentStore, name: str, lock: str, days: float = 0.0, *,
         python="3.11.0",
         installed_at=datetime.now(UTC),
     )
-    folder = store.root / "acme" / name / "1.0-abababababab"
+    folder = store.root / "hub" / "acme" / name / "1.0-abababababab"
     folder.mkdir(parents=True)
     record.write(folder / "installed.json")
     place = store.virtualenvs.root / key

@@ -20,7 +20,7 @@ BIN = Path(sys.executable).parent
 @pytest.fixture
 def installed(home: Path) -> Path:
     """A machine with an environment, a run and a checkpoint."""
-    (home / "data" / "environments" / "acme" / "wordle" / "0.1.0-abc").mkdir(parents=True)
+    (home / "data" / "environments" / "hub" / "acme" / "wordle" / "0.1.0-abc").mkdir(parents=True)
     for run in ("first", "second"):
         (home / "runs" / run).mkdir(parents=True)
         (home / "runs" / run / "run.json").write_text("{}")
@@ -76,7 +76,7 @@ def test_an_unknown_shell_is_refused(wander: Wander) -> None:
 def shell_environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A home with one installed environment, for shells that run the installed command."""
     home = tmp_path_factory.mktemp("shell")
-    (home / "data" / "environments" / "acme" / "wordle").mkdir(parents=True)
+    (home / "data" / "environments" / "hub" / "acme" / "wordle").mkdir(parents=True)
     folders = {f"WANDER_{name}_DIR": str(home / name.lower()) for name in ("CONFIG", "DATA", "CACHE", "RUNS")}
     return {**clean_environment(), **folders, "WANDER_HUB": "http://127.0.0.1:9", "HOME": str(home)}
 

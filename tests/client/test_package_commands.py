@@ -170,7 +170,7 @@ def record(
 def put(store: EnvironmentStore, version: str, **more: str) -> Path:
     """Install by hand: the store sees a folder once it is whole."""
     made = record(version, **more)
-    place = store.place(EnvironmentName("acme", "wordle", version), made.wheel_sha256)
+    place = store.place(made.hub, EnvironmentName("acme", "wordle", version), made.wheel_sha256)
     with stage_folder(place) as work:
         made.write(work / RECORD)
     return place
@@ -178,7 +178,7 @@ def put(store: EnvironmentStore, version: str, **more: str) -> Path:
 
 def test_an_environment_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     store = EnvironmentStore(tmp_path)
-    place = store.place(EnvironmentName("acme", "wordle", "1.0"), "a" * 64)
+    place = store.place("http://h", EnvironmentName("acme", "wordle", "1.0"), "a" * 64)
 
     def fail_half_way() -> None:
         with stage_folder(place) as work:
@@ -207,7 +207,7 @@ def test_installed_versions_are_found_by_name_version_and_hub(tmp_path: Path) ->
     for one in store.all():
         store.remove(one)
     assert store.all() == []
-    assert not (tmp_path / "environments" / "acme").exists()
+    assert [each.name for each in (tmp_path / "environments").iterdir() if each.name[0] != "."] == []
 
 
 def test_list_and_uninstall_show_and_remove_what_is_installed(wander: Wander, home: Path) -> None:
@@ -248,8 +248,22 @@ def test_what_is_installed_runs_while_its_hub_is_out_of_reach(wander: Wander, ho
 
     with store.virtualenvs.hold("some", HERE, build):
         pass
-    for hub in ("http://hub.example", "http://127.0.0.1:9"):
-        played = wander("eval", "acme/wordle@1.0", "-m", "scripted:nothing", "--hub", hub)
-        assert "cannot reach" not in played.err.partition("error:")[2]
-        used = "using the installed acme/wordle@1.0 of http://hub.example\n"
-        assert (used in played.err) is (hub != "http://hub.example")
+    played = wander("eval", "acme/wordle@1.0", "-m", "scripted:nothing", "--hub", "http://hub.example")
+    assert "cannot reach" not in played.err.partition("error:")[2]
+    for other in ("http://127.0.0.1:9", "https://hub.example:9", "http://hub.example.127.0.0.1.nip.invalid"):
+        played = wander("eval", "acme/wordle@1.0", "-m", "scripted:nothing", "--hub", other, "--json")
+        assert (played.status, played.json["error"]["code"]) == (5, "hub_unreachable"), "it is another hub's"
+
+
+def test_two_hubs_may_offer_the_same_name(tmp_path: Path) -> None:
+    store = EnvironmentStore(tmp_path)
+    hubs = [
+        "http://h", "https://h", "http://h:8600", "http://h/a", "http://h/b", "http://h.a", "http://[::1]:80"
+    ]  # fmt: skip
+    places = {put(store, "1.0", hub=hub) for hub in hubs}
+    assert len(places) == len(hubs)
+    for hub in hubs:
+        (found,) = store.find(EnvironmentName("acme", "wordle", "1.0"), hub)
+        assert found.record.hub == hub
+    store.remove(store.find(EnvironmentName("acme", "wordle"), hubs[0])[0])
+    assert len(store.all()) == len(hubs) - 1

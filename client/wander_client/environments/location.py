@@ -115,14 +115,11 @@ def ensure_installed(context: Invocation, name: EnvironmentName, *, no_lock: boo
                 hub, store, context.settings.cache_dir, name, no_lock=no_lock, warn=context.output.warn
             )
     except Unavailable as error:
-        # Installed from the hub under another address: what runs is known by its digest all the same.
-        elsewhere = [] if present else [one for one in store.find(name, None) if one.is_complete]
-        if not (present or elsewhere):
+        if not present:
             raise
-        used = (present or elsewhere)[-1]
         doubts = "" if name.version else ", which may not be the newest"
-        context.output.warn(f"{error}; using the installed {used.name} of {used.record.hub}{doubts}")
-        return used
+        context.output.warn(f"{error}; using the installed {present[-1].name}{doubts}")
+        return present[-1]
     if no_lock and installed.record.unlocked == "chosen":
         # Left aside for this run alone: what the version means here stays.
         store.set_chosen_at(installed, chosen_at.get(installed.path, NEVER))

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol, TypeVar, overload
+from urllib.parse import unquote
 
 import httpx
 from pydantic import BaseModel, ValidationError
@@ -155,12 +156,21 @@ class HubApi:
         return _rows(self.url, lambda cursor: self.environments(query, limit=PAGE, cursor=cursor, **filters))
 
     def environment(self, owner: str, name: str) -> EnvironmentDetail:
-        """Return one environment with its newest version."""
-        return self.read(environment_path(owner, name), EnvironmentDetail)
+        """Return one environment with its newest version; one that has moved is found by its old name."""
+        answer = self._send("GET", environment_path(owner, name))
+        found = self._parse(answer, EnvironmentDetail)
+        latest, named = found.latest, _environment_in(answer.url)
+        same = named == (found.owner, found.name) == (latest.owner, latest.name)
+        self.require(same and latest.version == found.latest_version, f"{owner}/{name}")
+        return found
 
     def version(self, owner: str, name: str, version: str) -> VersionDetail:
         """Return one version with its files."""
-        return self.read(environment_path(owner, name, "versions", version), VersionDetail)
+        answer = self._send("GET", environment_path(owner, name, "versions", version))
+        found = self._parse(answer, VersionDetail)
+        same = _environment_in(answer.url) == (found.owner, found.name) and found.version == version
+        self.require(same, f"{owner}/{name}@{version}")
+        return found
 
     def index_files(self, owner: str, project: str) -> list[IndexFile] | None:
         """Return the files of a project in an owner's package index, or None when it has no such project."""
@@ -278,7 +288,11 @@ class HubApi:
 
     def run(self, run_id: str) -> RunDetail:
         """Return a posted run."""
-        return self.read(run_path(run_id), RunDetail)
+        found = self.read(run_path(run_id), RunDetail)
+        # The beginning of an id, or its end, names a run too.
+        same = run_id.lower() in found.run_id.lower() and found.run_id == found.manifest.run_id
+        self.require(same, run_id)
+        return found
 
     def runs(
         self, *, environment: str | None = None, model: str | None = None, cursor: str | None = None
@@ -353,7 +367,9 @@ class HubApi:
 
     def evidence(self, run_id: str) -> RunEvidence:
         """Return what a run's level rests on."""
-        return self.read(run_path(run_id, "evidence"), RunEvidence)
+        found = self.read(run_path(run_id, "evidence"), RunEvidence)
+        self.require(run_id.lower() in found.run_id.lower(), run_id)
+        return found
 
     def cancel_verification(self, number: int) -> VerificationInfo:
         """Cancel a verification."""
@@ -361,7 +377,9 @@ class HubApi:
 
     def verification(self, number: int) -> VerificationInfo:
         """Return the progress of a verification, or its result."""
-        return self.read(f"/api/v1/verifications/{number}", VerificationInfo)
+        found = self.read(f"/api/v1/verifications/{number}", VerificationInfo)
+        self.require(found.id == number, f"verification {number}")
+        return found
 
     def leaderboard(
         self,
@@ -404,6 +422,11 @@ class HubApi:
             rows += page.rows
             following = page.next
         return shown.model_copy(update={"rows": rows, "next": following})
+
+    def require(self, fits: bool, what: str) -> None:
+        """Raise `Unavailable` if the hub answered something else than it was asked for."""
+        if not fits:
+            raise hub_fault(self.url, f"answered something else than `{what}`", code="wrong_answer")
 
     def read(self, path: str, model: type[Model], params: Mapping[str, Any] | None = None) -> Model:
         """Return the answer of a route; `path` is already quoted."""
@@ -534,6 +557,12 @@ def problem_error(problem: Problem, hub: str, *, authenticated: bool) -> ClientE
         request_id=problem.request_id,
         retryable=problem.status == 429 or problem.status >= 500,
     )
+
+
+def _environment_in(url: str) -> tuple[str, str] | None:
+    """Return owner and name in the address of an answer: those that were asked for, or led to."""
+    found = re.search(r"/api/v1/environments/([^/?]+)/([^/?]+)", url)
+    return (unquote(found[1]), unquote(found[2])) if found else None
 
 
 def require_room(file: IO[bytes], more: int) -> None:

@@ -153,8 +153,9 @@ def _send(
     """Send what the hub lacks of a run and finish it."""
     hub, place = sender.hub, f"/api/v1/postings/{parcel.sha256}"
     posting = sender.put(f"{place}?private={str(private).lower()}", parcel.manifest, Posting)
+    hub.require(posting.sha256 == parcel.sha256, "this run")
     if posting.posted:
-        return sender.persist(lambda: hub.run(posting.run_id)), False
+        return _require_own(hub, parcel, sender.persist(lambda: hub.run(posting.run_id))), False
     for name, path in parcel.artifacts.items():
         if PostedArtifact(name=name, sha256=parcel.artifact_digests[name]) not in posting.artifacts:
             sender.put(f"{place}/artifacts/{quote(name)}", path.read_bytes(), PostedArtifact)
@@ -168,7 +169,13 @@ def _send(
         sent, count = sent + rollouts, count + 1
         progress(sent)
     body = FinishPosting(chunks=count, signature=signer(parcel.sha256) if signer else None)
-    return sender.persist(lambda: hub.change("POST", f"{place}/finish", RunDetail, body)), True
+    made = sender.persist(lambda: hub.change("POST", f"{place}/finish", RunDetail, body))
+    return _require_own(hub, parcel, made), True
+
+
+def _require_own(hub: HubApi, parcel: Parcel, posted: RunDetail) -> RunDetail:
+    hub.require(posted.sha256 == parcel.sha256, "this run")
+    return posted
 
 
 def _in_order(

@@ -132,6 +132,8 @@ def send_files(
     Raises what the hub refuses them for; `Unavailable` when it cannot be reached for a while.
     """
     session = hub.change("POST", path, UploadSession, wanted)
+    announced = {file.filename: file.size for file in wanted.files}
+    hub.require({file.filename: file.size for file in session.files} == announced, "these files")
     sender = Sender(hub, PATIENCE, GO_ON, sleep=sleep)
     place = f"/api/v1/uploads/{quote(session.id, safe='')}"
     total, done = sum(file.size for file in session.files), sum(file.offset for file in session.files)
@@ -161,10 +163,14 @@ def _send_file(
         return
     path, body, offset = f"{place}/files/{quote(file.filename, safe='')}", bodies[file.filename], file.offset
     yield offset
+    chunk = min(most, CHUNK_BYTES)
+    left = 4 * (file.size // chunk + 4)  # a hub that lost a part states an earlier offset, but not for ever
     while offset < file.size:
+        sender.hub.require(left > 0 and offset >= 0, file.filename)
         body.seek(offset)
-        part = body.read(min(most, CHUNK_BYTES))
+        part = body.read(chunk)
         offset = sender.persist(partial(_send_part, sender.hub, path, part, offset, count()))
+        left -= 1
         yield offset
 
 

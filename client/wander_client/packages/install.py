@@ -18,7 +18,8 @@ from importlib.metadata import distributions
 from pathlib import Path
 from urllib.parse import unquote
 
-from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.tags import Tag
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 from wander.wire import EnvironmentDetail, FileInfo, Unlocked, VersionDetail
 from wander.wire.package_index import IndexFile
@@ -47,6 +48,7 @@ from wander_client.packages.virtualenvs import (
     key_of,
     stage_folder,
 )
+from wander_client.paths import path_below
 
 
 def exact_version(
@@ -103,7 +105,7 @@ def install(
     unlocked: Unlocked | None = None
     if detail.lock is None or no_lock:
         unlocked = "none_published" if detail.lock is None else "chosen"
-    place = store.place(exact, listed.sha256, locked=unlocked != "chosen")
+    place = store.place(hub.url, exact, listed.sha256, locked=unlocked != "chosen")
     with store.lock(exact), _with_a_way_out(exact, unlocked):
         wanted = (detail.lock.sha256 if detail.lock is not None and not no_lock else None, unlocked)
         for one in () if force else store.find(exact, hub.url):
@@ -160,7 +162,7 @@ def _read_locked(
     """Return what the version's lock names for this machine."""
     assert detail.lock is not None
     sha256 = detail.lock.sha256
-    file = cache_dir / "locks" / sha256 / LOCK
+    file = path_below(cache_dir / "locks", sha256, LOCK)
     fetch_into(hub, file, detail.lock.url, sha256, detail.lock.size)
     content = file.read_bytes()
     lines = install_lines(hub, cache_dir, read_lock(content), wheel, python)
@@ -301,7 +303,7 @@ def wheel_file(detail: VersionDetail, python: Interpreter = HERE) -> FileInfo:
         (supported[tag], file.filename, file)
         for file in detail.files
         if file.kind == "wheel"
-        for tag in parse_wheel_filename(file.filename)[3] & supported.keys()
+        for tag in _tags_of(file) & supported.keys()
     ]
     if not ranked:
         listed = "\n".join(file.filename for file in detail.files) or "no files at all"
@@ -312,3 +314,12 @@ def wheel_file(detail: VersionDetail, python: Interpreter = HERE) -> FileInfo:
             detail=listed,
         )
     return min(ranked, key=lambda item: item[:2])[2]
+
+
+def _tags_of(file: FileInfo) -> frozenset[Tag]:
+    try:
+        return parse_wheel_filename(file.filename)[3]
+    except InvalidWheelFilename as error:
+        raise ClientError(
+            f"the hub lists `{file.filename}`, which is not the name of a wheel", code="unexpected_answer"
+        ) from error

@@ -1,17 +1,22 @@
 """The environments installed on this machine: one folder a version and digest, complete or not there.
 
-environments/<owner>/<name>/<version>-<first 12 of the wheel's sha256>/
+environments/<hub>/<owner>/<name>/<version>-<first 12 of the wheel's sha256>/
     pylock.toml     the version's lock, or what was resolved where it has none (PEP 751)
     installed.json  what it is: written last, before the folder gets its name
 ...-unlocked/       the same version with its lock left aside
+
+`<hub>` is the hub's host and a digest of its URL: what one hub offers never takes the place of what another
+offers under the same name.
 virtualenvs/        the virtual environments, by what is locked (`wander_client.packages.virtualenvs`)
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -28,6 +33,7 @@ from wander_client.packages.virtualenvs import (
     space_of,
     stale_in,
 )
+from wander_client.paths import path_below
 
 if TYPE_CHECKING:
     from wander.wire import Unlocked
@@ -134,7 +140,7 @@ class EnvironmentStore:
     def all(self) -> list[Installed]:
         """Return everything that is installed, by owner, name and version."""
         found = []
-        for path in self.root.glob(f"*/*/*/{RECORD}"):
+        for path in self.root.glob(f"*/*/*/*/{RECORD}"):
             if path.parent.name.startswith("."):
                 continue
             try:
@@ -159,24 +165,24 @@ class EnvironmentStore:
             key=lambda one: (one.record.owner, one.record.name, Version(one.record.version), one.chosen_at),
         )
 
-    def find(self, name: EnvironmentName, hub: str | None) -> list[Installed]:
+    def find(self, name: EnvironmentName, hub: str) -> list[Installed]:
         """Return the installed versions of a hub's environment that the name allows, oldest first.
 
-        With no hub, those of any. Of a version that is there with its lock and without, what was chosen last
-        comes last.
+        Of a version that is there with its lock and without, what was chosen last comes last.
         """
         return [
             one
             for one in self.all()
             if (one.record.owner, one.record.name) == (name.owner, name.name)
-            and hub in (None, one.record.hub)
+            and one.record.hub == hub
             and name.version in (None, one.record.version)
         ]
 
-    def place(self, name: EnvironmentName, wheel_sha256: str, *, locked: bool = True) -> Path:
-        """Return the folder of one version with that digest, existing or not."""
+    def place(self, hub: str, name: EnvironmentName, wheel_sha256: str, *, locked: bool = True) -> Path:
+        """Return the folder of one version of a hub with that digest, existing or not."""
         suffix = "" if locked else "-unlocked"
-        return self.root / name.owner / name.name / f"{name.version}-{wheel_sha256[:12]}{suffix}"
+        version = f"{name.version}-{wheel_sha256[:12]}{suffix}"
+        return path_below(self.root, folder_of_hub(hub), name.owner, name.name, version)
 
     def choose(self, installed: Installed) -> None:
         """Note that an installed environment is used now, and is what its version means here."""
@@ -190,7 +196,7 @@ class EnvironmentStore:
             os.utime(installed.path / RECORD, (moment, moment))
 
     def lock(self, name: EnvironmentName) -> contextlib.AbstractContextManager[None]:
-        """Hold the lock of an environment, so that two installs of it take turns."""
+        """Hold the lock of an environment of any hub, so that two installs of it take turns."""
         return hold_lock(self.root, f"{name.owner}--{name.name}")
 
     def installed(self, place: Path, record: InstalledRecord) -> Installed:
@@ -201,7 +207,7 @@ class EnvironmentStore:
     def remove(self, installed: Installed) -> None:
         """Remove an installed environment, with its virtual environment when no other uses it."""
         discard(installed.path)
-        for folder in (installed.path.parent, installed.path.parent.parent):
+        for folder in list(installed.path.parents)[:3]:
             with contextlib.suppress(OSError):  # other versions or environments are still there
                 folder.rmdir()
         key = installed.record.virtualenv
@@ -210,9 +216,15 @@ class EnvironmentStore:
 
     def stale(self) -> list[Path]:
         """Return what installations and removals left that were killed."""
-        folders = [self.root, *self.root.glob("*"), *self.root.glob("*/*")]
+        folders = [self.root, *self.root.glob("*"), *self.root.glob("*/*"), *self.root.glob("*/*/*")]
         inner = [each for folder in folders if folder.is_dir() for each in stale_in(folder)]
         return [*inner, *stale_in(self.virtualenvs.root)]
+
+
+def folder_of_hub(url: str) -> str:
+    """Return the name of the folder with what was installed from a hub."""
+    host = re.sub(r"[^A-Za-z0-9.]+", "-", url.partition("://")[2]).strip("-.")[:60] or "hub"
+    return f"{host}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
 
 
 State = Literal["ok", "broken", "unreferenced", "unfinished"]

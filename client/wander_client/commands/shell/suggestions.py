@@ -120,7 +120,7 @@ def _named(parameter: str | None, here: Invocation) -> list[Suggestion]:
 
 def _environments(here: Invocation) -> Iterator[Suggestion]:
     root = here.settings.data_dir / "environments"
-    for place in sorted(root.glob("*/*")):
+    for place in sorted(root.glob("*/*/*")):
         if not place.name.startswith(".") and place.is_dir():
             yield f"{place.parent.name}/{place.name}", "installed"
     yield from _offered(here)
