@@ -94,7 +94,7 @@ class Invocation:
         """Warn, once, if the token is for another hub, or travels where others can read it."""
         from urllib.parse import urlsplit
 
-        from wander.wire.addresses import is_loopback
+        from wander.wire.package_index import is_loopback
 
         hub = self.settings.hub
         if self._warned:
@@ -124,7 +124,7 @@ class Invocation:
         Raises `LoginRequired` when it has no identity to show, or the hub does not trust it.
         """
         import id as identity
-        from wander.wire.trusted_publishing import Audience, MintedToken, MintRequest
+        from wander.wire.people import Audience, MintedToken, MintRequest
 
         from wander_client.credentials import Credential
         from wander_client.errors import ClientError, LoginRequired, NotFound

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
-from wander.wire.trusted_publishing import PublisherKind
+from wander.wire.people import PublisherKind
 
 from wander_hub.names import acceptable_address
 from wander_hub.upload_rules import OPTIONAL, Action

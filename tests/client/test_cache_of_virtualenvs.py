@@ -202,7 +202,7 @@ def test_the_cache_is_listed_and_pruned(wander, store):
     install(store, "same-packages", "b" * 64, days=40)
     install(store, "lost", "c" * 64, built=False)
     orphan = install(store, "gone", "d" * 64, days=1)
-    shutil.rmtree(store.root / "acme" / "gone")
+    shutil.rmtree(store.root / "hub" / "acme" / "gone")
     unfinished = store.virtualenvs.root / ".making-dead"
     (unfinished / "work").mkdir(parents=True)
     (unfinished / ".lock").touch()
@@ -236,7 +236,7 @@ def test_the_cache_is_listed_and_pruned(wander, store):
 
 def test_a_virtual_environment_that_an_installation_just_made_stays(wander, store):
     place = install(store, "new", "a" * 64)
-    shutil.rmtree(store.root / "acme")
+    shutil.rmtree(store.root / "hub" / "acme")
     assert wander("cache", "prune").out == "nothing to remove\n"
     assert place.exists()
 

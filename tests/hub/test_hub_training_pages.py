@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from wander.wire.settings_toml import toml_lines
+from wander.wire.reproduction import toml_lines
 from wander_hub.web.run import training as training_page
 
 HTML = {"Accept": "text/html,application/xhtml+xml"}

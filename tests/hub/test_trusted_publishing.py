@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from sqlalchemy import func, select
 from token_issuer import AUDIENCE, Issuer, github_claims
-from wander.wire.trusted_publishing import NewPublisher
+from wander.wire.people import NewPublisher
 from wander_hub.accounts.models import Membership
 from wander_hub.database import now
 from wander_hub.identity import HUB

@@ -10,7 +10,7 @@ from wander.train.evaluation.evaluator import read_evaluations
 from wander.train.records.checkpoints import read_saved
 from wander.wire import RunManifest, RunSummary
 from wander.wire.models import CheckpointFacts
-from wander.wire.settings_toml import toml_lines
+from wander.wire.reproduction import toml_lines
 
 MOST_EVALUATIONS = 40
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from wander.train.config import GRPOSettings
 from wander.train.phases import GRPOPhase, Phase, RolloutsPhase, RowsPhase
-from wander.wire.settings_toml import toml_lines
+from wander.wire.reproduction import toml_lines
 
 from wander_client.environments.location import locate
 from wander_client.environments.opening import open_environment

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
-from wander.wire.trusted_publishing import (
+from wander.wire.people import (
     Audience,
     MintedToken,
     MintRequest,

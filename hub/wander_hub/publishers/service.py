@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from sqlalchemy import delete, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, joinedload
-from wander.wire.trusted_publishing import MintedToken, NewPublisher, PublisherInfo, PublisherKind
+from wander.wire.people import MintedToken, NewPublisher, PublisherInfo, PublisherKind
 
 from wander_hub import audit, names, security
 from wander_hub.accounts import repository as accounts

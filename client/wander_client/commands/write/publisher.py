@@ -11,7 +11,7 @@ from wander_client.names import target_path
 from wander_client.terminal.command import Argument, CommandGroup, Option
 
 if TYPE_CHECKING:
-    from wander.wire.trusted_publishing import PublisherInfo
+    from wander.wire.people import PublisherInfo
 
 app = CommandGroup(
     help="""Workflows that may publish without a stored token (trusted publishing).
@@ -41,7 +41,7 @@ def add(
     wander env publisher add acme acme/environments --workflow release.yml --deployment production
     wander env publisher add acme/wordle group/project --kind gitlab --workflow .gitlab-ci.yml
     """
-    from wander.wire.trusted_publishing import NewPublisher, PublisherInfo
+    from wander.wire.people import NewPublisher, PublisherInfo
 
     here = current()
     owner, _, name = target.partition("/")
@@ -61,7 +61,7 @@ def list_publishers(owner: Annotated[str, Argument(help="owner")]) -> None:
     \b
     wander env publisher list acme
     """
-    from wander.wire.trusted_publishing import PublisherList
+    from wander.wire.people import PublisherList
 
     here = current()
     with here.hub(login=True) as hub:
@@ -94,7 +94,7 @@ def remove(
     \b
     wander env publisher remove acme 3
     """
-    from wander.wire.trusted_publishing import PublisherInfo
+    from wander.wire.people import PublisherInfo
 
     here = current()
     with here.hub(login=True) as hub:

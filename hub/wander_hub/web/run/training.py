@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from wander.evals.store.jsonl import split_lines
 from wander.types import Rollout
 from wander.wire import RunDetail, RunManifest
-from wander.wire.settings_toml import toml_lines
+from wander.wire.reproduction import toml_lines
 
 from wander_hub.runs.kept import KEPT
 from wander_hub.storage import Storage, spare_missing
