@@ -42,7 +42,7 @@ class Hub:
         return hashlib.sha256(self.contents[name]).hexdigest()
 
     def download(self, url: str, target: Path, sha256: str, *, size: int) -> None:
-        target.parent.mkdir(parents=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(self.contents[url.rpartition("/")[2]])
 
 

@@ -69,7 +69,7 @@ class Room:
 
 def report(**fields: Any) -> ReplayReport:
     counts = {"expected": 6, "recorded": 6, "replayed": 6, "same": 6, "differing": 0, "failed": 0}
-    return ReplayReport(**{"run_id": "", **counts, **fields})
+    return ReplayReport(**{"run_id": "run", **counts, **fields})
 
 
 def too_long() -> ReplayReport:

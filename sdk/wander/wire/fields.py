@@ -19,7 +19,8 @@ _VERSION = (
 """Normal form of PEP 440."""
 _OWNER, _PROJECT = r"[a-z0-9]([a-z0-9-]{0,37}[a-z0-9])?", r"[a-z0-9]([a-z0-9-]{0,198}[a-z0-9])?"
 
-PROJECT_NAME = re.compile(_PROJECT)
+PROJECT_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,198}[A-Za-z0-9])?")
+"""In any spelling."""
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 OwnerName = Annotated[str, Field(pattern=f"^{_OWNER}$")]
@@ -45,6 +46,7 @@ LongText = Annotated[str, Field(max_length=16_000_000)]
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 """A number of things, bytes or seconds, or a position."""
+Positive = Annotated[int, Field(ge=1, lt=2**63)]
 Integer = Annotated[int, Field(ge=-(2**127), lt=2**127)]
 """A number that may be negative, or a seed."""
 

@@ -18,6 +18,7 @@ from wander.wire.fields import (
     Integer,
     Line,
     OwnerName,
+    Positive,
     Release,
     RunId,
     Sha256,
@@ -193,9 +194,9 @@ class Shard(Record):
     by `of`. So every beginning of a shard is as even as that of the whole.
     """
 
-    first: Count = Field(ge=0)
+    first: Count
     end: Count
-    of: Count = Field(ge=1)
+    of: Positive
 
     @model_validator(mode="after")
     def _check_order(self) -> Shard:
@@ -242,7 +243,7 @@ class RunManifest(Record):
     split: Literal["train", "eval"] = "eval"
     example_ids: list[Text]
     """Ordered ids of the examples that the run plays."""
-    rollouts_per_example: Count = Field(ge=1)
+    rollouts_per_example: Positive
     strata: list[Integer | None] = Field(default_factory=list)
     """Stratum of each of those examples; empty where the environment declares none."""
     task_set_sha256: Sha256

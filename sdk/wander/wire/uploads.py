@@ -89,7 +89,7 @@ class UploadSession(Record):
     """Of a model its revision."""
     status: UploadStatus
     files: list[UploadedFile]
-    chunk_bytes: Count = Field(ge=1024)
+    chunk_bytes: int = Field(ge=1024, lt=2**63)
     """The longest chunk that the hub takes."""
     expires_at: datetime
     """Each chunk puts it off; what was sent until then is dropped."""
