@@ -49,8 +49,8 @@ class Invocation:
         self._proven: Credential | None = None
         """What a workflow without a token got for its identity."""
         self._warned = False
-        self.builds = True
-        """Whether uv may build archives, which runs their authors' code."""
+        self.builds = False
+        """Whether uv may build archives, which runs their authors' code with the user's rights."""
 
     @cached_property
     def settings(self) -> Settings:
@@ -176,12 +176,6 @@ def set_current(invocation: Invocation | None) -> None:
     _current = invocation
 
 
-def forbid_builds() -> None:
-    """Have uv install wheels alone from now on: a build would run strangers' code outside of the sandbox."""
-    if _current is not None:
-        _current.builds = False
-
-
 def may_build() -> bool:
-    """Tell whether uv may build archives."""
-    return _current is None or _current.builds
+    """Tell whether uv may build archives: only after the user said so."""
+    return _current is not None and _current.builds

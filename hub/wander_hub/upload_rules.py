@@ -214,6 +214,12 @@ METADATA = (
         "a `License-File` is not in the archive",
         "add the file, or take it off `license-files`",
     ),
+    Rule(
+        "unsafe_requirement",
+        "a requirement names a repository, a source archive or a file, or an address with a variable, user, "
+        "a query or without TLS, or holds a character that no requirement needs",
+        "require a release by its name, or a wheel by its `https` address",
+    ),
     Rule("name_mismatch", "file name, metadata and form do not give the same name and version", REBUILD),
     Rule(
         "version_mismatch",
@@ -276,7 +282,7 @@ POLICY = (
     ),
     Rule(
         "direct_url",
-        "a requirement names an address; uv does not follow it, and what lies there may change",
+        "a requirement names the address of a wheel, where something else may lie tomorrow",
         "publish that package and depend on a version of it",
         default="flag",
         optional=True,

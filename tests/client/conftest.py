@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 from wander_client.main import main
 
 if TYPE_CHECKING:
+    from wander_client.packages.building.build import Builder
     from wander_client.python.environment import LoadedEnvironment
 
 HUB_URL = "https://testserver"
@@ -90,6 +91,14 @@ def write_folder(place: Path) -> Path:
         '[project.entry-points."wander.environments"]\nsay-env = "say_env:load_environment"\n'
     )
     return place
+
+
+@pytest.fixture(scope="session")
+def builder(tmp_path_factory: pytest.TempPathFactory) -> Builder:
+    """Builds projects with the rights of the test; what builds require is installed once."""
+    from wander_client.packages.building.build import Builder
+
+    return Builder(tmp_path_factory.mktemp("builder"), None)
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ SECOND = f"{V1}class Sums(vf.Task):\n    tools = (int,)\n"
         (SECOND, ["verifiers"], ["verifiers<0.3,>=0.2.0", "mcp<2"]),
         ("from verifiers.v1 import group_reward\n", [], ["verifiers<0.3,>=0.2.0", "mcp<2"]),
         (f"{V1}vf.KeptTokens\n", ["verifiers>=0.1.8"], ["verifiers<0.4,>=0.1.8,>=0.3.0"]),
-        (EARLY, ["verifiers @ git+https://x.example/v@a"], ["verifiers @ git+https://x.example/v@a"]),
+        (EARLY, ["verifiers[ta] @ https://x.example/verifiers-0.1.9-py3-none-any.whl"], ["verifiers[ta]"]),
     ],
 )
 def test_a_task_set_gets_the_release_that_it_was_written_for(tmp_path, source, stated, given):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from wander_client.errors import ClientError, NotFound, Unavailable, UsageError
+from wander_client.packages.building.build import Builder
 from wander_client.packages.origins.git import clone_project, parse_address
 from wander_client.packages.origins.prime import fetch_environment
 
@@ -50,11 +51,11 @@ def repository(tmp_path: Path) -> Path:
 
 def brought(text: str, work: Path) -> tuple[str, str | None]:
     work.mkdir()
-    folder, origin = clone_project(text, work)
+    folder, origin = clone_project(text, work, Builder(work, None))
     return (folder / "pyproject.toml").read_text().split('"')[-2], origin.revision
 
 
-def test_a_branch_a_tag_and_a_commit_are_fetched(repository, tmp_path):
+def test_a_branch_a_tag_and_a_commit_are_fetched(repository, tmp_path, builder):
     inner = "#subdirectory=environments/my-env"
     first = git(repository, "rev-parse", "v1")
     newest = git(repository, "rev-parse", "main")
@@ -71,7 +72,7 @@ def test_a_branch_a_tag_and_a_commit_are_fetched(repository, tmp_path):
         assert found == (version, commit), revision
     work = tmp_path / "plain"
     work.mkdir()
-    folder, origin = clone_project(f"{repository}@v1{inner}", work)
+    folder, origin = clone_project(f"{repository}@v1{inner}", work, builder)
     assert origin.source == f"git+file://{repository}#subdirectory=environments/my-env"
     assert not (folder / ".git").exists()
 
@@ -91,7 +92,7 @@ def test_a_repository_that_is_not_there_is_told(tmp_path):
         brought("http://127.0.0.1:9/nothing.git", tmp_path / "work2")
 
 
-def test_no_hook_runs_and_no_submodule_comes(repository, tmp_path, monkeypatch):
+def test_no_hook_runs_and_no_submodule_comes(repository, tmp_path, monkeypatch, builder):
     clone = tmp_path / "clone"
     git(tmp_path, "clone", "-q", str(repository), str(clone))
     git(clone, "submodule", "add", "-q", str(repository), "inner")
@@ -105,7 +106,7 @@ def test_no_hook_runs_and_no_submodule_comes(repository, tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_TEMPLATE_DIR", str(hook.parents[1]))
     work = tmp_path / "work"
     work.mkdir()
-    folder, _ = clone_project(f"file://{repository}@main", work)
+    folder, _ = clone_project(f"file://{repository}@main", work, builder)
     assert (folder / ".gitmodules").is_file()
     assert not list((folder / "inner").iterdir())
     assert not marker.exists()
@@ -192,8 +193,8 @@ def prime_hub(monkeypatch) -> Iterator[list[tuple[str, str | None]]]:
     thread.join()
 
 
-def test_an_environment_of_prime_is_downloaded_by_its_name(prime_hub, tmp_path):
-    folder, origin = fetch_environment("will/my-env", tmp_path)
+def test_an_environment_of_prime_is_downloaded_by_its_name(prime_hub, tmp_path, builder):
+    folder, origin = fetch_environment("will/my-env", tmp_path, builder)
     assert (folder / "my_env.py").read_text() == LOADER
     assert (origin.source, origin.revision) == ("prime:will/my-env", "1.0")
     assert len(origin.sha256) == 64
@@ -201,16 +202,16 @@ def test_an_environment_of_prime_is_downloaded_by_its_name(prime_hub, tmp_path):
     assert {key for _, key in prime_hub} == {"Bearer a-key"}
 
 
-def test_what_prime_does_not_give_is_told(prime_hub, tmp_path):
+def test_what_prime_does_not_give_is_told(prime_hub, tmp_path, builder):
     with pytest.raises(NotFound, match="not public"):
-        fetch_environment("will/nothing@2.0", tmp_path)
+        fetch_environment("will/nothing@2.0", tmp_path, builder)
     with pytest.raises(ClientError, match="no archive"):
-        fetch_environment("will/empty", tmp_path)
+        fetch_environment("will/empty", tmp_path, builder)
     with pytest.raises(UsageError):
-        fetch_environment("./nothing", tmp_path)
+        fetch_environment("./nothing", tmp_path, builder)
 
 
-def test_what_prime_env_pull_wrote_says_where_it_is_from(tmp_path):
+def test_what_prime_env_pull_wrote_says_where_it_is_from(tmp_path, builder):
     folder = tmp_path / "my_env"
     (folder / ".prime").mkdir(parents=True)
     (folder / "my_env.py").write_text(LOADER)
@@ -219,10 +220,10 @@ def test_what_prime_env_pull_wrote_says_where_it_is_from(tmp_path):
     (folder / ".prime" / ".env-metadata.json").write_text(json.dumps(note))
     work = tmp_path / "work"
     work.mkdir()
-    copy, origin = fetch_environment(str(folder), work)
+    copy, origin = fetch_environment(str(folder), work, builder)
     assert (origin.source, origin.revision) == ("prime:will/my-env", "1.0")
     assert not (copy / ".prime").exists()
     (folder / ".prime" / ".env-metadata.json").write_text("not JSON")
     other = tmp_path / "other"
     other.mkdir()
-    assert fetch_environment(str(folder), other)[1].source == "my_env"
+    assert fetch_environment(str(folder), other, builder)[1].source == "my_env"

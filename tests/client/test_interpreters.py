@@ -11,6 +11,7 @@ import pytest
 from packaging.pylock import Pylock
 from wander.wire import FileInfo, VersionDetail
 from wander_client.errors import ClientError
+from wander_client.packages.building.build import Builder
 from wander_client.packages.folder import python_of
 from wander_client.packages.install import wheel_file
 from wander_client.packages.interpreters import HERE, Interpreter, choose_python
@@ -81,7 +82,7 @@ def test_a_package_for_another_python_is_built_and_its_virtual_environment_runs_
     folder = declare(tmp_path / "lucky", NEWER)
     (folder / "lucky").mkdir()
     (folder / "lucky" / "__init__.py").write_text("type Text = str\n\n\ndef load_environment(): ...\n")
-    with build_package(folder) as package:
+    with build_package(folder, Builder(tmp_path / "data", None)) as package:
         assert package.wheel.path.name == "lucky-0.1.0-py3-none-any.whl"
 
 

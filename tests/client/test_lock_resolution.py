@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from command_line import make_wheel
 from packaging.pylock import Pylock
+from wander.wire.package_index import FileAddress
 from wander_client.errors import ClientError
 from wander_client.hub.api import HubApi
 from wander_client.names import EnvironmentName
@@ -115,7 +116,26 @@ def locked(*packages: dict[str, Any], **more: Any) -> Pylock:
     return lock.read_lock(lock._write(data).encode())
 
 
-def test_installers_are_told_digests_and_the_index_finds_the_files(hub: HubApi, tmp_path: Path) -> None:
+Fetched = list[tuple[str, str]]
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> Fetched:
+    """What was fetched from other servers than the hub: its address, and the digest that it has to have."""
+    asked: Fetched = []
+
+    def fetch(address: FileAddress, target: Path, sha256: str | None, size: int | None) -> str:
+        assert sha256 is not None
+        asked.append((address.url, sha256))
+        return sha256
+
+    monkeypatch.setattr(lock, "fetch_linked", fetch)
+    return asked
+
+
+def test_installers_are_told_digests_and_the_index_finds_the_files(
+    hub: HubApi, tmp_path: Path, fetched: Fetched
+) -> None:
     own = own_wheel(tmp_path)
     cached = tmp_path / "wheels" / "made"
     cached.mkdir(parents=True)
@@ -147,8 +167,11 @@ def test_installers_are_told_digests_and_the_index_finds_the_files(hub: HubApi, 
         f"wander-sdk @ {(tmp_path / 'wheels' / sdk.sha256 / sdk.path.name).as_uri()}"
         f" --hash=sha256:{sdk.sha256}",
         f"idna==3.1 --hash=sha256:{'e' * 64} --hash=sha256:{'f' * 64} --hash=sha256:{'d' * 64}",
-        f"torch @ https://download.pytorch.org/whl/torch-2.9%2Bcpu-py3-none-any.whl --hash=sha256:{'a' * 64}",
+        f"torch @ {(tmp_path / 'wheels' / ('a' * 64) / 'torch-2.9+cpu-py3-none-any.whl').as_uri()}"
+        f" --hash=sha256:{'a' * 64}",
     ]
+    torch = "https://download.pytorch.org/whl/torch-2.9%2Bcpu-py3-none-any.whl"
+    assert fetched == [(torch, "a" * 64)]
 
 
 def strange(url: str, **more: Any) -> Any:
@@ -156,24 +179,29 @@ def strange(url: str, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "url",
+    ("url", "usual"),
     [
-        "http://169.254.169.254/latest/rules-1.0-py3-none-any.whl",
-        "http://10.0.0.5:8080/rules-1.0-py3-none-any.whl",
-        "https://index.example:444/rules-1.0-py3-none-any.whl",
-        "http://index.example/rules-1.0-py3-none-any.whl",
-        "https://index.example.evil.org/rules-1.0-py3-none-any.whl",
-        "https://index.example@evil.org/rules-1.0-py3-none-any.whl",
-        "https://download.pytorch.org/rules-1.0-py3-none-any.whl",
+        ("http://169.254.169.254/latest/rules-1.0-py3-none-any.whl", "bad_lock"),
+        ("http://10.0.0.5:8080/rules-1.0-py3-none-any.whl", "bad_lock"),
+        ("https://index.example:444/rules-1.0-py3-none-any.whl", "fetched"),
+        ("http://index.example/rules-1.0-py3-none-any.whl", "bad_lock"),
+        ("https://index.example.evil.org/rules-1.0-py3-none-any.whl", "fetched"),
+        ("https://download.pytorch.org/rules-1.0-py3-none-any.whl", "fetched"),
     ],
 )
 def test_a_machine_that_asks_its_indexes_alone_takes_no_address_of_a_lock(
-    url: str, hub: HubApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    url: str, usual: str, hub: HubApi, tmp_path: Path, fetched: Fetched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = own_wheel(tmp_path)
     monkeypatch.setenv("UV_DEFAULT_INDEX", "https://user:word@index.example/simple")
-    usual = lock.install_lines(hub, tmp_path, strange(url), own)
-    assert f"rules @ {url} " in usual
+    if usual == "fetched":
+        lock.install_lines(hub, tmp_path, strange(url), own)
+        assert fetched == [(url, "a" * 64)]
+    else:
+        with pytest.raises(ClientError) as refused:
+            lock.install_lines(hub, tmp_path, strange(url), own)
+        assert refused.value.code == usual
+    fetched.clear()
     monkeypatch.setenv("WANDER_INDEXES_ONLY", "1")
     lines = lock.install_lines(hub, tmp_path, strange(url), own).splitlines()
     assert lines[1:] == [f"rules==1.0 --hash=sha256:{'a' * 64}"]
@@ -181,6 +209,7 @@ def test_a_machine_that_asks_its_indexes_alone_takes_no_address_of_a_lock(
     with pytest.raises(ClientError) as refused:
         lock.install_lines(hub, tmp_path, locked(archive), own)
     assert refused.value.code == "lock_address"
+    assert fetched == []
 
 
 @pytest.mark.parametrize(
@@ -194,7 +223,7 @@ def test_a_machine_that_asks_its_indexes_alone_takes_no_address_of_a_lock(
     ],
 )
 def test_what_is_configured_is_asked(
-    variable: str, value: str, hub: HubApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    variable: str, value: str, hub: HubApi, tmp_path: Path, fetched: Fetched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_FIND_LINKS"):
         monkeypatch.delenv(name, raising=False)
@@ -203,7 +232,8 @@ def test_what_is_configured_is_asked(
     monkeypatch.setenv("WANDER_INDEXES_ONLY", "1")
     url = "https://index.example/files/rules-1.0-py3-none-any.whl"
     lines = lock.install_lines(hub, tmp_path, strange(url), own_wheel(tmp_path)).splitlines()
-    assert lines[1:] == [f"rules @ {url} --hash=sha256:{'a' * 64}"]
+    assert lines[1:] == [f"rules==1.0 --hash=sha256:{'a' * 64}"]
+    assert fetched == []
 
 
 @pytest.mark.parametrize(

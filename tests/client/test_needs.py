@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import zipfile
 from pathlib import Path
 
@@ -17,13 +18,22 @@ CLASSIC = "import verifiers as vf\n\ndef load_environment(): ...\n"
 TASKSET = "import verifiers.v1 as vf\n\n__all__ = ['Adder']\n"
 
 
+def empty_wheel(name: str) -> bytes:
+    project, version, *_ = name.split("-")
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        metadata = zipfile.ZipInfo(f"{project}-{version}.dist-info/METADATA")
+        archive.writestr(metadata, f"Name: {project}\nVersion: {version}\n")
+    return content.getvalue()
+
+
 class Hub:
     """A hub that serves wheels with nothing in them."""
 
     url = "http://hub.example"
 
     def __init__(self, *filenames: str) -> None:
-        self.contents = {name: name.encode() for name in filenames}
+        self.contents = {name: empty_wheel(name) for name in filenames}
 
     def absolute(self, url: str) -> str:
         return url if url.startswith("http") else f"{self.url}{url}"
@@ -62,7 +72,7 @@ def of(tmp_path: Path):
             archive.writestr("sayer-1.0.dist-info/METADATA", metadata)
         wheel = Wheel("sayer", "1.0", path, "http://hub.example/a/files/sayer/sayer.whl", "0" * 64)
         told = [] if warnings is None else warnings
-        return needs_of(Hub(*served), tmp_path, wheel, requires, told.append)  # type: ignore[arg-type]
+        return needs_of(Hub(*served), tmp_path, wheel, told.append)  # type: ignore[arg-type]
 
     return found
 

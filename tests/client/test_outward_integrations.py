@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from wander_client.packages.interpreters import HERE
-from wander_client.packages.uv import index_arguments, make_virtualenv, run_uv
+from wander_client.packages.uv import make_virtualenv, run_uv
 
 pytestmark = pytest.mark.full
 
@@ -137,7 +137,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ours = [word for name in OURS for word in ("--editable", str(ROOT / name))]
     wanted = ["gymnasium>=1.2", "inspect-ai", "openenv", *ours]
     run_uv(
-        ["pip", "install", "--quiet", "--python", str(found), *index_arguments(), *wanted],
+        ["pip", "install", "--quiet", "--python", str(found), *wanted],
         doing="installing the libraries",
     )
     return found

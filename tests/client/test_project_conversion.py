@@ -80,17 +80,17 @@ def test_generations_are_told_apart(tmp_path, module, text, generation):
     assert convert_project(project(tmp_path / "my-env", module, text), HERE).generation == generation
 
 
-def test_a_bare_folder_of_code_gets_a_project_that_builds(tmp_path):
+def test_a_bare_folder_of_code_gets_a_project_that_builds(tmp_path, builder):
     folder = project(tmp_path / "my-env", text=None)
     convert_project(folder, HERE)
-    with build_package(folder) as package:
+    with build_package(folder, builder) as package:
         assert package.name == "my-env"
         assert "my_env.py" in [name for name, _ in package.members]
         assert not [text for text in package.warnings if "depend" in text]
 
 
 @pytest.mark.parametrize("start", [None, "from .my_env import load_environment\n"])
-def test_flat_modules_that_import_each_other_relatively_become_a_package(tmp_path, start):
+def test_flat_modules_that_import_each_other_relatively_become_a_package(tmp_path, start, builder):
     setuptools = '[tool.setuptools]\npackages = ["my_env"]\npackage-dir = { my_env = "." }\n'
     folder = project(tmp_path / "flat", f"from .words import WORDS\n{LOADER}", PROJECT + setuptools)
     (folder / "words.py").write_text("WORDS = []\n")
@@ -101,7 +101,7 @@ def test_flat_modules_that_import_each_other_relatively_become_a_package(tmp_pat
     assert convert_project(folder, HERE).target == "my_env:load_environment"
     assert "from .my_env import load_environment" in (folder / "my_env" / "__init__.py").read_text()
     assert (folder / "tests").is_dir()
-    with build_package(folder) as package:
+    with build_package(folder, builder) as package:
         names = {name for name, _ in package.members if name.startswith("my_env/")}
     assert names == {"my_env/__init__.py", "my_env/my_env.py", "my_env/words.py", "my_env/words.json"}
     assert convert_project(folder, HERE).written == []
@@ -124,45 +124,69 @@ def test_a_loader_may_come_from_a_module_beside_it(tmp_path):
     assert converted.generation == 1
 
 
-def test_a_project_that_packs_its_own_folder_gets_a_wheel_with_plain_names(tmp_path):
+def test_a_project_that_packs_its_own_folder_gets_a_wheel_with_plain_names(tmp_path, builder):
     system = '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n'
     packs = '[tool.hatch.build.targets.wheel]\npackages = ["."]\n'
     folder = project(tmp_path / "own", text=PROJECT + system + packs)
     (folder / "words.json").write_text("[]")
     convert_project(folder, HERE)
-    with build_package(folder) as package:
+    with build_package(folder, builder) as package:
         assert {"my_env.py", "words.json"} <= {name for name, _ in package.members}
 
 
-def test_repositories_that_only_uv_is_told_of_become_requirements(tmp_path):
-    listed = ["verifiers>=0.1.5", "Some.Lib[fast]>=1; python_version > '3'", "plain", "here", "zipped"]
-    sources = """
-[tool.uv.sources]
-verifiers = { git = "https://x/verifiers.git" }
-some-lib = { git = "https://x/lib.git", tag = "v2", subdirectory = "py" }
-here = { path = "../here" }
-zipped = { url = "https://x/zipped.zip" }
-"""
+WHEEL = "https://x/some_lib-2.0-py3-none-any.whl"
+
+
+def with_sources(folder, sources):
+    listed = ["verifiers>=0.1.5", "Some.Lib[fast]>=1; python_version > '3'", "plain", "here"]
     text = PROJECT.replace('[\n  "verifiers>=0.1.5",\n]', str(listed)) + sources
-    folder = project(tmp_path / "my-env", text=text)
+    return project(folder, text=text)
+
+
+def test_addresses_that_only_uv_is_told_of_become_requirements(tmp_path):
+    sources = f"""
+[tool.uv.sources]
+verifiers = {{ git = "https://x/verifiers.git" }}
+some-lib = {{ url = "{WHEEL}" }}
+here = {{ path = "../here" }}
+"""
+    folder = with_sources(tmp_path / "my-env", sources)
     convert_project(folder, HERE)
     found = read(folder)
     assert found["project"]["dependencies"] == [
         "verifiers>=0.1.5",
-        'Some.Lib[fast] @ git+https://x/lib.git@v2#subdirectory=py ; python_version > "3"',
+        f'Some.Lib[fast] @ {WHEEL} ; python_version > "3"',
         "plain",
         "here",
-        "zipped @ https://x/zipped.zip",
     ]
     assert found["tool"]["hatch"]["metadata"]["allow-direct-references"] is True
     assert convert_project(folder, HERE).written == []
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        '{ git = "https://x/lib.git", tag = "v2", subdirectory = "py" }',
+        '{ git = "ssh://git@x/lib.git" }',
+        '{ url = "https://x/zipped.zip" }',
+        '{ url = "https://x/${OPENAI_API_KEY}/some_lib-2.0-py3-none-any.whl" }',
+        '{ url = "file:///etc/some_lib-2.0-py3-none-any.whl" }',
+        '{ url = "https://me:secret@x/some_lib-2.0-py3-none-any.whl" }',
+        '{ url = "https://x/a.whl\\n--index-url https://evil/" }',
+    ],
+)
+def test_what_uv_would_build_or_be_tricked_by_is_refused(tmp_path, source):
+    folder = with_sources(tmp_path / "my-env", f"\n[tool.uv.sources]\nsome-lib = {source}\n")
+    with pytest.raises(ClientError) as refused:
+        convert_project(folder, HERE)
+    assert refused.value.code == "unsafe_requirement"
+
+
 @pytest.mark.full
-def test_a_wheel_is_unpacked_into_a_project_that_builds_the_same_code(tmp_path):
+def test_a_wheel_is_unpacked_into_a_project_that_builds_the_same_code(tmp_path, builder):
     source = project(tmp_path / "my-env", text=PROJECT + "[tool.hatch.build]\ninclude = ['my_env.py']\n")
     convert_project(source, HERE)
-    with build_package(source) as package:
+    with build_package(source, builder) as package:
         kept = tmp_path / package.wheel.path.name
         kept.write_bytes(package.wheel.path.read_bytes())
         sdist = tmp_path / package.sdist.path.name
@@ -170,15 +194,15 @@ def test_a_wheel_is_unpacked_into_a_project_that_builds_the_same_code(tmp_path):
     for origin in (kept, sdist):
         work = tmp_path / f"work-{origin.suffix}"
         work.mkdir()
-        folder, whence = bring_project(str(origin), work)
+        folder, whence = bring_project(str(origin), work, builder)
         assert whence.source == origin.name
         assert convert_project(folder, whence).target == "my_env:load_environment"
-        with build_package(folder) as again, zipfile.ZipFile(again.wheel.path) as archive:
+        with build_package(folder, builder) as again, zipfile.ZipFile(again.wheel.path) as archive:
             assert archive.read("my_env.py").decode() == LOADER
             assert again.version == "1.0"
 
 
-def test_a_wheel_keeps_its_entry_points_and_keywords(tmp_path):
+def test_a_wheel_keeps_its_entry_points_and_keywords(tmp_path, builder):
     text = (
         PROJECT
         + "keywords = ['a', 'b']\n[project.scripts]\nsay = 'my_env:say'\n"
@@ -187,10 +211,10 @@ def test_a_wheel_keeps_its_entry_points_and_keywords(tmp_path):
     )
     source = project(tmp_path / "my-env", LOADER + "other = load_environment\n", text)
     convert_project(source, HERE)
-    with build_package(source) as package:
+    with build_package(source, builder) as package:
         work = tmp_path / "work"
         work.mkdir()
-        folder, origin = bring_project(str(package.wheel.path), work)
+        folder, origin = bring_project(str(package.wheel.path), work, builder)
         assert origin.sha256 == package.wheel.sha256
     found = read(folder)["project"]
     assert found["scripts"] == {"say": "my_env:say"}
@@ -198,7 +222,7 @@ def test_a_wheel_keeps_its_entry_points_and_keywords(tmp_path):
     assert convert_project(folder, HERE).target == "my_env:other"
 
 
-def test_a_project_described_by_setup_py_goes_on_as_its_wheel(tmp_path):
+def test_a_project_described_by_setup_py_goes_on_as_its_wheel(tmp_path, builder):
     folder = project(tmp_path / "my-env", text=None)
     (folder / "setup.py").write_text(
         "from setuptools import setup\nsetup(name='my-env', version='2.1', py_modules=['my_env'],"
@@ -206,7 +230,7 @@ def test_a_project_described_by_setup_py_goes_on_as_its_wheel(tmp_path):
     )
     work = tmp_path / "work"
     work.mkdir()
-    brought_to, _ = bring_project(str(folder), work)
+    brought_to, _ = bring_project(str(folder), work, builder)
     converted = convert_project(brought_to, HERE)
     assert converted.target == "my_env:load_environment"
     found = read(brought_to)["project"]
@@ -214,7 +238,7 @@ def test_a_project_described_by_setup_py_goes_on_as_its_wheel(tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == ["my_env.py", "setup.py"]
 
 
-def test_a_task_set_is_entered_by_its_class(tmp_path):
+def test_a_task_set_is_entered_by_its_class(tmp_path, builder):
     folder = tmp_path / "adder"
     (folder / "adder").mkdir(parents=True)
     (folder / "pyproject.toml").write_text("[project]\nname = 'adder'\nversion = '1'\n")
@@ -226,7 +250,7 @@ def test_a_task_set_is_entered_by_its_class(tmp_path):
         None,
         "adder:Adder",
     )
-    with build_package(folder) as package:
+    with build_package(folder, builder) as package:
         assert package.name == "adder"
 
 
@@ -260,17 +284,17 @@ def test_a_package_whose_dependency_brings_its_classes_is_what_it_requires(tmp_p
     assert convert_project(folder, HERE).library == "verifiers"
 
 
-def test_archives_that_reach_outside_are_refused(tmp_path):
+def test_archives_that_reach_outside_are_refused(tmp_path, builder):
     evil = tmp_path / "evil-1-py3-none-any.whl"
     with zipfile.ZipFile(evil, "w") as archive:
         archive.writestr("../outside.py", "x")
         archive.writestr("evil-1.dist-info/METADATA", "Name: evil\nVersion: 1\n")
     with pytest.raises(ClientError, match="outside"):
-        bring_project(str(evil), tmp_path / "work")
+        bring_project(str(evil), tmp_path / "work", builder)
     sdist = tmp_path / "evil-1.tar.gz"
     with tarfile.open(sdist, "w:gz") as archive:
         archive.add(evil, arcname="../../outside")
     with pytest.raises(ClientError):
-        bring_project(str(sdist), tmp_path / "work2")
+        bring_project(str(sdist), tmp_path / "work2", builder)
     with pytest.raises(NotFound):
-        bring_project("nothing-here", tmp_path / "work3")
+        bring_project("nothing-here", tmp_path / "work3", builder)

@@ -266,7 +266,7 @@ def test_answers_of_a_newer_hub_are_read(room: HubRoom) -> None:
 def test_an_owner_is_asked_for_before_anything_is_built(
     mine: Hub, room: HubRoom, folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def build(folder: Path) -> None:
+    def build(folder: Path, builder: object) -> None:
         raise AssertionError("it was built")
 
     monkeypatch.setattr("wander_client.packages.publish.build_package", build)

@@ -420,7 +420,7 @@ def test_a_model_that_dies_is_started_again_and_one_that_dies_at_once_ends_the_r
     from ray.cluster_utils import Cluster
 
     monkeypatch.setenv("PYTHONPATH", str(install_fake_vllm(home / "fake")))
-    monkeypatch.setenv("FAKE_VLLM_PIDS", str(home / "pids"))
+    monkeypatch.setenv("VLLM_FAKE_PIDS", str(home / "pids"))
     cluster = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 1, "include_dashboard": False}
     )

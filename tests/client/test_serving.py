@@ -30,7 +30,7 @@ def pids(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A fake vLLM on the path of Python; the file names the processes of every server that was started."""
     file = home / "pids"
     monkeypatch.setenv("PYTHONPATH", str(install_fake_vllm(home / "fake")))
-    monkeypatch.setenv("FAKE_VLLM_PIDS", str(file))
+    monkeypatch.setenv("VLLM_FAKE_PIDS", str(file))
     yield file
     for pid in started(file):
         with contextlib.suppress(ProcessLookupError):

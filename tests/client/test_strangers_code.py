@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from wander.checks.package import check_package
 from wander_client.context import CommonOptions, Invocation, set_current
-from wander_client.environments.sandbox import choose_policy
-from wander_client.errors import ClientError
+from wander_client.environments.sandbox import allow_builds, choose_policy
+from wander_client.errors import ClientError, UsageError
 from wander_client.packages.install import packages_in
 from wander_client.packages.uv import install_into, make_virtualenv, run_uv
 from wander_client.terminal.output import Output
@@ -108,7 +108,7 @@ def test_what_packages_usually_have_is_installed(tmp_path: Path) -> None:
         assert (tmp_path / "venv" / path).exists()
 
 
-def test_with_a_sandbox_nothing_is_built(tmp_path: Path) -> None:
+def test_nothing_is_built_without_a_word(tmp_path: Path) -> None:
     mark = tmp_path / "ran"
     body = io.BytesIO()
     with tarfile.open(fileobj=body, mode="w:gz") as archive:
@@ -139,13 +139,15 @@ def test_with_a_sandbox_nothing_is_built(tmp_path: Path) -> None:
     here = Invocation(CommonOptions(), Output("plain"))
     try:
         set_current(here)
-        assert choose_policy(True, None) is not None
+        with pytest.raises(ClientError) as refused:
+            run_uv(command, doing="installing")
+        assert refused.value.code == "build_needed"
+        assert not mark.exists(), "its code ran"
+        with pytest.raises(UsageError):
+            allow_builds(here, True, choose_policy(True, None))
+        allow_builds(here, True, None)
         with pytest.raises(ClientError, match="installing failed"):
             run_uv(command, doing="installing")
-        assert not mark.exists(), "its code ran outside of the sandbox"
-        set_current(Invocation(CommonOptions(), Output("plain")))
-        with pytest.raises(ClientError, match="installing failed"):
-            run_uv(command, doing="installing")
-        assert mark.exists(), "without a sandbox, it is built as everywhere"
+        assert mark.exists(), "the user said so"
     finally:
         set_current(None)

@@ -10,6 +10,7 @@ public API. Needs a package index; prints pytest's result and exits with its sta
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tarfile
@@ -46,14 +47,15 @@ def fetched(folder: Path) -> Path:
 def virtual_environment(folder: Path) -> Path:
     """Make a virtual environment with our packages and pytest; return its interpreter."""
     sys.path.insert(0, str(ROOT / "client"))
-    from wander_client.packages.uv import index_arguments, run_uv
+    from wander_client.packages.uv import run_uv
 
     python = folder / "venv" / "bin" / "python"
     place = ["venv", "--clear", "--python", sys.executable, str(folder / "venv")]
     run_uv(place, doing="making the environment")
     ours = [str(ROOT / each) for each in ("sdk", "compat", "compat/shim")]
     packages = [*ours, "pytest>=8.4", "pytest-asyncio>=1.2"]
-    command = ["pip", "install", "--python", str(python), *index_arguments(), *packages]
+    command = ["pip", "install", "--python", str(python), *packages]
+    os.environ["UV_NO_BUILD"] = "0"  # ours are folders
     run_uv(command, doing="installing the packages")
     return python
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from wander_client.packages.uv import index_arguments, run_uv
+from wander_client.packages.uv import run_uv
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def wheel_of(project: Path, out: Path) -> Path:
     """Build the wheel of a project."""
     run_uv(
-        ["build", "--quiet", "--wheel", *index_arguments(), "--out-dir", str(out), str(project)],
+        ["build", "--quiet", "--wheel", "--out-dir", str(out), str(project)],
         doing=f"building {project.name}",
     )
     return max(out.glob("*.whl"), key=lambda path: path.stat().st_mtime_ns)
@@ -26,6 +26,6 @@ def environment_with(folder: Path, requirements: Sequence[str], overrides: Seque
     run_uv(["venv", "--quiet", "--python", sys.executable, str(folder)], doing="making the environment")
     overriding = folder / "overrides.txt"
     overriding.write_text("".join(f"{line}\n" for line in overrides))
-    command = ["pip", "install", "--quiet", "--python", str(python), *index_arguments()]
+    command = ["pip", "install", "--quiet", "--python", str(python)]
     run_uv([*command, "--override", str(overriding), *requirements], doing="installing packages")
     return python

@@ -25,7 +25,7 @@ if given.behave == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 # As vLLM has its engine: a process of its own, which nobody but its parent ends.
 engine = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-with open(os.environ["FAKE_VLLM_PIDS"], "a") as pids:
+with open(os.environ["VLLM_FAKE_PIDS"], "a") as pids:
     pids.write(f"{os.getpid()}\\\\n{engine.pid}\\\\n")
 asked = answered = 0
 

@@ -32,11 +32,11 @@ from wander.errors import (
 from wander.evals.run.runner import EvaluationPlan, evaluate
 from wander.handle import EnvironmentHandle
 from wander.loading import load_path
+from wander.system import child_environ
 from wander.wire import EnvironmentPin
 from wander.worker.host import session as worker_session
 from wander.worker.host.environment import WorkerEnvironment
 from wander.worker.host.link import SocketFolder
-from wander.worker.process import start as worker_process
 from wander.worker.protocol import PROTOCOL, Cancel, Close, Fault, Hello, to_host, to_worker
 
 BODY = """
@@ -199,7 +199,7 @@ async def test_only_named_variables_reach_the_environment(
     python = {"PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTHONUTF8", "PYTHONHASHSEED", "LC_CTYPE"}
     # The host's endpoint and its token, not the variables here; and the worker's mark.
     host = {"OPENAI_API_KEY", "OPENAI_BASE_URL", "WANDER_WORKER"}
-    allowed = {*worker_process.ALWAYS_PASSED, *python, *host, *({"WANDER_TEST_GIVEN"} if names else ())}
+    allowed = {*child_environ.ALWAYS, *python, *host, *({"WANDER_TEST_GIVEN"} if names else ())}
     assert seen <= allowed
     assert "PATH" in seen
     assert ("WANDER_TEST_GIVEN" in seen) is bool(names)

@@ -1,10 +1,14 @@
-"""Whether an environment runs in the sandbox, and with which limits: flags, then the settings file."""
+"""Whether code of others runs in the sandbox, and whether packages are built: flags, then the settings.
+
+Every command that runs such code decides here: `eval` with its suites and resumptions, `play`, `check`,
+`train`, `sft`, `runs replay`, `runs rerun`, `publish`, `env lock`, `env import`, `worker`, and the calls
+from Python.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from wander_client.context import forbid_builds
 from wander_client.errors import UsageError
 from wander_client.names import is_scripted
 from wander_client.terminal.command import Option
@@ -14,11 +18,15 @@ if TYPE_CHECKING:
 
     from wander_client.context import Invocation
     from wander_client.environments.location import Location
+    from wander_client.packages.building.build import Builder
     from wander_client.settings import Settings
 
 SANDBOX = ("--sandbox/--no-sandbox", "confine the environment (Linux)")
 SANDBOX_LIMIT = ("--sandbox-limit", "KEY=VALUE: memory=2G, rollout=60, read=/data...")
 SandboxFlag = Annotated[bool | None, Option(SANDBOX[0], help=SANDBOX[1])]
+BuildFlag = Annotated[
+    bool, Option("--build", help="build packages that have no wheel, which runs their code with your rights")
+]
 SandboxLimits = Annotated[list[str] | None, Option(SANDBOX_LIMIT[0], help=SANDBOX_LIMIT[1])]
 
 
@@ -37,8 +45,47 @@ def choose_policy(
         )
     if sandbox is False or (sandbox is None and not limits and not default):
         return None
-    forbid_builds()
     return parse_limits(limits or [])
+
+
+def allow_builds(context: Invocation, build: bool, policy: SandboxPolicy | None) -> None:
+    """Let uv build packages that have no wheel, if the user said so; their code then runs in no sandbox."""
+    if build and policy is not None:
+        raise UsageError(
+            "`--build` runs code of packages outside of the sandbox that was asked for",
+            hint="leave `--build` out, or pass `--no-sandbox`",
+        )
+    context.builds = build
+
+
+def builder_of(context: Invocation, policy: SandboxPolicy | None) -> Builder:
+    """Return what builds a project: in the sandbox if it is on, otherwise with the user's rights."""
+    from wander_client.packages.building.build import Builder
+
+    hidden = None if policy is None else hide_own(policy, context.settings)
+    return Builder(context.settings.data_dir, hidden)
+
+
+def policy_for_import(
+    context: Invocation, sandbox: bool | None, limits: list[str] | None
+) -> SandboxPolicy | None:
+    """Return the limits of the sandbox in which a project of somebody else is built, loaded and checked.
+
+    Only `--no-sandbox` does so without one. Raises `SandboxError` if there is no sandbox here.
+    """
+    policy = choose_policy(sandbox, limits, default=True)
+    if policy is not None:
+        from wander.errors import SandboxError
+        from wander.sandbox.support import require_support
+
+        try:
+            require_support()
+        except SandboxError as error:
+            error.hint = (
+                f"{error.hint or 'install the sandbox'}; or pass `--no-sandbox` if you trust its author"
+            )
+            raise
+    return policy
 
 
 def hide_own(policy: SandboxPolicy, settings: Settings) -> SandboxPolicy:

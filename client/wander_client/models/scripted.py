@@ -8,13 +8,13 @@ import asyncio
 import contextlib
 import itertools
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.errors import ModelError
+from wander.system.child_environ import LOCALE, child_environ
 
 from wander_client.environments.location import Location
 from wander_client.errors import NotFound, UsageError
@@ -22,7 +22,6 @@ from wander_client.models import scripted_host
 
 _LINE_LIMIT = 64 * 1024 * 1024
 """Bytes of one message; conversations are resent whole every turn."""
-_KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ")
 
 
 class ScriptedProcessClient(Client):
@@ -86,7 +85,6 @@ class ScriptedProcessClient(Client):
             await self._reader
 
     async def _start(self) -> None:
-        environ = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
         folder = self._location.folder
         modules = () if folder is None else (folder, folder / "src")
         self._process = await asyncio.create_subprocess_exec(
@@ -96,7 +94,7 @@ class ScriptedProcessClient(Client):
             *(str(place) for place in modules if place.is_dir()),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env={**environ, "PYTHONUNBUFFERED": "1"},
+            env=child_environ(*LOCALE, PYTHONUNBUFFERED="1"),
             limit=_LINE_LIMIT,
         )
         first = await self._line() or {}

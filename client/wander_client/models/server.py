@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import secrets
 import socket
 import sys
@@ -21,6 +22,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from wander.system.child_environ import LOCALE, NETWORK, child_environ
 
 from wander_client.errors import ClientError, Unavailable
 from wander_client.models.reference import START_SECONDS
@@ -35,6 +38,24 @@ _LOOK_SECONDS = 0.25
 _ENGINE = "vllm.entrypoints.openai.api_server"
 _LOG_LINES = 20
 _LOG_BYTES = 16_384
+_LIBRARIES = (
+    *("CUDA_", "NVIDIA_", "NCCL_", "GLOO_", "UCX_", "ROCR_", "ROCM_", "HIP_", "XLA_", "OMP_", "MKL_"),
+    *(
+        "VLLM_",
+        "HF_",
+        "HUGGINGFACE_",
+        "TORCH",
+        "PYTORCH_",
+        "TRITON_",
+        "TRANSFORMERS_",
+        "TOKENIZERS_",
+        "SAFETENSORS_",
+    ),
+)
+"""How the variables begin that drivers and libraries of a model's server read."""
+_SECRET = re.compile(r"TOKEN(?!IZER)|KEY|SECRET|PASSWORD|CREDENTIAL")
+_FETCHING = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+"""What Hugging Face wants to hear for a gated model."""
 _ASK_VERSION = """
 import importlib.metadata, importlib.util, json
 found = importlib.util.find_spec("vllm") is not None
@@ -90,7 +111,7 @@ async def serve(
     # Ours come last, where they win.
     command += [*choice.arguments, "--served-model-name", name, "--host", "127.0.0.1", "--port", str(port)]
     log_path.parent.mkdir(parents=True, exist_ok=True)
-    process = await _Guarded.start(command, log_path, dict(choice.environment))
+    process = await _Guarded.start(command, log_path, _variables(model, choice))
     described = {"engine": choice.engine, "versions": versions, "arguments": list(choice.arguments)}
 
     def why_ended() -> ClientError | None:
@@ -107,6 +128,19 @@ async def serve(
         await process.stop()
 
 
+def _variables(model: str, choice: ServeChoice) -> dict[str, str]:
+    """Return what the choice adds, and the token with which vLLM fetches a model that is not here."""
+    names = () if os.path.exists(model) else _FETCHING
+    return {**{name: os.environ[name] for name in names if name in os.environ}, **dict(choice.environment)}
+
+
+def server_environ(**more: str) -> dict[str, str]:
+    """Return the environment of a model's server: what drivers and libraries read, and no key."""
+    found = [name for name in os.environ if name.startswith(_LIBRARIES) and not _SECRET.search(name.upper())]
+    folders = ("LD_LIBRARY_PATH", "PYTHONPATH", "XDG_CACHE_HOME", "USER")
+    return child_environ(*LOCALE, *NETWORK, *found, *folders, **more)
+
+
 async def _find_vllm(python: str) -> dict[str, str]:
     """Return the distributions that bring vLLM to a Python, with their versions."""
     try:
@@ -114,6 +148,7 @@ async def _find_vllm(python: str) -> dict[str, str]:
             python,
             "-c",
             _ASK_VERSION,
+            env=server_environ(),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -166,7 +201,7 @@ class _Guarded:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+                    env=server_environ(PYTHONUNBUFFERED="1", **environment),
                     pass_fds=(theirs,),
                     start_new_session=True,
                 )

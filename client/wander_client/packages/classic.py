@@ -111,8 +111,8 @@ def upstream_requirements(wheel: Path, requires_dist: list[str]) -> list[str]:
     """
     stated = requirement_of(requires_dist) or Requirement(PROJECT)
     extras = f"[{','.join(sorted(stated.extras))}]" if stated.extras else ""
-    if stated.url is not None:
-        return [f"{PROJECT}{extras} @ {stated.url}"]
+    if stated.url is not None:  # a wheel, which is brought here and takes the place of any release
+        return [f"{PROJECT}{extras}"]
     minor = _choose_minor(wheel, stated.specifier)
     if minor is None:
         return [f"{PROJECT}{extras}{stated.specifier & SpecifierSet(f'>={FIRST_OF_TASKSETS}')}"]
@@ -121,8 +121,8 @@ def upstream_requirements(wheel: Path, requires_dist: list[str]) -> list[str]:
         raise ClientError(
             f"it asks for `{PROJECT}{stated.specifier}`, and its code is for releases before 0.2, of which "
             "0.1.14 is the last that was published",
-            hint="ask its author for a version for a published release, or require the library by its commit "
-            f'(`"{PROJECT} @ git+URL@COMMIT"`)',
+            hint="ask its author for a version for a published release, or require a wheel of the library "
+            f'by its address (`"{PROJECT} @ https://..."`)',
             code="unpublished_release",
         )
     # These releases let any mcp in and cannot use its second.

@@ -18,14 +18,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from wander_client.errors import ClientError
 from wander_client.packages import classic
 from wander_client.packages.interpreters import HERE, choose_python
-from wander_client.packages.needs import HUB_PACKAGES, SDK
-from wander_client.packages.uv import index_arguments, install_into, make_virtualenv
+from wander_client.packages.needs import HUB_PACKAGES, SDK, read_requirement
+from wander_client.packages.uv import install_into, make_virtualenv
 from wander_client.packages.virtualenvs import VirtualEnvironments, key_of
 
 _COPIED = {SDK: "wander", classic.COMPAT: "wander_compat"}
@@ -55,7 +55,7 @@ def python_of(folder: Path, data_dir: Path, note: Callable[[str], None]) -> Path
         never.write_text(
             "".join(f"{name}; python_version < '3'\n" for name in HUB_PACKAGES), encoding="utf-8"
         )
-        options = ["install", "--quiet", "--overrides", str(never), *index_arguments(), *wanted]
+        options = ["install", "--quiet", "--overrides", str(never), *wanted]
         install_into(place, options, doing=f"installing what `{folder.name}` declares")
         (site,) = place.glob("lib/python3*/site-packages")
         for name, source in copied:
@@ -95,15 +95,12 @@ def _project(folder: Path) -> dict[str, Any]:
 
 def _listed(folder: Path) -> list[Requirement]:
     try:
-        return [Requirement(each) for each in _project(folder).get("dependencies", [])]
+        return [read_requirement(each, folder.name) for each in _project(folder).get("dependencies", [])]
     except TypeError:
         return []  # loading the folder says what is wrong with it
-    except InvalidRequirement as error:
-        raise ClientError(
-            f"`{folder.name}` depends on something that is no requirement: {error}",
-            hint="correct `dependencies` in `pyproject.toml`",
-            code="bad_pyproject",
-        ) from error
+    except ClientError as error:
+        error.hint = "correct `dependencies` in `pyproject.toml`"
+        raise
 
 
 def _applies(requirement: Requirement, extra: str = "") -> bool:

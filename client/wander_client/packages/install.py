@@ -9,38 +9,34 @@ everything else from the user's index.
 from __future__ import annotations
 
 import hashlib
-import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import distributions
 from pathlib import Path
-from urllib.parse import unquote
+from typing import TYPE_CHECKING
 
 from packaging.tags import Tag
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 from wander.wire import EnvironmentDetail, FileInfo, Unlocked, VersionDetail
-from wander.wire.package_index import IndexFile
 
 from wander_client.errors import ClientError, NotFound
 from wander_client.hub.api import HubApi
 from wander_client.names import EnvironmentName
 from wander_client.packages.interpreters import HERE, Interpreter, choose_python
-from wander_client.packages.lock import compile_lock, install_lines, read_lock
+from wander_client.packages.lock import compile_lock, install_lines, lines_of_resolution, read_lock
 from wander_client.packages.needs import (
     Needs,
     Wheel,
     fetch_file,
     fetch_into,
-    file_info,
     metadata_of,
     needs_of,
-    requirements_in,
 )
 from wander_client.packages.store import LOCK, RECORD, EnvironmentStore, Installed, InstalledRecord
-from wander_client.packages.uv import index_arguments, install_into, make_virtualenv
+from wander_client.packages.uv import install_into, make_virtualenv
 from wander_client.packages.virtualenvs import (
     VirtualEnvironments,
     copy_by_links,
@@ -49,6 +45,11 @@ from wander_client.packages.virtualenvs import (
     stage_folder,
 )
 from wander_client.paths import path_below
+
+if TYPE_CHECKING:
+    from wander.sandbox.visible import Runtime
+
+LARGEST_LOCK = 64 << 20
 
 
 def exact_version(
@@ -119,7 +120,7 @@ def install(
             if unlocked is None:
                 contents = _read_locked(hub, cache_dir, detail, wheel, python)
             else:
-                needs = needs_of(hub, cache_dir, wheel, detail.requires_dist, warn)
+                needs = needs_of(hub, cache_dir, wheel, warn)
                 contents = _resolve_now(hub, cache_dir, detail.owner, needs, str(exact), python)
             with _fill(store.virtualenvs, contents, str(exact), force=force) as virtualenv:
                 record = _record(hub, detail, wheel, contents, unlocked, virtualenv)
@@ -151,7 +152,7 @@ class _Contents:
     key: str
     """Digest of what the virtual environment is known by."""
     install: str
-    """What uv is given: requirements with digests, or a lock with this machine's paths."""
+    """The lines that uv is given: names and files, each with its digests."""
     locked: bool
     python: Interpreter
 
@@ -163,7 +164,7 @@ def _read_locked(
     assert detail.lock is not None
     sha256 = detail.lock.sha256
     file = path_below(cache_dir / "locks", sha256, LOCK)
-    fetch_into(hub, file, detail.lock.url, sha256, detail.lock.size)
+    fetch_into(hub, file, detail.lock.url, sha256, min(detail.lock.size or LARGEST_LOCK, LARGEST_LOCK))
     content = file.read_bytes()
     lines = install_lines(hub, cache_dir, read_lock(content), wheel, python)
     key = hashlib.sha256(f"{sha256}\n{wheel.sha256}\n".encode()).hexdigest()
@@ -174,18 +175,22 @@ def _resolve_now(
     hub: HubApi, cache_dir: Path, owner: str, needs: Needs, what: str, python: Interpreter
 ) -> _Contents:
     """Resolve what a wheel needs; the lock that is kept names the hub's URLs, not this machine's cache."""
-    here = portable = compile_lock(hub, owner, needs, what, ["--python", str(python.path)])
-    for package in tomllib.loads(here)["packages"]:
-        for file in package.get("wheels", []):
-            url = str(file.get("url", ""))
-            if url.startswith(hub.absolute("/")):  # uv has no token for it
-                listed = IndexFile.model_validate({**file, "filename": unquote(url.rpartition("/")[2])})
-                got = fetch_file(hub, cache_dir, package["name"], file_info(listed))
-                here = here.replace(f'url = "{url}"', f'path = "{got.path}"')
+    portable = compile_lock(hub, owner, needs, what, ["--python", str(python.path)])
+    lines = lines_of_resolution(hub, cache_dir, read_lock(portable.encode()), needs, what, python)
     for wheel in needs.wheels:
         portable = portable.replace(f'path = "{wheel.path}"', f'url = "{wheel.url}"')
     key = hashlib.sha256(portable.encode()).hexdigest()
-    return _Contents(portable.encode(), key, here, locked=False, python=python)
+    return _Contents(portable.encode(), key, lines, locked=False, python=python)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A virtual environment in which a wheel of this machine is installed."""
+
+    python: Path
+    runtime: Runtime
+    """What it was made from, which the sandbox needs to know."""
+    lock: str
 
 
 @contextmanager
@@ -197,11 +202,10 @@ def try_out(
     wheel: Path,
     warn: Callable[[str], None],
     lock: bytes | None = None,
-) -> Iterator[tuple[Path, str]]:
-    """Yield a virtual environment's interpreter and lock: there a wheel of this machine is installed as
-    `install` would once its owner published it so, until the block ends.
+) -> Iterator[Trial]:
+    """Install a wheel of this machine, until the block ends, as `install` would once it is published so.
 
-    What a lock names beside the wheel is installed once, and copied by links for each that needs the same.
+    What a lock names next to the wheel is installed once, and copied by links for each that needs the same.
     Raises `ClientError`.
     """
     this = Wheel.at(wheel)
@@ -209,10 +213,10 @@ def try_out(
     python = choose_python(metadata["Requires-Python"], f"`{what}`", warn)
     with virtualenvs.scratch() as folder:
         if lock is None:
-            needs = needs_of(hub, cache_dir, this, requirements_in(metadata), warn)
+            needs = needs_of(hub, cache_dir, this, warn)
             contents = _resolve_now(hub, cache_dir, owner, needs, what, python)
             with _fill(VirtualEnvironments(folder), contents, what) as virtualenv:
-                yield virtualenv / "bin" / "python", contents.lock.decode()
+                yield _trial(virtualenv, python, contents.lock.decode())
             return
         own, *others = install_lines(hub, cache_dir, read_lock(lock), this, python).splitlines(keepends=True)
         rest = "".join(sorted(others))
@@ -223,8 +227,15 @@ def try_out(
         (folder / "own.txt").write_text(own, encoding="utf-8")
         options = ["install", "--quiet", "--no-deps", "-r", str(folder / "own.txt")]
         install_into(virtualenv, options, doing=f"installing `{what}`")
-        yield virtualenv / "bin" / "python", lock.decode()
+        yield _trial(virtualenv, python, lock.decode())
         give_bytecode(virtualenv, shared)
+
+
+def _trial(virtualenv: Path, python: Interpreter, lock: str) -> Trial:
+    from wander.sandbox.visible import Runtime
+
+    runtime = Runtime(python.executable, python.prefix, python.version, str(virtualenv))
+    return Trial(virtualenv / "bin" / "python", runtime, lock)
 
 
 def _record(
@@ -285,10 +296,9 @@ def _fill(
 
     def build(folder: Path) -> None:
         make_virtualenv(folder, contents.python.path)
-        source = folder / ("requirements.txt" if contents.locked else LOCK)
+        source = folder / "requirements.txt"
         source.write_text(contents.install, encoding="utf-8")
-        hashes = ["--require-hashes"] if contents.locked else []
-        options = ["sync", "--quiet", *hashes, *index_arguments(), str(source)]
+        options = ["sync", "--quiet", "--require-hashes", str(source)]
         install_into(folder, options, doing=f"installing `{what}`")
         source.unlink()
 

@@ -25,6 +25,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from packaging.pylock import (
+    Package,
     PackageArchive,
     PackageDirectory,
     PackageVcs,
@@ -36,35 +37,49 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
+from wander.wire.package_index import (
+    FileAddress,
+    FileHashes,
+    IndexFile,
+    hub_file,
+    origin_of,
+    parse_file_address,
+)
 
 from wander_client.errors import ClientError, Unavailable
 from wander_client.hub.api import HubApi
 from wander_client.packages.classic import lower_bounds
 from wander_client.packages.front import serve_hub_names
+from wander_client.packages.indexes import configured_origins, falls_through, uv_settings
 from wander_client.packages.interpreters import HERE, OLDEST_PYTHON, Interpreter, choose_python
 from wander_client.packages.needs import (
     HUB_OWNER,
     HUB_PACKAGES,
+    INDEXES_ONLY,
     Needs,
     Wheel,
+    fetch_file,
+    fetch_linked,
+    file_info,
     find_served,
     metadata_of,
     needs_of,
-    requirements_in,
 )
-from wander_client.packages.uv import configured_origins, may_fall_through, put_first, run_uv
+from wander_client.packages.uv import builds_packages, run_uv
+from wander_client.paths import path_below
 
 LOCK = "pylock.toml"
 _PYPI = "https://pypi.org/simple/"
-_PYPI_HOST = "files.pythonhosted.org"
-_PYPI_FILES = f"https://{_PYPI_HOST}"
-INDEXES_ONLY = "WANDER_INDEXES_ONLY"
-"""The variable that, set to 1, has what a lock names fetched from the configured indexes alone. A hub sets it
-for its jobs: an address in a stranger's lock must not make it ask machines that only it can reach."""
+_PYPI_FILES = "https://files.pythonhosted.org"
 _PUBLIC_HOSTS = frozenset(
     {"files.pythonhosted.org", "download.pytorch.org", "download-r2.pytorch.org", "pypi.nvidia.com"}
 )
 """Where files stay: everybody reaches these, and their addresses name the same bytes for ever."""
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_LINE = re.compile(
+    r"[a-z0-9][a-z0-9-]*(==[0-9][A-Za-z0-9.!+]*| @ file:///[A-Za-z0-9/._~%+-]+)( --hash=sha256:[0-9a-f]{64})+"
+)
+"""What uv is given for one package, and no more."""
 _NO_LOCK = "`--no-lock` publishes without a lock, and the version's page says so"
 
 
@@ -103,7 +118,7 @@ def resolve_lock(
     project = parse_wheel_filename(wheel.name)[0]
     own = Wheel.at(wheel, hub.absolute(f"/{owner}/files/{project}/{wheel.name}"))
     what = f"{project} {own.version}"
-    needs = needs_of(hub, cache_dir, own, requirements_in(metadata), warn)
+    needs = needs_of(hub, cache_dir, own, warn)
     newer = ["--exclude-newer", exclude_newer] if exclude_newer else []
     everywhere = ["--universal", "--python-version", str(_oldest_python(metadata["Requires-Python"]))]
     try:
@@ -139,8 +154,6 @@ def compile_lock(hub: HubApi, owner: str, needs: Needs, what: str, options: Sequ
 
     What `owner` or `wander` offers comes from the hub alone, whatever other indexes have under its name.
     """
-    if os.environ.get(INDEXES_ONLY) == "1":
-        _refuse_addresses(needs, what)
     # What is to be upstream's is not the hub's, though the hub has something of that name.
     elsewhere = {canonicalize_name(Requirement(line).name) for line in needs.first.splitlines()}
     with (
@@ -151,8 +164,7 @@ def compile_lock(hub: HubApi, owner: str, needs: Needs, what: str, options: Sequ
         requirements, overriding = work / "requirements.in", work / "overrides.txt"
         wanted = [needs.first, *(f"{wheel.project} @ {wheel.path.as_uri()}" for wheel in needs.own)]
         wanted += needs.programs
-        indexes, variables = put_first(front.index)
-        if may_fall_through(indexes):
+        if builds_packages() and falls_through(uv_settings(os.environ)):
             # No archive of another index is built, which would run its code, to be refused below.
             wanted += [f"--only-binary {each}" for each in hub.projects(owner) if each not in elsewhere]
         requirements.write_text("".join(f"{line}\n" for line in wanted if line))
@@ -161,30 +173,17 @@ def compile_lock(hub: HubApi, owner: str, needs: Needs, what: str, options: Sequ
             run_uv(
                 [
                     "pip", "compile", "--quiet", "--no-header", "--format", "pylock.toml",
-                    "--generate-hashes", *options, *indexes, "--override", str(overriding),
+                    "--generate-hashes", *options, "--override", str(overriding),
                     str(requirements), "--output-file", str(work / LOCK),
                 ],
                 doing=f"resolving the dependencies of `{what}`",
-                variables=variables,
+                index=front.index,
             )  # fmt: skip
         except ClientError as error:
             raise front.refusal or error from error
         text = front.with_hub_addresses((work / LOCK).read_text(encoding="utf-8"))
         _refuse_strangers(tomllib.loads(text), front.held, hub.absolute("/"))
         return text
-
-
-def _refuse_addresses(needs: Needs, what: str) -> None:
-    """Refuse requirements that name an address or a repository, which uv would ask."""
-    stated = [line for wheel in needs.own for line in requirements_in(metadata_of(wheel.path))]
-    for line in (*stated, *needs.first.splitlines(), *needs.programs):
-        if line and Requirement(line).url is not None:
-            raise ClientError(
-                f"`{what}` requires `{Requirement(line).name}` from an address; this machine asks only its "
-                "indexes",
-                hint="require a release of it that a package index has",
-                code="lock_address",
-            )
 
 
 def _refuse_strangers(lock: Mapping[str, Any], held: Collection[str], hub: str) -> None:
@@ -226,57 +225,161 @@ def read_lock(content: bytes) -> Pylock:
     """Return a lock; raises `ClientError` for anything else."""
     try:
         return Pylock.from_dict(tomllib.loads(content.decode()))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, PylockValidationError) as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, PylockValidationError, RecursionError) as error:
         raise ClientError("this is not a `pylock.toml`", code="bad_lock", detail=str(error)) from error
 
 
 def install_lines(hub: HubApi, cache_dir: Path, lock: Pylock, own: Wheel, python: Interpreter = HERE) -> str:
     """Return what uv installs with `--require-hashes`: the files of a lock that this machine takes.
 
-    The wheel of the environment is the one that the hub lists; its packages are as the lock says.
+    The wheel of the environment is the one that the hub lists; its packages are as the lock says. No word of
+    a lock gets to uv as it stands: a line is a name, a version and digests that were parsed, for the indexes
+    of this machine, or a file that lies here and has the digest.
     """
-    lines = [f"{own.project} @ {own.path.as_uri()} --hash=sha256:{own.sha256}"]
+    label = f"{own.project} {own.version}"
+    addresses = _Addresses(hub, lock, own.project)
+    lines = [line_of_file(own.project, own.path, own.sha256)]
+    for package, file in _select(lock, label, python):
+        if package.name == own.project:
+            continue
+        digest = (
+            _digest_of(package, file.hashes) if not isinstance(file, PackageVcs | PackageDirectory) else ""
+        )
+        if not digest or file.url is None:
+            raise ClientError(f"the lock names no file of `{package.name}`", code="bad_lock")
+        address = addresses.read(package, file.url)
+        if served := addresses.of_hub(address, package):
+            path = find_served(hub, cache_dir, package.name, address.filename, digest, served).path
+        elif addresses.in_index(address, package, file):
+            lines.append(_line_of_index(package))
+            continue
+        else:
+            path = addresses.fetch(cache_dir, address, package, digest, file.size)
+        lines.append(line_of_file(package.name, path, digest))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def lines_of_resolution(
+    hub: HubApi, cache_dir: Path, lock: Pylock, needs: Needs, what: str, python: Interpreter
+) -> str:
+    """Return what uv installs of a lock that it made of the hub's wheels and this machine's indexes."""
+    wheels = {str(wheel.path): wheel for wheel in needs.wheels}
+    lines = []
+    for package, file in _select(lock, what, python):
+        here = wheels.get(str(getattr(file, "path", None)))
+        url = getattr(file, "url", None) or ""
+        if here is None and url.startswith(hub.absolute("/")):  # uv has no token for it
+            listed = IndexFile(
+                filename=unquote(url.rpartition("/")[2]),
+                url=url,
+                hashes=FileHashes(**file.hashes),
+                size=file.size,
+            )
+            here = fetch_file(hub, cache_dir, package.name, file_info(listed))
+        if here is not None:
+            lines.append(line_of_file(package.name, here.path, here.sha256))
+        elif package.version is None or package.archive or package.vcs or package.directory:
+            raise ClientError(f"`{package.name}` is not a release of a package index", code="unlockable")
+        else:
+            lines.append(_line_of_index(package))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _select(lock: Pylock, label: str, python: Interpreter) -> list[tuple[Package, Any]]:
+    """Return the packages of a lock that a Python takes, each with its file."""
     try:
-        selected = lock.select(environment=python.environment, tags=python.tags)
-        chosen = [(package, file) for package, file in selected if package.name != own.project]
+        return list(lock.select(environment=python.environment, tags=python.tags))
     except PylockSelectError as error:
         raise ClientError(
-            f"the lock of `{own.project} {own.version}` does not hold for {python}",
-            code="lock_platform",
-            detail=str(error),
+            f"the lock of `{label}` does not hold for {python}", code="lock_platform", detail=str(error)
         ) from error
-    own_urls = [file.url for each in lock.packages if each.name == own.project for file in each.wheels or []]
-    home = {urlsplit(url).netloc for url in [hub.url, *own_urls] if url}
-    """Addresses of the hub: the current one, and the one when the lock was made."""
-    strict = os.environ.get(INDEXES_ONLY) == "1"
-    origins = configured_origins() if strict else set()
-    for package, file in chosen:
-        if isinstance(file, PackageVcs | PackageDirectory) or file.url is None:
-            raise ClientError(f"the lock names no file of `{package.name}`", code="bad_lock")
-        digest, parts = file.hashes["sha256"], urlsplit(file.url)
-        served = re.fullmatch(rf".*/([^/]+)/files/{re.escape(package.name)}/([^/]+)", parts.path)
-        bundled = served is not None and served[1] == HUB_OWNER and package.name in HUB_PACKAGES
-        if served is not None and (bundled or parts.netloc in home):
-            # Of the hub itself; what hubs bundle, of whichever hub.
-            owner, filename = served[1], unquote(served[2])
-            wheel = find_served(hub, cache_dir, package.name, filename, digest, owner)
-            lines.append(f"{package.name} @ {wheel.path.as_uri()} --hash=sha256:{digest}")
-        elif f"{parts.scheme}://{parts.netloc}" in origins or (
-            not strict and (isinstance(file, PackageArchive) or parts.netloc != _PYPI_HOST)
-        ):
-            lines.append(f"{package.name} @ {file.url} --hash=sha256:{digest}")
-        elif isinstance(file, PackageArchive) or package.version is None:
+
+
+class _Addresses:
+    """The addresses of a lock, and where this machine gets what they name."""
+
+    def __init__(self, hub: HubApi, lock: Pylock, own: str) -> None:
+        urls = [
+            hub.url,
+            *(file.url for each in lock.packages if each.name == own for file in each.wheels or []),
+        ]
+        self._home = {origin_of(url) for url in [hub.url, *urls] if url is not None}
+        """Origins of the hub: the current one, and the one when the lock was made."""
+        self._indexes = configured_origins(os.environ) | {_PYPI_FILES}
+        self._strict = os.environ.get(INDEXES_ONLY) == "1"
+
+    def read(self, package: Package, url: str) -> FileAddress:
+        """Return an address in its parts; raises `ClientError` for one that is not plain."""
+        try:
+            address = parse_file_address(url, {*self._home, *self._indexes, origin_of(url)})
+        except ValueError as error:
+            raise ClientError(
+                f"the lock names an address of `{package.name}` that is refused: {error}",
+                hint="ask its owner to publish a corrected version",
+                code="bad_lock",
+                detail=url[:200],
+            ) from error
+        return address
+
+    def of_hub(self, address: FileAddress, package: Package) -> str | None:
+        """Return the owner whose file of the hub this is; None for a file of others."""
+        owner, project = hub_file(address) or ("", "")
+        bundled = owner == HUB_OWNER and project in HUB_PACKAGES  # what hubs bundle, of whichever hub
+        return owner if project == package.name and (bundled or address.origin in self._home) else None
+
+    def in_index(self, address: FileAddress, package: Package, file: object) -> bool:
+        """Return whether the indexes of this machine have a file."""
+        known = address.origin in self._indexes or self._strict
+        return known and not isinstance(file, PackageArchive) and package.version is not None
+
+    def fetch(
+        self, cache_dir: Path, address: FileAddress, package: Package, digest: str, size: int | None
+    ) -> Path:
+        """Return a file that lies elsewhere, fetched over https and with its digest checked."""
+        if self._strict:
             raise ClientError(
                 f"the lock takes `{package.name}` from an address; this machine asks only its indexes",
                 hint="require a release of it that a package index has",
                 code="lock_address",
             )
-        else:
-            digests = [each.hashes["sha256"] for each in package.wheels or []]
-            digests += [package.sdist.hashes["sha256"]] if package.sdist is not None else []
-            hashes = " ".join(f"--hash=sha256:{each}" for each in digests)
-            lines.append(f"{package.name}=={package.version} {hashes}")
-    return "".join(f"{line}\n" for line in lines)
+        if not address.origin.startswith("https:"):
+            raise ClientError(
+                f"the lock takes `{package.name}` from `{address.origin}`, which is no index of this machine",
+                hint="ask its owner to publish a lock whose files come over https",
+                code="bad_lock",
+            )
+        target = path_below(cache_dir / "wheels", digest, address.filename)
+        fetch_linked(address, target, digest, size)
+        return target
+
+
+def line_of_file(name: str, path: Path, sha256: str) -> str:
+    """Return the line that makes uv install a file of this machine."""
+    return _checked(f"{name} @ {path.as_uri()} --hash=sha256:{sha256}")
+
+
+def _line_of_index(package: Package) -> str:
+    """Return the line that makes uv install a package from the indexes of this machine, by its digests."""
+    digests = [_digest_of(package, file.hashes) for file in package.wheels or []]
+    digests += [_digest_of(package, package.sdist.hashes)] if package.sdist is not None else []
+    hashes = " ".join(f"--hash=sha256:{digest}" for digest in digests)
+    return _checked(f"{package.name}=={package.version} {hashes}")
+
+
+def _digest_of(package: Package, hashes: Mapping[str, str]) -> str:
+    digest = str(hashes.get("sha256", ""))
+    if not _DIGEST.fullmatch(digest):
+        raise ClientError(f"the lock states no SHA-256 of a file of `{package.name}`", code="bad_lock")
+    return digest
+
+
+def _checked(line: str) -> str:
+    """Return a line for uv; raises `ClientError` if it could be read as anything else."""
+    if not _LINE.fullmatch(line):
+        raise ClientError(
+            "the lock names a package in a form that is refused", code="bad_lock", detail=line[:200]
+        )
+    return line
 
 
 def _oldest_python(requires_python: str | None) -> Version:

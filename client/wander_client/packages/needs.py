@@ -8,21 +8,23 @@ under those names.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.message import Message
 from email.parser import BytesParser
 from pathlib import Path
-from zipfile import ZipFile
+from zipfile import BadZipFile, ZipFile
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 from wander.wire import FileInfo
-from wander.wire.package_index import IndexFile
+from wander.wire.package_index import FileAddress, IndexFile, check_requirement, parse_file_address
 
 from wander_client.errors import ClientError
 from wander_client.hub.api import HubApi
@@ -31,6 +33,11 @@ from wander_client.paths import path_below
 
 HUB_OWNER = "wander"
 """The owner under which a hub serves the packages it runs with."""
+INDEXES_ONLY = "WANDER_INDEXES_ONLY"
+"""The variable that, set to 1, has packages fetched from the configured indexes alone. A hub sets it for its
+jobs: an address of a stranger must not make it ask machines that only it can reach."""
+LARGEST_METADATA = 16 << 20
+_METADATA = re.compile(r"[^/]+\.dist-info/METADATA")
 SDK, CLIENT = "wander-sdk", "wander-client"
 HUB_PACKAGES = (SDK, CLIENT, classic.COMPAT, classic.PROJECT)
 """What hubs serve themselves."""
@@ -55,15 +62,38 @@ class Wheel:
 
 
 def metadata_of(wheel: Path) -> Message:
-    """Return the core metadata in a wheel."""
-    with ZipFile(wheel) as archive:
-        name = next(each for each in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", each))
-        return BytesParser().parsebytes(archive.read(name))
+    """Return the core metadata in a wheel; raises `ClientError` for a file that has not one."""
+    try:
+        with ZipFile(wheel) as archive:
+            found = [each for each in archive.infolist() if _METADATA.fullmatch(each.filename)]
+            if len(found) == 1 and found[0].file_size <= LARGEST_METADATA:
+                return BytesParser().parsebytes(archive.read(found[0]))
+    except (BadZipFile, OSError, NotImplementedError, RuntimeError, zlib.error) as error:
+        raise ClientError(f"`{wheel.name}` is not a wheel", code="bad_wheel", detail=str(error)) from error
+    raise ClientError(f"`{wheel.name}` is not a wheel: it has not one METADATA", code="bad_wheel")
 
 
 def requirements_in(metadata: Message) -> list[str]:
     """Return the requirements that core metadata states, as they are written."""
     return [str(each) for each in metadata.get_all("Requires-Dist") or []]
+
+
+def read_requirement(text: str, what: str) -> Requirement:
+    """Return a requirement that `what` states; raises `ClientError` for one that must not reach uv.
+
+    uv reads more than requirements: variables of its environment, options after a line break, programs.
+    """
+    try:
+        requirement = Requirement(text)
+        check_requirement(text, requirement.url)
+    except (InvalidRequirement, ValueError) as error:
+        raise ClientError(
+            f"`{what}` requires `{text[:200]}`, which is refused: {error}",
+            hint="ask its owner to publish a corrected version; a requirement names a package, or a wheel by "
+            "its `https` address",
+            code="unsafe_requirement",
+        ) from error
+    return requirement
 
 
 @dataclass(frozen=True)
@@ -86,11 +116,13 @@ class Needs:
         return [*self.own, *self.at_hand]
 
 
-def needs_of(
-    hub: HubApi, cache_dir: Path, wheel: Wheel, requires_dist: list[str], warn: Callable[[str], None]
-) -> Needs:
-    """Return what an environment needs of the hub: the SDK, and what serves the classic API to its code."""
-    wanted = requirements_of(requires_dist, f"{wheel.project} {wheel.version}")
+def needs_of(hub: HubApi, cache_dir: Path, wheel: Wheel, warn: Callable[[str], None]) -> Needs:
+    """Return what an environment needs of the hub: the SDK, and what serves the classic API to its code.
+
+    What it requires is read from the wheel itself, as uv will read it.
+    """
+    what, requires_dist = f"{wheel.project} {wheel.version}", requirements_in(metadata_of(wheel.path))
+    wanted = requirements_of(requires_dist, what)
     own = [wheel]
     for project in (SDK, CLIENT):
         if project != SDK and project not in wanted:
@@ -110,8 +142,15 @@ def needs_of(
     if classic.keeps_upstream(wheel.path, requires_dist):
         upstream = classic.upstream_requirements(wheel.path, requires_dist)
         programs = classic.needs_of_programs(wheel.path)
-        return Needs(own, first="\n".join([*first, *upstream]), programs=programs)
-    at_hand, overrides = [], ""
+        if any(read_requirement(each, what).url for each in programs):
+            raise ClientError(
+                f"a program in `{what}` requires a package from an address",
+                hint="ask its owner to require a release of it",
+                code="unsafe_requirement",
+            )
+        linked, overrides = _bring_linked(cache_dir, own, what)
+        return Needs(own, linked, overrides, "\n".join([*first, *upstream]), programs)
+    at_hand, overrides = _bring_linked(cache_dir, own, what)
     if compat is not None and compat not in own:
         at_hand.append(compat)
         overrides += f"{classic.COMPAT} @ {compat.path.as_uri()}\n"
@@ -119,6 +158,67 @@ def needs_of(
         at_hand.append(shim)
         overrides += classic.override(shim.path, classic.requirement_of(requires_dist))
     return Needs(own, at_hand, overrides, "\n".join(first))
+
+
+def _bring_linked(cache_dir: Path, own: list[Wheel], what: str) -> tuple[list[Wheel], str]:
+    """Return the wheels that requirements name by address, and the lines that make uv take them from here.
+
+    uv follows no address itself: it would follow what such a wheel names in turn, in whatever form.
+    """
+    linked: dict[str, Wheel] = {}
+    for wheel in own:
+        for text in requirements_in(metadata_of(wheel.path)):
+            requirement = read_requirement(text, f"{wheel.project} {wheel.version}")
+            name = canonicalize_name(requirement.name)
+            if requirement.url is None or name in linked or name in HUB_PACKAGES:
+                continue
+            if os.environ.get(INDEXES_ONLY) == "1":
+                raise ClientError(
+                    f"`{what}` requires `{name}` from an address; this machine asks only its indexes",
+                    hint="require a release of it that a package index has",
+                    code="lock_address",
+                )
+            linked[name] = _fetch_required(cache_dir, requirement.url, name)
+    lines = "".join(f"{name} @ {wheel.path.as_uri()}\n" for name, wheel in linked.items())
+    return list(linked.values()), lines
+
+
+def _fetch_required(cache_dir: Path, url: str, name: str) -> Wheel:
+    """Fetch the wheel at an address that a requirement names; raises `ClientError` for any other file."""
+    address = parse_file_address(url)
+    stated = url.partition("#sha256=")[2]
+    folder = stated or hashlib.sha256(address.url.encode()).hexdigest()
+    target = path_below(cache_dir / ("wheels" if stated else "linked"), folder, address.filename)
+    digest = fetch_linked(address, target, stated or None, None)
+    try:
+        project, version, *_ = parse_wheel_filename(address.filename)
+        metadata = metadata_of(target)
+        same = project == name == canonicalize_name(str(metadata["Name"]))
+        nested = [text for text in requirements_in(metadata) if read_requirement(text, name).url is not None]
+    except InvalidWheelFilename:
+        same, nested = False, []
+    if not same or nested:
+        fault = "requires another file by its address" if nested else f"is not a wheel of `{name}`"
+        raise ClientError(
+            f"`{address.url}` {fault}",
+            hint="a requirement may name the address of a wheel, which requires released packages",
+            code="unsafe_requirement",
+        )
+    return Wheel(project, str(version), target.resolve(), address.url, digest)
+
+
+def fetch_linked(address: FileAddress, target: Path, sha256: str | None, size: int | None) -> str:
+    """Bring a file of any server to its place in the cache, and return its digest.
+
+    One whose digest is known is fetched once.
+    """
+    if sha256 is not None and _has_digest(target, sha256):
+        return sha256
+    server = HubApi(address.origin)
+    try:
+        return server.download(address.url, target, sha256, size=size)
+    finally:
+        server.close()
 
 
 def _newest_served(hub: HubApi, cache_dir: Path, project: str, version: str | None = None) -> Wheel | None:
@@ -132,13 +232,7 @@ def requirements_of(requires_dist: list[str], what: str) -> dict[str, SpecifierS
     """Return the versions that a package asks for here, by project; raises for what is no requirement."""
     found: dict[str, SpecifierSet] = {}
     for text in requires_dist:
-        try:
-            requirement = Requirement(text)
-        except InvalidRequirement as error:
-            raise ClientError(
-                f"`{what}` requires `{text}`, which is not a valid requirement",
-                hint="ask its owner to publish a corrected version",
-            ) from error
+        requirement = read_requirement(text, what)
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
             found[canonicalize_name(requirement.name)] = requirement.specifier
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,11 +21,14 @@ from wander_client.packages import publish as publishing
 from wander_client.packages.folder import python_of
 from wander_client.packages.needs import HUB_OWNER
 from wander_client.packages.publish import BuiltPackage
-from wander_client.packages.virtualenvs import VirtualEnvironments
+from wander_client.packages.virtualenvs import VirtualEnvironments, runtime_of
 
 if TYPE_CHECKING:
+    from wander.sandbox import SandboxPolicy
+
     from wander_client.context import Invocation
     from wander_client.hub.transfer import Publication
+    from wander_client.packages.building.build import Builder
     from wander_client.packages.lock import ResolvedLock
 
 SHOWN_FILES = 30
@@ -79,8 +83,10 @@ class Outcome:
         return f"{self.owner}/{name}" if self.owner else name
 
 
-def publish_folder(context: Invocation, given: Path, wishes: Wishes) -> Outcome:
+def publish_folder(context: Invocation, given: Path, wishes: Wishes, builder: Builder) -> Outcome:
     """Publish a folder and tell the steps; raises `ClientError`, and then nothing of it is visible.
+
+    What `builder` confines is checked in the same sandbox.
 
     A version never changes: publishing the same bytes again is fine, other bytes need another version.
     """
@@ -93,7 +99,7 @@ def publish_folder(context: Invocation, given: Path, wishes: Wishes) -> Outcome:
         with context.hub(login=True, publishes=(wishes.owner, name)) as hub:
             under = choose_owner(hub, wishes.owner)
     output.note(f"building {folder.name}")
-    with publishing.build_package(folder) as package:
+    with publishing.build_package(folder, builder) as package:
         for warning in package.warnings:
             output.warn(warning)
         output.note(f"{package.name} {package.version}")
@@ -109,7 +115,9 @@ def publish_folder(context: Invocation, given: Path, wishes: Wishes) -> Outcome:
         if under is not None and not wishes.dry_run and to_send and wishes.lock:
             lock = _lock(context, package, under, wishes)
         if to_send and wishes.check:
-            check = _check(context, package, under or HUB_OWNER, given, lock, dry_run=wishes.dry_run)
+            check = _check(
+                context, package, under or HUB_OWNER, given, lock, builder.policy, dry_run=wishes.dry_run
+            )
         if under is not None and not wishes.dry_run:
             place = wishes.attestations
             signed = None if place is None else publishing.attestations_in(place, package)
@@ -169,6 +177,7 @@ def _check(
     owner: str,
     given: Path,
     lock: ResolvedLock | None,
+    policy: SandboxPolicy | None,
     *,
     dry_run: bool,
 ) -> CheckSummary:
@@ -186,16 +195,19 @@ def _check(
         places = VirtualEnvironments(settings.data_dir), settings.cache_dir
         trial = try_out(hub, *places, owner, package.wheel.path, output.warn, content)
         try:
-            python, _ = stack.enter_context(trial)
+            tried = stack.enter_context(trial)
         except Unavailable as error:
             if not dry_run:
                 raise
             output.warn(f"{error}; the folder is checked in place of the installed wheel")
             folder = given.expanduser().resolve()
             python = python_of(folder, settings.data_dir, output.note)
-            report = check_environment(folder, python=python)
+            runtime = runtime_of(python) if python != Path(sys.executable) else None
+            report = check_environment(folder, python=python, sandbox=policy, runtime=runtime)
         else:
-            report = check_environment(package.target, python=python)
+            report = check_environment(
+                package.target, python=tried.python, sandbox=policy, runtime=tried.runtime
+            )
     publishing.require_sound(report, package, given)
     for each in report.checks:
         if each.status == "warn" and each.id not in TOLD_BY_THE_BUILD:

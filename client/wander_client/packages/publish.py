@@ -16,10 +16,8 @@ from dataclasses import dataclass, replace
 from email.message import Message
 from io import BytesIO
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from wander.version import __version__ as sdk_version
 from wander.wire import CheckSummary, VersionDetail
@@ -31,9 +29,8 @@ from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.hub.api import HubApi
 from wander_client.hub.transfer import Publication, Told, publish_files
 from wander_client.names import as_folder
-from wander_client.packages.interpreters import choose_python
-from wander_client.packages.needs import metadata_of, requirements_in
-from wander_client.packages.uv import index_arguments, run_uv
+from wander_client.packages.building.build import Builder
+from wander_client.packages.needs import metadata_of, read_requirement, requirements_in
 
 if TYPE_CHECKING:
     from wander.checks import CheckReport, CheckResult
@@ -74,18 +71,11 @@ class BuiltPackage:
 
 
 @contextmanager
-def build_package(folder: Path) -> Iterator[BuiltPackage]:
+def build_package(folder: Path, builder: Builder) -> Iterator[BuiltPackage]:
     """Build the wheel and the source distribution of a project; both are gone after the block."""
-    required = require_project(folder).get("requires-python")
-    python = ["--python", str(choose_python(required, f"`{folder.name}`").path)]
-    with TemporaryDirectory(prefix="wander-build-") as out:
-        options = ["--quiet", "--no-create-gitignore", *python, *index_arguments(), "--out-dir", out]
-        run_uv(["build", *options, str(folder)], doing=f"building `{folder.name}`")
-        wheels, sdists = sorted(Path(out).glob("*.whl")), sorted(Path(out).glob("*.tar.gz"))
-        if len(wheels) != 1 or len(sdists) != 1:
-            made = "\n".join(path.name for path in sorted(Path(out).iterdir()))
-            raise ClientError(f"building `{folder}` gave no wheel with its source", detail=made)
-        package = _inspect(_distribution(wheels[0], "wheel"), _distribution(sdists[0], "sdist"))
+    require_project(folder)
+    with builder.build(folder) as made:
+        package = _inspect(_distribution(made["wheel"], "wheel"), _distribution(made["sdist"], "sdist"))
         entries = source_tree(package.sdist.path)
         warnings = [
             f"the source archive has `{path}` as the build wrote it, not as it is in `{folder.name}`"
@@ -322,7 +312,9 @@ def _require_function(archive: zipfile.ZipFile, names: set[str], target: str) ->
 def _warnings(metadata: Message, wheel: Distribution) -> list[str]:
     requirements = requirements_in(metadata)
     found = []
-    if not {canonicalize_name(Requirement(text).name) for text in requirements} & {"wander-sdk", "verifiers"}:
+    if not {
+        canonicalize_name(read_requirement(text, str(metadata["Name"])).name) for text in requirements
+    } & {"wander-sdk", "verifiers"}:
         found.append("the package does not depend on `wander-sdk`, so it cannot be installed to run")
     if not metadata.get("License-Expression") and not metadata.get("License"):
         found.append("the package names no licence")

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-import configparser
 import os
-import re
 import shutil
 import stat
 import subprocess
-import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.metadata import distributions
-from itertools import pairwise
 from pathlib import Path
-from urllib.parse import urlsplit
 
+from wander.system.child_environ import LOCALE, NETWORK, child_environ
+from wander.wire.reproduction import toml_lines
 from wander.wire.uploads import DATA_FOLDERS, RESERVED_COMMAND
 
 from wander_client.context import may_build
 from wander_client.errors import ClientError, Unavailable
+from wander_client.packages.indexes import certificates, uv_settings
 
-# When one of these is set the user has configured uv itself, and pip's settings say nothing.
-_UV_INDEX_VARIABLES = ("UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
 _NETWORK_SIGNS = ("error sending request", "dns error", "connection refused", "timed out", "failed to fetch")
+_BUILD_SIGNS = ("building source distributions", "building from source is disabled")
+_INSTALLING = {("pip", "install"), ("pip", "sync"), ("pip", "compile")}
+_PASSED = (
+    *("UV_CACHE_DIR", "UV_NO_CACHE", "UV_CONCURRENT_BUILDS", "UV_CONCURRENT_DOWNLOADS"),
+    *("UV_CONCURRENT_INSTALLS", "UV_EXCLUDE_NEWER", "UV_HTTP_TIMEOUT", "UV_HTTP_RETRIES", "UV_INSECURE_HOST"),
+    *("UV_KEYRING_PROVIDER", "UV_LINK_MODE", "UV_NATIVE_TLS", "UV_SYSTEM_CERTS", "UV_OFFLINE", "UV_PREVIEW"),
+    *("UV_PYTHON_DOWNLOADS", "UV_PYTHON_INSTALL_DIR", "UV_PYTHON_INSTALL_MIRROR", "UV_PYTHON_PREFERENCE"),
+    *("UV_TORCH_BACKEND", "XDG_CACHE_HOME", "XDG_DATA_HOME", "NETRC", "SSL_CLIENT_CERT"),
+)
+"""Settings of uv that hold no password. Indexes are in a file (`wander_client.packages.indexes`)."""
 
 
 def uv_binary() -> str:
@@ -38,27 +45,51 @@ def uv_binary() -> str:
     return found
 
 
-def run_uv(arguments: Sequence[str], *, doing: str, variables: Mapping[str, str] | None = None) -> str:
-    """Run uv and return its stdout; a failure becomes an error that shows what uv said."""
-    base = {**os.environ, "UV_NO_PROGRESS": "1", "NO_COLOR": "1", **(variables or {})}
-    certificates = pip_options(base).get("cert")
-    if certificates and "SSL_CERT_FILE" not in base:
-        base["SSL_CERT_FILE"] = certificates[-1]
-    base.pop("VIRTUAL_ENV", None)
+def run_uv(
+    arguments: Sequence[str],
+    *,
+    doing: str,
+    index: str | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> str:
+    """Run uv and return its stdout; a failure becomes an error that shows what uv said.
+
+    It works in a folder of its own, with a short environment. `index` is asked before all that are
+    configured.
+    """
+    command = [uv_binary(), *arguments]
     # For `uv pip` there is no variable of this meaning; ours is the one that other commands of uv have.
-    if list(arguments[:1]) == ["pip"] and not may_build() and base.get("UV_NO_BUILD") != "0":
-        arguments = [*arguments, "--no-build"]
-    done = subprocess.run(  # noqa: S603 - uv's own path and our arguments, no shell
-        [uv_binary(), *arguments],
-        capture_output=True,
-        text=True,
-        env=base,
-        check=False,
-        stdin=subprocess.DEVNULL,
+    installs = tuple(arguments[:2]) in _INSTALLING
+    refuses_builds = installs and not builds_packages()
+    if refuses_builds:
+        command.append("--no-build")
+    passed = child_environ(
+        *(*LOCALE, *NETWORK, *_PASSED),
+        **{"UV_NO_PROGRESS": "1", "NO_COLOR": "1", **certificates(os.environ), **(variables or {})},
     )
+    with tempfile.TemporaryDirectory(prefix="wander-uv-") as folder:
+        settings = Path(folder, "uv.toml")
+        settings.touch(0o600)
+        settings.write_text("\n".join(toml_lines(uv_settings(os.environ, index))), encoding="utf-8")
+        done = subprocess.run(  # noqa: S603 - uv's own path and our arguments, no shell
+            [*command, "--config-file", str(settings)],
+            capture_output=True,
+            text=True,
+            env=passed,
+            cwd=folder,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
     if done.returncode == 0:
         return done.stdout
     said = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-25:])
+    if refuses_builds and any(sign in said.lower() for sign in _BUILD_SIGNS):
+        raise ClientError(
+            f"{doing} failed: a package has no wheel for this machine, and building it would run its code",
+            hint="`--build` builds it, outside of any sandbox: only if you trust the package",
+            code="build_needed",
+            detail=said,
+        )
     if any(sign in said.lower() for sign in _NETWORK_SIGNS):
         raise Unavailable(
             f"{doing} failed: a package index did not answer",
@@ -67,6 +98,11 @@ def run_uv(arguments: Sequence[str], *, doing: str, variables: Mapping[str, str]
             detail=said,
         )
     raise ClientError(f"{doing} failed", detail=said, code="uv_failed", hint="see the output of uv above")
+
+
+def builds_packages() -> bool:
+    """Return whether uv may build packages that have no wheel: only after the user said so."""
+    return may_build() or os.environ.get("UV_NO_BUILD") == "0"
 
 
 def make_virtualenv(folder: Path, python: Path) -> None:
@@ -131,92 +167,3 @@ def _find_package(virtualenv: Path, path: str) -> str | None:
                 if f"{os.path.normpath(site.joinpath(*file.parts))}/".startswith(wanted):
                     return f"`{package.name} {package.version}`"
     return None
-
-
-def index_arguments(environ: Mapping[str, str] | None = None) -> list[str]:
-    """Return uv arguments for the indexes of pip's configuration, which uv does not read by itself."""
-    environ = os.environ if environ is None else environ
-    if any(environ.get(name) for name in _UV_INDEX_VARIABLES):
-        return []
-    options = pip_options(environ)
-    arguments: list[str] = []
-    if options.get("no-index", [""])[-1].lower() in ("1", "true", "yes", "on"):
-        arguments.append("--no-index")
-    elif options.get("index-url"):
-        arguments += ["--default-index", options["index-url"][-1]]
-    for url in options.get("extra-index-url", []):
-        arguments += ["--index", url]
-    if options.get("extra-index-url"):
-        # pip looks in every index; uv would stop at the first that has the name, whatever versions it has.
-        arguments += ["--index-strategy", "unsafe-first-match"]
-    for place in options.get("find-links", []):
-        arguments += ["--find-links", place]
-    return arguments
-
-
-def configured_origins() -> set[str]:
-    """Return `scheme://host:port` of every index and link folder that is configured for pip or uv."""
-    arguments = index_arguments()
-    named = [value for name, value in pairwise(arguments) if name.startswith("--") and "://" in value]
-    for variable in _UV_INDEX_VARIABLES:  # an index may have a name: `internal=https://...`
-        words = re.split(r"[\s,]+", os.environ.get(variable, ""))
-        named += [word if "=" not in word.partition("://")[0] else word.partition("=")[2] for word in words]
-    parts = [urlsplit(url) for url in named]
-    return {f"{each.scheme}://{each.netloc.rpartition('@')[2]}" for each in parts if each.netloc}
-
-
-def put_first(index: str) -> tuple[list[str], dict[str, str]]:
-    """Return uv's arguments and variables for an index on this machine, ahead of all that are configured.
-
-    It is named by a variable, since arguments are for everybody to see who is on this machine.
-    """
-    arguments = index_arguments()
-    others = os.environ.get("UV_INDEX", "").split()
-    while "--index" in arguments:
-        place = arguments.index("--index")
-        others.append(arguments[place + 1])
-        del arguments[place : place + 2]
-    direct = ",".join(filter(None, [os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), "127.0.0.1"]))
-    return arguments, {"UV_INDEX": " ".join([index, *others]), "NO_PROXY": direct, "no_proxy": direct}
-
-
-def may_fall_through(arguments: Sequence[str]) -> bool:
-    """Tell whether uv looks at further indexes for versions that the first with a name does not have."""
-    return "--index-strategy" in arguments or "unsafe" in os.environ.get("UV_INDEX_STRATEGY", "")
-
-
-def pip_options(environ: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return pip's index options from its files and variables, each as a list of values."""
-    options: dict[str, list[str]] = {}
-    parser = configparser.RawConfigParser()
-    for path in _pip_files(environ):
-        try:
-            parser.read(path, encoding="utf-8")
-        except (configparser.Error, UnicodeDecodeError) as error:
-            raise ClientError(
-                f"`{path}` is not a pip configuration", hint="correct it", detail=str(error)
-            ) from error
-    for section in ("global", "install"):
-        if parser.has_section(section):
-            options.update({name: value.split() for name, value in parser.items(section) if value})
-    for name in ("index-url", "extra-index-url", "find-links", "no-index", "cert"):
-        value = environ.get(f"PIP_{name.upper().replace('-', '_')}")
-        if value:
-            options[name] = value.split()
-    return options
-
-
-def _pip_files(environ: Mapping[str, str]) -> list[Path]:
-    """Return pip's files, the weakest first, in pip's order: global, user, site, PIP_CONFIG_FILE."""
-    chosen = environ.get("PIP_CONFIG_FILE")
-    if chosen == os.devnull:
-        return []
-    home = Path(environ.get("HOME", "~")).expanduser()
-    xdg = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
-    mac = sys.platform == "darwin"
-    files = [Path("/Library/Application Support/pip/pip.conf") if mac else Path("/etc/xdg/pip/pip.conf")]
-    files += [Path("/etc/pip.conf"), home / ".pip" / "pip.conf", xdg / "pip" / "pip.conf"]
-    if mac:
-        files.append(home / "Library" / "Application Support" / "pip" / "pip.conf")
-    files.append(Path(sys.prefix) / "pip.conf")
-    return [*files, *([Path(chosen)] if chosen else [])]

@@ -21,6 +21,7 @@ from wander.wire.verification import LevelSought, VerificationInfo, Verification
 from wander_client.context import CommonOptions, Invocation
 from wander_client.credentials import Credential
 from wander_client.environments.published import PublishedEnvironment, describe
+from wander_client.environments.sandbox import builder_of, choose_policy
 from wander_client.failures import validate
 from wander_client.hub.api import HubApi, require_token
 from wander_client.hub.transfer import Publication
@@ -196,7 +197,9 @@ class HubCalls:
         from wander_client.packages.publication import Wishes, publish_folder
 
         wishes = Wishes(owner=owner, private=private, internal=internal, check=check, lock=lock)
-        published = publish_folder(self._session, Path(folder), wishes).published
+        policy = choose_policy(None, None, default=self._session.settings.sandbox)
+        builder = builder_of(self._session, policy)
+        published = publish_folder(self._session, Path(folder), wishes, builder).published
         assert published is not None  # only a dry run has none
         return published
 
@@ -214,7 +217,7 @@ class HubCalls:
         The hub has it too, under your name or another `owner`. With a new `name`, which a fork of your own
         needs, it is in the folder alone until you publish it.
         """
-        from wander_client.packages.fork import fork
+        from wander_client.packages.origins.fork import fork
 
         place = None if folder is None else Path(folder)
         return fork(self._session, parse_name(environment), place, owner=owner, name=name).folder

@@ -12,7 +12,7 @@ import hashlib
 import io
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from sqlalchemy.orm import Session
 from wander.wire import VersionDetail
+from wander.wire.package_index import hub_file, origin_of, parse_file_address
 
 from wander_hub.environments import documents, service
 from wander_hub.environments.models import Environment, Version, VersionDocument
@@ -34,7 +35,7 @@ from wander_hub.storage import Storage, digest_of
 from wander_hub.webhooks.addresses import is_inner
 
 if TYPE_CHECKING:
-    from packaging.pylock import Package, Pylock
+    from packaging.pylock import Package
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _HINT = "`wander env lock` makes a lock that a hub takes"
@@ -80,9 +81,14 @@ def check(content: bytes, wanted: LockedVersion, context: Context) -> None:
         raise _refusal(f"it is no lock as PEP 751 has it: {error}") from error
     if lock.extras or lock.dependency_groups:
         raise _refusal("it has extras or dependency groups; the lock of a version is one set of packages")
+    own = [package for package in lock.packages if package.name == wanted.name]
+    if not own:
+        label = f"{wanted.name} {wanted.version}"
+        raise _refusal(f"it does not hold `{label}`, whose lock it should be", code="lock_mismatch")
+    home = {origin_of(wheel.url) for each in own for wheel in each.wheels or [] if wheel.url is not None}
+    _check_own(own, wanted)
     for package in lock.packages:
-        _check_package(package, context)
-    _check_own(lock, wanted)
+        _check_package(package, home, context)
     held = {package.name for package in lock.packages}
     for text in wanted.requires_dist:
         requirement = Requirement(text)
@@ -92,8 +98,11 @@ def check(content: bytes, wanted: LockedVersion, context: Context) -> None:
             raise _refusal(detail, code="lock_mismatch")
 
 
-def _check_package(package: Package, context: Context) -> None:
-    """Refuse a package that does not come as files with digests at addresses that anybody can ask."""
+def _check_package(package: Package, home: Collection[str], context: Context) -> None:
+    """Refuse a package that does not come as files with digests at addresses that anybody can ask.
+
+    `home` are the origins of the hub when the lock was made.
+    """
     name = package.name
     if package.directory is not None:
         raise _refusal(f"`{name}` lies in a folder of the machine that made the lock")
@@ -106,7 +115,7 @@ def _check_package(package: Package, context: Context) -> None:
             raise _refusal(f"`{where}` of `{name}` names a path, which only the machine that made it has")
         if not _SHA256.fullmatch(str(hashes.get("sha256", ""))):
             raise _refusal(f"`{where}` of `{name}` states no SHA-256")
-        _check_address(where, name, url, context)
+        _check_address(where, name, url, home, context)
 
 
 def _files(package: Package) -> Iterator[tuple[str, str | None, str | None, Mapping[str, str]]]:
@@ -119,41 +128,39 @@ def _files(package: Package) -> Iterator[tuple[str, str | None, str | None, Mapp
         yield "archive", package.archive.path, package.archive.url, package.archive.hashes
 
 
-def _check_address(where: str, name: str, url: str, context: Context) -> None:
-    """Refuse an address that holds secrets, or leads into a network that only some machines reach.
+def _check_address(where: str, name: str, url: str, home: Collection[str], context: Context) -> None:
+    """Refuse an address that is not plain, holds secrets, or leads into a network that few machines reach.
 
     What can be told without a look-up is told here. The hub itself asks none of these addresses: its jobs
     fetch from the indexes that it is configured to use (`wander_hub.verification.program`).
     """
     try:
-        parts = urlsplit(url)
-        host = parts.hostname
+        # Whether it may come without TLS is decided below, where more is known.
+        address = parse_file_address(url, {origin_of(url)})
     except ValueError as error:
-        raise _refusal(f"the address of `{where}` of `{name}` is none: {error}") from error
-    if parts.scheme not in ("https", "http") or not host:
-        raise _refusal(f"`{where}` of `{name}` is not at an http or https address")
-    if parts.username is not None or parts.password is not None:
-        raise _refusal(f"the address of `{where}` of `{name}` holds credentials", code="lock_credentials")
-    if parts.query or not url.isprintable():
-        raise _refusal(f"the address of `{where}` of `{name}` has a query, which may hold credentials")
-    own = urlsplit(context.base_url).hostname
-    if host not in (own, None) and is_inner(host, context.settings.webhook_networks):
+        code = "lock_credentials" if "credentials:" in str(error) else "bad_lock"
+        raise _refusal(f"the address of `{where}` of `{name}` is not taken: {error}", code=code) from error
+    host, own = urlsplit(url).hostname, urlsplit(context.base_url).hostname
+    networks = context.settings.webhook_networks
+    if host is not None and host != own and is_inner(host, networks):
         raise _refusal(f"`{where}` of `{name}` is in a private network", code="lock_address")
+    of_hub = address.origin in home and (hub_file(address) or ("", ""))[1] == name
+    chosen = host is not None and is_inner(host, ()) and host != own
+    index = origin_of(context.settings.upstream_index or "")
+    if address.origin.startswith("http:") and not (of_hub or chosen or address.origin == index):
+        raise _refusal(f"the address of `{where}` of `{name}` begins with `http:`; files come over https")
 
 
-def _check_own(lock: Pylock, wanted: LockedVersion) -> None:
+def _check_own(own: Sequence[Package], wanted: LockedVersion) -> None:
     """Refuse a lock that is not of this version: it has to hold the version's wheel, by its digest."""
     label = f"{wanted.name} {wanted.version}"
-    own = [package for package in lock.packages if package.name == wanted.name]
-    if not own:
-        raise _refusal(f"it does not hold `{label}`, whose lock it should be", code="lock_mismatch")
     for package in own:
         if str(package.version) != wanted.version:
             raise _refusal(f"it is of `{wanted.name} {package.version}`, not `{label}`", code="lock_mismatch")
         if package.sdist is not None or package.archive is not None or not package.wheels:
             raise _refusal(f"it holds `{label}` as something else than wheels", code="lock_mismatch")
         for wheel in package.wheels:
-            if wanted.wheels.get(wheel.filename) != wheel.hashes["sha256"]:
+            if wanted.wheels.get(wheel.filename) != wheel.hashes.get("sha256"):
                 detail = f"it holds `{wheel.filename}` with other bytes than this hub's"
                 raise _refusal(detail, code="lock_mismatch")
 

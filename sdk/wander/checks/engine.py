@@ -22,6 +22,7 @@ from wander.checks.records import ProbeRequest, ProbeResult, Trouble
 from wander.checks.report import CHECKS, NOT_LOOKED_AT, CheckReport, result
 from wander.errors import ArgumentsUnfit
 from wander.sandbox import SandboxPolicy
+from wander.system.child_environ import child_environ
 from wander.worker.child.clock import CLOCK
 
 if TYPE_CHECKING:
@@ -33,8 +34,6 @@ LONGEST_PROBE = 300.0
 """Seconds that one process of a check may take unless its caller says otherwise."""
 _LONGEST_OUTPUT = 64 << 10
 _PROBE = "wander.checks.probe"
-KEPT_VARIABLES = ("PATH", "HOME", "LANG", "TMPDIR", "SYSTEMROOT", "VIRTUAL_ENV", "SSL_CERT_FILE")
-"""Variables of this process that the environment may see."""
 
 SURROUNDINGS: tuple[dict[str, str], ...] = (
     {"PYTHONHASHSEED": "1", "TZ": "UTC", "LANG": "C.UTF-8", CLOCK: "0"},
@@ -143,8 +142,7 @@ def _run_probe(
         handed_on = contextlib.ExitStack()
         if sandbox is None:
             command = [str(python), "-P", "-m", _PROBE, *map(str, shared)]
-            kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
-            environ = {**kept, **variables}
+            environ = child_environ("SYSTEMROOT", "VIRTUAL_ENV", "SSL_CERT_FILE", **variables)
             place = stack.enter_context(tempfile.TemporaryDirectory(prefix="wander-check-"))
         else:
             confined, group = _confine_probe(request, number, shared, variables, sandbox, runtime)

@@ -23,6 +23,7 @@ from wander.integrations.games import require_count
 from wander.parsers import Parser, XMLParser
 from wander.rubrics import Rubric
 from wander.seeding import derived_seed
+from wander.system.child_environ import child_environ
 from wander.types import Example, Messages, State
 
 Tasks = dict[str, dict[str, Any]]
@@ -159,7 +160,7 @@ def _items(tasks: Tasks, seed: int, size: int) -> Callable[[int], dict[str, Any]
             input=json.dumps([tasks, seed, size, list(places)]),
             capture_output=True,
             text=True,
-            env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=child_environ(PYTHONHASHSEED="0", PYTHONPATH=os.pathsep.join(filter(None, sys.path))),
         )
         if done.returncode:
             raise ConfigError(f"reasoning-gym cannot make items of {', '.join(tasks)}: {done.stderr[-500:]}")

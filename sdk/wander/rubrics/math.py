@@ -22,6 +22,7 @@ from wander.errors import MissingExtra, RubricError
 from wander.parsers import MaybeThinkParser, Parser
 from wander.rubrics.boxed import extract_boxed_answer
 from wander.rubrics.rubric import Rubric
+from wander.system.child_environ import child_environ
 from wander.types import Messages
 
 _START_SECONDS = 120.0
@@ -150,7 +151,7 @@ def _start() -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        env=child_environ(PYTHONPATH=os.pathsep.join(path for path in sys.path if path)),
     )
     try:
         _read(process, _START_SECONDS, "loading math-verify")

@@ -24,6 +24,7 @@ _ADDRESS = re.compile(
 )
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,254}")
 _REQUIREMENT = re.compile(r"[A-Za-z0-9 \t._<>=!~,;:@/\[\]()'\"*+%#-]{1,4000}")
+_OF_HUB = re.compile(r"/([a-z0-9-]{1,39})/files/([a-z0-9-]{1,200})/[^/]+$")
 MOST_CHARACTERS = 2000
 
 
@@ -127,6 +128,12 @@ def parse_file_address(url: str, own: Collection[str] = ()) -> FileAddress:
     return FileAddress(url.partition("#")[0], origin, found["path"], parts[-1])
 
 
+def hub_file(address: FileAddress) -> tuple[str, str] | None:
+    """Return owner and project of a file that lies where hubs have files; None for any other address."""
+    found = _OF_HUB.search(address.path)
+    return (found[1], found[2]) if found else None
+
+
 def _fault_of(url: str) -> str:
     """Say why an address has not the accepted form."""
     parts = url.partition("://")
@@ -135,9 +142,9 @@ def _fault_of(url: str) -> str:
     if not parts[1] or parts[0] not in ("http", "https"):
         return "it does not begin with `https://`"
     if "@" in parts[2].partition("/")[0]:
-        return "it holds a user name or a password"
+        return "it holds credentials: a user name or a password"
     if "?" in url:
-        return "it has a query, which may hold a password"
+        return "it has a query, which may hold credentials"
     return "it holds a character that no address of a file needs"
 
 
@@ -148,16 +155,26 @@ def check_requirement(text: str, url: str | None, own: Collection[str] = ()) -> 
     """
     if not _REQUIREMENT.fullmatch(text):
         raise ValueError("it holds a character that no requirement needs")
-    if url is not None:
-        parse_file_address(url, own)
+    if url is not None and not parse_file_address(url, own).filename.endswith(".whl"):
+        raise ValueError("its address is not that of a wheel, and anything else has to be built")
 
 
 def origin_of(url: str) -> str:
-    """Return scheme, host and port of an address, the port only if it is not the usual one."""
-    parts = urlsplit(url)
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    """Return scheme, host and port of an address, the port only if it is not the usual one.
+
+    Empty for what is not an address.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return ""
+    if not host:
+        return ""
     usual = {"http": 80, "https": 443}.get(parts.scheme)
-    return f"{parts.scheme}://{host}" + (f":{parts.port}" if parts.port not in (None, usual) else "")
+    return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}" + (
+        f":{port}" if port not in (None, usual) else ""
+    )
 
 
 def is_loopback(host: str | None) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 from wander_client.context import current
+from wander_client.environments.sandbox import BuildFlag, allow_builds, choose_policy
 from wander_client.errors import NotFound
 from wander_client.names import parse_name
 from wander_client.terminal.command import Argument, Option
@@ -20,6 +21,7 @@ def install(
         bool,
         Option("--no-lock", help="use the newest packages instead of the locked ones (recorded in the run)"),
     ] = False,
+    build: BuildFlag = False,
 ) -> None:
     """Install environments, each into a virtual environment of its own.
 
@@ -30,12 +32,14 @@ def install(
     The wheel's digest is checked, the packages are those of the version's lock, each by its digest, and
     nothing is there unless all of it is. What the environment's owner or `wander` offers comes from the hub
     alone, other packages from the index that pip or uv is set to. Of what is installed both ways, other
-    commands use the one that was named last.
+    commands use the one that was named last. Packages come as wheels: `--build` lets uv build those that have
+    none, which runs their code with your rights.
     """
     from wander_client.packages import install as installing
     from wander_client.packages.store import EnvironmentStore
 
     here = current()
+    allow_builds(here, build, choose_policy(None, None, default=here.settings.sandbox))
     names = [parse_name(text) for text in environments]
     store = EnvironmentStore(here.settings.data_dir, here.output.warn)
     done: list[tuple[Installed, bool]] = []

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from wander_client.context import current
+from wander_client.errors import UsageError
 from wander_client.terminal.command import Argument, Option
 
 
@@ -42,6 +43,11 @@ def worker(
     """
     from wander_client.environments.location import default_log, locate
 
+    if current().settings.sandbox:
+        raise UsageError(
+            f"`sandbox` is on, and `wander worker` cannot confine `{environment}`",
+            hint="put the worker into a container, and run it with `WANDER_SANDBOX=0`",
+        )
     location = locate(current(), environment)
     log_path = (log or default_log(current(), location)).expanduser().resolve()
     words = [

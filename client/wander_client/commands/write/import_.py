@@ -8,14 +8,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from wander_client.context import current
+from wander_client.environments.sandbox import (
+    BuildFlag,
+    SandboxFlag,
+    SandboxLimits,
+    allow_builds,
+    builder_of,
+    hide_own,
+    policy_for_import,
+)
 from wander_client.errors import ClientError, Unavailable, UsageError
 from wander_client.names import parse_name
 from wander_client.terminal.command import Argument, CommandGroup, Option
 
 if TYPE_CHECKING:
+    from wander.sandbox import SandboxPolicy
     from wander.types import EnvironmentInfo
     from wander.wire import CheckSummary
 
+    from wander_client.packages.building.build import Builder
+    from wander_client.packages.install import Trial
     from wander_client.packages.origins.conversion import ConvertedProject
     from wander_client.packages.origins.source import Origin
     from wander_client.packages.publish import BuiltPackage
@@ -39,6 +51,9 @@ class _Wishes:
         list[str] | None, Option("--pass-env", help="variable that it may see when loaded and checked")
     ] = None
     dry_run: Annotated[bool, Option("--dry-run", help="do everything but publish")] = False
+    build: BuildFlag = False
+    sandbox: SandboxFlag = None
+    sandbox_limit: SandboxLimits = None
     no_check: Annotated[bool, Option("--no-check", help="do not install, load or check it")] = False
 
 
@@ -78,7 +93,7 @@ def path(
 
         found = candidates_in(Path(source))
         return import_many(found, wishes.owner, _options_of(wishes), many.report, many.jobs)
-    _import(lambda work: bring_project(source, work), wishes)
+    _import(lambda work, builder: bring_project(source, work, builder), wishes)
     return None
 
 
@@ -97,7 +112,7 @@ def git(
     """
     from wander_client.packages.origins.git import clone_project
 
-    _import(lambda work: clone_project(url, work), wishes)
+    _import(lambda work, builder: clone_project(url, work, builder), wishes)
 
 
 @app.command()
@@ -115,7 +130,7 @@ def prime(
     """
     from wander_client.packages.origins.prime import fetch_environment
 
-    _import(lambda work: fetch_environment(name, work), wishes)
+    _import(lambda work, builder: fetch_environment(name, work, builder), wishes)
 
 
 @app.command()
@@ -173,7 +188,14 @@ def _options_of(wishes: _Wishes) -> list[str]:
             "`--out`, `--entry-point` and `--arg` are for one package", hint="import that one by itself"
         )
     passed = [word for name in wishes.pass_env or [] for word in ("--pass-env", name)]
-    chosen = {"--dry-run": wishes.dry_run, "--no-check": wishes.no_check}
+    passed += [word for limit in wishes.sandbox_limit or [] for word in ("--sandbox-limit", limit)]
+    chosen = {
+        "--dry-run": wishes.dry_run,
+        "--no-check": wishes.no_check,
+        "--build": wishes.build,
+        "--sandbox": wishes.sandbox is True,
+        "--no-sandbox": wishes.sandbox is False,
+    }
     return [*(option for option, is_set in chosen.items() if is_set), *passed]
 
 
@@ -186,7 +208,7 @@ class _Tried:
     lock: str
 
 
-def _import(bring: Callable[[Path], tuple[Path, Origin]], wishes: _Wishes) -> None:
+def _import(bring: Callable[[Path, Builder], tuple[Path, Origin]], wishes: _Wishes) -> None:
     """Bring a package, complete it, build it, try it out, publish it."""
     import shutil
     import tempfile
@@ -197,6 +219,9 @@ def _import(bring: Callable[[Path], tuple[Path, Origin]], wishes: _Wishes) -> No
     from wander_client.packages.publish import build_package, upload
 
     here = current()
+    policy = policy_for_import(here, wishes.sandbox, wishes.sandbox_limit)
+    allow_builds(here, wishes.build, None if wishes.sandbox is False else policy)
+    builder = builder_of(here, policy)
     owner, importer = wishes.owner, None
     if not wishes.dry_run:  # the token is checked before anything is fetched
         with here.hub(login=True) as hub:
@@ -205,7 +230,7 @@ def _import(bring: Callable[[Path], tuple[Path, Origin]], wishes: _Wishes) -> No
     if wishes.out is not None and wishes.out.exists() and any(wishes.out.iterdir()):
         raise ClientError(f"`{wishes.out}` is not empty", hint="choose another folder")
     with tempfile.TemporaryDirectory(prefix="wander-import-") as work:
-        folder, origin = bring(Path(work))
+        folder, origin = bring(Path(work), builder)
         origin = replace(origin, importer=importer)
         converted = convert_project(folder, origin, wishes.entry_point)
         generation = "" if converted.generation is None else f", generation {converted.generation}"
@@ -215,11 +240,11 @@ def _import(bring: Callable[[Path], tuple[Path, Origin]], wishes: _Wishes) -> No
             here.output.note(f"written: {', '.join(converted.written)}")
         here.output.step = "build"
         here.output.note(f"building {converted.name}")
-        with build_package(converted.folder) as package:
+        with build_package(converted.folder, builder) as package:
             for warning in package.warnings:
                 here.output.warn(warning)
             lock = None if wishes.no_check and wishes.dry_run else _lock(owner, package, wishes)
-            tried = None if wishes.no_check else _try(package, wishes, owner or HUB_OWNER, lock)
+            tried = None if wishes.no_check else _try(package, wishes, owner or HUB_OWNER, lock, policy)
             if wishes.out is not None:
                 shutil.copytree(converted.folder, wishes.out, dirs_exist_ok=True)
                 if tried is not None:
@@ -235,7 +260,9 @@ def _import(bring: Callable[[Path], tuple[Path, Origin]], wishes: _Wishes) -> No
             _answer(converted, origin, package, tried, owner, sent=bool(sent), dry_run=wishes.dry_run)
 
 
-def _try(package: BuiltPackage, wishes: _Wishes, owner: str, lock: bytes | None) -> _Tried:
+def _try(
+    package: BuiltPackage, wishes: _Wishes, owner: str, lock: bytes | None, policy: SandboxPolicy | None
+) -> _Tried:
     """Install a built package into a virtual environment of its own, load it there and check it."""
     import os
 
@@ -255,27 +282,39 @@ def _try(package: BuiltPackage, wishes: _Wishes, owner: str, lock: bytes | None)
     here.output.note("installing it into a virtual environment of its own")
     with (
         here.hub() as hub,
-        try_out(hub, *places, owner, package.wheel.path, here.output.warn, lock) as (python, kept),
+        try_out(hub, *places, owner, package.wheel.path, here.output.warn, lock) as trial,
     ):
         here.output.step = "load"
         here.output.note("loading and checking it: it is played twice, for at most 5 minutes each")
         passed = {name: os.environ[name] for name in wishes.pass_env or [] if name in os.environ}
-        report = check_environment(package.target, arguments, python=python, variables=passed)
+        confined = None if policy is None else hide_own(policy, here.settings)
+        report = check_environment(
+            package.target,
+            arguments,
+            python=trial.python,
+            variables=passed,
+            sandbox=confined,
+            runtime=trial.runtime,
+        )
         load = report.by_id("load.works")
         if load.status == "fail" and report.seconds > LONGEST_PROBE:
             raise LoadError(load.message)
         # What does not load may still do so in a worker, which has a judge at hand, or it says why not.
-        info = report.info or _load(package, python, arguments, passed)
+        info = report.info or _load(package, trial, arguments, passed, confined)
         here.output.step = "check"
         for each in report.failed:
             here.output.warn(line_of(each))
         summary = summary_of(report)
         here.output.note(f"wander check: {summary.counts}")
-        return _Tried(info, summary, kept)
+        return _Tried(info, summary, trial.lock)
 
 
 def _load(
-    package: BuiltPackage, python: Path, arguments: dict[str, Any], passed: Iterable[str]
+    package: BuiltPackage,
+    trial: Trial,
+    arguments: dict[str, Any],
+    passed: Iterable[str],
+    policy: SandboxPolicy | None,
 ) -> EnvironmentInfo:
     """Return what an environment says of itself in a worker; raises `LoadError` with the true cause."""
     import asyncio
@@ -287,7 +326,13 @@ def _load(
 
     async def load() -> EnvironmentInfo:
         environment = await WorkerEnvironment.start(
-            python, package.target, arguments=arguments, environ=passed, log_path=log
+            trial.python,
+            package.target,
+            arguments=arguments,
+            environ=passed,
+            log_path=log,
+            sandbox=policy,
+            runtime=trial.runtime,
         )
         await environment.close()
         return environment.info

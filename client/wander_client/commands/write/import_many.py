@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 from wander.evals.store import jsonl
+from wander.system.child_environ import LOCALE, NETWORK, child_environ
 from wander.types import Record
 from wander.wire.postings import file_digest
 
@@ -131,7 +132,9 @@ def _import_one(
 ) -> dict[str, Any]:
     """Return the fields of a package's row that tell how its import ended."""
     here = current()
-    variables = {**os.environ, "WANDER_HUB": here.settings.hub}
+    own = [name for name in os.environ if name.startswith(("WANDER_", "UV_", "PIP_", "PRIME_", "XDG_"))]
+    asked = [*own, *NETWORK, *(word for word in options if word in os.environ)]
+    variables = child_environ(*LOCALE, asked=asked, WANDER_HUB=here.settings.hub)
     if (credential := here.credential()) is not None:
         variables["WANDER_TOKEN"] = credential.token
     began = monotonic()

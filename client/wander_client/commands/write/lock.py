@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from wander_client.context import current
+from wander_client.environments.sandbox import BuildFlag, allow_builds, builder_of, choose_policy
 from wander_client.errors import UsageError
 from wander_client.names import parse_environment, source_spec
 from wander_client.terminal.command import Argument, Option
@@ -30,6 +31,7 @@ def lock(
         Path | None, Option("--out", "-o", help="write the lock to this file instead of stdout")
     ] = None,
     attach: Annotated[bool, Option("--attach", help="attach the lock to the version on the hub")] = False,
+    build: BuildFlag = False,
 ) -> None:
     """Resolve every package that an environment runs with, each pinned by the digests of its files.
 
@@ -50,6 +52,7 @@ def lock(
     from wander_client.packages.publish import build_package
 
     here = current()
+    allow_builds(here, build, policy := choose_policy(None, None, default=here.settings.sandbox))
     found = parse_environment(source_spec(environment))
     if attach and isinstance(found, Path):
         raise UsageError(
@@ -59,7 +62,7 @@ def lock(
         hub = stack.enter_context(here.hub(login=attach))
         if isinstance(found, Path):
             here.output.note(f"building {found.name}")
-            package = stack.enter_context(build_package(found))
+            package = stack.enter_context(build_package(found, builder_of(here, policy)))
             owner, name, version = owner or "owner", str(canonicalize_name(package.name)), package.version
             wheel = package.wheel.path
         else:

@@ -70,7 +70,7 @@ def fork(
     Its page names where it came from. The source goes to a new folder: change it there, raise `version` in
     pyproject.toml, and publish it. Under a new name it is on the disk alone until it is published.
     """
-    from wander_client.packages.fork import fork
+    from wander_client.packages.origins.fork import fork
 
     here = current()
     made = fork(here, parse_name(environment), folder, owner=owner, name=name)

@@ -7,6 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from wander_client.commands.write.lock import ExcludeNewer, KeepHosts
 from wander_client.context import current
+from wander_client.environments.sandbox import (
+    BuildFlag,
+    SandboxFlag,
+    SandboxLimits,
+    allow_builds,
+    builder_of,
+    choose_policy,
+)
 from wander_client.errors import Interrupted
 from wander_client.terminal.command import Argument, Option
 
@@ -28,6 +36,9 @@ def publish(
     no_lock: Annotated[bool, Option("--no-lock", help="publish without locking its packages")] = False,
     exclude_newer: ExcludeNewer = None,
     keep_host: KeepHosts = None,
+    build: BuildFlag = False,
+    sandbox: SandboxFlag = None,
+    sandbox_limit: SandboxLimits = None,
     attestations: Annotated[
         Path | None,
         Option(metavar="DIR", help="folder with signed attestations of wheel and source (PEP 740)"),
@@ -50,6 +61,9 @@ def publish(
     """
     from wander_client.packages.publication import Wishes, publish_folder
 
+    here = current()
+    policy = choose_policy(sandbox, sandbox_limit, default=here.settings.sandbox)
+    allow_builds(here, build, policy)
     wishes = Wishes(
         owner=owner,
         dry_run=dry_run,
@@ -62,7 +76,7 @@ def publish(
         attestations=attestations,
     )
     try:
-        _answer(publish_folder(current(), path, wishes), dry_run=dry_run)
+        _answer(publish_folder(here, path, wishes, builder_of(here, policy)), dry_run=dry_run)
     except KeyboardInterrupt:
         hint = "the same command goes on where this one stopped"
         raise Interrupted("interrupted; nothing of it is visible yet", hint=hint) from None

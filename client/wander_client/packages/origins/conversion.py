@@ -17,7 +17,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from wander_client.errors import NotFound, UsageError
+from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.packages.classic import lower_bounds, requirement_of
 from wander_client.packages.library_use import (
     LOADER,
@@ -30,7 +30,7 @@ from wander_client.packages.library_use import (
     parse_source,
     tasksets_of,
 )
-from wander_client.packages.needs import HUB_PACKAGES
+from wander_client.packages.needs import HUB_PACKAGES, read_requirement
 from wander_client.packages.origins.source import BUILD_SYSTEM, Origin
 from wander_client.packages.publish import ENTRY_POINT_GROUP, require_project
 
@@ -196,9 +196,10 @@ def _complete(converted: ConvertedProject, path: Path, origin: Origin) -> None:
 
 
 def _write_sources(project: dict[str, Any], sources: dict[str, Any]) -> bool:
-    """Write repositories and addresses that uv alone is told of into the requirements; tells whether any is.
+    """Write addresses that only `[tool.uv.sources]` states into the requirements; return whether any was.
 
-    A wheel's metadata has the requirements, and not what `[tool.uv.sources]` adds to them.
+    A wheel's metadata has the requirements, and not what that table adds to them. Raises `ClientError` for a
+    repository: what it holds is no release, and building it would run its code.
     """
     found = {canonicalize_name(name): source for name, source in sources.items() if isinstance(source, dict)}
     written = False
@@ -208,22 +209,21 @@ def _write_sources(project: dict[str, Any], sources: dict[str, Any]) -> bool:
         except InvalidRequirement:
             continue
         name = canonicalize_name(wanted.name)
-        url = "" if name in HUB_PACKAGES else _address(found.get(name, {}))
+        source = {} if name in HUB_PACKAGES else found.get(name, {})
+        if "git" in source:
+            raise ClientError(
+                f"the project takes `{wanted.name}` from a repository (`[tool.uv.sources]`)",
+                hint=f"publish `{wanted.name}` as a package, or require a release of it",
+                code="unsafe_requirement",
+            )
+        url = str(source.get("url", ""))
         if url and not wanted.url:
             extras = f"[{','.join(sorted(wanted.extras))}]" if wanted.extras else ""
             marker = f" ; {wanted.marker}" if wanted.marker else ""
-            project["dependencies"][number] = f"{wanted.name}{extras} @ {url}{marker}"
+            linked = f"{wanted.name}{extras} @ {url}{marker}"
+            project["dependencies"][number] = str(read_requirement(linked, "the project"))
             written = True
     return written
-
-
-def _address(source: dict[str, Any]) -> str:
-    """Return the address of a source of uv's; empty for a path or an index, which mean this machine's."""
-    if "git" not in source:
-        return str(source.get("url", ""))
-    revision = next((f"@{source[key]}" for key in ("rev", "tag", "branch") if key in source), "")
-    folder = f"#subdirectory={source['subdirectory']}" if "subdirectory" in source else ""
-    return f"git+{source['git']}{revision}{folder}"
 
 
 def _dependencies(project: dict[str, Any]) -> set[str]:

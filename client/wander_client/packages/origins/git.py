@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -10,10 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit, urlunsplit
 
+from wander.system.child_environ import NETWORK, child_environ
+
 from wander_client.errors import ClientError, NotFound, Unavailable, UsageError
+from wander_client.packages.building.build import Builder
 from wander_client.packages.origins.source import Origin, folder_digest, project_in
 
 _SECONDS = 300
+_PASSED = (
+    *("SSH_AUTH_SOCK", "GIT_SSH", "GIT_SSH_COMMAND", "GIT_SSL_CAINFO", "GIT_ASKPASS", "SSH_ASKPASS"),
+    *("XDG_CONFIG_HOME", "USER", "LOGNAME"),
+)
+"""How the user's own git signs in."""
 _PROTOCOLS = "https:http:ssh:git:file"
 _ADDRESS = re.compile(rf"(?:{_PROTOCOLS.replace(':', '|')})://.|[\w.-]+@[\w.-]+:.")
 _PARTS = re.compile(r"(?P<url>(?:\w+://[^/]*/|[\w.-]+@[\w.-]+:|)[^@]+)(?:@(?P<revision>.*))?")
@@ -66,7 +73,7 @@ def parse_address(text: str) -> GitAddress:
     return GitAddress(url, revision, inner[1].strip("/") if inner else None)
 
 
-def clone_project(text: str, work: Path) -> tuple[Path, Origin]:
+def clone_project(text: str, work: Path, builder: Builder) -> tuple[Path, Origin]:
     """Fetch one revision of a repository; returns the project's folder and its origin.
 
     Raises `NotFound`, `UsageError`, `Unavailable`, `ClientError`.
@@ -85,7 +92,7 @@ def clone_project(text: str, work: Path) -> tuple[Path, Origin]:
     for path in target.rglob("*"):  # through a link that leads out, a build would take files of this machine
         if path.is_symlink() and not path.resolve().is_relative_to(target.resolve()):
             raise ClientError(f"`{path.relative_to(target)}` is a link that leaves the repository")
-    return project_in(folder), Origin(address.shown, revision=commit, sha256=folder_digest(folder))
+    return project_in(folder, builder), Origin(address.shown, revision=commit, sha256=folder_digest(folder))
 
 
 def _fetch(address: GitAddress, target: Path) -> None:
@@ -113,13 +120,13 @@ def _fetch(address: GitAddress, target: Path) -> None:
 def _git(*arguments: str) -> str:
     """Run git, deaf to what a repository would have it run; raises `ClientError` with what it said."""
     settings = [part for each in _SETTINGS for part in ("-c", each)]
-    environ = {
-        **os.environ,
-        "GIT_TERMINAL_PROMPT": "0",
-        "GIT_ALLOW_PROTOCOL": _PROTOCOLS,
-        "GIT_LFS_SKIP_SMUDGE": "1",
-        "LC_ALL": "C",
-    }
+    environ = child_environ(
+        *(*NETWORK, *_PASSED),
+        GIT_TERMINAL_PROMPT="0",
+        GIT_ALLOW_PROTOCOL=_PROTOCOLS,
+        GIT_LFS_SKIP_SMUDGE="1",
+        LC_ALL="C",
+    )
     try:
         done = subprocess.run(  # noqa: S603 - no shell; addresses stand after `--`
             ["git", *settings, *arguments],  # noqa: S607 - the user's own git

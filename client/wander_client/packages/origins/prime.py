@@ -17,6 +17,7 @@ from wander.wire.postings import file_digest
 
 from wander_client.errors import ClientError, NotFound, Unavailable, UsageError
 from wander_client.hub.connection import HubConnection
+from wander_client.packages.building.build import Builder
 from wander_client.packages.origins.source import Origin, bring_project, project_in, unpack_source
 
 USUAL_BASE = "https://api.primeintellect.ai"
@@ -25,11 +26,11 @@ _NAME = re.compile(r"(\w[\w.-]*)/(\w[\w.-]*?)(?:@(\w[\w.+-]*))?")
 _LARGEST_ARCHIVE = 1 << 30
 
 
-def fetch_environment(source: str, work: Path) -> tuple[Path, Origin]:
+def fetch_environment(source: str, work: Path, builder: Builder) -> tuple[Path, Origin]:
     """Return the project's folder and its origin; raises `NotFound`, `UsageError`, `Unavailable`."""
     path = Path(source).expanduser()
     if path.is_dir():
-        folder, origin = bring_project(source, work)
+        folder, origin = bring_project(source, work, builder)
         return folder, _read_stated(path, origin)
     name = _NAME.fullmatch(source)
     if name is None or source.startswith((".", "/", "~")):
@@ -37,7 +38,7 @@ def fetch_environment(source: str, work: Path) -> tuple[Path, Origin]:
             f"`{source}` is neither an environment of that hub nor a folder",
             hint="write `owner/name` or `owner/name@version`, or give what `prime env pull` wrote",
         )
-    return _download(name[1], name[2], name[3] or "latest", work)
+    return _download(name[1], name[2], name[3] or "latest", work, builder)
 
 
 def _read_stated(folder: Path, origin: Origin) -> Origin:
@@ -55,7 +56,7 @@ def _read_stated(folder: Path, origin: Origin) -> Origin:
     return replace(origin, source=f"prime:{owner}/{name}", revision=str(version) if version else None)
 
 
-def _download(owner: str, name: str, version: str, work: Path) -> tuple[Path, Origin]:
+def _download(owner: str, name: str, version: str, work: Path, builder: Builder) -> tuple[Path, Origin]:
     base = os.environ.get("PRIME_API_BASE_URL") or os.environ.get("PRIME_BASE_URL") or USUAL_BASE
     what = f"{owner}/{name}@{version}"
     hint = "run `prime env pull` and give the folder that it wrote"
@@ -91,7 +92,7 @@ def _download(owner: str, name: str, version: str, work: Path) -> tuple[Path, Or
     folder.mkdir()
     revision = str(detail.get("semantic_version") or version)
     origin = Origin(f"prime:{owner}/{name}", revision=revision, sha256=file_digest(path))
-    return project_in(unpack_source(path, folder)), origin
+    return project_in(unpack_source(path, folder), builder), origin
 
 
 def _require_success(what: str, status: int, hint: str) -> None:

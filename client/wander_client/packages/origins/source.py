@@ -9,7 +9,6 @@ import hashlib
 import re
 import shutil
 import tarfile
-import tempfile
 import tomllib
 import zipfile
 from dataclasses import dataclass
@@ -22,9 +21,9 @@ import tomlkit
 from wander.wire.postings import file_digest
 
 from wander_client.errors import ClientError, NotFound, UsageError
+from wander_client.packages.building.build import Builder
 from wander_client.packages.needs import requirements_in
 from wander_client.packages.publish import parse_entry_points
-from wander_client.packages.uv import index_arguments, run_uv
 
 _LEFT_OUT = shutil.ignore_patterns(
     *(".git", ".hg", ".prime", ".venv", "venv", "__pycache__", "*.pyc", "build", "dist", "outputs"),
@@ -65,7 +64,7 @@ def origin_in(readme: str) -> str | None:
     return found[-1].replace("`", "") if found else None
 
 
-def bring_project(source: str, work: Path) -> tuple[Path, Origin]:
+def bring_project(source: str, work: Path, builder: Builder) -> tuple[Path, Origin]:
     """Copy a folder, an sdist or a wheel into `work`; returns the project's folder and its origin.
 
     Raises `NotFound`, `UsageError`, `ClientError`.
@@ -73,14 +72,14 @@ def bring_project(source: str, work: Path) -> tuple[Path, Origin]:
     path = Path(source).expanduser().resolve()
     if path.is_dir():
         copy = Path(shutil.copytree(path, work / path.name, ignore=_LEFT_OUT, symlinks=True))
-        return project_in(copy), Origin(path.name, sha256=folder_digest(copy))
+        return project_in(copy, builder), Origin(path.name, sha256=folder_digest(copy))
     if not path.is_file():
         raise NotFound(f"`{source}` does not exist", hint="give a folder, an sdist or a wheel")
     origin = Origin(path.name, sha256=file_digest(path))
     if path.suffix == ".whl":
         return unpack_wheel(path, work), origin
     if path.name.endswith((".tar.gz", ".tgz", ".zip")):
-        return project_in(unpack_source(path, work)), origin
+        return project_in(unpack_source(path, work), builder), origin
     raise UsageError(
         f"`{source}` is not a package", hint="give a folder, an sdist (.tar.gz) or a wheel (.whl)"
     )
@@ -95,7 +94,7 @@ def folder_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def project_in(folder: Path) -> Path:
+def project_in(folder: Path, builder: Builder) -> Path:
     """Return a folder whose project is described by `[project]`.
 
     One described in another way (`setup.py`, `setup.cfg`, Poetry's own table) is built by its own backend,
@@ -110,14 +109,10 @@ def project_in(folder: Path) -> Path:
     other = any((folder / name).is_file() for name in ("setup.py", "setup.cfg"))
     if "project" in stated or not (other or "poetry" in stated.get("tool", {})):
         return folder
-    with tempfile.TemporaryDirectory(prefix="wander-build-") as out:
-        run_uv(
-            ["build", "--quiet", "--wheel", *index_arguments(), "--out-dir", out, str(folder)],
-            doing=f"building `{folder.name}`",
-        )
+    with builder.build(folder, with_source=False) as made:
         work = folder.parent / f"{folder.name}-unpacked"
         work.mkdir()
-        return unpack_wheel(next(Path(out).glob("*.whl")), work)
+        return unpack_wheel(made["wheel"], work)
 
 
 def unpack_source(path: Path, work: Path) -> Path:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
+from wander.wire.package_index import check_requirement
 
 from wander_hub.settings import Settings
 from wander_hub.upload.archives.headers import decode
@@ -44,6 +45,10 @@ def package_from(
             detail = f"the file `{clip(path)}`, which `License-File` names, is not in the archive"
             raise refusal("license_file_missing", detail)
     for requirement in metadata.requires_dist or []:
+        try:
+            check_requirement(str(requirement), requirement.url)
+        except ValueError as error:
+            raise refusal("unsafe_requirement", f"`{clip(str(requirement))}` is required: {error}") from error
         if requirement.url:
             findings.note("direct_url", f"`{requirement!s:.200}` is required from an address")
     for classifier in metadata.classifiers or []:

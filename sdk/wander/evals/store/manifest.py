@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from typing import Any
 from wander.clients.base import Client
 from wander.evals.store.examples import PackedExamples, RunExamples
 from wander.handle import Split
+from wander.system.child_environ import LOCALE, child_environ
 from wander.types import Example, SamplingArgs
 from wander.version import __version__
 from wander.wire import EnvironmentPin, ModelPin, Platform, RunManifest
@@ -25,6 +27,12 @@ from wander.wire.run_record import SCRIPT, RunKind
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 """Crockford's base 32: no i, l, o, u."""
 _NUMERIC_PACKAGES = ("torch", "transformers", "vllm", "trl")
+_RUNS_PROGRAMS = re.compile(
+    r"^(core\.(fsmonitor|hookspath|sshcommand|pager|editor|attributesfile|worktree|gitproxy)|filter\.|diff\.|"
+    r"merge\.|alias\.|include|extensions\.worktreeconfig|gpg|credential|pager\.|submodule\..*update)",
+    re.M | re.I,
+)
+"""Settings of a repository that make git run a program, or read settings from somewhere else."""
 _GIT_SECONDS = 5.0
 
 _id_lock = threading.Lock()
@@ -255,6 +263,14 @@ def _accelerator() -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> bytes | None:
+    """Return what git prints; None for a repository whose own settings name programs that git would run.
+
+    Somebody may have sent the folder with its repository.
+    """
+    listing = ["config", "--local", "--includes", "--list", "--name-only"]
+    own = ask_program(["git", "-C", str(folder), *listing], _GIT_SECONDS)
+    if own is None or _RUNS_PROGRAMS.search(own.decode("utf-8", "replace")):
+        return None
     return ask_program(["git", "-C", str(folder), *arguments], _GIT_SECONDS)
 
 
@@ -262,7 +278,12 @@ def ask_program(command: Sequence[str], seconds: float) -> bytes | None:
     """Return what a program of the user's PATH prints; None where it is missing, fails or takes too long."""
     try:
         done = subprocess.run(  # noqa: S603 - fixed arguments
-            command, capture_output=True, timeout=seconds, stdin=subprocess.DEVNULL, check=False
+            command,
+            capture_output=True,
+            timeout=seconds,
+            stdin=subprocess.DEVNULL,
+            check=False,
+            env=child_environ(*LOCALE, "XDG_CONFIG_HOME"),
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

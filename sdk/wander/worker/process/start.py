@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from wander.errors import WanderError
+from wander.system.child_environ import child_environ
 
-ALWAYS_PASSED = ("PATH", "HOME", "LANG", "TMPDIR")
-"""Environment variables that every worker gets; others only by name."""
 FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 """Signals that say nothing against the code that ran: somebody, or a lack of memory, ended the process."""
 _LOG_LINES = 15
@@ -51,7 +50,6 @@ class WorkerProcess:
             "PYTHONUTF8": "1",
             "PYTHONHASHSEED": "0",
         }
-        passed = own_variables((*ALWAYS_PASSED, *environ))
         theirs, ours = os.pipe()
         try:
             with log_path.open("ab") as log:
@@ -67,7 +65,7 @@ class WorkerProcess:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env={**settings, **passed, **(variables or {})},
+                    env={**settings, **child_environ(asked=environ), **(variables or {})},
                     pass_fds=(theirs,),
                     start_new_session=True,
                 )

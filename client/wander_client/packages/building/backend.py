@@ -1,0 +1,84 @@
+"""The program that calls a project's build backend (PEP 517): `backend.py SOURCE KIND DESCRIPTOR`.
+
+It runs in the virtual environment of the project's build requirements, mostly in the sandbox, where it can
+write nothing that lasts. So the file that was built leaves through a descriptor: a line of JSON, then the
+bytes. The line says `{"file": NAME}`, or `{"requires": [...]}` when the backend needs more packages.
+Standard library alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import tomllib
+from importlib.metadata import PackageNotFoundError, distribution
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+DEFAULT = {"requires": ["setuptools>=40.8.0", "wheel"], "build-backend": "setuptools.build_meta:__legacy__"}
+"""What holds for a project that does not say (PEP 517)."""
+LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".venv", "venv", ".*_cache", ".tox", "node_modules")
+
+
+def main(source: str, kind: str, descriptor: int) -> None:
+    """Build a file of a kind, `wheel` or `sdist`, and write it."""
+    with tempfile.TemporaryDirectory() as work:
+        if not os.access(source, os.W_OK):  # backends write into the folder that they build
+            shutil.copytree(source, place := os.path.join(work, os.path.basename(source)), ignore=LEFT_OUT)
+            source = place
+        os.chdir(source)
+        backend = _load()
+        lacking = [
+            each
+            for each in getattr(backend, f"get_requires_for_build_{kind}", _nothing)(None)
+            if not _is_here(each)
+        ]
+        with os.fdopen(descriptor, "wb") as out:
+            if lacking:
+                out.write(json.dumps({"requires": lacking}).encode() + b"\n")
+                return
+            made = os.path.join(work, "made")
+            os.mkdir(made)
+            name = getattr(backend, f"build_{kind}")(made, None)
+            out.write(json.dumps({"file": name}).encode() + b"\n")
+            with open(os.path.join(made, name), "rb") as file:
+                shutil.copyfileobj(file, out)
+
+
+def _load() -> Any:
+    """Return the backend of the project in the working folder."""
+    system = DEFAULT
+    if os.path.exists("pyproject.toml"):
+        with open("pyproject.toml", "rb") as file:
+            system = {**DEFAULT, **tomllib.load(file).get("build-system", {})}
+    sys.path[:0] = [os.path.abspath(path) for path in system.get("backend-path", [])]
+    module, _, attributes = str(system["build-backend"]).partition(":")
+    found = importlib.import_module(module)
+    for attribute in filter(None, attributes.split(".")):
+        found = getattr(found, attribute)
+    return found
+
+
+def _nothing(settings: object) -> list[str]:
+    return []
+
+
+def _is_here(requirement: str) -> bool:
+    name = requirement.partition(";")[0]
+    for sign in "[<>=!~ (@":
+        name = name.partition(sign)[0]
+    try:
+        distribution(name.strip())
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

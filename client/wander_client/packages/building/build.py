@@ -1,0 +1,248 @@
+"""Build the wheel and the source archive of a project folder.
+
+A build runs the project's code, or that of the tools that it names. So its requirements are installed
+first, as wheels, by uv, which knows this machine's indexes and their passwords. Then the backend runs
+without any of that: in the sandbox, or with the user's rights after the user said so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import tarfile
+import tempfile
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Literal
+
+from wander.system.child_environ import LOCALE, child_environ
+
+from wander_client.errors import ClientError
+from wander_client.packages.building import backend
+from wander_client.packages.interpreters import Interpreter, choose_python
+from wander_client.packages.needs import read_requirement
+from wander_client.packages.uv import install_into, make_virtualenv
+from wander_client.packages.virtualenvs import VirtualEnvironments, key_of
+
+if TYPE_CHECKING:
+    from wander.sandbox import SandboxPolicy
+    from wander.worker.process.sandboxed import Confined
+
+Kind = Literal["wheel", "sdist"]
+_SECONDS = 900.0
+_LARGEST = 1 << 30
+_ROOM = {"tmp": 2 << 30, "file": _LARGEST}
+"""Limits of the sandbox for a build: more than an environment needs."""
+_COMPILERS = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS", "SOURCE_DATE_EPOCH")
+_MOST_ROUNDS = 3
+"""How often a backend may ask for further packages."""
+
+
+@dataclass(frozen=True)
+class Builder:
+    """Builds projects on this machine."""
+
+    data_dir: Path
+    policy: SandboxPolicy | None
+    """The limits of the sandbox in which backends run; None runs them with the user's rights."""
+
+    @contextlib.contextmanager
+    def build(self, folder: Path, *, with_source: bool = True) -> Iterator[dict[Kind, Path]]:
+        """Yield the wheel of a project, and the source archive that it was built from; they are gone after.
+
+        Raises `ClientError`.
+        """
+        system = read_build_system(folder)
+        python = choose_python(_stated_python(folder), f"`{folder.name}`")
+        with tempfile.TemporaryDirectory(prefix="wander-build-") as name:
+            place = Path(name)
+            made: dict[Kind, Path] = {}
+            source = folder
+            if with_source:
+                made["sdist"] = self._build(source, "sdist", system, python, place)
+                source = _unpack(made["sdist"], place / "source")
+            made["wheel"] = self._build(source, "wheel", system, python, place)
+            yield made
+
+    def _build(self, source: Path, kind: Kind, system: list[str], python: Interpreter, place: Path) -> Path:
+        doing = f"building `{source.name}`"
+        requires = list(system)
+        for _ in range(_MOST_ROUNDS):
+            with self._environment(requires, python, doing) as virtualenv, tempfile.TemporaryFile() as out:
+                head = self._run(virtualenv, source, kind, out, doing)
+                if "file" in head:
+                    return _keep(out, str(head["file"]), kind, place, doing)
+                more = head.get("requires")
+                if not isinstance(more, list):
+                    break
+                requires += [str(read_requirement(str(each), source.name)) for each in more[:50]]
+        raise ClientError(f"{doing} failed: its backend has no answer", code="build_failed")
+
+    @contextlib.contextmanager
+    def _environment(self, requires: Sequence[str], python: Interpreter, doing: str) -> Iterator[Path]:
+        """Hold the virtual environment of build requirements; the same ones are installed once."""
+
+        def fill(place: Path) -> None:
+            make_virtualenv(place, python.path)
+            wanted = place / "requirements.txt"
+            wanted.write_text("".join(f"{each}\n" for each in requires), encoding="utf-8")
+            options = ["install", "--quiet", "-r", str(wanted)]
+            install_into(place, options, doing=f"{doing}: installing what its build requires")
+
+        digest = hashlib.sha256("\n".join(["build", *sorted(requires)]).encode()).hexdigest()
+        key = key_of(digest, python.version)
+        with VirtualEnvironments(self.data_dir).hold(key, python, fill) as virtualenv:
+            yield virtualenv
+
+    def _run(self, virtualenv: Path, source: Path, kind: Kind, out: IO[bytes], doing: str) -> dict[str, Any]:
+        """Run the backend and return the head of its answer, whose bytes follow in `out`."""
+        with contextlib.ExitStack() as stack:
+            log = stack.enter_context(tempfile.TemporaryFile())
+            confined = None
+            if self.policy is None:
+                words = [str(source), kind, str(out.fileno())]
+                command = [str(virtualenv / "bin" / "python"), "-P", str(backend.__file__), *words]
+                path = f"{virtualenv / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
+                environ = child_environ(*LOCALE, *_COMPILERS, PATH=path)
+                place = stack.enter_context(tempfile.TemporaryDirectory())
+                passed: tuple[int, ...] = (out.fileno(),)
+            else:
+                confined = self._confine(virtualenv, source, kind, out, stack)
+                command, environ, place, passed = (
+                    confined.command,
+                    confined.environ,
+                    "/",
+                    confined.descriptors,
+                )
+            process = subprocess.Popen(  # noqa: S603 - our own program, in the sandbox or as the user said
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environ,
+                cwd=place,
+                pass_fds=passed,
+                start_new_session=True,
+            )
+            try:
+                status = process.wait(_SECONDS)
+            except subprocess.TimeoutExpired:
+                raise ClientError(f"{doing} took longer than {_SECONDS:g} s", code="build_failed") from None
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            log.seek(max(0, log.seek(0, os.SEEK_END) - 8192))
+            said = log.read().decode("utf-8", "replace").strip()
+            if confined is not None and status > 0 and not confined.was_completed():
+                from wander.sandbox.support import explain_failure
+
+                raise explain_failure(said)
+        out.seek(0)
+        with contextlib.suppress(ValueError, RecursionError):
+            head = json.loads(out.readline(1 << 16))
+            if status == 0 and isinstance(head, dict):
+                return head
+        raise ClientError(
+            f"{doing} failed",
+            detail="\n".join(said.splitlines()[-25:]),
+            hint=None
+            if self.policy is None
+            else "`--no-sandbox` builds it with your rights, and its code runs",
+            code="build_failed",
+        )
+
+    def _confine(
+        self, virtualenv: Path, source: Path, kind: Kind, out: IO[bytes], stack: contextlib.ExitStack
+    ) -> Confined:
+        """Return how to start the backend in the sandbox."""
+        from wander.sandbox.groups import new_group
+        from wander.sandbox.support import require_support
+        from wander.sandbox.visible import choose_binds
+        from wander.worker.process.sandboxed import confine, handed_on_as
+
+        assert self.policy is not None
+        support = require_support()
+        runtime = VirtualEnvironments(self.data_dir).runtime(virtualenv.name)
+        program = os.path.realpath(backend.__file__)
+        sees = choose_binds(runtime, source, (*self.policy.read, program), self.policy.hide)
+        policy = self.policy.model_copy(update=_ROOM)
+        group = new_group(policy)
+        stack.callback(group.remove)
+        number = handed_on_as(0)
+        arguments = [program, str(source), kind, str(number)]
+        plan = {"module": None, "arguments": arguments, "keep": [number]}
+        confined = confine(policy, support, sees, group, plan, {}, descriptors=[out.fileno()])
+        stack.callback(os.close, confined.ready)
+        for descriptor in confined.own:
+            stack.callback(os.close, descriptor)
+        return confined
+
+
+def read_build_system(folder: Path) -> list[str]:
+    """Return what the build of a project requires; raises `ClientError` for requirements that are refused."""
+    try:
+        stated = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8")).get(
+            "build-system", {}
+        )
+        requires = stated["requires"] if isinstance(stated, dict) and "requires" in stated else None
+    except FileNotFoundError:
+        requires = None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ClientError(
+            f"`{folder / 'pyproject.toml'}` cannot be read", detail=str(error), code="bad_pyproject"
+        ) from error
+    listed = backend.DEFAULT["requires"] if requires is None else requires
+    if not isinstance(listed, list):
+        raise ClientError("`requires` of `[build-system]` is not a list", code="bad_pyproject")
+    found = [read_requirement(str(each), f"the build of {folder.name}") for each in listed]
+    if any(each.url is not None for each in found):
+        raise ClientError(
+            f"the build of `{folder.name}` requires a package from an address",
+            hint="require a release of it in `[build-system]`",
+            code="unsafe_requirement",
+        )
+    return [str(each) for each in found]
+
+
+def _stated_python(folder: Path) -> str | None:
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8")).get("project")
+        if isinstance(project, dict) and project.get("requires-python") is not None:
+            return str(project["requires-python"])
+    return None
+
+
+def _keep(out: IO[bytes], name: str, kind: Kind, place: Path, doing: str) -> Path:
+    """Write what a backend built to a file of the name that it gave."""
+    from wander_client.paths import path_below
+
+    ends = ".whl" if kind == "wheel" else ".tar.gz"
+    if not name.endswith(ends):
+        raise ClientError(f"{doing} gave `{name[:100]}`, which is not a {kind}", code="build_failed")
+    made = path_below(place, kind, name)
+    with made.open("wb") as file:
+        while piece := out.read(1 << 20):
+            if file.tell() > _LARGEST:
+                raise ClientError(f"{doing} gave more than {_LARGEST >> 20} MiB", code="build_failed")
+            file.write(piece)
+    return made
+
+
+def _unpack(archive: Path, place: Path) -> Path:
+    """Unpack a source archive that was just built, and return its folder."""
+    try:
+        with tarfile.open(archive) as opened:
+            opened.extractall(place, filter="data")
+        (folder,) = place.iterdir()
+    except (tarfile.TarError, OSError, ValueError) as error:
+        raise ClientError(
+            f"`{archive.name}` is not a source archive", detail=str(error), code="build_failed"
+        ) from error
+    return folder
