@@ -36,7 +36,7 @@ def test_nothing_heavy_is_loaded_by_the_import_or_by_writing_an_environment(load
 def test_environments_are_loaded_when_they_are_used(loaded):
     at_import, after_use = loaded
     own = {name.removeprefix("wander.") for name in at_import if name.startswith("wander.")}
-    assert own == {"errors", "lazy", "moved", "types", "version"}
+    assert own == {"errors", "lazy", "types", "version"}
     assert "wander.envs.single_turn" in after_use
 
 
