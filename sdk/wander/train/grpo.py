@@ -85,7 +85,7 @@ from wander.train.rollouts.step import StepPlayer, mean, mixture_of
 from wander.train.step_trainer import StepTrainer, common_arguments, group_arguments
 from wander.train.trainer import Progress, StepLog, tell_full_disk, train_until_interrupted
 from wander.train.watch.observers import open_observers
-from wander.train.watch.trackers import require_trackers
+from wander.train.watch.reporting import require_trackers
 from wander.train.weights import save_copy, save_policy, wrap_lora
 from wander.types import SamplingArgs
 

@@ -7,7 +7,6 @@ only the tokens of the assistant count.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -35,13 +34,13 @@ from wander.train.trainer import (
     OnSave,
     Progress,
     StepLog,
+    count_covered_steps,
     make_arguments,
     offline_checkpoint_arguments,
     tell_full_disk,
     train_until_interrupted,
 )
-from wander.train.watch.alerts import write_alerts
-from wander.train.watch.observers import TrackerCallback
+from wander.train.watch.reporting import open_reporters
 from wander.train.weights import save_policy, wrap_lora
 
 Build = Callable[[Any, dict[str, Any], list[TrainerCallback]], Any]
@@ -93,12 +92,8 @@ def learn(
     if begun is None:
         _forget_checkpoints(folder)
     log = StepLog(folder / METRICS, *([progress] if progress else []), keep=begun)
-    tracking = TrackerCallback(
-        *(settings.logging, settings.model_dump(mode="json"), folder, log),
-        lambda alert: write_alerts(folder, [alert]),
-    )
     arguments = {
-        **make_arguments(settings.model, schedule, folder),
+        **make_arguments(settings.model, schedule, settings.logging, folder),
         "max_steps": schedule.steps or -1,
         "num_train_epochs": schedule.epochs,
         "per_device_train_batch_size": settings.batch.rows,
@@ -106,9 +101,13 @@ def learn(
     }
     sealing = OnSave(lambda step: seal_checkpoint(folder, step, 0))
     torch.manual_seed(schedule.seed)  # adapters begin with random numbers
-    with tell_full_disk(folder, "--resume"), quiet_libraries(), contextlib.closing(tracking):
+    with (
+        tell_full_disk(folder, "--resume"),
+        quiet_libraries(),
+        open_reporters(settings.logging, folder, count_covered_steps(begun)) as reporters,
+    ):
         model = wrap_lora(loaded.model, settings.model)
-        trainer = build(model, arguments, [log, sealing, *watch(log), tracking])
+        trainer = build(model, arguments, [log, sealing, *watch(log), *reporters])
         interrupted = train_until_interrupted(trainer, log, begun)
         saved = save_policy(trainer.model, loaded, folder / "model")
     if not interrupted and not schedule.checkpoint_every:

@@ -39,7 +39,7 @@ from wander.train.config import DPOSection, DPOSettings, KTOSection, PreferenceS
 from wander.train.offline import learn, row_error, tokens_of
 from wander.train.rollouts.sampler import has_signal
 from wander.train.trainer import Progress
-from wander.train.watch.trackers import require_trackers
+from wander.train.watch.reporting import require_trackers
 
 ENOUGH = 2
 """Rollouts of one example that can be compared."""

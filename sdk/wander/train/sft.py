@@ -39,7 +39,7 @@ from wander.seeding import derived_rng
 from wander.train.config import SFTSettings
 from wander.train.offline import learn, row_error, tokens_of
 from wander.train.trainer import Progress, StepLog
-from wander.train.watch.trackers import require_trackers
+from wander.train.watch.reporting import require_trackers
 
 IGNORED = -100
 """Label of a token that is not learnt."""

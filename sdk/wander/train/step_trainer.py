@@ -315,7 +315,7 @@ def common_arguments(settings: GRPOSettings, folder: Path, processes: int) -> di
     rows, accumulation = rows_and_accumulation(settings, processes)
     lengths, output = settings.sampling, settings.output
     return {
-        **make_arguments(settings.model, settings.schedule, folder),
+        **make_arguments(settings.model, settings.schedule, settings.logging, folder),
         **make_sharding_arguments(settings),
         **checkpoint_arguments(output.checkpoint_every, usual=CHECKPOINT_STEPS, kept=output.checkpoints_kept),
         "max_steps": settings.schedule.steps,

@@ -18,7 +18,7 @@ from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
 from wander.errors import RunError
 from wander.models.loading import torch_device
-from wander.train.config import ModelSection, OfflineScheduleSection, ScheduleSection
+from wander.train.config import LoggingSection, ModelSection, OfflineScheduleSection, ScheduleSection
 from wander.train.metrics import read_entries
 
 CHECKPOINTING = next(
@@ -29,7 +29,9 @@ CHECKPOINTING = next(
 """What this version of transformers calls the recomputation of layers."""
 
 
-def make_arguments(model: ModelSection, schedule: ScheduleSection, folder: Path) -> dict[str, Any]:
+def make_arguments(
+    model: ModelSection, schedule: ScheduleSection, logging: LoggingSection, folder: Path
+) -> dict[str, Any]:
     """Return the trainer arguments that do not depend on the algorithm: nothing leaves this machine."""
     return {
         "output_dir": str(folder / "checkpoints"),
@@ -42,7 +44,9 @@ def make_arguments(model: ModelSection, schedule: ScheduleSection, folder: Path)
         "bf16": model.autocast,
         CHECKPOINTING: model.gradient_checkpointing,
         "logging_steps": 1,
-        "report_to": "none",
+        "report_to": "none",  # `wander.train.watch.reporting` makes the callbacks: they must come last
+        "project": logging.project,
+        "run_name": folder.resolve().name,
         "disable_tqdm": True,
         "push_to_hub": False,
         "dataloader_pin_memory": False,
@@ -136,6 +140,9 @@ class StepLog(TrainerCallback):  # type: ignore[misc]
         self.entries.append(entry)
         with self.file.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(entry) + "\n")
+        # The callbacks of trackers are called after this one, with the same dictionary.
+        told = ((name, value) for name, value in entry.items() if name not in ("step", "steps"))
+        logs.update((name, value) for name, value in told if value is not None)
         for read in self.readers:
             read(entry)
 

@@ -52,7 +52,7 @@ def test_watching_changes_nothing_of_the_training(puller: Path, tmp_path: Path) 
         "the same examples, each time"
     )
     assert not (tmp_path / "alone" / "samples.jsonl").exists()
-    assert steps_of(tmp_path / "watched", "reward") == [1, 2, 3]
+    assert steps_of(tmp_path / "watched", "train/reward") == [1, 2, 3]
     assert not (tmp_path / "alone" / "tensorboard").exists()
 
 
@@ -72,7 +72,7 @@ def test_a_resumed_run_has_the_samples_and_alerts_of_an_uninterrupted_one(
         (one.step, one.key, one.completion, one.reward) for one in samples
     ]
     assert read_alerts(folder) == alerts
-    assert steps_of(folder, "reward") == [1, 2, 3]
+    assert steps_of(folder, "train/reward") == [1, 2, 3]
     assert len(read_metrics(folder)) == len(kept)
 
 
@@ -87,4 +87,4 @@ def test_fine_tuning_tells_trackers_too(tiny: Path, tmp_path: Path) -> None:
         }
     )
     train_sft(({"messages": said} for _ in range(8)), settings, tmp_path)
-    assert steps_of(tmp_path, "loss") == [1, 2]
+    assert steps_of(tmp_path, "train/loss") == [1, 2]

@@ -28,7 +28,6 @@ Rule = Literal[
     "environment_errors",
     "evaluation_flat",
     "best_at_start",
-    "tracker",
 ]
 
 FLAT_EVALUATIONS = 3

@@ -1,34 +1,30 @@
-"""Watches a run while it goes, in its main process: alerts, trackers, the same prompts played again."""
+"""Watches a run in its main process: alerts, trackers, and the same prompts played again."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from transformers import TrainerCallback
 
-from wander.errors import ConfigError
-from wander.train.config import GRPOSettings, LoggingSection, OutputSection
+from wander.train.config import GRPOSettings, OutputSection
 from wander.train.distributed import World
 from wander.train.evaluation.evaluator import read_first_values
 from wander.train.records.samples import append_samples, read_samples, write_samples
 from wander.train.rollouts.source import Assignment, RolloutSource
 from wander.train.trainer import StepLog, count_covered_steps
-from wander.train.watch.alerts import Alert, AlertWatch, write_alerts
-from wander.train.watch.trackers import Tracker, open_trackers, scalars
+from wander.train.watch.alerts import AlertWatch, write_alerts
+from wander.train.watch.reporting import open_reporters
 
 
 class AlertCallback(TrainerCallback):  # type: ignore[misc]
     """Raises alerts and keeps them in `alerts.jsonl`; a resumed run begins with those of its checkpoint."""
 
-    def __init__(
-        self, settings: GRPOSettings, folder: Path, log: StepLog, tell: Sequence[Callable[[Alert], None]] = ()
-    ) -> None:
+    def __init__(self, settings: GRPOSettings, folder: Path, log: StepLog) -> None:
         self.folder = folder
-        self.tell = list(tell)
         self._watch = AlertWatch(settings, lambda: read_first_values(folder))
         self.alerts = [alert for entry in log.entries for alert in self._watch.read(entry)]
         log.readers.append(self.read)
@@ -39,69 +35,9 @@ class AlertCallback(TrainerCallback):  # type: ignore[misc]
 
     def read(self, entry: dict[str, Any]) -> None:
         """Raise the alerts of a step."""
-        for alert in self._watch.read(entry):
-            self.raise_alert(alert)
-
-    def raise_alert(self, alert: Alert) -> None:
-        """Keep an alert and tell it."""
-        self.alerts.append(alert)
-        write_alerts(self.folder, self.alerts)
-        for listener in self.tell:
-            listener(alert)
-
-
-class TrackerCallback(TrainerCallback):  # type: ignore[misc]
-    """Gives every line of metrics to the trackers; one that breaks is dropped, and an alert says so."""
-
-    def __init__(
-        self,
-        section: LoggingSection,
-        config: Mapping[str, Any],
-        folder: Path,
-        log: StepLog,
-        broken: Callable[[Alert], None] | None = None,
-    ) -> None:
-        self.broken = broken
-        self.step_log = log
-        self._section, self._config, self._folder = section, config, folder
-        self.trackers: list[Tracker] = []
-        log.readers.append(self.read)
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
-        """Open the trackers."""
-        try:
-            self.trackers = open_trackers(self._folder, self._section, self._config, step=state.global_step)
-        except (OSError, RuntimeError, ValueError) as error:
-            names = ", ".join(self._section.trackers)
-            raise ConfigError(
-                f"a tracker of {names} cannot be opened: {error}", hint="leave it out of `logging.trackers`"
-            ) from error
-
-    def read(self, entry: dict[str, Any]) -> None:
-        """Log a step."""
-        values = scalars(entry)
-        self._each(entry["step"], lambda tracker: tracker.log(entry["step"], values))
-
-    def alert(self, alert: Alert) -> None:
-        """Pass an alert on."""
-        title = alert.rule.replace("_", " ")
-        self._each(alert.step, lambda tracker: tracker.alert(alert.step, title, alert.message))
-
-    def close(self) -> None:
-        """Close what is open."""
-        last = self.step_log.entries[-1]["step"] if self.step_log.entries else 0
-        self._each(last, lambda tracker: tracker.close())
-        self.trackers = []
-
-    def _each(self, step: int, action: Callable[[Tracker], None]) -> None:
-        for tracker in list(self.trackers):
-            try:
-                action(tracker)
-            except Exception as error:  # noqa: BLE001 - somebody else's code; the alert tells
-                self.trackers.remove(tracker)
-                if self.broken is not None:
-                    text = f"{tracker.name} gets no more metrics: {type(error).__name__}: {error}"
-                    self.broken(Alert(step=step, rule="tracker", message=text))
+        if raised := self._watch.read(entry):
+            self.alerts += raised
+            write_alerts(self.folder, self.alerts)
 
 
 class SampleCallback(TrainerCallback):  # type: ignore[misc]
@@ -157,18 +93,13 @@ def open_observers(
     checkpoint: Path | None,
     world: World,
 ) -> Iterator[list[TrainerCallback]]:
-    """Yield the callbacks that watch a run, none beside the main process; close the trackers after."""
+    """Yield the callbacks that watch a run, in the main process alone."""
     if not world.is_main:
         yield []
         return
-    trackers = TrackerCallback(settings.logging, settings.model_dump(mode="json"), folder, log)
-    alerts = AlertCallback(settings, folder, log, [trackers.alert])
-    trackers.broken = alerts.raise_alert
-    callbacks: list[TrainerCallback] = [trackers, alerts]
+    covered = count_covered_steps(checkpoint)
+    callbacks: list[TrainerCallback] = [AlertCallback(settings, folder, log)]
     if settings.output.rollouts_every and settings.output.fixed_prompts:
-        covered = count_covered_steps(checkpoint)
         callbacks.append(SampleCallback(settings.output, source, folder, log, covered))
-    try:
-        yield callbacks
-    finally:
-        trackers.close()
+    with open_reporters(settings.logging, folder, covered) as reporters:
+        yield [*callbacks, *reporters]
