@@ -475,7 +475,7 @@ def verify_run(
     workers: Sequence[str] = (),
     token_file: str | None = None,
 ) -> int:
-    """Check a run's record, repeat its first steps, tell what came of it, and return the exit status of that.
+    """Repeat a run's first steps, check its checkpoints, print the result and return the exit status.
 
     Its environment plays where it did, or at the addresses of `workers`.
 
@@ -503,20 +503,14 @@ def verify_run(
 
 
 def show_verification(report: TrainingVerification, output: Output) -> None:
-    """Print what a repetition came to, and what the record's checks."""
+    """Print the result of a repetition and of the check of the checkpoints."""
     if report.compared == 0:
         output.line(f"not repeated: {report.refused}")
     else:
         _show_repetition(report, output)
-    units = {"metrics": "steps", "evaluations": "cells", "checkpoints": "files"}
-    for check in report.records:
-        again = f", those after steps {', '.join(map(str, check.played_again))} played again"
-        told = f"{check.checked} {units[check.part]} checked{again if check.played_again else ''}"
-        output.line(f"{check.part:<11}  {told}")
-        for difference in check.differences:
-            output.line(f"  differs: {difference}", style="error")
-        for each in check.unchecked:
-            output.line(f"  not checked: {each}")
+    output.line(f"checkpoints  {report.files} files compared with their digests")
+    for each in report.damaged:
+        output.line(f"  differs: {each}", style="error")
 
 
 def _show_repetition(report: TrainingVerification, output: Output) -> None:

@@ -250,11 +250,11 @@ def train_grpo(
         )
         stack.callback(record.close)
         begun = world.from_main(lambda: record.checkpoint.path if record.checkpoint else None)
-        told = [record.hashes.take_metrics, *([progress] if progress and world.is_main else [])]
+        told = [progress] if progress and world.is_main else []
         log = StepLog(own / METRICS, *told, keep=begun)
         log.agree = world.any
         schedule = Schedule(
-            *(open_environment, source, settings, own, log, record.hashes, world, begun),
+            *(open_environment, source, settings, own, log, world, begun),
             lambda step, place: weights_digest(save_copy(model, loaded, place)),
             listeners=evaluated if world.is_main else (),
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from wander.errors import RunError
-from wander.train.config import GRPOSettings, OutputSection
+from wander.train.config import GRPOSettings
 from wander.train.grpo import train_grpo
 from wander.train.records.checkpoints import (
     checkpoint_to_resume,
@@ -51,7 +51,6 @@ def chosen(run: Path, at: int | None = None) -> int | None:
 def test_the_newest_whole_one_is_taken_or_the_one_asked_for(run: Path) -> None:
     found = checkpoint_to_resume(run)
     assert found is not None
-    assert found.seal is not None
     assert (found.step, found.seal.step, found.seal.rollouts_bytes) == (10, 10, 1000)
     assert sorted(found.seal.files) == [
         *("inner/state.json", "model.safetensors", "optimizer.pt", "trainer_state.json"),
@@ -116,14 +115,6 @@ def test_going_on_from_an_older_one_gives_the_later_ones_up(run: Path) -> None:
     assert chosen(run) == 9
 
 
-def test_runs_of_before_there_were_seals_go_on(tmp_path: Path) -> None:
-    written(tmp_path, 3)
-    assert checkpoint_to_resume(tmp_path) is None
-    found = checkpoint_to_resume(tmp_path, sealed=False)
-    assert found is not None
-    assert (found.step, found.seal) == (3, None)
-
-
 def steps_kept(run: Path) -> list[int]:
     return [one.step for one in list_checkpoints(run)]
 
@@ -171,17 +162,3 @@ def test_those_that_were_asked_for_stay_all_or_the_newest(puller: Path, tmp_path
     assert steps_kept(tmp_path / "newest") == [2, 3, 4]
     assert checkpoint_arguments(5, usual=20, kept=1)["save_total_limit"] == 2, "one may be damaged"
     assert checkpoint_arguments(0, usual=20, kept=0)["save_strategy"] == "no"
-
-
-def test_a_run_begun_with_the_default_of_before_goes_on(puller: Path, tmp_path: Path) -> None:
-    """It kept no checkpoint but that of an interruption, and its record says so."""
-    before = bandit_settings(puller, 3, checkpoint_every=0)
-
-    def die(entry: dict[str, Any]) -> None:
-        if entry["step"] == 2:
-            raise Killed
-
-    with pytest.raises(Killed):
-        train_grpo(opener_of(bandit), before, tmp_path, progress=die)
-    now = before.model_copy(update={"output": OutputSection(rollouts_every=0)})
-    assert train_grpo(opener_of(bandit), now, tmp_path, resume=True).steps == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +11,16 @@ from typing import Any
 
 import pytest
 from wander.errors import RunError
+from wander.evals.store import jsonl
 from wander.evals.store.folder import RunFolder
 from wander.train.config import GRPOSettings
+from wander.train.evaluation.evaluator import read_evaluations
 from wander.train.grpo import train_grpo
+from wander.train.records.checkpoints import SAVED, SEAL, read_saved, seal_model, write_saved
+from wander.train.records.outcome import BestCheckpoint, read_best, write_best
 from wander.train.records.step_hash import STEPS, StepHash, read_steps
-from wander.train.verify import verify_training
+from wander.train.rollouts.ahead import AHEAD, KeptStep
+from wander.train.verify import check_files, verify_training
 
 from .conftest import bandit, opener_of
 
@@ -142,7 +148,7 @@ def test_what_cannot_come_out_the_same_is_refused(run: Path) -> None:
     )
     (run / STEPS).unlink()
     edit_manifest(run, lambda manifest: manifest.pop("reproduction"))
-    assert refusal() == "the run was made by a trainer that kept no hashes of its steps"
+    assert refusal() == "the run has no hashes of its steps"
     edit_manifest(run, lambda manifest: manifest.update(kind="evaluation"))
     with pytest.raises(RunError, match="is no training run"):
         refusal()
@@ -164,3 +170,107 @@ def test_a_torn_line_is_left_out_and_a_damaged_one_is_an_error(tmp_path: Path) -
     with pytest.raises(RunError, match="is damaged"):
         read_steps(tmp_path / STEPS)
     assert read_steps(tmp_path / "none.jsonl") == []
+
+
+def settings_of_evaluated(start: Path) -> GRPOSettings:
+    settings = settings_for(start).model_dump()
+    settings["evaluation"].update(every=1, examples=6)
+    settings["output"].update(checkpoint_every=1, keep_best="eval/payoff")
+    return GRPOSettings.model_validate(settings)
+
+
+@pytest.fixture(scope="module")
+def whole(puller: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three steps, evaluated after each, with its best model and its checkpoints."""
+    folder = tmp_path_factory.mktemp("checked") / "run"
+    train_grpo(opener_of(bandit), settings_of_evaluated(puller), folder)
+    return folder
+
+
+@pytest.fixture
+def evaluated(whole: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be tampered with."""
+    return Path(shutil.copytree(whole, tmp_path / "evaluated"))
+
+
+def change_byte(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def test_every_file_of_checkpoints_and_models_is_compared_with_its_digest(evaluated: Path) -> None:
+    report = verify_training(evaluated, opener_of(bandit), steps=1)
+    folders = [*(evaluated / "checkpoints").glob("checkpoint-*"), evaluated / "model", evaluated / "best"]
+    files = [path for each in folders for path in each.rglob("*") if path.is_file()]
+    assert (report.same, report.sound, report.damaged) == (True, True, [])
+    assert report.files == sum(path.name != SEAL for path in files)
+
+
+@pytest.mark.parametrize("place", ["checkpoints/checkpoint-1", "checkpoints/checkpoint-3", "model", "best"])
+def test_a_changed_a_missing_and_an_exchanged_file_are_named(evaluated: Path, place: str) -> None:
+    folder = evaluated / place
+    for path in sorted(folder.iterdir()):
+        if path.name == SEAL:
+            continue
+        kept = path.read_bytes()
+        change_byte(path)
+        assert [one.split(" ")[0] for one in check_files(evaluated)[1]] == [f"{place}/{path.name}"]
+        path.unlink()
+        assert [one.split(" ")[0] for one in check_files(evaluated)[1]] == [f"{place}/{path.name}"]
+        path.write_bytes(kept)
+    assert check_files(evaluated)[1] == []
+
+
+def test_weights_that_the_run_did_not_save_are_found_although_they_have_a_seal(evaluated: Path) -> None:
+    change_byte(evaluated / "model" / "model.safetensors")
+    seal_model(evaluated, "model")
+    [damaged] = check_files(evaluated)[1]
+    assert damaged.startswith("model: ")
+    assert SAVED in damaged
+    (evaluated / "checkpoints" / "checkpoint-2" / SEAL).write_text("{")
+    assert len(check_files(evaluated)[1]) == 2
+
+
+def test_the_best_of_a_killed_run_need_not_be_a_checkpoint(evaluated: Path) -> None:
+    best = read_best(evaluated)
+    assert best is not None
+    (evaluated / "outcome.json").unlink()  # it is written at the end, and so is the line of the best
+    shutil.rmtree(evaluated / "checkpoints" / f"checkpoint-{best.step}", ignore_errors=True)
+    write_saved(
+        evaluated, [one for one in read_saved(evaluated) if one.weights_sha256 != best.weights_sha256]
+    )
+    others = [one for one in check_files(evaluated)[1] if not one.startswith("model")]
+    assert others == []
+
+
+def test_a_best_of_steps_that_are_made_again_is_forgotten(puller: Path, evaluated: Path) -> None:
+    write_best(evaluated, BestCheckpoint(metric="eval/payoff", mode="max", value=9.0, step=3))
+    train_grpo(opener_of(bandit), settings_of_evaluated(puller), evaluated, resume=True, checkpoint=1)
+    best = read_best(evaluated)
+    assert best is not None
+    assert best.value == max(one.metrics["payoff"] for one in read_evaluations(evaluated) if one.step > 1)
+    assert check_files(evaluated)[1] == []
+
+
+@pytest.mark.parametrize("kind", ["steps ahead", "a batch"])
+def test_kept_rollouts_are_not_gone_on_with_in_another_number_of_processes(
+    puller: Path, evaluated: Path, kind: str
+) -> None:
+    folder = evaluated / "checkpoints" / "checkpoint-3"
+    if kind == "a batch":
+        for process in range(2):
+            (folder / f"batch-{process}.pt").write_bytes(b"")
+    else:
+        figures: Any = dict.fromkeys(("seconds", "model_seconds", "retried", "sampled_tokens", "entropy"), 0)
+        kept = [
+            KeptStep(step=3, version=2, picks=[], rollouts=[], process=process, **figures)
+            for process in range(2)
+        ]
+        jsonl.write_records(folder / AHEAD, kept)
+    with pytest.raises(RunError, match="keeps rollouts for 2 processes to share") as refused:
+        train_grpo(
+            opener_of(bandit), settings_of_evaluated(puller), evaluated, resume=True, allow_changes=True
+        )
+    assert "--checkpoint 2 --allow-changes` goes on from that of step 2" in (refused.value.hint or "")
+    assert len(read_evaluations(evaluated)) == 4, "nothing was touched"

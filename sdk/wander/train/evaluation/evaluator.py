@@ -42,9 +42,6 @@ EVALUATIONS = "evaluations.jsonl"
 MOST_LINES = 20_000
 """An exhaustive cell with more is refused: it would take longer than the training."""
 
-METRIC = "metrics/"
-"""Begins a metric's name among all that a line says."""
-
 Choices = tuple[Any, ...]
 """What the environment answers at the beginning of a line."""
 
@@ -85,14 +82,6 @@ class CellEvaluation(Record):
             f"{self.cell}/{name}": value for name, value in self.metrics.items() if name != "reward"
         }
 
-    def told(self) -> dict[str, Any]:
-        """Return all that the line says, by `FIELD`, `metrics/METRIC` and `intervals/METRIC`."""
-        # Without what says nothing: so a field that comes later is in no earlier line.
-        fields = self.model_dump(mode="json", exclude={"step", "cell"}, exclude_defaults=True)
-        found = {f"{METRIC}{name}": value for name, value in fields.pop("metrics", {}).items()}
-        found |= {f"intervals/{name}": value for name, value in fields.pop("intervals", {}).items()}
-        return dict(sorted((fields | found).items()))
-
 
 def read_evaluations(folder: Path) -> list[CellEvaluation]:
     """Return the evaluations of a training run, in the order in which they were made."""
@@ -108,13 +97,6 @@ def read_first_values(folder: Path) -> dict[str, float | None]:
 def write_evaluations(folder: Path, evaluations: Iterable[CellEvaluation]) -> None:
     """Write all lines anew, whole or not at all."""
     jsonl.write_records(folder / EVALUATIONS, evaluations)
-
-
-def list_values(evaluations: Iterable[CellEvaluation]) -> dict[str, Any]:
-    """Return all that these lines say, in their order, by `STEP/CELL/` and its name in the line."""
-    return {
-        f"{one.step}/{one.cell}/{name}": value for one in evaluations for name, value in one.told().items()
-    }
 
 
 def read_value(evaluations: Sequence[CellEvaluation], name: str) -> float | None:

@@ -14,7 +14,6 @@ from wander.train.distributed import World
 from wander.train.evaluation.evaluator import (
     CellEvaluation,
     Evaluator,
-    list_values,
     read_evaluations,
     read_value,
     write_evaluations,
@@ -22,7 +21,6 @@ from wander.train.evaluation.evaluator import (
 from wander.train.evaluation.stopping import StoppingCallback
 from wander.train.records.checkpoints import BEST_MODEL, seal_model
 from wander.train.records.outcome import BestCheckpoint, Outcome, forget_best, read_best, write_best
-from wander.train.records.step_hash import StepHashes
 from wander.train.rollouts.environments import EnvironmentOpener
 from wander.train.rollouts.source import RolloutSource
 from wander.train.trainer import StepLog, count_covered_steps
@@ -109,7 +107,6 @@ class Schedule:
         settings: GRPOSettings,
         folder: Path,
         log: StepLog,
-        hashes: StepHashes,
         world: World,
         checkpoint: Path | None,
         save_best: SaveBest,
@@ -120,11 +117,7 @@ class Schedule:
         self.evaluation: EvaluationCallback | None = None
         if settings.evaluation.every:
             evaluator = Evaluator(open_environment, source, settings, world)
-
-            def seal(step: int, found: Sequence[CellEvaluation]) -> None:
-                hashes.take_evaluations(list_values(found))
-
-            told = [seal, self.stopping.read_evaluations, *listeners]
+            told = [self.stopping.read_evaluations, *listeners]
             self.evaluation = EvaluationCallback(evaluator, folder, log, save_best, checkpoint, told)
             # An evaluation adds to the line that the log writes; stopping reads that line.
             self.callbacks.insert(0, self.evaluation)

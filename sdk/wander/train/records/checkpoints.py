@@ -51,9 +51,11 @@ class SavedCheckpoint:
     path: Path
 
     @property
-    def seal(self) -> CheckpointSeal | None:
-        """Its seal; None where there is none. Raises `RunError` for one that cannot be read."""
-        return jsonl.read_record(self.path / SEAL, CheckpointSeal)
+    def seal(self) -> CheckpointSeal:
+        """What it consists of; raises `RunError` if that cannot be read."""
+        seal = jsonl.read_record(self.path / SEAL, CheckpointSeal)
+        assert seal is not None, "a folder without a seal is not a whole checkpoint"
+        return seal
 
     def fault(self) -> str | None:
         """Return what is wrong with its files, in words; None for a sound one."""
@@ -61,7 +63,7 @@ class SavedCheckpoint:
             seal = self.seal
         except RunError as error:
             return str(error)
-        faults = find_faults(self.path, seal.files if seal else {})
+        faults = find_faults(self.path, seal.files)
         return next((f"`{self.path / name}` {problem}" for name, problem in faults), None)
 
 
@@ -99,6 +101,14 @@ def read_model_seals(run: Path) -> dict[str, dict[str, str]]:
     return {} if found is None else found.models
 
 
+def forget_model(run: Path, name: str) -> None:
+    """Remove a model of a run, and its digests."""
+    if (run / name).is_dir():
+        shutil.rmtree(run / name)
+    models = {other: files for other, files in read_model_seals(run).items() if other != name}
+    jsonl.write_record(run / SEALS, ModelSeals(models=models))
+
+
 def _digest_files(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of every file of a folder but its seal, by its path there."""
     return {
@@ -129,18 +139,17 @@ def list_sealed_steps(run: Path) -> list[int]:
     return [sealed.step for sealed in jsonl.read_records(run / SEALED, SealedStep)]
 
 
-def list_checkpoints(run: Path, *, sealed: bool = True) -> list[SavedCheckpoint]:
-    """Return the whole checkpoints of a run by step; not `sealed`: those of before there were seals."""
-    marker = SEAL if sealed else "trainer_state.json"
+def list_checkpoints(run: Path) -> list[SavedCheckpoint]:
+    """Return the whole checkpoints of a run by step."""
     found = [
         SavedCheckpoint(int(path.name.rpartition("-")[2]), path)
         for path in (run / "checkpoints").glob("checkpoint-*")
-        if (path / marker).is_file() and path.name.rpartition("-")[2].isdecimal()
+        if (path / SEAL).is_file() and path.name.rpartition("-")[2].isdecimal()
     ]
     return sorted(found, key=lambda one: one.step)
 
 
-def checkpoint_to_resume(run: Path, at: int | None = None, *, sealed: bool = True) -> SavedCheckpoint | None:
+def checkpoint_to_resume(run: Path, at: int | None = None) -> SavedCheckpoint | None:
     """Return the checkpoint that a run goes on from, checked; None means from its very beginning.
 
     That is the newest, or the one of step `at` (0: the beginning). Raises `RunError` for one that is missing
@@ -148,7 +157,7 @@ def checkpoint_to_resume(run: Path, at: int | None = None, *, sealed: bool = Tru
     """
     if at == 0:
         return None
-    there = list_checkpoints(run, sealed=sealed)
+    there = list_checkpoints(run)
     wanted = at if at is not None else max(list_sealed_steps(run), default=None)
     chosen = next((one for one in reversed(there) if at is None or one.step == at), None)
     if chosen is None and wanted is None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Literal
 
 from wander.evals.store import jsonl
-from wander.train.records.checkpoints import BEST_MODEL
+from wander.train.records.checkpoints import BEST_MODEL, forget_model
 from wander.types import Record
 
 OUTCOME = "outcome.json"
@@ -78,6 +77,5 @@ def write_best(folder: Path, best: BestCheckpoint) -> None:
 def forget_best(folder: Path) -> None:
     """Remove the weights in `best` and what tells of them, where a run kept some."""
     if (folder / BEST).is_file():
-        if (folder / BEST_MODEL).is_dir():
-            shutil.rmtree(folder / BEST_MODEL)
+        forget_model(folder, BEST_MODEL)
         (folder / BEST).unlink()

@@ -93,8 +93,7 @@ class TrainingRecord:
                 jsonl.write_whole(path / manifest.reproduction.changes.file, diff)
             return cls(folder, settings)
         folder = RunFolder.open(path)
-        sealed = folder.manifest.reproduction is not None
-        found = checkpoint_to_resume(path, checkpoint, sealed=sealed)
+        found = checkpoint_to_resume(path, checkpoint)
         begun = found.step if found else 0
         differences = training_differences(folder.manifest, manifest)
         if differences and not allow_changes:
@@ -113,11 +112,9 @@ class TrainingRecord:
                 for each in differences
             ]
             folder.set_reproduction(made.model_copy(update={"allowed": [*made.allowed, *changes]}))
-        seal = found.seal if found else None
-        if sealed:
-            (path / OUTCOME).unlink(missing_ok=True)  # it has not ended
-            folder.cut(seal.rollouts_bytes if seal else 0)
-            give_up_later(path, begun)
+        (path / OUTCOME).unlink(missing_ok=True)  # it has not ended
+        folder.cut(found.seal.rollouts_bytes if found else 0)
+        give_up_later(path, begun)
         return cls(folder, settings, found)
 
     def callbacks_of(self, world: World) -> list[TrainerCallback]:

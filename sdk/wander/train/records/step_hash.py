@@ -3,9 +3,7 @@
 `rollouts`: the tokens that were seen and sampled, and the log-probabilities of the sampled ones. `rewards`:
 what the environment gave for them. `update`: loss, gradient norm and learning rate. All by their bits. The
 weights after a step are hashed as often as half a percent of the time allows, and always after the first and
-the last step. `metrics` checks every value of the step's line in `metrics.jsonl`, `evaluations` of its lines
-in `evaluations.jsonl`, times included, so they are none of the parts: no two repetitions take equally long.
-`seal` is of the line and of all before it, so that none is changed, moved or taken out unnoticed.
+the last step.
 """
 
 from __future__ import annotations
@@ -31,9 +29,6 @@ STEPS = "steps.jsonl"
 SHARE = 0.005
 """Most of the training time that hashing weights may take."""
 
-CHECK_DIGITS = 8
-"""Of the SHA-256 of a value and its name: enough to find whatever was not changed on purpose here too."""
-
 UPDATE = ("loss", "grad_norm", "learning_rate")
 """What `update` is the hash of."""
 
@@ -51,18 +46,6 @@ class StepHash(Record):
     update: str
     weights: str | None = None
     """Of the parameters that learn, after the step; None where they were not hashed."""
-    metrics: str | None = None
-    """`check_digits` of the step's line in `metrics.jsonl`; None in runs of earlier trainers."""
-    evaluations: str | None = None
-    """`check_digits` of what the step's evaluations say, of the first step also those before it; empty where
-    there were none, None in runs of earlier trainers."""
-    seal: str | None = None
-    """Of the line and the seal before it; None in runs of earlier trainers."""
-
-    def seal_after(self, before: str | None) -> str:
-        """Return the seal that this line has after a line with that seal."""
-        told = self.model_dump(exclude={"seal"}, exclude_none=True)  # a later field's default changes no seal
-        return hashlib.sha256(_frame(before, sorted(told.items()))).hexdigest()
 
     def first_difference(self, other: StepHash) -> Part | None:
         """Return the first part in which two steps differ; weights count where both have them."""
@@ -82,8 +65,6 @@ class StepHashes(TrainerCallback):  # type: ignore[misc]
         last = self.lines[-1] if self.lines else None
         self._played = (last.rollouts, last.rewards) if last else None
         """Of the rollouts that the next update learns from: new ones, or those of the update before."""
-        self._metrics: str | None = None
-        self._evaluations = ""
         self._started = perf_counter()
         self._weighing = self._last = 0.0
         jsonl.write_records(file, self.lines)
@@ -91,14 +72,6 @@ class StepHashes(TrainerCallback):  # type: ignore[misc]
     def take(self, rollouts: Sequence[Rollout]) -> None:
         """Take the rollouts that are learnt from now on."""
         self._played = rollouts_hash(rollouts), rewards_hash(rollouts)
-
-    def take_metrics(self, entry: Mapping[str, Any]) -> None:
-        """Take the line of metrics of the step that was just made."""
-        self._metrics = check_digits(entry)
-
-    def take_evaluations(self, values: Mapping[str, Any]) -> None:
-        """Take all that was evaluated since the last step, or before the first."""
-        self._evaluations += check_digits(values)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Write the line of the step that was just made."""
@@ -116,11 +89,7 @@ class StepHashes(TrainerCallback):  # type: ignore[misc]
             rewards=rewards,
             update=update_hash(logs),
             weights=weights,
-            metrics=self._metrics,
-            evaluations=self._evaluations,
         )
-        line.seal = line.seal_after(self.lines[-1].seal if self.lines else None)
-        self._evaluations = ""
         self.lines.append(line)
         with self.file.open("a", encoding="utf-8") as stream:
             stream.write(line.model_dump_json() + "\n")
@@ -166,13 +135,6 @@ def rewards_hash(rollouts: Sequence[Rollout]) -> str:
 def update_hash(metrics: Mapping[str, Any]) -> str:
     """Hash what the trainer made of the rollouts."""
     return hashlib.sha256(_frame(*(_bits(metrics.get(name)) for name in UPDATE))).hexdigest()
-
-
-def check_digits(metrics: Mapping[str, Any]) -> str:
-    """Return `CHECK_DIGITS` hex digits for each name and value, one after the other."""
-    return "".join(
-        hashlib.sha256(_frame(name, value)).hexdigest()[:CHECK_DIGITS] for name, value in metrics.items()
-    )
 
 
 def weights_hash(model: Any) -> str:

@@ -1,15 +1,15 @@
-"""Check a run's record, and train its first steps again from its recorded settings and starting weights.
+"""Train a run's first steps again from its recorded settings and starting weights, and check its checkpoints.
 
 Every step is compared in the order in which it is made: the rollouts, what the environment gave for them, the
-update, the weights. What differs first is told, and the repetition ends there: all that comes after follows
-from it. Only runs in exact mode can be compared so; of one in fast mode two repetitions differ themselves.
-Where the steps come out the same, so do evaluations: those whose weights are here are played again.
+update, the weights. The repetition ends at the first difference, because everything after it follows from it.
+Only runs in exact mode can be compared: two repetitions of a run in fast mode differ from each other.
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from transformers import TrainerCallback
 
 from wander.errors import RunError
 from wander.evals.store.folder import RunFolder
+from wander.models.loading import weights_digest
 from wander.train.config import (
     EvaluationSection,
     GRPOSettings,
@@ -26,14 +27,20 @@ from wander.train.config import (
     StoppingSection,
 )
 from wander.train.grpo import train_grpo
+from wander.train.records.checkpoints import (
+    BEST_MODEL,
+    MODEL,
+    SAVED,
+    find_faults,
+    list_checkpoints,
+    read_model_seals,
+    read_saved,
+)
+from wander.train.records.outcome import read_best
 from wander.train.records.reproduction import arithmetic, training_differences
 from wander.train.records.step_hash import STEPS, Part, StepHash, read_steps, weights_hash
 from wander.train.rollouts.environments import EnvironmentOpener, PinSource
 from wander.train.trainer import Progress
-from wander.train.verify.derived import check_derived
-from wander.train.verify.evaluations import evaluate_again
-from wander.train.verify.findings import RecordCheck
-from wander.train.verify.records import check_evaluations, check_files, check_metrics
 from wander.types import Record
 from wander.wire import RunManifest
 
@@ -63,13 +70,15 @@ class TrainingVerification(Record):
     changed: list[str] = Field(default_factory=list)
     """Libraries and hardware that are not those of the run: where steps differ, the likely cause."""
     seconds: float = 0.0
-    records: list[RecordCheck] = Field(default_factory=list)
-    """What became of checking metrics, evaluations and checkpoints."""
+    files: int = 0
+    """Files of checkpoints and models whose digests were compared."""
+    damaged: list[str] = Field(default_factory=list)
+    """Files of checkpoints and models that are not what the run saved, each with the reason."""
 
     @property
     def sound(self) -> bool:
-        """Whether nothing in the record is other than what was written."""
-        return not any(check.differences for check in self.records)
+        """Whether every file of the checkpoints and models is what the run saved."""
+        return not self.damaged
 
     @property
     def same(self) -> bool:
@@ -85,7 +94,7 @@ def verify_training(
     pin: PinSource | None = None,
     progress: Progress | None = None,
 ) -> TrainingVerification:
-    """Check a run's record, train its first `steps` again and compare each with it.
+    """Train a run's first `steps` again, compare each with its hashes, and check the checkpoints by digest.
 
     `open_environment` opens what the run's manifest pins. Raises `RunError` for a folder that holds no
     training run.
@@ -97,13 +106,10 @@ def verify_training(
             f"`{run}` is no training run", hint=f"`wander runs replay {run}` plays an evaluation again"
         )
     recorded = read_steps(run / STEPS)
-    evaluations = check_evaluations(run, manifest, recorded)
-    records = [check_metrics(run, recorded), evaluations, check_files(run)]
-    check_derived(records[0], run, manifest)
-    report = TrainingVerification(run_id=manifest.run_id, asked=steps, records=records)
+    files, damaged = check_files(run)
+    report = TrainingVerification(run_id=manifest.run_id, asked=steps, files=files, damaged=damaged)
     comparable, why = _comparable(manifest, recorded, steps)
     if comparable == 0 or manifest.reproduction is None:
-        evaluations.unchecked.append(f"no evaluation was played again: {why}")
         return report.model_copy(update={"refused": why})
     comparison = _Comparison(manifest, recorded[:comparable])
     made = manifest.reproduction
@@ -124,11 +130,8 @@ def verify_training(
             )
             if result.interrupted:
                 raise KeyboardInterrupt
-            if comparison.difference is None:
-                evaluate_again(run, evaluations, open_environment, settings, manifest, recorded)
     except _OtherRun as error:
         why = str(error)
-        evaluations.unchecked.append("no evaluation was played again: it would be of something else")
     return report.model_copy(
         update={
             "compared": comparison.compared,
@@ -191,7 +194,7 @@ def _comparable(manifest: RunManifest, recorded: list[StepHash], steps: int) -> 
     """Return how many of the first steps can be compared, and why not more."""
     made = manifest.reproduction
     if made is None or not recorded:
-        return 0, "the run was made by a trainer that kept no hashes of its steps"
+        return 0, "the run has no hashes of its steps"
     if made.mode == "fast":
         return 0, f"the run was trained in fast mode, which gives other bits each time: {made.reason}"
     if made.exact_steps is not None and made.exact_steps < min(steps, len(recorded)):
@@ -223,3 +226,30 @@ def _without_watching(settings: GRPOSettings) -> GRPOSettings:
             "logging": LoggingSection(),
         }
     )
+
+
+def check_files(run: Path) -> tuple[int, list[str]]:
+    """Compare every file of a run's checkpoints and models with its digest.
+
+    Returns the number of files, and what is wrong with each that differs.
+    """
+    best, saved = read_best(run), {one.weights_sha256 for one in read_saved(run)}
+    if best is not None and best.weights_sha256 is not None:
+        saved.add(best.weights_sha256)  # the run adds it to the others when it ends
+    files, damaged = 0, []
+    folders: dict[Path, Mapping[str, str]] = {}
+    for one in list_checkpoints(run):
+        try:
+            folders[one.path] = one.seal.files
+        except RunError as error:
+            damaged.append(str(error))
+    seals = read_model_seals(run)
+    folders |= {run / name: seals[name] for name in (MODEL, BEST_MODEL) if name in seals}
+    for folder, digests in folders.items():
+        name = folder.relative_to(run).as_posix()
+        faults = [f"{name}/{file} {problem}" for file, problem in find_faults(folder, digests)]
+        if not faults and weights_digest(folder) not in {None, *saved}:
+            faults = [f"{name}: its weights are not listed in `{SAVED}`"]
+        files += len(digests)
+        damaged += faults
+    return files, damaged
