@@ -1,8 +1,8 @@
 """The live panel of a training run: on a terminal, redrawn a few times a second; otherwise lines.
 
-The panel is drawn from the steps that the trainer tells and from what lies in the run's folder (evaluations,
-the best weights, checkpoints, alerts). It takes the width and height that the terminal has at that moment,
-and its last state stays there when the run ends, however it ends.
+The panel is drawn from the run's folder: its metrics, evaluations, best weights, checkpoints and alerts. The
+trainer only says when a step was recorded. The panel takes the width and height that the terminal has at that
+moment, and its last state stays there when the run ends, however it ends.
 """
 
 from __future__ import annotations
@@ -59,7 +59,6 @@ class TrainingState:
 
     title: str
     folder: Path
-    steps: int = 0
     entries: list[dict[str, Any]] = field(default_factory=list)
     evaluations: list[CellEvaluation] = field(default_factory=list)
     best: BestCheckpoint | None = None
@@ -70,16 +69,20 @@ class TrainingState:
     ended: bool = False
     playing: tuple[int, int] | None = None
     """Rollouts of the step under way that have ended, and all of them."""
+    _read_bytes: int = 0
+    """Bytes of `metrics.jsonl` that have been read."""
     _series: dict[str, list[float | None]] = field(default_factory=dict)
 
-    def take(self, entry: dict[str, Any]) -> None:
-        """Take the metrics of a step and read what else there is by now."""
-        self.steps, self.playing = entry["steps"], None
-        file = self.folder / "metrics.jsonl"
-        if not self.entries and entry["step"] > 1 and file.is_file():  # a resumed run
-            earlier = map(json.loads, file.read_bytes().rstrip().split(b"\n"))
-            self.entries = [one for one in earlier if one["step"] < entry["step"]]
-        self.entries.append(entry)
+    def read_steps(self) -> None:
+        """Read the steps that were added to `metrics.jsonl`."""
+        from wander.train.metrics import METRICS
+
+        with (self.folder / METRICS).open("rb") as stream:
+            stream.seek(self._read_bytes)
+            lines = stream.read().split(b"\n")[:-1]
+        self._read_bytes += sum(len(line) + 1 for line in lines)
+        self.entries += map(json.loads, lines)
+        self.playing = None
         self.read_folder()
 
     def read_folder(self) -> None:
@@ -97,6 +100,11 @@ class TrainingState:
             if (number := path.name.rpartition("-")[2]).isdecimal()
         ]
         self.checkpoint = max(found, default=None)
+
+    @property
+    def steps(self) -> int:
+        """Number of steps that the run is to have; 0 before the first is over."""
+        return int(self.entries[-1]["steps"]) if self.entries else 0
 
     @property
     def step(self) -> int:
@@ -130,7 +138,7 @@ class TrainingState:
 
 
 class TrainingPanel(contextlib.ExitStack):
-    """Shows a run on a terminal. `show` takes each step; rich calls `__rich_console__` to draw it."""
+    """Shows a run on a terminal. `show` is called after each step, and rich calls `__rich_console__`."""
 
     def __init__(self, title: str, folder: Path) -> None:
         super().__init__()
@@ -158,8 +166,8 @@ class TrainingPanel(contextlib.ExitStack):
         self.state.read_folder()
 
     def show(self, entry: dict[str, Any]) -> None:
-        """Take the metrics of a step."""
-        self.state.take(entry)
+        """Read the step that was just recorded."""
+        self.state.read_steps()
 
     def played(self, done: int, total: int) -> None:
         """Take how far the rollouts of the step under way are."""
@@ -205,11 +213,11 @@ class PlainSteps(contextlib.ExitStack):
         self._told = [len(state.evaluations), len(state.alerts)]
 
     def show(self, entry: dict[str, Any]) -> None:
-        """Take the metrics of a step, and tell what is new."""
+        """Read the step that was just recorded, and print what is new."""
         self._told_at = time.monotonic()
         state = self.state
         self._begun = entry["step"] if self._begun is None else self._begun
-        state.take(entry)
+        state.read_steps()
         self._tell_events()
         shown = (("reward", 3), ("entropy", 3), ("groups_without_variance", 2))
         known = [

@@ -55,7 +55,7 @@ from wander.models.engines.weights import whole_weights
 from wander.models.loading import LoadedModel, load_model, weights_digest
 from wander.models.policy import PolicyClient
 from wander.models.quiet import quiet_libraries
-from wander.train.config import GRPOSettings
+from wander.train.config import GRPOSettings, LoggingSection
 from wander.train.distributed import (
     current_world,
     own_folder,
@@ -68,13 +68,13 @@ from wander.train.engine import (
     engine_beside,
     open_engine,
 )
-from wander.train.evaluation.schedule import Listener, Schedule
+from wander.train.evaluation.evaluator import Evaluator
+from wander.train.evaluation.schedule import Evaluation
 from wander.train.losses.distill import DistillTrainer, load_teacher
 from wander.train.losses.rloo import LeaveOneOutTrainer
-from wander.train.metrics import METRICS
-from wander.train.records.checkpoints import BEST_MODEL, MODEL
-from wander.train.records.outcome import BestCheckpoint, Outcome, Stopped, write_outcome
-from wander.train.records.record import TrainingRecord
+from wander.train.records.checkpoints import MODEL
+from wander.train.records.grpo_record import GRPORecord
+from wander.train.records.outcome import BestCheckpoint, Outcome, Stopped
 from wander.train.rollouts.ahead import StepsAhead
 from wander.train.rollouts.environments import EnvironmentOpener, PinSource, choices_of
 from wander.train.rollouts.opponents import Opponents
@@ -83,9 +83,9 @@ from wander.train.rollouts.sampler import SamplerCheckpoint
 from wander.train.rollouts.source import Played, RolloutSource
 from wander.train.rollouts.step import StepPlayer, mean, mixture_of
 from wander.train.step_trainer import StepTrainer, common_arguments, group_arguments
-from wander.train.trainer import Progress, StepLog, tell_full_disk, train_until_interrupted
-from wander.train.watch.observers import open_observers
-from wander.train.watch.reporting import require_trackers
+from wander.train.trainer import Progress, count_covered_steps, tell_full_disk, train_until_interrupted
+from wander.train.watch.reporting import open_reporters, require_trackers
+from wander.train.watch.watch import Watch
 from wander.train.weights import save_copy, save_policy, wrap_lora
 from wander.types import SamplingArgs
 
@@ -216,7 +216,6 @@ def train_grpo(
     checkpoint: int | None = None,
     allow_changes: bool = False,
     observers: Sequence[TrainerCallback] = (),
-    evaluated: Sequence[Listener] = (),
     serve: ServerOpener | None = None,
     played: Played | None = None,
 ) -> GRPOResult:
@@ -225,8 +224,8 @@ def train_grpo(
     `folder` becomes a run folder: manifest, metrics of every step, sample rollouts, learning curves. `pin`
     tells how the manifest names an open environment. `resume` goes on from the newest checkpoint, or that of
     the step `checkpoint`; what differs from the beginning raises `RunError`, or is recorded with
-    `allow_changes`. `observers` are called after all else, `evaluated` hear of evaluations. `serve` starts a
-    vLLM server where the settings name none. `played` hears, in another thread, of ended rollouts.
+    `allow_changes`. `observers` are called after everything else. `serve` starts a
+    vLLM server if the settings name none. `played` hears, in another thread, of ended rollouts.
     Of several processes the main one writes the folder and calls `observers`.
     """
     started = perf_counter()
@@ -241,50 +240,49 @@ def train_grpo(
         source = world.together(lambda: open_source(open_environment, client, settings, opponents))
         stack.callback(source.close)
         record = world.together(
-            lambda: TrainingRecord.open(
-                *(own, settings, source, client, loaded, pin),
+            lambda: GRPORecord.open(
+                *(own, settings, source, client, loaded, world, pin),
                 resume=resume and world.is_main,
                 checkpoint=checkpoint,
                 allow_changes=allow_changes,
+                progress=progress if world.is_main else None,
             )
         )
         stack.callback(record.close)
         begun = world.from_main(lambda: record.checkpoint.path if record.checkpoint else None)
-        told = [progress] if progress and world.is_main else []
-        log = StepLog(own / METRICS, *told, keep=begun)
-        log.agree = world.any
-        schedule = Schedule(
-            *(open_environment, source, settings, own, log, world, begun),
-            lambda step, place: weights_digest(save_copy(model, loaded, place)),
-            listeners=evaluated if world.is_main else (),
-        )
+        watch = Watch(settings, record, writes=world.is_main)
+        evaluation = None
+        if settings.evaluation.every:
+            evaluator = Evaluator(open_environment, source, settings, world)
+            evaluation = Evaluation(
+                *(evaluator, record, lambda step, place: weights_digest(save_copy(model, loaded, place))),
+                begun,
+            )
         mixture = mixture_of(source, settings)
         player = StepPlayer(source, mixture, settings, world.rank, world.exchange, opponents, played)
+        trackers = settings.logging if world.is_main else LoggingSection()
         with (
             quiet_libraries(),
             record.arithmetic(),
-            open_observers(source, settings, own, log, begun, world) as watching,
+            open_reporters(trackers, own, count_covered_steps(begun)) as reporters,
             play_ahead(player, model, loaded, settings, begun) as ahead,
         ):
-            # Whatever else happens between steps (trackers, panels) is one more of these.
+            # An evaluation adds to the line that the record writes; the watch and the trackers read it.
             sampling = SamplerCheckpoint(mixture, settings.batch.groups, begun)
-            mine = [*schedule.callbacks, opponents, sampling, *record.callbacks_of(world), *watching]
+            before = [*([evaluation] if evaluation else []), opponents, sampling]
+            after = [watch, *reporters, *(observers if world.is_main else ())]
             trainer = TRAINERS.get(settings.algorithm.loss, RolloutTrainer)(
-                *(player, model, loaded.tokenizer, settings, folder, log, record, world, ahead),
-                callbacks=[*mine, *(observers if world.is_main else ())],
+                *(player, model, loaded.tokenizer, settings, folder, record, world, ahead),
+                callbacks=[*before, record, *after],
                 **given,
             )
-            interrupted = train_until_interrupted(trainer, log, begun)
-            outcome = schedule.outcome(trainer.state.global_step, interrupted=interrupted)
-            if outcome.best is not None:
-                record.keep_weights(outcome.best.step, own / BEST_MODEL)
-            record.keep_model(outcome.steps, save_policy(trainer.model, loaded, own / MODEL))
-        if not interrupted:
-            record.finish()
-        write_outcome(own, outcome)
+            train_until_interrupted(trainer, record, begun)
+            save_policy(trainer.model, loaded, own / MODEL)
+            best = evaluation.best if evaluation else None
+            outcome = record.end(trainer.state.global_step, watch.stopped, best)
     if world.is_main and outcome.finished and not settings.output.checkpoint_every:
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    return result_of(folder, log.entries, outcome, perf_counter() - started)
+    return result_of(folder, record.entries, outcome, perf_counter() - started)
 
 
 TRAINERS: dict[str, type[StepTrainer]] = {"rloo": LeaveOneOutTrainer, "distill": DistillTrainer}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,3 +35,11 @@ def read_entries(file: Path) -> list[dict[str, Any]]:
             raise RunError(f"`{file}` is damaged: line {number} is no step")
         entries.append(entry)
     return entries
+
+
+def number(entry: Mapping[str, Any], name: str) -> float | None:
+    """Return a metric of a step, or None if the step has no number under that name."""
+    value = entry.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        return None
+    return float(value)

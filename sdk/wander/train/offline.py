@@ -28,12 +28,10 @@ from wander.train.records.checkpoints import (
     SEALED,
     checkpoint_to_resume,
     list_checkpoints,
-    seal_checkpoint,
 )
+from wander.train.records.record import TrainingRecord
 from wander.train.trainer import (
-    OnSave,
     Progress,
-    StepLog,
     count_covered_steps,
     make_arguments,
     offline_checkpoint_arguments,
@@ -79,7 +77,7 @@ def learn(
     *,
     progress: Progress | None = None,
     resume: bool = False,
-    watch: Callable[[StepLog], Sequence[TrainerCallback]] = lambda log: (),
+    watch: Callable[[TrainingRecord], Sequence[TrainerCallback]] = lambda record: (),
 ) -> Learnt:
     """Train with the trainer that `build` makes, and write the model to `folder/model`.
 
@@ -91,7 +89,7 @@ def learn(
     begun = _to_resume(folder) if resume else None
     if begun is None:
         _forget_checkpoints(folder)
-    log = StepLog(folder / METRICS, *([progress] if progress else []), keep=begun)
+    record = TrainingRecord(folder, begun, progress)
     arguments = {
         **make_arguments(settings.model, schedule, settings.logging, folder),
         "max_steps": schedule.steps or -1,
@@ -99,7 +97,6 @@ def learn(
         "per_device_train_batch_size": settings.batch.rows,
         **offline_checkpoint_arguments(schedule),
     }
-    sealing = OnSave(lambda step: seal_checkpoint(folder, step, 0))
     torch.manual_seed(schedule.seed)  # adapters begin with random numbers
     with (
         tell_full_disk(folder, "--resume"),
@@ -107,12 +104,12 @@ def learn(
         open_reporters(settings.logging, folder, count_covered_steps(begun)) as reporters,
     ):
         model = wrap_lora(loaded.model, settings.model)
-        trainer = build(model, arguments, [log, sealing, *watch(log), *reporters])
-        interrupted = train_until_interrupted(trainer, log, begun)
+        trainer = build(model, arguments, [*watch(record), record, *reporters])
+        interrupted = train_until_interrupted(trainer, record, begun)
         saved = save_policy(trainer.model, loaded, folder / "model")
     if not interrupted and not schedule.checkpoint_every:
         _forget_checkpoints(folder)
-    return Learnt(saved, trainer.state.global_step, interrupted, log.entries)
+    return Learnt(saved, trainer.state.global_step, interrupted, record.entries)
 
 
 def tokens_of(row: Mapping[str, Any], form: ChatFormat) -> tuple[list[Conversation], bool]:

@@ -38,7 +38,8 @@ from wander.models.sampling import end_of_turn_ids
 from wander.seeding import derived_rng
 from wander.train.config import SFTSettings
 from wander.train.offline import learn, row_error, tokens_of
-from wander.train.trainer import Progress, StepLog
+from wander.train.records.record import TrainingRecord
+from wander.train.trainer import Progress
 from wander.train.watch.reporting import require_trackers
 
 IGNORED = -100
@@ -98,10 +99,10 @@ def train_sft(
     learnt, held_out = split(dataset, schedule.eval_share, schedule.seed)
     watched: list[HeldOutLoss] = []
 
-    def watch(log: StepLog) -> Sequence[TrainerCallback]:
+    def watch(record: TrainingRecord) -> Sequence[TrainerCallback]:
         if len(held_out):
             file = folder / "held_out.jsonl"
-            watched.append(HeldOutLoss(held_out, settings.batch.rows, schedule.eval_every, log, file))
+            watched.append(HeldOutLoss(held_out, settings.batch.rows, schedule.eval_every, record, file))
         return watched
 
     def build(model: Any, arguments: dict[str, Any], callbacks: list[TrainerCallback]) -> SFTTrainer:
@@ -241,11 +242,11 @@ class HeldOutLoss(TrainerCallback):  # type: ignore[misc]
     random number, so training is the same with it and without.
     """
 
-    def __init__(self, dataset: Any, rows: int, every: int, log: StepLog, file: Path) -> None:
+    def __init__(self, dataset: Any, rows: int, every: int, record: TrainingRecord, file: Path) -> None:
         self._dataset = dataset
         self._rows = rows
         self._every = every
-        self._log = log
+        self._record = record
         self._file = file
         self.losses: dict[int, float] = {}
 
@@ -261,7 +262,7 @@ class HeldOutLoss(TrainerCallback):  # type: ignore[misc]
         """Measure where it is due; the last step is measured in any case."""
         step = state.global_step
         if step >= state.max_steps or (self._every and step % self._every == 0):
-            self._log.note_pause(*self._measure(step, model))
+            self._record.note_pause(*self._measure(step, model))
 
     def _measure(self, step: int, model: Any) -> tuple[float, dict[str, float | None]]:
         started = perf_counter()

@@ -27,7 +27,7 @@ from wander.train.distributed import (
 )
 from wander.train.engine import CurrentWeights, attach
 from wander.train.records.checkpoints import BATCH
-from wander.train.records.record import TrainingRecord
+from wander.train.records.grpo_record import GRPORecord
 from wander.train.rollouts.ahead import StepsAhead
 from wander.train.rollouts.baselines import RoleBaselines
 from wander.train.rollouts.buckets import (
@@ -45,7 +45,6 @@ from wander.train.rollouts.own_trainer import PLACE
 from wander.train.rollouts.rows import Row, lay_out, trl_columns
 from wander.train.rollouts.step import PlayedStep, StepPlayer, merge_shares, rollout_metrics
 from wander.train.trainer import (
-    StepLog,
     checkpoint_arguments,
     checkpoint_of,
     count_covered_steps,
@@ -73,8 +72,7 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         tokenizer: Any,
         settings: GRPOSettings,
         folder: Path,
-        log: StepLog,
-        record: TrainingRecord,
+        record: GRPORecord,
         world: World,
         ahead: StepsAhead | None = None,
         *,
@@ -94,7 +92,7 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         self.later_GK2: torch.Tensor | None = None
         """Where the sequences of the rows lie that are computed next (`rollouts/layout.py`)."""
         self.step_started = perf_counter()
-        log.extra = self._finish_step_metrics
+        record.extra = self._finish_step_metrics
         self.weights = CurrentWeights(
             *(self, player.source.client.engine, world), tells_step=ahead is not None
         )

@@ -1,25 +1,22 @@
-"""What SFT and GRPO share of the Hugging Face trainer: arguments, the step log, interrupts."""
+"""What SFT and GRPO share of the Hugging Face trainer: arguments, interrupts, full disks."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import json
-import math
 import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
-from transformers import PrinterCallback, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, TrainingArguments
 
 from wander.errors import RunError
 from wander.models.loading import torch_device
 from wander.train.config import LoggingSection, ModelSection, OfflineScheduleSection, ScheduleSection
-from wander.train.metrics import read_entries
 
 CHECKPOINTING = next(
     name
@@ -86,101 +83,23 @@ def offline_checkpoint_arguments(schedule: OfflineScheduleSection) -> dict[str, 
 Progress = Callable[[dict[str, Any]], None]
 """Called with the metrics of every step; `step` and `steps` are always there."""
 
-STEP_SECONDS = ("seconds/step", "seconds/update")
-"""Metrics of a step that are measured from the end of the step before."""
+
+class Interruptible(Protocol):
+    """What an interrupt is noted in."""
+
+    stop_requested: bool
 
 
-class StepLog(TrainerCallback):  # type: ignore[misc]
-    """Appends the metrics of every step to a file, tells progress, and stops the run when asked to.
-
-    Each line is flushed as it is written, so an interrupted run keeps every finished step.
-    """
-
-    def __init__(
-        self,
-        file: Path,
-        *readers: Progress,
-        keep: Path | None = None,
-    ) -> None:
-        self.file = file
-        self.entries: list[dict[str, Any]] = []
-        self.extra: Callable[[], dict[str, Any]] = dict
-        """Gives what the trainer itself does not know of the step."""
-        self.stop_requested = False
-        self.agree: Callable[[bool], bool] = bool
-        """Tells whether any process of the run was asked to stop; all of them call it."""
-        self.readers = list(readers)
-        """Called with every line once it is written."""
-        self._paused = 0.0
-        self._noted: dict[str, float | None] = {}
-        if keep is not None and file.is_file():
-            # A resumed run keeps the steps that its checkpoint covers and plays the later ones again.
-            covered = count_covered_steps(keep)
-            self.entries = [entry for entry in read_entries(file) if entry["step"] <= covered]
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("".join(json.dumps(entry) + "\n" for entry in self.entries), encoding="utf-8")
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Record one step."""
-        if not logs or "loss" not in logs:
-            return
-        entry = {"step": state.global_step, "steps": state.max_steps}
-        entry |= {name: value for name, value in logs.items() if isinstance(value, int | float)}
-        entry |= self.extra()
-        if self._paused:
-            # What was done between steps is no part of one.
-            entry |= {name: entry[name] - self._paused for name in STEP_SECONDS if name in entry}
-            entry |= {"seconds/evaluation": self._paused, **self._noted}
-        self._paused, self._noted = 0.0, {}
-        # JSON has no NaN: a mean over nothing is null.
-        entry = {
-            name: value if value is not None and math.isfinite(value) else None
-            for name, value in entry.items()
-        }
-        self.entries.append(entry)
-        with self.file.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(entry) + "\n")
-        # The callbacks of trackers are called after this one, with the same dictionary.
-        told = ((name, value) for name, value in entry.items() if name not in ("step", "steps"))
-        logs.update((name, value) for name, value in told if value is not None)
-        for read in self.readers:
-            read(entry)
-
-    def note_pause(self, seconds: float, values: dict[str, float | None]) -> None:
-        """Take the time of an evaluation out of the next step's, and add what it measured to its line."""
-        self._paused += seconds
-        self._noted |= values
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        """Stop after this step, checkpoint first, when an interrupt came."""
-        self.stop_requested = self.agree(self.stop_requested)
-        if self.stop_requested:
-            control.should_save = True
-            control.should_training_stop = True
-        return control
-
-
-class OnSave(TrainerCallback):  # type: ignore[misc]
-    """Does a piece of work with the step of every checkpoint, once that is written."""
-
-    def __init__(self, work: Callable[[int], Any]) -> None:
-        self.work = work
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Do it."""
-        self.work(state.global_step)
-
-
-def train_until_interrupted(trainer: Any, log: StepLog, checkpoint: Path | None) -> bool:
+def train_until_interrupted(trainer: Any, record: Interruptible, checkpoint: Path | None) -> bool:
     """Train; the first Ctrl-C or SIGTERM finishes the step and saves a checkpoint, the second stops at once.
 
     Returns whether the run was interrupted.
     """
 
     def note(number: int, frame: FrameType | None) -> None:
-        if log.stop_requested:
+        if record.stop_requested:
             raise KeyboardInterrupt
-        log.stop_requested = True
+        record.stop_requested = True
 
     trainer.remove_callback(PrinterCallback)
     before = {}
@@ -191,7 +110,7 @@ def train_until_interrupted(trainer: Any, log: StepLog, checkpoint: Path | None)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    return log.stop_requested
+    return record.stop_requested
 
 
 @contextlib.contextmanager

@@ -73,10 +73,19 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def record(folder: Path, step: int, **fields: Any) -> dict[str, Any]:
+    """Write the metrics of a step as the trainer does."""
+    made = entry(step, **fields)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(made) + "\n")
+    return made
+
+
 def state_of(folder: Path, steps: int = 5) -> TrainingState:
     state = TrainingState("training on me/games", folder)
     for step in range(1, steps + 1):
-        state.take(entry(step))
+        record(folder, step)
+        state.read_steps()
     return state
 
 
@@ -106,7 +115,8 @@ def test_lines_that_were_all_played_are_counted() -> None:
 
 def test_evaluations_make_the_time_left_longer(folder: Path) -> None:
     state = state_of(folder)
-    state.take(entry(6, **{"seconds/evaluation": 60.0}))
+    record(folder, 6, **{"seconds/evaluation": 60.0})
+    state.read_steps()
     assert state.seconds_left == pytest.approx(34 * 20.0)
 
 
@@ -125,7 +135,7 @@ def test_without_unicode_only_ascii_is_drawn(folder: Path) -> None:
 def test_it_fits_every_terminal(width: int, height: int, functions: int) -> None:
     state = TrainingState("training on owner/a-long-name-of-an-environment", Path("/nowhere"))
     more = {f"rewards/function_{number}": 0.5 for number in range(functions)}
-    state.steps, state.entries = 40, [entry(step, **more) for step in range(1, 30)]
+    state.entries = [entry(step, **more) for step in range(1, 30)]
     state.evaluations = [evaluation(20, "eval", 0.5)]
     state.alerts = [Alert(step=3, rule="truncated", message="50% of the rollouts were cut short by a limit")]
     lines = panel_lines(state, width, height)
@@ -147,7 +157,7 @@ def test_of_many_reward_functions_those_without_room_are_counted(folder: Path) -
 
 def test_a_panel_takes_the_size_that_the_terminal_has_now(folder: Path) -> None:
     panel = TrainingPanel("training on me/games", folder)
-    panel.show(entry(1))
+    panel.show(record(folder, 1))
     console = Console(width=120, height=30)
     for width, height in ((120, 30), (50, 12), (24, 6)):
         console.size = (width, height)
@@ -172,10 +182,17 @@ def test_a_sparkline_fits_its_cells(values: list[float | None], cells: int) -> N
 
 
 def test_a_resumed_run_shows_the_steps_before(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(entry(step)) + "\n" for step in range(1, 9)))
+    for step in range(1, 7):
+        record(tmp_path, step)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 7')  # a line that is being written
     state = TrainingState("training", tmp_path)
-    state.take(entry(6))
+    state.read_steps()
     assert [one["step"] for one in state.entries] == [1, 2, 3, 4, 5, 6]
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write(', "steps": 40}\n')
+    state.read_steps()
+    assert (len(state.entries), state.step, state.steps) == (7, 7, 40)
 
 
 def test_an_interrupt_leaves_the_last_state(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,7 +200,7 @@ def test_an_interrupt_leaves_the_last_state(folder: Path, capsys: pytest.Capture
 
     def interrupted() -> None:
         with panel:
-            panel.show(entry(7))
+            panel.show(record(folder, 7))
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -197,7 +214,7 @@ def test_without_a_terminal_there_are_lines(folder: Path, capsys: pytest.Capture
     with open_display("training on me/games", folder, Output("human", color="never")) as display:
         assert isinstance(display, PlainSteps)
         for step in range(1, 6):
-            display.show(entry(step))
+            display.show(record(folder, step))
     told = capsys.readouterr()
     assert told.out == ""
     lines = told.err.splitlines()
@@ -210,20 +227,26 @@ def test_without_a_terminal_there_are_lines(folder: Path, capsys: pytest.Capture
 def test_in_json_and_quiet_mode_nothing_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for mode in ("json", "quiet"):
         with open_display("training", tmp_path, Output(mode)) as display:
-            display.show(entry(1))
+            display.show(record(tmp_path, 1))
     told = capsys.readouterr()
     assert (told.out, told.err) == ("", "")
 
 
 CHILD = """
+import json
 import sys
 from pathlib import Path
 from wander_client.terminal.output import Output
 from wander_client.training.panel import open_display
-with open_display("training on me/games", Path(sys.argv[1]), Output("human")) as display:
-    display.show({"step": 1, "steps": 3, "reward": 0.25, "seconds/step": 1.0})
+folder = Path(sys.argv[1])
+def show(**entry):
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(entry) + "\\n")
+    display.show(entry)
+with open_display("training on me/games", folder, Output("human")) as display:
+    show(**{"step": 1, "steps": 3, "reward": 0.25, "seconds/step": 1.0})
     print(type(display).__name__)
-    display.show({"step": 2, "steps": 3, "reward": 0.75, "seconds/step": 1.0})
+    show(**{"step": 2, "steps": 3, "reward": 0.75, "seconds/step": 1.0})
 """
 
 
@@ -262,7 +285,8 @@ def test_a_step_under_way_tells_how_far_it_is(folder: Path, capsys: pytest.Captu
     assert str(panel_lines(state, 80, 24)[-1]) == "step 1: 12/64 rollouts"
     state.playing = (64, 64)
     assert state.doing == "step 1: learning from 64 rollouts"
-    state.take(entry(1))
+    record(folder, 1)
+    state.read_steps()
     assert state.doing is None
     state.playing = (1, 64)
     assert "step 2: 1/64 rollouts" in map(str, panel_lines(state, 80, 40))

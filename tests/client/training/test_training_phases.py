@@ -98,18 +98,16 @@ def phases(home: Path) -> Path:
 def test_phases_run_one_after_the_other_and_go_on_where_they_stopped(
     wander: Wander, home: Path, phases: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from wander.train import trainer
+    from wander.train.records.record import TrainingRecord
 
-    note = trainer.StepLog.on_log
+    note = TrainingRecord.on_log
 
-    def interrupt(
-        log: trainer.StepLog, args: object, state: object, control: object, **given: object
-    ) -> None:
-        note(log, args, state, control, **given)
-        if "4-one" in str(log.file) and len(log.entries) == 1:
+    def interrupt(record: TrainingRecord, *args: object, **given: object) -> None:
+        note(record, *args, **given)
+        if "4-one" in str(record.path) and len(record.entries) == 1:
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(trainer.StepLog, "on_log", interrupt)
+    monkeypatch.setattr(TrainingRecord, "on_log", interrupt)
     stopped = wander("train", TICTACTOE, "phases.toml", "--out", "run")
     assert stopped.status == 130, stopped.err
     assert "wander train --resume run" in stopped.err
@@ -119,7 +117,7 @@ def test_phases_run_one_after_the_other_and_go_on_where_they_stopped(
     rows = (home / "run" / "1-games" / "rows.jsonl").stat().st_mtime_ns
     warm = weights_digest(home / "run" / "3-warm-up" / "model")
 
-    monkeypatch.setattr(trainer.StepLog, "on_log", note)
+    monkeypatch.setattr(TrainingRecord, "on_log", note)
     done = wander("train", "--resume", "run", "--json")
     assert done.status == 0, done.err
     assert "batch.rollouts" not in done.err, "that was said at the beginning"

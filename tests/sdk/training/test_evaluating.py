@@ -23,8 +23,8 @@ from wander.train.config import GRPOSettings
 from wander.train.evaluation.evaluator import CellEvaluation, read_evaluations
 from wander.train.grpo import GRPOResult, train_grpo
 from wander.train.metrics import read_metrics
+from wander.train.records.checkpoints import read_saved
 from wander.train.records.outcome import read_best, read_outcome
-from wander.train.records.record import read_checkpoints
 from wander.train.rollouts.environments import EnvironmentChoice
 from wander.wire import EnvironmentPin
 
@@ -85,14 +85,10 @@ def evaluated(puller: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_is_evaluated_before_the_first_step_at_its_turns_and_at_the_end(
     puller: Path, tmp_path: Path
 ) -> None:
-    openings, heard = Openings(), []
-    train(
-        tmp_path / "run",
-        settings_for(puller, schedule={"steps": 3}),
-        opener=openings,
-        evaluated=[lambda step, found: heard.append((step, [one.cell for one in found]))],
-    )
-    assert heard == [(step, ["short", "long"]) for step in (0, 2, 3)]
+    openings = Openings()
+    train(tmp_path / "run", settings_for(puller, schedule={"steps": 3}), opener=openings)
+    lines = [(line.step, line.cell) for line in read_evaluations(tmp_path / "run")]
+    assert lines == [(step, cell) for step in (0, 2, 3) for cell in ("short", "long")]
     assert [choice.arguments for choice in openings.asked] == [
         {"examples": 8},
         {"examples": 8},
@@ -144,7 +140,7 @@ def test_the_best_weights_are_kept_with_their_step(puller: Path, evaluated: Path
     assert best.value == max(payoffs.values())
     assert best.step == min(step for step, value in payoffs.items() if value == best.value)
     assert best.weights_sha256 == weights_digest(evaluated / "best")
-    assert best.weights_sha256 in {one.weights_sha256 for one in read_checkpoints(evaluated)}
+    assert best.weights_sha256 in {one.weights_sha256 for one in read_saved(evaluated)}
     load_model(evaluated / "best", device="cpu")
     outcome = read_outcome(evaluated)
     assert outcome is not None

@@ -17,7 +17,7 @@ from wander.models.loading import weights_digest
 from wander.train.config import GRPOSettings
 from wander.train.grpo import train_grpo
 from wander.train.metrics import read_metrics
-from wander.train.records.record import read_checkpoints
+from wander.train.records.checkpoints import read_saved
 from wander.train.records.step_hash import STEPS, read_steps
 
 from .conftest import bandit, opener_of
@@ -45,7 +45,7 @@ def left_behind(folder: Path) -> dict[str, Any]:
     state = json.loads((last / "trainer_state.json").read_text())
     return {
         "model": weights_digest(folder / "model"),
-        "checkpoints": [one for one in read_checkpoints(folder) if one.step == STEPS_IN_ALL],
+        "checkpoints": [one for one in read_saved(folder) if one.step == STEPS_IN_ALL],
         "optimizer": {
             (number, name): value.numpy().tobytes() if torch.is_tensor(value) else value
             for number, slots in optimizer["state"].items()
@@ -123,7 +123,7 @@ KILLED = """
 import importlib.util, os, signal, sys
 from pathlib import Path
 import torch
-from wander.train.records import record
+from wander.train.records import grpo_record
 from wander.train.config import GRPOSettings
 from wander.train.grpo import train_grpo
 
@@ -134,7 +134,7 @@ spec.loader.exec_module(bandits)
 torch.set_num_threads(1)
 die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 if when == "sealing":
-    record.seal_checkpoint = die
+    grpo_record.seal_checkpoint = die
 train_grpo(
     bandits.opener_of(bandits.bandit),
     GRPOSettings.model_validate_json(settings),
@@ -171,7 +171,7 @@ def test_killed_between_steps_and_while_saving_it_goes_on_to_the_same_bits(
     assert not (run / "model").exists()
     killed(run, settings, "sealing")
     assert (run / "checkpoints" / "checkpoint-4" / "model.safetensors").is_file()
-    assert [one.step for one in read_checkpoints(run)] == [2], "a checkpoint counts when it is sealed"
+    assert [one.step for one in read_saved(run)] == [2], "a checkpoint counts when it is sealed"
     resumed = train_grpo(opener_of(bandit), settings, run, resume=True)
     assert (resumed.steps, resumed.interrupted) == (STEPS_IN_ALL, False)
     whole, part = left_behind(tmp_path / "whole"), left_behind(run)

@@ -17,7 +17,7 @@ from wander.models.loading import weights_digest
 from wander.train.config import GRPOSettings
 from wander.train.grpo import RolloutTrainer, train_grpo
 from wander.train.metrics import read_metrics
-from wander.train.records.record import read_checkpoints
+from wander.train.records.checkpoints import read_saved
 from wander.train.watch.plots import draw_learning_curve
 from wander.types import SamplingArgs
 
@@ -101,7 +101,7 @@ def test_the_run_folder_has_the_form_of_every_run(puller: Path, tmp_path: Path) 
     )
     assert {rollout.index for rollout in kept} == set(range(8))
     assert not (tmp_path / "run" / "checkpoints").exists()
-    made = [(one.step, one.weights_sha256) for one in read_checkpoints(folder.path)]
+    made = [(one.step, one.weights_sha256) for one in read_saved(folder.path)]
     assert made == [(4, weights_digest(folder.path / "model"))], "what an evaluation of the model will pin"
     with pytest.raises(RunError, match="holds a run already"):
         train_grpo(opener_of(bandit), settings_for(puller), tmp_path / "run")
@@ -143,7 +143,7 @@ def test_a_run_is_not_resumed_with_other_settings(puller: Path, tmp_path: Path) 
     train_grpo(opener_of(bandit), settings, tmp_path / "run")
     saved = sorted((tmp_path / "run" / "checkpoints").glob("checkpoint-*"))
     digests = {weights_digest(folder) for folder in (*saved, tmp_path / "run" / "model")}
-    assert {one.weights_sha256 for one in read_checkpoints(tmp_path / "run")} == digests
+    assert {one.weights_sha256 for one in read_saved(tmp_path / "run")} == digests
     other = settings_for(puller, output={"checkpoint_every": 1}, algorithm={"loss": "cispo"})
     with pytest.raises(RunError, match=r"training\.algorithm\.loss"):
         train_grpo(opener_of(bandit), other, tmp_path / "run", resume=True)

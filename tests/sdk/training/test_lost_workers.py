@@ -207,7 +207,6 @@ def test_training_goes_on_to_the_same_bits_here_and_elsewhere(
     # After which steps between the first and the last the weights are hashed, the clock decides.
     assert [one.first_difference(other) for one, other in zip(far, whole, strict=True)] == [None] * 3
     assert None not in (far[0].weights, far[2].weights, whole[0].weights, whole[2].weights)
-    assert [(one.step, one.evaluations) for one in far] == [(one.step, one.evaluations) for one in whole]
     assert [entry["failed"] + entry["retried"] for entry in read_metrics(tmp_path / "far")] == [0, 0, 0]
     training = json.loads((tmp_path / "far" / "run.json").read_text())["training"]
     assert training["environment"]["workers"] == 1, "where a worker listens is not for the record"

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from wander.train.config import GRPOSettings
-from wander.train.watch.alerts import Alert, AlertWatch
+from wander.train.watch.alerts import Alert, Rules
 
 RECORDED = Path(__file__).parent / "recorded_metrics"
 EXPERIMENTS = Path(__file__).parents[3] / "experiments"
@@ -31,8 +31,8 @@ def series(name: str) -> list[dict[str, Any]]:
 def alerts_of(entries: list[dict[str, Any]], rollouts: int) -> list[Alert]:
     batch = {"rollouts": rollouts, "group_size": 8, "rows_at_once": min(rollouts, 64)}
     settings = GRPOSettings.model_validate({"model": {"path": "tiny"}, "batch": batch})
-    watch = AlertWatch(settings, dict)
-    return [alert for entry in entries for alert in watch.read(entry)]
+    rules = Rules(settings, dict)
+    return [alert for entry in entries for alert in rules.read(entry)[0]]
 
 
 @pytest.mark.parametrize("name", ["learnt", "learnt-of-64"])

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 from wander.errors import ConfigError
-from wander.train.config import GRPOSettings, ModelSection, StoppingSection
-from wander.train.evaluation.evaluator import CellEvaluation, read_value
-from wander.train.evaluation.stopping import StoppingCallback, StoppingWatch, describe_reached
+from wander.train.config import GRPOSettings, StoppingSection
+from wander.train.evaluation.evaluator import EVALUATION, CellEvaluation, pick_value, values_of
 from wander.train.records.outcome import BestCheckpoint
-from wander.train.trainer import StepLog
+from wander.train.records.record import TrainingRecord
+from wander.train.watch.alerts import Rules
+from wander.train.watch.watch import Watch
 
 
 def steps(**columns: list[float]) -> list[dict[str, Any]]:
@@ -23,12 +24,19 @@ def steps(**columns: list[float]) -> list[dict[str, Any]]:
 
 
 def settings_of(section: StoppingSection) -> GRPOSettings:
-    return GRPOSettings(model=ModelSection(path="tiny"), stopping=section)
+    cells = [{"name": "optimal"}, {"name": "random"}]
+    return GRPOSettings.model_validate(
+        {
+            "model": {"path": "tiny"},
+            "evaluation": {"every": 1, "cells": cells},
+            "stopping": section.model_dump(),
+        }
+    )
 
 
 def first_stop(section: StoppingSection, entries: list[dict[str, Any]]) -> Any:
-    watch = StoppingWatch(settings_of(section))
-    return next((found for entry in entries if (found := watch.add(entry)) is not None), None)
+    rules = Rules(settings_of(section), dict)
+    return next((found for entry in entries if (found := rules.read(entry)[1]) is not None), None)
 
 
 def test_entropy_that_stays_low_stops_and_a_short_dip_does_not() -> None:
@@ -65,7 +73,7 @@ def test_a_collapse_stops_only_where_that_is_asked() -> None:
     assert first_stop(StoppingSection(), gone) is None
     found = first_stop(StoppingSection(collapse=True), gone)
     assert (found.kind, found.step, found.collapsed) == ("collapse", 10, True)
-    assert found.reason == "the reward fell to 0.48, and was 0.8 at its best"
+    assert found.reason == "the policy has collapsed: the reward fell to 0.48, and was 0.8 at its best"
 
 
 def test_steps_without_a_value_are_passed_over() -> None:
@@ -91,22 +99,30 @@ def cell(name: str, reward: float | None, step: int = 1, **metrics: float) -> Ce
     )
 
 
+def stop_with(target: dict[str, float | str], *cells: CellEvaluation) -> Any:
+    """Return how a run ends at a step with these evaluations."""
+    values = {f"{EVALUATION}{name}": value for name, value in values_of(cells).items()}
+    return first_stop(StoppingSection(target=target), [{"step": 1, "reward": 0.5}, {"step": 2, **values}])
+
+
 def test_a_target_wants_all_of_its_bounds() -> None:
     target: dict[str, float | str] = {"optimal/drawn": 0.97, "random/lost": "<= 0"}
     good = [cell("optimal", 0.5, drawn=0.98), cell("random", 0.9, lost=0.0)]
-    assert describe_reached(target, good) == "`optimal/drawn` is 0.98, `random/lost` is 0"
-    assert describe_reached(target, [good[0], cell("random", 0.9, lost=0.1)]) is None
-    assert describe_reached(target, [good[0], cell("random", None)]) is None, (
-        "a cell that failed meets nothing"
-    )
-    assert describe_reached({}, good) is None
+    found = stop_with(target, *good)
+    assert (found.kind, found.step, found.collapsed) == ("target", 2, False)
+    assert found.reason == "the target is reached: `optimal/drawn` is 0.98, `random/lost` is 0"
+    assert stop_with(target, good[0], cell("random", 0.9, lost=0.1)) is None
+    assert stop_with(target, good[0], cell("random", None)) is None, "a cell that failed meets nothing"
+    assert stop_with({}, *good) is None
+    assert stop_with(target) is None, "a step without an evaluation"
     with pytest.raises(ConfigError, match="no evaluation has `optimal/drwn`"):
-        describe_reached({"optimal/drwn": 0.9}, good)
+        stop_with({"optimal/drwn": 0.9}, *good)
 
 
-def test_an_evaluation_tells_its_reward_and_metrics_by_cell() -> None:
-    assert read_value([cell("a", 0.25, drawn=1.0)], "a/reward") == 0.25
-    assert read_value([cell("a", 0.25, drawn=1.0)], "a/drawn") == 1.0
+def test_an_evaluation_gives_its_reward_and_metrics_by_cell() -> None:
+    values = values_of([cell("a", 0.25, drawn=1.0)])
+    assert pick_value(values, "a/reward") == 0.25
+    assert pick_value(values, "a/drawn") == 1.0
 
 
 def test_of_equal_values_the_first_stays_the_best() -> None:
@@ -116,32 +132,31 @@ def test_of_equal_values_the_first_stays_the_best() -> None:
     assert best.model_copy(update={"mode": "min"}).is_beaten_by(0.4)
 
 
-def logged(callback: StoppingCallback, entry: dict[str, Any]) -> bool:
-    """Tell the callback of one step as the trainer does; whether it then stops."""
+def logged(watch: Watch, entry: dict[str, Any]) -> bool:
+    """Log a step as the trainer does, and return whether it then stops."""
     control = SimpleNamespace(should_training_stop=False, should_save=False)
     state = SimpleNamespace(global_step=entry["step"], max_steps=100)
     logs = {"loss": 0.1, **{name: value for name, value in entry.items() if name != "step"}}
-    callback.log.on_log(None, state, control, logs=logs)
-    callback.on_log(None, state, control, logs=logs)
+    watch.record.on_log(None, state, control, logs=logs)
+    watch.on_log(None, state, control, logs=logs)
     return control.should_training_stop
 
 
 def test_a_gradient_that_is_no_number_leaves_the_weights_and_stops(tmp_path: Any) -> None:
-    log = StepLog(tmp_path / "metrics.jsonl")
-    callback = StoppingCallback(settings_of(StoppingSection()), log)
+    watch = Watch(settings_of(StoppingSection()), TrainingRecord(tmp_path))
     model = torch.nn.Linear(2, 1)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     model(torch.tensor([[math.inf, 1.0]])).sum().backward()
-    callback.on_pre_optimizer_step(None, None, None, model=model)
+    watch.on_pre_optimizer_step(None, None, None, model=model)
     optimizer.step()
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    assert logged(callback, {"step": 7, "reward": 0.1, "grad_norm": math.nan})
-    assert callback.stopped is not None
-    assert (callback.stopped.kind, callback.stopped.step) == ("gradient", 7)
+    assert logged(watch, {"step": 7, "reward": 0.1, "grad_norm": math.nan})
+    assert watch.stopped is not None
+    assert (watch.stopped.kind, watch.stopped.step) == ("gradient", 7)
 
     model(torch.tensor([[1.0, 1.0]])).sum().backward()
-    callback.on_pre_optimizer_step(None, None, None, model=model)
+    watch.on_pre_optimizer_step(None, None, None, model=model)
     optimizer.step()
     assert not all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
@@ -149,8 +164,8 @@ def test_a_gradient_that_is_no_number_leaves_the_weights_and_stops(tmp_path: Any
 def test_a_resumed_run_remembers_what_it_watched(tmp_path: Any) -> None:
     section = StoppingSection(entropy_share=0.5, first_steps=2, patience=3)
     entropies = [1.0, 1.0, 0.1, 0.1, 0.1]
-    first = StoppingCallback(settings_of(section), StepLog(tmp_path / "metrics.jsonl"))
+    first = Watch(settings_of(section), TrainingRecord(tmp_path))
     played = [logged(first, entry) for entry in steps(entropy=entropies[:4])]
     assert played == [False] * 4
-    kept = StepLog(tmp_path / "metrics.jsonl", keep=tmp_path / "checkpoint-4")
-    assert logged(StoppingCallback(settings_of(section), kept), {"step": 5, "reward": 0.5, "entropy": 0.1})
+    resumed = TrainingRecord(tmp_path, tmp_path / "checkpoint-4")
+    assert logged(Watch(settings_of(section), resumed), {"step": 5, "reward": 0.5, "entropy": 0.1})

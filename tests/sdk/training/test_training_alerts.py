@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from wander.train.config import GRPOSettings
-from wander.train.watch.alerts import Alert, AlertWatch, read_alerts, write_alerts
+from wander.train.watch.alerts import Alert, Rules, read_alerts, write_alerts
 
 SETTINGS = GRPOSettings.model_validate(
     {
@@ -24,13 +24,13 @@ def steps(*changes: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"step": number, **SOUND, **change} for number, change in enumerate(changes, start=1)]
 
 
-def new_watch() -> AlertWatch:
-    return AlertWatch(SETTINGS, lambda: BEGUN_WITH)
+def new_rules() -> Rules:
+    return Rules(SETTINGS, lambda: BEGUN_WITH)
 
 
-def alerts_of(entries: list[dict[str, Any]]) -> list[Alert]:
-    watch = new_watch()
-    return [alert for entry in entries for alert in watch.read(entry)]
+def alerts_of(entries: list[dict[str, Any]], rules: Rules | None = None) -> list[Alert]:
+    rules = rules or new_rules()
+    return [alert for entry in entries for alert in rules.read(entry)[0]]
 
 
 def told(*changes: dict[str, Any]) -> list[tuple[int, str]]:
@@ -59,9 +59,9 @@ def test_groups_without_variance_must_last() -> None:
 
 def test_distillation_learns_from_groups_without_variance() -> None:
     learning = {"algorithm": {"loss": "distill"}, "teacher": {"path": "tiny"}}
-    watch = AlertWatch(GRPOSettings.model_validate(SETTINGS.model_dump() | learning), lambda: BEGUN_WITH)
+    rules = Rules(GRPOSettings.model_validate(SETTINGS.model_dump() | learning), lambda: BEGUN_WITH)
     flat = {"groups_without_variance": 0.9}
-    assert [alert for entry in steps(*[flat] * 10) for alert in watch.read(entry)] == []
+    assert alerts_of(steps(*[flat] * 10), rules) == []
 
 
 def test_a_share_that_swings_is_told_once_and_again_after_a_calm() -> None:
@@ -128,10 +128,7 @@ CHANGES = st.fixed_dictionaries(
 @given(st.lists(CHANGES, max_size=40), st.integers(0, 40))
 def test_a_resumed_run_tells_the_same(changes: list[dict[str, Any]], cut: int) -> None:
     entries = steps(*changes)
-    watch = new_watch()
-    before = [alert for entry in entries[:cut] for alert in watch.read(entry)]
-    resumed = new_watch()
-    for entry in entries[:cut]:
-        resumed.read(entry)
-    after = [alert for entry in entries[cut:] for alert in resumed.read(entry)]
-    assert before + after == alerts_of(entries)
+    before = alerts_of(entries[:cut])
+    resumed = new_rules()
+    alerts_of(entries[:cut], resumed)
+    assert before + alerts_of(entries[cut:], resumed) == alerts_of(entries)

@@ -39,6 +39,8 @@ from wander.types import (
 from wander.wire import RunSummary
 
 EVALUATIONS = "evaluations.jsonl"
+EVALUATION = "evaluation/"
+"""Prefix of the metrics of a step that its evaluations measured."""
 MOST_LINES = 20_000
 """An exhaustive cell with more is refused: it would take longer than the training."""
 
@@ -90,8 +92,7 @@ def read_evaluations(folder: Path) -> list[CellEvaluation]:
 
 def read_first_values(folder: Path) -> dict[str, float | None]:
     """Return what the evaluation before the first step measured, by `CELL/METRIC`."""
-    first = [one.values() for one in read_evaluations(folder) if one.step == 0]
-    return {name: value for values in first for name, value in values.items()}
+    return values_of(one for one in read_evaluations(folder) if one.step == 0)
 
 
 def write_evaluations(folder: Path, evaluations: Iterable[CellEvaluation]) -> None:
@@ -99,14 +100,21 @@ def write_evaluations(folder: Path, evaluations: Iterable[CellEvaluation]) -> No
     jsonl.write_records(folder / EVALUATIONS, evaluations)
 
 
-def read_value(evaluations: Sequence[CellEvaluation], name: str) -> float | None:
-    """Return one value of the cells of a step; raises `ConfigError` for a name that they lack."""
-    values = {key: value for one in evaluations for key, value in one.values().items()}
-    if name not in values:
-        if any(one.cell == name.partition("/")[0] and one.reward is None for one in evaluations):
-            return None
-        raise ConfigError(f"no evaluation has `{name}`", hint=f"they have {', '.join(sorted(values))}")
-    return values[name]
+def values_of(evaluations: Iterable[CellEvaluation]) -> dict[str, float | None]:
+    """Return what cells measured, by `CELL/METRIC`."""
+    return {name: value for one in evaluations for name, value in one.values().items()}
+
+
+def pick_value(values: Mapping[str, float | None], name: str) -> float | None:
+    """Return one of the values of a step's cells, or None if every rollout of its cell failed.
+
+    Raises `ConfigError` for a name that they lack.
+    """
+    if name in values:
+        return values[name]
+    if values.get(f"{name.partition('/')[0]}/reward", 0.0) is None:
+        return None
+    raise ConfigError(f"no evaluation has `{name}`", hint=f"they have {', '.join(sorted(values))}")
 
 
 def count_ends(rollouts: Sequence[Rollout]) -> dict[str, Any]:

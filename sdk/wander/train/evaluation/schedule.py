@@ -9,30 +9,25 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from wander.train.config import GRPOSettings
-from wander.train.distributed import World
 from wander.train.evaluation.evaluator import (
+    EVALUATION,
     CellEvaluation,
     Evaluator,
+    pick_value,
     read_evaluations,
-    read_value,
+    values_of,
     write_evaluations,
 )
-from wander.train.evaluation.stopping import StoppingCallback
 from wander.train.records.checkpoints import BEST_MODEL, seal_model
-from wander.train.records.outcome import BestCheckpoint, Outcome, forget_best, read_best, write_best
-from wander.train.rollouts.environments import EnvironmentOpener
-from wander.train.rollouts.source import RolloutSource
-from wander.train.trainer import StepLog, count_covered_steps
+from wander.train.records.outcome import BestCheckpoint, forget_best, read_best, write_best
+from wander.train.records.record import TrainingRecord
+from wander.train.trainer import count_covered_steps
 
 SaveBest = Callable[[int, Path], str | None]
 """Saves the weights of a step in a folder, on record, and returns their digest."""
 
-Listener = Callable[[int, Sequence[CellEvaluation]], None]
-"""Hears of every evaluation: the step and its cells."""
 
-
-class EvaluationCallback(TrainerCallback):  # type: ignore[misc]
+class Evaluation(TrainerCallback):  # type: ignore[misc]
     """Evaluates before the first step, every so many steps, and after the last.
 
     A checkpoint holds the evaluation of its step: a resumed run makes those that came later again.
@@ -41,18 +36,15 @@ class EvaluationCallback(TrainerCallback):  # type: ignore[misc]
     def __init__(
         self,
         evaluator: Evaluator,
-        folder: Path,
-        log: StepLog,
+        record: TrainingRecord,
         save_best: SaveBest,
         checkpoint: Path | None,
-        listeners: Sequence[Listener],
     ) -> None:
         self.evaluator = evaluator
         self.settings = evaluator.settings
-        self.folder = folder
-        self.log = log
+        self.folder = folder = record.path
+        self.record = record
         self.save_best = save_best
-        self.listeners = listeners
         covered = count_covered_steps(checkpoint)
         self.evaluations = [one for one in read_evaluations(folder) if covered and one.step <= covered]
         best = read_best(folder) if covered else None
@@ -78,16 +70,14 @@ class EvaluationCallback(TrainerCallback):  # type: ignore[misc]
         self.evaluations += found
         write_evaluations(self.folder, self.evaluations)
         self._keep_best(step, found)
-        values = {f"evaluation/{name}": value for one in found for name, value in one.values().items()}
-        self.log.note_pause(perf_counter() - started, values if step else {})
-        for listener in self.listeners:
-            listener(step, found)
+        values = {f"{EVALUATION}{name}": value for name, value in values_of(found).items()}
+        self.record.note_pause(perf_counter() - started, values if step else {})
 
     def _keep_best(self, step: int, found: Sequence[CellEvaluation]) -> None:
         output = self.settings.output
         if output.keep_best is None:
             return
-        value = read_value(found, output.keep_best)
+        value = pick_value(values_of(found), output.keep_best)
         if value is None or (self.best is not None and not self.best.is_beaten_by(value)):
             return
         best = BestCheckpoint(metric=output.keep_best, mode=output.best_mode, value=value, step=step)
@@ -95,38 +85,3 @@ class EvaluationCallback(TrainerCallback):  # type: ignore[misc]
         seal_model(self.folder, BEST_MODEL)
         self.best = best.model_copy(update={"weights_sha256": sha256})
         write_best(self.folder, self.best)
-
-
-class Schedule:
-    """What happens between the steps of a run, and what came of it."""
-
-    def __init__(
-        self,
-        open_environment: EnvironmentOpener,
-        source: RolloutSource,
-        settings: GRPOSettings,
-        folder: Path,
-        log: StepLog,
-        world: World,
-        checkpoint: Path | None,
-        save_best: SaveBest,
-        listeners: Sequence[Listener],
-    ) -> None:
-        self.stopping = StoppingCallback(settings, log)
-        self.callbacks: list[TrainerCallback] = [log, self.stopping]
-        self.evaluation: EvaluationCallback | None = None
-        if settings.evaluation.every:
-            evaluator = Evaluator(open_environment, source, settings, world)
-            told = [self.stopping.read_evaluations, *listeners]
-            self.evaluation = EvaluationCallback(evaluator, folder, log, save_best, checkpoint, told)
-            # An evaluation adds to the line that the log writes; stopping reads that line.
-            self.callbacks.insert(0, self.evaluation)
-
-    def outcome(self, steps: int, *, interrupted: bool) -> Outcome:
-        """Return how the run ended."""
-        return Outcome(
-            steps=steps,
-            finished=not interrupted,
-            stopped=None if interrupted else self.stopping.stopped,
-            best=self.evaluation.best if self.evaluation is not None else None,
-        )

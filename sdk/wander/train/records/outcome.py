@@ -13,10 +13,13 @@ OUTCOME = "outcome.json"
 BEST = "best.json"
 
 
+StopKind = Literal["collapse", "entropy", "drop", "gradient", "target"]
+
+
 class Stopped(Record):
     """Why a run ended before its last step."""
 
-    kind: Literal["collapse", "entropy", "drop", "gradient", "target"]
+    kind: StopKind
     step: int
     reason: str
     """In words, with the numbers."""

@@ -18,7 +18,6 @@ from time import perf_counter
 from typing import Any, Literal, get_args
 
 import torch
-from transformers import TrainerCallback
 
 from wander.evals.store import jsonl
 from wander.models.engines.weights import whole_weight
@@ -56,53 +55,23 @@ class StepHash(Record):
         return None
 
 
-class StepHashes(TrainerCallback):  # type: ignore[misc]
-    """Writes a line of hashes for every step; of the lines that are there already it keeps `keep` steps."""
+class WeightClock:
+    """Hashes weights as often as `SHARE` of the time allows, and after the first and the last step."""
 
-    def __init__(self, file: Path, *, keep: int = 0) -> None:
-        self.file = file
-        self.lines = [line for line in read_steps(file) if line.step <= keep]
-        last = self.lines[-1] if self.lines else None
-        self._played = (last.rollouts, last.rewards) if last else None
-        """Of the rollouts that the next update learns from: new ones, or those of the update before."""
+    def __init__(self) -> None:
         self._started = perf_counter()
-        self._weighing = self._last = 0.0
-        jsonl.write_records(file, self.lines)
+        self._spent = self._last = 0.0
 
-    def take(self, rollouts: Sequence[Rollout]) -> None:
-        """Take the rollouts that are learnt from now on."""
-        self._played = rollouts_hash(rollouts), rewards_hash(rollouts)
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Write the line of the step that was just made."""
-        if not logs or "loss" not in logs:
-            return
-        # Before the return: of a sharded policy all processes hash, and after a resume only the main one
-        # knows what the update learns from.
-        weights = self._weights(state, kwargs.get("model"))
-        if self._played is None:
-            return
-        rollouts, rewards = self._played
-        line = StepHash(
-            step=state.global_step,
-            rollouts=rollouts,
-            rewards=rewards,
-            update=update_hash(logs),
-            weights=weights,
-        )
-        self.lines.append(line)
-        with self.file.open("a", encoding="utf-8") as stream:
-            stream.write(line.model_dump_json() + "\n")
-
-    def _weights(self, state: Any, model: Any) -> str | None:
-        step, now = state.global_step, perf_counter()
-        # Of a sharded policy all processes hash at the same steps, whatever their clocks tell.
-        due = not is_sharded(model) and self._weighing + self._last <= SHARE * (now - self._started)
-        if model is None or not (due or step in (1, state.max_steps)):
+    def hash_weights(self, model: Any, step: int, steps: int) -> str | None:
+        """Return the hash of the weights after a step of so many, or None if it is not their turn."""
+        now = perf_counter()
+        # Of a sharded policy all processes hash at the same steps, whatever their clocks say.
+        due = not is_sharded(model) and self._spent + self._last <= SHARE * (now - self._started)
+        if model is None or not (due or step in (1, steps)):
             return None
         found = weights_hash(model)
         self._last = perf_counter() - now
-        self._weighing += self._last
+        self._spent += self._last
         return found
 
 

@@ -1,25 +1,33 @@
-"""What goes wrong in a training run, told from its metrics while it runs: lines of `alerts.jsonl`.
+"""What goes wrong in a training run, or ends it early: one table of rules over the metrics of its steps.
 
-A rule fires once when its condition begins to hold, and again only after it did not hold for as many steps
-as it takes to fire on a condition that lasts (`alerts.steps`): a share that swings around its limit is told
-once. The alerts are a function of the metrics alone, so a resumed run tells the same ones.
+Each rule is a condition on one line of `metrics.jsonl` after another, so a resumed run finds what an
+uninterrupted one does. A rule fires when its condition has held for a number of consecutive steps. It fires
+again only after the condition did not hold for `alerts.steps` steps: a share that swings around its limit
+raises one alert.
 """
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from wander.errors import ConfigError
 from wander.evals.store import jsonl
-from wander.train.config import GRPOSettings
-from wander.train.evaluation.collapse import CollapseWatch, number
-from wander.train.records.outcome import BestCheckpoint
+from wander.train.config import GRPOSettings, OutputSection
+from wander.train.data import OPERATORS, Condition
+from wander.train.evaluation.evaluator import EVALUATION, pick_value
+from wander.train.metrics import number
+from wander.train.records.outcome import BestCheckpoint, StopKind, Stopped
+from wander.train.watch.collapse import Collapse
 from wander.types import Record
 
 ALERTS = "alerts.jsonl"
 
-Rule = Literal[
+AlertKind = Literal[
     "collapse",
     "reward_not_finite",
     "entropy_low",
@@ -31,139 +39,268 @@ Rule = Literal[
 ]
 
 FLAT_EVALUATIONS = 3
-"""Evaluations in a row that stay where they are, as greedy ones do whose first words never change; also, how
-many must be no better than the one before the first step."""
+"""Consecutive evaluations that stay where they are, as greedy ones do whose first words never change. Also
+the number of evaluations that must be no better than the one before the first step."""
 FLAT_SHARE = 0.05
-"""How much of what the sampled reward moved evaluations may move and still count as flat."""
+"""Share of what the sampled reward moved that evaluations may move and still count as flat."""
 MOVED_SHARE = 0.1
-"""How much the sampled reward has to move meanwhile, as a share of the larger of its two means."""
+"""Share of the larger of its two means by which the sampled reward has to move meanwhile."""
+
+Entry = Mapping[str, Any]
+"""A line of `metrics.jsonl`."""
 
 
 class Alert(Record):
     """One alert, at the step that raised it."""
 
     step: int
-    rule: Rule
+    rule: AlertKind
     message: str
 
 
-class AlertWatch:
-    """Reads the metrics of one step after the other and tells which alerts they raise."""
+@dataclass
+class Rule:
+    """A condition, and what it leads to."""
 
-    def __init__(self, settings: GRPOSettings, begun_with: Callable[[], Mapping[str, float | None]]) -> None:
-        """`begun_with` gives what the evaluation before the first step measured, by `CELL/METRIC`."""
-        self.section = settings.alerts
-        self.output = settings.output
-        self._compares = settings.algorithm.loss != "distill" and settings.algorithm.baseline == "group"
-        self._begun_with = begun_with
-        self._collapse = CollapseWatch(settings)
-        self._evaluated = 0
-        """Evaluations that told of `output.keep_best`, none of them better than the first weights."""
-        self._first_entropies: list[float] = []
-        self._held: dict[Rule, int] = {}
-        """Steps in a row for which the condition of a rule has held."""
-        self._quiet: dict[Rule, int] = {}
-        """Steps in a row for which it has not, since it fired; absent means that it may fire."""
+    holds: Callable[[Entry], str | None]
+    """Returns what is wrong, in words; an empty text if nothing is, and None if the step does not say."""
+    alert: AlertKind | None = None
+    """The alert that it raises."""
+    ends: StopKind | None = None
+    """Why the run ends."""
+    steps: int = 1
+    """Consecutive steps for which the condition has to hold."""
+    held: int = 0
+    """Consecutive steps for which it has held."""
+    quiet: int | None = None
+    """Consecutive steps for which it has not held since the rule fired; None if the rule may fire."""
+
+    def read(self, entry: Entry, calm: int) -> str | None:
+        """Return why the rule fires at a step, or None; it fires again after `calm` quiet steps."""
+        text = self.holds(entry)
+        if text is None:
+            return None
+        self.held = self.held + 1 if text else 0
+        if self.quiet is not None:
+            self.quiet = 0 if text else self.quiet + 1
+            if self.quiet < calm:
+                return None
+            self.quiet = None
+        if not text or self.held < self.steps:
+            return None
+        self.quiet = 0
+        return f"{text}, for {self.steps} steps" if self.steps > 1 else text
+
+
+class Rules:
+    """All rules of a run; a resumed run reads the steps before its checkpoint again."""
+
+    def __init__(
+        self, settings: GRPOSettings, read_first_values: Callable[[], Mapping[str, float | None]]
+    ) -> None:
+        self._rules = make_rules(settings, read_first_values)
+        self._calm = settings.alerts.steps
+
+    def read(self, entry: Entry) -> tuple[list[Alert], Stopped | None]:
+        """Return the alerts that a step raises, and why the run ends with it, if it does."""
+        alerts: list[Alert] = []
+        stopped: Stopped | None = None
+        for rule in self._rules:
+            reason = rule.read(entry, self._calm)
+            if reason is None:
+                continue
+            if rule.alert is not None:
+                alerts.append(Alert(step=entry["step"], rule=rule.alert, message=reason))
+            if rule.ends is not None and stopped is None:
+                stopped = Stopped(kind=rule.ends, step=entry["step"], reason=reason)
+        return alerts, stopped
+
+
+def make_rules(
+    settings: GRPOSettings, read_first_values: Callable[[], Mapping[str, float | None]]
+) -> list[Rule]:
+    """Return the rules of a run; if several end it at the same step, the first one counts.
+
+    `read_first_values` gives what the evaluation before the first step measured, by `CELL/METRIC`.
+    """
+    alerts, stopping = settings.alerts, settings.stopping
+    compares = settings.algorithm.loss != "distill" and settings.algorithm.baseline == "group"
+    rules = [
+        Rule(_gradient_not_finite, ends="gradient"),
+        Rule(_Target(stopping.target).reached, ends="target"),
+        Rule(Collapse(settings).read, alert="collapse", ends="collapse" if stopping.collapse else None),
+        Rule(_reward_not_finite, alert="reward_not_finite"),
+        Rule(
+            _LowEntropy(alerts.entropy_share, alerts.entropy_first_steps).read,
+            alert="entropy_low",
+            steps=alerts.steps,
+        ),
+        Rule(
+            _above(
+                "groups_without_variance",
+                alerts.without_variance if compares else math.inf,
+                "{:.0%} of the groups have rewards without variance and teach nothing",
+            ),
+            alert="no_variance",
+            steps=alerts.steps,
+        ),
+        Rule(
+            _above("truncated", alerts.truncated, "{:.0%} of the rollouts were cut short by a limit"),
+            alert="truncated",
+        ),
+        Rule(_environment_errors(alerts.environment_errors), alert="environment_errors"),
+        Rule(_FlatEvaluations().read, alert="evaluation_flat"),
+        Rule(_NeverBetter(settings.output, read_first_values).read, alert="best_at_start"),
+        Rule(
+            _LowEntropy(stopping.entropy_share, stopping.first_steps).read,
+            ends="entropy",
+            steps=stopping.patience,
+        ),
+    ]
+    drops = [_Drop(name, limit, stopping.patience) for name, limit in stopping.drop.items()]
+    return [*rules, *(Rule(drop.read, ends="drop", steps=stopping.patience) for drop in drops)]
+
+
+def _gradient_not_finite(entry: Entry) -> str:
+    if entry.get("grad_norm", 0.0) is not None:
+        return ""
+    return "the gradient is not finite; the weights are those before this step"
+
+
+def _reward_not_finite(entry: Entry) -> str:
+    return "the mean reward of the step is not finite" if entry.get("reward", 0.0) is None else ""
+
+
+def _above(name: str, limit: float, text: str) -> Callable[[Entry], str | None]:
+    def read(entry: Entry) -> str | None:
+        value = number(entry, name)
+        return None if value is None else text.format(value) if value > limit else ""
+
+    return read
+
+
+def _environment_errors(limit: float) -> Callable[[Entry], str | None]:
+    def read(entry: Entry) -> str | None:
+        failed, rollouts = number(entry, "failed/environment"), number(entry, "rollouts")
+        if failed is None or not rollouts:
+            return None
+        share = failed / rollouts
+        return f"{share:.0%} of the rollouts failed in the environment" if share > limit else ""
+
+    return read
+
+
+class _LowEntropy:
+    """Compares the entropy with a share of the mean of its first steps."""
+
+    def __init__(self, share: float, first_steps: int) -> None:
+        self._share = share
+        self._first_steps = first_steps
+        self._first: list[float] = []
+
+    def read(self, entry: Entry) -> str | None:
+        value = number(entry, "entropy")
+        if value is None:
+            return None
+        if len(self._first) < self._first_steps:
+            self._first.append(value)
+            return ""
+        usual = sum(self._first) / self._first_steps
+        if value >= self._share * usual:
+            return ""
+        return f"the entropy is {value:.3g}, and was {usual:.3g} in the first {self._first_steps} steps"
+
+
+class _Drop:
+    """Compares a metric with the best mean of some of its steps."""
+
+    def __init__(self, name: str, limit: float, steps: int) -> None:
+        self._name = name
+        self._limit = limit
+        self._recent: deque[float] = deque(maxlen=steps)
+        self._best = -math.inf
+        self._is_known = False
+
+    def read(self, entry: Entry) -> str | None:
+        """Raises `ConfigError` if the first step that has a reward lacks the metric."""
+        if not self._is_known and entry.get("reward") is not None:
+            self._is_known = True
+            if self._name not in entry:
+                known = sorted(name for name in entry if name == "reward" or name.startswith("rewards/"))
+                raise ConfigError(
+                    f"`stopping.drop`: the steps have no `{self._name}`", hint=f"they have {', '.join(known)}"
+                )
+        value = number(entry, self._name)
+        if value is None:
+            return None
+        self._recent.append(value)
+        if len(self._recent) == self._recent.maxlen:
+            self._best = max(self._best, sum(self._recent) / len(self._recent))
+        if value >= self._best - self._limit:
+            return ""
+        return f"`{self._name}` is {value:.3g}, and was {self._best:.3g} at its best"
+
+
+class _Target:
+    """Compares the evaluations of a step with bounds that must all be met."""
+
+    def __init__(self, bounds: Mapping[str, float | str]) -> None:
+        texts = {name: bound if isinstance(bound, str) else f">={bound}" for name, bound in bounds.items()}
+        self._conditions = {name: Condition.parse(f"value{text}") for name, text in texts.items()}
+
+    def reached(self, entry: Entry) -> str | None:
+        """Raises `ConfigError` for a bound on something that is not evaluated."""
+        values = _evaluated(entry)
+        if not values or not self._conditions:
+            return None
+        met = []
+        for name, condition in self._conditions.items():
+            value = pick_value(values, name)
+            if value is None or not OPERATORS[condition.sign](value, condition.value):
+                return ""
+            met.append(f"`{name}` is {value:.4g}")
+        return f"the target is reached: {', '.join(met)}"
+
+
+class _FlatEvaluations:
+    """Finds a cell whose evaluations stay the same while the reward of the steps moves."""
+
+    def __init__(self) -> None:
         self._rewards: list[float] = []
-        """Of the steps since the last evaluation."""
+        """Those of the steps since the last evaluation."""
         self._spans: dict[str, list[tuple[float, float]]] = {}
-        """For each cell the last evaluations, each with the mean reward of the steps before it."""
+        """The last evaluations of each cell, each with the mean reward of the steps before it."""
 
-    def read(self, entry: Mapping[str, Any]) -> list[Alert]:
-        """Return the alerts that a line of `metrics.jsonl` raises."""
-        section, lasting = self.section, self.section.steps
-        alerts: list[tuple[Rule, str]] = []
-        collapsed = self._collapse.read(entry)
-        if self._fires("collapse", collapsed is not None, 1):
-            alerts.append(("collapse", f"the policy has collapsed: {collapsed}"))
-        if self._fires("reward_not_finite", "reward" in entry and entry["reward"] is None, 1):
-            alerts.append(("reward_not_finite", "the mean reward of the step is no finite number"))
-        entropy, usual = number(entry, "entropy"), None
-        if len(first := self._first_entropies) >= section.entropy_first_steps:
-            usual = sum(first) / len(first)
-        elif entropy is not None:
-            first.append(entropy)
-        low = entropy is not None and usual is not None and entropy < section.entropy_share * usual
-        if self._fires("entropy_low", low, lasting):
-            text = (
-                f"entropy {entropy:.3g} is below {section.entropy_share:.0%} of the {usual:.3g} it began with"
-            )
-            alerts.append(("entropy_low", f"{text}, for {lasting} steps"))
-        flat = number(entry, "groups_without_variance") if self._compares else None
-        if flat is not None and self._fires("no_variance", flat > section.without_variance, lasting):
-            text = f"{flat:.0%} of the groups have rewards without variance and teach nothing"
-            alerts.append(("no_variance", f"{text}, over {section.without_variance:.0%} for {lasting} steps"))
-        cut = number(entry, "truncated")
-        if cut is not None and self._fires("truncated", cut > section.truncated, 1):
-            alerts.append(("truncated", f"{cut:.0%} of the rollouts were cut short by a limit"))
-        errors = environment_errors(entry)
-        too_many = errors is not None and errors > section.environment_errors
-        if errors is not None and self._fires("environment_errors", too_many, 1):
-            alerts.append(("environment_errors", f"{errors:.0%} of the rollouts failed in the environment"))
-        if flat_cell := self._find_flat(entry):
-            text = (
-                f"the evaluation of `{flat_cell}` has not changed {FLAT_EVALUATIONS} times in a row, while "
-            )
-            alerts.append(("evaluation_flat", f"{text}the sampled reward has: is it greedy, or too small?"))
-        if self._never_better(entry):
-            text = f"no evaluation has a better `{self.output.keep_best}` than the one before the first step"
-            alerts.append(("best_at_start", f"{text}: `best` holds the weights that training began with"))
-        return [Alert(step=entry["step"], rule=rule, message=text) for rule, text in alerts]
-
-    def _find_flat(self, entry: Mapping[str, Any]) -> str | None:
-        """Return the cell whose evaluations stay the same while the reward of the steps moves."""
+    def read(self, entry: Entry) -> str | None:
         if (reward := number(entry, "reward")) is not None:
             self._rewards.append(reward)
-        values = {
-            name.split("/")[1]: value
-            for name in entry
-            if name.startswith("evaluation/") and name.endswith("/reward") and name.count("/") == 2
-            if (value := number(entry, name)) is not None
+        rewards = {
+            name.removesuffix("/reward"): value
+            for name, value in _evaluated(entry).items()
+            if name.endswith("/reward") and name.count("/") == 1 and value is not None
         }
-        if not values or not self._rewards:
+        if not rewards or not self._rewards:
             return None
         mean = sum(self._rewards) / len(self._rewards)
         self._rewards = []
-        flat = None
-        for cell, value in values.items():
+        flat = []
+        for cell, value in rewards.items():
             spans = self._spans.setdefault(cell, [])
             spans[:] = [*spans, (value, mean)][-FLAT_EVALUATIONS:]
-            if len(spans) == FLAT_EVALUATIONS and flat is None and _stays_behind(spans):
-                flat = cell
-        return flat if self._fires("evaluation_flat", flat is not None, 1) else None
-
-    def _never_better(self, entry: Mapping[str, Any]) -> bool:
-        """Tell whether this evaluation is one too many, or the last, that does not beat the first weights."""
-        name, mode = self.output.keep_best, self.output.best_mode
-        value = number(entry, f"evaluation/{name}")
-        if name is None or value is None or self._evaluated < 0:
-            return False
-        first = self._begun_with().get(name)
-        if first is None or BestCheckpoint(metric=name, mode=mode, value=first, step=0).is_beaten_by(value):
-            self._evaluated = -1
-            return False
-        self._evaluated += 1
-        last = entry["step"] == entry.get("steps") and self._evaluated < FLAT_EVALUATIONS
-        return last or self._evaluated == FLAT_EVALUATIONS
-
-    def _fires(self, rule: Rule, holds: bool, steps: int) -> bool:
-        """Count a step for a rule and tell whether it fires now."""
-        self._held[rule] = self._held.get(rule, 0) + 1 if holds else 0
-        if rule in self._quiet:
-            self._quiet[rule] = 0 if holds else self._quiet[rule] + 1
-            if self._quiet[rule] < self.section.steps:
-                return False
-            del self._quiet[rule]
-        if self._held[rule] < steps:
-            return False
-        self._quiet[rule] = 0
-        return True
+            if len(spans) == FLAT_EVALUATIONS and _stays_behind(spans):
+                flat.append(cell)
+        if not flat:
+            return ""
+        return (
+            f"the evaluation of `{flat[0]}` has not changed {FLAT_EVALUATIONS} times in a row, while the "
+            "sampled reward has: is it greedy, or too small?"
+        )
 
 
 def _stays_behind(spans: Sequence[tuple[float, float]]) -> bool:
-    """Tell whether evaluations stay while the sampled reward moves on, and away from them.
+    """Return whether evaluations stay while the sampled reward moves on, and away from them.
 
-    A reward that comes closer to them is no sign: sampling learns what greedy play did before.
+    A reward that comes closer to them is not a sign: sampling learns what greedy play did before.
     """
     values = [value for value, _ in spans]
     first, last = spans[0][1], spans[-1][1]
@@ -173,10 +310,41 @@ def _stays_behind(spans: Sequence[tuple[float, float]]) -> bool:
     return flat and away and moved > MOVED_SHARE * max(abs(last), abs(first))
 
 
-def environment_errors(entry: Mapping[str, Any]) -> float | None:
-    """Return the share of the step's rollouts that the environment failed; None where it is not known."""
-    failed, rollouts = number(entry, "failed/environment"), number(entry, "rollouts")
-    return None if failed is None or not rollouts else failed / rollouts
+class _NeverBetter:
+    """Counts the evaluations that do not beat the first weights."""
+
+    def __init__(
+        self, output: OutputSection, read_first_values: Callable[[], Mapping[str, float | None]]
+    ) -> None:
+        self._output = output
+        self._read_first_values = read_first_values
+        self._worse: int | None = 0
+        """None once an evaluation was better."""
+
+    def read(self, entry: Entry) -> str | None:
+        name, mode = self._output.keep_best, self._output.best_mode
+        value = number(entry, f"{EVALUATION}{name}")
+        if name is None or value is None or self._worse is None:
+            return None
+        first = self._read_first_values().get(name)
+        if first is None or BestCheckpoint(metric=name, mode=mode, value=first, step=0).is_beaten_by(value):
+            self._worse = None
+            return None
+        self._worse += 1
+        is_last = entry["step"] == entry.get("steps") and self._worse < FLAT_EVALUATIONS
+        if not is_last and self._worse != FLAT_EVALUATIONS:
+            return ""
+        return (
+            f"no evaluation has a better `{name}` than the one before the first step: `best` holds the "
+            "weights that training began with"
+        )
+
+
+def _evaluated(entry: Entry) -> dict[str, float | None]:
+    """Return what the evaluations of a step measured, by `CELL/METRIC`."""
+    return {
+        name.removeprefix(EVALUATION): number(entry, name) for name in entry if name.startswith(EVALUATION)
+    }
 
 
 def read_alerts(folder: Path) -> list[Alert]:
@@ -185,7 +353,7 @@ def read_alerts(folder: Path) -> list[Alert]:
 
 
 def write_alerts(folder: Path, alerts: Sequence[Alert]) -> None:
-    """Write all alerts anew, whole or not at all; no file for none."""
+    """Replace all alerts, or remove the file if there are none."""
     if not alerts:
         (folder / ALERTS).unlink(missing_ok=True)
         return

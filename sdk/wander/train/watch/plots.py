@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from wander.errors import ConfigError, did_you_mean
 from wander.evals.report import charts
-from wander.train.evaluation.collapse import number
+from wander.train.metrics import number, read_metrics
 
 if TYPE_CHECKING:
     from wander.train.evaluation.evaluator import CellEvaluation
@@ -76,7 +76,6 @@ class PlottedRun:
 def read_plotted(folder: Path, name: str | None = None) -> PlottedRun:
     """Read what is drawn of a run from its folder; raises `RunError` where it is no training run."""
     from wander.train.evaluation.evaluator import read_evaluations
-    from wander.train.metrics import read_metrics
 
     return PlottedRun(name or folder.resolve().name, read_metrics(folder), read_evaluations(folder))
 

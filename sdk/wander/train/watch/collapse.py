@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from wander.train.config import GRPOSettings
+from wander.train.metrics import number
 
 WINDOW = 5
 """Steps whose mean is judged, at the beginning fewer: a bad learning rate destroys a policy in two."""
@@ -30,8 +31,8 @@ MEDIAN_JUMP = 0.954
 """Median of the distance of two steps, in deviations of one, where chance alone moves them."""
 
 
-class CollapseWatch:
-    """Reads the metrics of one step after the other and tells whether the policy has collapsed."""
+class Collapse:
+    """Reads the metrics of one step after another and finds out whether the policy has collapsed."""
 
     def __init__(self, settings: GRPOSettings) -> None:
         self._section = settings.alerts
@@ -43,8 +44,8 @@ class CollapseWatch:
         self._spread = 0.0
         """The largest standard deviation of a step's rollouts so far."""
 
-    def read(self, entry: Mapping[str, Any]) -> str | None:
-        """Return how the policy has collapsed, in words; None where it has not."""
+    def read(self, entry: Mapping[str, Any]) -> str:
+        """Return how the policy has collapsed, in words; an empty text if it has not."""
         reward, entropy = number(entry, "reward"), number(entry, "entropy")
         if reward is not None:
             self._spread = max(self._spread, number(entry, "rewards/reward/std") or 0.0)
@@ -54,28 +55,29 @@ class CollapseWatch:
         if entropy is not None:
             self._entropies.add(entropy)
         if reward is None or len(self._rewards.last) < FEWEST:
-            return None
-        return self._judge_reward() or self._judge_entropy()
+            return ""
+        reason = self._judge_reward() or self._judge_entropy()
+        return f"the policy has collapsed: {reason}" if reason else ""
 
-    def _judge_reward(self) -> str | None:
+    def _judge_reward(self) -> str:
         now = self._rewards.now
         for steps, best in self._rewards.best.items():
             least = max(self._section.reward_drop * abs(best), SPREADS * self._spread, self._chance(steps))
             if best - now > least:
                 return f"the reward fell to {now:.3g}, and was {best:.3g} at its best"
-        return None
+        return ""
 
-    def _judge_entropy(self) -> str | None:
+    def _judge_entropy(self) -> str:
         first = self._rewards.first
         if len(self._entropies.last) < FEWEST or self._rewards.now - first > self._chance(WINDOW):
-            return None
+            return ""
         now, before = self._entropies.now, self._entropies.first
         text = f"the entropy is {now:.3g} and was {before:.3g} at first, and the reward is no higher"
         if now < self._section.entropy_share * before:
             return f"{text}: the policy repeats itself"
         if now > self._section.entropy_burst * before:
             return f"{text}: the policy writes noise"
-        return None
+        return ""
 
     def _chance(self, steps: int) -> float:
         """Return by how much the mean of the last steps and one of so many may differ by chance."""
@@ -108,11 +110,3 @@ class _Means:
     def now(self) -> float:
         """The mean of the last steps."""
         return sum(self.last) / len(self.last)
-
-
-def number(entry: Mapping[str, Any], name: str) -> float | None:
-    """Return a metric of a step, None where it has none or no number."""
-    value = entry.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-        return None
-    return float(value)

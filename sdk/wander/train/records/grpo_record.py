@@ -1,0 +1,344 @@
+"""The run folder of a GRPO run: manifest, metrics and hashes of every step, sample rollouts, the digests of
+the weights that it saved, and how it ended.
+
+It has the form of every other run, so `wander view` and `wander post` accept it. Its `kind` is `training`,
+and its rollouts are a sample: the first group of every `output.rollouts_every`-th step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from wander.errors import RunError
+from wander.evals.stats.summary import summarise_run
+from wander.evals.store import jsonl
+from wander.evals.store.folder import RunFolder
+from wander.evals.store.manifest import model_pin, new_manifest, player_pins
+from wander.models.loading import LoadedModel, weights_digest
+from wander.models.policy import PolicyClient
+from wander.train.config import GRPOSettings
+from wander.train.distributed import World, current_world, shards_policy
+from wander.train.records.checkpoints import (
+    BATCH,
+    BEST_MODEL,
+    MODEL,
+    SavedCheckpoint,
+    checkpoint_to_resume,
+    give_up_later,
+    list_checkpoints,
+    read_saved,
+    seal_checkpoint,
+    seal_model,
+    write_saved,
+)
+from wander.train.records.outcome import OUTCOME, BestCheckpoint, Outcome, Stopped, write_outcome
+from wander.train.records.record import TrainingRecord
+from wander.train.records.reproduction import (
+    arithmetic,
+    looseness,
+    reproduction_of,
+    training_differences,
+)
+from wander.train.records.samples import append_samples, read_samples, write_samples
+from wander.train.records.step_hash import (
+    STEPS,
+    StepHash,
+    WeightClock,
+    read_steps,
+    rewards_hash,
+    rollouts_hash,
+    update_hash,
+)
+from wander.train.rollouts.ahead import AHEAD, KeptStep
+from wander.train.rollouts.environments import PinSource
+from wander.train.rollouts.source import Assignment, RolloutSource
+from wander.train.rollouts.step import PlayedStep, plan_examples
+from wander.train.trainer import Progress
+from wander.types import task_set_digest
+from wander.wire import EnvironmentPin, RunManifest
+from wander.wire.postings import Checkpoint
+from wander.wire.reproduction import AllowedChange
+from wander.wire.run_record import MixedEnvironment
+
+
+class GRPORecord(TrainingRecord):
+    """Writes what a GRPO run leaves behind; each of several processes has one, in a folder of its own."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        settings: GRPOSettings,
+        source: RolloutSource,
+        world: World,
+        checkpoint: SavedCheckpoint | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        super().__init__(folder.path, checkpoint.path if checkpoint else None, progress)
+        self.folder = folder
+        self.settings = settings
+        self.checkpoint = checkpoint
+        """Where a resumed run continues; None from the beginning."""
+        self.agree = world.any
+        self._source = source
+        self._world = world
+        covered = checkpoint.step if checkpoint else 0
+        # Hashing a sharded policy takes all processes, each of which has its part of it.
+        self._hashes = world.is_main or shards_policy(settings)
+        steps = [line for line in read_steps(self.path / STEPS) if line.step <= covered]
+        last = steps[-1] if steps else None
+        self._played = (last.rollouts, last.rewards) if last else None
+        """Hashes of the rollouts that the next update learns from, which may be those of the one before."""
+        self._clock = WeightClock()
+        known = read_samples(self.path) if covered else []
+        self._samples = [one for one in known if one.step is not None and one.step <= covered]
+        jsonl.write_records(self.path / STEPS, steps)
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        settings: GRPOSettings,
+        source: RolloutSource,
+        client: PolicyClient,
+        loaded: LoadedModel,
+        world: World,
+        pin: PinSource | None = None,
+        *,
+        resume: bool = False,
+        checkpoint: int | None = None,
+        allow_changes: bool = False,
+        progress: Progress | None = None,
+    ) -> GRPORecord:
+        """Write the manifest before the first rollout, or check that a resumed run is the same one.
+
+        Raises `RunError` when the folder holds a run already, or, on resume, another one, and names all that
+        differs; `allow_changes` writes that into the record instead.
+        """
+        manifest, diff = make_manifest(settings, source, client, loaded, pin)
+        if not resume:
+            folder = RunFolder.create(path, manifest)
+            if manifest.reproduction and manifest.reproduction.changes and manifest.reproduction.changes.file:
+                jsonl.write_whole(path / manifest.reproduction.changes.file, diff)
+            return cls(folder, settings, source, world, progress=progress)
+        folder = RunFolder.open(path)
+        found = checkpoint_to_resume(path, checkpoint)
+        begun = found.step if found else 0
+        differences = training_differences(folder.manifest, manifest)
+        if differences and not allow_changes:
+            listed = "".join(f"\n  {each}" for each in differences)
+            raise RunError(
+                f"`{path}` would not go on as it was begun:{listed}",
+                hint=f"restore that, or have it recorded: `wander train --resume {path} --allow-changes`",
+            )
+        if found is not None:
+            _require_processes(path, found, world.size)
+        folder.resume()
+        if (made := folder.manifest.reproduction) and differences:
+            at = datetime.now(UTC)
+            changes = [
+                AllowedChange(field=each.field, before=each.before, after=each.after, step=begun, at=at)
+                for each in differences
+            ]
+            folder.set_reproduction(made.model_copy(update={"allowed": [*made.allowed, *changes]}))
+        (path / OUTCOME).unlink(missing_ok=True)  # it has not ended
+        folder.cut(found.seal.rollouts_bytes if found else 0)
+        give_up_later(path, begun)
+        return cls(folder, settings, source, world, found, progress)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
+        """Leave out the samples of steps that are repeated."""
+        if self._takes_samples:
+            write_samples(self.path, self._samples)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
+        """Play the fixed prompts before a step if it is their turn."""
+        if self._takes_samples and state.global_step % self.settings.output.rollouts_every == 0:
+            self._play_samples(state.global_step)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Record one step and its hashes."""
+        super().on_log(args, state, control, logs, **kwargs)
+        if logs and "loss" in logs and self._hashes:
+            self._hash_step(state, logs, kwargs.get("model"))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
+        """Play the fixed prompts with the weights of the end, unless the run is to be resumed."""
+        if self._takes_samples and not self.stop_requested:
+            self._play_samples(state.global_step)
+
+    @property
+    def _takes_samples(self) -> bool:
+        output = self.settings.output
+        return self._world.is_main and bool(output.rollouts_every and output.fixed_prompts)
+
+    def _play_samples(self, step: int) -> None:
+        """Have the policy play the first examples, with the seeds of training: it changes nothing of it."""
+        if any(one.step == step for one in self._samples):
+            return
+        started = perf_counter()
+        wanted, length = self.settings.output.fixed_prompts, self._source.length()
+        count = min(wanted, length or wanted)
+        played = self._source.play([Assignment(position, 0) for position in range(count)]).rollouts
+        self.note_pause(perf_counter() - started, {})
+        fresh = [rollout.model_copy(update={"step": step}) for rollout in played]
+        self._samples += fresh
+        append_samples(self.path, fresh)
+
+    def _hash_step(self, state: Any, logs: Mapping[str, Any], model: Any) -> None:
+        # Before the return: of a sharded policy all processes hash, and after a resume only the main one
+        # knows what the update learns from.
+        weights = self._clock.hash_weights(model, state.global_step, state.max_steps)
+        if self._played is None:
+            return
+        rollouts, rewards = self._played
+        line = StepHash(
+            step=state.global_step,
+            rollouts=rollouts,
+            rewards=rewards,
+            update=update_hash(logs),
+            weights=weights,
+        )
+        with (self.path / STEPS).open("a", encoding="utf-8") as stream:
+            stream.write(line.model_dump_json() + "\n")
+
+    def seal(self, step: int) -> None:
+        """Declare the checkpoint of a step whole once all processes have written their part of it."""
+        self._world.exchange([])
+        if self._world.is_main:
+            self.keep_weights(step, seal_checkpoint(self.path, step, self.folder.plain_bytes()))
+
+    def arithmetic(self) -> AbstractContextManager[None]:
+        """Compute as the record says: in its mode, with its number of threads."""
+        made = self.folder.manifest.reproduction
+        return arithmetic(made.mode, made.threads) if made else contextlib.nullcontext()
+
+    def keep(self, step: int, played: PlayedStep, version: int) -> None:
+        """Hash the rollouts of the steps from `step` on, and keep their first group when it is their turn.
+
+        `version` counts the updates before the weights that played them, where their turns do not tell it.
+        """
+        self._played = rollouts_hash(played.rollouts), rewards_hash(played.rollouts)
+        every, steps = self.settings.output.rollouts_every, self.settings.algorithm.num_iterations
+        if every == 0 or (step != 1 and -step % every >= steps):
+            return
+        for rollout in played.groups[0].rollouts:
+            told = [turn.tokens.step for turn in rollout.turns if turn.tokens is not None]
+            first = min((step for step in told if step is not None), default=version)
+            self.folder.append(rollout.model_copy(update={"step": first}))
+        self.folder.sync()
+
+    def keep_weights(self, step: int, folder: Path) -> None:
+        """Keep the digest of weights that were just saved, so that evaluations of them find this run."""
+        sha256 = weights_digest(folder)
+        if sha256 is None:
+            return
+        made = Checkpoint(step=step, weights_sha256=sha256)
+        earlier = [one for one in read_saved(self.path) if one.weights_sha256 != sha256]
+        write_saved(self.path, [*earlier, made])
+
+    def end(self, steps: int, stopped: Stopped | None, best: BestCheckpoint | None) -> Outcome:
+        """Keep the digests of the models that the run ends with, its summary and its outcome.
+
+        An interrupted run can be resumed, so its folder stays open.
+        """
+        interrupted = self.stop_requested
+        if best is not None:
+            self.keep_weights(best.step, self.path / BEST_MODEL)
+        self.keep_weights(steps, self.path / MODEL)
+        seal_model(self.path, MODEL)
+        if not interrupted:
+            self.folder.finish(summarise_run(self.folder.manifest, self.folder.rollouts()))
+        outcome = Outcome(
+            steps=steps, finished=not interrupted, stopped=None if interrupted else stopped, best=best
+        )
+        write_outcome(self.path, outcome)
+        return outcome
+
+    def close(self) -> None:
+        """Close the folder as it is; the run can be resumed."""
+        self.folder.close()
+
+
+def _require_processes(run: Path, checkpoint: SavedCheckpoint, processes: int) -> None:
+    """Raise `RunError` where a checkpoint keeps rollouts that other processes share than so many."""
+    sharing = _count_sharing(checkpoint)
+    if sharing in (None, processes):
+        return
+    step = next(
+        (
+            one.step
+            for one in reversed(list_checkpoints(run))
+            if one.step < checkpoint.step and _count_sharing(one) in (None, processes) and not one.fault()
+        ),
+        0,
+    )
+    raise RunError(
+        f"the checkpoint of step {checkpoint.step} keeps rollouts for {sharing} processes to share, "
+        f"and now there are {processes}",
+        hint=f"`wander train --resume {run} --checkpoint {step} --allow-changes` goes on "
+        + (f"from that of step {step}" if step else "from the beginning"),
+    )
+
+
+def _count_sharing(checkpoint: SavedCheckpoint) -> int | None:
+    """Return how many processes share the rollouts that a checkpoint keeps; None where it keeps none."""
+    ahead = {kept.process for kept in jsonl.read_records(checkpoint.path / AHEAD, KeptStep)}
+    return len(ahead) or len(list(checkpoint.path.glob(BATCH.format("*")))) or None
+
+
+def make_manifest(
+    settings: GRPOSettings,
+    source: RolloutSource,
+    client: PolicyClient,
+    loaded: LoadedModel,
+    pin: PinSource | None,
+) -> tuple[RunManifest, bytes]:
+    """Return what pins the run, and the diff of uncommitted changes.
+
+    That is environment, every example it will play, starting weights, settings, and what computes.
+    """
+    made, diff = reproduction_of(
+        [each.info for each in source.environments],
+        loaded.model.device,
+        processes=current_world(settings.model.device).size,
+        looseness=looseness(settings),
+    )
+    examples = plan_examples(source, settings)
+    pins = [
+        pin(choice) if pin is not None else EnvironmentPin(name=opened.info.name, info=opened.info)
+        for choice, opened in zip(source.choices, source.environments, strict=True)
+    ]
+    model = model_pin(client)
+    model.weights_sha256 = weights_digest(loaded.path) if loaded.path else None
+    model.revision = loaded.revision
+    manifest = new_manifest(
+        environment=pins[0],
+        model=model,
+        examples=examples[0],
+        rollouts_per_example=settings.batch.group_size,
+        sampling=source.sampling,
+        split="train",
+        seed=source.run_seed,
+        kind="training",
+        training=settings.on_record(),
+    )
+    mixture = [
+        MixedEnvironment(
+            label=label,
+            weight=section.weight,
+            environment=environment,
+            examples=len(own),
+            task_set_sha256=task_set_digest(own),
+        )
+        for label, section, environment, own in zip(
+            source.labels, settings.environments, pins, examples, strict=bool(settings.environments)
+        )
+    ]
+    players = player_pins(source.join(client))
+    return manifest.model_copy(update={"reproduction": made, "mixture": mixture, "players": players}), diff
