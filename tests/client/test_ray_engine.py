@@ -23,7 +23,6 @@ import wander as wander_package
 from chat_endpoint import chat_endpoint
 from command_line import Wander
 from fake_vllm import install_fake_vllm
-from object_server import object_server
 from shard_records import aggregates_of, records_of
 from wander.clients.rate_limit import CallLimiter
 from wander.evals.store.folder import RunFolder
@@ -358,18 +357,11 @@ def slow_echo(messages: list[dict[str, str]]) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("stored", [False, True])
 def test_a_node_that_dies_loses_no_rollout_and_plays_none_twice(
-    *, stored: bool, cluster: Any, wander: Wander, folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, wander: Wander, folder: Path, home: Path
 ) -> None:
     with contextlib.ExitStack() as stack:
         endpoint = stack.enter_context(chat_endpoint(slow_echo))
-        shared: tuple[str, ...] = ()
-        if stored:
-            server = stack.enter_context(object_server())
-            for name, value in server.variables.items():
-                monkeypatch.setenv(name, value)
-            shared = ("--shared", server.bucket())
         words = (str(folder), "-m", "test-model", "-b", endpoint.base_url, "-n", "8", "-r", "30", "-c", "4")
         node = next(iter(cluster.worker_nodes))
 
@@ -394,7 +386,7 @@ def test_a_node_that_dies_loses_no_rollout_and_plays_none_twice(
             "ray",
             "--json",
         )
-        done = wander("eval", *words, *on_ray, *shared)
+        done = wander("eval", *words, *on_ray)
         ended.set()
         killer.join()
         cluster.add_node(num_cpus=2)

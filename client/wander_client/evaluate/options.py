@@ -450,16 +450,6 @@ class CommandFlags:
         int | None,
         Option("--shards", "with --engine: parts (one a processor or GPU)", BESIDE, PROCESSES, min=1),
     ] = None
-    shared: Annotated[
-        str | None,
-        Option(
-            "--shared",
-            "with --engine: object storage for shards, where nodes share no folder",
-            BESIDE,
-            PROCESSES,
-            metavar="s3://BUCKET/FOLDER",
-        ),
-    ] = None
     fail_under: Annotated[
         float | None, Option("--fail-under", "exit 1 when the reward is lower", BESIDE, SAMPLED, THE_RUN)
     ] = None

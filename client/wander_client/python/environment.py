@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from wander.train.rollouts.own_trainer import EnvironmentRollouts
 
 _NO_OPTIONS = frozenset(
-    {"self", "model", "tokenizer", "out", "resume", "only_failed"}
-    | {"engine", "ray_address", "shards", "shared"}
+    {"self", "model", "tokenizer", "out", "resume", "only_failed"} | {"engine", "ray_address", "shards"}
 )
 """Arguments of `evaluate` that are not settings of an evaluation."""
 _PAGE = 500
@@ -254,7 +253,6 @@ class LoadedEnvironment:
         engine: Literal["ray"] | None = None,
         ray_address: str | None = None,
         shards: int | None = None,
-        shared: str | None = None,
         out: str | os.PathLike[str] | None = None,
         resume: str | os.PathLike[str] | None = None,
         only_failed: bool = False,
@@ -275,7 +273,7 @@ class LoadedEnvironment:
         - `budget_tokens`, `budget_usd` with `prices`: no rollout begins once that is spent.
         - `shard`: `"0/8"` plays the first of eight parts of the run alone; `Run.merge` makes one run of them.
         - `engine`: `"ray"` plays `shards` parts on the cluster at `ray_address`, a model that is named.
-          These lie beside `out`, which all nodes see, or in object storage: `shared="s3://BUCKET/FOLDER"`.
+          The parts are kept next to `out`, which must be on a file system that all nodes mount.
         - `out`: the run's folder; by default a new one below `runs`.
         - `resume`: a run, or its folder: what is missing or failed is played, with `only_failed` the latter.
 
@@ -289,7 +287,7 @@ class LoadedEnvironment:
             out=out,
             resume=resume,
             only_failed=only_failed,
-            engine=choose_engine(engine, ray_address, shards, shared),
+            engine=choose_engine(engine, ray_address, shards),
         )
 
     rollout_sync = blocking(rollout)

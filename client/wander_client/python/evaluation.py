@@ -111,20 +111,18 @@ async def evaluate(
     return Run(run_dir)
 
 
-def choose_engine(
-    engine: str | None, address: str | None, shards: int | None, shared: str | None = None
-) -> RayChoice | None:
+def choose_engine(engine: str | None, address: str | None, shards: int | None) -> RayChoice | None:
     """Return where shards are played; None where all is played here."""
     from wander_client.ray_engine.parts import RayChoice
 
-    if engine is None and (address, shards, shared) != (None, None, None):
+    if engine is None and (address, shards) != (None, None):
         raise UsageError(
-            "`ray_address`, `shards` and `shared` are of an engine",
+            "`ray_address` and `shards` are of an engine",
             hint='add `engine="ray"`, or leave them out',
         )
     if engine not in (None, "ray"):
         raise UsageError(f"there is no engine `{engine}`", hint='there is `engine="ray"`')
-    return None if engine is None else RayChoice(address, shards, shared)
+    return None if engine is None else RayChoice(address, shards)
 
 
 async def _evaluate_on_ray(

@@ -31,7 +31,6 @@ from wander_client.ray_engine.models import (
     key_of,
     models_of,
 )
-from wander_client.ray_engine.objects import VARIABLES, SharedStore
 from wander_client.ray_engine.parts import RayChoice
 from wander_client.ray_engine.task import PROOF_FILE, Job, alone, play_shard
 from wander_client.runs.shards import SHARDS_FILE, parts_of, require_free, require_run, run_of
@@ -44,8 +43,6 @@ if TYPE_CHECKING:
     from wander_client.models.pool import ModelChoice
     from wander_client.terminal.output import Output
 
-STORE_FILE = "store"
-"""Holds the URL of the object storage that keeps them, where they lie in one."""
 _LOOK_SECONDS = 0.25
 _END_SECONDS = 30.0
 """How long a model's server may take to end."""
@@ -66,28 +63,22 @@ def play(suite: Suite, out: Path, choice: RayChoice, output: Output) -> Overview
     """
     place = parts_of(out).resolve()
     _require_same(place, suite)
-    store, proof = _open_store(place, choice.shared), secrets.token_hex(16)
+    proof = secrets.token_hex(16)
     budget = (suite.budget_tokens, suite.budget_usd)
-    if store is not None:
-        store.set_word(proof)
     with connected(choice.address, go_on=f"go on with `{resume_command(out)}`") as ray:
         require_free(out)  # connecting takes a while
         total, options, models = _place(ray, suite)
         count = _count_shards(place, choice.shards, total)
         (place / SHARDS_FILE).write_text(str(count))
         (place / PROOF_FILE).write_text(proof)
-        if store is not None:
-            (place / STORE_FILE).write_text(store.url)
         suite.write(place)
         # Without an endpoint each shard has its share of the calls at once; so it has of a budget's rollouts.
         local, bound = _without_limiter(suite, models), budget != (None, None)
         parts = count if local else min(count, total) if bound else 1
         sent = suite.model_copy(update={"runs": [_divided(run, parts) for run in suite.runs]})
-        variables = _variables(suite, store)
-        sent_json, url = sent.model_dump_json(by_alias=True), None if store is None else store.url
+        variables, sent_json = _variables(suite), sent.model_dump_json(by_alias=True)
         jobs = [
-            Job(sent_json, str(place), number, count, proof, store=url, variables=variables)
-            for number in range(count)
+            Job(sent_json, str(place), number, count, proof, variables=variables) for number in range(count)
         ]
         here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             ray.get_runtime_context().get_node_id(), soft=False
@@ -95,25 +86,23 @@ def play(suite: Suite, out: Path, choice: RayChoice, output: Output) -> Overview
         actor = ray.remote(Coordinator).options(num_cpus=0, scheduling_strategy=here)
         coordinator = actor.remote(suite.concurrency, *budget)
         task = ray.remote(play_shard).options(max_retries=_RETRIES, **options)
-        output.note(f"playing {count} shards on Ray, in {url or place}")
+        output.note(f"playing {count} shards on Ray, in {place}")
         with _served(ray, models, variables) as actors:
             refs = [task.remote(job, coordinator, actors) for job in jobs]
             problems, overview, stopped = _wait(ray, refs, coordinator, suite, output, choice.ended)
     if stopped and not _broken(problems):
         done = sum(each.done for runs in overview.progress.values() for each in runs)
         raise Interrupted(
-            f"interrupted; {done} rollouts are kept in `{url or place}`",
+            f"interrupted; {done} rollouts are kept in `{place}`",
             hint=f"go on with `{resume_command(out)}`",
         )
     if problems:
         for other in problems[1:]:
             output.warn(f"{other.run + ': ' if other.run else ''}{other.message}")
         raise problems[0].raised()
-    if store is not None:
-        _fetch_all(store, place, count)
     if overview.spent is not None and not _is_complete(place, suite, count):
         raise BudgetSpent(
-            f"{overview.spent}; what was played is kept in `{url or place}`",
+            f"{overview.spent}; what was played is kept in `{place}`",
             hint=f"go on with `{resume_command(out)}{more_budget(overview.tokens, overview.usd, *budget)}`",
             code="budget_spent",
         )
@@ -143,7 +132,7 @@ def hold(out: Path) -> Iterator[None]:
 
 def _has_begun(place: Path) -> bool:
     """Tell whether shards may have something that is worth keeping."""
-    return (place / STORE_FILE).exists() or next(place.glob("*/*/run.json"), None) is not None
+    return next(place.glob("*/*/run.json"), None) is not None
 
 
 def _require_same(place: Path, suite: Suite) -> None:
@@ -172,32 +161,7 @@ def _is_complete(place: Path, suite: Suite, count: int) -> bool:
 
 def finish(out: Path) -> None:
     """Remove the shards of a record that is made."""
-    place = parts_of(out)
-    if (store := _open_store(place, None)) is not None:
-        store.clear()
-    shutil.rmtree(place)
-
-
-def _open_store(place: Path, wanted: str | None) -> SharedStore | None:
-    """Return the object storage of a run's shards, which stays what it was; None for a folder."""
-    file = place / STORE_FILE
-    if file.is_file():
-        begun = file.read_text()
-        if wanted is not None and not begun.startswith(f"{wanted.rstrip('/')}/"):
-            raise UsageError(f"`{place}` was begun in `{begun}`", hint="leave out `--shared` to go on")
-        return SharedStore(begun, patient=False)
-    if wanted is None:
-        return None
-    if (place / SHARDS_FILE).is_file():
-        raise UsageError(f"`{place}` was begun in a folder", hint="leave out `--shared` to go on")
-    return SharedStore(wanted, f"{run_of(place).name}-{secrets.token_hex(8)}", patient=False)
-
-
-def _fetch_all(store: SharedStore, place: Path, count: int) -> None:
-    """Bring the files of all shards here, where the record is made of them."""
-    for number in range(count):
-        shutil.rmtree(place / str(number), ignore_errors=True)
-        store.fetch(number, place / str(number))
+    shutil.rmtree(parts_of(out))
 
 
 def shard_folders(out: Path) -> list[Path]:
@@ -290,15 +254,13 @@ def _divided(run: SuiteRun, shards: int) -> SuiteRun:
     return run.model_copy(update={"settings": run.settings.model_copy(update={"concurrency": at_once})})
 
 
-def _variables(suite: Suite, store: SharedStore | None) -> dict[str, str]:
-    """Return what nodes need of this process's environment: keys, endpoint, hub, storage, vLLM's settings."""
+def _variables(suite: Suite) -> dict[str, str]:
+    """Return what nodes need of this process's environment: keys, endpoint, hub, vLLM's settings."""
     names = {"OPENAI_BASE_URL", "WANDER_HUB"}
     names |= {run.settings.key_variable for run in suite.runs}
     names |= {name for run in suite.runs for name in run.settings.pass_environ}
-    beginnings: tuple[str, ...] = VARIABLES if store is not None else ()
     if any(run.settings.serve is not None for run in suite.runs):
-        beginnings += ("VLLM_",)
-    names |= {name for name in os.environ if name.startswith(beginnings)}
+        names |= {name for name in os.environ if name.startswith("VLLM_")}
     return {name: os.environ[name] for name in sorted(names) if name in os.environ}
 
 

@@ -14,7 +14,5 @@ class RayChoice:
     """Of a cluster's head, `HOST:PORT` or `auto`; None takes `RAY_ADDRESS`, or starts Ray on this machine."""
     shards: int | None = None
     """None makes one for each processor, or accelerator, of the cluster."""
-    shared: str | None = None
-    """URL of object storage that keeps the shards meanwhile; None where all nodes see their folder."""
     ended: threading.Event = field(default_factory=threading.Event)
     """Set by whoever wants the shards to end in order; Ctrl-C asks for the same."""

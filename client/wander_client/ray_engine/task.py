@@ -12,7 +12,6 @@ import fcntl
 import os
 import secrets
 import socket
-import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field, replace
@@ -29,7 +28,6 @@ from wander_client.models.pool import ModelChoice, ModelPool
 from wander_client.ray_engine.coordinator import Terms, Trade
 from wander_client.ray_engine.limiter import RayLimiter
 from wander_client.ray_engine.models import Actors, RayModelClient, key_of
-from wander_client.ray_engine.objects import SharedStore
 from wander_client.suites.file import SUITE_FILE, Suite
 from wander_client.suites.play import play_suite, prepare, share_budget
 from wander_client.suites.table import SuiteTable
@@ -61,8 +59,6 @@ class Job:
     proof: str
     """The word in `PROOF_FILE`."""
     versions: Versions = field(default_factory=Versions)
-    store: str | None = None
-    """Object storage that keeps the shards where nodes share no file system; `folder` says nothing then."""
     variables: dict[str, str] = field(default_factory=dict, repr=False)
     """Keys and addresses of the endpoints; a shard's process has nothing else of the driver's environment."""
 
@@ -163,20 +159,11 @@ def play_shard(job: Job, coordinator: Any, actors: Actors | None = None) -> list
 def _require_like_driver(job: Job) -> None:
     job.versions.require()
     here = socket.gethostname()
-    if job.store is not None:
-        if not SharedStore(job.store).has_word(job.proof):
-            raise ClientError(
-                f"node `{here}` does not find in `{job.store}` what the driver left there",
-                hint="see that `AWS_ENDPOINT_URL` names one and the same storage on all nodes",
-                code="folder_not_shared",
-            )
-        return
     proof = Path(job.folder, PROOF_FILE)
     if not proof.is_file() or proof.read_text() != job.proof:
         raise ClientError(
             f"node `{here}` does not see `{job.folder}` as the driver does: the folder is not shared",
-            hint="choose a folder on a file system of all nodes: `--out /shared/RUN`, "
-            "or name object storage: `--shared s3://BUCKET/FOLDER`",
+            hint="choose a folder on a file system that all nodes mount: `--out /shared/RUN`",
             code="folder_not_shared",
         )
 
@@ -184,17 +171,7 @@ def _require_like_driver(job: Job) -> None:
 async def _play(job: Job, seat: _Seat, actors: Actors) -> list[Problem]:
     from wander.evals.run.stopping import StopRequest
 
-    stop = StopRequest()
-    if job.store is None:
-        return await _play_in(Path(job.folder, str(job.number)), job, seat, actors, stop)
-    with tempfile.TemporaryDirectory(prefix="wander-shard-") as place:
-        folder = Path(place)
-        kept = await asyncio.to_thread(SharedStore(job.store).begin, job.number, folder)
-        async with kept.keep(stop):
-            return await _play_in(folder, job, seat, actors, stop)
-
-
-async def _play_in(folder: Path, job: Job, seat: _Seat, actors: Actors, stop: StopRequest) -> list[Problem]:
+    stop, folder = StopRequest(), Path(job.folder, str(job.number))
     context = Invocation(CommonOptions(mode="quiet"), Output("quiet"))
     shard = Shard(first=job.number, end=job.number + 1, of=job.of)
     suite = Suite.model_validate_json(job.suite).model_copy(update={"shard": shard})

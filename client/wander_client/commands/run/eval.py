@@ -72,7 +72,7 @@ def _require_together(said: dict[str, Any], flags: CommandFlags) -> None:
         raise UsageError("`--only-failed` goes on with a run", hint="name it: `--resume RUN --only-failed`")
     if str(flags.resume) == NEWEST and not said.get("environment", "").endswith(".toml"):
         raise UsageError("`--resume` names no run", hint="`wander runs` lists the runs here")
-    for name in ("ray_address", "shards", "shared"):
+    for name in ("ray_address", "shards"):
         begun = flags.resume is not None and has_begun(flags.resume)
         if getattr(flags, name) is not None and flags.engine is None and not begun:
             option = f"--{name.replace('_', '-')}"
@@ -98,7 +98,7 @@ def _play_on_ray(said: dict[str, Any], flags: CommandFlags) -> int:
         if said.get(name):
             option = f"--{name.replace('_', '-')}"
             raise UsageError(f"`{option}` means nothing with `--engine`", hint=f"leave out `{option}`")
-    context, choice = current(), RayChoice(flags.ray_address, flags.shards, flags.shared)
+    context, choice = current(), RayChoice(flags.ray_address, flags.shards)
     out, suite = flags.out, None
     if flags.resume is not None:
         out = flags.resume
