@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 from talking_environment import BODY
 from wander import LocalEnvironment, Rollout, ScriptedClient
 from wander.clients.base import Client, ModelRequest, ModelResponse
@@ -23,7 +22,6 @@ from wander.errors import ConfigError, LoadError, WorkerUnreachable
 from wander.loading import load_path
 from wander.worker.host import session as worker_session
 from wander.worker.host.environment import WorkerEnvironment
-from wander.worker.listener import ListenerOptions
 from wander.worker.protocol import PROTOCOL
 from wander.worker.remote import heartbeat as worker_heartbeat
 from wander.worker.remote import link as worker_remote
@@ -65,7 +63,7 @@ async def listener(
     assert process.stderr is not None
     said: list[str] = []
     first = (await asyncio.wait_for(process.stderr.readline(), 60)).decode()
-    assert first.startswith((f"listening on {at or 'tcp://127.0.0.1:'}", "listening on tls://")), first
+    assert first.startswith(f"listening on {at or 'tcp://127.0.0.1:'}"), first
     reading = asyncio.create_task(_read(process.stderr, said))
     try:
         address = WorkerAddress.parse(first.split()[-1], TOKEN)
@@ -141,32 +139,6 @@ async def test_a_socket_is_its_owners_alone(tmp_path: Path) -> None:
     for text in ("unix:far.sock", "unix://far.sock", "unix:"):
         with pytest.raises(ConfigError, match="names no socket by its whole path"):
             WorkerAddress.parse(text)
-
-
-async def test_a_certificate_encrypts_what_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    authority, files = trustme.CA(), [tmp_path / "worker.pem", tmp_path / "worker.key"]
-    issued = authority.issue_cert("127.0.0.1")
-    for blob, file in zip((issued.cert_chain_pems[0], issued.private_key_pem), files, strict=True):
-        blob.write_to_path(str(file))
-    authority.cert_pem.write_to_path(str(tmp_path / "authority.pem"))
-    encrypted = ("--tls-cert", str(files[0]), "--tls-key", str(files[1]))
-    async with listener(tmp_path, *encrypted) as far:
-        assert far.address.tls
-        with pytest.raises(LoadError, match="is not trusted") as refused:
-            await WorkerEnvironment.start(None, None, log_path=tmp_path / "near.log", addresses=[far.address])
-        assert "SSL_CERT_FILE" in (refused.value.hint or "")
-        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
-        async with remote(far.address, folder=tmp_path) as environment:
-            assert (await play(environment, "roll")).reward == 3.0
-        plain = WorkerAddress(far.address.host, far.address.port, TOKEN)
-        with pytest.raises(LoadError):
-            await WorkerEnvironment.start(None, None, log_path=tmp_path / "near.log", addresses=[plain])
-    with pytest.raises(ConfigError, match="cannot use the certificate"):
-        ListenerOptions("127.0.0.1", 0, None, tmp_path / "log", certificate=tmp_path / "token").tls()
-    with pytest.raises(ConfigError, match="without its certificate"):
-        ListenerOptions("127.0.0.1", 0, None, tmp_path / "log", key=files[1])
-    with pytest.raises(ConfigError, match="needs no certificate"):
-        ListenerOptions("", 0, None, tmp_path / "log", socket="/x", certificate=files[0])
 
 
 async def test_a_worker_elsewhere_plays_the_same_rollouts(tmp_path: Path) -> None:
@@ -445,6 +417,7 @@ def test_addresses_are_read_as_people_write_them(tmp_path: Path) -> None:
     for wrong in (
         "10.0.0.5:7100",
         "http://a:1",
+        "tls://a:5",
         "tcp://a",
         "tcp://a:x",
         "tcp://:5",

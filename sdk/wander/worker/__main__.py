@@ -51,8 +51,6 @@ def main() -> int:
     parser.add_argument("--lifeline", type=int, help="descriptor of a pipe that closes when the host ends")
     add = parser.add_argument_group("with --listen").add_argument
     add("--token-file", type=Path, metavar="FILE", help="holds the token that hosts must give")
-    add("--tls-cert", type=Path, metavar="FILE", help="certificate: encrypt what passes")
-    add("--tls-key", type=Path, metavar="FILE", help="its key, where that is in another file")
     add(
         "--environment",
         metavar="NAME|FOLDER",
@@ -159,8 +157,6 @@ def _listen(given: argparse.Namespace) -> int:
             most=given.workers,
             environ=tuple(given.pass_env),
             socket=socket_path,
-            certificate=given.tls_cert,
-            key=given.tls_key,
         )
         asyncio.run(listen(options, _say))
     except ConfigError as error:

@@ -5,9 +5,8 @@ and ends with all that it started when the host closes the connection or vanishe
 several workers of one host, are served at once, up to a number. No code of an environment runs in this
 process: its event loop always turns and answers the hosts' heartbeats, whatever their workers compute.
 
-Who connects must know the token, which is compared before anything else is read. What passes is not
-encrypted: between machines that do not trust their network, tunnel it (`ssh -L`), to a Unix socket at best,
-which no other user of the machine can open.
+A host must give the token, which is compared before anything else is read. Messages are not encrypted. Across
+a network that others use, forward a Unix socket or a loopback port with `ssh -L` (docs/workers.md).
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import http
 import logging
 import os
 import signal
-import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -68,10 +66,6 @@ class ListenerOptions:
     """Names of the variables of this process that the environment may see."""
     socket: str | None = None
     """Path of a Unix socket, which its owner alone may open, to listen on in place of host and port."""
-    certificate: Path | None = None
-    """File with the certificate, and those that lead to it: what passes is then encrypted."""
-    key: Path | None = None
-    """File with its key; None where it is in the same one."""
 
     def __post_init__(self) -> None:
         if self.token is None and self.socket is None and not is_loopback(self.host):
@@ -81,28 +75,6 @@ class ListenerOptions:
             )
         if self.most < 1:
             raise ConfigError(f"`--workers` must be at least 1, not {self.most}")
-        if self.key is not None and self.certificate is None:
-            raise ConfigError(
-                "a key encrypts nothing without its certificate", hint="name it too: `--tls-cert worker.pem`"
-            )
-        if self.certificate is not None and self.socket is not None:
-            raise ConfigError(
-                "a socket needs no certificate: nothing leaves the machine", hint="leave `--tls-cert` out"
-            )
-
-    def tls(self) -> ssl.SSLContext | None:
-        """Return what encrypts; raises `ConfigError` for files that hold no certificate with its key."""
-        if self.certificate is None:
-            return None
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        try:
-            context.load_cert_chain(self.certificate, self.key)
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigError(
-                f"cannot use the certificate in `{self.certificate}`: {error.strerror or error}",
-                hint="give PEM files: `--tls-cert worker.pem --tls-key worker.key`",
-            ) from error
-        return context
 
 
 class Listener:
@@ -119,7 +91,7 @@ class Listener:
         # A refused connection is told in one line of ours.
         quiet = logging.getLogger("wander.worker.listener")
         quiet.setLevel(logging.CRITICAL)
-        listen = partial(serve, host=options.host, port=options.port, ssl=options.tls())
+        listen = partial(serve, host=options.host, port=options.port)
         place = f"{options.host}:{options.port}"
         if options.socket is not None:
             listen, place = partial(unix_serve, path=options.socket), options.socket
@@ -140,7 +112,7 @@ class Listener:
         finally:
             os.umask(before)
         async with server:
-            self._say(f"listening on {_place(server, encrypted=options.certificate is not None)}")
+            self._say(f"listening on {_place(server)}")
             await stop.wait()
 
     def _admit(self, connection: ServerConnection, request: Request) -> Response | None:
@@ -321,9 +293,9 @@ def _peer(connection: ServerConnection) -> str:
     return f"{host}:{port}" if port else host
 
 
-def _place(server: Server, *, encrypted: bool) -> str:
+def _place(server: Server) -> str:
     name = next(iter(server.sockets)).getsockname()
     if isinstance(name, str):
         return f"unix://{name}"
-    scheme, host = "tls" if encrypted else "tcp", f"[{name[0]}]" if ":" in name[0] else name[0]
-    return f"{scheme}://{host}:{name[1]}"
+    host = f"[{name[0]}]" if ":" in name[0] else name[0]
+    return f"tcp://{host}:{name[1]}"

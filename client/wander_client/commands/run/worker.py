@@ -18,8 +18,6 @@ def worker(
         str, Option(metavar="HOST:PORT|unix:///PATH", help="address that hosts connect to")
     ] = "127.0.0.1:7100",
     token_file: Annotated[Path | None, Option(help="file with the token that hosts must send")] = None,
-    tls_cert: Annotated[Path | None, Option(help="PEM certificate: encrypt what passes")] = None,
-    tls_key: Annotated[Path | None, Option(help="its key, where that is in another file")] = None,
     workers: Annotated[int | None, Option(min=1, help="processes at once  [default: one per core]")] = None,
     pass_env: Annotated[
         list[str] | None,
@@ -37,9 +35,9 @@ def worker(
     and on the machine that has the model and the key, with a copy of the token:
     wander eval wander/tictactoe -m NAME --worker tcp://HOST:7100 --worker-token-file token
 
-    Each connection is a process of its own; Ctrl-C ends all of them. Over a network that others use, encrypt
-    what passes: with a certificate (`--tls-cert`, and there `--worker tls://HOST:7100`), or listen on a
-    socket that only you can open (`--listen unix:///PATH`) and tunnel that with ssh.
+    Each connection is a process of its own; Ctrl-C ends all of them. Messages are not encrypted: across a
+    network that others use, listen on a socket that only you can open (`--listen unix:///PATH`) or on
+    127.0.0.1, and forward that with `ssh -L`.
     """
     from wander_client.environments.location import default_log, locate
 
@@ -55,9 +53,8 @@ def worker(
         *("--environment", location.target, "--workers", str(workers or os.cpu_count() or 1)),
         *("--log", str(log_path)),
     ]
-    for option, file in (("--token-file", token_file), ("--tls-cert", tls_cert), ("--tls-key", tls_key)):
-        if file is not None:
-            words += [option, str(file.expanduser().resolve())]
+    if token_file is not None:
+        words += ["--token-file", str(token_file.expanduser().resolve())]
     for name in pass_env or []:
         words += ["--pass-env", name]
     current().output.note(f"playing {location.label}; its log is {log_path}")

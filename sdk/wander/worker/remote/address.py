@@ -24,19 +24,17 @@ class WorkerPlace(Protocol):
 
 @dataclass(frozen=True)
 class WorkerAddress:
-    """A listening worker, as `tcp://host:port`, `tls://host:port`, or `unix:///path` of a socket."""
+    """A listening worker, as `tcp://host:port`, or `unix:///path` of a socket."""
 
     host: str
     port: int
     token: str | None = field(default=None, repr=False)
     path: str | None = None
     """The Unix socket; host and port then say nothing."""
-    tls: bool = False
-    """Whether what passes is encrypted, and the worker proves its name by a certificate."""
 
     @classmethod
     def parse(cls, text: str, token: str | None = None) -> WorkerAddress:
-        """Read `tcp://host:port`, `tls://host:port` or `unix:///path`; raises `ConfigError`."""
+        """Read `tcp://host:port` or `unix:///path`; raises `ConfigError`."""
         if (path := parse_socket(text)) is not None:
             return cls("", 0, token, path)
         try:
@@ -44,27 +42,24 @@ class WorkerAddress:
             host, port = found.hostname, found.port
         except ValueError:
             host = port = None
-        known = found.scheme in ("tcp", "tls")
-        if host is None or not port or not known or found.path not in ("", "/") or found.username:
+        if host is None or not port or found.scheme != "tcp" or found.path not in ("", "/") or found.username:
             raise ConfigError(
                 f"`{text}` is no worker's address",
                 hint="write `tcp://HOST:PORT`, e.g. `tcp://10.0.0.5:7100`, or `unix:///PATH` of a socket",
             )
-        return cls(host, port, token, tls=found.scheme == "tls")
+        return cls(host, port, token)
 
     async def find(self) -> WorkerAddress:
         """Return the address itself."""
         return self
 
     def __str__(self) -> str:
-        scheme = "tls" if self.tls else "tcp"
-        return f"unix://{self.path}" if self.path else f"{scheme}://{_bracket(self.host)}:{self.port}"
+        return f"unix://{self.path}" if self.path else f"tcp://{_bracket(self.host)}:{self.port}"
 
     @property
     def url(self) -> str:
         """The same for a websocket."""
-        scheme = "wss" if self.tls else "ws"
-        return "ws://localhost/" if self.path else f"{scheme}://{_bracket(self.host)}:{self.port}/"
+        return "ws://localhost/" if self.path else f"ws://{_bracket(self.host)}:{self.port}/"
 
 
 def read_token(path: Path) -> str:

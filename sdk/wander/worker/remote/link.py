@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from functools import partial
 
 from pydantic import ValidationError
@@ -89,8 +88,6 @@ class RemoteLink:
         most = {"max_size": message_limit + FRAME}
         try:
             reach = partial(unix_connect, address.path) if address.path else connect
-            if address.tls:  # the certificates of the system, or those of the file in `SSL_CERT_FILE`
-                reach = partial(connect, ssl=ssl.create_default_context())
             connection = await reach(
                 uri=address.url,
                 additional_headers=headers,
@@ -103,11 +100,6 @@ class RemoteLink:
         except (InvalidHandshake, EOFError) as error:
             said = f"what answers at `{address}` is no worker: {error}"
             raise LoadError(said, hint=_start(address)) from error
-        except ssl.SSLCertVerificationError as error:
-            raise LoadError(
-                f"the certificate of the worker at `{address}` is not trusted: {error.verify_message}",
-                hint="name the file of its certificate, or of who signed it: `SSL_CERT_FILE=worker.pem`",
-            ) from error
         except (OSError, TimeoutError) as error:
             said = getattr(error, "strerror", None) or str(error) or "no answer"
             raise WorkerUnreachable(
