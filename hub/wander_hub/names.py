@@ -14,7 +14,7 @@ from packaging.version import Version
 BUNDLED_OWNER = "wander"
 """The owner of the hub's own packages."""
 RESERVED_OWNERS = frozenset(
-    "_ about account accounts api assets auth blog boards card.png compare docs environments "  # noqa: SIM905
+    "_ about account accounts api assets auth blog boards compare docs environments "  # noqa: SIM905
     "explore favicon.ico feed.atom files health help integrity leaderboard leaderboards "
     "legacy live llms.txt login logout me metrics models new oidc openapi openapi.json "
     "orgs owners ready robots.txt root runs schemas search settings signup simple "

@@ -1,13 +1,11 @@
-"""What programs read beside the API: badges and cards, feeds, a site map, and the hub in words for models."""
+"""What programs read beside the API: badges, feeds, a site map, and the hub in words for models."""
 
 from __future__ import annotations
 
-import hashlib
 from datetime import datetime
 from typing import Annotated, Literal, NamedTuple
-from urllib.parse import urlsplit
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 from markupsafe import Markup
 from pydantic import Field
 from sqlalchemy.orm import Session
@@ -18,18 +16,15 @@ from wander_hub.environments import browse
 from wander_hub.environments import service as environments
 from wander_hub.environments.repository import versions_of
 from wander_hub.environments.schemas import EnvironmentFilter
-from wander_hub.http.answers import not_modified
 from wander_hub.http.boundary import BaseUrl, ReadSession
 from wander_hub.leaderboards import service as leaderboards
 from wander_hub.leaderboards.schemas import BoardFilter
 from wander_hub.models.models import Revision
 from wander_hub.models.repository import newest_of
 from wander_hub.runs import service as runs
-from wander_hub.runs.repository import count_runs
-from wander_hub.web.cards import draw_card
 from wander_hub.web.docs.library import list_pages
 from wander_hub.web.templates import render
-from wander_hub.web.text import bounded, number, plain, score_digits
+from wander_hub.web.text import number, score_digits
 
 router = APIRouter(include_in_schema=False)
 
@@ -100,36 +95,6 @@ def badge(session: ReadSession, base_url: BaseUrl, owner: str, name: str) -> Res
         said = f"{number(best.reward_mean, score_digits(best.reward_low, best.reward_high))} {best.level}"
     drawn = _draw_badge(found.label, said)
     return Response(drawn, media_type="image/svg+xml", headers=_SHORT)
-
-
-@router.get("/{owner}/{name}/card.png")
-def card(request: Request, session: ReadSession, base_url: BaseUrl, owner: str, name: str) -> Response:
-    """The picture of an environment that other sites show beside a link to it."""
-    found = environments.find(session, owner, name)
-    summary = environments.summary_of(found)
-    facts = [f"{summary.runs:,} run{'' if summary.runs == 1 else 's'}"]
-    if summary.best_reward is not None:
-        facts.insert(0, f"best {summary.best_reward:.3f}")
-    return _send_card(request, found.label, plain(summary.summary), tuple(facts), f"{base_url}/{found.label}")
-
-
-@router.get("/card.png")
-def card_of_hub(request: Request, session: ReadSession, base_url: BaseUrl) -> Response:
-    """The picture of the hub, beside links to pages that are of no environment."""
-    counts = {
-        "environment": browse.count_listed(session),
-        "run": count_runs(session, most=browse.COUNTED + 1),
-    }
-    facts = tuple(f"{bounded(many)} {noun}{'' if many == 1 else 's'}" for noun, many in counts.items())
-    return _send_card(request, urlsplit(base_url).netloc, _WHAT, facts, base_url)
-
-
-def _send_card(request: Request, name: str, summary: str, facts: tuple[str, ...], address: str) -> Response:
-    body = draw_card(name, summary, facts, address.partition("://")[2])
-    headers = _SHORT | {"ETag": f'"{hashlib.sha256(body).hexdigest()[:32]}"'}
-    if (same := not_modified(request, headers["ETag"], headers)) is not None:
-        return same
-    return Response(body, media_type="image/png", headers=headers)
 
 
 @router.get("/feed.atom")
