@@ -23,6 +23,7 @@ from pathlib import Path
 import httpx
 import psycopg
 from live_hub import BIN, clean_environment, free_port
+from nginx_files import write_configuration
 from object_server import KEYS
 
 SECONDS = 300
@@ -342,16 +343,13 @@ def _hub(cluster: Cluster, name: str, host: str, port: int) -> Made:
 
 
 def _front(cluster: Cluster, address: str) -> Made:
-    """Have `wander-hub nginx-config` say how nginx spreads requests."""
+    """Start nginx with the configuration of `deploy/nginx`, which spreads requests over the servers."""
     nginx = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
     assert nginx is not None, "nginx is not installed"
     work = cluster.folder / "nginx"
     work.mkdir()
-    upstreams = [word for part in cluster.servers for word in ("--upstream", part.address)]
-    words = [str(BIN / "wander-hub"), "nginx-config", "--listen", address, *upstreams]
-    environment = {**clean_environment(), **cluster.settings}
-    printed = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
-    (work / "wander.conf").write_text(printed.stdout)
+    upstreams = [part.address for part in cluster.servers]
+    write_configuration(work, listen=address, upstreams=upstreams, data=None)
     user = "user root;" if os.getuid() == 0 else ""
     (work / "nginx.conf").write_text(_NGINX_MAIN.format(work=work, user=user))
     command = [nginx, "-p", str(work), "-c", str(work / "nginx.conf")]

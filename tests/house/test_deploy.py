@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 import typer
+from wander.wire.postings import MAX_CHUNK_BYTES
 from wander_hub.cli.main import app
+from wander_hub.http.answers import IMMUTABLE
+from wander_hub.http.middleware import BROWSER_HEADERS
+from wander_hub.index.public_files import FOLDER
 from wander_hub.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,3 +43,18 @@ def test_the_image_is_made_of_what_there_is():
     allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     assert copied == allowed
     assert all((ROOT / name).exists() for name in copied)
+
+
+def test_nginx_passes_the_largest_request_on_and_sends_files_with_the_headers_of_the_hub():
+    text = (ROOT / "deploy/nginx/wander.conf").read_text()
+    settings = Settings()
+    largest = max(
+        *(settings.max_upload_bytes, settings.upload_chunk_bytes, settings.max_lock_bytes),
+        *(settings.max_manifest_bytes, settings.max_artifact_bytes, MAX_CHUNK_BYTES),
+    )
+    (allowed,) = re.findall(r"client_max_body_size (\d+)m;", text)
+    assert int(allowed) << 20 >= largest + (1 << 20)
+    files = (ROOT / "deploy/nginx/wander-files.conf").read_text()
+    for name, value in {**BROWSER_HEADERS, "Cache-Control": IMMUTABLE}.items():
+        assert f'add_header {name} "{value}";' in files
+    assert f'root "/srv/wander/{FOLDER}";' in files

@@ -1,4 +1,4 @@
-"""nginx in front of a hub, with the configuration that the hub prints: what it sends, whom it stops."""
+"""nginx in front of a hub, with the configuration in `deploy/nginx`: what it sends, whom it stops."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from pathlib import Path
 import httpx
 import pytest
 from live_hub import clean_environment, free_port, live_hub
-from typer.testing import CliRunner
-from wander_hub.cli import main as cli
+from nginx_files import write_configuration
 from wander_hub.database import Database
 from wander_hub.jobs import TableQueue
 from wander_hub.verification.service import KIND
@@ -47,13 +46,11 @@ def installed() -> None:
 
 
 @contextmanager
-def nginx_before(work: Path, *arguments: str) -> Iterator[httpx.Client]:
-    """Start nginx with what `wander-hub nginx-config` prints for these arguments; give a client of it."""
+def nginx_before(work: Path, *upstreams: str, data: Path | None) -> Iterator[httpx.Client]:
+    """Start nginx before hubs at these addresses; give a client of it."""
     work.mkdir()
     port = free_port()
-    printed = CliRunner().invoke(cli.app, ["nginx-config", "--listen", f"127.0.0.1:{port}", *arguments])
-    assert printed.exit_code == 0, printed.output
-    (work / "wander.conf").write_text(printed.stdout)
+    write_configuration(work, listen=f"127.0.0.1:{port}", upstreams=upstreams, data=data)
     user = "user root;" if os.getuid() == 0 else ""
     (work / "nginx.conf").write_text(MAIN.format(work=work, user=user))
     nginx = subprocess.Popen([NGINX, "-p", str(work), "-c", str(work / "nginx.conf")])
@@ -66,49 +63,35 @@ def nginx_before(work: Path, *arguments: str) -> Iterator[httpx.Client]:
         nginx.wait(120)
 
 
-@pytest.mark.parametrize(
-    ("listen", "address"),
-    [
-        ("80", "http://hub.test "),
-        ("[::]:8080", "http://hub.test:8080 "),
-        ("443 ssl", "https://hub.test "),
-        ("unix:/run/hub", "http://hub.test "),
-    ],
-)
-def test_the_address_has_the_port_that_users_need(listen: str, address: str) -> None:
-    words = ["nginx-config", "--name", "hub.test", "--listen", listen]
-    printed = CliRunner().invoke(cli.app, [*words, "--upstream", "a:1", "--upstream", "b:1"])
-    assert f"WANDER_HUB_PUBLIC_URL={address}" in printed.stdout
-
-
 def test_nginx_sends_public_files_alone_and_others_once_the_hub_agrees(tmp_path, make_wheel):
     public, secret = make_wheel(requires_dist=()), make_wheel(name="kept-secret", requires_dist=())
     prefix = {"WANDER_HUB_PUBLIC_FILES": "true", "WANDER_HUB_ACCEL_PREFIX": "/_objects/"}
-    with live_hub(tmp_path / "data", WANDER_HUB_BUNDLED_PACKAGES="false", **prefix) as hub:
-        words = ["--upstream", f"127.0.0.1:{hub.port}", "--data", str(hub.data)]
-        with nginx_before(tmp_path / "nginx", *words) as client:
-            token = ("__token__", hub.token)
-            paths = []
-            for spec, fields in ((public, {}), (secret, {"wander_visibility": "private"})):
-                files = {"content": (spec.wheel_name, spec.build(), "application/octet-stream")}
-                answer = client.post("/admin/legacy/", data=fields, files=files, auth=token)
-                assert answer.status_code == 200, answer.text
-                paths.append(f"/admin/files/{spec.name}/{spec.wheel_name}")
-            both = make_wheel(name="admin-echo", requires_dist=())
-            files = {"content": (both.wheel_name, both.build(), "application/octet-stream")}
-            assert client.post("/admin/legacy/", files=files, auth=token).status_code == 200
-            sent_alone(client, f"/files/admin-echo/{both.wheel_name}", both.build())
-            sent_alone(client, paths[0], public.build())
-            sent_when_allowed(client, paths[1], secret.build(), token)
-            installs(f"{client.base_url}/admin/simple/", public.name, tmp_path / "target")
-            address = f"/api/v1/environments/admin/{public.name}"
-            assert client.put(f"{address}/visibility", json={"private": True}, auth=token).is_success
-            assert client.get(paths[0]).status_code == 401
-            assert client.get(paths[0], auth=token).content == public.build()
-            assert client.put(f"{address}/visibility", json={"private": False}, auth=token).is_success
-            sent_alone(client, paths[0], public.build())
-            assert client.delete(address, auth=token).is_success
-            assert client.get(paths[0]).status_code in (401, 404, 410)
+    with (
+        live_hub(tmp_path / "data", WANDER_HUB_BUNDLED_PACKAGES="false", **prefix) as hub,
+        nginx_before(tmp_path / "nginx", f"127.0.0.1:{hub.port}", data=hub.data) as client,
+    ):
+        token = ("__token__", hub.token)
+        paths = []
+        for spec, fields in ((public, {}), (secret, {"wander_visibility": "private"})):
+            files = {"content": (spec.wheel_name, spec.build(), "application/octet-stream")}
+            answer = client.post("/admin/legacy/", data=fields, files=files, auth=token)
+            assert answer.status_code == 200, answer.text
+            paths.append(f"/admin/files/{spec.name}/{spec.wheel_name}")
+        both = make_wheel(name="admin-echo", requires_dist=())
+        files = {"content": (both.wheel_name, both.build(), "application/octet-stream")}
+        assert client.post("/admin/legacy/", files=files, auth=token).status_code == 200
+        sent_alone(client, f"/files/admin-echo/{both.wheel_name}", both.build())
+        sent_alone(client, paths[0], public.build())
+        sent_when_allowed(client, paths[1], secret.build(), token)
+        installs(f"{client.base_url}/admin/simple/", public.name, tmp_path / "target")
+        address = f"/api/v1/environments/admin/{public.name}"
+        assert client.put(f"{address}/visibility", json={"private": True}, auth=token).is_success
+        assert client.get(paths[0]).status_code == 401
+        assert client.get(paths[0], auth=token).content == public.build()
+        assert client.put(f"{address}/visibility", json={"private": False}, auth=token).is_success
+        sent_alone(client, paths[0], public.build())
+        assert client.delete(address, auth=token).is_success
+        assert client.get(paths[0]).status_code in (401, 404, 410)
 
 
 def test_nginx_spreads_requests_over_hubs_whose_files_lie_on_s3(
@@ -125,10 +108,8 @@ def test_nginx_spreads_requests_over_hubs_whose_files_lie_on_s3(
             **objects.variables,
         }
         hubs = [stack.enter_context(live_hub(tmp_path / name, **shared)) for name in ("a", "b")]
-        stack.enter_context(pytest.MonkeyPatch.context()).setenv("WANDER_HUB_STORAGE_URL", s3_url)
-        words = [word for hub in hubs for word in ("--upstream", f"127.0.0.1:{hub.port}")]
-        client = stack.enter_context(nginx_before(tmp_path / "nginx", *words))
-        assert "_objects" not in (tmp_path / "nginx" / "wander.conf").read_text()
+        addresses = [f"127.0.0.1:{hub.port}" for hub in hubs]
+        client = stack.enter_context(nginx_before(tmp_path / "nginx", *addresses, data=None))
         files = {"content": (spec.wheel_name, spec.build(), "application/octet-stream")}
         token = ("__token__", hubs[0].token)
         assert client.post("/admin/legacy/", files=files, auth=token).status_code == 200
@@ -161,8 +142,8 @@ def tells_of_a_replay_at_once(client: httpx.Client, path: str, queue: TableQueue
 def test_nginx_stops_what_is_too_large_too_slow_or_too_much(tmp_path):
     """The hub behind sees none of it, and others are answered meanwhile."""
     with live_hub(tmp_path / "data", WANDER_HUB_BUNDLED_PACKAGES="false") as hub, ExitStack() as stack:
-        words = ["--upstream", f"127.0.0.1:{hub.port}", "--data", str(hub.data)]
-        client = stack.enter_context(nginx_before(tmp_path / "nginx", *words))
+        address = f"127.0.0.1:{hub.port}"
+        client = stack.enter_context(nginx_before(tmp_path / "nginx", address, data=hub.data))
         assert client.get("/health", headers={"X-Long": "a" * 200_000}).status_code == 400
         huge = stack.enter_context(connection(client))
         huge.sendall(begun_post(10**12))
@@ -251,10 +232,8 @@ def test_no_request_fails_while_one_hub_after_the_other_restarts(tmp_path, postg
 
         hubs = [start(0), start(1)]
         token = hubs[0][1].token
-        words = [word for port in ports for word in ("--upstream", f"127.0.0.1:{port}")]
-        client = stack.enter_context(
-            nginx_before(tmp_path / "nginx", *words, "--data", str(tmp_path / "data"))
-        )
+        addresses = [f"127.0.0.1:{port}" for port in ports]
+        client = stack.enter_context(nginx_before(tmp_path / "nginx", *addresses, data=tmp_path / "data"))
         ended, answers, counted = threading.Event(), Counter(), threading.Condition()
 
         def ask(number: int) -> None:

@@ -320,30 +320,6 @@ def work(
     working.work(settings, hub_url=hub or settings.public_url, listen=listen, once=once)
 
 
-@app.command("nginx-config")
-def nginx_config(
-    name: Annotated[str, typer.Option(help="host name under which users reach the hub")] = "_",
-    listen: Annotated[str, typer.Option(help="what nginx listens on; `443 ssl` for TLS")] = "80",
-    upstream: Annotated[
-        list[str] | None,
-        typer.Option(help="where the hub listens; may repeat  [default: 127.0.0.1:8600]", show_default=False),
-    ] = None,
-    data: Data = None,
-) -> None:
-    """Print an nginx configuration: limits, several upstreams, and files that nginx sends itself.
-
-    It reads the hub's variables from its own environment: with WANDER_HUB_STORAGE_URL it leaves files to the
-    hub and the bucket, without it to nginx on the hub's machine.
-
-    \b
-    wander-hub nginx-config --name hub.example.org --listen "443 ssl" > /etc/nginx/conf.d/wander.conf
-    """
-    from wander_hub.cli.nginx import configuration
-
-    settings, upstreams = read_settings(data=data), upstream or ["127.0.0.1:8600"]
-    typer.echo(configuration(settings, name=name, listen=listen, upstreams=upstreams), nl=False)
-
-
 @app.command()
 def version(as_json: AsJson = False) -> None:
     """Print the version."""
