@@ -18,7 +18,6 @@ _TABLES = (
     'content_revision',
     'imports',
     'owners',
-    'search_spellings',
     'spending',
     'used_assertions',
     'users',
@@ -120,13 +119,6 @@ def upgrade() -> None:
         sa.Column('created_at', sa.DateTime(timezone=True), nullable=False),
         sa.PrimaryKeyConstraint('id', name='pk_owners'),
         sa.UniqueConstraint('name', name='uq_owners_name')
-    )
-
-    op.create_table('search_spellings',
-        sa.Column('key', sa.String(length=24), nullable=False),
-        sa.Column('scope', sa.Integer(), autoincrement=False, nullable=False),
-        sa.Column('word', sa.String(length=24), nullable=False),
-        sa.PrimaryKeyConstraint('key', 'scope', 'word', name='pk_search_spellings')
     )
 
     op.create_table('spending',

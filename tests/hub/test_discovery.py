@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import delete, select, text, update
+from sqlalchemy import text, update
 from wander_hub.database import READER
 from wander_hub.environments import browse
 from wander_hub.environments import repository as environments
 from wander_hub.environments.models import Environment, Version
-from wander_hub.environments.spelling import Spelling, distance, learn
 from wander_hub.identity import HUB
 from wander_hub.index.downloads import DownloadCounter
 from wander_hub.leaderboards import listing
@@ -75,12 +74,6 @@ async def test_words_with_a_slip_are_found(filled):
     assert await names(filled, "q=arithmatik") == ["sums"]
     assert await names(filled, "q=word+laddr") == ["word-ladder"]
     assert await names(filled, "q=zzzz") == []
-    assert [distance("ab", "ba"), distance("abc", "abd"), distance("", "ab"), distance("abcd", "acbd")] == [
-        1,
-        1,
-        2,
-        1,
-    ]
 
 
 async def test_filters_find_the_same_however_the_rows_are_found(filled, monkeypatch):
@@ -196,7 +189,6 @@ async def test_what_is_private_is_found_by_its_readers_alone_and_moves_nothing(f
     assert [await names(filled, query, "bob") for query in queries] == without
     assert [set(await names(filled, query, "alice")) for query in queries] == [set(one) for one in before]
     with filled.database.write() as session:
-        session.execute(delete(Spelling).where(Spelling.word == "opening"))
         session.info[READER] = HUB
         listing.refresh(session, environments.environment_named(session, "alice", "opening-book"))
     assert await names(filled, "q=opxning") == []  # no word of theirs mends the spelling of others
@@ -260,12 +252,6 @@ async def test_counters_of_several_processes_add_up_and_a_failed_write_loses_not
             counters[0].flush()
     assert counters[0].flush() == 1
     assert (await hub.get(f"{ALL}/alice/reverse-text/downloads")).json()["total"] == 201
-
-
-def test_no_more_than_a_hundred_words_are_learnt_at_once(hub):
-    with hub.database.write() as session:
-        learn(session, 0, [f"word{letter}{other}" for letter in "abcdefghijkl" for other in "abcdefghijkl"])
-        assert len(set(session.scalars(select(Spelling.word)))) == 100
 
 
 async def test_a_cursor_of_before_all_time_is_refused(hub):

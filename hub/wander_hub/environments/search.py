@@ -2,8 +2,9 @@
 
 SQLite has FTS5 for it, PostgreSQL text-search vectors; what is written and asked is the same words. No rank
 depends on rows that the reader may not see: words are sought in the name, then also in tags and summary, then
-as beginnings of words there, then in the README, and where nothing is found, with their spelling mended.
-Each look stops after `MOST` rows, so a search costs the same however many environments match.
+as beginnings of words there, then in the README. If nothing is found, words of names and tags that are
+spelled almost the same are sought instead. Each look stops after `MOST` rows, so a search costs the same
+however many environments match.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from sqlalchemy.sql.expression import FromClause
 
 from wander_hub.accounts.models import Owner
 from wander_hub.database import READER
-from wander_hub.environments import spelling
 from wander_hub.environments.models import Environment, Version
 from wander_hub.environments.repository import chosen, readable
 from wander_hub.environments.schemas import EnvironmentFilter, mark
@@ -32,6 +32,11 @@ MOST = 200
 PLACES = (("name", False), ("head", False), ("head", True), ("body", False))
 """Where words are sought, one look after the other, and whether as beginnings of words."""
 _MOST_WORDS = 12
+_SHORTEST, _LONG = 4, 8
+"""Letters of a word from which one letter of it may be wrong, and from which two may."""
+_MOST_NEAR = 5
+_MOST_NAMES = 50_000
+"""Names among which a misspelled word is sought, the newest."""
 _FEW = 1000
 """Matches of several words that PostgreSQL reads before it orders them."""
 _README_CHARACTERS = 20_000
@@ -101,14 +106,13 @@ def write(session: Session, environment: Environment, latest: Version) -> None:
 
 def add(session: Session, found: Sequence[tuple[Environment, Version]]) -> None:
     """Put into the search what is listed and not there yet, each with its newest version."""
-    rows, words = list[dict[str, object]](), dict[int, set[str]]()
+    rows: list[dict[str, object]] = []
     for environment, latest in found:
-        scopes, known_to = [_PUBLIC], spelling.PUBLIC
+        scopes = [_PUBLIC]
         if environment.private:
-            known_to = environment.owner_id
             scopes = [f"owner {environment.owner_id}", f"environment {environment.id}"]
         if environment.visibility == "internal":
-            scopes, known_to = [*scopes, _INTERNAL], spelling.INTERNAL
+            scopes.append(_INTERNAL)
         tokens = [_token(one) for one in (*environment.marks.split(), *scopes, f"by {environment.owner_id}")]
         tokens += [_in_name(one) for one in words_of(environment.name)]
         head = {
@@ -118,10 +122,7 @@ def add(session: Session, found: Sequence[tuple[Environment, Version]]) -> None:
         }
         readme = " ".join(words_of(latest.readme[:_README_CHARACTERS]))
         rows.append({"id": environment.id, **head, "readme": readme, "marks": " ".join(tokens)})
-        words.setdefault(known_to, set()).update(one for some in head.values() for one in some.split())
     session.execute(_INSERT_SQLITE if _is_sqlite(session) else _INSERT_POSTGRESQL, rows)
-    for known_to, some in words.items():
-        spelling.learn(session, known_to, some)
 
 
 def is_empty(session: Session) -> bool:
@@ -137,10 +138,30 @@ def find(session: Session, wanted: EnvironmentFilter, owner_id: int | None, enou
         return []
     found = _look(session, wanted, owner_id, [[one] for one in words], enough)
     if not found:
-        mended = [[one, *spelling.mend(session, one)] for one in words]
-        if any(len(one) > 1 for one in mended):
-            found = _look(session, wanted, owner_id, mended, enough)
+        alternatives = _respell(session, words)
+        if any(len(some) > 1 for some in alternatives):
+            found = _look(session, wanted, owner_id, alternatives, enough)
     return found
+
+
+def _respell(session: Session, words: Sequence[str]) -> list[list[str]]:
+    """Return each word with the words of names and tags that it was probably meant to be, nearest first."""
+    from rapidfuzz import process  # only a search that finds nothing needs it
+    from rapidfuzz.distance import OSA
+
+    query = select(Environment.name, Environment.marks).where(Environment.listed, readable(session))
+    rows = session.execute(query.order_by(Environment.id.desc()).limit(_MOST_NAMES))
+    texts = {text for name, marks in rows for text in [name, *re.findall(r"#(\S+)", marks)]}
+    known = sorted({word for text in texts for word in words_of(text) if len(word) >= _SHORTEST})
+
+    def near(word: str) -> list[str]:
+        if len(word) < _SHORTEST:
+            return []
+        most = 2 if len(word) >= _LONG else 1
+        found = process.extract(word, known, scorer=OSA.distance, score_cutoff=most, limit=_MOST_NEAR)
+        return [one for one, distance, _ in found if distance]
+
+    return [[word, *near(word)] for word in words]
 
 
 def marked(session: Session, wanted: EnvironmentFilter, owner_id: int | None) -> FromClause:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import wander_hub.accounts.models
 import wander_hub.audit
 import wander_hub.environments.models
-import wander_hub.environments.spelling
 import wander_hub.http.limits
 import wander_hub.index.models
 import wander_hub.jobs.models
