@@ -9,7 +9,7 @@ LINT := $(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/lint-imports -
 # Set, it makes each of the thousands of processes that tests start compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt check test test-rest test-all coverage docs docs-site names hooks demo screenshots experiment bench lock clean
+.PHONY: help setup fmt check test test-rest test-all coverage docs names hooks demo screenshots experiment bench lock clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -43,10 +43,6 @@ coverage: setup  ## Every test, and the lines that none of them ran in its own p
 
 docs: setup  ## Run every code block of the README and of docs/
 	@$(BIN)/python -m pytest tests/docs $(PYTEST)
-
-docs-site: setup  ## Build site/ from docs/ and the docstrings; a broken link fails
-	@$(PYTHON) scripts/set_up.py --group site
-	@$(BIN)/python scripts/docs_site.py
 
 names: setup  ## Record the public names and signatures anew, after one of them changed on purpose
 	@$(BIN)/python tests/harness/public_names.py

@@ -10,7 +10,6 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 SHIPPED = {
     "migrations": "wander_hub/migrations",
     "docs": "wander_hub/web/docs/pages",
-    "zensical.toml": "wander_hub/web/docs/pages/zensical.toml",
 }
 """Where each lies in the wheel; in the source archive they lie as in the repository."""
 LEFT_OUT = {"__pycache__", "images"}

@@ -6,8 +6,7 @@ pip's configuration, so pip's indexes and link folders are passed on to it: wher
 find a CPU build of PyTorch, that build is taken. `TORCH_BACKEND=cpu make setup` asks for one by name.
 Where no C compiler is found, the one extra that needs it is left out.
 
-A stamp in `.venv` makes a second run instant. `--group site` adds a dependency group of the root; `--lock`
-writes `constraints.txt` anew instead.
+A stamp in `.venv` makes a second run instant. `--lock` resolves `constraints.txt` again instead.
 """
 
 from __future__ import annotations
@@ -184,11 +183,6 @@ def set_up() -> None:
     print(f"setup: done in {time.monotonic() - began:.0f} s", flush=True)
 
 
-def add_group(name: str) -> None:
-    """Install a dependency group of the root into `.venv`; instant when it is there."""
-    run([*install_command(), "--group", name], f"install the group `{name}`")
-
-
 def lock() -> None:
     """Resolve the newest versions that fit every distribution, for every platform, into `constraints.txt`."""
     command = [str(VENV / "bin" / "uv"), "pip", "compile", "--universal", "--python-version", "3.11"]
@@ -197,19 +191,16 @@ def lock() -> None:
         command += ["--no-emit-package", distribution_name(member), str(member / "pyproject.toml")]
     for extra in sorted({extra for member in members() for extra in extras(member)}):
         command += ["--extra", extra]
-    command += ["--group", "dev", "--group", "site", "--output-file", str(CONSTRAINTS)]
+    command += ["--group", "dev", "--output-file", str(CONSTRAINTS)]
     run(command, "resolve constraints.txt")
 
 
 def main() -> int:
-    """Set up, add a group or resolve the lock; return the exit status."""
+    """Set up or resolve the lock; return the exit status."""
     try:
         match sys.argv[1:]:
             case ["--lock"]:
                 lock()
-            case ["--group", name]:
-                set_up()
-                add_group(name)
             case _:
                 set_up()
     except SetupFailed as failure:

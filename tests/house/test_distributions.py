@@ -79,10 +79,7 @@ def test_every_third_party_import_is_declared(sources, members, root):
 
 def test_every_third_party_import_of_tests_and_tools_is_declared(sources, members, root):
     workspace = tomllib.loads((root / "pyproject.toml").read_text())
-    known, site = (
-        {canonicalize_name(Requirement(row).name) for row in workspace["dependency-groups"][group]}
-        for group in ("dev", "site")
-    )
+    known = {canonicalize_name(Requirement(row).name) for row in workspace["dependency-groups"]["dev"]}
     for member in members:
         known |= declared(member) | {canonicalize_name(member.name)}
     providers = packages_distributions()
@@ -92,8 +89,7 @@ def test_every_third_party_import_of_tests_and_tools_is_declared(sources, member
         if source.path.split("/")[0] in ("tests", "scripts") or source.is_test:
             for name in third_party(source) - modules - set(IMPORT_NAMES):
                 dists = {canonicalize_name(dist) for dist in providers.get(name, [name])}
-                there = known | site if source.path == "scripts/docs_site.py" else known
-                if not (dists | {PINNED_BY.get(dist) for dist in dists}) & there:
+                if not (dists | {PINNED_BY.get(dist) for dist in dists}) & known:
                     missing.append(f"{source.path} imports {name}; add it to the dev group")
     assert missing == [], "\n".join(missing)
 
@@ -137,7 +133,7 @@ def test_every_declared_distribution_is_locked(members, root):
     for member in members:
         assert declared(member) - ours - locked - UNLOCKED == set(), f"run `make lock` ({member.name})"
     groups = tomllib.loads((root / "pyproject.toml").read_text())["dependency-groups"]
-    assert set(groups) == {"dev", "site"}
+    assert set(groups) == {"dev"}
     for name, rows in groups.items():
         unlocked = {canonicalize_name(Requirement(row).name) for row in rows} - locked
         assert unlocked == set(), f"run `make lock` ({name})"

@@ -118,15 +118,3 @@ def test_a_step_that_fails_is_named_and_leaves_no_stamp(set_up, monkeypatch, tmp
     assert set_up.main() == 1
     assert "error: make the virtual environment failed" in capfd.readouterr().err
     assert not stamp.exists()
-
-
-def test_a_group_is_added_to_what_is_set_up_at_the_versions_of_the_lock(set_up, monkeypatch):
-    done: list[list[str]] = []
-    monkeypatch.setattr(set_up, "set_up", lambda: done.append(["set up"]))
-    monkeypatch.setattr(set_up, "run", lambda command, what: done.append(command))
-    monkeypatch.setattr(sys, "argv", ["set_up.py", "--group", "site"])
-    assert set_up.main() == 0
-    (first, install) = done
-    assert first == ["set up"]
-    assert install[-2:] == ["--group", "site"]
-    assert install[install.index("--constraints") + 1] == str(set_up.CONSTRAINTS)

@@ -158,7 +158,7 @@ def test_the_wheel_and_the_source_archive_ship_the_migrations_and_the_documentat
     assert "wander_hub/migrations/env.py" in shipped
     assert any(re.fullmatch(r"wander_hub/migrations/versions/0100_\w+\.py", name) for name in shipped)
     assert "wander_hub/web/templates/base.html" in shipped
-    pages = {"wander_hub/web/docs/pages/zensical.toml", "wander_hub/web/docs/pages/decisions/README.md"}
+    pages = {"wander_hub/web/docs/pages/menu.toml", "wander_hub/web/docs/pages/decisions/README.md"}
     assert pages <= {*shipped}
     assert {"wander_hub/web/static/wander.js", "wander_hub/web/static/styles/1-tokens.css"} <= {*shipped}
     with tarfile.open(sdist) as archive:

@@ -62,8 +62,8 @@ class DrawnPage:
 @cache
 def list_pages() -> dict[str, Page]:
     """Return every page by its path, in the order of the menu."""
-    menu = tomllib.loads(_file("zensical.toml").read_text())["project"]["nav"]
-    pages = (Page(_address(file), *rest) for file, *rest in _walk(menu) if (_folder() / file).is_file())
+    menu = tomllib.loads((_folder() / "menu.toml").read_text())["nav"]
+    pages = (Page(_address(file), *rest) for file, *rest in _walk(menu))
     return {page.path: page for page in pages}
 
 
@@ -122,10 +122,6 @@ def _folder() -> Path:
     return _SHIPPED if _SHIPPED.is_dir() else _CHECKOUT / "docs"
 
 
-def _file(name: str) -> Path:
-    return _SHIPPED / name if _SHIPPED.is_dir() else _CHECKOUT / name
-
-
 def _source(path: str) -> Path:
     file = _folder() / f"{path}.md"
     return file if file.is_file() else _folder() / path / "README.md"
@@ -138,7 +134,7 @@ def _walk(menu: list[dict[str, Any]], section: str = "", deeper: str = "") -> It
             if isinstance(value, list):
                 yield from _walk(value, section or title, title if section else "")
             else:
-                yield re.sub(r"(^|/)index\.md$", r"\1README.md", value), title, section, deeper
+                yield value, title, section, deeper
 
 
 def _address(file: str) -> str:
