@@ -122,7 +122,6 @@ def fill(database: Database, start: int, end: int, spread: int = OWNERS) -> None
             owners = {one.name: Owner(id=one.id, name=one.name) for one in session.scalars(select(Owner))}
             found = [published(number, owners, spread) for number in range(first, min(end, first + _BATCH))]
             for environment, version in found:
-                environment.search_text = service.search_text(environment, version)
                 environment.marks = search.marks_of(environment, version, service.required_names(version))
             for rows in zip(*found, strict=True):
                 table = rows[0].__table__

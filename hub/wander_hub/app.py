@@ -128,7 +128,7 @@ async def keep_sweeping(database: Database, storage: Storage) -> AsyncIterator[N
 
     def fill() -> None:
         if filled := listing.fill_search(database, ending.is_set):
-            logger.info("%d environments of before can be searched", filled)
+            logger.info("%d restored environments can be searched", filled)
 
     async def sweep_forever() -> None:
         filled = False
@@ -313,7 +313,6 @@ def _routes() -> tuple[BaseRoute, ...]:
 
 def _start(settings: Settings, database: Database, storage: Storage) -> None:
     database.commit(bundled.ensure_owner)
-    listing.place_all(database)
     keep_links(database, storage, settings.data / FOLDER, wanted=settings.public_files)
     if settings.bundled_packages:
         for filename in bundled.publish_bundled(database, storage, settings):

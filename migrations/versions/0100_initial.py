@@ -168,7 +168,6 @@ def upgrade() -> None:
         sa.Column('latest_version', sa.String(length=100), nullable=False),
         sa.Column('summary', sa.Text(), nullable=False),
         sa.Column('tags', sa.JSON(), nullable=False),
-        sa.Column('search_text', sa.Text(), nullable=False),
         sa.Column('marks', sa.Text(), server_default='', nullable=False),
         sa.Column('version_count', sa.Integer(), nullable=False),
         sa.Column('run_count', sa.Integer(), nullable=False),
@@ -386,7 +385,7 @@ def upgrade() -> None:
         sa.Column('owner_id', sa.Integer(), nullable=False),
         sa.Column('project', sa.String(length=200), nullable=False),
         sa.Column('environment_id', sa.Integer(), nullable=True),
-        sa.Column('in_namespace', sa.Boolean(), nullable=True),
+        sa.Column('in_namespace', sa.Boolean(), nullable=False),
         sa.Column('html', sa.LargeBinary(), nullable=False),
         sa.Column('html_etag', sa.String(length=64), nullable=False),
         sa.Column('html_gzip', sa.LargeBinary(), nullable=True),
@@ -400,7 +399,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint('owner_id', 'project', name='pk_index_pages')
     )
     op.create_index('ix_index_pages_environment_id', 'index_pages', ['environment_id'], unique=False)
-    op.create_index('ix_index_pages_in_namespace', 'index_pages', ['project'], unique=False, sqlite_where=sa.text('in_namespace IS NOT 0'), postgresql_where=sa.text('in_namespace IS NOT false'))
+    op.create_index('ix_index_pages_in_namespace', 'index_pages', ['project'], unique=False, sqlite_where=sa.text('in_namespace = 1'), postgresql_where=sa.text('in_namespace'))
 
     op.create_table('invitations',
         sa.Column('id', sa.Integer(), nullable=False),
@@ -650,7 +649,7 @@ def upgrade() -> None:
         sa.Column('level_reason', sa.Text(), nullable=False),
         sa.Column('reward_mean', sa.Double(), nullable=True),
         sa.Column('manifest', sa.Text(), nullable=False),
-        sa.Column('brief', sa.Text(), nullable=True),
+        sa.Column('brief', sa.Text(), nullable=False),
         sa.Column('summary', sa.JSON(), nullable=False),
         sa.Column('sha256', sa.String(length=64), nullable=False),
         sa.Column('rollouts_sha256', sa.String(length=64), nullable=True),

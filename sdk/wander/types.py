@@ -245,7 +245,7 @@ class Rollout(Record):
     player_metrics: dict[str, dict[str, float]] = Field(
         default_factory=dict, exclude_if=lambda metrics: not metrics
     )
-    """`metrics` of every player but the first; none in records of before there were any."""
+    """`metrics` of every player but the first; empty without players."""
 
     @property
     def key(self) -> tuple[str, int]:

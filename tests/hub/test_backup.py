@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -10,10 +12,11 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
+import zstandard
 from sqlalchemy import inspect, text
 from wander_hub.accounts.models import Owner, User
 from wander_hub.app import create_app
-from wander_hub.database import Database, now
+from wander_hub.database import UNRELEASED_REVISION, Database, now
 from wander_hub.fsck import check as fsck
 from wander_hub.http.problems import HubProblem
 from wander_hub.operation import backup_jobs
@@ -99,6 +102,41 @@ async def test_a_copy_made_under_load_comes_back_the_same(
                 files = {"content": (spec.wheel_name, spec.build(), "application/octet-stream")}
                 sent = await client.post("/alice/legacy/", files=files, headers=hub.auth())
                 assert sent.status_code == 200, "tokens are good, and new rows get new numbers"
+
+
+async def test_a_copy_of_the_last_schema_before_the_release_comes_back(hub, run_of, tmp_path, request):
+    """It has a table and a column more, and leaves values out that this release derives."""
+    manifest, rollouts = run_of(await hub.publish())
+    assert (await hub.post_run(manifest, rollouts)).status_code == 201
+    before, folder = await pages(hub.client), tmp_path / "backup"
+    back_up(hub.database, hub.client._transport.app.state.storage, folder)
+    lines = zstandard.ZstdDecompressor().stream_reader((folder / ROWS).read_bytes()).read().splitlines()
+    rows, columns = [json.loads(line) for line in lines[:-1]], list[str]()
+    rows[0]["revision"] = UNRELEASED_REVISION
+    absent = {"brief", "in_namespace"}
+    for row in rows[1:]:
+        if isinstance(row, dict):
+            columns = row["columns"]
+            row["columns"] = [*columns, "search_text"]
+        else:
+            row[:] = [None if name in absent else value for name, value in zip(columns, row, strict=True)]
+            row.append("")
+    rows += [{"table": "search_spellings", "columns": ["key", "scope", "word"]}, ["rverse", 0, "reverse"]]
+    body = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+    end = json.dumps({"sha256": hashlib.sha256(body).hexdigest(), "rows": len(rows)}).encode() + b"\n"
+    (folder / ROWS).write_bytes(zstandard.ZstdCompressor().compress(body + end))
+    with empty(tmp_path / "restored", "sqlite", request) as (database, objects, settings):
+        restore(database, objects, folder)
+        assert list(fsck.check(database, objects)) == []
+        app = create_app(settings, database=database, storage=objects)
+        transport = httpx.ASGITransport(app=app)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://hub.test") as client,
+        ):
+            again = await pages(client)
+    assert again[PAGES[5]] == before[PAGES[5]]
+    assert again[PAGES[1]] == before[PAGES[1]]
 
 
 async def test_one_that_was_killed_goes_on_and_a_spoiled_one_is_refused(hub, run_of, tmp_path, monkeypatch):

@@ -8,13 +8,13 @@ import re
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import event
 from wander.wire.boards import LeaderboardRow, csv_table
 from wander.wire.run_record import PassRate
 from wander_hub.database import now
 from wander_hub.fsck import check as fsck
 from wander_hub.identity import HUB
-from wander_hub.leaderboards.listing import place_all, refresh_results
+from wander_hub.leaderboards.listing import refresh_results
 from wander_hub.leaderboards.models import Board
 from wander_hub.leaderboards.repository import page as board_page
 from wander_hub.leaderboards.schemas import BoardFilter
@@ -397,17 +397,6 @@ def test_no_cell_of_text_begins_a_formula():
     rates = ["pass@2", "pass@2_low_95", "pass@2_high_95", "pass^2", "pass^2_low_95", "pass^2_high_95"]
     assert [found[one] for one in rates] == [0.5, 0.4, 0.6, 0.2, 0.1, 0.3]
     assert without[-6:] == [None] * 6
-
-
-async def test_what_an_older_hub_took_in_is_placed_when_the_hub_starts(posted):
-    run_id = await posted.run("a", 5)
-    with posted.hub.database.write(HUB) as session:
-        session.execute(text("DELETE FROM board_entries"))
-        session.execute(text("DELETE FROM boards"))
-        session.get_one(Run, run_id).board_level = ""
-    assert (await posted.board())["rows"] == []
-    place_all(posted.hub.database)
-    assert ranks(await posted.board()) == [("a", 1, 1)]
 
 
 @pytest.mark.usefixtures("sqlite_alone")

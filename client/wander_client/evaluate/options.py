@@ -412,7 +412,7 @@ class EvaluationOptions(Record):
     rerun_of: str | None = None
     """The run that is repeated."""
     environment_files: Annotated[dict[str, str] | None, FREE] = None
-    """Digests of the files of a folder's environment; None in runs of a published one, and in older runs."""
+    """Digests of the files of a folder's environment; None in runs of a published one."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
+from pydantic import ConfigDict, ValidationError
 from wander.sandbox import SandboxPolicy
 from wander.types import Record, SamplingArgs
 from wander.wire import TokenPrices
@@ -45,15 +45,6 @@ class EvaluationSettings(EvaluationOptions, Record):
     """What an evaluation is asked for."""
 
     model_config = ConfigDict(strict=True, frozen=True)
-
-    @model_serializer(mode="wrap")
-    def _leave_out_what_is_new(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What is written names the folders of suites' runs: those of before these fields were are kept."""
-        written: dict[str, Any] = write(self)
-        for name in ("players", "shard"):
-            if not getattr(self, name):
-                written.pop(name, None)
-        return written
 
     def choose_workers(self) -> WorkerChoice:
         """Return the processes that play the environment; raises `ConfigError` for a wrong address."""

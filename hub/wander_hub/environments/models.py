@@ -24,7 +24,7 @@ SORT_KEYS = {
 
 
 UNMARKED = sql("listed AND marks = ''")
-"""Holds for environments that a hub of before there was a text index published; an index has just these."""
+"""Holds for environments that were restored and are not in the search yet; an index has just these."""
 
 
 class Environment(HasVisibility, Base):
@@ -50,8 +50,6 @@ class Environment(HasVisibility, Base):
     latest_version: Mapped[str] = mapped_column(String(100))
     summary: Mapped[str] = mapped_column(Text)
     tags: Mapped[list[str]] = mapped_column(JSON)
-    search_text: Mapped[str] = mapped_column(Text)
-    """Lower-case owner, name, tags and summary; only hubs of the release before search it."""
     marks: Mapped[str] = mapped_column(Text, default="", server_default="")
     """What filters look for (`search.marks_of`), each between spaces."""
     version_count: Mapped[int]

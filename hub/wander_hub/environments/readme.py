@@ -10,7 +10,6 @@ import html
 import itertools
 import posixpath
 import re
-from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 from xml.etree import ElementTree
@@ -56,8 +55,6 @@ _TASK = re.compile(r'<input class="task-list-item-checkbox"( checked="checked")?
 _HEADING = re.compile(r'<h([23]) id="(readme-[^"]+)">(.*?)</h\1>', re.DOTALL)
 _PLACED = re.compile(r'<img src="image\?file=[^"]*" alt="([^"]*)"[^>]*>')
 _BARE = re.compile(r"(<h[1-6])>")
-_KEPT = 64
-"""READMEs that are kept of those that were rendered again, since what was stored is of an older hub."""
 _LONGEST_FORMULA = 2000
 _MOST_MATH, _OF_FORMULA = 100_000, 50
 """Characters of the formulas of one README that become MathML, which is far longer, and what each costs."""
@@ -89,20 +86,10 @@ def render(text: str, content_type: str) -> str:
     raw = _ALIGNED.sub(r'align="\1"', markdown.render(text))
     raw = _TASK.sub(lambda box: "☑" if box[1] else "☐", raw)
     numbers = itertools.count(1)
-    # Headings that were written in HTML have anchors too, so that `refresh` leaves them alone.
+    # Headings that were written in HTML get anchors too, for the table of contents.
     return _BARE.sub(
         lambda tag: f'{tag[1]} id="{PREFIX}html-{next(numbers)}">', clean(_IMAGE.sub(_image, raw))
     )
-
-
-def refresh(rendered: str, text: str) -> str:
-    """Return a stored README as this hub renders it; one of an older hub has no anchors at its headings."""
-    return _render_again(text) if _BARE.search(rendered) else rendered
-
-
-@lru_cache(_KEPT)
-def _render_again(text: str) -> str:
-    return render(text, "text/markdown")
 
 
 def clean(text: str) -> str:

@@ -97,7 +97,6 @@ def add_environment(
         latest_version=latest_version,
         summary="",
         tags=[],
-        search_text="",
         version_count=0,
         run_count=0,
         created_at=now(),

@@ -244,17 +244,6 @@ def list_offered_files(environment: Environment, version: Version) -> list[File]
     return version.files
 
 
-def search_text(environment: Environment, latest: Version) -> str:
-    """Return the lower-case text that a search looks through."""
-    words = [
-        environment.label,
-        environment.name.replace("-", " "),
-        latest.summary,
-    ]
-    tags = " ".join(f"#{tag}" for tag in latest.tags)
-    return f" {' '.join(words)} {tags} ".lower()
-
-
 def required_names(version: Version) -> list[str]:
     """Return the names of the distributions that a version requires, without those of its extras."""
     found = (Requirement(one) for one in version.requires_dist)

@@ -51,7 +51,7 @@ _ENTRY = ("run_id", "model", "level", "shortfall", "low", "high", "tokens", "usd
 _PLACE = ("posted_by_id", "tier", "withdrawn", "counts")
 _BOARD = ("runs", "models", "last_posted_at", "lows", "highs", "tiers")
 _TOTALS = (
-    *("version_count", "latest_version", "summary", "tags", "search_text", "marks", "run_count"),
+    *("version_count", "latest_version", "summary", "tags", "marks", "run_count"),
     *("best_model", "star_count", "download_count"),
 )
 _PAGE = tuple(column.key for column in IndexPage.__table__.columns)

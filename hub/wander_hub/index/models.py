@@ -19,8 +19,8 @@ class IndexPage(Base):
         Index(
             "ix_index_pages_in_namespace",
             "project",
-            sqlite_where=text("in_namespace IS NOT 0"),
-            postgresql_where=text("in_namespace IS NOT false"),
+            sqlite_where=text("in_namespace = 1"),
+            postgresql_where=text("in_namespace"),
         ),
     )
 
@@ -29,8 +29,8 @@ class IndexPage(Base):
     """Normalised name; empty for the owner's list of projects."""
     environment_id: Mapped[int | None] = mapped_column(ForeignKey("environments.id"), index=True)
     """The environment on the page, which decides who may read it; None for the owner's list."""
-    in_namespace: Mapped[bool | None]
-    """Whether the name lies in its owner's namespace; None where a release wrote it that did not know."""
+    in_namespace: Mapped[bool]
+    """Whether the name lies in its owner's namespace."""
     html: Mapped[bytes] = mapped_column(LargeBinary)
     html_etag: Mapped[str] = mapped_column(String(64))
     html_gzip: Mapped[bytes | None] = mapped_column(LargeBinary)

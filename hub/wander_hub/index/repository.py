@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import zstandard
-from sqlalchemy import BindParameter, ColumnElement, Select, bindparam, func, null, or_, select
+from sqlalchemy import BindParameter, ColumnElement, Select, bindparam, func, null, select
 from sqlalchemy.orm import Session, load_only
 
 from wander_hub.accounts.models import Owner
@@ -105,9 +105,7 @@ def projects_in_namespaces(session: Session, around: str | None = None) -> Seque
     """
     query = select(IndexPage.project, Owner.name).join(Owner, IndexPage.owner_id == Owner.id)
     query = query.join(Environment, IndexPage.environment_id == Environment.id)
-    own = or_(IndexPage.project == Owner.name, IndexPage.project.startswith(Owner.name + "-"))
-    # Few are: the index has these alone, and those of a release that did not know.
-    query = query.where(IndexPage.in_namespace.is_not(False), own)
+    query = query.where(IndexPage.in_namespace)  # an index holds these, which are few
     if around is not None:
         query = query.where(Owner.name.in_(namespaces_of(around)) | Owner.name.startswith(f"{around}-"))
     query = query.where(Environment.deleted_at.is_(None), readable(session)).order_by(IndexPage.project)

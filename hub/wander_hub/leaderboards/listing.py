@@ -15,7 +15,6 @@ from wander_hub.identity import HUB
 from wander_hub.leaderboards import placement, repository
 from wander_hub.leaderboards.events import telling_of_leaders
 from wander_hub.runs import repository as runs
-from wander_hub.runs.models import MISPLACED, Run
 
 _BATCH = 100
 """Environments that are put into the search in one transaction, while which SQLite takes no other write."""
@@ -35,23 +34,13 @@ def refresh(session: Session, environment: Environment, *, without_runs: Version
     environment.summary = latest.summary
     environment.tags = latest.tags
     environment.version_count = sum(one.deleted_at is None for one in versions)
-    environment.search_text = service.search_text(environment, latest)
     environment.marks = search.marks_of(environment, latest, service.required_names(latest))
     search.write(session, environment, latest)
     environment.updated_at = latest.uploaded_at
 
 
-def place_all(database: Database) -> None:
-    """Place the runs that an older hub took in; where all stand right, it looks into one empty index."""
-    with database.read(HUB) as session:
-        waiting = session.scalars(select(Run.environment_id).where(MISPLACED).distinct()).all()
-    for environment_id in waiting:
-        with database.write(HUB) as session:
-            refresh_results(session, session.get_one(Environment, environment_id))
-
-
 def fill_search(database: Database, stop: Callable[[], bool] = lambda: False) -> int:
-    """Put into the search what an older hub published, some at a time until `stop`; return how many."""
+    """Fill the search of a restored hub, some environments at a time until `stop`; return how many."""
     with database.read(HUB) as session:
         empty = search.is_empty(session)
     if empty:  # a copy that was brought back has rows, and no text index

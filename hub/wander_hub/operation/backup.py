@@ -39,6 +39,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy import inspect as look_at
+from wander.wire import RunManifest
 
 from wander_hub import __version__
 from wander_hub.database import (
@@ -54,8 +55,10 @@ from wander_hub.database import (
 from wander_hub.environments.models import Environment
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import HUB
+from wander_hub.index.namespaces import covers
 from wander_hub.leaderboards import listing
 from wander_hub.operation import tables  # noqa: F401 - registers every table
+from wander_hub.runs.models import without_examples
 from wander_hub.storage import Storage, copy_pieces
 
 FORMAT = "wander.backup/1"
@@ -231,7 +234,7 @@ def load_rows(connection: Connection, lines: Iterator[tuple[int, Any]], form: st
         raise bad_copy("it is of a newer release than this one")
     revision = head["revision"]
     if revision == UNRELEASED_REVISION:
-        revision, lines = FIRST_REVISION, _drop_unknown(lines)
+        revision, lines = FIRST_REVISION, _adapt_unreleased(lines)
     command.upgrade(alembic_config(connection), revision)
     rows, held, waiting = 0, 0, list[dict[str, Any]]()
     target, names = table(""), list[str]()
@@ -258,18 +261,27 @@ def load_rows(connection: Connection, lines: Iterator[tuple[int, Any]], form: st
     return rows
 
 
-def _drop_unknown(lines: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
-    """Yield the rows without the tables and columns that this release does not have."""
-    kept: list[int] = []
+def _adapt_unreleased(lines: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+    """Yield the rows of the last schema before 0.1.0 as rows of 0.1.0, which has fewer tables and columns."""
+    current, names, kept, owners = "", list[str](), list[int](), dict[int, str]()
     for length, value in lines:
         if isinstance(value, dict):
-            known = Base.metadata.tables.get(value["table"])
-            columns = value["columns"]
+            current, columns = value["table"], value["columns"]
+            known = Base.metadata.tables.get(current)
             kept = [] if known is None else [at for at, name in enumerate(columns) if name in known.columns]
+            names = [columns[at] for at in kept]
             if kept:
-                yield length, {**value, "columns": [columns[at] for at in kept]}
+                yield length, {**value, "columns": names}
         elif kept:
-            yield length, [value[at] for at in kept]
+            row = dict(zip(names, (value[at] for at in kept), strict=True))
+            if current == "owners":
+                owners[row["id"]] = row["name"]
+            elif current == "runs" and row["brief"] is None:
+                manifest = RunManifest.model_validate_json(row["manifest"])
+                row["brief"] = without_examples(manifest).model_dump_json(by_alias=True)
+            elif current == "index_pages" and row["in_namespace"] is None:
+                row["in_namespace"] = covers(owners[row["owner_id"]], row["project"])
+            yield length, list(row.values())
 
 
 def _refuse_unless_empty(connection: Connection) -> None:
@@ -280,7 +292,7 @@ def _refuse_unless_empty(connection: Connection) -> None:
 
 
 def writable(name: str, columns: Iterable[str]) -> TableClause:
-    """Return a table as the backup has it, whose schema may be older than this release's."""
+    """Return a table with the columns of the backup, which may be of an earlier revision of the schema."""
     known = Base.metadata.tables.get(name)
     types = {one.name: one.type for one in known.columns} if known is not None else {}
     # What was absent stays so, and does not become the JSON word for it.

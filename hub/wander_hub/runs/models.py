@@ -18,7 +18,7 @@ from sqlalchemy import (
     inspect,
     text,
 )
-from sqlalchemy.orm import Mapped, Session, mapped_column, query_expression, relationship
+from sqlalchemy.orm import Mapped, Session, mapped_column, relationship
 from wander.wire import RunManifest, VerificationLevel
 from wander.wire.events import LevelEvent
 from wander.wire.verification import TokenCheck
@@ -82,10 +82,8 @@ class Run(Base):
     reward_mean: Mapped[float | None]
     manifest: Mapped[str] = mapped_column(Text)
     """`run.json` as posted."""
-    brief: Mapped[str | None] = mapped_column(Text)
-    """The same without its examples, which may be a million; None for a run that was posted before 0043."""
-    shortest: Mapped[str | None] = query_expression()
-    """What a list reads of these two (`repository.listed`); None where something else read the row."""
+    brief: Mapped[str] = mapped_column(Text)
+    """The same without its examples, which may be a million."""
     summary: Mapped[dict[str, Any]] = mapped_column(JSON)
     sha256: Mapped[str] = mapped_column(String(64))
     rollouts_sha256: Mapped[str | None] = mapped_column(String(64))
@@ -129,7 +127,7 @@ class Run(Base):
     @property
     def listed_manifest(self) -> RunManifest:
         """The manifest without its examples, as lists of runs have it."""
-        return without_examples(RunManifest.model_validate_json(self.shortest or self.brief or self.manifest))
+        return RunManifest.model_validate_json(self.brief)
 
 
 def without_examples(manifest: RunManifest) -> RunManifest:

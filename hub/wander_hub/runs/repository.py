@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sqlalchemy import ColumnElement, Select, and_, delete, func, inspect, or_, select
-from sqlalchemy.orm import Session, contains_eager, defer, joinedload, selectinload, with_expression
+from sqlalchemy.orm import Session, contains_eager, defer, joinedload, selectinload
 
 from wander_hub.database import READER
 from wander_hub.environments.models import Environment
@@ -59,8 +59,7 @@ def visible(session: Session) -> Select[Run]:
 
 def listed(session: Session) -> Select[Run]:
     """Return the same for lists, which do not read the runs' manifests: each may have megabytes."""
-    shortest = with_expression(Run.shortest, func.coalesce(Run.brief, Run.manifest))
-    return visible(session).options(defer(Run.manifest), defer(Run.brief), shortest)
+    return visible(session).options(defer(Run.manifest))
 
 
 def own_run(session: Session, user_id: int, sha256: str) -> str | None:
@@ -74,7 +73,7 @@ def lock_run(session: Session, run: Run) -> None:
     They wait for the environment, whose boards they change too: with one lock nobody takes two in two orders.
     """
     lock_environment(session, session.get_one(Environment, run.environment_id))
-    never_change = {"manifest", "brief", "shortest"}
+    never_change = {"manifest", "brief"}
     session.refresh(run, set(inspect(Run).column_attrs.keys()) - never_change)
 
 

@@ -16,8 +16,8 @@ from wander_hub.storage import Storage
 def add_bounds(stated: EnvironmentInfo, declared: EnvironmentInfo) -> EnvironmentInfo:
     """Return what a run states of its environment, with the bounds that the environment itself declares.
 
-    A run that states other bounds is contradicted by its replay; one that states none may have been recorded
-    before there were any, or have had them taken out.
+    A run that states other bounds is contradicted by its replay; one that states none may have had them taken
+    out.
     """
     if stated.reward_bounds is not None or any(one.bounds for one in stated.reward_functions):
         return stated

@@ -19,7 +19,7 @@ from wander_hub.environments import repository as environment_repository
 from wander_hub.environments import service as environments
 from wander_hub.environments import stars
 from wander_hub.environments.models import Environment
-from wander_hub.environments.readme import Heading, list_headings, place, refresh
+from wander_hub.environments.readme import Heading, list_headings, place
 from wander_hub.http.problems import HubProblem
 from wander_hub.leaderboards import service as leaderboards
 from wander_hub.lifecycle.locks import list_packages
@@ -121,7 +121,7 @@ def show_environment(visit: Visit, owner: str, name: str, version: str) -> Envir
     with spare_missing(set()):  # who downloads it is told
         locked = list_packages(visit.storage, detail.lock.sha256, detail.lock.size) if detail.lock else ()
     title = re.compile(rf'<h1(?: id="[^"]*")?>{re.escape(found.name)}</h1>\s*')
-    rendered = title.sub("", refresh(chosen.readme_html, chosen.readme), count=1)
+    rendered = title.sub("", chosen.readme_html, count=1)
     readme = colour_blocks(place(rendered, f"/{label}/versions/{chosen.version}/"))
     return EnvironmentView(
         summary=environments.summary_of(found),

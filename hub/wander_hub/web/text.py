@@ -19,7 +19,6 @@ _HIDDEN = re.compile(
 
 _SEAM = re.compile(r"(?<=[:./@_])(?=[^\W_])")
 
-_LAST_YEAR = 9999
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
@@ -107,8 +106,7 @@ def minute(value: datetime) -> Markup:
 
 
 def _time(value: datetime, shown: str) -> Markup:
-    # At the ends of what dates hold there is no other zone; older hubs took such in.
-    stamp = value.astimezone(UTC) if 1 < value.year < _LAST_YEAR else value.replace(tzinfo=UTC)
+    stamp = value.astimezone(UTC)
     exact = stamp.isoformat(timespec="seconds"), f"{stamp:%Y-%m-%d %H:%M:%S} UTC"
     return Markup('<time datetime="{}" title="{}">{}</time>').format(*exact, stamp.strftime(shown))
 

@@ -148,8 +148,6 @@ def first_divergence(
     recorded: Rollout, again: Rollout, compared: Sequence[str] = COMPARED
 ) -> Divergence | None:
     """Return where two playings of a rollout first differ in what is compared, or None."""
-    if again.player_metrics and not recorded.player_metrics:  # once only rewards were kept of every player
-        compared = [name for name in compared if name != "player_metrics"]
     was, now = vars(recorded), vars(again)
     values = itemgetter(*compared)
     same = _written(values(was)) == _written(values(now))

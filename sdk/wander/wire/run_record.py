@@ -66,7 +66,7 @@ class EnvironmentPin(Record):
     lock_sha256: Sha256 | None = None
     """Digest of the version's lock (PEP 751), from which its packages were installed; None without one."""
     unlocked: Unlocked | None = None
-    """Why `lock_sha256` is None; also None in records of before versions had locks."""
+    """Why `lock_sha256` is None."""
     packages_sha256: Sha256 | None = None
     """Digest of the names and versions of the packages that it ran with."""
     path: Text | None = None

@@ -16,9 +16,6 @@ from functools import reduce
 from itertools import pairwise
 from operator import add, itemgetter
 from pathlib import Path
-from typing import Any
-
-from pydantic import BaseModel
 
 from wander.errors import RunError
 from wander.evals.stats.summary import RunningSummary, summarise_run
@@ -222,23 +219,12 @@ def _placed(
 def require_unchanged(shard: RunFolder, found: RunSummary) -> None:
     """Raise `RunError` where the rollouts of a shard come to something else than its summary says."""
     kept = shard.summary()
-    for name in kept.model_fields_set if kept else ():
-        if not _agree(getattr(kept, name), getattr(found, name)):
+    for name in RunSummary.model_fields if kept else ():
+        if getattr(kept, name) != getattr(found, name):
             raise RunError(
                 f"`{shard.path}` was changed: its rollouts and its `{SUMMARY}` differ in `{name}`",
-                hint=f"{_AGAIN}; where `--resume` of it was killed, delete that file: it is older",
+                hint=f"{_AGAIN}; if `--resume` of it was killed, delete that file: it is older",
             )
-
-
-def _agree(kept: Any, found: Any) -> bool:
-    """Tell whether aggregates are the same in all that was kept: an older release may have kept less."""
-    if isinstance(kept, BaseModel):
-        return all(_agree(getattr(kept, name), getattr(found, name, None)) for name in kept.model_fields_set)
-    if isinstance(kept, dict) and isinstance(found, dict):
-        return kept.keys() == found.keys() and all(_agree(kept[key], found[key]) for key in kept)
-    if isinstance(kept, list) and isinstance(found, list):
-        return len(kept) == len(found) and all(map(_agree, kept, found))
-    return bool(kept == found)
 
 
 def _place(rollout: Rollout, shard: RunFolder, places: Places, manifest: RunManifest) -> int:
