@@ -55,7 +55,7 @@ class TrainingRun(Run):
     @cached_property
     def history(self) -> list[dict[str, Any]]:
         """The metrics of every step."""
-        from wander.train.metrics import read_metrics
+        from wander.train.records.metrics import read_metrics
 
         return read_metrics(self.path)
 
@@ -180,7 +180,7 @@ def _context_of(
 def _train_phases(run: PhasedRun, *, resume: bool) -> TrainingRun:
     """Run the phases that are not finished; return the last of GRPO, with the model of the last of all."""
     from wander.train.grpo import result_of
-    from wander.train.metrics import read_metrics
+    from wander.train.records.metrics import read_metrics
     from wander.train.records.outcome import read_outcome
 
     if not resume:

@@ -75,7 +75,7 @@ class TrainingState:
 
     def read_steps(self) -> None:
         """Read the steps that were added to `metrics.jsonl`."""
-        from wander.train.metrics import METRICS
+        from wander.train.records.metrics import METRICS
 
         with (self.folder / METRICS).open("rb") as stream:
             stream.seek(self._read_bytes)

@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from wander.train.config import InferenceSection
     from wander.train.grpo import GRPOResult
     from wander.train.records.outcome import Stopped
-    from wander.train.records.verify import TrainingVerification
     from wander.train.rollouts.environments import EnvironmentChoice
     from wander.train.sections import TeacherSection
+    from wander.train.verify import TrainingVerification
     from wander.wire import EnvironmentPin
 
     from wander_client.context import Invocation
@@ -420,7 +420,7 @@ def run_training(
 def draw_curves(folder: Path, command: TrainingCommand, output: Output) -> list[Path]:
     """Draw the run's learning curves where the packages for it are installed."""
     from wander.errors import MissingExtra
-    from wander.train.metrics import read_metrics
+    from wander.train.records.metrics import read_metrics
     from wander.train.watch.plots import draw_learning_curve
 
     try:
@@ -481,7 +481,7 @@ def verify_run(
 
     0: all came out the same; 1: something did not, or the run cannot be repeated; 6: it has fewer steps.
     """
-    from wander.train.records.verify import verify_training
+    from wander.train.verify import verify_training
 
     require_alone("`--verify`")
     command = read_command(run).played_at(workers, token_file)

@@ -17,8 +17,8 @@ _LABEL = 10
 def read_facts(folder: Path) -> dict[str, Any]:
     """Return what the record of a training run holds beside its rollouts, read without the trainer."""
     from wander.train.evaluation.evaluator import read_evaluations
-    from wander.train.metrics import METRICS, read_entries
     from wander.train.records.checkpoints import read_saved
+    from wander.train.records.metrics import METRICS, read_entries
     from wander.train.records.outcome import read_outcome
     from wander.train.watch.alerts import read_alerts
 

@@ -23,12 +23,12 @@ from wander.models.chat import ChatFormat, Conversation, content_text
 from wander.models.loading import LoadedModel
 from wander.models.quiet import quiet_libraries
 from wander.train.config import OfflineSettings
-from wander.train.metrics import METRICS
 from wander.train.records.checkpoints import (
     SEALED,
     checkpoint_to_resume,
     list_checkpoints,
 )
+from wander.train.records.metrics import METRICS
 from wander.train.records.record import TrainingRecord
 from wander.train.trainer import (
     Progress,

@@ -13,7 +13,7 @@ import torch
 from command_line import Wander
 from wander.models.loading import load_model, weights_digest
 from wander.train.evaluation.evaluator import read_evaluations
-from wander.train.metrics import read_metrics
+from wander.train.records.metrics import read_metrics
 
 ENVIRONMENT = """
 from wander import Messages, Rubric, SingleTurnEnv, State

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from wander.models.loading import weights_digest
 from wander.train.config import GRPOSettings, SFTSettings
 from wander.train.grpo import train_grpo
-from wander.train.metrics import read_metrics
+from wander.train.records.metrics import read_metrics
 from wander.train.records.samples import read_samples
 from wander.train.sft import train_sft
 from wander.train.watch.alerts import read_alerts

@@ -19,11 +19,11 @@ from wander.models.policy import PolicyClient
 from wander.train.config import GRPOSettings
 from wander.train.evaluation.evaluator import read_evaluations
 from wander.train.grpo import GRPOResult, train_grpo
-from wander.train.metrics import read_metrics
+from wander.train.records.metrics import read_metrics
 from wander.train.records.step_hash import STEPS, read_steps
-from wander.train.records.verify import verify_training
 from wander.train.rollouts.opponents import Opponents
 from wander.train.rollouts.step import PlayedStep, StepPlayer
+from wander.train.verify import verify_training
 from wander.types import Rollout
 
 from .conftest import PULL, opener_of, payoff

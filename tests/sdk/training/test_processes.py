@@ -26,7 +26,7 @@ from wander.train.distributed import (
 )
 from wander.train.evaluation.evaluator import read_evaluations
 from wander.train.grpo import train_grpo
-from wander.train.metrics import read_metrics
+from wander.train.records.metrics import read_metrics
 from wander.train.records.step_hash import read_steps, weights_hash
 
 from .conftest import bandit, opener_of, uneven

@@ -9,7 +9,7 @@ from pathlib import Path
 from wander import Messages, Rubric, SingleTurnEnv
 from wander.models.loading import load_model
 from wander.models.policy import PolicyClient
-from wander.train.records.verify import verify_training
+from wander.train.verify import verify_training
 
 from .conftest import opener_of
 

@@ -20,11 +20,11 @@ from wander.models.loading import load_model
 from wander.train import grpo
 from wander.train.config import GRPOSettings
 from wander.train.grpo import RolloutTrainer, train_grpo
-from wander.train.metrics import read_metrics
+from wander.train.records.metrics import read_metrics
 from wander.train.records.step_hash import STEPS, read_steps
-from wander.train.records.verify import verify_training
 from wander.train.rollouts.ahead import AHEAD
 from wander.train.settings_file import check_settings
+from wander.train.verify import verify_training
 
 from .conftest import PULL, BanditEnv, bandit, opener_of
 

@@ -19,8 +19,8 @@ from wander.train.grpo import train_grpo
 from wander.train.records.checkpoints import SAVED, SEAL, read_saved, seal_model, write_saved
 from wander.train.records.outcome import BestCheckpoint, read_best, write_best
 from wander.train.records.step_hash import STEPS, StepHash, read_steps
-from wander.train.records.verify import check_files, verify_training
 from wander.train.rollouts.ahead import AHEAD, KeptStep
+from wander.train.verify import check_files, verify_training
 
 from .conftest import bandit, opener_of
 

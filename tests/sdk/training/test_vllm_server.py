@@ -26,7 +26,7 @@ from wander.models.sampling import SampleRequest, end_of_turn_ids
 from wander.train.config import EvaluationSection, GRPOSettings
 from wander.train.evaluation.evaluator import read_evaluations
 from wander.train.grpo import train_grpo
-from wander.train.metrics import read_metrics
+from wander.train.records.metrics import read_metrics
 
 from .conftest import bandit, opener_of
 

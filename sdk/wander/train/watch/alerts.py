@@ -20,7 +20,7 @@ from wander.evals.store import jsonl
 from wander.train.config import GRPOSettings, OutputSection
 from wander.train.data import OPERATORS, Condition
 from wander.train.evaluation.evaluator import EVALUATION, pick_value
-from wander.train.metrics import number
+from wander.train.records.metrics import number
 from wander.train.records.outcome import BestCheckpoint, StopKind, Stopped
 from wander.train.watch.collapse import Collapse
 from wander.types import Record

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from wander.train.config import GRPOSettings
-from wander.train.metrics import number
+from wander.train.records.metrics import number
 
 WINDOW = 5
 """Steps whose mean is judged, at the beginning fewer: a bad learning rate destroys a policy in two."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from wander.errors import ConfigError, did_you_mean
 from wander.evals.report import charts
-from wander.train.metrics import number, read_metrics
+from wander.train.records.metrics import number, read_metrics
 
 if TYPE_CHECKING:
     from wander.train.evaluation.evaluator import CellEvaluation
