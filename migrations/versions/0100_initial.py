@@ -219,13 +219,17 @@ def upgrade() -> None:
         sa.Column('cancel_requested', sa.Boolean(), nullable=False),
         sa.Column('error', sa.Text(), nullable=True),
         sa.Column('created_by_id', sa.Integer(), nullable=True),
+        sa.Column('turn', sa.Double(), nullable=False),
+        sa.Column('cost', sa.Double(), nullable=False),
         sa.Column('created_at', sa.DateTime(timezone=True), nullable=False),
         sa.Column('finished_at', sa.DateTime(timezone=True), nullable=True),
         sa.ForeignKeyConstraint(['created_by_id'], ['users.id'], name='fk_jobs_created_by_id_users'),
         sa.PrimaryKeyConstraint('id', name='pk_jobs'),
         sa.UniqueConstraint('key', name='uq_jobs_key')
     )
-    op.create_index('ix_jobs_waiting', 'jobs', ['state', 'kind', 'priority', 'id'], unique=False)
+    op.create_index('ix_jobs_turn', 'jobs', ['turn'], unique=False)
+    op.create_index('ix_jobs_turns', 'jobs', ['created_by_id', 'turn'], unique=False)
+    op.create_index('ix_jobs_waiting', 'jobs', ['state', 'priority', 'turn', 'id'], unique=False)
 
     op.create_table('linked_identities',
         sa.Column('issuer', sa.String(length=300), nullable=False),
@@ -667,6 +671,7 @@ def upgrade() -> None:
         sa.Column('signing_key_id', sa.Integer(), nullable=True),
         sa.Column('posted_by_id', sa.Integer(), nullable=False),
         sa.Column('posted_at', sa.DateTime(timezone=True), nullable=False),
+        sa.Column('own_seconds', sa.Double(), nullable=False),
         sa.Column('stored_bytes', sa.BigInteger(), server_default='0', nullable=False),
         sa.ForeignKeyConstraint(['environment_id'], ['environments.id'], name='fk_runs_environment_id_environments'),
         sa.ForeignKeyConstraint(['posted_by_id'], ['users.id'], name='fk_runs_posted_by_id_users'),

@@ -37,6 +37,7 @@ from wander.parsers import Parser
 from wander.rollout.calls import ModelCalls
 from wander.rollout.faults import blame
 from wander.rollout.hooks import CLEANUP, TEARDOWN, call_every, call_hook, find_marked
+from wander.rollout.outside_calls import JUDGE_ANSWERS
 from wander.rubrics import Rubric, Score
 from wander.rubrics.gold import script_of
 from wander.rubrics.reward_function import check_bounds
@@ -211,6 +212,7 @@ class Environment(Player):
             reward_functions=self.rubric.describe(),
             reward_bounds=self.reward_bounds,
             max_turns=self.turn_limit,
+            timeout_seconds=self.time_limit,
             deterministic=self.deterministic,
             group_rewards=self.rubric.has_group_functions,
             train_examples=lengths.get("train", lengths.get("eval")),
@@ -225,6 +227,11 @@ class Environment(Player):
     @property
     def turn_limit(self) -> int | None:
         """The most turns that a rollout may take, or None."""
+        return None
+
+    @property
+    def time_limit(self) -> float | None:
+        """The seconds after which a rollout ends, or None."""
         return None
 
     def _count_strata(self) -> int | None:
@@ -470,6 +477,7 @@ def _restore(state: State, transcript: Rollout) -> None:
     state["turns"] = list(transcript.turns)
     state["stop_reason"], state["truncated"] = transcript.stop_reason, transcript.truncated
     state["public"], state["recorded"] = copy_json(transcript.info), copy_json(transcript.info)
+    state["public"].pop(JUDGE_ANSWERS, None)  # the rubric asks again, and is answered from the record
 
 
 def _as_seen_by(player: str, state: State) -> State:

@@ -20,6 +20,7 @@ WanderError                    has `.hint`: what to do next, as a command where 
    |  |- AuthenticationFailed  401 or 403
    |  |- RateLimited           429 after all retries
    |  |- InvalidResponse       the answer is not a chat completion
+   |  |- RecordEnded           replayed, the rollout asks for a turn that its record does not have
    |  |- UnsupportedParameter  the model does not take a sampling argument
    |  |- ContextOverflow       prompt longer than the model takes; ends the rollout as truncated
    |  '- ContentFiltered       the endpoint's filter refused the conversation; an empty answer
@@ -59,6 +60,7 @@ __all__ = [
     "NeedsOutside",
     "NotRecorded",
     "RateLimited",
+    "RecordEnded",
     "RubricError",
     "RunError",
     "SandboxError",
@@ -212,6 +214,10 @@ class UnsupportedParameter(ModelError):
     ) -> None:
         super().__init__(message, hint=hint, retryable=retryable)
         self.parameter = parameter
+
+
+class RecordEnded(ModelError):
+    """A replayed rollout asks for a turn that its record does not have."""
 
 
 class ContextOverflow(ModelError):

@@ -342,6 +342,8 @@ class EnvironmentInfo(Record):
     reward_bounds: tuple[float, float] | None = None
     """Lowest and highest reward as declared; None where nothing was."""
     max_turns: int | None = None
+    timeout_seconds: float | None = None
+    """Seconds after which the environment ends a rollout and scores it; None if it has no such limit."""
     deterministic: bool = True
     """False when outside observations (network, judge model) enter the rollouts."""
     group_rewards: bool = False

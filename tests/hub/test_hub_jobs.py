@@ -19,6 +19,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 from wander.wire.verification import JobState
 from wander_hub import jobs
+from wander_hub.accounts.service import add_user
 from wander_hub.database import now
 from wander_hub.jobs import (
     Handler,
@@ -31,7 +32,6 @@ from wander_hub.jobs import (
     LeaseLost,
     TableQueue,
 )
-from wander_hub.jobs.table import MOST_POSTPONED
 
 pytestmark = pytest.mark.parametrize("database_kind", ["sqlite", "postgresql"], indirect=True)
 
@@ -195,15 +195,156 @@ AWAY = {
 
 
 @pytest.mark.parametrize("told", AWAY)
-def test_what_is_postponed_counts_no_attempt_until_it_was_often(queue, caplog, told):
-    number = submit(queue)
+def test_a_fault_of_the_hub_counts_no_attempt_however_often(queue, caplog, told):
+    number, tries = submit(queue), 40
 
     def handler(context: JobContext) -> Callable[[Session], None]:
-        raise AWAY[told]
+        assert context.lease.tries == 1
+        if context.lease.attempt < tries:
+            raise AWAY[told]
+        return nothing
 
-    assert waiting_done(queue, handler) == MOST_POSTPONED + jobs.MAX_ATTEMPTS - 1
-    assert (state(queue, number), job(queue, number).error) == ("failed", told)
+    worker = JobWorker(queue, {"play": handler}, "a")
+    for _ in range(tries - 1):
+        assert worker.run_one()
+        assert (state(queue, number), job(queue, number).error) == ("queued", told)
+    assert worker.run_one()
+    assert state(queue, number) == "done"
     assert "Traceback" not in caplog.text
+
+
+def test_a_fault_of_the_hub_is_waited_for_longer_each_time(make_queue, caplog):
+    queue = make_queue(retry_seconds=10)
+    number, pauses = submit(queue), []
+
+    def handler(context: JobContext) -> Callable[[Session], None]:
+        raise JobPostponed("no sandbox")
+
+    for _ in range(14):
+        with queue.database.write() as session:
+            session.execute(update(Job).values(run_after=now() - timedelta(seconds=1)))
+        JobWorker(queue, {"play": handler}, "a").run_one()
+        pauses.append(round((job(queue, number).run_after - now()).total_seconds() / 10))
+    assert pauses[:4] == [1, 2, 4, 8]
+    assert pauses[-2:] == [2**11, 2**11]
+
+
+def test_all_that_waits_for_the_hub_is_retried_by_one_call(make_queue, caplog):
+    queue = make_queue(retry_seconds=3600)
+    ends = {
+        "waits": JobPostponed("no sandbox"),
+        "failed": JobRefused("no environment"),
+        "done": None,
+        "tried": OSError("the disk is full"),
+    }
+    numbers = {key: submit(queue, key) for key in ends}
+
+    def handler(context: JobContext) -> Callable[[Session], None]:
+        end = ends[context.lease.payload["run"]]
+        if end is not None:
+            raise end
+        return nothing
+
+    assert waiting_done(queue, handler) == 4
+    fresh, other = submit(queue, "fresh"), submit(queue, "other", kind="sweep")
+    with queue.database.write() as session:
+        assert queue.retry_all(session, ["play"]) == 3
+    ends = dict.fromkeys(ends)
+    ends["fresh"] = None
+    assert waiting_done(queue, handler) == 4
+    assert {state(queue, one) for one in [*numbers.values(), fresh]} == {"done"}
+    assert state(queue, other) == "queued"
+
+
+@pytest.fixture
+def users(database) -> list[int]:
+    with database.write() as session:
+        return [add_user(session, name).id for name in ("ada", "bea", "cid")]
+
+
+def order(queue: TableQueue) -> list[str]:
+    """Return the jobs in the order in which one worker does them."""
+    done: list[str] = []
+
+    def handler(context: JobContext) -> Callable[[Session], None]:
+        done.append(context.lease.payload["run"])
+        return nothing
+
+    waiting_done(queue, handler)
+    return done
+
+
+def test_turns_go_round_by_user(queue, users):
+    ada, bea, cid = users
+    for number in range(4):
+        submit(queue, f"a{number}", created_by=ada)
+    submit(queue, "b0", created_by=bea)
+    submit(queue, "c0", created_by=cid)
+    submit(queue, "b1", created_by=bea)
+    assert order(queue) == ["a0", "b0", "c0", "a1", "b1", "a2", "a3"]
+
+
+def test_whoever_comes_late_is_next_and_gains_no_credit_by_waiting(queue, users):
+    ada, bea, _ = users
+    for number in range(6):
+        submit(queue, f"a{number}", created_by=ada)
+    worker = JobWorker(queue, {"play": lambda context: nothing}, "a")
+    for _ in range(3):
+        assert worker.run_one()
+    for number in range(3):
+        submit(queue, f"b{number}", created_by=bea)
+    assert order(queue) == ["a3", "b0", "a4", "b1", "a5", "b2"]
+
+
+def test_a_long_job_costs_its_user_as_many_turns(queue, users):
+    ada, bea, _ = users
+    submit(queue, "long", created_by=ada, cost=4)
+    submit(queue, "next", created_by=ada)
+    for number in range(5):
+        submit(queue, f"b{number}", created_by=bea)
+    assert order(queue) == ["long", "b0", "b1", "b2", "b3", "next", "b4"]
+
+
+def test_a_job_that_is_tried_again_waits_for_its_next_turn(queue, users, caplog):
+    ada, bea, _ = users
+    submit(queue, "broken", created_by=ada)
+    for number in range(2):
+        submit(queue, f"b{number}", created_by=bea)
+    done: list[str] = []
+
+    def handler(context: JobContext) -> Callable[[Session], None]:
+        done.append(context.lease.payload["run"])
+        if done[-1] == "broken":
+            raise OSError("no luck")
+        return nothing
+
+    waiting_done(queue, handler)
+    assert done == ["broken", "b0", "broken", "b1", "broken"]
+
+
+def test_priorities_come_before_turns(queue, users):
+    ada, bea, _ = users
+    for number in range(3):
+        submit(queue, f"a{number}", created_by=ada)
+    submit(queue, "urgent", created_by=ada, priority=1)
+    submit(queue, "b0", created_by=bea)
+    assert order(queue) == ["urgent", "a0", "b0", "a1", "a2"]
+
+
+def test_a_job_that_is_put_off_waits_again_and_only_once(queue, users):
+    number = submit(queue, created_by=users[0])
+    late = queue.claim("w1", ["play"])
+    with queue.database.write() as session:
+        assert queue.put_off(session, number)
+    with pytest.raises(LeaseLost):
+        queue.finish(late, nothing)
+    assert state(queue, number) == "queued"
+    lease = queue.claim("w2", ["play"])
+    assert (lease.attempt, lease.tries) == (2, 1), "which does not count"
+    with queue.database.write() as session:
+        assert not queue.put_off(session, number)
+    queue.finish(lease, nothing)
+    assert state(queue, number) == "done"
 
 
 def test_a_failure_is_not_tried_again_at_once(make_queue, caplog):

@@ -33,16 +33,19 @@ class Room:
         assert (answer.status_code, answer.json()["level"]) == (201, "complete")
         return run_id
 
-    def play(self, end: ReplayReport | Exception | None) -> None:
+    def play(self, end: ReplayReport | Exception | None) -> dict[str, Any]:
         """Do the next replay, which ends so; None for one in which everything is the same."""
+        played: list[dict[str, Any]] = []
 
         def handler(context: Any) -> Any:
+            played.append(context.lease.payload)
             if isinstance(end, Exception):
                 raise end
             found = (end or report()).model_copy(update={"run_id": context.lease.payload["run_id"]})
             return lambda session: service.keep(session, context.lease.job_id, found, None)
 
         assert JobWorker(self.queue, {service.KIND: handler}, "player").run_one()
+        return played[0]
 
     async def run(self, run_id: str) -> tuple[str, str]:
         found = (await self.hub.get(f"/api/v1/runs/{run_id}")).json()
@@ -165,7 +168,7 @@ async def test_attempts_that_failed_lower_nothing_however_many(room: Room):
     ("found", "reason"),
     [
         ({"refused": "it declares that it is not deterministic", "same": 0}, "not deterministic"),
-        ({"method": "rescore", "same": 4, "unscored": 2, "unscored_reason": "no `board`"}, "no `board`"),
+        ({"method": "rescore", "same": 4, "undecided": 2, "undecided_reason": "no `board`"}, "no `board`"),
     ],
 )
 async def test_a_replay_that_proves_nothing_says_why(room: Room, found, reason):
@@ -179,19 +182,27 @@ async def test_a_replay_that_proves_nothing_says_why(room: Room, found, reason):
 
 async def test_who_asks_for_less_or_calls_off_lowers_nothing(room: Room):
     run_id = await room.post(1, 0.9, "a")
-    (own,) = (await room.hub.get(f"/api/v1/runs/{run_id}/verifications")).json()["data"]
-    for wanted in ({"sample": 2}, {"level": "rescored"}):
+    room.play(None)
+    assert (await room.run(run_id))[0] == "replayed"
+    for wanted in ({"sample": 2}, {"level": "rescored"}, {}):
         await room.cancel(await room.ask(run_id, **wanted), "bob")
         await room.ask(run_id, **wanted)
         room.play(too_long())
-    assert (await room.run(run_id))[0] == "complete"
+        assert (await room.run(run_id))[0] == "replayed", "what was proven stays so"
+
+
+async def test_what_is_called_off_or_put_off_lowers_nothing(room: Room):
+    run_id = await room.post(1, 0.9, "a")
+    (own,) = (await room.hub.get(f"/api/v1/runs/{run_id}/verifications")).json()["data"]
+    assert room.queue.claim("w", [service.KIND])
     await room.cancel(own["id"], "alice")
-    assert (await room.run(run_id))[0] == "complete"
-    await room.ask(run_id)
-    room.play(None)
-    await room.ask(run_id)
-    room.play(too_long())
-    assert (await room.run(run_id))[0] == "replayed", "what was proven stays so"
+    (own,) = (await room.hub.get(f"/api/v1/runs/{run_id}/verifications")).json()["data"]
+    assert (own["state"], (await room.run(run_id))[0]) == ("queued", "complete")
+    for wanted in ({"sample": 2}, {"level": "rescored"}):
+        await room.ask(run_id, **wanted)
+    asked = [room.play(too_long()) for _ in range(3)]
+    assert {one["level"] for one in asked} == {"highest", "rescored"}
+    assert (await room.run(run_id))[0] == "unverifiable", "what the hub asked for itself came to nothing"
 
 
 @pytest.mark.parametrize(

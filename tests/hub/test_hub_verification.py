@@ -12,9 +12,11 @@ from wander.types import EnvironmentInfo
 from wander.wire import EnvironmentPin, Platform, Problem
 from wander.wire.verification import Divergence, ReplayReport, VerifiedWith
 from wander_hub import __version__
+from wander_hub.identity import HUB
 from wander_hub.jobs import JobContext, JobWorker, TableQueue
 from wander_hub.jobs.models import Job
 from wander_hub.jobs.table import MAX_ATTEMPTS
+from wander_hub.runs import service as runs
 from wander_hub.verification import service
 from wander_hub.verification.levels import level_from
 from wander_hub.verification.program import ClientProgram
@@ -116,7 +118,10 @@ SCORED = {"method": "rescore"}
 SOME = {"sampled": True, "replayed": 2, "same": 2}
 ONE_DIFFERS = {"same": 5, "differing": 1}
 ONE_OF_SOME = {"sampled": True, "replayed": 2, "same": 1, "differing": 1}
-UNSCORED = {"method": "rescore", "same": 5, "unscored": 1}
+JUDGED = {"method": "rescore", "answered": 6, "judged": 6}
+ANSWERED = {"answered": 6}
+LOST = {"same": 5, "undecided": 1, "unfinished": 1, "undecided_reason": "was killed by SIGKILL"}
+UNDECIDED = {"method": "rescore", "same": 5, "undecided": 1}
 REFUSED = {"replayed": 0, "same": 0, "refused": "it is not deterministic"}
 CONTRADICTED = {"replayed": 0, "same": 0, "refused": "other examples", "contradicted": True}
 COMPLETE = ("complete", "every expected rollout is here")
@@ -130,9 +135,9 @@ COMPLETE = ("complete", "every expected rollout is here")
         ([SCORED], "rescored"),
         ([SCORED, SAME], "replayed"),
         ([SAME, SCORED], "replayed"),
-        ([UNSCORED], "unverifiable"),
-        ([SCORED, UNSCORED], "rescored"),
-        ([UNSCORED, SCORED], "rescored"),
+        ([UNDECIDED], "unverifiable"),
+        ([SCORED, UNDECIDED], "rescored"),
+        ([UNDECIDED, SCORED], "rescored"),
         ([REFUSED], "unverifiable"),
         ([REFUSED, SAME], "replayed"),
         ([SAME, REFUSED], "replayed"),
@@ -152,6 +157,13 @@ COMPLETE = ("complete", "every expected rollout is here")
         ([ONE_DIFFERS, ONE_DIFFERS, SAME, SAME], "replayed"),
         ([ONE_DIFFERS, SOME], "claimed"),
         ([{"recorded": 5, "replayed": 5, "same": 5}], "unverifiable"),
+        ([JUDGED], "complete"),
+        ([ANSWERED], "complete"),
+        ([UNDECIDED, JUDGED], "complete"),
+        ([JUDGED, REFUSED], "complete"),
+        ([LOST], "unverifiable"),
+        ([LOST, SAME], "replayed"),
+        ([SAME, LOST], "replayed"),
     ],
 )
 def test_a_level_comes_from_the_best_evidence(found, after):
@@ -163,22 +175,80 @@ def test_a_level_comes_from_the_best_evidence(found, after):
     )
 
 
+def test_what_a_replay_takes_from_the_record_is_told():
+    told = level_from(COMPLETE, [(report(**JUDGED), True)])[1]
+    assert told.endswith("the same rewards; the judge's answers are taken as recorded")
+    told = level_from(COMPLETE, [(report(**ANSWERED), True)])[1]
+    assert told.endswith("; the answers of other models are taken as recorded")
+
+
 def test_a_smaller_request_lowers_nothing_unless_it_finds_a_difference():
-    for found in (REFUSED, UNSCORED, SOME):
+    for found in (REFUSED, UNDECIDED, SOME):
         assert level_from(COMPLETE, [(report(**found), False)]) == COMPLETE
     assert level_from(COMPLETE, [(report(**ONE_OF_SOME), False)])[0] == "claimed"
 
 
-async def test_only_who_asked_or_manages_calls_it_off(hub, run):
+async def test_who_asked_calls_it_off_and_who_manages_puts_it_off(hub, run):
     (mine,) = await listed(hub)
     path = f"/api/v1/verifications/{mine['id']}"
     assert (await hub.client.delete(path)).status_code == 401
     assert (await hub.client.delete(path, headers=hub.auth("bob"))).status_code == 403
     answer = await hub.client.delete(path, headers=hub.auth("alice"))
-    assert (answer.status_code, answer.json()["state"]) == (200, "cancelled")
-    asked = (await ask(hub)).json()
+    assert (answer.status_code, answer.json()["state"]) == (200, "queued"), "which nobody asked for"
+    asked = (await ask(hub, sample=2)).json()
+    answer = await hub.client.delete(f"/api/v1/verifications/{asked['id']}", headers=hub.auth("alice"))
+    assert (answer.status_code, answer.json()["state"]) == (200, "queued"), "which another user asked for"
     answer = await hub.client.delete(f"/api/v1/verifications/{asked['id']}", headers=hub.auth("bob"))
     assert answer.json()["state"] == "cancelled"
+
+
+async def test_a_running_verification_of_a_rival_is_put_off_once(hub, run):
+    (mine,) = await listed(hub)
+    queue, path = TableQueue(hub.database), f"/api/v1/verifications/{mine['id']}"
+    assert queue.claim("w1", [service.KIND])
+    answer = await hub.client.delete(path, headers=hub.auth("alice"))
+    assert (answer.status_code, answer.json()["state"]) == (200, "queued")
+    assert queue.claim("w2", [service.KIND])
+    answer = await hub.client.delete(path, headers=hub.auth("alice"))
+    assert (answer.status_code, answer.json()["code"]) == (409, "put_off_before")
+    assert (await hub.get(f"/api/v1/runs/{run}")).json()["level"] == "complete"
+
+
+async def test_asking_gives_no_precedence(hub, run, run_of, make_wheel):
+    """The hub's own verifications, and those that somebody asks for, have one queue, with turns by user."""
+    sha256 = await hub.publish(make_wheel(version="0.2.0"))
+    play(hub, report())
+    for number in range(3):
+        manifest, rollouts = run_of(sha256, version="0.2.0", run_id=f"01RUN{number:021d}", model=f"m{number}")
+        assert (await hub.post_run(manifest, rollouts)).status_code == 201
+    for sample in (1, 2, 3):  # bob's
+        assert (await ask(hub, sample=sample)).status_code == 201
+    taken: list[str] = []
+
+    def handler(context):
+        taken.append(context.lease.payload["run_id"])
+        return lambda session: None
+
+    worker = JobWorker(TableQueue(hub.database), {service.KIND: handler}, "test")
+    while worker.run_one():
+        pass
+    assert [one == RUN for one in taken] == [True, False, True, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "model_seconds", "limit"),
+    [(0.0, 0.0, 60), (1.5, 0.0, 87), (100.0, 100.0, 60), (100.0, 90.0, 240), (1e6, 0.0, 3600)],
+)
+async def test_the_time_limit_follows_from_what_the_run_recorded(
+    hub, run_of, make_wheel, seconds, model_seconds, limit
+):
+    manifest, rollouts = run_of(await hub.publish(make_wheel()))
+    for one in rollouts:
+        one["seconds"], one["turns"][0]["model_seconds"] = seconds, model_seconds
+    assert (await hub.post_run(manifest, rollouts)).status_code == 201
+    with hub.database.read(HUB) as session:
+        found = runs.find(session, RUN)
+        assert service.time_limit_of(found, hub.settings.verification_seconds) == pytest.approx(limit)
 
 
 async def test_a_user_has_only_so_many_waiting(hub, run, monkeypatch):
@@ -288,16 +358,17 @@ async def test_levels_are_asked_for_one_by_one_and_rescoring_gives_its_own(hub, 
     assert (detail["level"], detail["level_reason"]) == (
         "rescored",
         "the hub scored the transcripts of all 6 rollouts: the same rewards; "
-        "what tools and judges answered is as its submitter states it",
+        "what tools answered is as its submitter states it",
     )
-    newest = (await listed(hub))[0]
-    assert (newest["gave"], newest["made_with"]["hub"]) == ("rescored", __version__)
+    first = (await listed(hub))[-1]
+    assert (first["gave"], first["made_with"]["hub"]) == ("rescored", __version__)
     play(hub, report())
     assert (await hub.get(f"/api/v1/runs/{run}")).json()["level"] == "replayed"
 
 
 async def test_a_sample_is_drawn_by_nothing_that_can_be_foreseen(hub, run, monkeypatch):
     commands: list[list[str]] = []
+    play(hub, report())
 
     def answer(self: ClientProgram, context: JobContext, words: list[str], *_: str) -> dict[str, Any]:
         commands.append(words)

@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asked_model import AskedModel
 from wander import LocalEnvironment, Rollout, Rubric, ScriptedClient, SingleTurnEnv, load_environment
 from wander.clients.base import ModelRequest
 from wander.clients.scripted import scripted_client_from_spec
 from wander.errors import ModelError, RunError
-from wander.evals.replay import first_difference, replay_run
+from wander.evals.replay import TRIES, first_difference, replay_run
 from wander.evals.run.runner import EvaluationPlan, EvaluationResult, evaluate
 from wander.evals.store.folder import RunFolder
 from wander.rubrics.judge import JudgeRubric, judge_score
-from wander.types import Failure, Turn
+from wander.types import Turn
 from wander.wire import EnvironmentPin
 from wander.wire.verification import ReplayReport
 
@@ -139,17 +140,63 @@ async def test_failed_rollouts_are_counted_and_not_compared() -> None:
     assert (report.level, report.failed, report.same, report.differing) == ("claimed", 2, 10, 0)
 
 
-async def test_a_rollout_that_claims_success_but_breaks_is_found() -> None:
+async def test_a_rollout_that_breaks_in_the_replay_is_undecided() -> None:
+    """It has failed, and does not differ; what it states is not shown either."""
+    calls = itertools.count()
+
     def broken(completion: list[dict[str, Any]], answer: str) -> float:
-        raise ValueError("no")
+        next(calls)
+        raise ValueError("no socket here")
 
     broken_env = environment(Rubric([broken]))
     result = await played(environment())
     result.manifest.environment.info = broken_env.info
     report = await replayed(result, env=broken_env)
-    assert report.differing == 12
-    assert report.divergences[0].difference.startswith("the failure is")
-    assert isinstance((await played(environment(Rubric([broken])))).rollouts[0].failure, Failure)
+    assert (report.level, report.undecided, report.unfinished, report.differing) == ("complete", 12, 0, 0)
+    assert not report.agrees
+    assert "no socket here" in (report.undecided_reason or "")
+    assert next(calls) == 12 * TRIES
+
+
+async def test_a_rollout_that_breaks_once_is_replayed_once_more() -> None:
+    calls = itertools.count()
+
+    def unsure(completion: list[dict[str, Any]], answer: str) -> float:
+        if next(calls) in (20, 21):
+            raise OSError("no memory for a moment")
+        return exact(completion, answer)
+
+    env = environment(Rubric([unsure]))
+    report = await replayed(await played(env), env=env)
+    assert (report.level, report.same, report.undecided) == ("replayed", 12, 0)
+
+
+async def test_a_difference_that_does_not_occur_again_is_no_difference() -> None:
+    """Neither does it show that the rollout is the same."""
+    calls = itertools.count()
+
+    def moody(completion: list[dict[str, Any]], answer: str) -> float:
+        number = next(calls)  # 12 of the run; then every second call gives another reward
+        return exact(completion, answer) if number < 12 or number % 2 else 5.0
+
+    env = environment(Rubric([moody]), reward_bounds=(0.0, 5.0))
+    result = await played(env)
+    report = await replayed(result, env=env, concurrency=1, sample=1)
+    assert (report.replayed, report.differing, report.undecided) == (1, 0, 1)
+    assert "the same as recorded when it was replayed once more" in (report.undecided_reason or "")
+
+
+@pytest.mark.parametrize("taken", [[], [0]])
+async def test_a_rollout_that_asks_for_more_than_its_record_has_differs(taken: list[int]) -> None:
+    env = LocalEnvironment(load_environment("tictactoe"))
+    player = scripted_client_from_spec("tictactoe.players:careless")
+    plan = EvaluationPlan(num_examples=3, rollouts_per_example=1, seed=3)
+    result = await evaluate(env, player, plan, None, EnvironmentPin(name="tictactoe", info=env.info))
+    first = result.rollouts[0]
+    result.rollouts[0] = first.model_copy(update={"turns": [first.turns[at] for at in taken]})
+    report = await replay_run(env, result.manifest, result.rollouts)
+    assert (report.level, report.differing, report.undecided) == ("claimed", 1, 0)
+    assert report.divergences[0].part == "turns"
 
 
 async def test_hidden_randomness_is_caught() -> None:
@@ -218,19 +265,71 @@ async def test_a_sample_is_drawn_by_its_seed_and_raises_no_level() -> None:
     assert (await replayed(result, sample=12)).level == "replayed"
 
 
-async def test_what_a_judge_said_is_taken_from_the_record_and_not_replayed() -> None:
-    """A judge in an environment that calls itself deterministic: its answers are the submitter's word."""
-    judge = JudgeRubric([judge_score], client=ScriptedClient(lambda request: '{"verdict": "no"}'))
-    env = environment(judge)
-    result = await played(env)
-    assert {each.reward for each in result.rollouts} == {0.0}
-    honest = await replayed(result, env=env)
-    assert (honest.same, honest.answered, honest.level) == (12, 12, "rescored")
-    for each in result.rollouts:
+def say_no(request: ModelRequest) -> str:
+    return '{"verdict": "no"}'
+
+
+def praise(rollouts: list[Rollout]) -> None:
+    """Put better answers into the judge's mouth, with the rewards that follow from them."""
+    for each in rollouts:
         each.info["judge_answers"][0]["answer"] = '{"verdict": "yes"}'
         each.reward, each.metrics = 1.0, {"judge_score": 1.0}
-    forged = await replayed(result, env=env)
-    assert (forged.same, forged.answered, forged.level) == (12, 12, "rescored")
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+async def test_a_judge_that_is_asked_answers_from_the_record(
+    deterministic: bool,
+) -> None:
+    judge = JudgeRubric([judge_score], client=AskedModel(say_no))
+    env = environment(judge, deterministic=deterministic)
+    result = await played(env)
+    assert {each.reward for each in result.rollouts} == {0.0}
+    for forge in (list, praise):
+        forge(result.rollouts)
+        report = await replayed(result, env=env, level="highest")
+        assert (report.same, report.judged, report.answered, report.level) == (12, 12, 12, "complete")
+        assert report.agrees
+        assert report.taken_as_recorded == "the judge's answers are taken as recorded"
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+async def test_a_judge_that_is_a_function_is_called_again(deterministic: bool) -> None:
+    env = environment(JudgeRubric([judge_score], client=ScriptedClient(say_no)), deterministic=deterministic)
+    result = await played(env)
+    honest = await replayed(result, env=env, level="highest")
+    assert (honest.level, honest.answered) == ("replayed" if deterministic else "rescored", 0)
+    praise(result.rollouts)
+    forged = await replayed(result, env=env, level="highest")
+    assert (forged.level, forged.differing) == ("claimed", 12)
+
+
+MANGLED: dict[str, Any] = {
+    "messages": lambda one: one["messages"][0].update(content="another question"),
+    "digest": lambda one: one.update(digest="0" * 64),
+    "model": lambda one: one.update(model="a stricter judge"),
+    "sampling": lambda one: one.update(sampling={"temperature": 2.0}),
+    "called a function": lambda one: one.update(scripted=True),
+    "gone": lambda one: one.clear(),
+}
+
+
+@pytest.mark.parametrize("name", MANGLED)
+@pytest.mark.parametrize("deterministic", [True, False])
+async def test_mangled_records_of_a_judge_differ(name: str, deterministic: bool) -> None:
+    env = environment(JudgeRubric([judge_score], client=AskedModel(say_no)), deterministic=deterministic)
+    result = await played(env)
+    for each in result.rollouts:
+        MANGLED[name](each.info["judge_answers"][0])
+    report = await replayed(result, env=env, level="highest")
+    assert (report.level, report.same) == ("claimed", 0)
+
+
+@pytest.mark.parametrize("info", [{"judge_answers": "x"}, {"judge_answers": [1]}, {"judge_answers": []}])
+async def test_odd_records_of_judges_do_not_stop_a_replay(info: dict[str, Any]) -> None:
+    result = await played(environment())
+    result.rollouts[0].info |= info
+    report = await replayed(result)
+    assert (report.level, report.differing) == ("claimed", 1)
 
 
 async def test_rewards_that_compare_a_group_are_compared_by_whole_groups() -> None:

@@ -21,9 +21,16 @@ JUDGED = '''
 import itertools
 
 from wander import MultiTurnEnv, Rubric, ScriptedClient
+from wander.clients.base import Client
 from wander.rubrics.judge import JudgeRubric, judge_score
 
 asked = itertools.count()
+
+class Model(Client):
+    model = "moody"
+
+    async def complete(self, request):
+        return await ScriptedClient(judged).complete(request)
 
 def judged(request):
     """Never says the same twice, as a judge may."""
@@ -44,7 +51,7 @@ class Env(MultiTurnEnv):
 
 def load_environment(rubric="judge"):
     rubrics = {
-        "judge": JudgeRubric([judge_score, length], [1.0, 0.0], client=ScriptedClient(judged), attempts=1),
+        "judge": JudgeRubric([judge_score, length], [1.0, 0.0], client=Model(), attempts=1),
         "length": Rubric([length]),
         "state": Rubric([length, weather]),
     }
@@ -88,8 +95,8 @@ async def test_a_judge_is_not_asked_again_and_the_rewards_are_the_same(where: st
     async with opened(tmp_path, where) as env:
         result = await played(env)
         report = await replay_run(env, result.manifest, stored(result), level="highest")
-    assert (report.method, report.level) == ("rescore", "rescored"), report
-    assert (report.replayed, report.same, report.differing, report.unscored) == (10, 10, 0, 0)
+    assert (report.method, report.level, report.agrees) == ("rescore", "complete", True), report
+    assert (report.replayed, report.same, report.differing, report.undecided) == (10, 10, 0, 0)
 
 
 def raise_reward(one: dict[str, Any]) -> None:
@@ -145,8 +152,8 @@ async def test_a_rubric_that_needs_the_playing_proves_nothing(tmp_path: Path) ->
     async with opened(tmp_path, "here", "state") as env:
         result = await played(env)
         report = await replay_run(env, result.manifest, stored(result), level="rescored")
-    assert (report.level, report.unscored, report.same, report.differing) == ("complete", 10, 0, 0)
-    assert "weather" in (report.unscored_reason or "")
+    assert (report.level, report.undecided, report.same, report.differing) == ("complete", 10, 0, 0)
+    assert "weather" in (report.undecided_reason or "")
 
 
 async def test_a_replay_is_refused_and_a_sample_of_rescorings_is_no_level(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import json
 
 import pytest
 from aiohttp import web
+from asked_model import AskedModel
 from hypothesis import given
 from hypothesis import strategies as st
 from wander import ReplayClient, Rubric, ScriptedClient, SingleTurnEnv, XMLParser
@@ -33,7 +34,7 @@ def environment(rubric, rows=None):
 
 
 def judged_by(replies, **options):
-    """Return (environment, list of the judge's requests) with a judge that answers from a script."""
+    """Return (environment, list of the judge's requests) with a judge that is asked."""
     asked = []
 
     def script(request):
@@ -43,7 +44,7 @@ def judged_by(replies, **options):
             raise reply
         return reply
 
-    rubric = JudgeRubric([judge_score], client=ScriptedClient(script, model="judge"), **options)
+    rubric = JudgeRubric([judge_score], client=AskedModel(script, model="judge"), **options)
     return environment(rubric), asked
 
 

@@ -197,7 +197,7 @@ async def test_a_replay_meets_the_scripted_player_and_believes_no_other():
     # Who is no script is the submitter's word: the rewards follow from the record, no more.
     _, other = await played(None, {"buyer": ScriptedClient(lambda request: "7", model="somebody")})
     report = await replay_run(handle, other.manifest, other.rollouts)
-    assert (report.differing, report.level, report.answered) == (0, "rescored", len(other.rollouts))
+    assert (report.differing, report.level, report.answered) == (0, "complete", len(other.rollouts))
     # And nobody else plays: all completions are the model's own.
     _, alone = await played(None, {})
     report = await replay_run(handle, alone.manifest, alone.rollouts)

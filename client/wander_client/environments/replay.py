@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -134,21 +134,23 @@ async def replay_in(
     in_process: bool,
     sandbox: SandboxPolicy | None,
     on_replayed: Callable[[int, int], None],
+    time_limit: float | None = None,
 ) -> tuple[ReplayReport, VerifiedWith | None]:
-    """Open the environment with the run's arguments and play, or score, its rollouts again.
+    """Open the environment with the run's arguments and replay, or rescore, its rollouts.
 
-    It runs in two processes whose surroundings are drawn now, so that it cannot know whether it is played
-    again: the second one plays some rollouts once more. In this process there is only one.
+    It runs in two processes whose surroundings are drawn now, so that it cannot know whether it is replayed:
+    the second one plays some rollouts once more. In this process there is only one. If loading and replaying
+    take more than `time_limit` seconds, the report says so, and that it is unfinished.
 
     An environment that refuses the arguments contradicts the manifest; then there is nothing it ran with.
     """
     from wander.evals.replay import replay_run
     from wander.evals.store.manifest import this_platform
-    from wander.wire.verification import ReplayReport, VerifiedWith
+    from wander.wire.verification import VerifiedWith
     from wander.worker.process.surroundings import draw_surroundings
 
     arguments = manifest.environment.arguments
-    async with contextlib.AsyncExitStack() as stack:
+    async with _within(time_limit) as late, contextlib.AsyncExitStack() as stack:
         drawn = [] if in_process else [draw_surroundings(confined=sandbox is not None) for _ in range(2)]
         each: list[Surroundings] | list[None] = drawn or [None]
         openings = [
@@ -164,18 +166,8 @@ async def replay_in(
         except UsageError as error:
             if error.code != "bad_arguments":
                 raise
-            refused = ReplayReport(
-                run_id=manifest.run_id,
-                expected=manifest.expected_rollouts,
-                recorded=0,
-                replayed=0,
-                same=0,
-                differing=0,
-                failed=0,
-                refused=f"the environment refuses its arguments: {error}",
-                contradicted=True,
-            )
-            return refused, None
+            refused = _refused(manifest, f"the environment refuses its arguments: {error}")
+            return refused.model_copy(update={"contradicted": True}), None
         if location.folder is not None:
             # Under change: what differs from the manifest shows in the rollouts.
             pin = manifest.environment.model_copy(update={"info": opened.handle.info})
@@ -192,7 +184,37 @@ async def replay_in(
             concurrency=concurrency,
             on_replayed=on_replayed,
         )
+    if late():
+        report = _refused(manifest, f"it takes longer than the limit of {time_limit:.0f} s")
+        return report.model_copy(update={"unfinished": report.expected}), None
     return report, made_with
+
+
+@contextlib.asynccontextmanager
+async def _within(seconds: float | None) -> AsyncIterator[Callable[[], bool]]:
+    """End the block after so many seconds; yield what tells whether that happened."""
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            yield limit.expired
+    except TimeoutError:
+        if not limit.expired():
+            raise
+
+
+def _refused(manifest: RunManifest, reason: str) -> ReplayReport:
+    """Return the report of a replay that could compare nothing."""
+    from wander.wire.verification import ReplayReport
+
+    return ReplayReport(
+        run_id=manifest.run_id,
+        expected=manifest.expected_rollouts,
+        recorded=0,
+        replayed=0,
+        same=0,
+        differing=0,
+        failed=0,
+        refused=reason,
+    )
 
 
 def _require_opened(found: OpenedEnvironment | BaseException) -> OpenedEnvironment:

@@ -284,6 +284,22 @@ def doctor(data: Data = None, as_json: AsJson = False) -> None:
 
 
 @app.command()
+def retry(data: Data = None, as_json: AsJson = False) -> None:
+    """Try all replays, examinations and checks again that wait for the hub, or that it gave up.
+
+    \b
+    wander-hub retry                         once the sandbox starts, or the disk has room again
+    """
+    from wander_hub.jobs import TableQueue
+    from wander_hub.operation import job_queue
+
+    settings = read_settings(data=data)
+    with open_database(settings) as database, database.write() as session:
+        found = job_queue.retry_all(session, TableQueue.of(settings, database))
+    print_row(found.model_dump(), as_json, f"{found.retried} jobs are tried again")
+
+
+@app.command()
 def work(
     hub: Annotated[
         str | None,

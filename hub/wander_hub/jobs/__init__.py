@@ -25,6 +25,7 @@ from wander_hub.jobs.worker import (
     JobContext,
     JobPostponed,
     JobRefused,
+    JobUnfinished,
     JobWorker,
     worker_name,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "JobContext",
     "JobPostponed",
     "JobRefused",
+    "JobUnfinished",
     "JobWorker",
     "Lease",
     "LeaseLost",

@@ -20,7 +20,11 @@ class Job(Base):
     """One piece of work."""
 
     __tablename__ = "jobs"
-    __table_args__ = (Index("ix_jobs_waiting", "state", "kind", "priority", "id"),)
+    __table_args__ = (
+        Index("ix_jobs_waiting", "state", "priority", "turn", "id"),
+        Index("ix_jobs_turns", "created_by_id", "turn"),
+        Index("ix_jobs_turn", "turn"),
+    )
 
     id: Mapped[int] = mapped_column(primary_key=True)
     kind: Mapped[str] = mapped_column(String(40))
@@ -29,7 +33,7 @@ class Job(Base):
     payload: Mapped[dict[str, Any]] = mapped_column(JSON)
     state: Mapped[JobState] = mapped_column(String(12), default="queued")
     priority: Mapped[int] = mapped_column(default=0)
-    """Higher is sooner."""
+    """Higher comes first."""
     run_after: Mapped[datetime]
     attempt: Mapped[int] = mapped_column(default=0)
     max_attempts: Mapped[int]
@@ -39,5 +43,10 @@ class Job(Base):
     cancel_requested: Mapped[bool] = mapped_column(default=False)
     error: Mapped[str | None] = mapped_column(Text)
     created_by_id: Mapped[int | None] = mapped_column(ForeignKey("users.id"))
+    """The user on whose account it is done; None for the hub's own."""
+    turn: Mapped[float] = mapped_column(default=0.0)
+    """Its place among the jobs of its priority: the lowest is next."""
+    cost: Mapped[float] = mapped_column(default=1.0)
+    """How far it moves its user's next turn back; 1 is a usual job, of up to a minute."""
     created_at: Mapped[datetime]
     finished_at: Mapped[datetime | None]

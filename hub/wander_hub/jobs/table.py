@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, case, or_, select, update
+from sqlalchemy import ColumnElement, and_, case, func, or_, select, update
 from sqlalchemy.orm import Session
 from wander.wire.verification import JobState
 
@@ -18,9 +18,10 @@ from wander_hub.jobs.models import Job
 from wander_hub.settings import Settings
 
 LEASE_SECONDS = 30.0
-MAX_ATTEMPTS, MOST_POSTPONED = 3, 20
-_LONGEST_PAUSE = 4
-"""Doublings of the pause after an attempt: 160 s, where it began with 10."""
+MAX_ATTEMPTS = 3
+_LONGEST_PAUSE, _LONGEST_WAIT = 4, 11
+"""Doublings of the pause after an attempt that failed, and after one that met a fault of the hub: from 10 s
+to 160 s, and to 6 hours."""
 _LONGEST_ERROR = 2000
 _PATHS = (
     (re.compile(r"""(["'`])(?:file://)?~?/[^"'`\n]*?([^"'`/\n]+)/?\1"""), r"\1\2\1"),
@@ -38,6 +39,8 @@ class Lease:
     payload: dict[str, Any]
     owner: str
     attempt: int
+    tries: int
+    """How many attempts counted, this one included: those that met a fault of the hub do not."""
 
 
 class LeaseLost(Exception):
@@ -70,9 +73,15 @@ class TableQueue:
         *,
         priority: int = 0,
         created_by: int | None = None,
+        cost: float = 1.0,
         pause: timedelta = timedelta(),
     ) -> int:
-        """Add a job that is done after a pause, or return the one that has this key."""
+        """Add a job that is done after a pause, or return the one that has this key.
+
+        Of one priority, the jobs of all users (`created_by`) are done in turns, as start-time fair queueing
+        has it: a user's next job starts behind what their jobs before it cost, and never before the one that
+        is done now. So whoever submits a thousand jobs delays the single job of another user by one of them.
+        """
         known = session.scalar(select(Job.id).where(Job.key == key))
         if known is not None:
             return known
@@ -85,10 +94,21 @@ class TableQueue:
             max_attempts=MAX_ATTEMPTS,
             created_by_id=created_by,
             created_at=now(),
+            turn=self._next_turn(session, created_by),
+            cost=cost,
         )
         session.add(job)
         session.flush()
         return job.id
+
+    def _next_turn(self, session: Session, user_id: int | None) -> float:
+        """Return the turn of a user's next job: after their own last one, and after what is done now."""
+        waiting = session.scalar(select(func.min(Job.turn)).where(Job.state == "queued"))
+        if waiting is None:
+            waiting = session.scalar(select(func.max(Job.turn))) or 0.0
+        last = select(Job.turn + Job.cost).where(Job.created_by_id == user_id).order_by(Job.turn.desc())
+        own = session.scalar(last.limit(1)) if user_id is not None else None
+        return max(waiting, own or 0.0)
 
     def cancel(self, session: Session, job_id: int) -> None:
         """Call a job off: at once where it waits, soon where it runs."""
@@ -99,6 +119,20 @@ class TableQueue:
         else:
             _update(session, and_(Job.id == job_id, Job.state == "running"), cancel_requested=True)
 
+    def put_off(self, session: Session, job_id: int) -> bool:
+        """End the attempt at a job that runs, and have it wait for its next turn; False the second time.
+
+        Its worker loses the lease, and can keep nothing.
+        """
+        job = session.get_one(Job, job_id, with_for_update=True)
+        if job.state != "running" or job.payload.get("put_off"):
+            return False
+        job.payload = {**job.payload, "put_off": True}
+        job.state, job.lease_until, job.max_attempts = "queued", None, job.max_attempts + 1
+        job.turn += job.cost
+        session.flush()
+        return True
+
     def retry(self, session: Session, job_id: int) -> bool:
         """Have a job that failed, or was called off, tried as often as a new one; False for any other."""
         ended = and_(Job.id == job_id, Job.state.in_(("failed", "cancelled")))
@@ -106,6 +140,13 @@ class TableQueue:
         return bool(
             _update(session, ended, state="queued", finished_at=None, cancel_requested=False, **again)
         )
+
+    def retry_all(self, session: Session, kinds: Iterable[str]) -> int:
+        """Have all jobs of these kinds tried now that wait after an attempt, or failed; return how many."""
+        again = {"max_attempts": Job.attempt + MAX_ATTEMPTS, "run_after": self.database.moment()}
+        waits = (Job.state == "queued") & Job.error.is_not(None)
+        wanted = Job.kind.in_(list(kinds)) & (waits | (Job.state == "failed"))
+        return _update(session, wanted, state="queued", finished_at=None, cancel_requested=False, **again)
 
     def claim(self, owner: str, kinds: Iterable[str]) -> Lease | None:
         """Requeue the jobs of dead workers and take the next job; return None if no job is due."""
@@ -120,7 +161,7 @@ class TableQueue:
             job = session.scalar(
                 select(Job)
                 .where(wanted)
-                .order_by(Job.priority.desc(), Job.id)
+                .order_by(Job.priority.desc(), Job.turn, Job.id)
                 .limit(1)
                 .with_for_update(skip_locked=True)
             )
@@ -129,7 +170,8 @@ class TableQueue:
             job.state, job.attempt = "running", job.attempt + 1
             job.lease_owner, job.lease_until = owner, self._until()
             job.progress, job.error = {}, None
-            return Lease(job.id, job.kind, dict(job.payload), owner, job.attempt)
+            tries = job.attempt - (job.max_attempts - MAX_ATTEMPTS)
+            return Lease(job.id, job.kind, dict(job.payload), owner, job.attempt, tries)
 
         return self.database.commit(take, HUB)
 
@@ -151,21 +193,24 @@ class TableQueue:
     def fail(self, lease: Lease, error: str, *, retry: bool, postponed: bool = False) -> JobState:
         """Say that an attempt failed; returns what the job is now. Raises `LeaseLost`.
 
-        Of those that are `postponed`, the first `MOST_POSTPONED` do not count.
+        An attempt that is `postponed` does not count: the job waits, each time longer, until the hub can do
+        it. Another user's job comes first when it is tried again.
         """
-        more = 1 if postponed and lease.attempt < MOST_POSTPONED else 0
+        more = 1 if postponed else 0
 
         def end(session: Session) -> JobState:
             job = session.get(Job, lease.job_id)
             again = retry and job is not None and lease.attempt < job.max_attempts + more
             called_off = job is not None and job.cancel_requested
             state: JobState = "cancelled" if called_off else "queued" if again else "failed"
-            pause = timedelta(seconds=self._retry_seconds * 2 ** min(lease.attempt - 1, _LONGEST_PAUSE))
+            most = _LONGEST_WAIT if postponed else _LONGEST_PAUSE
+            pause = timedelta(seconds=self._retry_seconds * 2 ** min(lease.attempt - 1, most))
             _write(
                 session,
                 lease,
                 state=state,
                 max_attempts=Job.max_attempts + more,
+                turn=Job.turn + Job.cost,
                 error=storable(hide_paths(error))[:_LONGEST_ERROR],
                 lease_until=None,
                 run_after=self.database.moment(pause),

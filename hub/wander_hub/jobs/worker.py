@@ -33,8 +33,12 @@ class JobRefused(Exception):
     """The job cannot succeed, however often it is tried."""
 
 
+class JobUnfinished(Exception):
+    """The attempt did not get to its end, for a reason that may not hold the next time."""
+
+
 class JobPostponed(Exception):
-    """What the job needs is away: it is tried again, for the better part of an hour."""
+    """A fault of the hub is in the way: the job waits until the hub can do it."""
 
 
 @dataclass
@@ -116,6 +120,8 @@ class Attempts:
             logger.warning("%s", error)
         except JobRefused as error:
             self._record_failure(lease, str(error), retry=False)
+        except JobUnfinished as error:
+            self._record_failure(lease, str(error), retry=True)
         except JobPostponed as error:
             self._record_failure(lease, str(error), retry=True, postponed=True)
         except JobCancelled:

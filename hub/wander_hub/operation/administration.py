@@ -13,7 +13,15 @@ from typing import IO, Annotated
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
-from wander.wire.events import BackupInfo, BackupList, DoctorFinding, DoctorReport, JobInfo, JobPage
+from wander.wire.events import (
+    BackupInfo,
+    BackupList,
+    DoctorFinding,
+    DoctorReport,
+    JobInfo,
+    JobPage,
+    RetriedJobs,
+)
 from wander.wire.verification import JobState
 
 from wander_hub.http.boundary import (
@@ -73,6 +81,15 @@ def list_jobs(
 def retry_job(request: Request, context: ForAdministrator, job: Number) -> JobInfo:
     """Have a job done that failed or was called off, as often tried as a new one. For administrators."""
     found = context.commit(lambda session: job_queue.retry(session, request.app.state.jobs, job))
+    wake_jobs(request)
+    return found
+
+
+@router.post("/jobs/retry", responses=refusals(401, 403))
+@audited("job.retry")
+def retry_jobs(request: Request, context: ForAdministrator) -> RetriedJobs:
+    """Try all replays, examinations and checks again that wait for the hub, or failed. For administrators."""
+    found = context.commit(lambda session: job_queue.retry_all(session, request.app.state.jobs))
     wake_jobs(request)
     return found
 

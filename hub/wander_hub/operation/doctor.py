@@ -14,6 +14,8 @@ from sqlalchemy import text
 
 from wander_hub.database import Database, now
 from wander_hub.http.health import free_bytes
+from wander_hub.identity import HUB
+from wander_hub.operation import job_queue
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 from wander_hub.verification.worker import missing_for_verification
@@ -48,6 +50,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
         ("disk", lambda: _look_at_disk(settings)),
         ("proxy", lambda: _look_at_proxy(settings)),
         ("sandbox", lambda: _look_at_sandbox(settings)),
+        ("jobs", lambda: _look_at_jobs(database)),
     )
     for name, look in looks:
         try:
@@ -133,6 +136,16 @@ def _look_at_proxy(settings: Settings) -> str:
             "it in `FORWARDED_ALLOW_IPS` where it runs elsewhere"
         )
     return f"{url} leads here, over {here.scheme}"
+
+
+def _look_at_jobs(database: Database) -> str:
+    with database.read(HUB) as session:
+        found = job_queue.find_held_up(session)
+    if found is None:
+        return "none waits for the hub"
+    numbers = ((found.waiting, "wait for the hub"), (found.failed, "were given up"))
+    told = " and ".join(f"{number:,} {what}" for number, what in numbers if number)
+    raise Doubt(f"{told}: {found.error}; once that is mended, run `wander-hub retry`")
 
 
 def _look_at_sandbox(settings: Settings) -> str:

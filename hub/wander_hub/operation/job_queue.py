@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
-from wander.wire.events import JobInfo, JobPage
+from wander.wire.events import JobInfo, JobPage, RetriedJobs
 from wander.wire.verification import JobState
 
 from wander_hub import audit
@@ -23,12 +23,15 @@ from wander_hub.jobs import OPEN, Job, TableQueue
 from wander_hub.operation import backup_jobs
 from wander_hub.runs.models import Run
 from wander_hub.runs.repository import readable_run
+from wander_hub.verification import evidence, version_checks
 from wander_hub.verification import service as verification
 from wander_hub.webhooks import delivery
 from wander_hub.webhooks.models import WebhookDelivery
 
 _SEEN = timedelta(days=1)
 _OPEN_SHOWN = 50
+RETRIED = (verification.KIND, evidence.KIND, version_checks.KIND)
+"""Kinds of jobs that a fault of the hub holds up."""
 Queue = TypeVar("Queue", bound=TableQueue)
 
 
@@ -122,6 +125,35 @@ def list_workers(session: Session) -> list[WorkerSeen]:
     query = query.where((Job.state == "running") | (Job.finished_at > now() - _SEEN))
     found = session.execute(query.where(Job.lease_owner.is_not(None)).order_by(Job.lease_owner))
     return [WorkerSeen(name or "", has, did, last) for name, has, did, last in found]
+
+
+class HeldUp(NamedTuple):
+    """Jobs that the hub could not do, through no fault of what they are about."""
+
+    waiting: int
+    failed: int
+    error: str
+    """The error of the last one."""
+
+
+def find_held_up(session: Session) -> HeldUp | None:
+    """Return the jobs that wait for the hub, or that it gave up; None without any."""
+    waits = (Job.state == "queued") & Job.error.is_not(None)
+    failed = (Job.state == "failed") & Job.kind.in_((verification.KIND, evidence.KIND))
+    of_hub = Job.kind.in_(RETRIED) & (waits | failed)
+    counts = select(func.count().filter(waits), func.count().filter(failed)).where(of_hub)
+    waiting, given_up = session.execute(counts).one()
+    if not waiting + given_up:
+        return None
+    last = session.scalar(select(Job.error).where(of_hub).order_by(Job.run_after.desc()).limit(1))
+    return HeldUp(waiting, given_up, last or "")
+
+
+def retry_all(session: Session, queue: TableQueue) -> RetriedJobs:
+    """Have all replays, examinations and checks tried now that wait for the hub, or failed."""
+    count = queue.retry_all(session, RETRIED)
+    audit.about(session, target=f"{count} jobs")
+    return RetriedJobs(retried=count)
 
 
 def retry(session: Session, queue: TableQueue, number: int) -> JobInfo:

@@ -71,6 +71,8 @@ class FinishedRun:
     order: bytes
     completions: Sequence[int]
     """Digests by which runs with the same answers are found."""
+    own_seconds: float
+    """Seconds that the rollouts took without their models."""
     checkpoints: Sequence[Checkpoint]
 
 
@@ -169,7 +171,7 @@ def _sum_up(
         CompletionSample(manifest.rollouts_per_example),
     )
     summary = RunningSummary(manifest.environment.info)
-    last = -1
+    last, own_seconds = -1, 0.0
     # An example's rollouts come one after another, so only its seed is held. Whether the environment gives
     # the example that seed, a replay tells.
     example: str | None = None
@@ -191,6 +193,7 @@ def _sum_up(
                 )
             digest.add(row.line_sha256())
             order.add(facts.reward)
+            own_seconds += facts.own_seconds
             completions.add(facts.example_id, row.completion_digest())
             summary.add(row.bare_rollout())
     found = summary.summary(expected=manifest.expected_rollouts)
@@ -204,6 +207,7 @@ def _sum_up(
         digest.hexdigest(),
         order.content(),
         completions.values() if manifest.kind == "evaluation" else [],
+        own_seconds,
         _checkpoints(storage, artifacts) if manifest.kind == "training" else [],
     )
 
@@ -264,6 +268,7 @@ def _run(
         public_at=None if row.private else posted_at,
         posted_by_id=caller.user_id,
         posted_at=posted_at,
+        own_seconds=finished.own_seconds,
     )
 
 

@@ -110,6 +110,8 @@ class Run(Base):
     signing_key_id: Mapped[int | None] = mapped_column(ForeignKey("signing_keys.id"))
     posted_by_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
     posted_at: Mapped[datetime] = mapped_column(index=True)
+    own_seconds: Mapped[float] = mapped_column(default=0.0)
+    """Seconds that its rollouts took together without their models, as they state it."""
     stored_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     """Of its manifest and its objects, each counted once."""
     environment: Mapped[Environment] = relationship(lazy="raise")

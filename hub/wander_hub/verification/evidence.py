@@ -41,8 +41,9 @@ _MOST_REPETITIONS = 100
 
 
 def submit(session: Session, queue: TableQueue, run_id: str, poster_id: int) -> None:
-    """Have a run read."""
-    queue.submit(session, KIND, f"{KEY}{run_id}", {"run_id": run_id}, priority=2, created_by=poster_id)
+    """Have a run read, which takes a moment and so costs no turn."""
+    payload = {"run_id": run_id}
+    queue.submit(session, KIND, f"{KEY}{run_id}", payload, priority=2, created_by=poster_id, cost=0)
 
 
 class Findings(NamedTuple):

@@ -82,25 +82,27 @@ def _objection(report: ReplayReport) -> str | None:
 
 def _proof(report: ReplayReport) -> Verdict | None:
     """Return the level that a replay of every rollout proves, and how; None if it proves none."""
-    if report.level not in ("rescored", "replayed"):
+    if not report.agrees:
         return None
     count = f"all {report.replayed:,} rollouts" if report.replayed > 1 else "its one rollout"
+    did = f"the hub replayed {count}: the same messages, metrics and rewards"
     if report.method == "rescore":
-        scored = f"the hub scored the transcripts of {count}: the same rewards"
-        return "rescored", f"{scored}; what tools and judges answered is as its submitter states it"
-    replayed = f"the hub replayed {count}: the same messages, metrics and rewards"
-    if report.level == "rescored":
-        others = f"what judges or other models answered in {report.answered:,} of them"
-        return "rescored", f"{replayed}; {others} is as its submitter states it"
-    return "replayed", replayed
+        did = f"the hub scored the transcripts of {count}: the same rewards"
+    if report.answered:
+        return "complete", f"{did}; {report.taken_as_recorded}"
+    if report.method == "rescore":
+        return "rescored", f"{did}; what tools answered is as its submitter states it"
+    return "replayed", did
 
 
 def _obstacle(report: ReplayReport) -> str:
     """Return why a replay decided nothing."""
     if report.refused is not None:
         return report.refused
-    left = f"{report.expected - report.same} of {report.expected} rollouts could not be compared"
-    return ": ".join(filter(None, (left, report.unscored_reason)))
+    if report.undecided:
+        failed = f"{report.undecided} of {report.expected} rollouts failed in the replay"
+        return f"{failed}: {report.undecided_reason}"
+    return f"{report.expected - report.same} of {report.expected} rollouts could not be compared"
 
 
 def settle_level(session: Session, run: Run) -> None:

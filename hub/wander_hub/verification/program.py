@@ -2,6 +2,10 @@
 
 It fetches runs, environments and packages from this hub over HTTP, with a token that may only read and
 lives as long as the job. An environment's code runs in its sandbox; nothing of it enters the hub's process.
+
+A command that ends without a result either says something about the run or package that it worked on
+(`JobRefused`), or it met a fault of the hub: no sandbox, no disk, no index, a killed process. Then the job
+waits (`JobPostponed`).
 """
 
 from __future__ import annotations
@@ -39,16 +43,31 @@ _PASSED_STARTS = ("UV_", "PIP_")
 _STRICT = {"WANDER_INDEXES_ONLY": "1"}
 """Has packages fetched from those indexes alone, whatever address a lock or a requirement names."""
 _FOLDERS = ("data", "cache", "config", "runs")
-_LONGEST_ANSWER = 16 << 20
+_LONGEST_LINE = 16 << 20
+_MOST_OUTPUT = 64 << 20
+"""Bytes of output that are read of a command: its answer, and a line of progress a second."""
+_MOST_LOGGED = 1 << 20
+"""Bytes that are kept of what a command writes to stderr."""
+_GRACE_SECONDS = 60.0
+"""Time that a command has beyond its own limit, to end what it started and to answer."""
 _STRANGER = "bad_token"
 """Code of a hub that does not know the token of the job, which is a new one: another hub, most likely."""
-_AWAY = ("hub_unreachable", "unavailable", _STRANGER)
-"""Codes of a hub that does not answer or breaks off, since it is being started again, or is another one."""
 _ASKED = ("uv_failed", "index_unreachable")
 """Codes of errors whose detail quotes a package index. That may be one that only the hub reaches, so it is
 not published: the operator's log has it."""
-_RETRYABLE = ("timeout", "index_unreachable", "network")
-"""Codes of what another try may mend."""
+_OF_THE_PACKAGE = frozenset(
+    {
+        *("load_error", "needs_outside", "needs_key", "needs_download", "needs_gpu", "missing_extra"),
+        *("environment_fault", "dataset_error", "config_error", "arguments_refused", "arguments_unfit"),
+        *("run_error", "bad_rollouts", "other_environment", "other_lock", "bad_lock", "lock_platform"),
+        *("lock_unserved", "unlockable", "python_version", "incompatible_sdk", "no_sdk", "no_wheel"),
+        *("no_environment", "no_digest", "bad_arguments", "yanked", "uv_failed", "bad_pyproject"),
+        *("lock_address", "unsafe_package"),
+        *("version_not_found", "version_deleted", "version_yanked", "run_withdrawn", "run_not_found"),
+    }
+)
+"""Codes of errors that say something about a run, or about the package that it names. All others, and those
+that are still to come, are faults of the hub."""
 
 
 class ClientProgram:
@@ -62,24 +81,59 @@ class ClientProgram:
         *,
         sandbox: bool,
         seconds: float,
+        min_free_bytes: int = 0,
     ) -> None:
+        """`seconds`: the longest time for one command, installation included. Where fewer than
+        `min_free_bytes` are free, whatever fails is a fault of the disk.
+        """
         self._database = database
         self._hub_url = hub_url
         self._folder = folder
         self._sandbox = sandbox
         self._seconds = seconds
+        self._min_free_bytes = min_free_bytes
 
-    def run(self, context: JobContext, words: list[str]) -> dict[str, Any]:
+    def run(self, context: JobContext, words: list[str], seconds: float | None = None) -> dict[str, Any]:
         """Run a command that takes `--sandbox`; return the data of its answer.
 
-        Raises `JobRefused` for an error that no repetition helps.
+        `seconds`: how long it may take once it has installed all that it needs.
+        Raises `JobRefused` for an error that says something about the run or package, and `JobPostponed` for
+        a fault of the hub.
         """
         confinement = "--sandbox" if self._sandbox else "--no-sandbox"
         with self._lend_token(f"job {context.lease.job_id}") as secret:
-            return self._answer(context, [*words, "--json", confinement], secret)
+            return self._answer(context, [*words, "--json", confinement], secret, seconds)
 
-    def _answer(self, context: JobContext, words: list[str], secret: str) -> dict[str, Any]:
+    def _answer(
+        self, context: JobContext, words: list[str], secret: str, seconds: float | None
+    ) -> dict[str, Any]:
         """Run the command; return the data of its answer."""
+        answer = self._execute(context, words, secret, seconds)
+        error = answer.get("error")
+        if error is None:
+            data: dict[str, Any] = answer["data"]
+            return data
+        hint = f" ({error['hint']})" if error.get("hint") else ""
+        detail = f": {error['detail']}" if error.get("detail") else ""
+        if error.get("code") in _ASKED:
+            logger.warning("job %s: %s%s", context.lease.job_id, error["message"], detail)
+            hint, detail = " (`wander install` shows what the package index says)", ""
+        if error.get("code") == _STRANGER:
+            hint = f" (is the hub at {self._hub_url} another one? `wander-hub work --hub URL` names it)"
+        message = f"{error['message']}{detail}{hint}"
+        if error.get("code") in _OF_THE_PACKAGE and not self._lacks_room():
+            raise JobRefused(message)
+        raise JobPostponed(message)
+
+    def _lacks_room(self) -> bool:
+        """Tell whether the disk is full, which may show as any other error."""
+        found = os.statvfs(self._folder)
+        return found.f_bavail * found.f_frsize < self._min_free_bytes
+
+    def _execute(
+        self, context: JobContext, words: list[str], secret: str, seconds: float | None
+    ) -> dict[str, Any]:
+        """Run the command; return its answer."""
         self._folder.mkdir(parents=True, exist_ok=True)
         passed = {
             name: value
@@ -87,53 +141,49 @@ class ClientProgram:
             if name in _PASSED or name.startswith(_PASSED_STARTS)
         }
         folders = {f"WANDER_{one.upper()}_DIR": str(self._folder / one) for one in _FOLDERS}
-        own_log = self._folder / f"{words[0]}-{context.lease.job_id}.log"  # others may run beside it
-        with own_log.open("wb") as log:
+        for each in (self._folder / "cache" / "logs").glob("*.log"):  # a full log slows whoever writes to it
+            if each.stat().st_size > _MOST_LOGGED:
+                each.unlink(missing_ok=True)
+        try:
             process = subprocess.Popen(  # noqa: S603 - this interpreter, our own words
                 [sys.executable, "-P", "-m", "wander_client", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                stderr=log,
+                stderr=subprocess.PIPE,
                 env={**passed, **folders, **_STRICT, "WANDER_HUB": self._hub_url, "WANDER_TOKEN": secret},
                 cwd=self._folder,
                 start_new_session=True,
             )
+        except OSError as error:
+            raise JobPostponed(f"`wander` cannot be started: {error.strerror}") from error
+        assert process.stderr is not None
+        own_log = self._folder / f"{words[0]}-{context.lease.job_id}.log"  # others may run at the same time
+        log = threading.Thread(target=_keep_log, args=(process.stderr, own_log), daemon=True)
+        log.start()
         try:
-            answer = self._follow(context, process)
+            return self._follow(context, process, seconds)
         finally:
             with suppress(ProcessLookupError):  # it has ended, with all that it started
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            own_log.replace(self._folder / f"{words[0]}.log")
-        error = answer.get("error")
-        if error is not None:
-            hint = f" ({error['hint']})" if error.get("hint") else ""
-            detail = f": {error['detail']}" if error.get("detail") else ""
-            if error.get("code") in _ASKED:
-                logger.warning("job %s: %s%s", context.lease.job_id, error["message"], detail)
-                hint, detail = " (`wander install` shows what the package index says)", ""
-            if error.get("code") == _STRANGER:
-                hint = f" (is the hub at {self._hub_url} another one? `wander-hub work --hub URL` names it)"
-            message = f"{error['message']}{detail}{hint}"
-            if error.get("code") in _AWAY:
-                raise JobPostponed(message)
-            if error.get("retryable") or error.get("code") in _RETRYABLE:
-                raise RuntimeError(message)
-            raise JobRefused(message)
-        data: dict[str, Any] = answer["data"]
-        return data
+            log.join(_GRACE_SECONDS)
+            with suppress(FileNotFoundError):
+                own_log.replace(self._folder / f"{words[0]}.log")
 
-    def _follow(self, context: JobContext, process: subprocess.Popen[bytes]) -> dict[str, Any]:
-        """Take the lines of the command until its answer, unless the job is called off or takes too long."""
+    def _follow(
+        self, context: JobContext, process: subprocess.Popen[bytes], seconds: float | None
+    ) -> dict[str, Any]:
+        """Read the lines of the command until its answer, unless the job is called off or takes too long."""
         assert process.stdout is not None
         lines: queue.Queue[bytes | None] = queue.Queue()
         threading.Thread(target=_read, args=(process.stdout, lines), daemon=True).start()
-        until = time.monotonic() + self._seconds
+        limit = self._seconds
+        until = time.monotonic() + limit
         last: dict[str, Any] = {}
         while True:
             context.check()
             if time.monotonic() > until:
-                raise JobRefused(f"it took longer than {self._seconds:g} s")
+                raise JobRefused(f"it takes longer than the limit of {limit:.0f} s")
             try:
                 line = lines.get(timeout=0.2)
             except queue.Empty:
@@ -142,9 +192,12 @@ class ClientProgram:
                 break
             last = _parse(line)
             if last.pop("type", None) == "progress":
+                if last.pop("loading", False) and seconds is not None:
+                    limit = min(limit, seconds)
+                    until = time.monotonic() + limit + _GRACE_SECONDS
                 context.progress.update(last)
         if "data" not in last and "error" not in last:
-            raise RuntimeError(f"`wander` ended with status {process.wait()} and no answer")
+            raise JobPostponed(f"`wander` ended with status {process.wait()} and no answer")
         return last
 
     @contextmanager
@@ -157,7 +210,7 @@ class ClientProgram:
             administrators = select(User).where(User.admin, User.disabled_at.is_(None))
             user = session.scalar(administrators.order_by(User.id).limit(1))
             if user is None:
-                raise JobRefused("this hub has no administrator, in whose name it could read the run")
+                raise JobPostponed("this hub has no administrator, in whose name it could read the run")
             session.execute(delete(Token).where(Token.user_id == user.id, Token.name == JOB_TOKEN + name))
             secret = add_token(session, user, JOB_TOKEN + name, scopes=("read",), lifetime=timedelta(days=1))
         try:
@@ -168,11 +221,22 @@ class ClientProgram:
 
 
 def _read(stdout: IO[bytes], lines: queue.Queue[bytes | None]) -> None:
-    """Put every line into the queue, None at the end; a line without end is cut."""
+    """Put every line into the queue, and None at the end, or once there is more than anybody reads."""
+    room = _MOST_OUTPUT
     with stdout:
-        while line := stdout.readline(_LONGEST_ANSWER):
+        while room > 0 and (line := stdout.readline(_LONGEST_LINE)):
+            room -= len(line)
             lines.put(line)
     lines.put(None)
+
+
+def _keep_log(stderr: IO[bytes], path: Path) -> None:
+    """Write the beginning of the command's log to a file, and read the rest, so that nothing waits for it."""
+    room = _MOST_LOGGED
+    with stderr, path.open("wb") as log:
+        while found := stderr.read1(1 << 16):  # type: ignore[attr-defined]
+            log.write(found[:room])
+            room = max(0, room - len(found))
 
 
 def _parse(line: bytes) -> dict[str, Any]:

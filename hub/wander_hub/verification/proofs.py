@@ -86,10 +86,10 @@ def _tell(report: ReplayReport, level: VerificationLevel) -> Found:
     told = f"{report.same:,} of {report.expected:,} rollouts {done} again, and all of them the same"
     if report.twice:
         told += f"; {report.twice:,} of them twice, in other surroundings"
-    if report.unscored:
-        told += f"; {report.unscored:,} need more than the transcript: {report.unscored_reason}"
+    if report.undecided:
+        told += f"; {report.undecided:,} failed in the replay: {report.undecided_reason}"
     if report.answered:
-        told += f"; in {report.answered:,} of them judges or other models answered from the record"
+        told += f"; in {report.answered:,} of them {report.taken_as_recorded}"
     if report.level == level:
         return "proved", told
     return "open", f"a sample: {told}" if report.sampled else told

@@ -43,6 +43,7 @@ KIND = "replay"
 """Of the jobs that play a run again."""
 SHOWN_DIVERGENCES = 100
 """Divergences in the report itself; all of them have a page of their own."""
+_LEAST_SECONDS = 60.0
 _AT_ONCE = 100
 """Runs that a sweep asks for between two jobs."""
 _NEWEST = 200
@@ -92,7 +93,7 @@ def request(
             f"{settings.max_waiting_verifications} verifications of yours wait already",
             hint="wait for one of them, or call one off",
         )
-    number = _submit(session, queue, run, wanted, caller.user_id, priority=1)
+    number = _submit(session, queue, settings, run, wanted, caller.user_id)
     owner = run.environment.owner.name
     audit.about(session, owner=owner, number=number, **wanted.model_dump(exclude_none=True))
     return info_of(find(session, number)), True
@@ -123,7 +124,7 @@ def request_after_post(session: Session, queue: TableQueue, settings: Settings, 
     wanted = settings.verify_posts and settings.verification != "off"
     # Whether the environment is deterministic is not asked here: the manifest may say what it likes.
     if wanted and run.level == "complete" and unplayable(run) is None and not _count(session, run_id):
-        _submit(session, queue, run, VerificationRequest(), None, priority=0)
+        _submit(session, queue, settings, run, VerificationRequest(), None)
 
 
 def list_jobless(session: Session, settings: Settings) -> Sequence[str]:
@@ -178,11 +179,10 @@ def unplayable(run: Run) -> str | None:
 def _submit(
     session: Session,
     queue: TableQueue,
+    settings: Settings,
     run: Run,
     wanted: VerificationRequest,
     user_id: int | None,
-    *,
-    priority: int,
 ) -> int:
     number = _count(session, run.run_id) + 1
     job_id = queue.submit(
@@ -190,8 +190,8 @@ def _submit(
         KIND,
         f"{KIND} {run.run_id} {number}",
         {"run_id": run.run_id, **wanted.model_dump()},
-        priority=priority,
-        created_by=user_id,
+        created_by=user_id if user_id is not None else run.posted_by_id,
+        cost=time_limit_of(run, settings.verification_seconds) / _LEAST_SECONDS,
     )
     added = Verification(
         run_id=run.run_id,
@@ -204,6 +204,11 @@ def _submit(
     session.add(added)
     session.flush()
     return added.id
+
+
+def time_limit_of(run: Run, most: float) -> float:
+    """Return the seconds that a replay may take: three times those of the run's environment, and a minute."""
+    return min(most, _LEAST_SECONDS + 3 * run.own_seconds)
 
 
 def _count(session: Session, run_id: str) -> int:
@@ -261,19 +266,27 @@ def find_info(session: Session, version_id: int) -> EnvironmentInfo | None:
 
 
 def cancel(session: Session, queue: TableQueue, number: int, caller: Identity) -> VerificationInfo:
-    """Call a verification off: its requester may, and who manages the environment."""
+    """Call a verification off for good, as its requester may, or put it off.
+
+    Anyone else who manages the environment ends the attempt that is under way, once: the verification waits
+    again, behind the jobs of other users.
+    """
     found = find(session, number)
     requested_by = found.requested_by.name if found.requested_by else None
     if not may_cancel(caller, requested_by, found.run.environment):
         raise rights.refusal(caller, "manage", found.run.environment)
     audit.about(session, owner=found.run.environment.owner.name, run=found.run_id)
-    queue.cancel(session, found.job_id)
+    if requested_by == caller.user:
+        queue.cancel(session, found.job_id)
+    elif found.job.state == "running" and not queue.put_off(session, found.job_id):
+        hint = "it ends by itself when its time is over"
+        raise HubProblem(409, "put_off_before", f"verification {number} was put off before", hint=hint)
     session.refresh(found.job)
     return info_of(found)
 
 
 def may_cancel(caller: Identity, requested_by: str | None, environment: Environment) -> bool:
-    """Tell whether the caller may call off a verification that this user asked for."""
+    """Tell whether the caller may call off, or put off, a verification that this user asked for."""
     return requested_by == caller.user or rights.may(caller, "manage", environment)
 
 

@@ -77,7 +77,10 @@ class VersionSweep:
             payload = {"version_id": version_id}
             # Another process of this hub may have seen it first.
             with suppress(IntegrityError), self._database.write() as session:
-                job_id = self._queue.submit(session, KIND, f"{KIND} {version_id}", payload, priority=-1)
+                publisher = session.get_one(Version, version_id).uploaded_by_id
+                job_id = self._queue.submit(
+                    session, KIND, f"{KIND} {version_id}", payload, priority=-1, created_by=publisher
+                )
                 session.add(VersionCheck(version_id=version_id, job_id=job_id, created_at=now()))
         self._seen = fresh[-1][0]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import math
 import secrets
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,7 @@ from wander_hub.jobs import (
     Handler,
     JobContext,
     JobRefused,
+    JobUnfinished,
     JobWorker,
     TableQueue,
     hide_paths,
@@ -37,29 +39,43 @@ from wander_hub.verification.version_checks import Checker, VersionSweep
 logger = logging.getLogger("wander_hub")
 
 _LONGEST_REASON = 2000
+_TRIES = 2
+"""How often a run is replayed before a failure is taken for its own."""
 
 
 class Replayer:
     """The handler of replay jobs: `wander runs replay`, as any stranger would run it."""
 
-    def __init__(self, program: ClientProgram, database: Database, storage: Storage) -> None:
+    def __init__(
+        self, program: ClientProgram, database: Database, storage: Storage, seconds: float = math.inf
+    ) -> None:
+        """`seconds`: the longest time for any run."""
+        self._seconds = seconds
         self._program = program
         self._database = database
         self._storage = storage
 
     def __call__(self, context: JobContext) -> Callable[[Session], None]:
-        """Play a run again; return what keeps the report."""
+        """Replay a run; return what keeps the report.
+
+        A replay that did not finish is tried again, and taken for a fault of the run if it fails so twice.
+        """
         payload = context.lease.payload
-        words = ["replay", str(payload["run_id"]), "--stream"]
+        run_id = str(payload["run_id"])
+        with self._database.read(HUB) as session:
+            limit = service.time_limit_of(runs.find(session, run_id), self._seconds)
+        words = ["replay", run_id, "--stream", "--time-limit", f"{limit:.0f}"]
         words += ["--level", str(payload.get("level", "highest"))]
         if payload.get("sample") is not None:
             # Drawn now and stored with the report alone: nobody can know before which rollouts are looked at.
             words += ["--sample", str(payload["sample"]), "--seed", str(secrets.randbits(62))]
         try:
-            report, made_with = _read_answer(self._program.run(context, words))
+            report, made_with = _read_answer(self._program.run(context, words, limit))
         except JobRefused as refusal:
-            report, made_with = self._refused(str(payload["run_id"]), str(refusal)), None
-        summary = self._within_bounds(str(payload["run_id"]), made_with)
+            report, made_with = self._refused(run_id, str(refusal)), None
+        if report.unfinished and context.lease.tries < _TRIES:
+            raise JobUnfinished(report.refused or report.undecided_reason or "it did not finish")
+        summary = self._within_bounds(run_id, made_with)
         return lambda session: service.keep(session, context.lease.job_id, report, made_with, summary)
 
     def _refused(self, run_id: str, reason: str) -> ReplayReport:
@@ -75,6 +91,7 @@ class Replayer:
                 differing=0,
                 failed=0,
                 refused=storable(hide_paths(reason))[:_LONGEST_REASON],
+                unfinished=run.parsed_manifest.expected_rollouts,
             )
 
     def _within_bounds(self, run_id: str, made_with: VerifiedWith | None) -> RunSummary | None:
@@ -97,7 +114,7 @@ def _read_answer(data: dict[str, Any]) -> tuple[ReplayReport, VerifiedWith | Non
         found = data.pop("made_with")
         made_with = VerifiedWith.model_validate(found) if found is not None else None
         data.pop("level")
-        for name in ("refused", "unscored_reason"):
+        for name in ("refused", "undecided_reason"):
             data[name] = hide_paths(data[name]) if data.get(name) else None
         return ReplayReport.model_validate(data), made_with
     except (ValidationError, KeyError) as error:
@@ -147,8 +164,9 @@ def job_worker(
             (settings.verification_folder or settings.data / "verification").absolute(),
             sandbox=settings.verification == "sandbox",
             seconds=settings.verification_seconds,
+            min_free_bytes=settings.min_free_bytes,
         )
-        handlers[service.KIND] = Replayer(program, database, storage)
+        handlers[service.KIND] = Replayer(program, database, storage, settings.verification_seconds)
         if settings.check_versions:
             handlers[version_checks.KIND] = Checker(database, program)
             sweeps.append(VersionSweep(database, queue))

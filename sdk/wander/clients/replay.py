@@ -14,7 +14,7 @@ from typing import Any
 from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.clients.choices import LINE
 from wander.clients.sub_calls import sub_call_id, sub_rollouts
-from wander.errors import ContextOverflow, ModelError
+from wander.errors import ContextOverflow, ModelError, RecordEnded
 from wander.types import Rollout, copy_json
 
 
@@ -50,7 +50,7 @@ class ReplayClient(Client):
                 self._rollouts[sub_call_id(rollout_id, path)] = played
 
     async def complete(self, request: ModelRequest) -> ModelResponse:
-        """Return the recorded completion; raises `ModelError` when the record has no such turn."""
+        """Return the recorded completion; raises `RecordEnded` if the record has no such turn."""
         rollout = self._rollouts.get(request.rollout_id)
         if rollout is None:
             raise ModelError(f"there is no record of rollout `{request.rollout_id}`")
@@ -59,9 +59,8 @@ class ReplayClient(Client):
                 raise ContextOverflow("the recorded rollout ran out of context here")
             if rollout.failure is not None and rollout.failure.boundary == "model":
                 raise ModelError(rollout.failure.message, retryable=rollout.failure.retryable)
-            raise ModelError(
-                f"rollout `{request.rollout_id}` was recorded with {len(rollout.turns)} turns "
-                f"and now asks for number {request.turn + 1}"
+            raise RecordEnded(
+                f"the rollout asks for turn {request.turn + 1}, and its record has {len(rollout.turns)}"
             )
         turn = rollout.turns[request.turn]
         return ModelResponse.assemble(

@@ -86,6 +86,11 @@ class MultiTurnEnv(Environment):
         """The most turns that a rollout may take, or None."""
         return None if self.max_turns == -1 else self.max_turns
 
+    @property
+    def time_limit(self) -> float | None:
+        """The seconds after which a rollout ends, or None."""
+        return self.timeout_seconds
+
     def setup_state(self, state: State) -> Any:
         """Prepare the state of a new rollout, in place; may be async and overridden."""
 
@@ -150,7 +155,8 @@ class MultiTurnEnv(Environment):
         """Return the name of the stop condition that ended the rollout."""
         await self._set_up(state)
         await self._pass_turn(state)
-        struck = (state.get("recorded") or {}).get(TIMEOUT)
+        # An environment without a limit cannot have met it, whatever a record states.
+        struck = (state.get("recorded") or {}).get(TIMEOUT) if self.timeout_seconds else None
         while (reason := await self._stop_reason(state)) is None:
             if struck is not None and struck == _place(state):
                 return TIMEOUT

@@ -7,9 +7,13 @@ compared is listed in `COMPARED`; times and token counts are not.
 Failed rollouts are not compared: what broke them (an endpoint, a killed process) is no part of that function.
 They count as `failed`, and a run that has any is no further verified than `claimed`.
 
-Where outside observations enter the rollouts, nobody can play them twice. Then the rubric runs on the stored
-transcripts, with what judges answered taken from the record, and `RESCORED` is compared. A rubric that needs
-what only the playing leaves in the state cannot do that: such rollouts are `unscored`, and prove nothing.
+A difference counts if it occurs again. A rollout that fails in the replay has failed, and does not differ:
+it is replayed twice more, alone, and then counts as `undecided`. If its process was lost or over a limit, the
+rollout counts as `unfinished` too, since another replay may get further.
+
+If outside observations enter the rollouts, nobody can play them twice. Then the rubric runs on the stored
+transcripts, with the answers of judges taken from the record, and `RESCORED` is compared. A rubric that needs
+the state that only playing leaves fails there, so such rollouts are undecided as well.
 """
 
 from __future__ import annotations
@@ -21,19 +25,20 @@ import time
 from array import array
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby, islice
 from operator import itemgetter
 from random import SystemRandom
-from typing import Any
+from typing import Any, NamedTuple
 
 from wander.clients.base import Client
 from wander.clients.players import require_players
 from wander.clients.replay import ReplayClient, TranscriptClient
-from wander.errors import ConfigError, NotRecorded, RunError
+from wander.errors import ConfigError, NotRecorded, RecordEnded, RunError
 from wander.evals.store.examples import PAGE, PackedExamples, Places
 from wander.handle import EnvironmentHandle, RolloutRequest
 from wander.rollout.garbage import fewer_collections
-from wander.rollout.outside_calls import JUDGE_ANSWERS
+from wander.rollout.outside_calls import JUDGE_ANSWERS, SCRIPTED
 from wander.rollout.outside_calls import PUBLIC_KEY as OUTSIDE_CALLS
 from wander.seeding import derived_rng
 from wander.types import Example, Rollout
@@ -57,14 +62,22 @@ COMPARED = (
 """What must be the same in every playing of a rollout, in the order in which a difference is told."""
 RESCORED = ("seed", "answer", "failure", "reward", "metrics", "rewards", "player_metrics", "info")
 """What must be the same when a transcript is scored again."""
-_STATED = ("deterministic", "group_rewards", "max_turns", "players", "reward_functions", "reward_bounds")
-"""What a manifest says of its environment that decides how a run reads, and whether it can be replayed."""
-_OUTSIDE = {JUDGE_ANSWERS, OUTSIDE_CALLS}
-"""Where a rollout's record has what others than its own model answered: no replay proves that."""
+_STATED = (
+    *("deterministic", "group_rewards", "max_turns", "timeout_seconds", "players", "strata"),
+    *("reward_functions", "reward_bounds", "train_examples", "eval_examples", "summary"),
+)
+"""What a manifest states of its environment that the environment itself must state too."""
 WITH_LINES = ("exhaustive", "play")
 """Kinds of runs in which the environment's choices were made for it, and are made so again."""
 TWICE = 64
-"""Rollouts, about, that are played in other surroundings too; of a run that is no larger, all."""
+"""Rollouts, about, that are played in other surroundings too; of a run that is no larger, all. After as many
+differences that occurred again, further ones are counted as they come."""
+TRIES = 3
+"""How often a rollout is replayed that fails."""
+_MOST_LATER = 1024
+"""Rollouts, or groups, that are kept to be replayed alone; more failures are counted as they come."""
+_UNFINISHED = ("WorkerLost", "RolloutTimeout", "SandboxError", "WorkerUnreachable")
+"""Failures that say nothing about the rollout: its process was lost, or ended for a limit."""
 SHOWN = 10_000
 """Most divergences that a report tells one by one."""
 _CHUNK = 256
@@ -132,7 +145,8 @@ async def replay_run(
         stream = iter(rollouts)
         while chunk := list(stream if environment.info.group_rewards else islice(stream, _CHUNK)):
             await replay.add(chunk, chosen)
-    report.same = report.replayed - report.differing - report.unscored
+        await replay.add_later()
+    report.same = report.replayed - report.differing - report.undecided
     report.divergences.sort(key=lambda each: (each.example_id, each.index))
     report.seconds = time.monotonic() - started
     return report
@@ -148,22 +162,14 @@ def first_divergence(
     recorded: Rollout, again: Rollout, compared: Sequence[str] = COMPARED
 ) -> Divergence | None:
     """Return where two playings of a rollout first differ in what is compared, or None."""
-    was, now = vars(recorded), vars(again)
+    was, now = _values(recorded), _values(again)
     values = itemgetter(*compared)
     same = _written(values(was)) == _written(values(now))
     moved = [turn.player for turn in recorded.turns], [turn.player for turn in again.turns]
     if same and moved[0] == moved[1]:
         return None
 
-    def found(part: str, difference: str, message: int | None = None) -> Divergence:
-        return Divergence(
-            example_id=recorded.example_id,
-            index=recorded.index,
-            part=part,
-            message=message,
-            difference=difference,
-        )
-
+    found = partial(_divergence, recorded)
     for name in compared:
         one, other = was[name], now[name]
         if isinstance(one, list) and isinstance(other, list):
@@ -183,6 +189,36 @@ def first_divergence(
     return None
 
 
+class _Undecided(NamedTuple):
+    """A rollout of which a replay shows neither that it is the same nor that it differs."""
+
+    reason: str
+    unfinished: bool = False
+
+
+_Outcome = Divergence | _Undecided | None
+"""None if the rollout is the same."""
+
+
+def _values(rollout: Rollout) -> dict[str, Any]:
+    """Return the fields of a rollout, with the answers of judges in an order that no latency decides."""
+    fields = vars(rollout)
+    answers = rollout.info.get(JUDGE_ANSWERS)
+    if not isinstance(answers, list) or len(answers) < 2:
+        return fields
+    return fields | {"info": rollout.info | {JUDGE_ANSWERS: sorted(answers, key=_canonical)}}
+
+
+def _divergence(recorded: Rollout, part: str, difference: str, message: int | None = None) -> Divergence:
+    return Divergence(
+        example_id=recorded.example_id,
+        index=recorded.index,
+        part=part,
+        message=message,
+        difference=difference,
+    )
+
+
 @dataclass
 class _Replay:
     """The state of one replay while it runs."""
@@ -193,6 +229,10 @@ class _Replay:
     concurrency: int
     on_replayed: OnReplayed | None
     elsewhere: EnvironmentHandle | None = None
+    other_stratum: str | None = None
+    """An example whose stratum the manifest states otherwise; None if there is none."""
+    later: list[list[Rollout]] = field(default_factory=list)
+    """Rollouts, by group, that failed and are replayed once more at the end."""
     seen: dict[int, int] = field(default_factory=dict)
     """A bit for each rollout of the manifest that was given, `_BITS` of them in a number."""
 
@@ -209,10 +249,14 @@ class _Replay:
 
     async def read_examples(self) -> None:
         """Learn the manifest's examples, as far as the environment has them."""
+        strata = self.manifest.strata
         async for example in _read_examples(self.environment, self.manifest):
             if (place := self.places.find((example.example_id, 0))) is not None:
-                self.at[place // self.most] = len(self.examples)
+                number = place // self.most
+                self.at[number] = len(self.examples)
                 self.examples.append(example)
+                if strata and strata[number : number + 1] != [example.stratum]:
+                    self.other_stratum = self.other_stratum or example.example_id
                 if len(self.examples) == len(self.at):
                     break
 
@@ -226,7 +270,7 @@ class _Replay:
         """Return what the manifest says of the environment and is not so, or None."""
         stated, actual = self.manifest.environment.info, self.environment.info
         if stated.reward_bounds is None and not any(one.bounds for one in stated.reward_functions):
-            # Runs recorded before bounds were: their intervals follow from the weights alone.
+            # A run may leave bounds out: the hub takes those of the environment.
             actual = actual.model_copy(
                 update={
                     "reward_bounds": None,
@@ -247,6 +291,8 @@ class _Replay:
             return f"`{self.environment.info.name}` has no example `{missing}`"
         if self.examples.digest_in_order(self.at) != self.manifest.task_set_sha256:
             return "the examples are not those of the run: their digest is another one"
+        if self.other_stratum is not None:
+            return f"the run states another stratum than the example `{self.other_stratum}` has"
         return None
 
     async def add(
@@ -268,16 +314,16 @@ class _Replay:
         if self.environment.info.group_rewards:
             playable.sort(key=lambda each: each.key)
             groups = [list(group) for _, group in groupby(playable, key=lambda each: each.example_id)]
-        client: Client = ReplayClient(
-            playable, lines=self.manifest.kind in WITH_LINES, scripts=self.manifest.scripts
-        )
-        if self.report.method == "rescore":
-            client = TranscriptClient(playable)
+        client = self.client_of(playable)
         waiting = iter([(self.example_of(group[0].example_id), group) for group in groups])
 
         async def work() -> None:
             for example, group in waiting:
-                await self._compare(client, example, group)
+                found = await self._compare(client, example, group)
+                if any(isinstance(one, _Undecided) for one in found) and len(self.later) < _MOST_LATER:
+                    self.later.append(group)
+                else:
+                    self._keep(group, found)
 
         async with asyncio.TaskGroup() as tasks:
             for _ in range(min(max(1, self.concurrency), len(playable))):
@@ -290,22 +336,68 @@ class _Replay:
             raise RunError(f"rollout `{rollout.example_id}/{rollout.index}` stands twice in the run")
         self.seen[number] = self.seen.get(number, 0) | bit
 
-    async def _compare(self, client: Client, example: Example, recorded: list[Rollout]) -> None:
-        again = await self._play(self.environment, client, example, recorded)
+    def client_of(self, recorded: Sequence[Rollout]) -> Client:
+        """Return the client that answers for recorded rollouts."""
+        if self.report.method == "rescore":
+            return TranscriptClient(recorded)
+        lines = self.manifest.kind in WITH_LINES
+        return ReplayClient(recorded, lines=lines, scripts=self.manifest.scripts)
+
+    async def add_later(self) -> None:
+        """Replay once more, one after another, the rollouts that failed, so that none disturbs the others."""
+        while self.later:
+            group = self.later.pop()
+            client, example = self.client_of(group), self.example_of(group[0].example_id)
+            for _ in range(TRIES - 1):
+                found = await self._compare(client, example, group)
+                if not any(isinstance(one, _Undecided) for one in found):
+                    break
+            self._keep(group, found)
+
+    async def _compare(self, client: Client, example: Example, recorded: list[Rollout]) -> list[_Outcome]:
+        """Replay rollouts, some of them in other surroundings too, and those that differ once more."""
+        sure = self.report.differing >= TWICE
+        found = await self._look(self.environment, client, example, recorded, sure=sure)
+        if any(isinstance(one, _Undecided) for one in found):
+            return found
+        if self.elsewhere is not None and not sure and (any(found) or self.draw.random() < self.share):
+            other = await self._look(self.elsewhere, client, example, recorded, sure=sure)
+            self.report.twice += len(other)
+            found = [_attribute(*pair) for pair in zip(found, other, strict=True)]
+        return found
+
+    async def _look(
+        self,
+        environment: EnvironmentHandle,
+        client: Client,
+        example: Example,
+        recorded: list[Rollout],
+        *,
+        sure: bool,
+    ) -> list[_Outcome]:
+        """Replay rollouts in one process; unless `sure`, a difference must occur there again."""
+
+        async def play() -> list[_Outcome]:
+            again = await self._play(environment, client, example, recorded)
+            return [self._judge(*pair) for pair in zip(recorded, again, strict=True)]
+
+        found = await play()
+        if sure or not any(isinstance(one, Divergence) for one in found):
+            return found
+        return [_confirm(*pair) for pair in zip(found, await play(), strict=True)]
+
+    def _keep(self, recorded: list[Rollout], found: Sequence[_Outcome]) -> None:
+        """Count the outcome of some rollouts."""
         report = self.report
-        found = [self._judge(*pair) for pair in zip(recorded, again, strict=True)]
-        if self.elsewhere is not None and (any(found) or self.draw.random() < self.share):
-            other = await self._play(self.elsewhere, client, example, recorded)
-            report.twice += len(other)
-            pairs = zip(recorded, other, strict=True)
-            found = [_attribute(here, self._judge(*pair)) for here, pair in zip(found, pairs, strict=True)]
         report.replayed += len(recorded)
-        if report.method == "replay":
-            report.answered += sum(map(self._was_answered, recorded))
+        judged = list(map(_was_judged, recorded))
+        report.judged += sum(judged)
+        report.answered += sum(map(self._was_answered, recorded, judged))
         for one in found:
-            if isinstance(one, str):
-                report.unscored += 1
-                report.unscored_reason = report.unscored_reason or one
+            if isinstance(one, _Undecided):
+                report.undecided += 1
+                report.unfinished += one.unfinished
+                report.undecided_reason = report.undecided_reason or one.reason
             elif one is not None:
                 report.differing += 1
                 if len(report.divergences) < SHOWN:
@@ -313,11 +405,10 @@ class _Replay:
         if self.on_replayed is not None:
             self.on_replayed(report.replayed, report.differing)
 
-    def _was_answered(self, recorded: Rollout) -> bool:
-        """Tell whether somebody else than the model, or a script that plays anew, answered in a rollout."""
-        if self.others and any(turn.player in self.others for turn in recorded.turns):
-            return True
-        return not _OUTSIDE.isdisjoint(recorded.info)
+    def _was_answered(self, recorded: Rollout, judged: bool) -> bool:
+        """Tell whether another model than the run's, or a judge, answered in a rollout from the record."""
+        others = self.others and any(turn.player in self.others for turn in recorded.turns)
+        return bool(judged or others or recorded.info.get(OUTSIDE_CALLS))
 
     async def _play(
         self, environment: EnvironmentHandle, client: Client, example: Example, recorded: list[Rollout]
@@ -333,24 +424,47 @@ class _Replay:
             )
         )
 
-    def _judge(self, recorded: Rollout, again: Rollout) -> Divergence | str | None:
-        """Return what differs, or why a transcript cannot be scored, or None."""
-        if self.report.method == "replay":
+    def _judge(self, recorded: Rollout, again: Rollout) -> _Outcome:
+        """Return what differs, or why nothing can be said, or None."""
+        failure, rescoring = again.failure, self.report.method == "rescore"
+        if failure is not None and failure.type == RecordEnded.__name__:
+            return _divergence(recorded, "turns", failure.message)
+        if failure is not None and failure.type != NotRecorded.__name__:
+            unfinished = failure.type in _UNFINISHED or failure.boundary == "sandbox"
+            return _Undecided(failure.message, unfinished)
+        if not rescoring:
             return first_divergence(recorded, again)
-        failure = again.failure
-        # A rubric that failed on a transcript, other than by asking what the record cannot answer.
-        if failure and failure.boundary == "rubric" and failure.type != NotRecorded.__name__:
-            return failure.message
         spoken = sum(each.get("role") == "assistant" for each in recorded.completion)
         if len(recorded.turns) > spoken:
-            return f"the record has {len(recorded.turns)} turns, but {spoken} messages of the model"
+            return _Undecided(
+                f"the record has {len(recorded.turns)} turns, but {spoken} messages of the model"
+            )
         return first_divergence(recorded, again, RESCORED)
 
 
-def _attribute(here: Divergence | str | None, there: Divergence | str | None) -> Divergence | str | None:
+def _was_judged(recorded: Rollout) -> bool:
+    """Tell whether a judge answered in a rollout from the record; one that is a script answers again."""
+    answers = recorded.info.get(JUDGE_ANSWERS)
+    return isinstance(answers, list) and not all(
+        isinstance(one, dict) and one.get(SCRIPTED) for one in answers
+    )
+
+
+def _confirm(first: _Outcome, second: _Outcome) -> _Outcome:
+    """Return the outcome of a rollout that was replayed twice in one process."""
+    if not isinstance(first, Divergence):
+        return first
+    if second is None:
+        return _Undecided(f"{first.difference}, and the same as recorded when it was replayed once more")
+    return first if isinstance(second, Divergence) else second
+
+
+def _attribute(here: _Outcome, there: _Outcome) -> _Outcome:
     """Say of a rollout that came out as recorded in one of two processes alone what that means."""
-    if isinstance(here, str) or isinstance(there, str) or (here is None) == (there is None):
-        return here if here is not None else there
+    if isinstance(there, _Undecided):
+        return there
+    if isinstance(here, _Undecided) or (here is None) == (there is None):
+        return here
     found = here or there
     assert found is not None
     why = "only under some hash seeds, clocks, time zones, locales or host names"

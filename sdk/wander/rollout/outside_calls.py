@@ -19,6 +19,8 @@ PUBLIC_KEY = "outside_calls"
 `request`, `status` and `response`."""
 JUDGE_ANSWERS = "judge_answers"
 """Where the answers of the judge stand that a rubric asked (`wander.rubrics.judge`)."""
+SCRIPTED = "scripted"
+"""Marks the answer of a judge that is a function of the environment's package: a replay calls it again."""
 
 ROLLOUT: ContextVar[str] = ContextVar("wander_rollout", default="")
 """The id of the rollout whose code runs."""

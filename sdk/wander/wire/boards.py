@@ -277,7 +277,7 @@ class BoardSettings(Record, defer_build=False):
     pinned: bool = False
     """Show it first of its version's boards."""
     refuses_rescored: bool = False
-    """Keep runs of the level `rescored` off it: what tools and judges answered is their submitters' word."""
+    """Keep runs of the level `rescored` off it: what tools answered is their submitters' word."""
     unfolded: bool = False
     """Show runs with the same answers one by one. Meant for tasks whose whole answer is a letter or a number,
     where honest models agree."""

@@ -270,6 +270,12 @@ class JobInfo(Record):
     finished_at: datetime | None = None
 
 
+class RetriedJobs(Record):
+    """How many jobs are tried again that waited for the hub, or failed."""
+
+    retried: int
+
+
 class JobPage(Record):
     """Jobs, the newest first."""
 

@@ -31,7 +31,7 @@ LEVEL_FACTS: dict[VerificationLevel, LevelFacts] = {
     ),
     "rescored": LevelFacts(
         "ran the pinned version's rubric on the stored transcripts: the same rewards",
-        "that the environment, its tools and its judges answered so",
+        "that the environment and its tools answered so",
     ),
     "replayed": LevelFacts(
         "ran the whole environment with the recorded completions: "

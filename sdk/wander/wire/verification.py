@@ -56,11 +56,15 @@ class ReplayReport(Record):
     twice: Count = 0
     """Of those that were replayed: how many were so a second time, in other surroundings."""
     answered: Count = 0
-    """Rollouts that were played again and in which a judge, or another model, answered from the record."""
-    unscored: Count = 0
-    """Rollouts whose rubric cannot run on the transcript alone, so neither the same nor differing."""
-    unscored_reason: Text | None = None
-    """What the rubric says of the first one."""
+    """Rollouts in which a judge, or another model than the run's, answered from the record."""
+    judged: Count = 0
+    """Of those: how many had answers of a judge."""
+    undecided: Count = 0
+    """Rollouts that failed in the replay, each time that they were tried: neither the same nor differing."""
+    undecided_reason: Text | None = None
+    """The failure of the first one."""
+    unfinished: Count = 0
+    """Rollouts whose process was lost, or over a limit: another replay may get further."""
     sampled: bool = False
     """True when only a random sample was played again."""
     sample_seed: Integer | None = None
@@ -74,14 +78,33 @@ class ReplayReport(Record):
     seconds: float = 0.0
 
     @property
+    def agrees(self) -> bool:
+        """Whether every rollout of the run came out the same."""
+        whole = self.recorded == self.expected and not self.sampled and self.refused is None
+        return whole and self.same == self.expected
+
+    @property
     def level(self) -> Literal["claimed", "complete", "rescored", "replayed"]:
-        """The verification level that this report supports; a sample gives no more than `complete`."""
+        """The verification level that this report supports.
+
+        A sample gives no more than `complete`, and neither does a run in which judges or other models
+        answered: their answers come from the record.
+        """
         if self.recorded < self.expected or self.failed or self.contradicted or self.differing:
             return "claimed"
-        whole = not self.sampled and self.refused is None
-        if not whole or self.same != self.expected:
+        if not self.agrees or self.answered:
             return "complete"
-        return "rescored" if self.method == "rescore" or self.answered else "replayed"
+        return "rescored" if self.method == "rescore" else "replayed"
+
+    @property
+    def taken_as_recorded(self) -> str:
+        """The answers that the replay took from the record, in words; empty if there are none."""
+        told = []
+        if self.judged:
+            told.append("the judge's answers are taken as recorded")
+        if self.answered > self.judged:
+            told.append("the answers of other models are taken as recorded")
+        return " and ".join(told)
 
 
 class Surroundings(Record):

@@ -37,6 +37,9 @@ def replay(
     ] = False,
     concurrency: Annotated[int, Option("-c", "--concurrency", min=1, help="rollouts at once")] = 64,
     in_process: Annotated[bool, Option("--in-process", help="run a folder in this process")] = False,
+    time_limit: Annotated[
+        float | None, Option(help="most seconds for loading and replaying (default: none)")
+    ] = None,
     stream: Annotated[
         bool, Option("--stream", help="with --json: a line of progress a second before the answer")
     ] = False,
@@ -68,6 +71,8 @@ def replay(
     location = locate_pinned(current(), found.manifest.environment, folder=env, no_lock=no_lock)
     require_confined(current(), policy, location, "replay", in_process=in_process)
     total = found.manifest.expected_rollouts
+    if stream:
+        output.stream("progress", loading=True)  # all that was to be fetched and installed is here
     with output.progress("replaying", total, unit="rollouts") as bar:
         report, made_with = asyncio.run(
             replay_in(
@@ -82,6 +87,7 @@ def replay(
                 in_process=in_process,
                 sandbox=policy,
                 on_replayed=_tell_progress(bar, output, total if stream else None),
+                time_limit=time_limit,
             )
         )
     data = {
@@ -93,7 +99,7 @@ def replay(
     if report.differing:
         first = report.divergences[0]
         output.next(f"wander view {found.place} --rollout {first.example_id}/{first.index}")
-    if report.differing or report.refused or report.unscored:
+    if report.differing or report.refused or report.undecided:
         return FAILED
     return PARTIAL if report.level == "claimed" else OK
 
@@ -122,9 +128,9 @@ def show_replay(report: ReplayReport, output: Output) -> None:
     output.line(f"{done}  {of} of {report.expected} rollouts in {report.seconds:.1f} s")
     output.line(f"same      {report.same}")
     output.line(f"differ    {report.differing}", style="error" if report.differing else None)
-    if report.unscored:
-        output.line(f"unscored  {report.unscored}: the rubric needs more than the transcript")
-        output.line(f"          {report.unscored_reason}")
+    if report.undecided:
+        output.line(f"undecided {report.undecided}, which failed in the replay")
+        output.line(f"          {report.undecided_reason}")
     if report.failed:
         output.line(f"failed    {report.failed}, not compared")
     if report.recorded < report.expected:
@@ -175,7 +181,7 @@ def verify(
     here.output.answer(data, lambda: _show(found, detail, here.output))
     here.output.note(detail.url)
     report = found.report
-    return FAILED if report is not None and (report.differing or report.refused or report.unscored) else OK
+    return FAILED if report is not None and (report.differing or report.refused or report.undecided) else OK
 
 
 def _cancel(hub: HubApi, run_id: str, output: Output) -> int:
@@ -188,7 +194,8 @@ def _cancel(hub: HubApi, run_id: str, output: Output) -> int:
             code="verification_not_found",
         )
     ended = [hub.cancel_verification(one.id) for one in waiting]
-    lines = [f"verification {one.id} of {one.run_id} is called off" for one in ended]
+    told = {"queued": "waits again", "running": "is called off soon"}
+    lines = [f"verification {one.id} of {one.run_id} {told.get(one.state, 'is called off')}" for one in ended]
     output.answer([one.model_dump(mode="json") for one in ended], "\n".join(lines))
     return OK
 

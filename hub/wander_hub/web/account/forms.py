@@ -140,6 +140,7 @@ FORMS = {
 _USER = "/api/v1/users/{user}"
 FORMS |= {
     "retry-job": Form("POST", "/api/v1/jobs/{job}/retry"),
+    "retry-jobs": Form("POST", "/api/v1/jobs/retry"),
     "cancel-job": Form("DELETE", "/api/v1/jobs/{job}"),
     "add-user": Form("POST", "/api/v1/users", {"name": _text}),
     "user-link": Form("POST", _USER + "/link"),

@@ -52,6 +52,7 @@ def show_state(visit: AdministratorVisiting) -> Response:
         report=report_state(visit.settings),
         facts=_describe(visit.session, visit.settings),
         counts=job_queue.count(visit.session),
+        held_up=job_queue.find_held_up(visit.session),
         workers=job_queue.list_workers(visit.session),
         backups=backup_jobs.list_newest(visit.session, _BACKUPS),
         backs_up=visit.settings.backup_folder is not None,

@@ -1,0 +1,20 @@
+"""A model that somebody else runs, as far as an environment can tell: a replay cannot ask it again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from wander import ScriptedClient
+from wander.clients.base import Client, ModelRequest, ModelResponse
+
+
+class AskedModel(Client):
+    """Answers as a script says, without being one."""
+
+    def __init__(self, replies: Sequence[Any] | Callable[..., Any], model: str = "asked") -> None:
+        self.model = model
+        self._client = ScriptedClient(replies, model)
+
+    async def complete(self, request: ModelRequest) -> ModelResponse:
+        return await self._client.complete(request)
