@@ -207,7 +207,7 @@ class Settings(BaseSettings):
     """Folder of `ORG/NAME/tokenizer.json` files, named as runs name their models: the completion tokens of
     their runs are counted."""
     verification_folder: Path | None = None
-    """Where runs and environments are kept that jobs fetch; unset means `verification` in the data folder."""
+    """Where runs and environments are kept that jobs fetch; unset means `home` in the data folder."""
     serve_jobs: bool = True
     """Work on jobs beside the requests; not where `wander-hub work` does it."""
     job_concurrency: int = Field(default=1, ge=1, le=64)

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
+from wander.clients.base import RolloutHost, Transcript
 from wander.clients.choices import PENDING, ChoicePending, choose
 from wander.clients.scripted import ScriptedClient, scripted_client_from_spec
 from wander.dataset import Dataset, ProceduralRows, Rows
@@ -37,7 +38,6 @@ from wander.parsers import Parser
 from wander.rollout.calls import ModelCalls
 from wander.rollout.faults import blame
 from wander.rollout.hooks import CLEANUP, TEARDOWN, call_every, call_hook, find_marked
-from wander.rollout.outside_calls import JUDGE_ANSWERS
 from wander.rubrics import Rubric, Score
 from wander.rubrics.gold import script_of
 from wander.rubrics.reward_function import check_bounds
@@ -346,6 +346,7 @@ class Environment(Player):
         started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
         started = time.perf_counter()
         state = self.init_state(request.example, index=index, run_seed=request.run_seed)
+        state["host"] = RolloutHost(request.client, rollout_id)
         if (transcript := request.client.transcript(rollout_id)) is not None:
             _restore(state, transcript)
             return _Episode(state, started_at, 0.0)
@@ -470,14 +471,13 @@ class LocalEnvironment(EnvironmentHandle):
         await self.env.teardown()
 
 
-def _restore(state: State, transcript: Rollout) -> None:
+def _restore(state: State, transcript: Transcript) -> None:
     """Bring a state to where a recorded rollout ended, as far as its record tells."""
     for name in ("prompt", "completion"):
         state[name] = copy_json(getattr(transcript, name))
     state["turns"] = list(transcript.turns)
     state["stop_reason"], state["truncated"] = transcript.stop_reason, transcript.truncated
-    state["public"], state["recorded"] = copy_json(transcript.info), copy_json(transcript.info)
-    state["public"].pop(JUDGE_ANSWERS, None)  # the rubric asks again, and is answered from the record
+    state["public"] = copy_json(transcript.info)
 
 
 def _as_seen_by(player: str, state: State) -> State:

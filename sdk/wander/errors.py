@@ -27,7 +27,6 @@ WanderError                    has `.hint`: what to do next, as a command where 
    |- EnvironmentFault         the environment's own code
    |- ToolError                a tool that was declared fatal
    |- RubricError              a reward function
-   |  '- NotRecorded           scored again, it asks what the record has no answer to
    '- SandboxError             the isolation around the environment
 """
 
@@ -58,7 +57,6 @@ __all__ = [
     "NeedsGPU",
     "NeedsKey",
     "NeedsOutside",
-    "NotRecorded",
     "RateLimited",
     "RecordEnded",
     "RubricError",
@@ -242,10 +240,6 @@ class RubricError(BoundaryError):
     """A reward function raised or returned something that is not a number."""
 
     boundary: ClassVar[Boundary] = "rubric"
-
-
-class NotRecorded(RubricError):
-    """The record lacks what other models told its rubric, so it cannot be scored again."""
 
 
 class SandboxError(BoundaryError):

@@ -72,7 +72,9 @@ def test_what_a_change_of_the_environment_does_to_recorded_games(
     other.mkdir()
     for path in folder.iterdir():
         if path.is_file():
-            (other / path.name).write_text(path.read_text().replace("return float(", "return 2 * float(1 + "))
+            (other / path.name).write_text(
+                path.read_text().replace("return float(", "return 0.5 + 0.5 * float(")
+            )
     done = wander("replay", str(run), "--env", str(other), "--json")
     assert done.status == 1
     assert done.data["differing"] == 12

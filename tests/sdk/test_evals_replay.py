@@ -196,7 +196,7 @@ async def test_a_rollout_that_asks_for_more_than_its_record_has_differs(taken: l
     result.rollouts[0] = first.model_copy(update={"turns": [first.turns[at] for at in taken]})
     report = await replay_run(env, result.manifest, result.rollouts)
     assert (report.level, report.differing, report.undecided) == ("claimed", 1, 0)
-    assert report.divergences[0].part == "turns"
+    assert report.divergences[0].part == "failure"
 
 
 async def test_hidden_randomness_is_caught() -> None:

@@ -240,9 +240,10 @@ async def test_a_record_without_the_judges_answer_is_an_error():
     env, _ = judged_by(["yes"])
     stored = await played(env)
     other, asked = judged_by(["yes"], prompt="Other: {response}")
-    again = await played(other, client=ReplayClient([stored]))
-    assert again.reward is None
-    assert "no answer of the judge" in again.failure.message
+    client = ReplayClient([stored])
+    again = await played(other, client=client)
+    assert (again.reward, again.failure.boundary) == (None, "rubric")
+    assert "no answer of the judge" in client.missing["0/0"]
     assert asked == []
 
 

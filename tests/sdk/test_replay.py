@@ -91,16 +91,17 @@ async def test_where_the_model_gave_up_it_gives_up_again(error):
         assert (again.failure.boundary, again.failure.message) == ("model", first.failure.message)
 
 
-async def test_an_unknown_rollout_and_a_turn_too_many_are_told():
+async def test_an_unknown_rollout_and_a_turn_too_many_are_known_to_the_host_alone():
     env = Dice()
     first = await env.rollout(ScriptedClient(["a", "b", "c", "d"]), env.dataset()[0])
-    other = await env.rollout(ReplayClient([first]), env.dataset()[1])
-    assert other.failure is not None
-    assert "there is no record of rollout `1/0`" in other.failure.message
     short = first.model_copy(update={"turns": first.turns[:2]})
-    cut = await env.rollout(ReplayClient([short]), env.dataset()[0])
-    assert cut.failure is not None
-    assert cut.failure.type == "RecordEnded"
+    client = ReplayClient([short])
+    for example, lack in ((0, "turn 3, and its record has 2"), (1, "no record of rollout `1/0`")):
+        again = await env.rollout(client, env.dataset()[example])
+        assert again.failure is not None
+        assert (again.failure.boundary, again.failure.type) == ("model", "ModelError")
+        assert "record" not in again.failure.message
+        assert lack in client.missing[f"{example}/0"]
 
 
 async def test_a_prefix_keeps_runs_apart():
@@ -109,6 +110,5 @@ async def test_a_prefix_keeps_runs_apart():
     client = ReplayClient([first], prefix="run-1/")
     again = await env.rollout(client, env.dataset()[0], rollout_id="run-1/0/0")
     assert timeless(again) == timeless(first)
-    unknown = (await env.rollout(client, env.dataset()[0])).failure
-    assert unknown is not None
-    assert "no record of rollout `0/0`" in unknown.message
+    assert (await env.rollout(client, env.dataset()[0])).failure is not None
+    assert set(client.missing) == {"0/0"}

@@ -259,18 +259,19 @@ async def test_threads_pools_and_shared_memory_work(tmp_path):
         assert await answered(environment, textwrap.dedent(code)) == [1, 2, 3, 4]
 
 
-async def test_hashes_are_stable_and_variables_few(tmp_path, monkeypatch):
+async def test_surroundings_are_drawn_for_each_and_variables_few(tmp_path, monkeypatch):
     monkeypatch.setenv("SANDBOX_TEST_NAMED", "told")
     monkeypatch.setenv("SANDBOX_TEST_SECRET", "untold")
     code = """
     named = os.environ["SANDBOX_TEST_NAMED"]
-    answer = [hash("text"), sorted(os.environ), named, os.getcwd(), os.getuid()]
+    answer = [[hash("text"), os.uname().nodename], sorted(os.environ), named, os.getcwd(), os.getuid()]
     """
     found = []
     for _ in range(2):
         async with confined(tmp_path, environ=["SANDBOX_TEST_NAMED"]) as environment:
             found.append(await answered(environment, textwrap.dedent(code)))
-    assert found[0] == found[1]
+    assert not {*found[0][0]} & {*found[1][0]}
+    assert found[0][1:] == found[1][1:]
     assert found[0][2:] == ["told", "/tmp", 1000]
     assert not {"SANDBOX_TEST_SECRET", "USERNAME", "SHELL", "TMPDIR"} & set(found[0][1])
 

@@ -50,16 +50,21 @@ def load_environment(source="set"):
 JUDGED = """
 import itertools
 from wander import ScriptedClient, SingleTurnEnv
+from wander.clients.base import Client
 from wander.rubrics.judge import JudgeRubric, judge_score
 
 asked = itertools.count()
 
-def judge(request):
-    return f'{{"verdict": {(next(asked) % 7) / 10}}}'
+class Judge(Client):
+    model = "a model that somebody else runs"
+
+    async def complete(self, request):
+        verdict = f'{{"verdict": {(next(asked) % 7) / 10}}}'
+        return await ScriptedClient([verdict]).complete(request)
 
 def load_environment():
     rows = [{"question": f"q{i}", "answer": str(i)} for i in range(6)]
-    rubric = JudgeRubric([judge_score], client=ScriptedClient(judge), attempts=1)
+    rubric = JudgeRubric([judge_score], client=Judge(), attempts=1)
     return SingleTurnEnv(eval_dataset=rows, rubric=rubric, deterministic=False)
 """
 
@@ -161,13 +166,14 @@ def test_hidden_chance_is_caught_and_the_first_difference_told(
     assert first["difference"].startswith("message 1 of the completion is `")
 
 
-def test_judged_rewards_are_scored_again_without_asking_the_judge(
+def test_rewards_that_rest_on_a_judges_word_are_complete_at_most(
     judge: LiveHub, home: Machine, model: ChatEndpoint
 ) -> None:
     project(home, "judged-env", JUDGED)
     run = evaluated(home, "admin/judged-env", model, "-n", 6)
     honest = settled(judge, posted(home, run))
-    assert honest["level"] == "rescored", honest["level_reason"]
+    assert honest["level"] == "complete", honest["level_reason"]
+    assert "taken as recorded" in honest["level_reason"]
     folder = RunFolder.open(run)
     manifest = folder.manifest.model_dump(mode="json", by_alias=True)
     rollouts = [one.model_dump(mode="json") for one in folder.rollouts()]

@@ -42,7 +42,13 @@ _PASSED_STARTS = ("UV_", "PIP_")
 """How operators name the package index that environments' dependencies come from."""
 _STRICT = {"WANDER_INDEXES_ONLY": "1"}
 """Has packages fetched from those indexes alone, whatever address a lock or a requirement names."""
-_FOLDERS = ("data", "cache", "config", "runs")
+_FOLDERS = {
+    "DATA": ".local/share/wander",
+    "CACHE": ".cache/wander",
+    "CONFIG": ".config/wander",
+    "RUNS": "runs",
+}
+"""As in anybody's home: where the files of an environment lie does not tell its code that this is a hub."""
 _LONGEST_LINE = 16 << 20
 _MOST_OUTPUT = 64 << 20
 """Bytes of output that are read of a command: its answer, and a line of progress a second."""
@@ -140,8 +146,9 @@ class ClientProgram:
             for name, value in os.environ.items()
             if name in _PASSED or name.startswith(_PASSED_STARTS)
         }
-        folders = {f"WANDER_{one.upper()}_DIR": str(self._folder / one) for one in _FOLDERS}
-        for each in (self._folder / "cache" / "logs").glob("*.log"):  # a full log slows whoever writes to it
+        folders = {f"WANDER_{name}_DIR": str(self._folder / path) for name, path in _FOLDERS.items()}
+        logs = self._folder / _FOLDERS["CACHE"] / "logs"
+        for each in logs.glob("*.log"):  # a full log slows whoever writes to it
             if each.stat().st_size > _MOST_LOGGED:
                 each.unlink(missing_ok=True)
         try:

@@ -161,7 +161,7 @@ def job_worker(
         program = ClientProgram(
             database,
             hub_url,
-            (settings.verification_folder or settings.data / "verification").absolute(),
+            (settings.verification_folder or settings.data / "home").absolute(),
             sandbox=settings.verification == "sandbox",
             seconds=settings.verification_seconds,
             min_free_bytes=settings.min_free_bytes,

@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from wander.checks.clock import CLOCK
 from wander.checks.findings import earned_by_player, findings_of_first, findings_of_second
 from wander.checks.package import check_package
 from wander.checks.records import ProbeRequest, ProbeResult, Trouble
@@ -23,7 +24,6 @@ from wander.checks.report import CHECKS, NOT_LOOKED_AT, CheckReport, result
 from wander.errors import ArgumentsUnfit
 from wander.sandbox import SandboxPolicy
 from wander.system.child_environ import child_environ
-from wander.worker.child.clock import CLOCK
 
 if TYPE_CHECKING:
     from wander.sandbox.groups import Group

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+from wander.checks.clock import take_clock_shift
 from wander.checks.code import find_code_uses
 from wander.checks.judged import judge_rubrics, try_judges
 from wander.checks.leaks import find_told
@@ -43,7 +44,6 @@ from wander.envs.group import EnvGroup, route
 from wander.handle import Split
 from wander.loading import Factory, find_factory, find_path_factory, module_of
 from wander.types import Example, Rollout, canonical_json
-from wander.worker.child.clock import take_clock_shift
 
 HEAVY = ("torch", "tensorflow", "jax", "transformers", "vllm", "trl", "datasets", "pandas", "sklearn")
 """Modules that take seconds to import, and that listing an environment should not."""

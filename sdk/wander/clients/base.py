@@ -8,15 +8,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from wander.clients.sub_calls import conversation_id
-from wander.types import Message, Record, Rollout, SamplingArgs, TurnTokens, Usage
+from wander.types import Message, Record, Rollout, SamplingArgs, Turn, TurnTokens, Usage
 
 if TYPE_CHECKING:
     from wander.clients.rate_limit import CallLimiter
+
+
+OUTSIDE_CALLS, JUDGE_ANSWERS = "outside_calls", "judge_answers"
+"""Keys of what others than the environment said in a rollout's `info`. In a replay that stays with the
+host."""
+Recollection = Literal["judge", "timeout"]
+"""What a rollout may ask the record of a run that is replayed (`Client.recall`)."""
 
 
 class ModelRequest(Record):
@@ -96,15 +103,31 @@ class Client(ABC):
     def end(self, rollout_id: str) -> None:  # noqa: B027 - an optional hook
         """Learn that a rollout ended, so that nothing is kept for it."""
 
-    def recorded(self, rollout_id: str) -> dict[str, Any] | None:
-        """Return the `info` of the recorded rollout, for a client that plays records again; else None.
+    def line(self, rollout_id: str) -> dict[str, Any] | None:
+        """Return the choices that are made for the environment (`wander.clients.choices`); None: it draws."""
+        return None
 
-        It becomes `state["recorded"]`, where outside observations such as a judge's answers are found again.
+    async def recall(self, rollout_id: str, about: Recollection, key: Any) -> Any:
+        """Return what is on record of a rollout that is replayed, asked for at the moment that needs it.
+
+        - `judge`: the text that a judge answered to the request with the digest `key`.
+        - `timeout`: whether the rollout's time was over when it had come as far as `key`.
+
+        None means that nothing is on record, as in every evaluation. Raises `ModelError` for an answer that a
+        record should have and does not.
         """
         return None
 
-    def transcript(self, rollout_id: str) -> Rollout | None:
-        """Return the recorded rollout that is only to be scored again; None: it is to be played."""
+    def outside_calls(self, rollout_id: str) -> list[dict[str, Any]] | None:
+        """Return the recorded calls of other models in a rollout that is replayed; None: the models are
+        asked.
+
+        Only the host's own endpoint needs them. They never travel to a worker.
+        """
+        return None
+
+    def transcript(self, rollout_id: str) -> Transcript | None:
+        """Return the transcript that is only to be scored again; None: the rollout is to be played."""
         return None
 
     async def check(self) -> None:  # noqa: B027 - an optional hook
@@ -140,6 +163,52 @@ def name_of(client: Client) -> str:
     return type(client).__name__
 
 
+class Transcript(Record):
+    """What a recorded rollout was when it was scored, without the score."""
+
+    prompt: list[Message]
+    completion: list[Message]
+    turns: list[Turn]
+    stop_reason: str | None
+    truncated: bool
+    info: dict[str, Any]
+    """What the environment published, without the answers of judges and other models: the host has those."""
+
+    @classmethod
+    def of(cls, rollout: Rollout) -> Transcript:
+        """Return the transcript of a rollout."""
+        given = {name: getattr(rollout, name) for name in cls.model_fields}
+        info = {
+            name: value for name, value in rollout.info.items() if name not in (OUTSIDE_CALLS, JUDGE_ANSWERS)
+        }
+        return cls.assemble(**{**given, "info": info})
+
+
+class RolloutHost:
+    """What a rollout may ask its host besides completions: `state["host"]`.
+
+    It is the same in an evaluation and in a replay. What is on record reaches an environment only as the
+    answer to a question, at the moment that needs it, so code that does not ask cannot tell which of the two
+    it is in.
+    """
+
+    def __init__(self, client: Client, rollout_id: str) -> None:
+        self._client = client
+        self._rollout_id = rollout_id
+
+    @property
+    def line(self) -> dict[str, Any] | None:
+        """The choices that are made for the environment, or None."""
+        return self._client.line(self._rollout_id)
+
+    async def recall(self, about: Recollection, key: Any) -> Any:
+        """Return what is on record, as `Client.recall` does."""
+        return await self._client.recall(self._rollout_id, about, key)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RolloutHost:
+        return self
+
+
 class WrappedClient(Client):
     """Stands before a client and passes everything on; who made that client closes it."""
 
@@ -163,12 +232,20 @@ class WrappedClient(Client):
         """Pass on that a rollout ended."""
         self._client.end(rollout_id)
 
-    def recorded(self, rollout_id: str) -> dict[str, Any] | None:
-        """Return what the client has recorded of a rollout."""
-        return self._client.recorded(rollout_id)
+    def line(self, rollout_id: str) -> dict[str, Any] | None:
+        """Return the line that the client has a rollout play."""
+        return self._client.line(rollout_id)
 
-    def transcript(self, rollout_id: str) -> Rollout | None:
-        """Return the recorded rollout that the client wants scored again."""
+    async def recall(self, rollout_id: str, about: Recollection, key: Any) -> Any:
+        """Return what the client has on record."""
+        return await self._client.recall(rollout_id, about, key)
+
+    def outside_calls(self, rollout_id: str) -> list[dict[str, Any]] | None:
+        """Return the calls of other models that the client has on record."""
+        return self._client.outside_calls(rollout_id)
+
+    def transcript(self, rollout_id: str) -> Transcript | None:
+        """Return the transcript that the client wants scored again."""
         return self._client.transcript(rollout_id)
 
     async def check(self) -> None:

@@ -1,13 +1,13 @@
 """What an environment may answer: drawn in ordinary play, walked one by one in an exhaustive evaluation.
 
-A line is one sequence of an environment's choices. The host asks for it by `Client.recorded`, under `LINE`;
-the rollout publishes what it took and what else it could have taken under the same name, so a recorded line
-is played again like any other rollout.
+A line is one sequence of an environment's choices. The host asks for it by `Client.line`. The rollout
+publishes under `LINE` what it took and what else it could have taken, so a recorded line is replayed like any
+other rollout.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from wander.errors import BoundaryError, EnvironmentFault
@@ -16,7 +16,7 @@ from wander.types import Rollout, State, canonical_json
 Option = TypeVar("Option")
 
 LINE = "line_of_play"
-"""Key of `state["recorded"]` and of `Rollout.info`: `choices` taken, and the `options` of each."""
+"""Key of `Rollout.info`: `choices` taken, and the `options` of each."""
 PENDING = "choice_pending"
 """The stop reason of a rollout that waits for a choice which nobody has made yet."""
 
@@ -26,18 +26,30 @@ class ChoicePending(BoundaryError):
 
 
 def ask_for_line(choices: Sequence[Any], *, stop: bool = False) -> dict[str, Any]:
-    """Return what `Client.recorded` gives to have a line played: these choices, then the first of each.
+    """Return what `Client.line` gives to have a line played: these choices, then the first option of each.
 
     `stop` ends the rollout instead where the choices are used up.
     """
-    return {LINE: {"choices": list(choices), "stop": stop}}
+    return {"choices": list(choices), "stop": stop}
+
+
+def ask_for_recorded(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what has a recorded line played again.
+
+    It asks as the evaluation did: for the choices up to the last that is not the first of its options.
+    """
+    choices = list(line.get("choices", ()))
+    options = list(line.get("options", ()))
+    while choices and len(options) >= len(choices) and options[len(choices) - 1][:1] == choices[-1:]:
+        choices.pop()
+    return ask_for_line(choices)
 
 
 def choose(
     state: State, options: Sequence[Option], drawn: Callable[[], Option], position: str = ""
 ) -> Option:
     """Return the option that the line asked for takes; what `drawn` returns in ordinary play."""
-    asked = (state.get("recorded") or {}).get(LINE)
+    asked = state["host"].line if "host" in state else None
     if asked is None:
         return drawn()
     if not options:

@@ -155,10 +155,8 @@ class MultiTurnEnv(Environment):
         """Return the name of the stop condition that ended the rollout."""
         await self._set_up(state)
         await self._pass_turn(state)
-        # An environment without a limit cannot have met it, whatever a record states.
-        struck = (state.get("recorded") or {}).get(TIMEOUT) if self.timeout_seconds else None
         while (reason := await self._stop_reason(state)) is None:
-            if struck is not None and struck == _place(state):
+            if await self._is_over(state):
                 return TIMEOUT
             if state.turns:
                 answer = await self._answer(state)
@@ -175,10 +173,16 @@ class MultiTurnEnv(Environment):
                     return reason
                 if _is_final(state):
                     continue
-                if struck is not None and struck == _place(state):
+                if await self._is_over(state):
                     return TIMEOUT
             await model.complete(self.tools(state))
         return reason
+
+    async def _is_over(self, state: State) -> bool:
+        """Tell whether a rollout that is replayed ran out of time here; an evaluation goes by the clock."""
+        if self.timeout_seconds is None or "host" not in state:
+            return False
+        return await state["host"].recall("timeout", _place(state)) is True
 
     async def _set_up(self, state: State) -> None:
         returned = await call_hook(self.setup_state, state)

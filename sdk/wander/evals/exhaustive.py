@@ -164,7 +164,7 @@ class ConversationMemo(WrappedClient):
         """Have a rollout play a line that begins with these choices."""
         self._lines[rollout_id] = ask_for_line(choices, stop=stop)
 
-    def recorded(self, rollout_id: str) -> dict[str, Any] | None:
+    def line(self, rollout_id: str) -> dict[str, Any] | None:
         """Return the line that a rollout plays."""
         return self._lines.get(rollout_id)
 

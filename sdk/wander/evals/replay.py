@@ -33,8 +33,8 @@ from typing import Any, NamedTuple
 
 from wander.clients.base import Client
 from wander.clients.players import require_players
-from wander.clients.replay import ReplayClient, TranscriptClient
-from wander.errors import ConfigError, NotRecorded, RecordEnded, RunError
+from wander.clients.replay import RecordClient, ReplayClient, TranscriptClient
+from wander.errors import ConfigError, RunError
 from wander.evals.store.examples import PAGE, PackedExamples, Places
 from wander.handle import EnvironmentHandle, RolloutRequest
 from wander.rollout.garbage import fewer_collections
@@ -257,7 +257,7 @@ class _Replay:
                 self.examples.append(example)
                 if strata and strata[number : number + 1] != [example.stratum]:
                     self.other_stratum = self.other_stratum or example.example_id
-                if len(self.examples) == len(self.at):
+                if self.manifest.choice == "first" and len(self.examples) == len(self.at):
                     break
 
     def example_of(self, name: str) -> Example:
@@ -336,12 +336,13 @@ class _Replay:
             raise RunError(f"rollout `{rollout.example_id}/{rollout.index}` stands twice in the run")
         self.seen[number] = self.seen.get(number, 0) | bit
 
-    def client_of(self, recorded: Sequence[Rollout]) -> Client:
+    def client_of(self, recorded: Sequence[Rollout]) -> RecordClient:
         """Return the client that answers for recorded rollouts."""
+        name = self.manifest.model.name
         if self.report.method == "rescore":
-            return TranscriptClient(recorded)
+            return TranscriptClient(recorded, name)
         lines = self.manifest.kind in WITH_LINES
-        return ReplayClient(recorded, lines=lines, scripts=self.manifest.scripts)
+        return ReplayClient(recorded, name, lines=lines, scripts=self.manifest.scripts)
 
     async def add_later(self) -> None:
         """Replay once more, one after another, the rollouts that failed, so that none disturbs the others."""
@@ -354,7 +355,9 @@ class _Replay:
                     break
             self._keep(group, found)
 
-    async def _compare(self, client: Client, example: Example, recorded: list[Rollout]) -> list[_Outcome]:
+    async def _compare(
+        self, client: RecordClient, example: Example, recorded: list[Rollout]
+    ) -> list[_Outcome]:
         """Replay rollouts, some of them in other surroundings too, and those that differ once more."""
         sure = self.report.differing >= TWICE
         found = await self._look(self.environment, client, example, recorded, sure=sure)
@@ -369,7 +372,7 @@ class _Replay:
     async def _look(
         self,
         environment: EnvironmentHandle,
-        client: Client,
+        client: RecordClient,
         example: Example,
         recorded: list[Rollout],
         *,
@@ -379,7 +382,7 @@ class _Replay:
 
         async def play() -> list[_Outcome]:
             again = await self._play(environment, client, example, recorded)
-            return [self._judge(*pair) for pair in zip(recorded, again, strict=True)]
+            return [self._judge(*pair, client) for pair in zip(recorded, again, strict=True)]
 
         found = await play()
         if sure or not any(isinstance(one, Divergence) for one in found):
@@ -424,12 +427,13 @@ class _Replay:
             )
         )
 
-    def _judge(self, recorded: Rollout, again: Rollout) -> _Outcome:
+    def _judge(self, recorded: Rollout, again: Rollout, client: RecordClient) -> _Outcome:
         """Return what differs, or why nothing can be said, or None."""
         failure, rescoring = again.failure, self.report.method == "rescore"
-        if failure is not None and failure.type == RecordEnded.__name__:
-            return _divergence(recorded, "turns", failure.message)
-        if failure is not None and failure.type != NotRecorded.__name__:
+        lack = client.missing.pop(f"{recorded.example_id}/{recorded.index}", None)
+        if failure is not None and lack is not None:
+            return _divergence(recorded, "failure", lack)
+        if failure is not None:
             unfinished = failure.type in _UNFINISHED or failure.boundary == "sandbox"
             return _Undecided(failure.message, unfinished)
         if not rescoring:
@@ -439,7 +443,14 @@ class _Replay:
             return _Undecided(
                 f"the record has {len(recorded.turns)} turns, but {spoken} messages of the model"
             )
-        return first_divergence(recorded, again, RESCORED)
+        # Calls of other models that the environment made while it was played are not made again.
+        played = recorded.model_copy(update={"info": _without_calls(recorded)})
+        scored = again.model_copy(update={"info": _without_calls(again)})
+        return first_divergence(played, scored, RESCORED)
+
+
+def _without_calls(rollout: Rollout) -> dict[str, Any]:
+    return {name: value for name, value in rollout.info.items() if name != OUTSIDE_CALLS}
 
 
 def _was_judged(recorded: Rollout) -> bool:
@@ -472,20 +483,28 @@ def _attribute(here: _Outcome, there: _Outcome) -> _Outcome:
 
 
 async def _read_examples(environment: EnvironmentHandle, manifest: RunManifest) -> AsyncIterator[Example]:
-    """Yield the examples of the manifest's split, in pages; of an endless one as many as the run can name."""
+    """Yield the examples of the manifest's split, in the pages that the evaluation asked for.
+
+    So an environment that counts what is asked of it cannot tell a replay by that. Of an endless split, at
+    most as many are made as the run names.
+    """
     if manifest.kind == "exhaustive" or manifest.lines is not None:
         for example in await environment.openings():
             yield example
         return
     info = environment.info
     size = info.eval_examples if manifest.split == "eval" else info.train_examples
-    end = len(manifest.example_ids) if size is None else size
-    for start in range(0, end, PAGE):
-        page = await environment.examples(manifest.split, start, min(PAGE, end - start))
-        for example in page:
-            yield example
-        if not page:
-            return
+    named = len(manifest.example_ids)
+    ends = [named if size is None or manifest.choice == "first" else size, size or named]
+    start = 0
+    for end in ends:
+        while start < end:
+            page = await environment.examples(manifest.split, start, min(PAGE, end - start))
+            for example in page:
+                yield example
+            if not page:
+                return
+            start += len(page)
 
 
 def _sample(manifest: RunManifest, groups: bool, size: int | None, seed: int) -> set[tuple[str, int]] | None:

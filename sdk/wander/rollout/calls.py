@@ -34,9 +34,8 @@ class ModelCalls:
         """Seconds that turns waited for the rate of an endpoint."""
 
     def begin(self) -> None:
-        """Tell the client that the rollout starts, and learn what a record of it holds."""
+        """Tell the client that the rollout starts."""
         self._tell(self.client.begin)
-        self.state["recorded"] = self._tell(self.client.recorded)
 
     def end(self) -> None:
         """Tell the client that the rollout makes no more calls."""

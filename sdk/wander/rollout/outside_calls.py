@@ -13,12 +13,14 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
 
+from wander.clients import base
+
 HEADER = "x-wander-rollout"
-PUBLIC_KEY = "outside_calls"
-"""Where in a rollout's `info` its calls stand: a list of objects with `digest` (of the request), `path`,
+PUBLIC_KEY = base.OUTSIDE_CALLS
+"""Key of a rollout's calls in its `info`: a list of objects with `digest` (of the request), `path`,
 `request`, `status` and `response`."""
-JUDGE_ANSWERS = "judge_answers"
-"""Where the answers of the judge stand that a rubric asked (`wander.rubrics.judge`)."""
+JUDGE_ANSWERS = base.JUDGE_ANSWERS
+"""Key of the answers of the judge that a rubric asked (`wander.rubrics.judge`)."""
 SCRIPTED = "scripted"
 """Marks the answer of a judge that is a function of the environment's package: a replay calls it again."""
 

@@ -1,8 +1,8 @@
 """Rewards by a judge: another model that is asked about each completion.
 
-What a judge says is an outside observation. It is kept in `state["public"]` and so in the rollout's record;
-when a record is replayed, the judge's answers come from it and nobody is asked. A judge that is a function
-(`ScriptedClient`) is part of the environment: a replay calls it again, as it does with scripted players.
+What a judge says is an outside observation. It is kept in `state["public"]` and so in the rollout's record.
+In a replay the host answers from there, and nobody is asked. A judge that is a function (`ScriptedClient`) is
+part of the environment: it is called in a replay too, as scripted players are.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 from wander.clients.base import Client, ModelRequest
 from wander.clients.scripted import ScriptedClient
-from wander.errors import ConfigError, ModelError, NotRecorded, RubricError, UnsupportedParameter
+from wander.errors import ConfigError, ModelError, RubricError, UnsupportedParameter
 from wander.parsers import Parser, find_tagged
 from wander.reasoning import message_text, without_reasoning
 from wander.rollout.outside_calls import JUDGE_ANSWERS, SCRIPTED
@@ -259,25 +259,27 @@ class Judge:
         key = {"model": model, "messages": messages, "sampling": self.sampling.given()}
         digest = hashlib.sha256(canonical_json(key).encode()).hexdigest()
         entry: dict[str, Any] = {"digest": digest, **key}
-        scripted = isinstance(self.client, ScriptedClient) and callable(self.client.replies)
-        if scripted:
+        if isinstance(self.client, ScriptedClient) and callable(self.client.replies):
             entry[SCRIPTED] = True
-        if scripted and state.get("recorded") is not None:
             text = await self._complete(messages, digest)  # not from a cache that others may have written
-        elif state.get("recorded") is not None:
-            known = next((one for one in _entries(state["recorded"]) if one.get("digest") == digest), None)
-            if known is None or "answer" not in known:
-                raise NotRecorded(
-                    "the record has no answer of the judge to this request",
-                    hint="the judge's prompt, model or sampling differ from those of the recorded run",
-                )
-            text = str(known["answer"])
         else:
-            text = await self.cache.answer(digest, partial(self._complete, messages, digest))
+            known = await self._recall(state, digest)
+            ask = partial(self._complete, messages, digest)
+            text = await self.cache.answer(digest, ask) if known is None else known
         kept = state["public"].setdefault(PUBLIC_KEY, [])
         if all(each.get("digest") != digest for each in _entries(state["public"])):
             kept.append({**entry, "answer": text})
         return text
+
+    async def _recall(self, state: State, digest: str) -> str | None:
+        """Return the recorded answer to a request, or None if the rollout is not replayed."""
+        if "host" not in state:
+            return None
+        try:
+            answer: str | None = await state["host"].recall("judge", digest)
+        except ModelError as error:
+            raise self._failed(error) from error
+        return answer
 
     async def _complete(self, messages: Messages, digest: str) -> str:
         while True:

@@ -108,15 +108,13 @@ class ReplayReport(Record):
 
 
 class Surroundings(Record):
-    """What a process sees of its machine; whoever derives a run again draws it anew."""
+    """What a process sees of its machine. It is drawn for every sandboxed worker, and for every replay."""
 
     hash_seed: Integer
     """Decides the hashes of text, and so the order of sets."""
     time_zone: Text
     """As POSIX writes it in `TZ`."""
     locale: Text
-    clock_shift: Integer
-    """Seconds by which its clock is ahead."""
     host_name: Text | None = None
     """None where it saw the machine's own: outside of a sandbox."""
 

@@ -27,7 +27,6 @@ from wander.errors import ConfigError, WanderError
 from wander.rollout.faults import without_keyboard
 from wander.rollout.garbage import fewer_collections
 from wander.worker.channel import OPTIONS, Channel
-from wander.worker.child.clock import take_clock_shift
 from wander.worker.child.service import Service, load
 from wander.worker.note import NOTE_BYTES, NOTE_FILE
 from wander.worker.protocol import Load
@@ -64,7 +63,6 @@ def main() -> int:
         threading.Thread(target=_watch, args=(given.lifeline,), name="lifeline", daemon=True).start()
     if given.listen is not None:
         return _listen(given)
-    take_clock_shift()
     with contextlib.suppress(ValueError):  # not the main thread
         # The terminal's Ctrl-C is the host's to handle. A handler, since an ignored signal would stay ignored
         # in the programs that the environment starts.

@@ -33,6 +33,7 @@ USUAL_BASE = "https://api.openai.com/v1"
 _SECONDS, _CONNECT_SECONDS = 600.0, 15.0
 _COMPLETIONS = ("chat/completions", "completions")
 _PATHS = (*_COMPLETIONS, "responses", "embeddings")
+_AWAY = "`{}` cannot be reached: {}"
 MOST_CONNECTIONS = 256
 """Connections that a sandbox, or a worker on another machine, may have open at a time."""
 
@@ -115,13 +116,13 @@ class OpenAIProxy:
         return status, json.dumps(response)
 
     def begin(
-        self, rollout_id: str, recorded: dict[str, Any] | None, limiter: CallLimiter | None = None
+        self, rollout_id: str, recorded: list[dict[str, Any]] | None, limiter: CallLimiter | None = None
     ) -> None:
-        """Announce a rollout, with what its record holds where it is played again."""
+        """Announce a rollout, with its recorded calls if it is replayed."""
         record = self._records[rollout_id] = _Record(limiter=limiter)
         if recorded is not None:
             record.known = defaultdict(list)
-            for call in recorded.get(PUBLIC_KEY) or []:
+            for call in recorded:
                 record.known[str(call.get("digest"))].append(call)
 
     def end(self, rollout_id: str, rollout: Rollout | None) -> None:
@@ -181,10 +182,12 @@ class OpenAIProxy:
         self.count.calls += 1
         if record is not None and record.known is not None:
             kept = record.known.get(digest)
-            if not kept:
-                return 409, _error("the record has no answer to this request")
-            self.count.replayed += 1
-            call = kept.pop(0) if len(kept) > 1 else kept[0]
+            if kept:
+                self.count.replayed += 1
+                call = kept.pop(0) if len(kept) > 1 else kept[0]
+            else:  # as if the endpoint were away; the new record has the call, so it differs from the old one
+                away = _error(_AWAY.format(self._base_url, "timed out"))
+                call = {"digest": digest, "path": path, "request": body, "status": 502, "response": away}
         else:
             limiter = record.limiter if record is not None else None
             status, response = await self._ask_upstream(path, body, limiter or self._limiter, rollout_id)
@@ -227,7 +230,7 @@ class OpenAIProxy:
         except RateLimited as error:
             return 429, _error(str(error))
         except TransportError as error:
-            return 502, _error(f"`{attempts.transport.base_url}` cannot be reached: {error}")
+            return 502, _error(_AWAY.format(attempts.transport.base_url, error))
         try:
             data = json.loads(answer.body)
         except ValueError:

@@ -18,12 +18,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
-from wander.clients.base import ModelRequest, ModelResponse
+from wander.clients.base import ModelRequest, ModelResponse, Recollection, Transcript
 from wander.errors import LoadError, MissingExtra, ModelError, WanderError, error_type, model_error_type
 from wander.handle import Split
 from wander.types import Boundary, EnvironmentInfo, Example, Failure, Record, Rollout, SamplingArgs
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Raised whenever a message changes; host and worker must agree."""
 MESSAGE_LIMIT = 256 << 20
 """Most bytes of one message that a host takes. A rollout that asks or answers more fails by itself."""
@@ -176,10 +176,10 @@ class Play(Record):
     """Exactly one where `group` is false."""
     rollout_ids: list[str]
     """One beside each index."""
-    recorded: list[dict[str, Any] | None] = Field(default_factory=list)
-    """What each rollout published when it was recorded, where records are played again."""
-    transcripts: list[Rollout] = Field(default_factory=list)
-    """Recorded rollouts, one beside each index, that are only scored again; else empty."""
+    lines: list[dict[str, Any] | None] = Field(default_factory=list)
+    """For each index the choices that are made for the environment (`Client.line`), or null."""
+    transcripts: list[Transcript] = Field(default_factory=list)
+    """For each index what is only scored again; else empty."""
     run_seed: int
     sampling: SamplingArgs
     model: str
@@ -230,6 +230,26 @@ class Completed(Record):
     fault: Fault | None = None
 
 
+class Recall(Record):
+    """Worker: ask what is on record of a rollout (`Client.recall`)."""
+
+    type: Literal["recall"] = "recall"
+    id: int
+    play: int
+    rollout_id: str
+    about: Recollection
+    key: Any
+
+
+class Recalled(Record):
+    """Host: what is on record. In an evaluation nothing is."""
+
+    type: Literal["recalled"] = "recalled"
+    id: int
+    value: Any = None
+    fault: Fault | None = None
+
+
 class Close(Record):
     """Host: tear the environment down and end."""
 
@@ -272,10 +292,12 @@ def make_failed_rollouts(example: Example, indices: Iterable[int], failure: Fail
 
 
 ToWorker = Annotated[
-    Load | Refused | Ping | GetExamples | Play | Cancel | Completed | Close, Field(discriminator="type")
+    Load | Refused | Ping | GetExamples | Play | Cancel | Completed | Recalled | Close,
+    Field(discriminator="type"),
 ]
 ToHost = Annotated[
-    Hello | Loaded | LoadFailed | Pong | Examples | Played | PartEnded | Complete, Field(discriminator="type")
+    Hello | Loaded | LoadFailed | Pong | Examples | Played | PartEnded | Complete | Recall,
+    Field(discriminator="type"),
 ]
 
 to_worker: TypeAdapter[ToWorker] = TypeAdapter(ToWorker)

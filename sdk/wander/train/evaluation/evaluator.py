@@ -317,6 +317,6 @@ class LineClient(WrappedClient):
         super().__init__(client)
         self._lines = lines
 
-    def recorded(self, rollout_id: str) -> dict[str, Any] | None:
+    def line(self, rollout_id: str) -> dict[str, Any] | None:
         """Return the line that a rollout plays; None where it plays an example."""
         return ask_for_line(self._lines[rollout_id]) if rollout_id in self._lines else None

@@ -9,13 +9,13 @@ import platform
 import sys
 import time
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextvars import copy_context
 from typing import Any
 
 from pydantic import ValidationError
 
-from wander.clients.base import Client, ModelRequest, ModelResponse
+from wander.clients.base import Client, ModelRequest, ModelResponse, Recollection, Transcript
 from wander.environment import LocalEnvironment
 from wander.errors import DatasetError, EnvironmentFault, LoadError, WanderError
 from wander.handle import RolloutRequest
@@ -46,6 +46,8 @@ from wander.worker.protocol import (
     Play,
     Played,
     Pong,
+    Recall,
+    Recalled,
     Refused,
     make_failed_rollouts,
     to_worker,
@@ -72,6 +74,7 @@ class Service:
         self._asking: set[int] = set()
         """Plays that were interrupted while they waited for the model."""
         self._calls: dict[int, asyncio.Future[ModelResponse]] = {}
+        self._recalls: dict[int, asyncio.Future[Any]] = {}
         self._next_call = 0
         self._others: set[asyncio.Task[None]] = set()
 
@@ -115,6 +118,8 @@ class Service:
             message = to_worker.validate_json(line)
             if isinstance(message, Completed):
                 self._complete(message)
+            elif isinstance(message, Recalled):
+                self._recall_answered(message)
             elif isinstance(message, Play):
                 self._start_play(environment, message)
             elif isinstance(message, Cancel):
@@ -156,7 +161,7 @@ class Service:
         ROLLOUT.set(asked.rollout_ids[0])
         limit = asyncio.timeout(self._load.rollout_timeout)
         request = RolloutRequest.of(
-            _HostClient(self._ask, asked, self._channel),
+            _HostClient(self, asked),
             asked.example,
             asked.indices,
             run_seed=asked.run_seed,
@@ -199,7 +204,13 @@ class Service:
         size, limit = len(text.encode()), self._load.message_limit
         return EnvironmentFault(f"{what} has {size:,} bytes, more than the {limit:,} that a message may have")
 
-    async def _ask(self, play: int, request: ModelRequest) -> ModelResponse:
+    def end_part(self, play: int, rollout_id: str) -> None:
+        """Tell the host that a rollout of a group makes no more calls."""
+        part = PartEnded.model_construct(play=play, rollout_id=rollout_id)
+        self._channel.send(part.model_dump_json())
+
+    async def ask(self, play: int, request: ModelRequest) -> ModelResponse:
+        """Return what the host's client answers; raises its `ModelError`."""
         self._next_call += 1
         call = self._next_call
         answer: asyncio.Future[ModelResponse] = asyncio.get_running_loop().create_future()
@@ -217,6 +228,28 @@ class Service:
             raise
         finally:
             del self._calls[call]
+
+    async def recall(self, play: int, rollout_id: str, about: Recollection, key: Any) -> Any:
+        """Ask the host what is on record; raises `ModelError`."""
+        self._next_call += 1
+        number = self._next_call
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._recalls[number] = answer
+        try:
+            asked = Recall(id=number, play=play, rollout_id=rollout_id, about=about, key=key)
+            self._channel.send(asked.model_dump_json())
+            return await answer
+        finally:
+            del self._recalls[number]
+
+    def _recall_answered(self, message: Recalled) -> None:
+        answer = self._recalls.get(message.id)
+        if answer is None or answer.done():
+            return  # the rollout that asked was cancelled meanwhile
+        if message.fault is None:
+            answer.set_result(message.value)
+        else:
+            answer.set_exception(message.fault.model_error())
 
     def _complete(self, message: Completed) -> None:
         answer = self._calls.get(message.id)
@@ -299,22 +332,19 @@ def log_trace() -> None:
 
 
 class _HostClient(Client):
-    """Hands the model calls of one `Play` to the host, and gives what the host has recorded of it."""
+    """Hands the model calls of one `Play` to the host, and asks it what else the rollout needs."""
 
-    def __init__(
-        self, ask: Callable[[int, ModelRequest], Awaitable[ModelResponse]], asked: Play, channel: Channel
-    ) -> None:
+    def __init__(self, service: Service, asked: Play) -> None:
         self.model = asked.model
         self.scripts = asked.scripts
-        self._ask = ask
+        self._service = service
         self._asked = asked
-        self._channel = channel
-        self._recorded = dict(zip(asked.rollout_ids, asked.recorded, strict=False))
+        self._lines = dict(zip(asked.rollout_ids, asked.lines, strict=False))
         self._transcripts = dict(zip(asked.rollout_ids, asked.transcripts, strict=False))
 
     async def complete(self, request: ModelRequest) -> ModelResponse:
         """Return what the host's client answered; raises its `ModelError`."""
-        return await self._ask(self._asked.id, request)
+        return await self._service.ask(self._asked.id, request)
 
     def end(self, rollout_id: str) -> None:
         """Tell the host that a rollout of a group makes no more calls.
@@ -323,13 +353,16 @@ class _HostClient(Client):
         for one whose group still goes on.
         """
         if self._asked.group:
-            part = PartEnded.model_construct(play=self._asked.id, rollout_id=rollout_id)
-            self._channel.send(part.model_dump_json())
+            self._service.end_part(self._asked.id, rollout_id)
 
-    def recorded(self, rollout_id: str) -> dict[str, Any] | None:
-        """Return what the host's client has on record of the rollout."""
-        return self._recorded.get(rollout_id)
+    def line(self, rollout_id: str) -> dict[str, Any] | None:
+        """Return the choices that the host makes for the environment."""
+        return self._lines.get(rollout_id)
 
-    def transcript(self, rollout_id: str) -> Rollout | None:
-        """Return the recorded rollout that the host wants scored again, or None for one to be played."""
+    async def recall(self, rollout_id: str, about: Recollection, key: Any) -> Any:
+        """Return what the host's client has on record."""
+        return await self._service.recall(self._asked.id, rollout_id, about, key)
+
+    def transcript(self, rollout_id: str) -> Transcript | None:
+        """Return what the host wants scored again, or None for a rollout to be played."""
         return self._transcripts.get(rollout_id)

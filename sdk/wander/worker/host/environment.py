@@ -91,7 +91,8 @@ class WorkerEnvironment(EnvironmentHandle):
           Where the environment's code then lets nothing else of its worker go on for `stall_seconds`, the
           worker is ended; its other rollouts are retryable.
         - `message_limit`: most bytes of one message from a worker. A rollout that needs more fails by itself.
-        - `surroundings`: hash seed, time zone, locale, clock and, in a sandbox, host name of the processes.
+        - `surroundings`: hash seed, time zone, locale and, in a sandbox, host name of the processes. They are
+          drawn for a sandbox. Other workers have the machine's own, and one hash seed in every run.
         """
         if sandbox is not None:
             from wander.sandbox.visible import require_known
@@ -109,17 +110,16 @@ class WorkerEnvironment(EnvironmentHandle):
         # An environment that is given the user's own key or address talks to that endpoint itself.
         own = sandbox is not None or not proxy.variables.keys() & set(passed)
         variables = dict(proxy.variables) if own else {}
-        hash_seed, host_name = 0, None  # sets of text have the same order in every run
-        if surroundings is not None:
-            from wander.worker.process.surroundings import surrounding_variables
+        if sandbox is not None or surroundings is not None:
+            from wander.worker.process.surroundings import draw_surroundings, surrounding_variables
 
-            hash_seed, host_name = surroundings.hash_seed, surroundings.host_name
-            variables |= surrounding_variables(surroundings)
-        options = WorkerOptions(python, load, passed, log_path, startup_timeout, variables, hash_seed)
+            drawn = surroundings or draw_surroundings(confined=True)
+            variables |= surrounding_variables(drawn)
+        options = WorkerOptions(python, load, passed, log_path, startup_timeout, variables)
         if sandbox is not None:
             from wander.worker.process.sandboxed import Sandbox
 
-            inside = Sandbox(sandbox, proxy.take, proxy.address, runtime, host_name or "sandbox")
+            inside = Sandbox(sandbox, proxy.take, proxy.address, runtime, drawn.host_name or "sandbox")
             options = replace(options, sandbox=inside)
         try:
             pool = await WorkerPool.start(_each(options, workers, addresses, proxy.answer), restarts)
@@ -188,7 +188,7 @@ class WorkerEnvironment(EnvironmentHandle):
         client, example, indices = request.client, request.example, request.indices
         for name in request.rollout_ids:
             client.begin(name)
-            self._proxy.begin(name, client.recorded(name), client.limiter)
+            self._proxy.begin(name, client.outside_calls(name), client.limiter)
         rollouts: list[Rollout] = []
         try:
             slot, session = await self._pool.least_loaded()

@@ -58,8 +58,6 @@ class WorkerOptions:
     startup_timeout: float
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that are the worker's alone."""
-    hash_seed: int = 0
-    """Decides in which order its sets of text are."""
     sandbox: Sandbox | None = None
     address: WorkerPlace | None = None
     """Where a listening worker is asked instead of one started here; then only `load`, `startup_timeout` and
@@ -148,7 +146,7 @@ class LocalLink:
         return link
 
     async def _start(self, options: WorkerOptions) -> WorkerProcess:
-        variables = {**options.variables, MARK: self._mark, "PYTHONHASHSEED": str(options.hash_seed)}
+        variables = {**options.variables, MARK: self._mark}
         given: dict[str, Any] = {
             "environ": options.environ,
             "log_path": options.log_path,

@@ -35,6 +35,8 @@ from wander.worker.protocol import (
     Play,
     Played,
     Pong,
+    Recall,
+    Recalled,
     Refused,
     make_failed_rollouts,
     to_host,
@@ -186,7 +188,7 @@ class WorkerSession:
             group=request.together,
             indices=list(request.indices),
             rollout_ids=names,
-            recorded=[client.recorded(name) for name in names],
+            lines=[client.line(name) for name in names],
             transcripts=[each for name in names if (each := client.transcript(name)) is not None],
             run_seed=request.run_seed,
             sampling=request.sampling,
@@ -321,6 +323,10 @@ class WorkerSession:
             running = self._playing.get(message.play)
             if running is not None and message.rollout_id in running.asked.rollout_ids:
                 running.client.end(message.rollout_id)
+        elif isinstance(message, Recall):
+            running = self._playing.get(message.play)
+            if running is not None and message.rollout_id in running.asked.rollout_ids:
+                self._spawn(self._recall(running.client, message))
         elif isinstance(message, Pong):
             self._pong = True
         elif isinstance(message, Examples):
@@ -345,6 +351,15 @@ class WorkerSession:
         call = asyncio.create_task(self._call(running.client, asked.id, asked.request))
         running.calls.add(call)
         call.add_done_callback(running.calls.discard)
+
+    async def _recall(self, client: Client, asked: Recall) -> None:
+        """Tell the worker what the host's client has on record."""
+        try:
+            value = await client.recall(asked.rollout_id, asked.about, asked.key)
+            answer = Recalled(id=asked.id, value=value)
+        except ModelError as error:
+            answer = Recalled(id=asked.id, fault=Fault.of(error))
+        self._channel.send(answer.model_dump_json())
 
     async def _call(self, client: Client, number: int, request: ModelRequest) -> None:
         """Ask the host's client on behalf of the worker."""

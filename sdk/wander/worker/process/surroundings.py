@@ -1,4 +1,9 @@
-"""What a process sees of its machine, drawn anew for those that derive a run again."""
+"""What a process sees of its machine, drawn for every sandboxed worker and for every replay.
+
+A result must not depend on it. A sandboxed evaluation draws like a replay, so an environment cannot tell from
+its surroundings which of the two it is in. The clock is left alone: a clock that is wrong shows in the time
+of any file that is written, and would be wrong in an evaluation too.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +12,8 @@ import subprocess
 from functools import cache
 
 from wander.wire.verification import Surroundings
-from wander.worker.child.clock import CLOCK
 
 _HASH_SEEDS = 1 << 32
-_FARTHEST = 366 * 24 * 3600
 _QUARTERS = range(-12 * 4, 14 * 4 + 1)
 """Differences from UTC that are somewhere in use, in quarters of an hour."""
 
@@ -19,12 +22,12 @@ def draw_surroundings(*, confined: bool) -> Surroundings:
     """Draw what nobody can know before; only a confined process has a host name of its own."""
     quarters = secrets.choice(_QUARTERS)
     hours, minutes = divmod(abs(quarters) * 15, 60)
+    east = quarters >= 0
     return Surroundings(
-        hash_seed=1 + secrets.randbelow(_HASH_SEEDS - 1),  # 0, which evaluations have, means no seed at all
-        # POSIX counts westwards.
-        time_zone=f"DRAWN{'-' if quarters > 0 else ''}{hours}:{minutes:02}",
+        hash_seed=1 + secrets.randbelow(_HASH_SEEDS - 1),  # 0 means no seed at all
+        # POSIX counts westwards; the name is that of zones without letters, such as `+0330`.
+        time_zone=f"<{'+' if east else '-'}{hours:02}{minutes:02}>{'-' if east else ''}{hours}:{minutes:02}",
         locale=secrets.choice(_find_locales()),
-        clock_shift=secrets.randbelow(2 * _FARTHEST) - _FARTHEST,
         host_name=f"host-{secrets.token_hex(4)}" if confined else None,
     )
 
@@ -35,7 +38,6 @@ def surrounding_variables(surroundings: Surroundings) -> dict[str, str]:
         "PYTHONHASHSEED": str(surroundings.hash_seed),
         "TZ": surroundings.time_zone,
         "LANG": surroundings.locale,
-        CLOCK: str(surroundings.clock_shift),
     }
 
 

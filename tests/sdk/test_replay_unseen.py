@@ -1,0 +1,191 @@
+"""Code of an environment cannot tell whether it is evaluated or replayed, and sees nothing of the record."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sandboxes import confined, needs_sandbox
+from wander import Rollout, ScriptedClient
+from wander.clients.base import Client, ModelRequest
+from wander.clients.replay import ReplayClient, TranscriptClient
+from wander.envs.multi_turn import TIMEOUT
+from wander.errors import ModelError
+from wander.rollout.outside_calls import JUDGE_ANSWERS, PUBLIC_KEY
+from wander.worker import WorkerEnvironment
+
+LOOKING = '''
+import ctypes, gc, hashlib, json, os, re, resource, sys, threading, time
+from wander import MultiTurnEnv, Rubric
+
+def look(state, client):
+    """Return what this process can see of itself and of whoever started it."""
+    status = open("/proc/self/status").read()
+    names = {type(each).__name__ for each in gc.get_objects()}
+    clock = time.time()
+    open("/tmp/written", "w").close()
+    return {
+        "state": sorted(map(str, state)),
+        "variables": sorted(os.environ),
+        "arguments": [sys.argv, sys.orig_argv, sys.flags.hash_randomization],
+        "first process": open("/proc/1/cmdline").read().split(chr(0)),
+        "files": [__file__, sys.prefix, sys.executable, os.getcwd(), sorted(os.listdir("/"))],
+        "mounts": [line.split()[4:6] for line in open("/proc/self/mountinfo")],
+        "threads": sorted(each.name for each in threading.enumerate()),
+        "descriptors": sorted(os.listdir("/proc/self/fd")),
+        "limits": [resource.getrlimit(each) for each in range(16)],
+        "user": [os.getuid(), os.getgid(), os.umask(0o22)],
+        "classes": sorted(each for each in names if "Client" in each or "Replay" in each or "Record" in each),
+        "host": sorted(vars(state["host"])) + [type(state["host"]._client).__name__],
+        "model": client.model,
+        "clock": [type(time.time).__name__, abs(os.stat("/tmp/written").st_mtime - clock) < 60],
+        "filter": [line for line in status.splitlines() if line.startswith(("Seccomp", "Cap", "NoNew"))],
+    }
+
+def holds():
+    """Return what of the record is in the memory of this process, which knows digests alone."""
+    found = set()
+    with open("/proc/self/maps") as maps:
+        areas = [line.split()[:2] for line in maps]
+    for area, rights in areas:
+        start, end = (int(each, 16) for each in area.split("-"))
+        if rights.startswith("rw"):
+            for planted in re.findall(rb"PLANTED-(.{8})", ctypes.string_at(start, end - start), re.DOTALL):
+                found.add(DIGESTS.get(hashlib.sha256(planted).hexdigest()))
+    return sorted(found - {None})
+
+def pays(completion, state):
+    state["public"]["scoring"] = look(state, state["host"]._client)
+    return 1.0
+
+class Env(MultiTurnEnv):
+    async def play(self, state, model):
+        state["model calls"] = model.client
+        await super().play(state, model)
+
+    async def env_response(self, messages, state):
+        state["public"]["seen"] = look(state, state["model calls"])
+        state["public"]["held"] = holds()
+        return [{"role": "user", "content": "and now?"}]
+
+def load_environment():
+    return Env(eval_dataset=[{"question": f"q{n}"} for n in range(2)], rubric=Rubric([pays]), max_turns=2)
+'''
+
+
+PLACES = {"info": "info1234", "metrics": "metr1234", "judge": "judg1234", "call": "call1234"}
+"""What is planted into a record, behind `PLANTED-`, by its place."""
+DIGESTS = {hashlib.sha256(mark.encode()).hexdigest(): place for place, mark in PLACES.items()}
+LOOKING = f"DIGESTS = {DIGESTS!r}\n{LOOKING}"
+
+
+def planted(rollout: Rollout) -> Rollout:
+    """Return a record with more in it than was played."""
+    marks = {place: f"PLANTED-{mark}" for place, mark in PLACES.items()}
+    told = {"digest": "0", "answer": marks["judge"]}
+    called = {"digest": "0", "path": "x", "request": {}, "status": 200, "response": marks["call"]}
+    info = {**rollout.info, "planted": marks["info"], JUDGE_ANSWERS: [told], PUBLIC_KEY: [called]}
+    metrics = {**rollout.metrics, marks["metrics"]: 0.5}
+    return rollout.model_copy(update={"info": info, "metrics": metrics, "reward": 0.123})
+
+
+def same_but_for_chance(value: Any) -> Any:
+    """Leave out what is drawn for every process: the name of its host, and ports."""
+    return json.loads(re.sub(r"host-\w{8}|\b\d{4,5}\b(?=\]|,)", "0", json.dumps(value)))
+
+
+async def played(environment: WorkerEnvironment, client: Client) -> list[Rollout]:
+    return [await environment.rollout(client, each) for each in await environment.examples("eval")]
+
+
+@needs_sandbox
+async def test_a_confined_environment_sees_the_same_in_a_replay_as_in_an_evaluation(tmp_path: Path) -> None:
+    asked = ScriptedClient(["look", "end"])
+    asked.model = "org/model-8b"
+    async with confined(tmp_path, body=LOOKING) as environment:
+        at_home = await played(environment, asked)
+    assert [each.failure for each in at_home] == [None, None]
+    async with confined(tmp_path, body=LOOKING) as environment:
+        replaying = ReplayClient(map(planted, at_home), "org/model-8b", scripts={})
+        again = await played(environment, replaying)
+    for was, now in zip(at_home, again, strict=True):
+        assert now.failure is None
+        assert (was.info["held"], now.info["held"]) == ([], [])
+        for moment in ("seen", "scoring"):
+            before, after = (same_but_for_chance(each.info[moment]) for each in (was, now))
+            for name in before:
+                assert before[name] == after[name], name
+        assert set(now.info) == set(was.info), "nothing of the record is published again"
+        assert (now.reward, now.metrics) == (was.reward, was.metrics)
+
+
+@needs_sandbox
+async def test_a_rubric_that_scores_a_transcript_does_not_get_the_score_on_record(tmp_path: Path) -> None:
+    body = LOOKING.replace(
+        'state["public"]["scoring"] = look(state, state["host"]._client)',
+        'state["public"]["held"] = holds()',
+    )
+    async with confined(tmp_path, body=body) as environment:
+        recorded = await played(environment, ScriptedClient(["look", "end"]))
+        again = await played(environment, TranscriptClient(map(planted, recorded), "org/model-8b"))
+    for now in again:
+        assert (now.failure, now.reward, now.info["held"]) == (None, 1.0, ["info"])
+        assert now.info["planted"] == "PLANTED-info1234", "what the environment published is its own"
+        assert JUDGE_ANSWERS not in now.info
+
+
+SILENT = """
+from wander import MultiTurnEnv, Rubric
+
+class Env(MultiTurnEnv):
+    async def env_response(self, messages, state):
+        state["public"]["recorded"] = state.get("recorded")
+        return [{"role": "user", "content": "more"}]
+
+def load_environment(timeout=None):
+    return Env(eval_dataset=[{"question": "q"}], rubric=Rubric(), max_turns=4, timeout_seconds=timeout)
+"""
+
+
+@pytest.mark.parametrize(("limit", "turns"), [(3600, 2), (None, 4)])
+async def test_an_end_by_time_is_obeyed_where_the_environment_has_that_limit(
+    limit: int | None, turns: int, tmp_path: Path
+) -> None:
+    module = tmp_path / "silent.py"
+    module.write_text(SILENT)
+    options: dict[str, Any] = {
+        "path": module,
+        "log_path": tmp_path / "log",
+        "arguments": {"timeout": limit},
+    }
+    environment = await WorkerEnvironment.start(None, None, **options)
+    try:
+        (example,) = await environment.examples("eval")
+        whole = await environment.rollout(ScriptedClient(["x"] * 4), example)
+        assert whole.info == {"recorded": None}
+        place = {"turns": 2, "messages": 3}
+        struck = whole.model_copy(update={"info": {**whole.info, TIMEOUT: place}})
+        again = await environment.rollout(ReplayClient([struck]), example)
+    finally:
+        await environment.close()
+    assert len(again.turns) == turns
+    assert again.info.get(TIMEOUT) == (place if limit else None)
+
+
+@pytest.mark.parametrize("asks", ["a turn more", "a judge"])
+async def test_what_is_not_on_record_reads_like_a_model_that_is_away(asks: str) -> None:
+    rollout = Rollout(
+        example_id="0", index=0, seed=0, prompt=[], completion=[], turns=[], stop_reason="x", started_at=""
+    )
+    client = ReplayClient([rollout], "m")
+    request = ModelRequest(rollout_id="0/0", turn=0, messages=[])
+    asking = client.recall("0/0", "judge", "f" * 64) if asks == "a judge" else client.complete(request)
+    with pytest.raises(ModelError) as raised:
+        await asking
+    assert type(raised.value) is ModelError
+    assert not re.search("record|replay", str(raised.value))
+    assert client.missing["0/0"]
