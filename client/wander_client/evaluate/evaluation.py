@@ -296,12 +296,14 @@ def _remove_unless_begun(run_dir: Path) -> None:
 
 def _keep_log(log_path: Path, run_dir: Path, name: str) -> None:
     """Move what was printed into the run's folder, if there is one and anything was."""
+    from wander.plain_files import open_to_append
+
     if not log_path.exists():
         return
     if log_path.stat().st_size == 0:
         log_path.unlink()
     elif run_dir.is_dir():
-        with (run_dir / name).open("ab") as kept, log_path.open("rb") as log:
+        with os.fdopen(open_to_append(run_dir / name), "ab") as kept, log_path.open("rb") as log:
             shutil.copyfileobj(log, kept)
         log_path.unlink()
 

@@ -327,7 +327,6 @@ class HubApi:
         `sha256` is the digest that the hub states of them; raises `ClientError` for others.
         """
         import zstandard
-        from wander.errors import RunError
         from wander.evals.store.jsonl import split_lines
         from wander.wire.postings import MAX_CHUNK_BYTES, RolloutsDigest, line_digest
 
@@ -342,8 +341,9 @@ class HubApi:
                             require_room(record, len(line))
                             digest.add(line_digest(line))
                             packing.write(line)
-                except RunError as error:
-                    raise hub_fault(self.url, f"sent a rollout that nobody can read: {error}") from error
+                except OverflowError:
+                    fault = f"sent a rollout of more than {MAX_CHUNK_BYTES:,} bytes"
+                    raise hub_fault(self.url, fault) from None
             if sha256 is not None and digest.hexdigest() != sha256:
                 fault = f"sent other rollouts of `{run_id}` than it states"
                 raise hub_fault(self.url, fault, code="digest_mismatch")

@@ -8,6 +8,7 @@ digest of every line are held here.
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from array import array
 from collections.abc import Callable, Iterator
@@ -18,9 +19,17 @@ from typing import IO, TYPE_CHECKING
 from urllib.parse import quote
 
 import zstandard
-from pydantic import ValidationError
 from wander.evals.store.examples import Places
-from wander.evals.store.jsonl import key_at_start, open_plain
+from wander.evals.store.jsonl import (
+    LONGEST_LINE,
+    MOST_LIST_BYTES,
+    key_at_start,
+    open_plain,
+    open_record,
+    parse_object,
+    parse_record,
+    read_whole,
+)
 from wander.types import Rollout
 from wander.wire import RunDetail
 from wander.wire.postings import (
@@ -32,7 +41,6 @@ from wander.wire.postings import (
     Posting,
     RolloutsDigest,
     RunSignature,
-    file_digest,
     line_digest,
     run_digest,
 )
@@ -53,6 +61,9 @@ PATIENCE = 120.0
 """Seconds for which a hub that does not answer is asked again."""
 _GO_ON = "what was sent is kept: post it again to go on"
 _NOWHERE = -1
+_MOST_PLACES = 10_000_000
+"""Rollouts for which there is room before any is read, whatever a manifest says."""
+_FORMATS = {".jsonl": "JSON Lines", ".png": "a PNG picture", ".svg": "an SVG picture"}
 
 Signer = Callable[[str], RunSignature]
 """Signs the digest of a run."""
@@ -95,7 +106,7 @@ class Parcel:
 def files_of(folder: Path) -> list[Path]:
     """Return what is posted of a run folder: manifest, rollouts and artifacts."""
     present = [
-        folder / name for name in ("rollouts.jsonl", "rollouts.jsonl.zst") if (folder / name).is_file()
+        folder / name for name in ("rollouts.jsonl", "rollouts.jsonl.zst") if os.path.lexists(folder / name)
     ]
     if not present:
         raise NotFound(
@@ -104,6 +115,9 @@ def files_of(folder: Path) -> list[Path]:
             code="no_rollouts",
         )
     artifacts = sorted(path for pattern in ARTIFACTS for path in folder.glob(pattern))
+    for path in (present[0], *artifacts):
+        with open_record(path):  # refuses links: what they lead to would be posted
+            pass
     return [folder / "run.json", present[0], *artifacts]
 
 
@@ -116,8 +130,8 @@ def pack_run(manifest: RunManifest, files: list[Path]) -> Iterator[Parcel]:
     manifest_file, rollouts, *artifacts = files
     with open_plain(rollouts) as plain:
         offsets, lengths, digest = _in_order(manifest, plain, rollouts)
-        digests = {path.name: file_digest(path) for path in artifacts}
-        text = manifest_file.read_bytes()
+        digests = {path.name: hashlib.sha256(_read_artifact(path)).hexdigest() for path in artifacts}
+        text = read_whole(manifest_file)
         sha256 = run_digest(text, digest, digests)
         yield Parcel(text, plain, offsets, lengths, {path.name: path for path in artifacts}, digests, sha256)
 
@@ -158,7 +172,7 @@ def _send(
         return _require_own(hub, parcel, sender.persist(lambda: hub.run(posting.run_id))), False
     for name, path in parcel.artifacts.items():
         if PostedArtifact(name=name, sha256=parcel.artifact_digests[name]) not in posting.artifacts:
-            sender.put(f"{place}/artifacts/{quote(name)}", path.read_bytes(), PostedArtifact)
+            sender.put(f"{place}/artifacts/{quote(name)}", _read_artifact(path), PostedArtifact)
     there = {one.number: one.sha256 for one in posting.chunks}
     compressor = zstandard.ZstdCompressor(level=3, write_checksum=True)
     sent, count = 0, 0
@@ -178,17 +192,48 @@ def _require_own(hub: HubApi, parcel: Parcel, posted: RunDetail) -> RunDetail:
     return posted
 
 
+def _read_artifact(path: Path) -> bytes:
+    """Return a file that is posted; raises `ClientError` for one that is not what its name says.
+
+    A hard link cannot be told from a file, so a private key under the name of a plot is found by its content.
+    """
+    content = read_whole(path, MOST_LIST_BYTES)
+    try:
+        if path.suffix == ".jsonl":
+            for line in content.splitlines():
+                parse_object(line)
+        elif not content.lstrip().startswith(b"\x89PNG" if path.suffix == ".png" else b"<"):
+            raise ValueError
+    except ValueError as error:
+        raise ClientError(
+            f"`{path}` is not {_FORMATS[path.suffix]}, so it is not posted",
+            hint="remove it from the folder",
+            code="bad_artifact",
+        ) from error
+    return content
+
+
 def _in_order(
     manifest: RunManifest, plain: IO[bytes], path: Path
 ) -> tuple[array[int], array[int], str | None]:
     """Return offset and length of the line of every rollout in the manifest's order, and their digest."""
     places = Places(manifest.example_ids, manifest.rollouts_per_example)
+    size = plain.seek(0, os.SEEK_END)
+    if manifest.expected_rollouts > max(_MOST_PLACES, size):
+        raise ClientError(
+            f"`{path}` has {size:,} bytes, and its manifest plays {manifest.expected_rollouts:,} rollouts",
+            code="bad_rollouts",
+        )
     offsets = array("q", [_NOWHERE]) * manifest.expected_rollouts
     lengths = array("q", [0]) * manifest.expected_rollouts
     digests = bytearray(DIGEST_BYTES * manifest.expected_rollouts)
     plain.seek(0)
     offset = 0
-    for number, line in enumerate(plain, start=1):
+    for number, line in enumerate(iter(lambda: plain.readline(LONGEST_LINE + 1), b""), start=1):
+        if len(line) > LONGEST_LINE:
+            raise ClientError(
+                f"line {number} of `{path}` has more than {LONGEST_LINE:,} bytes", code="bad_rollouts"
+            )
         key = _key(line, number, path)
         if key is not None:
             if (place := places.find(key)) is None:
@@ -213,8 +258,8 @@ def _key(line: bytes, number: int, path: Path) -> tuple[str, int] | None:
         return None
     try:
         found = key_at_start(line) if line.endswith(b"}\n") else None  # the hub reads the rest
-        return found or Rollout.model_validate_json(line).key
-    except ValidationError as error:
+        return found or parse_record(Rollout, line).key
+    except ValueError as error:
         if not line.endswith(b"\n"):
             return None
         raise ClientError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import islice
@@ -123,6 +122,8 @@ class Run(os.PathLike[str]):
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Copy the run to another folder, or write its rollouts to a `.jsonl` or `.parquet` file."""
         from wander.evals.export import export
+        from wander.evals.store.jsonl import refuse_unsafe
+        from wander.plain_files import copy_plain_folder
 
         place = Path(path)
         if place.suffix in (".jsonl", ".parquet"):
@@ -131,7 +132,8 @@ class Run(os.PathLike[str]):
         elif place.exists():
             raise UsageError(f"`{place}` is there already", hint="name a new folder")
         else:
-            shutil.copytree(self.path, place)
+            with refuse_unsafe():
+                copy_plain_folder(self.path, place)
         return place
 
     @called_from_python

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
     from wander_client.runs.found import FoundRun
     from wander_client.terminal.output import Cell
+
+
+MOST_DIGESTED = 16 << 30
+"""Bytes of a file whose digest is shown: the weights of a checkpoint have less in one file."""
 
 
 def list_pinned(manifest: RunManifest) -> Iterator[tuple[str, str]]:
@@ -72,17 +77,26 @@ def _list_reproduction(made: Reproduction) -> Iterator[tuple[str, str]]:
 
 
 def files_of(found: FoundRun) -> list[dict[str, Any]]:
-    """Return name, size and SHA-256 of the files of a run, on this machine or on the hub."""
+    """Return name, size and SHA-256 of the files of a run, on this machine or on the hub.
+
+    The digest is None for a file of more than `MOST_DIGESTED` bytes.
+    """
     if isinstance(found, PostedRun):
         return [{"name": one.name, "size": one.size, "sha256": one.sha256} for one in found.detail.artifacts]
-    from wander.wire.postings import file_digest
+    from wander.evals.store.jsonl import refuse_unsafe
+    from wander.plain_files import open_plain_file, walk_plain
 
     folder = Path(found.place)
-    return [
-        {"name": one.relative_to(folder).as_posix(), "size": one.stat().st_size, "sha256": file_digest(one)}
-        for one in sorted(folder.rglob("*"))
-        if one.is_file() and not one.name.startswith(".")
-    ]
+    files: list[dict[str, Any]] = []
+    with refuse_unsafe():
+        for one in sorted(walk_plain(folder), key=lambda file: file.name):
+            if not one.path.name.startswith("."):
+                sha256 = None
+                if one.size <= MOST_DIGESTED:
+                    with open_plain_file(one.path, below=folder) as file:
+                        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+                files.append({"name": one.name, "size": one.size, "sha256": sha256})
+    return files
 
 
 def file_rows(files: list[dict[str, Any]]) -> list[list[Cell]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -156,9 +157,7 @@ def _said(rollout: Rollout) -> str:
 
 
 def _digest(value: Any) -> str:
-    from wander.types import canonical_json
-
-    return hashlib.sha256(canonical_json(value).encode("utf-8", "surrogatepass")).hexdigest()
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _loss(change: RewardChange) -> tuple[bool, float, str, int]:

@@ -62,10 +62,17 @@ class RunFilter:
 
 
 def local_rows(place: Path, output: Output) -> Iterator[dict[str, Any]]:
-    """Yield a row for every run below a folder, the newest first."""
+    """Yield a row for every run below a folder, the newest first; warns of runs that cannot be read."""
+    from wander.errors import RunError
+
     for run in local_runs(place, output):
-        manifest, summary = run.manifest, run.summary()
-        rollouts = summary.rollouts if summary else sum(one.failure is None for one in run.rollouts())
+        manifest = run.manifest
+        try:
+            summary = run.summary()
+            rollouts = summary.rollouts if summary else run.count_done()
+        except (RunError, OSError) as error:
+            output.warn(str(error))
+            continue
         yield _row({"run_dir": str(run.path)}, manifest.run_id, manifest, rollouts, summary)
 
 
@@ -114,7 +121,11 @@ def require_level(word: str) -> str:
 
 
 def _row(
-    place: dict[str, str], run_id: str, manifest: RunManifest, rollouts: int, summary: RunSummary | None
+    place: dict[str, str],
+    run_id: str,
+    manifest: RunManifest,
+    rollouts: int | None,
+    summary: RunSummary | None,
 ) -> dict[str, Any]:
     return {
         **place,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -20,20 +22,49 @@ if TYPE_CHECKING:
 
 def local_runs(runs_dir: Path, output: Output) -> Iterator[RunFolder]:
     """Yield the runs of this machine, the newest first; folders that hold no readable run are told of."""
-    # The runs of a suite lie in its folder.
-    paths = [*runs_dir.glob("*/run.json"), *runs_dir.glob("*/*/run.json")]
-    if not paths:
+    places = list(_find_runs(runs_dir, output))
+    if not places:
         return
     from wander.errors import RunError
     from wander.evals.store.folder import RunFolder
 
     found = []
-    for path in paths:
+    for place in places:
         try:
-            found.append(RunFolder.open(path.parent))
-        except RunError as error:
+            found.append(RunFolder.open(place))
+        except (RunError, OSError) as error:
             output.warn(str(error))
     yield from sorted(found, key=lambda folder: folder.manifest.started_at, reverse=True)
+
+
+MOST_RUNS = 100_000
+"""Folders that are looked at for runs."""
+
+
+def _find_runs(runs_dir: Path, output: Output) -> Iterator[Path]:
+    """Yield the folders that hold a manifest, those of suites included, whose runs lie in their folder."""
+    seen = 0
+    for place in _folders_in(runs_dir, output):
+        for folder in (place, *_folders_in(place, output, links=False)):
+            seen += 1
+            if seen > MOST_RUNS:
+                output.warn(f"`{runs_dir}` has more than {MOST_RUNS:,} folders; the others are left out")
+                return
+            if os.path.lexists(folder / "run.json"):
+                yield folder
+
+
+def _folders_in(place: Path, output: Output, *, links: bool = True) -> Iterator[Path]:
+    """Yield the folders in a folder; `links` to folders are followed in the user's own folder of runs."""
+    try:
+        with os.scandir(place) as entries:
+            yield from [
+                Path(one.path) for one in islice(entries, MOST_RUNS) if one.is_dir(follow_symlinks=links)
+            ]
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        output.warn(f"cannot read `{place}`: {error.strerror}")
 
 
 SHORTEST_ID = 6

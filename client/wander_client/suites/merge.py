@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,7 +113,8 @@ def merge_part(folders: Sequence[Path], target: Path, name: str) -> Merged:
     """Merge a run of a suite, or copy it where one shard has all of it."""
     from wander.evals.run.merge import require_unchanged
     from wander.evals.stats.summary import summarise_run
-    from wander.evals.store.folder import RunFolder
+    from wander.evals.store.folder import RunFolder, disk_errors
+    from wander.plain_files import copy_plain_folder
 
     if len(folders) > 1 or RunFolder.open(folders[0]).manifest.shard is not None:
         return _merge_run(folders, target, name)
@@ -126,13 +126,6 @@ def merge_part(folders: Sequence[Path], target: Path, name: str) -> Merged:
         )
     summary = summarise_run(whole.manifest, whole.rollouts_in_order())
     require_unchanged(whole, summary)
-    shutil.copytree(folders[0], target, copy_function=_copy)
+    with disk_errors(target):
+        copy_plain_folder(folders[0], target)
     return Merged(name, target, whole.manifest, summary)
-
-
-def _copy(source: str, target: str) -> str:
-    """Copy a file of a run; `copytree` collects what the system says, and lets an error of ours through."""
-    from wander.evals.store.folder import disk_errors
-
-    with disk_errors(Path(target).parent):
-        return shutil.copy2(source, target)

@@ -269,9 +269,8 @@ def choose_model(context: Invocation, model: str | None, started_from: str | Non
         place = folder / "model" if step else find_made_model(folder)
     if place.is_dir():
         return str(place.resolve())
-    steps = sorted(
-        int(path.name.rpartition("-")[2]) for path in (folder / "checkpoints").glob("checkpoint-*")
-    )
+    numbers = (path.name.rpartition("-")[2] for path in (folder / "checkpoints").glob("checkpoint-*"))
+    steps = sorted(int(number) for number in numbers if number.isdecimal())
     there = [str(each) for each in steps] + (["last"] if (folder / "model").is_dir() else [])
     raise NotFound(
         f"`{folder}` has no weights of `{step}`" if step else f"`{folder}` has no model",

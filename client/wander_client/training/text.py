@@ -22,8 +22,11 @@ def read_facts(folder: Path) -> dict[str, Any]:
     from wander.train.records.outcome import read_outcome
     from wander.train.watch.alerts import read_alerts
 
-    outcome, metrics = read_outcome(folder), folder / METRICS
-    steps = read_entries(metrics) if metrics.is_file() else []
+    outcome = read_outcome(folder)
+    try:
+        steps = read_entries(folder / METRICS)
+    except FileNotFoundError:
+        steps = []
     return {
         "steps": [
             {name: value for name, value in one.items() if value is None or isinstance(value, int | float)}

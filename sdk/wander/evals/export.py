@@ -15,7 +15,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from wander.errors import ConfigError, require_extra
+from wander.errors import ConfigError, RunError, require_extra
 from wander.evals.report.contents import RecordedRun
 from wander.evals.store import jsonl
 from wander.parsers import message_text
@@ -136,7 +136,7 @@ def _write_lines(rows: Iterator[Row], path: Path) -> Iterator[int]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with jsonl.replace_file(path) as out:
         for row in rows:
-            out.write(json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+            out.write(_json(row).encode() + b"\n")
             written += 1
             if written % _BATCH == 0:
                 yield written
@@ -285,4 +285,9 @@ def _text(value: Any) -> str | None:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError as error:
+        raise RunError(
+            "a rollout holds a number that JSON does not have: infinity, or not a number"
+        ) from error

@@ -6,10 +6,9 @@ The run folder is the unit of posting (`run.json`, `rollouts.jsonl` or `rollouts
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AwareDatetime, Field, model_validator
 
 from wander.types import EnvironmentInfo, Record, SamplingArgs, Usage
 from wander.wire.fields import (
@@ -28,6 +27,11 @@ from wander.wire.fields import (
 from wander.wire.reproduction import Reproduction
 
 RUN_SCHEMA: Literal["wander.run/1"] = "wander.run/1"
+
+MOST_ROLLOUTS = 10**9
+"""Rollouts of one run."""
+MOST_SHARDS = 10**6
+"""Parts that a run is divided into."""
 
 ExampleChoice = Literal["first", "shuffled", "strata", "shuffled strata"]
 """How a run chooses its examples: the first of the split, drawn by the seed, evenly from the strata."""
@@ -196,7 +200,7 @@ class Shard(Record):
 
     first: Count
     end: Count
-    of: Positive
+    of: Annotated[Positive, Field(le=MOST_SHARDS)]
 
     @model_validator(mode="after")
     def _check_order(self) -> Shard:
@@ -243,7 +247,7 @@ class RunManifest(Record):
     split: Literal["train", "eval"] = "eval"
     example_ids: list[Text]
     """Ordered ids of the examples that the run plays."""
-    rollouts_per_example: Positive
+    rollouts_per_example: Annotated[Positive, Field(le=MOST_ROLLOUTS)]
     strata: list[Integer | None] = Field(default_factory=list)
     """Stratum of each of those examples; empty where the environment declares none."""
     task_set_sha256: Sha256
@@ -252,8 +256,8 @@ class RunManifest(Record):
     rerun_of: RunId | None = None
     """Id of the run that this one repeats from its manifest."""
     seed: Integer = 0
-    started_at: datetime
-    ended_at: datetime | None = None
+    started_at: AwareDatetime
+    ended_at: AwareDatetime | None = None
     platform: Platform
     training: Values | None = None
     """The resolved training configuration, for training runs."""
@@ -266,7 +270,7 @@ class RunManifest(Record):
     """Over all parts of a resumed run but those that were killed; None where no endpoint was asked."""
     spending: Spending | None = None
     """Of runs with a budget or known prices."""
-    lines: Count | None = None
+    lines: Annotated[Count, Field(le=MOST_ROLLOUTS)] | None = None
     """Of an exhaustive run: how many lines there are; None until all of them are known. 1 where a person made
     the environment's choices."""
     notes: Text = ""
@@ -275,6 +279,12 @@ class RunManifest(Record):
     players: dict[Text, ModelPin] = Field(default_factory=dict, exclude_if=lambda players: not players)
     """Who played in the model's place, by player; of kind `script`, a function of the environment's package.
     Empty where the model played alone, or everybody."""
+
+    @model_validator(mode="after")
+    def _check_size(self) -> RunManifest:
+        if len(self.example_ids) * self.rollouts_per_example > MOST_ROLLOUTS:
+            raise ValueError(f"it plays more than {MOST_ROLLOUTS:,} rollouts")
+        return self
 
     @property
     def scripts(self) -> dict[str, str]:

@@ -97,11 +97,12 @@ def _show_list(data: list[dict[str, Any]], posted: bool) -> None:
             row["environment"],
             row["model"],
             # The few rollouts that training keeps to be read say nothing of how it came out.
-            "training" if row["kind"] == "training" else f"{row['rollouts']}/{row['expected']}",
+            "training" if row["kind"] == "training" else f"{played}/{row['expected']}",
             None if row["kind"] == "training" else row["reward_mean"],
             row[last],
         ]
         for run_id, row in zip(ids, data, strict=True)
+        for played in ["?" if row["rollouts"] is None else row["rollouts"]]
     ]
     columns = ["run", "started", "environment", "model", "rollouts", "reward"]
     columns.append("level" if posted else "folder")

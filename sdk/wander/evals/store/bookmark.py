@@ -14,8 +14,9 @@ import asyncio
 import hashlib
 
 import zstandard
-from pydantic import ConfigDict, ValidationError
+from pydantic import ConfigDict
 
+from wander.errors import RunError
 from wander.evals.store import jsonl
 from wander.evals.store.examples import DIGEST_BYTES, PAGE, PackedExamples, example_digest
 from wander.evals.store.folder import ROLLOUTS, RunFolder, cannot_resume, disk_errors
@@ -67,8 +68,8 @@ class BookmarkFile:
     def read(self) -> Bookmark | None:
         """Return the bookmark; None where there is none, or none of these rollouts."""
         try:
-            mark = Bookmark.model_validate_json(zstandard.decompress(self._path.read_bytes()))
-        except (FileNotFoundError, zstandard.ZstdError, ValidationError):
+            mark = jsonl.parse_record(Bookmark, jsonl.read_packed(self._path))
+        except (FileNotFoundError, RunError, ValueError):
             return None
         if mark.run_id == self._folder.manifest.run_id and self._advance(mark.length) == mark.sha256:
             return mark
@@ -91,7 +92,7 @@ class BookmarkFile:
     def _advance(self, length: int) -> str | None:
         """Return the digest of so many bytes of the rollouts; None where there are fewer."""
         try:
-            with (self._folder.path / ROLLOUTS).open("rb") as rollouts:
+            with jsonl.open_record(self._folder.path / ROLLOUTS) as rollouts:
                 rollouts.seek(self._length)
                 while block := rollouts.read(min(1 << 20, length - self._length)):
                     self._digest.update(block)
@@ -133,7 +134,7 @@ class RecordedExamples:
             if page != self._page:
                 start = page * PAGE
                 count = min(PAGE, len(self.ids) - start)
-                with (self._path / EXAMPLES).open("rb") as file:
+                with jsonl.open_record(self._path / EXAMPLES) as file:
                     file.seek(start * DIGEST_BYTES)
                     digests = file.read(count * DIGEST_BYTES)
                 made = await self._environment.examples(self._split, start, count)
@@ -148,10 +149,12 @@ def recorded_examples(
 ) -> RecordedExamples | None:
     """Return the examples that a run has on record, if they are the first so many of a split; else None."""
     manifest, path = folder.manifest, folder.path / EXAMPLES
-    if manifest.choice != "first" or len(manifest.example_ids) != count or not path.is_file():
+    if manifest.choice != "first" or len(manifest.example_ids) != count:
         return None
-    with path.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    try:
+        sha256 = hashlib.sha256(jsonl.read_whole(path, DIGEST_BYTES * count)).hexdigest()
+    except (FileNotFoundError, RunError):
+        return None
     return RecordedExamples(environment, split, folder) if sha256 == manifest.task_set_sha256 else None
 
 

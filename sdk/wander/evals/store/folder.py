@@ -36,6 +36,7 @@ from wander.evals.store import jsonl
 from wander.evals.store.examples import Places
 from wander.evals.store.lines import LineRule
 from wander.evals.store.manifest import differences_in_words, find_differing_pins
+from wander.plain_files import open_to_append, walk_plain
 from wander.types import Failure, Rollout, first_fault
 from wander.wire import EndpointUse, RunManifest, RunSummary, Spending
 from wander.wire.reproduction import Reproduction
@@ -47,6 +48,8 @@ SUMMARY = "summary.json"
 TORN = "rollouts.torn"
 _MOST_PLACES = 10_000_000
 """Rollouts for which there is room before any is read, whatever a manifest says."""
+_MOST_TOKENS = 2**53
+"""Tokens of one rollout. Sums of numbers with thousands of digits cannot be printed."""
 _NO_LOCKS = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL}
 """What file systems answer that have no locks; a run there goes without."""
 
@@ -197,10 +200,13 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """Open an existing run for reading; `resume` or the first `append` makes it writable."""
+        """Open an existing run for reading; `resume` or the first `append` makes it writable.
+
+        Somebody else may have made the folder: raises `RunError` for a manifest that cannot be read.
+        """
         try:
-            text = (path / MANIFEST).read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
+            text = jsonl.read_whole(path / MANIFEST)
+        except FileNotFoundError:
             beside = {
                 each.parent.name: str(each.parent) for each in sorted(path.parent.glob(f"*/{MANIFEST}"))
             }
@@ -209,11 +215,9 @@ class RunFolder:
                 f"`{path}` is not a run folder: it has no `{MANIFEST}`",
                 hint=hint or "give the folder that `wander eval` printed",
             ) from None
-        except OSError as error:
-            raise RunError(f"cannot read `{path / MANIFEST}`: {error.strerror}") from error
         try:
-            manifest = RunManifest.model_validate_json(text)
-        except ValidationError as error:
+            manifest = jsonl.parse_record(RunManifest, text)
+        except ValueError as error:
             raise RunError(f"`{path / MANIFEST}` is not a run manifest: {_first_problem(error)}") from error
         folder = cls(path, manifest)
         folder.torn = folder._describe_torn_line()
@@ -228,8 +232,7 @@ class RunFolder:
         with disk_errors(self.path):
             if not plain.exists() and compressed.exists():
                 with jsonl.replace_file(plain) as out:
-                    for block in jsonl.blocks(compressed):
-                        out.write(block)
+                    jsonl.unpack(compressed, out)
             compressed.unlink(missing_ok=True)
         self._open_for_append()
         self._set_torn_line_aside()
@@ -332,6 +335,18 @@ class RunFolder:
         """Return the (example, index) pairs that hold a rollout that did not fail."""
         return {rollout.key for rollout in self.rollouts() if rollout.failure is None}
 
+    def count_done(self, most: int = jsonl.MOST_LIST_BYTES) -> int | None:
+        """Return the number of rollouts that did not fail; None if the record has more than `most` bytes."""
+        is_done: dict[tuple[str, int], bool] = {}
+        size = 0
+        for number, line in self._lines():
+            size += len(line)
+            if size > most:
+                return None
+            rollout = self._parse(number, line)
+            is_done[rollout.key] = rollout.failure is None
+        return sum(is_done.values())
+
     def finish(self, summary: RunSummary, *, compress: bool = True, ended_at: datetime | None = None) -> None:
         """Close a complete run: `summary.json`, end time, compressed rollouts, each by rename."""
         self.sync()
@@ -385,10 +400,12 @@ class RunFolder:
     def summary(self) -> RunSummary | None:
         """Return the stored aggregates, or None when there are none."""
         try:
-            return RunSummary.model_validate_json((self.path / SUMMARY).read_bytes())
+            found = jsonl.parse_record(RunSummary, jsonl.read_whole(self.path / SUMMARY))
+            json.dumps(found.model_dump(), allow_nan=False)
+            return found
         except FileNotFoundError:
             return None
-        except ValidationError as error:
+        except ValueError as error:
             raise RunError(
                 f"`{self.path / SUMMARY}` is not a summary: {_first_problem(error)}",
                 hint="delete it: it can be derived again from the rollouts",
@@ -415,7 +432,11 @@ class RunFolder:
             out.write(b"\n")
 
     def _take_lock(self) -> None:
-        """Keep other processes from writing here; the lock goes with this process, however it ends."""
+        """Keep other processes from writing here; the lock goes with this process, however it ends.
+
+        Raises `RunError` for a folder through which something else would be written.
+        """
+        require_plain_folder(self.path)
         with disk_errors(self.path):
             lock = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -433,9 +454,8 @@ class RunFolder:
         self._lock = lock
 
     def _open_for_append(self) -> None:
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         with disk_errors(self.path):
-            self._file = os.open(self.path / ROLLOUTS, flags, 0o644)
+            self._file = open_to_append(self.path / ROLLOUTS)
         self._synced_at = monotonic()
 
     def _lines(self, offset: int = 0, before: int = 0) -> Iterator[tuple[int, bytes]]:
@@ -452,8 +472,12 @@ class RunFolder:
 
     def _parse(self, number: int | str, line: bytes) -> Rollout:
         try:
-            return Rollout.model_validate_json(line)
-        except ValidationError as error:
+            rollout = jsonl.parse_record(Rollout, line)
+            for usage in (rollout.usage, *(turn.usage for turn in rollout.turns)):
+                if max(usage.prompt_tokens, usage.completion_tokens) > _MOST_TOKENS:
+                    raise ValueError(f"it counts more than {_MOST_TOKENS:,} tokens")
+            return rollout
+        except ValueError as error:
             raise RunError(
                 f"line {number} of `{_rollouts_file(self.path)}` is not a rollout: {_first_problem(error)}",
                 hint="take that line out; a resumed run plays its rollout again",
@@ -480,7 +504,7 @@ class RunFolder:
         size = os.fstat(self._file).st_size
         with disk_errors(self.path):
             if tail:
-                with (self.path / TORN).open("ab") as kept:
+                with os.fdopen(open_to_append(self.path / TORN), "ab") as kept:
                     kept.write(tail + b"\n")
                     os.fsync(kept.fileno())
                 os.ftruncate(self._file, size - len(tail))
@@ -489,7 +513,14 @@ class RunFolder:
 
 
 def _rollouts_file(path: Path) -> Path | None:
-    return next((path / name for name in (ROLLOUTS, COMPRESSED) if (path / name).exists()), None)
+    return next((path / name for name in (ROLLOUTS, COMPRESSED) if os.path.lexists(path / name)), None)
+
+
+def require_plain_folder(path: Path) -> None:
+    """Raise `RunError` for a folder with links or devices in it: nothing may be written through them."""
+    with jsonl.refuse_unsafe():
+        for _ in walk_plain(path):
+            pass
 
 
 def unrecordable(rollout: Rollout) -> str | None:
@@ -526,8 +557,8 @@ def _is_rollout(line: bytes) -> bool:
     if not line:
         return False
     try:
-        Rollout.model_validate_json(line)
-    except ValidationError:
+        jsonl.parse_record(Rollout, line)
+    except ValueError:
         return False
     return True
 
@@ -547,5 +578,5 @@ def disk_errors(path: Path) -> Iterator[None]:
         raise RunError(f"cannot write to `{path}`: {error.strerror}", hint=hint) from error
 
 
-def _first_problem(error: ValidationError) -> str:
-    return ": ".join(filter(None, first_fault(error)))
+def _first_problem(error: ValueError) -> str:
+    return ": ".join(filter(None, first_fault(error))) if isinstance(error, ValidationError) else str(error)

@@ -1,4 +1,8 @@
-"""Files of one JSON object a line, plain or zstd, read as a stream; and files replaced in one step."""
+"""Files of one JSON object a line, plain or zstd, read as a stream; and files replaced in one step.
+
+Somebody else may have made these files: every reader opens plain files only, follows no link, and bounds what
+it holds in memory. A file that breaks these rules raises `RunError`.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +16,33 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 import zstandard
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
+from pydantic_core import from_json
 
 from wander.errors import RunError
+from wander.plain_files import open_plain_file, read_plain_file
+from wander.wire.postings import MAX_CHUNK_BYTES
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
 """What file systems answer that have no room."""
+LONGEST_LINE = MAX_CHUNK_BYTES
+"""Bytes of a line: a hub takes no longer one."""
+MOST_RECORD_BYTES = 64 << 20
+"""Bytes of a file that is one JSON object: the manifest of a million examples with long names has 60 MB."""
+MOST_LIST_BYTES = 256 << 20
+"""Bytes of a file whose records are held in memory together."""
+LEFT_FREE = 256 << 20
+"""Bytes of a disk that unpacking leaves to other programs."""
+_MOST_NODES = 2_000_000
+"""Objects, lists and keys of one JSON text. Three bytes (`[],`) become a hundred in memory."""
+_MOST_RATIO = 1000
+_FREE_RATIO = 256 << 20
+"""Bytes that may be unpacked from any size; transcripts shrink to a tenth, records of games to 1 %."""
+_PACKED_STEP = 4096
+"""Bytes that are unpacked together. Each four may become 128 KiB, so a larger step could fill the memory."""
 _BLOCK = 1 << 20
 _DAMAGED = "restore it from a copy, or play the run again into another folder"
 _KEY_AT_START = re.compile(rb'^\{"example_id":"([^"\\]*)","index":(\d{1,9})[,}]')
@@ -33,7 +55,7 @@ def blocks(path: Path, offset: int = 0) -> Iterator[bytes]:
 
     A damaged or cut compressed file raises `RunError` where it breaks.
     """
-    with path.open("rb") as source:
+    with open_record(path) as source:
         if path.suffix == ".zst":
             yield from _unpack(path, source)
             return
@@ -42,22 +64,77 @@ def blocks(path: Path, offset: int = 0) -> Iterator[bytes]:
             yield block
 
 
+@contextmanager
+def open_record(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file of a run; raises `RunError` for what is not a plain file, or cannot be read."""
+    with ExitStack() as stack:
+        with refuse_unsafe():
+            source = stack.enter_context(open_plain_file(path))
+        yield source
+
+
+@contextmanager
+def refuse_unsafe() -> Iterator[None]:
+    """Raise `RunError` for a file that is there and cannot be read."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise RunError(
+            f"cannot read `{error.filename}`: {error.strerror}",
+            hint="a run holds plain files only: remove it, or get the run from its author again",
+        ) from error
+
+
+def read_whole(path: Path, most: int = MOST_RECORD_BYTES) -> bytes:
+    """Return the content of a file of a run; raises `RunError` for what is not a plain file, or too large."""
+    with refuse_unsafe():
+        return read_plain_file(path, most)
+
+
+def parse_record(kind: type[Model], text: bytes) -> Model:
+    """Return the record in a JSON text; raises `ValueError` for one that is wrong or has too many parts."""
+    _require_few(text)
+    return kind.model_validate_json(text)
+
+
+def parse_object(text: bytes) -> dict[str, Any]:
+    """Return the object in a JSON text; raises `ValueError` for anything else, or one with too many parts."""
+    _require_few(text)
+    found = from_json(text)
+    if not isinstance(found, dict):
+        raise ValueError("it is not a JSON object")
+    return found
+
+
+def _require_few(text: bytes) -> None:
+    nodes = text.count(b"[") + text.count(b"{") + text.count(b'":')
+    if nodes > _MOST_NODES:
+        raise ValueError(f"it has more than {_MOST_NODES:,} parts")
+
+
 def lines(path: Path, offset: int = 0) -> Iterator[bytes]:
-    """Yield every line with its newline; the last one may lack it."""
-    return split_lines(blocks(path, offset))
+    """Yield every line with its newline; the last one may lack it.
+
+    A line longer than `LONGEST_LINE` raises `RunError`.
+    """
+    try:
+        yield from split_lines(blocks(path, offset), LONGEST_LINE)
+    except OverflowError:
+        raise RunError(f"`{path}` has a line of more than {LONGEST_LINE:,} bytes", hint=_DAMAGED) from None
 
 
 @contextmanager
 def open_plain(path: Path) -> Iterator[IO[bytes]]:
     """Open a file for reading at any place, of a `.zst` file a plain copy that goes at the end."""
     if path.suffix != ".zst":
-        with path.open("rb") as plain:
+        with open_record(path) as plain:
             yield plain
         return
     with tempfile.TemporaryFile() as copy:
         try:
-            for block in blocks(path):
-                copy.write(block)
+            unpack(path, copy)
             copy.seek(0)
         except OSError as error:
             if error.errno in FULL:
@@ -66,25 +143,46 @@ def open_plain(path: Path) -> Iterator[IO[bytes]]:
         yield copy
 
 
+def read_packed(path: Path, most: int = MOST_LIST_BYTES) -> bytes:
+    """Return the plain bytes of a `.zst` file; raises `RunError` for more than `most` of them."""
+    content = bytearray()
+    for block in blocks(path):
+        content += block
+        if len(content) > most:
+            raise RunError(f"`{path}` unpacks to more than {most:,} bytes", hint=_DAMAGED)
+    return bytes(content)
+
+
+def unpack(path: Path, out: IO[bytes]) -> None:
+    """Write the plain bytes of a file; raises `OSError` (ENOSPC) before they fill the disk."""
+    unseen = 0
+    for block in blocks(path):
+        unseen += out.write(block)
+        if unseen > LEFT_FREE // 4:
+            unseen, disk = 0, os.fstatvfs(out.fileno())
+            if disk.f_bavail * disk.f_frsize < LEFT_FREE:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def split_lines(blocks: Iterable[bytes], longest: int | None = None) -> Iterator[bytes]:
     """Yield every line with its newline, and nothing else ends one: JSON may hold a bare carriage return.
 
-    Raises `RunError` for a line that has more than `longest` bytes, before it is held in memory.
+    Raises `OverflowError` for a line of more than `longest` bytes.
     """
     rest: list[bytes] = []
-    length = 0
+    held = 0
     for block in blocks:
         start = 0
         while (end := block.find(b"\n", start)) >= 0:
             rest.append(block[start : end + 1])
             yield b"".join(rest)
             rest.clear()
-            start, length = end + 1, 0
+            held, start = 0, end + 1
         if start < len(block):
             rest.append(block[start:])
-            length += len(block) - start
-            if longest is not None and length > longest:
-                raise RunError(f"a line has more than {longest:,} bytes")
+            held += len(block) - start
+            if longest is not None and held > longest:
+                raise OverflowError
     if rest:
         yield b"".join(rest)
 
@@ -101,20 +199,25 @@ def key_at_start(line: bytes) -> tuple[str, int] | None:
         return None
 
 
-def read_records(path: Path, kind: type[Model]) -> list[Model]:
+def read_records(path: Path, kind: type[Model], most: int = MOST_LIST_BYTES) -> list[Model]:
     """Return a file's records, none where there is no such file.
 
     A last line that a kill cut short is left out; any other that is no such record raises `RunError`.
     """
-    if not path.is_file():
+    records: list[Model] = []
+    held = 0
+    try:
+        for line in lines(path):
+            held += len(line)
+            if held > most:
+                raise RunError(f"`{path}` has more than {most:,} bytes", hint=_DAMAGED)
+            if line.endswith(b"\n"):
+                records.append(parse_record(kind, line))
+    except FileNotFoundError:
         return []
-    whole = (line for line in lines(path) if line.endswith(b"\n"))
-    records = []
-    for number, line in enumerate(whole, start=1):
-        try:
-            records.append(kind.model_validate_json(line))
-        except ValidationError as error:
-            raise RunError(f"`{path}` is damaged: line {number} is no {kind.__name__}") from error
+    except ValueError as error:
+        number = len(records) + 1
+        raise RunError(f"`{path}` is damaged: line {number} is no {kind.__name__}") from error
     return records
 
 
@@ -130,8 +233,10 @@ def read_record(path: Path, kind: type[Model]) -> Model | None:
     Raises `RunError` for a file that is no such record.
     """
     try:
-        return kind.model_validate_json(path.read_bytes()) if path.is_file() else None
-    except ValidationError as error:
+        return parse_record(kind, read_whole(path))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
         raise RunError(f"`{path}` is damaged: it is no {kind.__name__}") from error
 
 
@@ -142,28 +247,31 @@ def write_record(path: Path, record: BaseModel) -> None:
 
 def tail_after_newline(path: Path) -> bytes:
     """Return what stands after the last newline of a plain file: empty in a sound one."""
-    with path.open("rb") as source:
+    with open_record(path) as source:
         position = source.seek(0, os.SEEK_END)
-        tail = b""
-        while position and b"\n" not in tail:
+        parts: list[bytes] = []
+        while position and not (parts and b"\n" in parts[-1]):
+            if len(parts) * _BLOCK > LONGEST_LINE:
+                raise RunError(f"`{path}` has a line of more than {LONGEST_LINE:,} bytes", hint=_DAMAGED)
             step = min(_BLOCK, position)
             position = source.seek(position - step)
-            tail = source.read(step) + tail
+            parts.append(source.read(step))
+    tail = b"".join(reversed(parts))
     return tail[tail.rfind(b"\n") + 1 :]
 
 
 def compress(source: Path, target: Path) -> None:
     """Write `target` as the zstd form of `source`, complete or not at all."""
-    with source.open("rb") as plain, replace_file(target) as out:
+    with open_record(source) as plain, replace_file(target) as out:
         zstandard.ZstdCompressor(level=6, write_checksum=True).copy_stream(plain, out)
 
 
 @contextmanager
 def replace_file(path: Path) -> Iterator[IO[bytes]]:
     """Write a file beside its place and move it there once it is complete and on the disk."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{token_hex(8)}.tmp")
     try:
-        with temporary.open("wb") as out:
+        with temporary.open("xb") as out:
             yield out
             out.flush()
             os.fsync(out.fileno())
@@ -239,11 +347,18 @@ def _unpack(path: Path, source: IO[bytes]) -> Iterator[bytes]:
     context = zstandard.ZstdDecompressor()
     frame = context.decompressobj()
     begun = False
+    packed = unpacked = 0
     try:
-        while data := source.read(_BLOCK):
+        while data := source.read(_PACKED_STEP):
+            packed += len(data)
             while data:
                 begun = True
                 if plain := frame.decompress(data):
+                    unpacked += len(plain)
+                    if unpacked > max(_FREE_RATIO, _MOST_RATIO * packed):
+                        raise RunError(
+                            f"`{path}` unpacks to more than {_MOST_RATIO:,} times its size", hint=_DAMAGED
+                        )
                     yield plain
                 data = b""
                 if frame.eof:

@@ -8,6 +8,7 @@ The models that a run ends with are nothing to go on from: their seals are kept 
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from pydantic import Field
 
 from wander.errors import RunError
 from wander.evals.store import jsonl
+from wander.plain_files import open_plain_file
 from wander.types import Record
 from wander.wire.postings import Checkpoint, file_digest
 
@@ -71,7 +73,9 @@ def find_faults(folder: Path, files: Mapping[str, str]) -> Iterator[tuple[str, s
     """Yield which files have other digests than these, and what is wrong with each, in words."""
     for name, sha256 in sorted(files.items()):
         try:
-            if file_digest(folder / name) != sha256:
+            with open_plain_file(folder / name, below=folder) as file:
+                same = hashlib.file_digest(file, "sha256").hexdigest() == sha256
+            if not same:
                 yield name, "is damaged: its bytes are not those that were saved"
         except FileNotFoundError:
             yield name, "is missing"

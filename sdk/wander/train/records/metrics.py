@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from wander.errors import RunError
+from wander.evals.store import jsonl
 
 METRICS = "metrics.jsonl"
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Return the metrics of every finished step."""
-    file = folder / METRICS
-    if not file.is_file():
-        raise RunError(f"`{folder}` has no {METRICS}", hint="give the folder of a training run")
-    return read_entries(file)
+    try:
+        return read_entries(folder / METRICS)
+    except FileNotFoundError:
+        raise RunError(f"`{folder}` has no {METRICS}", hint="give the folder of a training run") from None
 
 
 def read_entries(file: Path) -> list[dict[str, Any]]:
@@ -26,12 +26,14 @@ def read_entries(file: Path) -> list[dict[str, Any]]:
     Raises `RunError` for a line that is none.
     """
     entries = []
-    for number, line in enumerate(file.read_bytes().split(b"\n")[:-1], start=1):
+    for number, line in enumerate(jsonl.lines(file), start=1):
+        if not line.endswith(b"\n"):
+            break
         try:
-            entry = json.loads(line)
+            entry = jsonl.parse_object(line)
         except ValueError:
-            entry = None
-        if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
+            entry = {}
+        if not isinstance(entry.get("step"), int):
             raise RunError(f"`{file}` is damaged: line {number} is no step")
         entries.append(entry)
     return entries
