@@ -55,6 +55,7 @@ class Workplace:
             "WANDER_HUB_DATA": str(folder / "hub"),
             "WANDER_CONFIG_DIR": str(folder / "config"),
             "WANDER_DATA_DIR": str(folder / "data"),
+            "WANDER_STATE_DIR": str(folder / "state"),
         }
         if cache := os.environ.get("WANDER_CACHE_DIR"):
             self.environment["WANDER_CACHE_DIR"] = cache

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit, urlunsplit
 from wander_client.credentials import CredentialStore
 from wander_client.errors import ClientError, UsageError
 
-_HOMES = {"config": "~/.config", "data": "~/.local/share", "cache": "~/.cache"}
+_HOMES = {"config": "~/.config", "data": "~/.local/share", "cache": "~/.cache", "state": "~/.local/state"}
 DEFAULT_HUB = "http://127.0.0.1:8600"
 """Where `wander-hub serve` listens unless told otherwise."""
 
@@ -46,6 +46,8 @@ class Settings:
     data_dir: Path
     """Installed environments and pulled models."""
     cache_dir: Path
+    state_dir: Path
+    """Logs of crashes, and the key that signs this user's records."""
     runs_dir: Path
     """Where runs are saved; `runs` in the working directory by default."""
     hubs: dict[str, str] = field(default_factory=dict)
@@ -97,12 +99,18 @@ def load_settings(hub: str | None = None, environ: Mapping[str, str] | None = No
         config_dir=config_dir,
         data_dir=_folder(environ, "data"),
         cache_dir=_folder(environ, "cache"),
+        state_dir=_folder(environ, "state"),
         runs_dir=Path(environ.get("WANDER_RUNS_DIR") or "runs").expanduser(),
         hubs={name: hub_url(url) for name, url in hubs.items()},
         sandbox=_switch(environ.get("WANDER_SANDBOX"), stored.get("sandbox", False), path),
         serve_python=serve_python or None,
         prices=prices,
     )
+
+
+def state_folder() -> Path:
+    """Return the folder of `Settings.state_dir`, also when the settings cannot be read."""
+    return _folder(os.environ, "state")
 
 
 def hub_url(value: str) -> str:

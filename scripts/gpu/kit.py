@@ -227,6 +227,7 @@ class Kit:
             "PATH": f"{self.python.parent}{os.pathsep}{os.environ.get('PATH', '')}",
             "VIRTUAL_ENV": str(self.python.parents[1]),
             "WANDER_CACHE_DIR": str(self.folder / "cache"),
+            "WANDER_STATE_DIR": str(self.folder / "state"),
             "WANDER_RUNS_DIR": str(self.runs),
             "HF_HUB_OFFLINE": "1",
             "UV_OFFLINE": "1",

@@ -31,7 +31,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "FORCE_COLOR",
     ):
         monkeypatch.delenv(name, raising=False)
-    for name in ("CONFIG", "DATA", "CACHE", "RUNS"):
+    for name in ("CONFIG", "DATA", "CACHE", "RUNS", "STATE"):
         monkeypatch.setenv(f"WANDER_{name}_DIR", str(tmp_path / name.lower()))
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -61,7 +61,7 @@ def settled_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The same, in a home of its own, for what the tests of a module make once and only read."""
     home = tmp_path_factory.mktemp("settled")
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("CONFIG", "DATA", "CACHE", "RUNS"):
+        for name in ("CONFIG", "DATA", "CACHE", "RUNS", "STATE"):
             patch.setenv(f"WANDER_{name}_DIR", str(home / name.lower()))
         patch.chdir(home)
         yield write_folder(home / "say-env")
@@ -74,7 +74,7 @@ def say_env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedEnvironm
 
     home = tmp_path_factory.mktemp("python")
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("CONFIG", "DATA", "CACHE", "RUNS"):
+        for name in ("CONFIG", "DATA", "CACHE", "RUNS", "STATE"):
             patch.setenv(f"WANDER_{name}_DIR", str(home / name.lower()))
         env = wander.load(write_folder(home / "say-env"), progress=False)
     with env:

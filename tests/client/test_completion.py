@@ -77,7 +77,10 @@ def shell_environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A home with one installed environment, for shells that run the installed command."""
     home = tmp_path_factory.mktemp("shell")
     (home / "data" / "environments" / "hub" / "acme" / "wordle").mkdir(parents=True)
-    folders = {f"WANDER_{name}_DIR": str(home / name.lower()) for name in ("CONFIG", "DATA", "CACHE", "RUNS")}
+    folders = {
+        f"WANDER_{name}_DIR": str(home / name.lower())
+        for name in ("CONFIG", "DATA", "CACHE", "RUNS", "STATE")
+    }
     return {**clean_environment(), **folders, "WANDER_HUB": "http://127.0.0.1:9", "HOME": str(home)}
 
 

@@ -101,7 +101,7 @@ def test_a_group_leads_to_its_commands() -> None:
 def test_the_folders_are_those_of_the_platform(
     given: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for kind in ("CONFIG", "DATA", "CACHE"):
+    for kind in ("CONFIG", "DATA", "CACHE", "STATE"):
         monkeypatch.delenv(f"WANDER_{kind}_DIR", raising=False)
         monkeypatch.delenv(f"XDG_{kind}_HOME", raising=False)
     for name, value in given.items():
@@ -110,3 +110,4 @@ def test_the_folders_are_those_of_the_platform(
     assert found.config_dir == platformdirs.user_config_path("wander")
     assert found.data_dir == platformdirs.user_data_path("wander")
     assert found.cache_dir == platformdirs.user_cache_path("wander")
+    assert found.state_dir == platformdirs.user_state_path("wander")

@@ -11,7 +11,7 @@ from chat_endpoint import chat_endpoint
 from command_line import Result, Wander
 from wander_client.commands.run.eval import app
 from wander_client.errors import UsageError
-from wander_client.evaluate.evaluation import find_changed_files, load_settings_of, source_digests
+from wander_client.evaluate.evaluation import find_changed_files, read_settings_of, source_digests
 from wander_client.evaluate.settings import EvaluationSettings, resume_settings
 from wander_client.main import main
 
@@ -68,8 +68,9 @@ def test_an_option_that_contradicts_the_run_is_refused_by_its_name(
     words: list[str], said: str, settled_run: Path
 ) -> None:
     typed = app.parse([*words, "--resume", str(settled_run)])
+    stored = read_settings_of(settled_run).command
     with pytest.raises(UsageError) as refused:
-        resume_settings(load_settings_of(settled_run), typed, settled_run, "wander eval --resume mine")
+        resume_settings(stored, typed, settled_run, "wander eval --resume mine")
     assert said in (refused.value.detail or "")
     assert "wander eval --resume mine" in (refused.value.hint or "")
 

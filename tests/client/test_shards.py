@@ -122,7 +122,7 @@ def test_what_does_not_fit_together_is_told_and_nothing_is_written(wander: Wande
     short = changed("short", lambda run: run["shard"].update(first=0, end=2, of=4))
     edited = changed("edited", lambda run: None)
     settings = json.loads((edited / "command.json").read_text())
-    settings["environment_files"]["say_env.py"] = "0" * 64
+    settings["command"]["environment_files"]["say_env.py"] = "0" * 64
     (edited / "command.json").write_text(json.dumps(settings))
     cases = [
         ([places[0], places[2]], "shard 1/3 of the run is missing", "--shard 1/3"),
@@ -207,7 +207,7 @@ def test_a_suite_is_played_in_shards_that_open_few_models(wander: Wander, folder
         (place / "whole").mkdir(parents=True)
     lock = os.open(held, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    for module, name in ((shutil, "copy2"), (jsonl, "write_all")):
+    for module, name in ((shutil, "copyfileobj"), (jsonl, "write_all")):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, name, full)
             error = merge(wander, places).json["error"]

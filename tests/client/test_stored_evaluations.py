@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from command_line import Wander
 from wander_client.evaluate.settings import EvaluationSettings
+from wander_client.runs.own_records import write_command
 from wander_client.settings import load_settings
-from wander_client.suites.file import read_suite
+from wander_client.suites.file import SUITE_FILE, Suite, read_suite
 
 STORED = Path(__file__).parent / "stored"
 
@@ -23,6 +24,11 @@ def stored(home: Path) -> Path:
     for path in home.rglob("*"):
         if path.suffix in (".json", ".toml"):
             path.write_text(path.read_text().replace("@HOME@", str(home)))
+    for path in home.glob("**/command.json"):
+        write_command(path, EvaluationSettings.model_validate_json(path.read_bytes()))
+    write_command(
+        home / "suite" / SUITE_FILE, Suite.model_validate_json((home / "suite" / SUITE_FILE).read_bytes())
+    )
     return home
 
 
@@ -57,7 +63,7 @@ def test_a_stopped_run_takes_the_words_that_began_it_and_refuses_others(wander: 
     assert len(refused.json["error"]["detail"].splitlines()) == 2
     result = wander("eval", "--resume", "run", *same, "-c", "2", "--rollout-timeout", "50", "--json")
     assert result.status == 0, result.out
-    settings = json.loads((stored / "run" / "command.json").read_text())
+    settings = json.loads((stored / "run" / "command.json").read_text())["command"]
     assert (settings["concurrency"], settings["rollout_timeout"], settings["seed"]) == (2, 50.0, 3)
 
 

@@ -146,7 +146,7 @@ def test_every_evaluation_becomes_a_run_of_its_own(wander: Wander, folder: Path,
     assert [each["summary"]["reward_mean"] for each in runs] == [1.0, 0.0, 1.0]
     place = Path(result.data["suite_dir"])
     assert place.parent == home / "runs"
-    assert json.loads((place / "suite.json").read_text())["schema"] == "wander.suite/1"
+    assert json.loads((place / "suite.json").read_text())["command"]["schema"] == "wander.suite/1"
     for each in runs:
         manifest = json.loads((Path(each["run_dir"]) / "run.json").read_text())
         assert (manifest["run_id"], manifest["model"]["name"]) == (each["run_id"], each["model"])

@@ -208,7 +208,9 @@ class Terminal:
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
         kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG")}
-        places = {f"WANDER_{name}_DIR": str(folder / name.lower()) for name in ("CONFIG", "DATA", "RUNS")}
+        places = {
+            f"WANDER_{name}_DIR": str(folder / name.lower()) for name in ("CONFIG", "DATA", "STATE", "RUNS")
+        }
         environ = {**kept, **places, "TERM": "xterm-256color", "PYTHONUTF8": "1"}
         command = [sys.executable, "-m", "wander_client", *words]
         self.process = subprocess.Popen(

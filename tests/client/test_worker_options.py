@@ -44,7 +44,7 @@ def test_workers_on_another_machine(wander: Wander, folder: Path, home: Path) ->
         unknown = wander(*words)
     assert result.status == 0, result.err
     assert result.data["summary"]["reward_mean"] == 1.0
-    settings = json.loads((Path(result.data["run_dir"]) / "command.json").read_text())
+    settings = json.loads((Path(result.data["run_dir"]) / "command.json").read_text())["command"]
     assert settings["worker_addresses"] == [address]
     assert settings["worker_token_file"] == str(home / "token")
     assert mistaken.status != 0

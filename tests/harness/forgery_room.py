@@ -169,7 +169,7 @@ def forgery_room(place: Path, database_file: Path) -> Iterator[ForgeryRoom]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WANDER_HUB", HUB_URL)
         patch.setenv("WANDER_TOKEN", token)
-        for name in ("CONFIG", "DATA", "CACHE", "RUNS"):
+        for name in ("CONFIG", "DATA", "CACHE", "RUNS", "STATE"):
             patch.setenv(f"WANDER_{name}_DIR", str(place / name.lower()))
 
         def wander(*words: str) -> Result:

@@ -32,6 +32,7 @@ class Machine:
             "WANDER_CONFIG_DIR": str(self.home / "config"),
             "WANDER_DATA_DIR": str(self.home / "data"),
             "WANDER_CACHE_DIR": str(self.home / "cache"),
+            "WANDER_STATE_DIR": str(self.home / "state"),
             "WANDER_HUB": self.hub.url,
             "WANDER_TOKEN": self.hub.token,
             "UV_DEFAULT_INDEX": self.mirror,

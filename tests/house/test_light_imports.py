@@ -66,7 +66,7 @@ for line in sys.argv[1:]:
 def test_a_command_without_torch_loads_little_more_than_the_help(tmp_path, monkeypatch):
     """What takes `wander --help` half as long again is some fifty small modules, or one that is slow."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("CONFIG", "DATA", "CACHE", "RUNS"):
+    for name in ("CONFIG", "DATA", "CACHE", "RUNS", "STATE"):
         monkeypatch.delenv(f"WANDER_{name}_DIR", raising=False)
     lines = ["--help", *(f"{name} --help" for name in COMMANDS), "env list", "runs list", "eval --help-all"]
     done = subprocess.run(

@@ -17,7 +17,7 @@ from wander_client.environments.location import (
 )
 from wander_client.environments.opening import OpenedEnvironment, open_environment
 from wander_client.errors import ClientError, NotFound, UsageError
-from wander_client.names import EnvironmentName
+from wander_client.names import EnvironmentName, parse_environment, parse_name
 
 if TYPE_CHECKING:
     from wander.sandbox import SandboxPolicy
@@ -30,15 +30,28 @@ if TYPE_CHECKING:
 
 
 def locate_pinned(
-    context: Invocation, pin: EnvironmentPin, *, folder: Path | None = None, no_lock: bool = False
+    context: Invocation,
+    pin: EnvironmentPin,
+    *,
+    folder: Path | None = None,
+    no_lock: bool = False,
+    is_own: bool = False,
 ) -> Location:
     """Return the very environment that a run used, installing it when it is absent.
 
     `folder` takes the place of what is pinned, for authors who look at what a change does; `no_lock` leaves
-    the run's lock aside. Raises `ClientError` when the hub's files or lock are others than those of the run.
+    the run's lock aside. `is_own` says that this user named the pinned folder: no code is imported from a
+    folder that only a stranger's record names. Raises `ClientError` when the hub's files or lock are others
+    than those of the run.
     """
     if folder is not None:
         return locate(context, str(folder.expanduser().resolve()))
+    if pin.owner is None and not is_own:
+        raise ClientError(
+            f"the run names the folder `{pin.path}`, and was not begun by you on this machine",
+            hint="name the folder of the environment's source yourself: `--env FOLDER`",
+            code="folder_of_another",
+        )
     if pin.owner is None:
         if pin.path is None or not Path(pin.path).exists():
             raise NotFound(
@@ -54,15 +67,23 @@ def locate_pinned(
 def locate_begun(context: Invocation, spec: str, run_dir: Path) -> Location:
     """Return the environment that a run started with, in the very installation that it used.
 
-    `spec` names it for a folder that holds no run yet.
+    `spec` is what the user asked for: a manifest may say which installation of it, and nothing else. Raises
+    `ClientError` for a manifest of another environment.
     """
     from wander.evals.store.folder import RunFolder
 
-    if (run_dir / "run.json").exists():
-        pin = RunFolder.open(run_dir).manifest.environment
-        if pin.owner is not None:
-            return locate_pinned(context, pin)
-    return locate(context, spec)
+    wanted = parse_environment(spec)
+    if isinstance(wanted, Path) or not (run_dir / "run.json").exists():
+        return locate(context, spec)
+    pin = RunFolder.open(run_dir).manifest.environment
+    names = (pin.owner, pin.name, pin.version)
+    if names != (wanted.owner, wanted.name, wanted.version or pin.version):
+        raise ClientError(
+            f"`{run_dir}` is a run of `{pin.full_name}` {pin.version or 'from a folder'}, not of `{wanted}`",
+            hint="name the run's environment, or another folder",
+            code="other_environment",
+        )
+    return locate_pinned(context, pin)
 
 
 def _install_pinned(context: Invocation, pin: EnvironmentPin, *, no_lock: bool = False) -> Installed:
@@ -71,8 +92,7 @@ def _install_pinned(context: Invocation, pin: EnvironmentPin, *, no_lock: bool =
     A run that used its version's lock gets that lock or `ClientError`, unless `no_lock` leaves it aside. Of
     other runs the packages are looked for here; where others run in their place, a warning says so.
     """
-    assert pin.owner is not None
-    name = EnvironmentName(pin.owner, pin.name, pin.version)
+    name = parse_name(f"{pin.owner}/{pin.name}@{pin.version}")  # refuses what is no name, such as a path
     installed = _find_installed(context, name, pin, no_lock=no_lock)
     record = installed.record
     elsewhere = "the run belongs to another hub, or its record was changed"

@@ -16,18 +16,23 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from pydantic import ValidationError
+from typing import TYPE_CHECKING, Any
 
 from wander_client.environments.location import Location, locate
 from wander_client.environments.opening import open_environment
 from wander_client.environments.replay import locate_begun
 from wander_client.errors import ClientError, Interrupted, NotFound, NothingScored, UsageError
-from wander_client.evaluate.settings import EvaluationSettings
+from wander_client.evaluate.settings import EvaluationSettings, resume_settings, settings_for
 from wander_client.models.pool import ModelPool
 from wander_client.names import looks_like_path
 from wander_client.runs.lookup import require_kind
+from wander_client.runs.own_records import (
+    KeptCommand,
+    foreign_record,
+    read_command,
+    restore_if_refused,
+    write_command,
+)
 
 if TYPE_CHECKING:
     from wander.clients.base import Client
@@ -50,19 +55,44 @@ _NO_SOURCE = frozenset({"__pycache__", "build", "dist", "runs", "venv", "node_mo
 _LARGE_BYTES = 16 * 1024 * 1024
 
 
-def load_settings_of(run_dir: Path) -> EvaluationSettings:
-    """Return the settings a run was started with."""
-    path = run_dir / COMMAND_FILE
+def settings_to_resume(
+    context: Invocation, run_dir: Path, said: Mapping[str, Any], command: str
+) -> EvaluationSettings:
+    """Return the settings with which a run continues.
+
+    They are those that this user's own record holds, and of any other folder those of the command line alone:
+    `said`, by key. Raises `ClientError` that shows what a received folder asks for.
+    """
+    is_typed = {"environment", "model"} <= said.keys()
     try:
-        return EvaluationSettings.model_validate_json(path.read_bytes())
+        kept = read_settings_of(run_dir)
+    except ClientError:
+        if not (is_typed and (run_dir / "run.json").exists()):
+            raise
+        return settings_for({**said, "model": said["model"][0]}, context.settings)
+    if kept.is_own:
+        settings = resume_settings(kept.command, said, run_dir, command)
+        warn_of_endpoints(context, kept.command, settings)
+        return settings
+    if not is_typed:
+        asked = kept.command.as_options()
+        words = " ".join(["wander eval", *asked, "--resume", shlex.quote(str(run_dir))])
+        raise foreign_record(run_dir, asked, f"give the options that you want to use: `{words}`")
+    return settings_for({**said, "model": said["model"][0]}, context.settings)
+
+
+def read_settings_of(run_dir: Path) -> KeptCommand[EvaluationSettings]:
+    """Return the settings that a run's folder says it was started with, and whether this user wrote them."""
+    try:
+        return read_command(run_dir / COMMAND_FILE, EvaluationSettings)
     except FileNotFoundError:
         known = "it was not started by `wander eval`" if (run_dir / "run.json").exists() else "it is no run"
         raise NotFound(
             f"`{run_dir}` cannot be resumed: {known}", hint="`wander runs` lists the runs here", code="no_run"
         ) from None
-    except ValidationError as error:
+    except ClientError:
         require_kind(run_dir, "evaluation")
-        raise ClientError(f"`{path}` was changed and cannot be read", detail=str(error)) from error
+        raise
 
 
 def settle(
@@ -204,7 +234,6 @@ async def begin(
     """Yield the loaded environment, the model and what stops them, the settings written to the folder."""
     from wander.clients.players import require_players
     from wander.evals.run.stopping import StopRequest
-    from wander.evals.store.jsonl import write_whole
 
     settings, location, run_dir = evaluation.settings, evaluation.location, evaluation.run_dir
     logs = evaluation.context.settings.cache_dir / "logs"
@@ -230,7 +259,8 @@ async def begin(
         files = source_digests(location.folder) if location.folder else None
         asked = settings.model_copy(update={"environment_files": files})
         run_dir.mkdir(parents=True, exist_ok=True)
-        write_whole(run_dir / COMMAND_FILE, asked.model_dump_json(indent=1).encode())
+        stack.enter_context(restore_if_refused(run_dir / COMMAND_FILE))
+        write_command(run_dir / COMMAND_FILE, asked)
         stack.callback(_remove_unless_begun, run_dir)
         if stop is None:
             stop = StopRequest()

@@ -7,7 +7,9 @@ options, the keys of suites and what may change when a run goes on.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import json
+import shlex
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +23,7 @@ from wander_client.environments.workers import AUTOMATIC, WorkerChoice, read_add
 from wander_client.errors import UsageError
 from wander_client.evaluate import options
 from wander_client.evaluate.options import CommandFlags, EvaluationOptions
-from wander_client.evaluate.schema import SAMPLED, find_mentioned, options_in
+from wander_client.evaluate.schema import SAMPLED, Setting, find_mentioned, options_in, settings_in
 from wander_client.models.pool import ModelChoice
 from wander_client.models.server import ServeChoice
 
@@ -45,6 +47,18 @@ class EvaluationSettings(EvaluationOptions, Record):
     """What an evaluation is asked for."""
 
     model_config = ConfigDict(strict=True, frozen=True)
+
+    def as_options(self) -> list[str]:
+        """Return the options that ask for the same on a command line, one text each, quoted for a shell.
+
+        What has its default is left out, and so is a run without the sandbox.
+        """
+        words = [shlex.quote(self.environment)]
+        for field in settings_in(EvaluationSettings).values():
+            value = getattr(self, field.name)
+            if field.options and field.options[0].word and value != field.default:
+                words += [shlex.join(each) for each in _typed(field, value)]
+        return words
 
     def choose_workers(self) -> WorkerChoice:
         """Return the processes that play the environment; raises `ConfigError` for a wrong address."""
@@ -78,6 +92,32 @@ class EvaluationSettings(EvaluationOptions, Record):
             share=share,
             only_failed=only_failed,
         )
+
+
+def _typed(field: Setting, value: Any) -> Iterator[list[str]]:
+    """Yield the words that ask for the value of a field."""
+    word = field.options[0].word
+    if field.name == "sandbox":
+        if value is not None:
+            limits = value.model_dump(mode="json", exclude_defaults=True).items()
+            yield [
+                "--sandbox",
+                *(part for key, limit in limits for part in ("--sandbox-limit", f"{key}={limit}")),
+            ]
+    elif field.name == "sampling":
+        yield ["--sampling", json.dumps(value.given())]
+    elif field.name == "arguments":
+        yield ["--args", json.dumps(value)]
+    elif field.name == "prices":
+        yield [word, f"{value.prompt:g}/{value.completion:g}"]
+    elif value is None:
+        yield ["--all"]
+    elif value is True:
+        yield [word]
+    else:
+        pairs = (f"{key}={each}" for key, each in value.items()) if isinstance(value, dict) else None
+        for each in pairs or (value if isinstance(value, list) else [value]):
+            yield [f"{word}={each}"] if str(each).startswith("-") else [word, str(each)]
 
 
 def settings_for(said: Mapping[str, Any], user: Settings) -> EvaluationSettings:

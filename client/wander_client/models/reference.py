@@ -134,9 +134,14 @@ def _is_checkpoint(folder: Path) -> bool:
     return (folder / "config.json").is_file()
 
 
+def endpoint_of(base_url: str | None) -> str:
+    """Return the endpoint that is asked: the given one, else the variable's, else OpenAI's."""
+    return base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
+
+
 def _require_endpoint(name: str, base_url: str | None, key_variable: str) -> str:
     """Return the endpoint's URL; raises `UsageError` if it is none, `LoginRequired` if its key is missing."""
-    url = base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
+    url = endpoint_of(base_url)
     if url == OPENAI_URL:
         _require_name_of_openai(name, key_variable)
     if not url.startswith(("http://", "https://")):

@@ -22,14 +22,14 @@ from wander_client.evaluate.evaluation import (
     Evaluation,
     explain_interruption,
     find_changed_files,
-    load_settings_of,
     new_run_dir,
+    read_settings_of,
+    settings_to_resume,
     source_digests,
-    warn_of_endpoints,
     with_exact_names,
 )
 from wander_client.evaluate.progress import play, require_scored
-from wander_client.evaluate.settings import EvaluationSettings, resume_settings, settings_for
+from wander_client.evaluate.settings import EvaluationSettings, settings_for
 from wander_client.models.pool import ModelPool
 from wander_client.python.background import background
 from wander_client.python.models import Model, open_model_pool
@@ -98,9 +98,11 @@ async def evaluate(
         require_no_shards(run_dir)
     else:
         run_dir = resumable_folder(context, Path(resume))
-        stored = load_settings_of(run_dir)
-        settings = resume_settings(stored, said, run_dir, f'env.evaluate(model, resume="{run_dir}")')
-        warn_of_endpoints(context, stored, settings)
+        command = f'env.evaluate(model, resume="{run_dir}")'
+        if read_settings_of(run_dir).is_own:
+            settings = settings_to_resume(context, run_dir, said, command)
+        else:  # everything is as the program says
+            settings = new_settings(loaded, said)
     if resume is None and (run_dir / "run.json").exists():
         raise UsageError(f"`{run_dir}` holds a run already", hint=f'go on with it by `resume="{run_dir}"`')
     evaluation = Evaluation(

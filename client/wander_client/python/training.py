@@ -120,27 +120,28 @@ def train(
     """
     from wander_client.training import phases as training_phases
     from wander_client.training.progress import train_and_tell
-    from wander_client.training.run import fresh_run_dir, new_run_dir, read_command, require_unfinished
+    from wander_client.training.run import fresh_run_dir, new_run_dir, require_unfinished
 
-    command: TrainingCommand | PhasedCommand | None
+    command: TrainingCommand | PhasedCommand
     context, policy = _context_of(environment, hub, token, sandbox, progress=progress)
+    settings = (context, environment, config, model, steps, arguments, sections)
     if resume is not None:
         folder = Path(resume)
         asked = {"config": config, "model": model, "steps": steps, "out": out, **sections}
-        if given := [name for name, value in asked.items() if value is not None]:
+        given = [name for name, value in asked.items() if value is not None]
+        is_own = training_phases.read_begun(folder).is_own
+        if given and is_own:
             raise UsageError(
                 f"a run resumes with the settings it was started with: `{given[0]}` cannot change",
                 hint="give `resume` alone",
             )
-        command = training_phases.read_command(folder)
-        if command is None:
+        # Of a run that somebody else began, all settings are the given ones.
+        own = training_phases.own_command
+        command = _new_command(*settings, sandbox=policy) if given else own(folder)
+        if not isinstance(command, training_phases.PhasedCommand):
             require_unfinished(folder)
-            command = read_command(folder)
     else:
-        command = _new_command(
-            *(context, environment, config, model, steps, arguments, sections),
-            sandbox=policy,
-        )
+        command = _new_command(*settings, sandbox=policy)
         if out is not None:
             folder = Path(out)
         elif isinstance(command, training_phases.PhasedCommand):

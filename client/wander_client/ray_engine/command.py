@@ -61,7 +61,8 @@ def resume(
             f"`{other[0]}` cannot change while a run goes on", hint="only its budgets can: leave it out"
         )
     shard_folders(out)
-    suite = Suite.load(parts_of(out)).model_copy(update=dict(said))
+    hint = "play it again into another folder: `wander eval ... --engine ray --out NEW`"
+    suite = Suite.load_own(parts_of(out), hint).model_copy(update=dict(said))
     return suite, _play(context, suite, out, choice)
 
 

@@ -139,7 +139,7 @@ def _require_same(place: Path, suite: Suite) -> None:
     """Raise `UsageError` where other evaluations were begun, and something of them is there."""
     if not _has_begun(place):
         return
-    if [run.folder for run in Suite.load(place).runs] != [run.folder for run in suite.runs]:
+    if [run.folder for run in Suite.load(place).command.runs] != [run.folder for run in suite.runs]:
         raise UsageError(
             f"`{place}` holds shards of another evaluation",
             hint=f"choose another folder with `--out`, or go on with `{resume_command(run_of(place))}`",

@@ -126,9 +126,16 @@ def _is_part(run_id: str, word: str) -> bool:
 
 
 def resumable_folder(context: Invocation, word: Path) -> Path:
-    """Return the folder of the run that `--resume` names: a folder, or as `run_folder` takes it."""
+    """Return the folder of the run that `--resume` names: a folder, or as `run_folder` takes it.
+
+    Raises `RunError` for a folder with links in it: a resumed run would write through them.
+    """
+    from wander.evals.store.folder import require_plain_folder
+
     require_run(word)
-    return word if word.is_dir() else run_folder(context, str(word)).path
+    folder = word if word.is_dir() else run_folder(context, str(word)).path
+    require_plain_folder(folder)
+    return folder
 
 
 _RESUMED_BY = {"evaluation": "eval", "exhaustive": "eval", "training": "train"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from wander_client.evaluate.evaluation import (
 from wander_client.evaluate.options import NEWEST, CommandFlags
 from wander_client.evaluate.schema import BESIDE, FILE, options_in, settings_in
 from wander_client.evaluate.settings import BUDGETS, EvaluationSettings, require_needed, settings_for
+from wander_client.models.reference import asks_endpoint, endpoint_of
 from wander_client.runs.shards import require_no_shards, require_run
 from wander_client.suites.file import SUITE_FILE, Suite, find_newest, name_run, read_suite, require_distinct
 from wander_client.suites.play import Outcome, describe_spending, play_suite, prepare, share_budget
@@ -58,7 +60,7 @@ def play(context: Invocation, said: dict[str, Any], flags: CommandFlags) -> int:
     if flags.dry_run:
         return show_plans([each.evaluation for each in ready], output)
     if begun is not None:
-        suite = suite.model_copy(update={"started_at": Suite.load(begun).started_at})
+        suite = suite.model_copy(update={"started_at": Suite.load(begun).command.started_at})
     suite.write(folder)
     left = sum(each.finished is None for each in ready)
     output.note(
@@ -104,8 +106,9 @@ def _find_suite(user: Settings, said: dict[str, Any], flags: CommandFlags) -> tu
     word = said.get("environment", "")
     file = Path(word) if word.endswith(".toml") else None
     resumed = flags.resume
-    if file is None and resumed is None:
-        return _suite_of_models(said, user), None
+    is_typed = {"environment", "model"} <= said.keys()
+    if file is None and (resumed is None or (is_typed and not Suite.load(resumed).is_own)):
+        return _suite_of_models(said, user), resumed
     if flags.only_failed:
         raise UsageError("`--only-failed` is for one run", hint="name it: `--resume RUN --only-failed`")
     options = options_in(EvaluationSettings, CommandFlags)
@@ -116,7 +119,9 @@ def _find_suite(user: Settings, said: dict[str, Any], flags: CommandFlags) -> tu
         )
     if file is None:
         assert resumed is not None
-        return Suite.load(resumed), resumed
+        words = f"--resume {shlex.quote(str(resumed))}"
+        hint = f"give the suite's file, `wander eval FILE.toml {words}`, or its models, `-m MODEL -m MODEL`"
+        return Suite.load_own(resumed, hint), resumed
     suite = read_suite(file, user)
     if resumed is not None and str(resumed) == NEWEST:
         assert suite.file is not None
@@ -142,7 +147,7 @@ def _suite_of_models(said: dict[str, Any], user: Settings) -> Suite:
 
 def _take_part(suite: Suite, word: str | None, begun: Path | None) -> Suite:
     """Return the part of a suite that a command line means: the one that its folder holds, if it goes on."""
-    held = Suite.load(begun).shard if begun is not None else None
+    held = Suite.load(begun).command.shard if begun is not None else None
     if word is None:
         return suite.model_copy(update={"shard": held})
     asked = settings_in(EvaluationSettings)["shard"].read({"shard": word})
@@ -244,9 +249,10 @@ def _data(outcome: Outcome) -> dict[str, Any]:
 def show_plans(evaluations: list[Evaluation], output: Output) -> int:
     """Show what would be played, without asking a model: examples, rollouts, and the calls they take."""
     data = asyncio.run(_plan_all(evaluations))
-    columns = ["environment", "version", "model", "examples", "rollouts"]
+    columns = ["environment", "version", "model", "endpoint", "key", "examples", "rollouts"]
+    names = ["environment", "version", "model", "base_url", "key_variable", "examples", "rollouts"]
     rows: list[list[Cell]] = [
-        [*(each[name] for name in columns), _calls(each["calls_least"], each["calls_most"])] for each in data
+        [*(each[name] for name in names), _calls(each["calls_least"], each["calls_most"])] for each in data
     ]
     whole = {"evaluations": data, "rollouts": sum(each["rollouts"] for each in data)}
     output.answer(whole, lambda: output.table([*columns, "calls"], rows, shrink=["model", "environment"]))
@@ -272,11 +278,15 @@ def _plan(
     for stratum in examples.strata if settings.strata else ():
         strata[str(stratum)] = strata.get(str(stratum), 0) + 1
     rollouts = len(examples) * settings.rollouts_per_example
+    asked = settings.serve is None and (settings.base_url is not None or asks_endpoint(settings.model))
     turns = environment.handle.info.max_turns
     return {
         "environment": environment.location.label,
         "version": environment.pin.version,
         "model": settings.model,
+        "base_url": endpoint_of(settings.base_url) if asked else None,
+        "key_variable": settings.key_variable if asked else None,
+        "sandbox": settings.sandbox is not None,
         "sampling": settings.sampling.given(),
         "split": settings.split,
         "examples": len(examples),

@@ -20,6 +20,7 @@ Everything is checked before anything plays; a fault is told with the file and t
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import re
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, ValidationError, create_model
-from wander.errors import ConfigError
+from wander.errors import ConfigError, RunError
 from wander.types import Record, SamplingArgs, canonical_json, first_fault
 from wander.wire.run_record import Shard
 
@@ -38,6 +39,7 @@ from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.evaluate.schema import settings_in, suite_keys
 from wander_client.evaluate.settings import EvaluationSettings, settings_for
 from wander_client.names import looks_like_path
+from wander_client.runs.own_records import KeptCommand, foreign_record, read_command, write_command
 from wander_client.terminal.suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -81,7 +83,7 @@ class SuiteRun(Record):
     """One evaluation of a suite."""
 
     name: str
-    folder: str
+    folder: str = Field(pattern=r"^[A-Za-z0-9_=][A-Za-z0-9._=-]*$", max_length=255)
     """Of its run, in the suite's folder: the same for the same evaluation."""
     settings: EvaluationSettings
     where: str = Field(default="the suite", exclude=True)
@@ -127,25 +129,31 @@ class Suite(Record):
         return [each for run in self.runs for each in parts if each.folder == run.folder]
 
     @classmethod
-    def load(cls, folder: Path) -> Suite:
-        """Return the suite of a folder, as it was started."""
+    def load(cls, folder: Path) -> KeptCommand[Suite]:
+        """Return the suite of a folder, as it was started, and whether this user started it."""
         try:
-            return cls.model_validate_json((folder / SUITE_FILE).read_bytes())
+            return read_command(folder / SUITE_FILE, cls)
         except FileNotFoundError:
             raise NotFound(
                 f"`{folder}` is no folder of a suite", hint="pass the one that was printed", code="no_suite"
             ) from None
-        except ValidationError as error:
-            raise ClientError(
-                f"`{folder / SUITE_FILE}` was changed and cannot be read", detail=str(error)
-            ) from error
+
+    @classmethod
+    def load_own(cls, folder: Path, hint: str) -> Suite:
+        """Return the suite of a folder that this user started.
+
+        Raises `ClientError` for any other, which shows what it asks for.
+        """
+        kept = cls.load(folder)
+        if kept.is_own:
+            return kept.command
+        asks = (" ".join(run.settings.as_options()) for run in kept.command.runs)
+        raise foreign_record(folder, asks, hint)
 
     def write(self, folder: Path) -> None:
         """Put `suite.json` into the suite's folder, whole or not at all."""
-        from wander.evals.store.jsonl import write_whole
-
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / SUITE_FILE, self.model_dump_json(indent=1, by_alias=True).encode() + b"\n")
+        write_command(folder / SUITE_FILE, self)
 
 
 def read_suite(path: Path, user: Settings) -> Suite:
@@ -185,9 +193,10 @@ def find_newest(runs_dir: Path, file: Path) -> Path:
     """Return the newest folder of a suite's file; raises `NotFound`."""
     found = []
     for path in runs_dir.glob(f"*/{SUITE_FILE}"):
-        suite = Suite.load(path.parent)
-        if suite.file == str(file):
-            found.append((suite.started_at, path.parent))
+        with contextlib.suppress(ClientError, RunError):  # somebody else's may hold anything
+            kept = Suite.load(path.parent)
+            if kept.is_own and kept.command.file == str(file):
+                found.append((kept.command.started_at, path.parent))
     if not found:
         raise NotFound(
             f"no suite of `{file}` was started in `{runs_dir}`",

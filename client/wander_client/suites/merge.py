@@ -11,9 +11,10 @@ from wander_client.errors import UsageError
 from wander_client.evaluate.evaluation import (
     COMMAND_FILE,
     find_changed_files,
-    load_settings_of,
+    read_settings_of,
     resume_command,
 )
+from wander_client.runs.own_records import signed_text
 from wander_client.runs.shards import require_free
 from wander_client.suites.file import SUITE_FILE, Suite
 
@@ -52,7 +53,8 @@ def _merge_run(folders: Sequence[Path], out: Path, name: str) -> Merged:
     from wander.evals.store.folder import RunFolder
 
     shards = [RunFolder.open(folder) for folder in folders]
-    settings = [load_settings_of(folder) for folder in folders if (folder / COMMAND_FILE).is_file()]
+    kept = [read_settings_of(folder) for folder in folders if (folder / COMMAND_FILE).is_file()]
+    settings = [each.command for each in kept]
     for other in settings[1:]:
         before, now = settings[0].environment_files, other.environment_files
         if before is not None and now is not None and (changed := find_changed_files(before, now)):
@@ -62,9 +64,9 @@ def _merge_run(folders: Sequence[Path], out: Path, name: str) -> Merged:
                 code="environment_changed",
             )
     files = {}
-    if settings:
-        whole = settings[0].model_copy(update={"shard": None})
-        files[COMMAND_FILE] = whole.model_dump_json(indent=1).encode()
+    # What somebody else's shard asks for must not become this user's own record.
+    if len(kept) == len(folders) and all(each.is_own for each in kept):
+        files[COMMAND_FILE] = signed_text(settings[0].model_copy(update={"shard": None}))
     return Merged(name, out, *merge_shards(shards, out, files))
 
 
@@ -74,7 +76,8 @@ def merge_suite(folders: Sequence[Path], out: Path) -> list[Merged]:
     from wander.evals.store.folder import disk_errors
     from wander.evals.store.jsonl import make_folder
 
-    suites = [Suite.load(folder) for folder in folders]
+    kept = [Suite.load(folder) for folder in folders]
+    suites = [each.command for each in kept]
     parts = []
     for folder, suite in zip(folders, suites, strict=True):
         if suite.shard is None:
@@ -104,8 +107,9 @@ def merge_suite(folders: Sequence[Path], out: Path) -> list[Merged]:
                     )
             found.append(merge_part(played_in, place / run.folder, run.name))
         started = min(suite.started_at for suite in suites)
-        with disk_errors(place):
-            suites[0].model_copy(update={"shard": None, "started_at": started}).write(place)
+        if all(each.is_own for each in kept):
+            with disk_errors(place):
+                suites[0].model_copy(update={"shard": None, "started_at": started}).write(place)
     return [Merged(each.name, out / each.run_dir.name, each.manifest, each.summary) for each in found]
 
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from wander_client.environments.replay import locate_begun
 from wander_client.environments.sandbox import require_confined
-from wander_client.errors import ClientError, UsageError
+from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.evaluate.evaluation import (
-    COMMAND_FILE,
     Evaluation,
     Listeners,
     all_failed,
-    load_settings_of,
+    read_settings_of,
     require_settings,
     run_evaluation,
     settle,
@@ -93,14 +93,19 @@ def _settle(
     context: Invocation, settings: EvaluationSettings, run_dir: Path
 ) -> tuple[EvaluationSettings, Location]:
     require_settings(settings)
-    if (run_dir / COMMAND_FILE).exists():
+    begun = None
+    with contextlib.suppress(NotFound):
+        begun = read_settings_of(run_dir)
+    if begun is not None and begun.is_own:
         # The version that the run started with, though there may be a newer one now.
-        begun = load_settings_of(run_dir)
-        kept = {"environment": begun.environment, "environment_files": begun.environment_files}
+        kept = {
+            "environment": begun.command.environment,
+            "environment_files": begun.command.environment_files,
+        }
         settings = settings.model_copy(update=kept)
         location = locate_begun(context, settings.environment, run_dir)
     else:
-        settings, location = settle(context, settings)
+        settings, location = settle(context, settings, run_dir if (run_dir / "run.json").exists() else None)
     require_confined(context, settings.sandbox, location, settings.model, in_process=settings.in_process)
     return settings, location
 

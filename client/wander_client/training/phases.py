@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shlex
 import shutil
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
@@ -30,7 +31,9 @@ from wander.types import SamplingArgs
 
 from wander_client.context import Invocation
 from wander_client.environments.location import locate, parse_arguments
-from wander_client.errors import ClientError, Interrupted, UsageError
+from wander_client.errors import ClientError, Interrupted, NotFound, UsageError
+from wander_client.runs.lookup import require_kind
+from wander_client.runs.own_records import KeptCommand, foreign_record, read_command
 from wander_client.terminal.output import counted
 from wander_client.training.panel import open_display
 from wander_client.training.run import (
@@ -151,12 +154,37 @@ def _full_path(model: str) -> str:
     return model if model.startswith(PHASE) else model_path(model)
 
 
-def read_command(folder: Path) -> PhasedCommand | None:
-    """Return the command that a run with phases was started with; None for a run without."""
+def read_begun(folder: Path) -> KeptCommand[TrainingCommand] | KeptCommand[PhasedCommand]:
+    """Return the command that a run's folder says it was started with, and whether this user started it."""
     path = folder / COMMAND_FILE
-    if not path.is_file() or b'"phases"' not in path.read_bytes():
-        return None
-    return PhasedCommand.read(folder)
+    try:
+        return read_command(path, PhasedCommand)
+    except FileNotFoundError:
+        raise NotFound(
+            f"`{folder}` is not a run of `wander train`",
+            hint="`wander runs` lists the runs here",
+            code="no_run",
+        ) from None
+    except ClientError:
+        pass  # a run without phases
+    try:
+        return read_command(path, TrainingCommand)
+    except ClientError:
+        require_kind(folder, "training")
+        raise
+
+
+def own_command(folder: Path, option: str = "--resume") -> TrainingCommand | PhasedCommand:
+    """Return the command with which this user started a run on this machine.
+
+    Raises `ClientError` for any other folder, which shows what it asks for.
+    """
+    kept = read_begun(folder)
+    if kept.is_own:
+        return kept.command
+    words = f"wander train ENVIRONMENT CONFIG.toml {option} {shlex.quote(str(folder))}"
+    hint = f"write the settings that you want to use into a file, and run `{words}`"
+    raise foreign_record(folder, kept.command.asks(), hint)
 
 
 class PhasedRun:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import json
 import math
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import ValidationError
 from wander.sandbox import SandboxPolicy
 from wander.train.config import GRPOSettings, PolicySettings
 from wander.train.distributed import current_world, is_beside_main, is_launched
@@ -36,7 +36,8 @@ from wander_client.models.reference import (
     require_no_slip,
 )
 from wander_client.models.server import ServeChoice, serve
-from wander_client.runs.lookup import require_kind, resumable_folder
+from wander_client.runs.lookup import resumable_folder
+from wander_client.runs.own_records import restore_if_refused, write_command
 
 if TYPE_CHECKING:
     from wander.handle import EnvironmentHandle
@@ -85,18 +86,28 @@ class RunCommand(Record):
     """The limits of the sandbox that the environment runs in; None means in none."""
 
     def write(self, folder: Path) -> None:
-        """Keep it in a run's folder."""
+        """Keep it in a run's folder, signed."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / COMMAND_FILE).write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        write_command(folder / COMMAND_FILE, self)
 
-    @classmethod
-    def read(cls, folder: Path) -> Self:
-        """Return the command that a run was started with; raises `FileNotFoundError` where there is none."""
-        path = folder / COMMAND_FILE
-        try:
-            return cls.model_validate_json(path.read_bytes())
-        except ValidationError as error:
-            raise ClientError(f"`{path}` was changed and cannot be read", detail=str(error)) from error
+    def asks(self) -> Iterator[str]:
+        """Yield what it asks for, one setting a line, without those that have their default."""
+        yield f"environment={self.environment}"
+        yield from flatten(
+            self.model_dump(mode="json", include={"settings", "phases"}, exclude_defaults=True)
+        )
+
+
+def flatten(value: Any, name: str = "") -> Iterator[str]:
+    """Yield settings, one a line, by their dotted names."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from flatten(inner, f"{name}.{key}" if name else key)
+    elif isinstance(value, list) and any(isinstance(each, dict) for each in value):
+        for number, inner in enumerate(value, start=1):
+            yield from flatten(inner, f"{name}[{number}]")
+    else:
+        yield f"{name}={json.dumps(value)}"
 
 
 class TrainingCommand(RunCommand):
@@ -198,21 +209,6 @@ def with_workers(
         update["worker_token_file"] = absolute_path(token_file)
     section = settings.environment.model_copy(update=update)
     return settings.model_copy(update={"environment": section})
-
-
-def read_command(folder: Path) -> TrainingCommand:
-    """Return the command that a run without phases was started with."""
-    try:
-        return TrainingCommand.read(folder)
-    except FileNotFoundError:
-        raise NotFound(
-            f"`{folder}` is not a run of `wander train`",
-            hint="`wander runs` lists the runs here",
-            code="no_run",
-        ) from None
-    except ClientError:
-        require_kind(folder, "training")
-        raise
 
 
 def new_run_dir(context: Invocation, command: TrainingCommand) -> Path:
@@ -402,18 +398,19 @@ def run_training(
             command.write(folder)
         return environments.pin(choice)
 
-    return train_grpo(
-        environments.open,
-        command.settings,
-        folder,
-        pin=pin,
-        progress=show,
-        resume=resume,
-        checkpoint=checkpoint,
-        allow_changes=allow_changes,
-        serve=functools.partial(training_server, context),
-        played=played,
-    )
+    with restore_if_refused(folder / COMMAND_FILE):
+        return train_grpo(
+            environments.open,
+            command.settings,
+            folder,
+            pin=pin,
+            progress=show,
+            resume=resume,
+            checkpoint=checkpoint,
+            allow_changes=allow_changes,
+            serve=functools.partial(training_server, context),
+            played=played,
+        )
 
 
 def draw_curves(folder: Path, command: TrainingCommand, output: Output) -> list[Path]:
@@ -470,20 +467,15 @@ VERIFIED_STEPS = 3
 def verify_run(
     context: Invocation,
     run: Path,
+    command: TrainingCommand,
     steps: int | None,
-    workers: Sequence[str] = (),
-    token_file: str | None = None,
 ) -> int:
     """Repeat a run's first steps, check its checkpoints, print the result and return the exit status.
-
-    Its environment plays where it did, or at the addresses of `workers`.
 
     0: all came out the same; 1: something did not, or the run cannot be repeated; 6: it has fewer steps.
     """
     from wander.train.verify import verify_training
 
-    require_alone("`--verify`")
-    command = read_command(run).played_at(workers, token_file)
     environments = TrainingEnvironments(context, command, run)
     wanted = steps or VERIFIED_STEPS
     with step_lines(context.output, "repeating", "reward") as show:

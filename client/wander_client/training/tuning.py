@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from wander.evals.store.folder import require_plain_folder
 from wander.train.config import SFTSettings
 from wander.train.settings_file import read_settings
+from wander.types import Record
+from wander.wire.postings import file_digest
 
 from wander_client.errors import ClientError, Interrupted, NotFound
-from wander_client.training.run import model_path, step_lines, with_path
+from wander_client.runs.own_records import KeptCommand, foreign_record, read_command, write_command
+from wander_client.training.run import flatten, model_path, step_lines, with_path
 
 if TYPE_CHECKING:
     from wander.train.sft import SFTResult
@@ -24,6 +27,15 @@ RECORD = "sft.json"
 """What a fine-tuning run was asked for, in its folder, so that `--resume` needs nothing else."""
 
 
+class FineTuning(Record):
+    """What a fine-tuning run is asked for."""
+
+    rows: str
+    """Absolute path of the file with the rows."""
+    rows_sha256: str
+    settings: SFTSettings
+
+
 def tune(
     context: Invocation,
     rows: Path,
@@ -32,21 +44,55 @@ def tune(
     model: str | None,
     overrides: Sequence[str],
     sections: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    *,
+    resume: bool = False,
 ) -> SFTResult:
-    """Fine-tune a model on the rows of a file into `out/model`; raises `Interrupted` with what was kept."""
+    """Fine-tune a model on the rows of a file into `out/model`; raises `Interrupted` with what was kept.
+
+    `resume` continues a run that somebody else began, with these settings.
+    """
     from wander.train.data import read_rows
 
     chosen = with_path(sections, model_path(model) if model else None)
     settings = read_settings(SFTSettings, config, overrides, **chosen)
     next(read_rows(rows), None)  # says what is wrong with the file before anything is written
-    _remember(rows, settings, out)
-    return _tune(context, rows, settings, out, resume=False)
+    out.mkdir(parents=True, exist_ok=True)
+    require_plain_folder(out)
+    asked = FineTuning(rows=str(rows.resolve()), rows_sha256=file_digest(rows), settings=settings)
+    write_command(out / RECORD, asked)
+    return _tune(context, rows, settings, out, resume=resume)
 
 
 def go_on(context: Invocation, folder: Path) -> SFTResult:
-    """Go on with a run; raises `NotFound` where there is none, `ClientError` when its rows are others now."""
-    rows, settings = _read_begun(folder)
-    return _tune(context, rows, settings, folder, resume=True)
+    """Continue a run that this user began on this machine.
+
+    Raises `NotFound` for a folder without a run, and `ClientError` for one that somebody else began, or whose
+    rows have changed.
+    """
+    kept = read_tuning(folder)
+    asked, rows = kept.command, Path(kept.command.rows)
+    if not kept.is_own:
+        asks = [f"rows={asked.rows}", *flatten(asked.settings.model_dump(mode="json", exclude_defaults=True))]
+        words = f"wander model sft ROWS --config CONFIG.toml --resume {shlex.quote(str(folder))}"
+        raise foreign_record(folder, asks, f"give the rows and settings that you want to use: `{words}`")
+    require_plain_folder(folder)
+    if not rows.is_file() or file_digest(rows) != asked.rows_sha256:
+        raise ClientError(
+            f"the rows in `{rows}` are not those that the run was started with",
+            hint="restore them, or start a new run",
+            code="other_rows",
+        )
+    return _tune(context, rows, asked.settings, folder, resume=True)
+
+
+def read_tuning(folder: Path) -> KeptCommand[FineTuning]:
+    """Return what a run's folder says it was asked for; raises `NotFound` for a folder without a run."""
+    try:
+        return read_command(folder / RECORD, FineTuning)
+    except FileNotFoundError:
+        raise NotFound(
+            f"`{folder}` holds no fine-tuning run", hint="`wander model sft ROWS --out FOLDER` starts one"
+        ) from None
 
 
 def _tune(context: Invocation, rows: Path, settings: SFTSettings, out: Path, *, resume: bool) -> SFTResult:
@@ -67,37 +113,3 @@ def _tune(context: Invocation, rows: Path, settings: SFTSettings, out: Path, *, 
     if result.too_long:
         output.warn(f"{result.too_long} rows exceed {settings.batch.max_length} tokens and were left out")
     return result
-
-
-def _remember(rows: Path, settings: SFTSettings, out: Path) -> None:
-    """Write what the run is asked for into its folder."""
-    from wander.evals.store.jsonl import write_whole
-    from wander.wire.postings import file_digest
-
-    out.mkdir(parents=True, exist_ok=True)
-    asked = {
-        "rows": str(rows.resolve()),
-        "rows_sha256": file_digest(rows),
-        "settings": settings.model_dump(mode="json"),
-    }
-    write_whole(out / RECORD, json.dumps(asked, indent=1).encode() + b"\n")
-
-
-def _read_begun(folder: Path) -> tuple[Path, SFTSettings]:
-    """Return what a run was asked for; raises when it is none or its rows are others now."""
-    from wander.wire.postings import file_digest
-
-    try:
-        asked = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise NotFound(
-            f"`{folder}` holds no fine-tuning run", hint="`wander model sft ROWS --out FOLDER` starts one"
-        ) from None
-    rows = Path(asked["rows"])
-    if not rows.is_file() or file_digest(rows) != asked["rows_sha256"]:
-        raise ClientError(
-            f"the rows in `{rows}` are not those that the run was started with",
-            hint="restore them, or start a new run",
-            code="other_rows",
-        )
-    return rows, SFTSettings.model_validate(asked["settings"])

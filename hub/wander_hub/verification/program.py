@@ -46,6 +46,7 @@ _FOLDERS = {
     "DATA": ".local/share/wander",
     "CACHE": ".cache/wander",
     "CONFIG": ".config/wander",
+    "STATE": ".local/state/wander",
     "RUNS": "runs",
 }
 """As in anybody's home: where the files of an environment lie does not tell its code that this is a hub."""

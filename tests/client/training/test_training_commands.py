@@ -197,7 +197,7 @@ def test_a_run_plays_elsewhere_and_is_verified_there(
     assert (refused.status, confined.status) == (4, 2)
     assert "`--sandbox` is for workers of this machine" in confined.err
     assert done.status == 0, done.err
-    asked = json.loads((home / "run" / "command.json").read_text())["settings"]["environment"]
+    asked = json.loads((home / "run" / "command.json").read_text())["command"]["settings"]["environment"]
     assert (asked["workers"], asked["worker_token_file"]) == ([address], str(home / "token"))
     kept = json.loads((home / "run" / "run.json").read_text())["training"]["environment"]
     assert (kept["workers"], kept["worker_token_file"]) == (1, None), "an address is not for the record"

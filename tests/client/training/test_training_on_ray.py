@@ -114,7 +114,7 @@ def test_workers_on_ray_give_the_same_bits_and_one_that_is_killed_loses_nothing(
         done = wander(*words, "--out", whom, "--worker", f"ray://{cluster}/2", "--json")
         assert done.status == 0, done.err
         assert not (env / "kill").exists()
-        settings = json.loads(Path(whom, "command.json").read_text())["settings"]["environment"]
+        settings = json.loads(Path(whom, "command.json").read_text())["command"]["settings"]["environment"]
         assert settings["workers"] == [f"ray://{cluster}"] * 2
         assert steps_of(whom) == steps_of("here")
         metrics = [json.loads(line) for line in Path(whom, "metrics.jsonl").read_text().splitlines()]

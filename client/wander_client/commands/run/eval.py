@@ -132,14 +132,13 @@ def _require_named(said: dict[str, Any]) -> None:
 
 def _resume(run_dir: Path, said: dict[str, Any], flags: CommandFlags) -> int:
     from wander_client.evaluate import evaluation as evaluations
-    from wander_client.evaluate.settings import require_needed, resume_settings
+    from wander_client.evaluate.settings import require_needed
     from wander_client.runs.lookup import resumable_folder
 
     run_dir = resumable_folder(current(), run_dir)
-    stored = evaluations.load_settings_of(run_dir)
-    settings = resume_settings(stored, said, run_dir, evaluations.resume_command(run_dir))
+    command = evaluations.resume_command(run_dir)
+    settings = evaluations.settings_to_resume(current(), run_dir, said, command)
     require_needed(settings, said)
-    evaluations.warn_of_endpoints(current(), stored, settings)
     return _play(settings, run_dir, flags, resuming=True)
 
 

@@ -40,6 +40,9 @@ def replay(
     time_limit: Annotated[
         float | None, Option(help="most seconds for loading and replaying (default: none)")
     ] = None,
+    arguments: Annotated[
+        str | None, Option("--args", help="environment arguments, a JSON object (default: the run's)")
+    ] = None,
     stream: Annotated[
         bool, Option("--stream", help="with --json: a line of progress a second before the answer")
     ] = False,
@@ -62,13 +65,17 @@ def replay(
     from wander.wire.verification import LEVELS_SOUGHT
 
     from wander_client.environments.replay import locate_pinned, replay_in
+    from wander_client.evaluate.repeating import choose_arguments, own_settings
     from wander_client.runs.lookup import find_run
 
     output = current().output
     sought = choose("--level", level, LEVELS_SOUGHT[::-1])
     found = find_run(current(), run)
     policy = choose_policy(sandbox, sandbox_limit, default=current().settings.sandbox)
-    location = locate_pinned(current(), found.manifest.environment, folder=env, no_lock=no_lock)
+    is_own = own_settings(found) is not None
+    pin = choose_arguments(found, arguments, confined=policy is not None, is_own=is_own)
+    manifest = found.manifest.model_copy(update={"environment": pin})
+    location = locate_pinned(current(), pin, folder=env, no_lock=no_lock, is_own=is_own)
     require_confined(current(), policy, location, "replay", in_process=in_process)
     total = found.manifest.expected_rollouts
     if stream:
@@ -78,7 +85,7 @@ def replay(
             replay_in(
                 current(),
                 location,
-                found.manifest,
+                manifest,
                 found.rollouts(),
                 level=sought,
                 sample=sample,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from wander.wire.run_record import SCRIPT
+
 from wander_client.context import current
 from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy, require_confined
 from wander_client.errors import FAILED, OK, PARTIAL, ClientError, NotFound, Unavailable, UsageError
-from wander_client.models.reference import KEY_VARIABLE, OPENAI_URL
+from wander_client.models.reference import KEY_VARIABLE, NAMED, OPENAI_URL, asks_endpoint, endpoint_of
 from wander_client.names import run_path
 from wander_client.terminal.command import Argument, Option
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from wander_client.environments.location import Location
     from wander_client.environments.opening import OpenedEnvironment
     from wander_client.evaluate.settings import EvaluationSettings
-    from wander_client.runs.found import FoundRun, PostedRun
+    from wander_client.runs.found import FoundRun
     from wander_client.terminal.output import Output
 
 
@@ -33,6 +34,9 @@ def rerun(
     ] = None,
     base_url: Annotated[
         str | None, Option("-b", "--base-url", help="OpenAI-compatible endpoint (default: your run's)")
+    ] = None,
+    arguments: Annotated[
+        str | None, Option("--args", help="environment arguments, a JSON object (default: the run's)")
     ] = None,
     key_variable: Annotated[
         str, Option(help="environment variable that holds the endpoint's key")
@@ -64,20 +68,25 @@ def rerun(
     from wander.evals.store.folder import RunFolder
 
     from wander_client.environments.replay import locate_pinned
-    from wander_client.runs.found import PostedRun
+    from wander_client.evaluate.repeating import choose_arguments, own_settings
     from wander_client.runs.lookup import find_run
 
     found = find_run(current(), run)
     if found.manifest.kind != "evaluation":
         raise UsageError(f"`{found.place}` is a training run", hint="evaluate a checkpoint of it instead")
-    if model is None and base_url is None and isinstance(found, PostedRun):
-        _require_own_endpoint(found)
+    own = own_settings(found)
+    policy = choose_policy(sandbox, sandbox_limit, default=current().settings.sandbox)
+    pin = choose_arguments(found, arguments, confined=policy is not None, is_own=own is not None)
     if model is None:
         model = _weights_of(found)
-    policy = choose_policy(sandbox, sandbox_limit, default=current().settings.sandbox)
-    location = locate_pinned(current(), found.manifest.environment, folder=env)
-    settings = _settings(found.manifest, location, model, base_url).model_copy(
+    if own is not None and model is None:
+        model, base_url = own.model, base_url or own.base_url
+    if own is None:
+        _require_chosen(found, model, base_url)
+    location = locate_pinned(current(), pin, folder=env, is_own=own is not None)
+    settings = _settings(found.manifest, location, model, base_url, own).model_copy(
         update={
+            "arguments": pin.arguments,
             "key_variable": key_variable,
             "concurrency": concurrency,
             "sandbox": policy,
@@ -94,17 +103,30 @@ def rerun(
     return OK if said.verdict == "agrees" else FAILED
 
 
-def _require_own_endpoint(found: PostedRun) -> None:
-    """Raise `UsageError` for an endpoint that the submitter of a run chose, and not who repeats it."""
-    model = found.manifest.model
-    if model.base_url in (None, OPENAI_URL, os.environ.get("OPENAI_BASE_URL")):
-        return
-    words = shlex.join(["wander", "rerun", found.place, "-m", model.name, "-b", model.base_url])
-    raise UsageError(
-        f"the run names the endpoint `{model.base_url}`, which would get your prompts and your key",
-        hint=f"choose one with `-b URL`; `{words}` asks that one",
-        code="endpoint_of_another",
-    )
+def _require_chosen(found: FoundRun, model: str | None, base_url: str | None) -> None:
+    """Raise `UsageError` for an endpoint, a program or a folder that only the author of the run chose."""
+    pin, words = found.manifest.model, ["wander", "runs", "rerun", found.place]
+    if model is None and base_url is None and pin.base_url not in (None, OPENAI_URL, endpoint_of(None)):
+        typed = shlex.join([*words, "-m", pin.name, "-b", pin.base_url])
+        raise UsageError(
+            f"the run names the endpoint `{pin.base_url}`, which would get your prompts and your key",
+            hint=f"choose one with `-b URL`; `{typed}` asks that one",
+            code="endpoint_of_another",
+        )
+    if model is None and not (asks_endpoint(pin.name) or pin.name.lower() in NAMED):
+        raise UsageError(
+            f"the run names the model `{pin.name}`, which is code or a folder of this machine",
+            hint=f"choose one with `-m MODEL`; `{shlex.join([*words, '-m', pin.name])}` takes that one",
+            code="model_of_another",
+        )
+    others = {name: each.name for name, each in found.manifest.players.items() if each.kind != SCRIPT}
+    if local := {name: each for name, each in others.items() if not asks_endpoint(each)}:
+        name, each = next(iter(local.items()))
+        raise UsageError(
+            f"the run names `{each}` as its player `{name}`, which is a model of this machine",
+            hint=f"evaluate it instead: `wander eval ENVIRONMENT -m MODEL --player {name}=MODEL`",
+            code="model_of_another",
+        )
 
 
 def _weights_of(found: FoundRun) -> str | None:
@@ -134,9 +156,13 @@ def _weights_of(found: FoundRun) -> str | None:
 
 
 def _settings(
-    manifest: RunManifest, location: Location, model: str | None, base_url: str | None
+    manifest: RunManifest,
+    location: Location,
+    model: str | None,
+    base_url: str | None,
+    own: EvaluationSettings | None,
 ) -> EvaluationSettings:
-    """Return the settings of an evaluation that repeats a run."""
+    """Return the settings of an evaluation that repeats a run; `own` are those that this user gave it."""
     from wander_client.evaluate.settings import EvaluationSettings
 
     asked = model or manifest.model.name
@@ -146,7 +172,6 @@ def _settings(
         environment=location.exact_name,
         model=asked,
         base_url=base_url,
-        arguments=manifest.environment.arguments,
         num_examples=len(manifest.example_ids),
         rollouts_per_example=manifest.rollouts_per_example,
         strata="strata" in manifest.choice,
@@ -155,7 +180,7 @@ def _settings(
         seed=manifest.seed,
         sampling=manifest.sampling,
         rerun_of=manifest.run_id,
-        players={player: pin.name for player, pin in manifest.players.items()},
+        players=own.players if own else {player: pin.name for player, pin in manifest.players.items()},
     )
 
 

@@ -37,22 +37,23 @@ def sft(
     The result is a Hugging Face folder, OUT/model. Ctrl-C finishes the step and keeps a checkpoint.
     """
     from wander_client.training.run import require_alone
-    from wander_client.training.tuning import go_on, tune
+    from wander_client.training.tuning import go_on, read_tuning, tune
 
     require_alone("fine-tuning")
-    if resume is not None:
+    if resume is not None and (rows is None or read_tuning(resume).is_own):
         given = (rows, out, config, model, steps, setting)
         if any(one is not None for one in given):
             raise UsageError("`--resume` goes on with what the run was begun with", hint="give it alone")
         _report(go_on(current(), resume))
         return
+    out = out or resume
     if rows is None or out is None:
         raise UsageError(
             "the rows are missing" if rows is None else "`--out FOLDER` is missing",
             hint="run `wander model sft --help` for examples",
         )
     overrides = [*(setting or []), *([f"schedule.steps={steps}"] if steps else [])]
-    _report(tune(current(), rows, out, config, model, overrides))
+    _report(tune(current(), rows, out, config, model, overrides, resume=resume is not None))
 
 
 def _report(result: SFTResult) -> None:

@@ -80,32 +80,51 @@ def train(
     The run's folder holds the manifest, metrics.jsonl, learning curves, sample rollouts and the model.
     The first Ctrl-C finishes the step and keeps a checkpoint to resume from.
     """
-    from wander.train.phases import only_phase
-
     from wander_client.training import phases as training_phases
     from wander_client.training import run as training
 
     here, elsewhere = current(), (worker or [], worker_token_file)
-    if verify is not None:
-        return _verify(typed, verify, steps, *elsewhere)
-    if resume is not None:
-        _same_settings(typed, resume)
-        return _go_on(resume, checkpoint, *elsewhere, allow_changes=allow_changes)
-    if checkpoint is not None or allow_changes:
+    if environment is None and (word := verify or resume) is not None:
+        (_require_alone if verify else _same_settings)(typed, word)
+    begun = _find_begun(verify or resume)
+    if resume is None and (checkpoint is not None or allow_changes):
         raise UsageError("`--checkpoint` and `--allow-changes` go with `--resume RUN`")
+    if begun is not None and (environment is None or training_phases.read_begun(begun).is_own):
+        option = "--verify" if verify else "--resume"
+        (_require_alone if verify else _same_settings)(typed, begun)
+        own = training_phases.own_command(begun, option).played_at(*elsewhere)
+        return _verify(own, begun, steps) if verify else _go_on(own, begun, checkpoint, allow_changes)
     if environment is None:
         raise UsageError("the environment is missing", hint="run `wander train --help` for examples")
-    _require_startable(environment, config, None if dry_run else out)
-    overrides = [*(setting or []), *_overrides(steps, log or [], *elsewhere)]
+    _require_startable(environment, config, None if dry_run or begun else out)
+    steps_set = None if verify else steps
+    overrides = [*(setting or []), *_overrides(steps_set, log or [], *elsewhere)]
     model = training.choose_model(here, model, started_from)
     policy = choose_policy(sandbox, sandbox_limit, default=here.settings.sandbox)
     asked = (here, environment, config, model, overrides, argument or [], policy)
-    if phased := training_phases.new_command(*asked):
-        return _begin_phases(phased, out, steps, dry_run=dry_run)
-    command = training.new_command(*asked)
+    command = training_phases.new_command(*asked) or training.new_command(*asked)
     if dry_run:
-        return _dry_run(command.environment, [only_phase(command.settings)], policy)
+        return _dry_run(command.environment, _phases_of(command), policy)
+    if begun is not None:  # somebody else began it, so all settings are the typed ones
+        return _verify(command, begun, steps) if verify else _go_on(command, begun, checkpoint, allow_changes)
+    if isinstance(command, training_phases.PhasedCommand):
+        return _begin_phases(command, out, steps)
     return _run(command, out or training.new_run_dir(here, command), resuming=False)
+
+
+def _phases_of(command: TrainingCommand | PhasedCommand) -> Sequence[Phase]:
+    from wander.train.phases import only_phase
+
+    from wander_client.training.run import TrainingCommand
+
+    return [only_phase(command.settings)] if isinstance(command, TrainingCommand) else command.phases
+
+
+def _find_begun(word: Path | None) -> Path | None:
+    """Return the folder of the run that is resumed or verified."""
+    from wander_client.runs.lookup import resumable_folder
+
+    return None if word is None else resumable_folder(current(), word)
 
 
 def _overrides(
@@ -132,46 +151,50 @@ def _dry_run(environment: str, phases: Sequence[Phase], policy: SandboxPolicy | 
     return OK
 
 
-def _begin_phases(command: PhasedCommand, out: Path | None, steps: int | None, *, dry_run: bool) -> int:
+def _begin_phases(command: PhasedCommand, out: Path | None, steps: int | None) -> int:
     from wander_client.training.run import fresh_run_dir
 
     if steps is not None:
         setting = f"phases.{command.phases[-1].name}.schedule.steps={steps}"
         raise UsageError("`--steps` does not say which phase it is for", hint=f"write `--set {setting}`")
-    if dry_run:
-        return _dry_run(command.environment, command.phases, command.sandbox)
     return _run_phases(command, out or fresh_run_dir(current(), command.environment, "phases"))
 
 
-def _verify(typed: Typed, run: Path, steps: int | None, workers: list[str], token_file: str | None) -> int:
-    from wander_client.runs.lookup import resumable_folder
+def _verify(command: TrainingCommand | PhasedCommand, folder: Path, steps: int | None) -> int:
+    from wander_client.training.phases import PhasedCommand
     from wander_client.training.run import verify_run
 
+    if isinstance(command, PhasedCommand):
+        raise UsageError(
+            f"`{folder}` has phases: `--verify` repeats one of them",
+            hint=f"give its folder, such as `{command.folders(folder)[-1]}`",
+        )
+    return verify_run(current(), folder, command, steps)
+
+
+def _require_alone(typed: Typed, folder: Path) -> None:
+    from wander_client.training.run import require_alone
+
+    require_alone("`--verify`")
     if others := sorted(typed.keys() - {"verify", "steps", *_ANYWHERE}):
-        raise UsageError(f"`--verify` takes the run's settings: leave {', '.join(others)} out")
-    return verify_run(current(), resumable_folder(current(), run), steps, workers, token_file)
+        raise UsageError(f"`--verify` takes the settings of `{folder}`: leave {', '.join(others)} out")
 
 
 def _go_on(
-    run: Path, checkpoint: int | None, workers: list[str], token_file: str | None, *, allow_changes: bool
+    command: TrainingCommand | PhasedCommand, folder: Path, checkpoint: int | None, allow_changes: bool
 ) -> int:
-    from wander_client.runs.lookup import resumable_folder
-    from wander_client.training import phases as training_phases
     from wander_client.training import run as training
 
-    folder = resumable_folder(current(), run)
-    phased = training_phases.read_command(folder)
-    if phased is None:
+    if isinstance(command, training.TrainingCommand):
         if checkpoint is None:
             training.require_unfinished(folder)
-        command = training.read_command(folder).played_at(workers, token_file)
         return _run(command, folder, resuming=True, checkpoint=checkpoint, allow_changes=allow_changes)
     if checkpoint is not None or allow_changes:
         raise UsageError(
             f"`{folder}` has phases: `--checkpoint` and `--allow-changes` are for one of them",
-            hint=f"give its folder, such as `{phased.folders(folder)[-1]}`",
+            hint=f"give its folder, such as `{command.folders(folder)[-1]}`",
         )
-    return _run_phases(phased.played_at(workers, token_file), folder, resuming=True)
+    return _run_phases(command, folder, resuming=True)
 
 
 def _run_phases(command: PhasedCommand, folder: Path, *, resuming: bool = False) -> int:

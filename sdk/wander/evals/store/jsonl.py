@@ -95,20 +95,21 @@ def read_whole(path: Path, most: int = MOST_RECORD_BYTES) -> bytes:
 
 def parse_record(kind: type[Model], text: bytes) -> Model:
     """Return the record in a JSON text; raises `ValueError` for one that is wrong or has too many parts."""
-    _require_few(text)
+    require_few_parts(text)
     return kind.model_validate_json(text)
 
 
 def parse_object(text: bytes) -> dict[str, Any]:
     """Return the object in a JSON text; raises `ValueError` for anything else, or one with too many parts."""
-    _require_few(text)
+    require_few_parts(text)
     found = from_json(text)
     if not isinstance(found, dict):
         raise ValueError("it is not a JSON object")
     return found
 
 
-def _require_few(text: bytes) -> None:
+def require_few_parts(text: bytes) -> None:
+    """Raise `ValueError` for a JSON text that would fill the memory."""
     nodes = text.count(b"[") + text.count(b"{") + text.count(b'":')
     if nodes > _MOST_NODES:
         raise ValueError(f"it has more than {_MOST_NODES:,} parts")

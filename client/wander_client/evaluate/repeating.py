@@ -1,0 +1,67 @@
+"""What may be taken from the record of a run that is played again: of a stranger's, data and nothing else."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wander_client.environments.location import parse_arguments
+from wander_client.errors import ClientError, UsageError
+from wander_client.evaluate.evaluation import read_settings_of
+from wander_client.evaluate.settings import EvaluationSettings
+from wander_client.runs.found import FoundRun, LocalRun
+
+if TYPE_CHECKING:
+    from wander.wire import EnvironmentPin
+
+
+def own_settings(found: FoundRun) -> EvaluationSettings | None:
+    """Return the settings with which this user began a run on this machine; None for any other run.
+
+    A run whose manifest names another environment or other arguments than the signed record was changed.
+    """
+    if not isinstance(found, LocalRun) or found.manifest.kind == "training":
+        return None
+    try:
+        kept = read_settings_of(Path(found.place))
+    except ClientError:
+        return None
+    pin, settings = found.manifest.environment, kept.command
+    named = pin.path if pin.owner is None else f"{pin.full_name}@{pin.version}"
+    is_own = kept.is_own and settings.environment == named and settings.arguments == pin.arguments
+    return settings if is_own else None
+
+
+def choose_arguments(found: FoundRun, typed: str | None, *, confined: bool, is_own: bool) -> EnvironmentPin:
+    """Return the environment of a run with the arguments to open it with: the typed ones, else the run's.
+
+    Raises `UsageError` for arguments of a stranger's run that name addresses or files, unless the environment
+    is confined: they decide what its code asks and reads.
+    """
+    pin = found.manifest.environment
+    if typed is not None:
+        return pin.model_copy(update={"arguments": parse_arguments([], typed)})
+    reaching = sorted(_reaching(pin.arguments)) if not (confined or is_own) else []
+    if reaching:
+        whole = shlex.quote(json.dumps(pin.arguments))
+        raise UsageError(
+            f"the run passes its environment arguments that name addresses or files: {', '.join(reaching)}",
+            hint=f"add `--sandbox`, or give the arguments yourself: `--args {whole}`",
+            code="arguments_of_another",
+        )
+    return pin
+
+
+def _reaching(value: Any, name: str = "") -> Iterator[str]:
+    """Yield the arguments, by their dotted names, whose text looks like an address or a path."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _reaching(inner, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _reaching(inner, name)
+    elif isinstance(value, str) and ("/" in value or "\\" in value or value.startswith(("~", "."))):
+        yield f"`{name}`"

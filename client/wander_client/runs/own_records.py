@@ -1,0 +1,132 @@
+"""Records of commands in run folders, signed so that only this user's own are obeyed.
+
+A command keeps in the run's folder what it was asked for: endpoint, key variable, programs, workers, the
+sandbox. A folder that somebody sent holds such a record too. Obeying it would send keys to its author, or run
+programs that its author chose. So each record carries an HMAC over its content, made with a key that never
+leaves this machine. A record without a valid one is shown, and never obeyed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from wander.errors import RunError
+from wander.evals.store import jsonl
+
+from wander_client.errors import ClientError
+from wander_client.settings import state_folder
+
+KEY_FILE = "records.key"
+_KEY_BYTES = 32
+
+Kept = TypeVar("Kept", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class KeptCommand(Generic[Kept]):
+    """What a folder says that a command was asked for."""
+
+    command: Kept
+    is_own: bool
+    """Whether this user's key signed it, on this machine."""
+
+
+def write_command(path: Path, command: BaseModel) -> None:
+    """Keep a command in a run's folder, signed."""
+    jsonl.write_whole(path, signed_text(command))
+
+
+@contextlib.contextmanager
+def restore_if_refused(path: Path) -> Iterator[None]:
+    """Put back a command that the block replaces, if the run is then refused: it has other options."""
+    try:
+        before = jsonl.read_whole(path)
+    except FileNotFoundError:
+        before = None
+    try:
+        yield
+    except RunError:
+        if before is not None:
+            jsonl.write_whole(path, before)
+        raise
+
+
+def signed_text(command: BaseModel) -> bytes:
+    """Return what `write_command` writes; without a state folder to keep a key in, it is not signed."""
+    content = command.model_dump(mode="json", by_alias=True)
+    key = _read_key(make=True)
+    signature = None if key is None else _sign(key, type(command), content).decode()
+    return json.dumps({"command": content, "signature": signature}, indent=1).encode() + b"\n"
+
+
+def read_command(path: Path, kind: type[Kept]) -> KeptCommand[Kept]:
+    """Return the command in a file, and whether it is this user's own.
+
+    Raises `FileNotFoundError`, and `ClientError` for a file that cannot be read as such a command.
+    """
+    try:
+        # Not the parser of records: a path of the user's may hold what is not valid UTF-8.
+        text = jsonl.read_whole(path)
+        jsonl.require_few_parts(text)
+        stored = json.loads(text)
+        content, signature = stored["command"], stored["signature"]
+        command = kind.model_validate_json(json.dumps(content))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        fault = str(error) if isinstance(error, ValidationError) else None
+        raise ClientError(f"`{path}` cannot be read", detail=fault, code="bad_record") from error
+    key = _read_key()
+    is_own = key is not None and hmac.compare_digest(_sign(key, kind, content), str(signature).encode())
+    return KeptCommand(command, is_own)
+
+
+def foreign_record(folder: Path, asks: Iterable[str], hint: str) -> ClientError:
+    """Return the refusal to obey a record that this user did not write on this machine.
+
+    `asks` are the options that it asks for, one a line.
+    """
+    return ClientError(
+        f"`{folder}` was not begun by you on this machine, so the options in it are not used",
+        detail="\n".join(["it asks for", *(f"  {line}" for line in asks)]),
+        hint=hint,
+        code="foreign_record",
+    )
+
+
+def _sign(key: bytes, kind: type[BaseModel], content: Any) -> bytes:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hmac.new(key, f"{kind.__name__}\n{text}".encode(), hashlib.sha256).hexdigest().encode()
+
+
+def _read_key(*, make: bool = False) -> bytes | None:
+    """Return this user's key, made if it is missing; None if there is none and none can be made."""
+    path = state_folder() / KEY_FILE
+    with contextlib.suppress(OSError):
+        if make and not path.exists():
+            _make_key(path)
+        key = path.read_bytes()
+        return key if len(key) == _KEY_BYTES else None
+    return None
+
+
+def _make_key(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    fresh = path.with_name(f".{KEY_FILE}.{secrets.token_hex(8)}")
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(secrets.token_bytes(_KEY_BYTES))
+        os.fsync(file.fileno())
+    try:
+        # Of two processes that make a key at the same time, the first wins.
+        with contextlib.suppress(FileExistsError):
+            os.link(fresh, path)
+    finally:
+        fresh.unlink()
