@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from wander_client.errors import ClientError
 from wander_client.terminal.output import Mode, Output
 
 if TYPE_CHECKING:
@@ -77,18 +78,31 @@ class Invocation:
         Who `publishes` something, by owner (None for the only one) and name, and has no token proves that it
         is a workflow, where it runs as one.
         """
-        credential = self.credential()
+        credential = self.credential(needed=login)
         if credential is None and publishes is not None:
             credential = self._proven = self.workflow_credential(*publishes)
             if credential is not None:
                 self.output.note(f"publishing with {credential.origin}")
         return self._open(credential, login=login)
 
-    def credential(self) -> Credential | None:
-        """Return the token in use: a given one, else the variable's, else the stored one of this hub."""
-        found = self._given or self.credentials.get(self.settings.hub) or self._proven
+    def credential(self, *, needed: bool = False) -> Credential | None:
+        """Return the token in use: a given one, else the variable's, else the stored one of this hub.
+
+        A file of credentials that cannot be read is a warning, unless a token is `needed`.
+        """
+        found = self._given or self._stored_credential(needed=needed) or self._proven
         self._warn_of_token(found)
         return found
+
+    def _stored_credential(self, *, needed: bool) -> Credential | None:
+        try:
+            return self.credentials.get(self.settings.hub)
+        except ClientError as error:
+            if needed or error.code != "bad_credentials":
+                raise
+            if str(error) not in self.output.warnings:
+                self.output.warn(str(error))
+            return None
 
     def _warn_of_token(self, credential: Credential | None) -> None:
         """Warn, once, if the token is for another hub, or travels where others can read it."""

@@ -76,7 +76,7 @@ class CredentialStore:
         """True when other users of the machine may read the file."""
         try:
             return bool(stat.S_IMODE(self.path.stat().st_mode) & 0o077)
-        except FileNotFoundError:
+        except OSError:
             return False
 
     def _read(self) -> dict[str, str]:
@@ -86,9 +86,11 @@ class CredentialStore:
             return {str(hub): str(token) for hub, token in tokens.items()}
         except FileNotFoundError:
             return {}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ClientError(
-                f"`{self.path}` is no credential file", hint="remove it and run `wander login`"
+                f"`{self.path}` cannot be read as a file of credentials",
+                hint="remove it and run `wander login`",
+                code="bad_credentials",
             ) from error
 
     def _write(self, tokens: dict[str, str]) -> None:

@@ -8,7 +8,6 @@ import re
 import sys
 import time
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any, TypeVar
 
 from wander_client.errors import (
@@ -19,6 +18,7 @@ from wander_client.errors import (
     Unavailable,
     UsageError,
 )
+from wander_client.settings import state_folder
 
 Model = TypeVar("Model")
 
@@ -32,6 +32,9 @@ _OS_HINTS = {
     errno.EEXIST: ("exists", "choose another place"),
     errno.EISDIR: ("is_a_folder", "pass a file"),
     errno.ENOTDIR: ("not_a_folder", "pass a folder"),
+    errno.ELOOP: ("is_a_link", "pass the file itself"),
+    errno.EFBIG: ("too_large", "pass a smaller file"),
+    errno.ENXIO: ("not_a_file", "pass a plain file"),
 }
 
 
@@ -89,14 +92,17 @@ def _from_sdk(error: BaseException) -> ClientError | None:
 
 
 def _explain_unexpected(error: BaseException) -> ClientError:
-    """Save the traceback: it is a fault of ours, and the report needs it."""
-    import tempfile
+    """Save the traceback for a report of the bug, where only this user reads it: it may hold secrets."""
+    import secrets
     import traceback
 
     text = "".join(traceback.format_exception(error))
-    path = Path(tempfile.gettempdir()) / f"wander-{os.getpid()}-{int(time.time())}.log"
+    folder = state_folder() / "crashes"
+    path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}.log"
     try:
-        path.write_text(text, encoding="utf-8")
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(text.encode("utf-8", "backslashreplace"))
         hint = f"this is a bug in wander; the traceback is in `{path}` (or run again with `--debug`)"
     except OSError:
         hint = "this is a bug in wander; run again with `--debug` for the traceback"

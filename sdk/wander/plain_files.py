@@ -102,7 +102,7 @@ def _open(path: Path, below: Path, flags: int) -> int:
     """Return a descriptor of the file, found folder by folder so that no link is followed."""
     *folders, name = path.relative_to(below).parts if path.is_relative_to(below) else ("..", "")
     if ".." in (*folders, name):
-        raise _fault(errno.EINVAL, "its path leads out of the folder", path)
+        raise _fault(errno.ENXIO, "its path leads out of the folder", path)
     opened: list[int] = []
     try:
         opened.append(os.open(below, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
@@ -139,7 +139,7 @@ def _open_checked(name: str, folder: int, flags: int, path: Path) -> int:
 
 def _require_plain(mode: int, path: Path) -> None:
     if not stat.S_ISREG(mode):
-        raise _fault(errno.ELOOP if stat.S_ISLNK(mode) else errno.EINVAL, _describe(mode), path)
+        raise _fault(errno.ELOOP if stat.S_ISLNK(mode) else errno.ENXIO, _describe(mode), path)
 
 
 def _describe(mode: int) -> str:
