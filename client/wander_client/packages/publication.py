@@ -53,6 +53,8 @@ class Wishes:
     keep_hosts: Collection[str] = ()
     attestations: Path | None = None
     """Folder with those of wheel and source."""
+    allowed_files: Collection[str] = ()
+    """Files and folders to publish although they look like secrets."""
 
     def __post_init__(self) -> None:
         if self.private and self.internal:
@@ -103,10 +105,13 @@ def publish_folder(context: Invocation, given: Path, wishes: Wishes, builder: Bu
         for warning in package.warnings:
             output.warn(warning)
         output.note(f"{package.name} {package.version}")
-        for name, size in sorted(package.members)[:SHOWN_FILES]:
-            output.note(f"  {size:>9,}  {name}")
-        if len(package.members) > SHOWN_FILES:
-            output.note(f"  ... and {len(package.members) - SHOWN_FILES} more files")
+        for file, members in ((package.wheel, package.members), (package.sdist, package.source_members)):
+            output.note(f"{file.path.name}:")
+            for name, size in sorted(members)[:SHOWN_FILES]:
+                output.note(f"  {size:>9,}  {name}")
+            if len(members) > SHOWN_FILES:
+                output.note(f"  ... and {len(members) - SHOWN_FILES} more files")
+        require_no_leaks(context, folder, package, wishes.allowed_files)
         to_send = True
         if under is not None and not wishes.dry_run:  # before the seconds that a check takes
             with context.hub(login=True) as hub:
@@ -123,6 +128,19 @@ def publish_folder(context: Invocation, given: Path, wishes: Wishes, builder: Bu
             signed = None if place is None else publishing.attestations_in(place, package)
             published = _send(context, package, under, check, lock, signed, seen_by=wishes.visibility)
     return Outcome(package, under, published, check, lock)
+
+
+def require_no_leaks(
+    context: Invocation, folder: Path, package: BuiltPackage, allowed: Collection[str]
+) -> None:
+    """Raise `ClientError` for a package with files that must not be published, such as keys."""
+    from wander_client.packages import leaks
+
+    values = leaks.secret_variables()
+    if (credential := context.credential()) is not None:
+        values["the token of your hub"] = credential.token
+    archives = package.wheel.path, package.sdist.path
+    leaks.require_no_leaks(folder, *archives, allowed=allowed, values=values)
 
 
 def choose_owner(hub: HubApi, wanted: str | None) -> str:

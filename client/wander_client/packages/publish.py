@@ -60,6 +60,8 @@ class BuiltPackage:
     sdist: Distribution
     members: list[tuple[str, int]]
     """Files of the wheel with their sizes in bytes."""
+    source_members: list[tuple[str, int]]
+    """Files of the source archive, without the folder that holds them all."""
     warnings: list[str]
     tree_sha256: str | None = None
     """Digest of the source tree in the source archive."""
@@ -266,20 +268,22 @@ def _inspect(wheel: Distribution, sdist: Distribution) -> BuiltPackage:
     version = str(parse_wheel_filename(wheel.path.name)[1])
     metadata = metadata_of(wheel.path)
     name = str(metadata["Name"])
-    with zipfile.ZipFile(wheel.path) as archive:
-        members = [(item.filename, item.file_size) for item in archive.infolist() if not item.is_dir()]
+    with zipfile.ZipFile(wheel.path) as zipped:
+        members = [(item.filename, item.file_size) for item in zipped.infolist() if not item.is_dir()]
         names = {name for name, _ in members}
         # One folder deep: a package may hold the metadata of others that it bundles.
         listing = [each for each in names if re.fullmatch(r"[^/]+\.dist-info/entry_points\.txt", each)]
-        groups = parse_entry_points(archive.read(listing[0]).decode()) if listing else {}
+        groups = parse_entry_points(zipped.read(listing[0]).decode()) if listing else {}
         targets = groups.get(ENTRY_POINT_GROUP, {"": f"{name.replace('-', '_')}:load_environment"})
         if len(targets) != 1:
             raise ClientError(
                 f"the package declares {len(targets)} environments",
                 hint="publish one package per environment",
             )
-        _require_function(archive, names, *targets.values())
-    return BuiltPackage(name, version, wheel, sdist, members, _warnings(metadata, wheel))
+        _require_function(zipped, names, *targets.values())
+    with tarfile.open(sdist.path) as archive:
+        sources = [(each.name.partition("/")[2], each.size) for each in archive if not each.isdir()]
+    return BuiltPackage(name, version, wheel, sdist, members, sources, _warnings(metadata, wheel))
 
 
 def parse_entry_points(text: str) -> dict[str, dict[str, str]]:

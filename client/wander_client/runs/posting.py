@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,9 +17,6 @@ if TYPE_CHECKING:
 
     from wander_client.context import Invocation
     from wander_client.hub.posting import Parcel
-
-_SECRET = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")
-"""How the names of variables end that hold what nobody else may know."""
 
 
 @contextmanager
@@ -83,18 +79,22 @@ def _refuse_secrets(context: Invocation, folder: RunFolder) -> None:
     """Refuse to publish keys and tokens of this machine, should a tool have printed one."""
     from wander.evals.store.jsonl import blocks
 
+    from wander_client.packages.leaks import secret_variables
+
     credential = context.credential()
-    secrets = {name: value for name, value in os.environ.items() if name.endswith(_SECRET)}
-    secrets["the hub's token"] = credential.token if credential else ""
-    wanted = {name: value.encode() for name, value in secrets.items() if len(value) >= 12}
-    rest = b""
+    secrets = secret_variables()
+    if credential is not None:
+        secrets["the token of your hub"] = credential.token
+    wanted = {what: value.encode() for what, value in secrets.items()}
+    longest = max(map(len, wanted.values()), default=0)
     for path in posting.files_of(folder.path):
+        rest = b""
         for block in blocks(path):
-            for name, value in wanted.items():
+            for what, value in wanted.items():
                 if value in rest + block:
                     raise ClientError(
-                        f"`{path.name}` holds the value of {name}",
+                        f"`{path.name}` holds {what}",
                         hint="revoke that secret; this run must not be posted",
                         code="secret_found",
                     )
-            rest = block[-256:]
+            rest = (rest + block)[-longest:]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from wander_client.commands.write.publish import AllowFile
 from wander_client.context import current
 from wander_client.environments.sandbox import (
     BuildFlag,
@@ -55,6 +56,7 @@ class _Wishes:
     sandbox: SandboxFlag = None
     sandbox_limit: SandboxLimits = None
     no_check: Annotated[bool, Option("--no-check", help="do not install, load or check it")] = False
+    allow_file: AllowFile = None
 
 
 @dataclass(frozen=True)
@@ -188,6 +190,7 @@ def _options_of(wishes: _Wishes) -> list[str]:
             "`--out`, `--entry-point` and `--arg` are for one package", hint="import that one by itself"
         )
     passed = [word for name in wishes.pass_env or [] for word in ("--pass-env", name)]
+    passed += [word for name in wishes.allow_file or [] for word in ("--allow-file", name)]
     passed += [word for limit in wishes.sandbox_limit or [] for word in ("--sandbox-limit", limit)]
     chosen = {
         "--dry-run": wishes.dry_run,
@@ -215,7 +218,7 @@ def _import(bring: Callable[[Path, Builder], tuple[Path, Origin]], wishes: _Wish
 
     from wander_client.packages.needs import HUB_OWNER
     from wander_client.packages.origins.conversion import convert_project
-    from wander_client.packages.publication import choose_owner
+    from wander_client.packages.publication import choose_owner, require_no_leaks
     from wander_client.packages.publish import build_package, upload
 
     here = current()
@@ -243,6 +246,7 @@ def _import(bring: Callable[[Path, Builder], tuple[Path, Origin]], wishes: _Wish
         with build_package(converted.folder, builder) as package:
             for warning in package.warnings:
                 here.output.warn(warning)
+            require_no_leaks(here, converted.folder, package, wishes.allow_file or [])
             lock = None if wishes.no_check and wishes.dry_run else _lock(owner, package, wishes)
             tried = None if wishes.no_check else _try(package, wishes, owner or HUB_OWNER, lock, policy)
             if wishes.out is not None:

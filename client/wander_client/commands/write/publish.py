@@ -22,6 +22,14 @@ if TYPE_CHECKING:
     from wander_client.packages.publication import Outcome
 
 
+AllowFile = Annotated[
+    list[str] | None,
+    Option(
+        "--allow-file", metavar="NAME", help="publish this file although it looks like a secret; repeatable"
+    ),
+]
+
+
 def publish(
     path: Annotated[Path, Argument(help="the environment's folder")] = Path(),
     owner: Annotated[str | None, Option(help="publish under this owner")] = None,
@@ -43,6 +51,7 @@ def publish(
         Path | None,
         Option(metavar="DIR", help="folder with signed attestations of wheel and source (PEP 740)"),
     ] = None,
+    allow_file: AllowFile = None,
 ) -> None:
     """Build an environment, check it and upload it.
 
@@ -53,6 +62,8 @@ def publish(
 
     Wheel, source archive and lock become visible together, or none does. An upload that broke off goes on
     when the command is run again.
+
+    Files that look like keys, tokens, credentials, runs or caches are refused, and so is what git ignores.
 
     Versions never change: the same bytes again are fine, other bytes need a new version. What `wander
     check` faults is not published; the environment's page says what it found, or that nothing was checked.
@@ -74,6 +85,7 @@ def publish(
         exclude_newer=exclude_newer,
         keep_hosts=keep_host or [],
         attestations=attestations,
+        allowed_files=allow_file or [],
     )
     try:
         _answer(publish_folder(here, path, wishes, builder_of(here, policy)), dry_run=dry_run)
@@ -105,6 +117,7 @@ def _answer(outcome: Outcome, *, dry_run: bool) -> None:
             for file in files
         ],
         "members": [{"path": path, "size": size} for path, size in package.members],
+        "source_members": [{"path": path, "size": size} for path, size in package.source_members],
         "check": outcome.check,
         "source": source or {"tree_sha256": package.tree_sha256},
         "resumed_bytes": published.resumed_bytes if published is not None else 0,
