@@ -248,3 +248,17 @@ def test_evaluations_of_one_model_in_a_suite_share_its_server(
     assert result.status == 0, result.out
     assert len(started(pids)) == 4, "two servers, each of two processes"
     until(lambda: not any(alive(pid) for pid in started(pids)), "server and engine end")
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("--trust-remote-code", "--trust_remote_code", "--trust-remote-code=true", "--Trust-Remote-Code"),
+        *("--trust-rem", "--trust=true", "--config=options.yaml"),
+    ],
+)
+def test_a_server_does_not_run_the_code_of_a_model(word: str, wander: Wander, folder: Path) -> None:
+    played = ("eval", str(folder), "-m", "acme/model", "-n", "1", "--serve", "vllm", f"--serve-arg={word}")
+    refused = wander(*played, "--json")
+    assert refused.json["error"]["code"] == "usage"
+    assert word in refused.json["error"]["message"]

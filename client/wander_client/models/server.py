@@ -18,14 +18,14 @@ import re
 import secrets
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from wander.system.child_environ import LOCALE, NETWORK, child_environ
 
-from wander_client.errors import ClientError, Unavailable
+from wander_client.errors import ClientError, Unavailable, UsageError
 from wander_client.models.reference import START_SECONDS
 from wander_client.terminal.output import Output
 
@@ -101,6 +101,10 @@ async def serve(
     Raises `ClientError` when vLLM is missing or the server ends before it answers, with the end of its log,
     and `Unavailable` when it takes too long.
     """
+    from wander.models.loading import require_no_code
+
+    require_no_code(model)
+    _require_no_remote_code(choice.arguments)
     python = choice.python or context.settings.serve_python or sys.executable
     versions = await _find_vllm(python)
     name = _name_of(model)
@@ -139,6 +143,21 @@ def server_environ(**more: str) -> dict[str, str]:
     found = [name for name in os.environ if name.startswith(_LIBRARIES) and not _SECRET.search(name.upper())]
     folders = ("LD_LIBRARY_PATH", "PYTHONPATH", "XDG_CACHE_HOME", "USER")
     return child_environ(*LOCALE, *NETWORK, *found, *folders, **more)
+
+
+def _require_no_remote_code(arguments: Sequence[str]) -> None:
+    """Refuse arguments with which vLLM would run code that comes with a model.
+
+    vLLM takes any beginning of an option for the whole, and `--config` reads further options from a file.
+    """
+    for word in arguments:
+        option = word.partition("=")[0].lstrip("-").replace("_", "-").lower()
+        begins = word.startswith("-") and len(option) > 1 and "trust-remote-code".startswith(option)
+        if begins or option.startswith(("trust-remote-code", "config")):
+            raise UsageError(
+                f"`{word}` would run code that comes with the model, or read further options from a file",
+                hint="leave it out; a server that you start yourself is named with `-b URL`",
+            )
 
 
 async def _find_vllm(python: str) -> dict[str, str]:

@@ -7,16 +7,18 @@ way to Hugging Face would wait for minutes to learn so.
 
 from __future__ import annotations
 
-import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pydantic_core import from_json
 
 from wander.errors import ConfigError, EndpointUnreachable, ModelNotFound, require_extra
 from wander.models.pulled import find_pulled, pulled_at, require_sound
 from wander.models.quiet import quiet_libraries
 from wander.models.smollm2 import SMOLLM2, pull_smollm2
-from wander.wire.models import SCHEME, WEIGHTS, weights_of
+from wander.wire.models import MOST_PLAIN_BYTES, SCHEME, WEIGHTS, weights_of
 from wander.wire.postings import file_digest
 
 if TYPE_CHECKING:
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
     from wander.models.chat import ChatFormat
 
 _SECONDS = 5.0
+_CODE = (".py", ".pyc", ".pyx", ".so")
+"""How files end that hold code."""
+_CODE_KEYS = ("auto_map", "custom_pipelines", "auto_mapping", "megatron_config")
+"""Settings that name code of a repository, or a module that peft imports."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,10 @@ def load_model(
     source, shown = resolve_model(name)
     local = Path(source) if Path(source).is_dir() else None
     base = find_adapted_model(local)
-    given: dict[str, Any] = {"revision": revision}
+    require_no_code(source)
+    if base is not None:
+        require_no_code(base)
+    given: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
     if local is None:
         given["local_files_only"] = only_cached(source, revision)
     try:
@@ -88,6 +97,48 @@ def load_model(
     return LoadedModel(model=model, tokenizer=tokenizer, name=shown, path=local, revision=revision)
 
 
+def require_no_code(place: str | Path) -> None:
+    """Raise `ConfigError` for a model's folder that brings code of its own, which is never run.
+
+    A name of a repository is left to the library, which refuses such a repository by itself.
+    """
+    folder = Path(place)
+    if not folder.is_dir():
+        return
+    code = []
+    for path, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        code += [str(Path(path, name).relative_to(folder)) for name in names if name.endswith(_CODE)]
+    for file in sorted(folder.glob("*.json")):
+        if file.name.endswith("config.json") and _names_code(_read_config(file)):
+            code.append(f"{file.name} (`auto_map`)")
+    if code:
+        raise ConfigError(
+            f"`{folder}` brings code of its own, which is not run: {', '.join(sorted(code)[:5])}",
+            hint="use a model whose code is in the transformers library, without Python files in its folder",
+        )
+
+
+def _read_config(file: Path) -> Any:
+    try:
+        with file.open("rb") as stream:  # a link in the cache of Hugging Face
+            text = stream.read(MOST_PLAIN_BYTES + 1)
+        if len(text) > MOST_PLAIN_BYTES:
+            raise ValueError(f"it has more than {MOST_PLAIN_BYTES:,} bytes")
+        return from_json(text)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"`{file}` cannot be read: {error}") from error
+
+
+def _names_code(config: Any) -> bool:
+    """Tell whether settings of a model name code of its own, or a module to import."""
+    if isinstance(config, list):
+        return any(map(_names_code, config))
+    if not isinstance(config, dict):
+        return False
+    return any(config.get(name) for name in _CODE_KEYS) or any(map(_names_code, config.values()))
+
+
 def _require_fit(name: str | Path, tokenizer: Any, model: Any) -> None:
     """Raise `ConfigError` where a token may come up that the weights have no row for.
 
@@ -111,9 +162,10 @@ def load_chat_format(name: str | Path) -> ChatFormat:
         import transformers
     from wander.models.chat import ChatFormat
 
+    require_no_code(name)
     try:
         with quiet_libraries():
-            tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ModelNotFound(f"`{name}` has no tokenizer: {str(error).splitlines()[0]}") from error
     return ChatFormat(tokenizer, frozenset([tokenizer.eos_token_id]))
@@ -126,7 +178,9 @@ def find_adapted_model(folder: Path | None) -> str | None:
     """
     if folder is None or (folder / "config.json").is_file():
         return None
-    config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    config = _read_config(folder / "adapter_config.json")
+    if not isinstance(config, dict) or not isinstance(config.get("base_model_name_or_path"), str):
+        raise ConfigError(f"`{folder / 'adapter_config.json'}` names no model")
     return str(config["base_model_name_or_path"])
 
 
@@ -134,6 +188,7 @@ def _with_adapters(model: Any, folder: Path) -> Any:
     """Return a model with the adapters of a folder merged into its weights."""
     with require_extra("train", needed_for="loading adapters"):
         from peft import PeftModel
+    require_no_code(folder)
     merged = merge_adapters(PeftModel.from_pretrained(model, str(folder)))
     return merged.requires_grad_(True)  # whole weights again, that may learn
 

@@ -106,7 +106,11 @@ def _convert(weights: Path, folder: Path) -> None:
         import gguf  # noqa: F401 - transformers needs it
         import torch
         import transformers
-    source: dict[str, Any] = {"pretrained_model_name_or_path": weights.parent, "gguf_file": weights.name}
+    source: dict[str, Any] = {
+        "pretrained_model_name_or_path": weights.parent,
+        "gguf_file": weights.name,
+        "trust_remote_code": False,
+    }
     with quiet_libraries():
         loaded = transformers.AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
         tokenizer = transformers.AutoTokenizer.from_pretrained(**source, padding_side="left")

@@ -12,7 +12,13 @@ from transformers import TrainerCallback
 
 from wander.errors import ConfigError
 from wander.models.engines.weights import whole_weights
-from wander.models.loading import LoadedModel, load_model, merge_adapters, weights_digest
+from wander.models.loading import (
+    LoadedModel,
+    load_model,
+    merge_adapters,
+    require_no_code,
+    weights_digest,
+)
 from wander.models.quiet import quiet_libraries
 from wander.train.config import ModelSection
 from wander.train.distributed import is_beside_main, is_sharded
@@ -130,6 +136,7 @@ def merge_again(folder: Path, base: str | Path | None = None) -> str | None:
     """
     from peft import PeftModel
 
+    require_no_code(folder)
     named = json.loads((folder / ADAPTERS / "adapter_config.json").read_text(encoding="utf-8"))
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     with quiet_libraries():

@@ -135,7 +135,7 @@ class Opponents(TrainerCallback):  # type: ignore[misc]
             known = self._earlier[player]
             known.considered, known.lead, known.rollouts = considered, lead, rollouts
             if version:
-                weights = torch.load(begun / _weights_file(player), map_location="cpu")
+                weights = torch.load(begun / _weights_file(player), map_location="cpu", weights_only=True)
                 known.become(version, weights.items)
 
     def require(self, info: EnvironmentInfo) -> None:
