@@ -5,7 +5,7 @@ Without any of the first three the hub is the one logged in to, if there is exac
 The user's file is `settings.toml` in the platform's config folder (or the one `WANDER_CONFIG_DIR` names):
 
     hub = "https://hub.example.org"      # or the name of one below
-    sandbox = true                       # run environments in the sandbox
+    sandbox = true                       # run every environment in the sandbox; false: none
     serve_python = "/opt/vllm/bin/python"  # has vLLM, for `--serve vllm`
     [prices]                             # USD per million tokens
     "my-model" = { prompt = 0.15, completion = 0.60 }
@@ -52,8 +52,11 @@ class Settings:
     """Where runs are saved; `runs` in the working directory by default."""
     hubs: dict[str, str] = field(default_factory=dict)
     """Named hubs of the user's file."""
-    sandbox: bool = False
-    """Whether environments run in the sandbox where the command line does not say."""
+    sandbox: bool | None = None
+    """Whether environments run in the sandbox if the command line does not say.
+
+    None confines those of a hub, on a machine that can (`wander_client.environments.sandbox`).
+    """
     serve_python: str | None = None
     """The Python that has vLLM, for `wander eval --serve vllm`."""
     prices: Mapping[str, object] = field(default_factory=dict)
@@ -102,7 +105,7 @@ def load_settings(hub: str | None = None, environ: Mapping[str, str] | None = No
         state_dir=_folder(environ, "state"),
         runs_dir=Path(environ.get("WANDER_RUNS_DIR") or "runs").expanduser(),
         hubs={name: hub_url(url) for name, url in hubs.items()},
-        sandbox=_switch(environ.get("WANDER_SANDBOX"), stored.get("sandbox", False), path),
+        sandbox=_switch(environ.get("WANDER_SANDBOX"), stored.get("sandbox"), path),
         serve_python=serve_python or None,
         prices=prices,
     )
@@ -155,14 +158,14 @@ def _folder(environ: Mapping[str, str], kind: str) -> Path:
     return Path(getattr(platformdirs, f"user_{kind}_path")("wander"))
 
 
-def _switch(variable: str | None, stored: object, path: Path) -> bool:
+def _switch(variable: str | None, stored: object, path: Path) -> bool | None:
     if variable:
         if variable.lower() not in ("0", "1", "true", "false"):
             raise UsageError(
                 f"`WANDER_SANDBOX={variable}` is neither true nor false", hint="set it to 1 or 0"
             )
         return variable.lower() in ("1", "true")
-    if not isinstance(stored, bool):
+    if not isinstance(stored, bool | None):
         raise UsageError(f"`sandbox` in `{path}` is neither true nor false", hint="write `sandbox = true`")
     return stored
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from command_line import ENVIRONMENT, HubRoom, HubTransport, Result, Wander
+from command_line import ENVIRONMENT, HubRoom, HubTransport, Result, Wander, make_wheel
+from lying_hub import LyingHub, ask_nobody, lying_hub
 from starlette.testclient import TestClient
 from wander_client.main import main
 
@@ -128,3 +129,25 @@ def hub(
             return Result(status, out, err)
 
         yield HubRoom(client, token, run)
+
+
+@pytest.fixture
+def behind(hub: HubRoom, home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LyingHub]:
+    """A lying hub before a real one that has `admin/say-env`; commands go to it."""
+    (tmp_path / "built").mkdir()
+    hub.publish(make_wheel(tmp_path / "built"))
+
+    def ask(method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, Any, bytes]:
+        answer = hub.http.request(method, path, headers=headers, content=body, follow_redirects=False)
+        return answer.status_code, dict(answer.headers), answer.content
+
+    with lying_hub(ask) as liar:
+        monkeypatch.setenv("WANDER_HUB", liar.url)
+        yield liar
+
+
+@pytest.fixture
+def stranger() -> Iterator[LyingHub]:
+    """A server of somebody else, to which nothing may be sent."""
+    with lying_hub(ask_nobody) as server:
+        yield server

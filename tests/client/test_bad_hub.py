@@ -273,13 +273,6 @@ def test_whatever_a_hub_answers_is_its_own_fault(answer: Any) -> None:
 # Where tokens and bodies go.
 
 
-@pytest.fixture
-def stranger() -> Iterator[LyingHub]:
-    """Another host that a bad hub leads to."""
-    with lying_hub(ask_nobody) as hub:
-        yield hub
-
-
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
 def test_what_is_sent_goes_to_no_other_host(

@@ -203,13 +203,14 @@ def test_a_missing_extra_says_what_to_install() -> None:
 def test_a_bug_of_ours_leaves_its_traceback_in_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("WANDER_STATE_DIR", str(tmp_path))
     try:
         raise ZeroDivisionError("oh")
     except ZeroDivisionError as error:
         explained = explain(error)
     assert explained.code == "internal"
-    (log,) = tmp_path.iterdir()
+    (log,) = (tmp_path / "crashes").iterdir()
+    assert log.stat().st_mode & 0o777 == 0o600
     assert "ZeroDivisionError: oh" in log.read_text()
     assert str(log) in str(explained.hint)
 

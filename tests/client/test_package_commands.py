@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import tarfile
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -45,7 +46,10 @@ def test_check_ends_with_status_1_for_a_fault(wander: Wander, folder: Path) -> N
 def inspected(wheel: Path) -> BuiltPackage:
     content = wheel.read_bytes()
     built = Distribution(wheel, "wheel", hashlib.sha256(content).hexdigest(), len(content))
-    return publish._inspect(built, built)
+    sdist = wheel.with_name("source.tar.gz")
+    with tarfile.open(sdist, "w:gz"):
+        pass
+    return publish._inspect(built, Distribution(sdist, "sdist", "0" * 64, 0))
 
 
 def test_what_is_published_is_read_from_the_wheel(tmp_path: Path) -> None:

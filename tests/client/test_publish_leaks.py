@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from command_line import HubRoom, Wander
 from wander_client.errors import ClientError
-from wander_client.packages.leaks import find_by_name, find_in_content, require_no_leaks
+from wander_client.packages.building.leaks import find_by_name, find_in_content, require_no_leaks
 from wander_client.packages.scaffold import write_package
 
 

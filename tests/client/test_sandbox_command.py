@@ -102,8 +102,8 @@ def test_what_cannot_be_meant_is_refused(words: list[str], part: str, folder: Pa
     assert part in result.err
 
 
-@pytest.mark.parametrize(("text", "value"), [("1", True), ("true", True), ("0", False), ("", False)])
-def test_the_variable_switches_it(text: str, value: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("text", "value"), [("1", True), ("true", True), ("0", False), ("", None)])
+def test_the_variable_switches_it(text: str, value: bool | None, tmp_path: Path) -> None:
     from wander_client.settings import load_settings
 
     assert (

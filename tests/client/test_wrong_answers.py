@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import HubRoom, Wander, make_wheel
-from lying_hub import LyingHub, lying_hub
-
-
-@pytest.fixture
-def behind(hub: HubRoom, home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LyingHub]:
-    """A lying hub before a real one that has `admin/say-env`; commands go to it."""
-    (tmp_path / "built").mkdir()
-    hub.publish(make_wheel(tmp_path / "built"))
-
-    def ask(method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, Any, bytes]:
-        answer = hub.http.request(method, path, headers=headers, content=body, follow_redirects=False)
-        return answer.status_code, dict(answer.headers), answer.content
-
-    with lying_hub(ask) as liar:
-        monkeypatch.setenv("WANDER_HUB", liar.url)
-        yield liar
+from command_line import Wander
+from lying_hub import LyingHub
 
 
 def files_of(home: Path) -> dict[Path, bytes]:

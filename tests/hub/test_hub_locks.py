@@ -135,6 +135,17 @@ FORGERIES: dict[str, tuple[Callable[[Lock], object], str, str]] = {
             "x.localhost", "[::1]", "[::ffff:10.0.0.1]", "[fd00::1]", "[64:ff9b::a9fe:a9fe]", "0.0.0.0",
             "192.168.1.1", "100.64.0.1", "224.0.0.1")
     },
+    **{
+        f"the address {url!r}": (lambda lock, url=url: set_url(lock, url), "bad_lock", "numpy")
+        for url in (
+            f"https://pypi.acme.com/${{OPENAI_API_KEY}}/{WHEEL}", f"https://pypi.acme.com/$HOME/{WHEEL}",
+            f"https://pypi.acme.com/a b/{WHEEL}", f"https://pypi.acme.com/{{x}}/{WHEEL}",
+            f"https://pypi.acme.com/\n--index-url https://evil/{WHEEL}", f"https://pypi.acme.com/\t/{WHEEL}",
+            f"https://pypi.acme.com/../{WHEEL}", f"https://pypi.acme.com/%2e%2e/{WHEEL}",
+            f"https://pypi.acme.com/%0a/{WHEEL}", f"http://pypi.acme.com/{WHEEL}",
+            f"git+https://pypi.acme.com/{WHEEL}", f"https://pypi.acme.com:99999/{WHEEL}",
+            f"https://pypi.ácme.com/{WHEEL}")
+    },
     "no SHA-256": (lambda lock: first_wheel(lock).update(hashes={"md5": "a" * 32}), "bad_lock", "SHA-256"),
     "half a SHA-256": (
         lambda lock: first_wheel(lock).update(hashes={"sha256": "abc"}), "bad_lock", "SHA-256"),

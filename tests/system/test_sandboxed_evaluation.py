@@ -19,8 +19,11 @@ def test_an_installed_environment_runs_confined(machine, bundled, hub):
     with chat_endpoint(reversing) as endpoint:
         ask = ["eval", "admin/reverse-text", "-m", "reverser", "-b", endpoint.base_url, "-n", 6]
         plain, confined = machine.home / "runs" / "plain", machine.home / "runs" / "confined"
-        machine.wander(*ask, "--out", plain)
-        machine.wander(*ask, "--out", confined, "--sandbox")
+        again = machine.home / "runs" / "again"
+        outside = [("--out", plain, "--no-sandbox"), ("--out", again, "--no-sandbox")]
+        done = [machine.run("wander", *ask, *words) for words in (*outside, ("--out", confined))]
+    assert [each.returncode for each in done] == [0, 0, 0], done
+    assert ["--sandbox" in each.stderr for each in done] == [True, False, False], "it is said once"
     kept = []
     for run in (plain, confined):
         rollouts = RunFolder.open(run).rollouts()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from wander_client.environments.location import Location, default_log, locate
 from wander_client.environments.ray_workers import placed
-from wander_client.environments.sandbox import hide_own
+from wander_client.environments.sandbox import hide_own, say_unconfined
 from wander_client.environments.workers import WorkerChoice
 from wander_client.errors import UsageError
 
@@ -60,15 +60,18 @@ async def open_environment(
 ) -> AsyncIterator[OpenedEnvironment]:
     """Yield the loaded environment; raises `wander.errors.LoadError` with the cause when it does not load.
 
-    `pass_environ` names the variables of this process that the environment may see; `log_path` takes what it
-    prints (by default a file in the cache folder); `sandbox` confines it, or raises `SandboxError`; `workers`
-    says in how many processes it runs, and on which machines; `surroundings` are what processes started here
-    see of this machine.
+    `pass_environ` names the variables of this process that the environment may see; `log_path` takes its
+    prints (default: a file in the cache); `sandbox` confines it on this machine, or raises `SandboxError`;
+    `workers` are its processes; `surroundings` are what processes started here see of this machine.
     """
     location = locate(context, spec) if isinstance(spec, str) else spec
     given = dict(arguments or {})
     workers = workers or WorkerChoice()
-    workers.require_together(in_process=in_process, pass_environ=pass_environ, sandbox=sandbox)
+    workers.require_together(in_process=in_process, pass_environ=pass_environ)
+    if workers.addresses:
+        sandbox = None  # nothing of the environment runs on this machine
+    elif sandbox is None:
+        say_unconfined(context, location)
     with contextlib.ExitStack() as stack:
         with _blame_arguments(given):
             handle: EnvironmentHandle

@@ -7,10 +7,14 @@ from Python.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated
 
 from wander_client.errors import UsageError
-from wander_client.names import is_scripted
+from wander_client.names import is_scripted, looks_like_path
 from wander_client.terminal.command import Option
 
 if TYPE_CHECKING:
@@ -35,7 +39,7 @@ def choose_policy(
 ) -> SandboxPolicy | None:
     """Return the limits of the sandbox, or None for none; raises `ConfigError` if a limit is not valid.
 
-    A limit asks for the sandbox; `default` holds where neither is said: `sandbox` of the settings file.
+    A limit asks for the sandbox; `default` holds if neither is given (`confines`).
     """
     from wander.sandbox import parse_limits
 
@@ -46,6 +50,71 @@ def choose_policy(
     if sandbox is False or (sandbox is None and not limits and not default):
         return None
     return parse_limits(limits or [])
+
+
+def confines(
+    settings: Settings, spec: str, model: str = "", *, in_process: bool = False, elsewhere: bool = False
+) -> bool:
+    """Return whether an environment runs in the sandbox if the command line does not say.
+
+    The settings decide. If they do not either, environments of a hub are confined, on a machine that can. A
+    folder is the user's own. With a model that is code of the package, or workers that are `elsewhere`, the
+    sandbox would hold nothing.
+    """
+    if settings.sandbox is not None:
+        return settings.sandbox
+    if in_process or elsewhere or is_scripted(model) or looks_like_path(spec):
+        return False
+    return _has_sandbox(settings)
+
+
+def _has_sandbox(settings: Settings) -> bool:
+    """Return whether this machine can confine an environment; a machine that could is not tried again."""
+    from wander.errors import SandboxError
+    from wander.sandbox.support import find_fault, require_support
+
+    try:
+        support = require_support()
+    except SandboxError:
+        return False
+    made_of = [os.uname().release, *support.command, *map(str, support.version), str(os.geteuid())]
+    digest = hashlib.sha256("\n".join(made_of).encode()).hexdigest()[:32]
+    mark = settings.cache_dir / "sandbox" / digest
+    if mark.exists():
+        return True
+    if find_fault() is not None:
+        return False
+    with contextlib.suppress(OSError):  # it is tried again next time
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+    return True
+
+
+def require_here(policy: SandboxPolicy | None, addresses: Collection[object]) -> None:
+    """Refuse a sandbox that was asked for, if the environment plays on other machines."""
+    if policy is not None and addresses:
+        raise UsageError(
+            "`--sandbox` is for workers of this machine; `--worker` names another one",
+            hint="`wander worker --help` tells what can be said there",
+        )
+
+
+def say_unconfined(context: Invocation, location: Location) -> None:
+    """Say, the first time on this machine, that an environment of a hub runs outside of the sandbox."""
+    if location.installed is None:
+        return
+    record = location.installed.record
+    whose = hashlib.sha256(f"{record.hub}\n{location.label}".encode()).hexdigest()[:32]
+    mark = context.settings.state_dir / "unconfined" / whose
+    if mark.exists():
+        return
+    context.output.warn(
+        f"`{location.label}` is a program from {record.hub} and runs with your rights; `--sandbox` confines "
+        "it (`wander sandbox check` shows whether this machine can)"
+    )
+    with contextlib.suppress(OSError):  # it is said again next time
+        mark.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        mark.touch()
 
 
 def allow_builds(context: Invocation, build: bool, policy: SandboxPolicy | None) -> None:

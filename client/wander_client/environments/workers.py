@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from wander_client.errors import UsageError
 
 if TYPE_CHECKING:
-    from wander.sandbox import SandboxPolicy
     from wander.worker.remote.address import WorkerAddress
 
 AUTOMATIC = 0
@@ -92,18 +91,15 @@ class WorkerChoice:
         addresses = read_addresses(workers, token_file)
         return cls(len(addresses), addresses)
 
-    def require_together(
-        self, *, in_process: bool, pass_environ: Iterable[str], sandbox: SandboxPolicy | None
-    ) -> None:
+    def require_together(self, *, in_process: bool, pass_environ: Iterable[str]) -> None:
         """Refuse what cannot be had beside workers on other machines, or without a worker."""
         if in_process and (self.addresses or self.count > 1 or self.rollout_timeout):
             raise UsageError(
                 "`--in-process` has no workers: `--workers`, `--worker` and `--rollout-timeout` need one",
                 hint="leave `--in-process` out",
             )
-        for option, given in (("--pass-env", tuple(pass_environ)), ("--sandbox", sandbox)):
-            if self.addresses and given:
-                raise UsageError(
-                    f"`{option}` is for workers of this machine; `--worker` names another one",
-                    hint="`wander worker --help` tells what can be said there",
-                )
+        if self.addresses and list(pass_environ):
+            raise UsageError(
+                "`--pass-env` is for workers of this machine; `--worker` names another one",
+                hint="`wander worker --help` tells what can be said there",
+            )

@@ -326,7 +326,7 @@ def _remove_unless_begun(run_dir: Path) -> None:
 
 def _keep_log(log_path: Path, run_dir: Path, name: str) -> None:
     """Move what was printed into the run's folder, if there is one and anything was."""
-    from wander.plain_files import open_to_append
+    from wander.system.plain_files import open_to_append
 
     if not log_path.exists():
         return

@@ -8,14 +8,36 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wander.types import Record
+
 from wander_client.environments.location import parse_arguments
 from wander_client.errors import ClientError, UsageError
-from wander_client.evaluate.evaluation import read_settings_of
+from wander_client.evaluate.evaluation import COMMAND_FILE, read_settings_of
 from wander_client.evaluate.settings import EvaluationSettings
 from wander_client.runs.found import FoundRun, LocalRun
+from wander_client.runs.own_records import read_command
 
 if TYPE_CHECKING:
     from wander.wire import EnvironmentPin
+
+
+class Game(Record):
+    """What the record of a game that a person played says of its environment."""
+
+    environment: str
+    """`owner/name@version`, exact, or the absolute path of a folder."""
+    arguments: dict[str, Any]
+
+
+def is_own(found: FoundRun) -> bool:
+    """Return whether this user began a run on this machine, with the environment that its manifest names."""
+    if not isinstance(found, LocalRun) or found.manifest.kind != "play":
+        return own_settings(found) is not None
+    try:
+        kept = read_command(Path(found.place) / COMMAND_FILE, Game)
+    except (ClientError, OSError):
+        return False
+    return kept.is_own and _names(kept.command, found.manifest.environment)
 
 
 def own_settings(found: FoundRun) -> EvaluationSettings | None:
@@ -29,10 +51,18 @@ def own_settings(found: FoundRun) -> EvaluationSettings | None:
         kept = read_settings_of(Path(found.place))
     except ClientError:
         return None
-    pin, settings = found.manifest.environment, kept.command
+    return kept.command if kept.is_own and _names(kept.command, found.manifest.environment) else None
+
+
+def _names(begun: EvaluationSettings | Game, pin: EnvironmentPin) -> bool:
     named = pin.path if pin.owner is None else f"{pin.full_name}@{pin.version}"
-    is_own = kept.is_own and settings.environment == named and settings.arguments == pin.arguments
-    return settings if is_own else None
+    return begun.environment == named and begun.arguments == pin.arguments
+
+
+def pinned_spec(found: FoundRun, folder: Path | None) -> str:
+    """Return what names the environment that a run is played with: `folder`, or the one that it pins."""
+    pin = found.manifest.environment
+    return pin.full_name if folder is None and pin.owner is not None else f"./{folder or pin.path}"
 
 
 def choose_arguments(found: FoundRun, typed: str | None, *, confined: bool, is_own: bool) -> EnvironmentPin:

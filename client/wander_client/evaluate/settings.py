@@ -19,6 +19,7 @@ from wander.types import Record, SamplingArgs
 from wander.wire import TokenPrices
 from wander.wire.run_record import Shard
 
+from wander_client.environments.sandbox import confines, require_here
 from wander_client.environments.workers import AUTOMATIC, WorkerChoice, read_addresses
 from wander_client.errors import UsageError
 from wander_client.evaluate import options
@@ -126,8 +127,6 @@ def settings_for(said: Mapping[str, Any], user: Settings) -> EvaluationSettings:
     `said` names one environment and one model. Raises `UsageError` for words that are wrong.
     """
     said, model = dict(said), said["model"]
-    if not said.keys() & {"sandbox", "sandbox_limit"} and user.sandbox:
-        said["sandbox"] = True
     if "price" not in said and model in user.prices:
         try:
             said["price"] = TokenPrices.model_validate(user.prices[model])
@@ -137,7 +136,13 @@ def settings_for(said: Mapping[str, Any], user: Settings) -> EvaluationSettings:
                 hint=f'write `"{model}" = {{ prompt = 0.15, completion = 0.60 }}`, in USD per million tokens',
             ) from None
     values = {field.name: field.read(said) for field in find_mentioned(EvaluationSettings, said)}
-    return EvaluationSettings(**values)
+    settings = EvaluationSettings(**values)
+    if not said.keys() & {"sandbox", "sandbox_limit"}:
+        elsewhere, named = bool(settings.worker_addresses), (settings.environment, settings.model)
+        if confines(user, *named, in_process=settings.in_process, elsewhere=elsewhere):
+            settings = settings.model_copy(update={"sandbox": SandboxPolicy()})
+    require_here(settings.sandbox, settings.worker_addresses)
+    return settings
 
 
 def require_needed(settings: EvaluationSettings, said: Mapping[str, Any]) -> None:

@@ -200,8 +200,11 @@ def _read_artifact(path: Path) -> bytes:
     content = read_whole(path, MOST_LIST_BYTES)
     try:
         if path.suffix == ".jsonl":
-            for line in content.splitlines():
+            *whole, rest = content.split(b"\n")
+            for line in whole:
                 parse_object(line)
+            if rest and not rest.startswith(b"{"):  # else a kill may have cut it short
+                raise ValueError
         elif not content.lstrip().startswith(b"\x89PNG" if path.suffix == ".png" else b"<"):
             raise ValueError
     except ValueError as error:

@@ -134,7 +134,7 @@ def require_no_leaks(
     context: Invocation, folder: Path, package: BuiltPackage, allowed: Collection[str]
 ) -> None:
     """Raise `ClientError` for a package with files that must not be published, such as keys."""
-    from wander_client.packages import leaks
+    from wander_client.packages.building import leaks
 
     values = leaks.secret_variables()
     if (credential := context.credential()) is not None:

@@ -16,7 +16,7 @@ from wander.wire import TokenPrices
 
 from wander_client.environments.location import locate
 from wander_client.environments.opening import open_environment
-from wander_client.environments.sandbox import choose_policy
+from wander_client.environments.sandbox import choose_policy, confines
 from wander_client.environments.workers import WorkerChoice
 from wander_client.errors import UsageError
 from wander_client.evaluate.evaluation import source_digests
@@ -88,7 +88,7 @@ def load(
         raise UsageError(f"`workers={workers!r}` is no number", hint="pass `workers=2`")
     limits = [f"{key}={value}" for key, value in sandbox.items()] if isinstance(sandbox, Mapping) else []
     asked = sandbox if isinstance(sandbox, bool) else None
-    policy = choose_policy(asked, limits, default=context.settings.sandbox)
+    policy = choose_policy(asked, limits, default=confines(context.settings, spec))
     location = locate(context, spec, no_lock=no_lock)
     choice = WorkerChoice(workers)
     files = source_digests(location.folder) if location.folder else None

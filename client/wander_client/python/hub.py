@@ -197,7 +197,7 @@ class HubCalls:
         from wander_client.packages.publication import Wishes, publish_folder
 
         wishes = Wishes(owner=owner, private=private, internal=internal, check=check, lock=lock)
-        policy = choose_policy(None, None, default=self._session.settings.sandbox)
+        policy = choose_policy(None, None, default=bool(self._session.settings.sandbox))
         builder = builder_of(self._session, policy)
         published = publish_folder(self._session, Path(folder), wishes, builder).published
         assert published is not None  # only a dry run has none

@@ -123,7 +123,7 @@ class Run(os.PathLike[str]):
         """Copy the run to another folder, or write its rollouts to a `.jsonl` or `.parquet` file."""
         from wander.evals.export import export
         from wander.evals.store.jsonl import refuse_unsafe
-        from wander.plain_files import copy_plain_folder
+        from wander.system.plain_files import copy_plain_folder
 
         place = Path(path)
         if place.suffix in (".jsonl", ".parquet"):

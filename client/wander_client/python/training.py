@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from wander.errors import ConfigError
 
 from wander_client.context import Invocation
-from wander_client.environments.sandbox import choose_policy
+from wander_client.environments.sandbox import choose_policy, confines
 from wander_client.errors import ClientError, Interrupted, UsageError
 from wander_client.python.background import called_from_python
 from wander_client.python.environment import LoadedEnvironment
@@ -168,7 +168,9 @@ def _context_of(
     """Return settings, output and sandbox: those of an environment that is loaded, or what is asked for."""
     if not isinstance(environment, LoadedEnvironment):
         context = open_invocation(hub, token, progress=progress)
-        return context, choose_policy(sandbox, [], default=context.settings.sandbox)
+        return context, choose_policy(
+            sandbox, [], default=isinstance(environment, str) and confines(context.settings, environment)
+        )
     if given := [name for name, one in (("hub", hub), ("token", token), ("sandbox", sandbox)) if one]:
         raise UsageError(f"`{given[0]}` is that of the loaded environment", hint="give it to `wander.load`")
     context = environment._loaded.context

@@ -84,7 +84,7 @@ def files_of(found: FoundRun) -> list[dict[str, Any]]:
     if isinstance(found, PostedRun):
         return [{"name": one.name, "size": one.size, "sha256": one.sha256} for one in found.detail.artifacts]
     from wander.evals.store.jsonl import refuse_unsafe
-    from wander.plain_files import open_plain_file, walk_plain
+    from wander.system.plain_files import open_plain_file, walk_plain
 
     folder = Path(found.place)
     files: list[dict[str, Any]] = []

@@ -79,7 +79,7 @@ def _refuse_secrets(context: Invocation, folder: RunFolder) -> None:
     """Refuse to publish keys and tokens of this machine, should a tool have printed one."""
     from wander.evals.store.jsonl import blocks
 
-    from wander_client.packages.leaks import secret_variables
+    from wander_client.packages.building.leaks import secret_variables
 
     credential = context.credential()
     secrets = secret_variables()

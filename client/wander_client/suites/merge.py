@@ -118,7 +118,7 @@ def merge_part(folders: Sequence[Path], target: Path, name: str) -> Merged:
     from wander.evals.run.merge import require_unchanged
     from wander.evals.stats.summary import summarise_run
     from wander.evals.store.folder import RunFolder, disk_errors
-    from wander.plain_files import copy_plain_folder
+    from wander.system.plain_files import copy_plain_folder
 
     if len(folders) > 1 or RunFolder.open(folders[0]).manifest.shard is not None:
         return _merge_run(folders, target, name)

@@ -187,6 +187,14 @@ def own_command(folder: Path, option: str = "--resume") -> TrainingCommand | Pha
     raise foreign_record(folder, kept.command.asks(), hint)
 
 
+def worker_addresses(command: TrainingCommand | PhasedCommand) -> list[str]:
+    """Return where the environment of a run plays, of each of its phases; nothing if all play here."""
+    parts = command.phases if isinstance(command, PhasedCommand) else [command]
+    sections = [getattr(part.settings, "environment", None) for part in parts if hasattr(part, "settings")]
+    workers = [section.workers for section in sections if section is not None]
+    return [address for listed in workers if not isinstance(listed, int) for address in listed]
+
+
 class PhasedRun:
     """The phases of a run in its folder."""
 

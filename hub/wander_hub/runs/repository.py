@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import ColumnElement, Select, and_, delete, func, inspect, or_, select
+from sqlalchemy import ColumnElement, Select, and_, delete, func, inspect, or_, select, true
 from sqlalchemy.orm import Session, contains_eager, defer, joinedload, selectinload
 
 from wander_hub.database import READER
@@ -27,7 +27,7 @@ def readable_run(session: Session) -> ColumnElement[bool]:
     if reader.admin and reader.only_owner is None and reader.only_environment is None:
         return readable(session)
     mine: ColumnElement[bool] = or_(
-        Run.posted_by_id == reader.user_id,
+        true() if reader.admin else Run.posted_by_id == reader.user_id,
         Environment.owner_id.in_(reader.roles),
         Environment.id.in_(reader.grants),
     )

@@ -1,7 +1,8 @@
 """The `wander` command as a program of its own, which does on the hub what any stranger would do.
 
-It fetches runs, environments and packages from this hub over HTTP, with a token that may only read and
-lives as long as the job. An environment's code runs in its sandbox; nothing of it enters the hub's process.
+It fetches runs, environments and packages from this hub over HTTP, with a token that may only read what the
+job is about and lives as long as the job. An environment's code runs in its sandbox; nothing of it enters
+the hub's process.
 
 A command that ends without a result either says something about the run or package that it worked on
 (`JobRefused`), or it met a fault of the hub: no sandbox, no disk, no index, a killed process. Then the job
@@ -25,11 +26,15 @@ from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from sqlalchemy import delete, select
+from sqlalchemy.orm import Session, joinedload
 
 from wander_hub import security
-from wander_hub.accounts.models import User
+from wander_hub.accounts.models import Membership, User
 from wander_hub.database import Database
+from wander_hub.environments.models import Environment, Version
 from wander_hub.identity import JOB_TOKEN
 from wander_hub.jobs import JobContext, JobPostponed, JobRefused, storable
 from wander_hub.rights.models import Token
@@ -100,15 +105,17 @@ class ClientProgram:
         self._seconds = seconds
         self._min_free_bytes = min_free_bytes
 
-    def run(self, context: JobContext, words: list[str], seconds: float | None = None) -> dict[str, Any]:
-        """Run a command that takes `--sandbox`; return the data of its answer.
+    def run(
+        self, context: JobContext, words: list[str], version_id: int, seconds: float | None = None
+    ) -> dict[str, Any]:
+        """Run a command about a version, one that takes `--sandbox`; return the data of its answer.
 
         `seconds`: how long it may take once it has installed all that it needs.
         Raises `JobRefused` for an error that says something about the run or package, and `JobPostponed` for
         a fault of the hub.
         """
         confinement = "--sandbox" if self._sandbox else "--no-sandbox"
-        with self._lend_token(f"job {context.lease.job_id}") as secret:
+        with self._lend_token(f"job {context.lease.job_id}", version_id) as secret:
             return self._answer(context, [*words, "--json", confinement], secret, seconds)
 
     def _answer(
@@ -209,8 +216,8 @@ class ClientProgram:
         return last
 
     @contextmanager
-    def _lend_token(self, name: str) -> Iterator[str]:
-        """Give a token that may read every environment of this hub, for as long as the job runs.
+    def _lend_token(self, name: str, version_id: int) -> Iterator[str]:
+        """Give a token that reads what a version needs, for as long as the job runs.
 
         What a hub that was killed in the same job has left goes first.
         """
@@ -220,12 +227,34 @@ class ClientProgram:
             if user is None:
                 raise JobPostponed("this hub has no administrator, in whose name it could read the run")
             session.execute(delete(Token).where(Token.user_id == user.id, Token.name == JOB_TOKEN + name))
-            secret = add_token(session, user, JOB_TOKEN + name, scopes=("read",), lifetime=timedelta(days=1))
+            lifetime = timedelta(seconds=2 * (self._seconds + _GRACE_SECONDS))  # to install, then to run
+            limits = _find_reach(session, version_id)
+            secret = add_token(session, user, JOB_TOKEN + name, scopes=("read",), lifetime=lifetime, **limits)
         try:
             yield secret
         finally:
             with self._database.write() as session:
                 session.execute(delete(Token).where(Token.sha256 == security.token_hash(secret)))
+
+
+def _find_reach(session: Session, version_id: int) -> dict[str, Any]:
+    """Return the limits of a token for a job about a version: it reads the version's environment.
+
+    The version may require other environments of its owner that are not public. Then the token reads all of
+    that owner's, if the uploader may: a name that it did not see would be taken from a public index.
+    """
+    version = session.get_one(
+        Version, version_id, options=[joinedload(Version.environment).joinedload(Environment.owner)]
+    )
+    environment, uploader = version.environment, version.uploaded_by_id
+    names = {canonicalize_name(Requirement(text).name) for text in version.requires_dist}
+    of_owner = (Environment.owner_id == environment.owner_id) & Environment.name.in_(names)
+    hidden = of_owner & (Environment.id != environment.id) & Environment.private.is_(True)
+    members = (Membership.owner_id == environment.owner_id) & (Membership.user_id == uploader)
+    is_member = uploader is None or session.scalar(select(Membership.user_id).where(members)) is not None
+    if is_member and session.scalar(select(Environment.id).where(hidden).limit(1)) is not None:
+        return {"owner": environment.owner}
+    return {"environment": environment}
 
 
 def _read(stdout: IO[bytes], lines: queue.Queue[bytes | None]) -> None:

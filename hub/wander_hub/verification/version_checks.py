@@ -128,7 +128,7 @@ class Checker:
             if version.deleted_at is not None:
                 raise JobRefused("the version was deleted")
             label = f"{version.environment.label}@{version.version}"
-        data = self._program.run(context, ["check", label])
+        data = self._program.run(context, ["check", label], version_id)
         try:
             made_with = CheckedWith.model_validate({**data["made_with"], "hub": __version__})
             checks = [(each["id"], each["status"], str(each["message"])) for each in data["checks"]]

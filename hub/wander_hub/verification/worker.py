@@ -63,14 +63,15 @@ class Replayer:
         payload = context.lease.payload
         run_id = str(payload["run_id"])
         with self._database.read(HUB) as session:
-            limit = service.time_limit_of(runs.find(session, run_id), self._seconds)
+            run = runs.find(session, run_id)
+            version_id, limit = run.version_id, service.time_limit_of(run, self._seconds)
         words = ["replay", run_id, "--stream", "--time-limit", f"{limit:.0f}"]
         words += ["--level", str(payload.get("level", "highest"))]
         if payload.get("sample") is not None:
             # Drawn now and stored with the report alone: nobody can know before which rollouts are looked at.
             words += ["--sample", str(payload["sample"]), "--seed", str(secrets.randbits(62))]
         try:
-            report, made_with = _read_answer(self._program.run(context, words, limit))
+            report, made_with = _read_answer(self._program.run(context, words, version_id, limit))
         except JobRefused as refusal:
             report, made_with = self._refused(run_id, str(refusal)), None
         if report.unfinished and context.lease.tries < _TRIES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -106,6 +107,29 @@ def require_support() -> Support:
     elif not os.access(bwrap, os.X_OK):  # an installer that drops the run bit, in a folder that is only read
         command = (MACHINES[name].loader, bwrap)
     return Support(bwrap, command, program, _ask(bwrap)[0], MACHINES[name], as_root)
+
+
+@functools.cache
+def find_fault() -> str | None:
+    """Return why there can be no sandbox here, or None: one is made and left again, in about 50 ms."""
+    try:
+        support = require_support()
+    except SandboxError as error:
+        return str(error)
+    trial = ["--unshare-all", "--ro-bind", "/", "/", "--", "/bin/sh", "-c", ":"]
+    plan = {
+        **{"groups": [], "descriptors": [], "binds": [], "limits": {}, "program": dict(support.program)},
+        "uid": FIRST_UID if support.as_root else None,
+        "command": [*support.command, *trial],
+    }
+    words = [sys.executable, "-I", "-S", launcher.__file__, json.dumps(plan)]
+    try:
+        done = subprocess.run(  # noqa: S603 - our own launcher and a bubblewrap that is known
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, env={}, check=False, timeout=30
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"it cannot be started: {error}"
+    return None if done.returncode == 0 else str(explain_failure(done.stderr))
 
 
 def _find_bubblewrap() -> tuple[str, Path | None]:

@@ -39,7 +39,7 @@ def install(
     from wander_client.packages.store import EnvironmentStore
 
     here = current()
-    allow_builds(here, build, choose_policy(None, None, default=here.settings.sandbox))
+    allow_builds(here, build, choose_policy(None, None, default=bool(here.settings.sandbox)))
     names = [parse_name(text) for text in environments]
     store = EnvironmentStore(here.settings.data_dir, here.output.warn)
     done: list[tuple[Installed, bool]] = []

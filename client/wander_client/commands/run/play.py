@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from wander_client.context import current
-from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy
+from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy, confines
 from wander_client.errors import FAILED, Interrupted, NotFound, UsageError
 from wander_client.terminal.command import Argument, Option
 from wander_client.terminal.suggestions import choose
@@ -99,7 +99,9 @@ async def _play(game: _Game) -> tuple[Rollout | None, Path | None]:
     from wander_client.models.reference import open_model
 
     arguments = parse_arguments(game.argument or [], game.args)
-    policy = choose_policy(game.sandbox, game.sandbox_limit, default=current().settings.sandbox)
+    policy = choose_policy(
+        game.sandbox, game.sandbox_limit, default=confines(current().settings, game.environment)
+    )
     async with open_environment(current(), game.environment, arguments, sandbox=policy) as opened:
         name = game.against or game.hints
         if name is None:
@@ -165,7 +167,9 @@ def _keep(game: _Game, opened: OpenedEnvironment, client: Client, example: Examp
     from wander.evals.store.folder import RunFolder
     from wander.evals.store.manifest import model_pin, new_manifest
 
-    from wander_client.evaluate.evaluation import new_run_dir
+    from wander_client.evaluate.evaluation import COMMAND_FILE, new_run_dir
+    from wander_client.evaluate.repeating import Game
+    from wander_client.runs.own_records import write_command
 
     person_chose = game.against is not None
     manifest = new_manifest(
@@ -181,6 +185,8 @@ def _keep(game: _Game, opened: OpenedEnvironment, client: Client, example: Examp
     manifest = manifest.model_copy(update={"lines": 1 if person_chose else None})
     place = game.out or new_run_dir(current().settings.runs_dir, opened.location, client.model)
     folder = RunFolder.create(place, manifest)
+    begun = Game(environment=opened.location.exact_name, arguments=dict(opened.pin.arguments))
+    write_command(place / COMMAND_FILE, begun)
     try:
         folder.append(rollout)
         folder.finish(summarise([rollout], expected=1, info=manifest.environment.info))

@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from wander_client.context import current
-from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy, require_confined
+from wander_client.environments.sandbox import (
+    SandboxFlag,
+    SandboxLimits,
+    choose_policy,
+    confines,
+    require_confined,
+)
 from wander_client.errors import FAILED, OK, PARTIAL, Interrupted, NotFound
 from wander_client.terminal.command import Argument, Option
 from wander_client.terminal.suggestions import choose
@@ -23,6 +29,10 @@ if TYPE_CHECKING:
 Level = Annotated[str, Option(help="replayed, rescored or highest (what the environment allows)")]
 Sample = Annotated[
     int | None, Option("--sample", min=1, help="replay only this many rollouts, drawn at random")
+]
+
+Arguments = Annotated[
+    str | None, Option("--args", help="environment arguments, a JSON object (default: the run's)")
 ]
 
 
@@ -40,9 +50,7 @@ def replay(
     time_limit: Annotated[
         float | None, Option(help="most seconds for loading and replaying (default: none)")
     ] = None,
-    arguments: Annotated[
-        str | None, Option("--args", help="environment arguments, a JSON object (default: the run's)")
-    ] = None,
+    arguments: Arguments = None,
     stream: Annotated[
         bool, Option("--stream", help="with --json: a line of progress a second before the answer")
     ] = False,
@@ -65,27 +73,26 @@ def replay(
     from wander.wire.verification import LEVELS_SOUGHT
 
     from wander_client.environments.replay import locate_pinned, replay_in
-    from wander_client.evaluate.repeating import choose_arguments, own_settings
+    from wander_client.evaluate.repeating import choose_arguments, is_own, pinned_spec
     from wander_client.runs.lookup import find_run
 
     output = current().output
     sought = choose("--level", level, LEVELS_SOUGHT[::-1])
     found = find_run(current(), run)
-    policy = choose_policy(sandbox, sandbox_limit, default=current().settings.sandbox)
-    is_own = own_settings(found) is not None
-    pin = choose_arguments(found, arguments, confined=policy is not None, is_own=is_own)
-    manifest = found.manifest.model_copy(update={"environment": pin})
-    location = locate_pinned(current(), pin, folder=env, no_lock=no_lock, is_own=is_own)
+    by_default = confines(current().settings, pinned_spec(found, env), in_process=in_process)
+    policy = choose_policy(sandbox, sandbox_limit, default=by_default)
+    pin = choose_arguments(found, arguments, confined=policy is not None, is_own=is_own(found))
+    location = locate_pinned(current(), pin, folder=env, no_lock=no_lock, is_own=is_own(found))
     require_confined(current(), policy, location, "replay", in_process=in_process)
     total = found.manifest.expected_rollouts
-    if stream:
-        output.stream("progress", loading=True)  # all that was to be fetched and installed is here
+    if stream:  # all that was to be fetched and installed is here
+        output.stream("progress", loading=True)
     with output.progress("replaying", total, unit="rollouts") as bar:
         report, made_with = asyncio.run(
             replay_in(
                 current(),
                 location,
-                manifest,
+                found.manifest.model_copy(update={"environment": pin}),
                 found.rollouts(),
                 level=sought,
                 sample=sample,

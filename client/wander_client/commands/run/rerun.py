@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from wander.wire.run_record import SCRIPT
 
+from wander_client.commands.run.replay import Arguments
 from wander_client.context import current
-from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy, require_confined
+from wander_client.environments.sandbox import (
+    SandboxFlag,
+    SandboxLimits,
+    choose_policy,
+    confines,
+    require_confined,
+)
 from wander_client.errors import FAILED, OK, PARTIAL, ClientError, NotFound, Unavailable, UsageError
 from wander_client.models.reference import KEY_VARIABLE, NAMED, OPENAI_URL, asks_endpoint, endpoint_of
 from wander_client.names import run_path
@@ -35,9 +42,7 @@ def rerun(
     base_url: Annotated[
         str | None, Option("-b", "--base-url", help="OpenAI-compatible endpoint (default: your run's)")
     ] = None,
-    arguments: Annotated[
-        str | None, Option("--args", help="environment arguments, a JSON object (default: the run's)")
-    ] = None,
+    arguments: Arguments = None,
     key_variable: Annotated[
         str, Option(help="environment variable that holds the endpoint's key")
     ] = KEY_VARIABLE,
@@ -68,14 +73,18 @@ def rerun(
     from wander.evals.store.folder import RunFolder
 
     from wander_client.environments.replay import locate_pinned
-    from wander_client.evaluate.repeating import choose_arguments, own_settings
+    from wander_client.evaluate.repeating import choose_arguments, own_settings, pinned_spec
     from wander_client.runs.lookup import find_run
 
     found = find_run(current(), run)
     if found.manifest.kind != "evaluation":
         raise UsageError(f"`{found.place}` is a training run", hint="evaluate a checkpoint of it instead")
     own = own_settings(found)
-    policy = choose_policy(sandbox, sandbox_limit, default=current().settings.sandbox)
+    policy = choose_policy(
+        sandbox,
+        sandbox_limit,
+        default=confines(current().settings, pinned_spec(found, env), model or found.manifest.model.name),
+    )
     pin = choose_arguments(found, arguments, confined=policy is not None, is_own=own is not None)
     if model is None:
         model = _weights_of(found)

@@ -40,6 +40,7 @@ def worker(
     127.0.0.1, and forward that with `ssh -L`.
     """
     from wander_client.environments.location import default_log, locate
+    from wander_client.environments.sandbox import say_unconfined
 
     if current().settings.sandbox:
         raise UsageError(
@@ -47,6 +48,7 @@ def worker(
             hint="put the worker into a container, and run it with `WANDER_SANDBOX=0`",
         )
     location = locate(current(), environment)
+    say_unconfined(current(), location)
     log_path = (log or default_log(current(), location)).expanduser().resolve()
     words = [
         *(str(location.python), "-P", "-m", "wander.worker", "--listen", listen),

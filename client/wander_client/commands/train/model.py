@@ -241,13 +241,13 @@ async def _play_transcripts(
 
     from wander_client.environments.location import locate, parse_arguments
     from wander_client.environments.opening import open_environment
-    from wander_client.environments.sandbox import choose_policy
+    from wander_client.environments.sandbox import choose_policy, confines
     from wander_client.models.reference import open_model
 
     location = locate(current(), environment)
     client = open_model(current(), player, location=location) if player else make_babbling_client(seed)
     given = parse_arguments(arguments, None)
-    policy = choose_policy(None, None, default=current().settings.sandbox)
+    policy = choose_policy(None, None, default=confines(current().settings, environment, player or ""))
     try:
         async with open_environment(current(), location, given, sandbox=policy) as opened:
             with current().output.progress("playing", None, unit="transcripts") as bar:

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from wander_client.commands.train.sft import Overrides
 from wander_client.context import current
-from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy
+from wander_client.environments.sandbox import (
+    SandboxFlag,
+    SandboxLimits,
+    choose_policy,
+    confines,
+    require_here,
+)
 from wander_client.errors import OK, ClientError, NotFound, UsageError
 from wander_client.terminal.command import Argument, Option, Typed
 from wander_client.terminal.suggestions import choose
@@ -86,9 +92,7 @@ def train(
     here, elsewhere = current(), (worker or [], worker_token_file)
     if environment is None and (word := verify or resume) is not None:
         (_require_alone if verify else _same_settings)(typed, word)
-    begun = _find_begun(verify or resume)
-    if resume is None and (checkpoint is not None or allow_changes):
-        raise UsageError("`--checkpoint` and `--allow-changes` go with `--resume RUN`")
+    begun = _find_begun(verify, resume, changes=checkpoint is not None or allow_changes)
     if begun is not None and (environment is None or training_phases.read_begun(begun).is_own):
         option = "--verify" if verify else "--resume"
         (_require_alone if verify else _same_settings)(typed, begun)
@@ -97,19 +101,19 @@ def train(
     if environment is None:
         raise UsageError("the environment is missing", hint="run `wander train --help` for examples")
     _require_startable(environment, config, None if dry_run or begun else out)
-    steps_set = None if verify else steps
-    overrides = [*(setting or []), *_overrides(steps_set, log or [], *elsewhere)]
+    overrides = [*(setting or []), *_overrides(None if verify else steps, log or [], *elsewhere)]
     model = training.choose_model(here, model, started_from)
-    policy = choose_policy(sandbox, sandbox_limit, default=here.settings.sandbox)
+    by_default = confines(here.settings, environment, elsewhere=bool(worker))
+    policy = choose_policy(sandbox, sandbox_limit, default=by_default)
     asked = (here, environment, config, model, overrides, argument or [], policy)
     command = training_phases.new_command(*asked) or training.new_command(*asked)
+    if sandbox or sandbox_limit or here.settings.sandbox:
+        require_here(policy, training_phases.worker_addresses(command))
     if dry_run:
         return _dry_run(command.environment, _phases_of(command), policy)
     if begun is not None:  # somebody else began it, so all settings are the typed ones
         return _verify(command, begun, steps) if verify else _go_on(command, begun, checkpoint, allow_changes)
-    if isinstance(command, training_phases.PhasedCommand):
-        return _begin_phases(command, out, steps)
-    return _run(command, out or training.new_run_dir(here, command), resuming=False)
+    return _begin(command, out, steps)
 
 
 def _phases_of(command: TrainingCommand | PhasedCommand) -> Sequence[Phase]:
@@ -120,10 +124,13 @@ def _phases_of(command: TrainingCommand | PhasedCommand) -> Sequence[Phase]:
     return [only_phase(command.settings)] if isinstance(command, TrainingCommand) else command.phases
 
 
-def _find_begun(word: Path | None) -> Path | None:
-    """Return the folder of the run that is resumed or verified."""
+def _find_begun(verify: Path | None, resume: Path | None, *, changes: bool) -> Path | None:
+    """Return the folder of the run that is resumed or verified; only a resumed one may have `changes`."""
     from wander_client.runs.lookup import resumable_folder
 
+    if resume is None and changes:
+        raise UsageError("`--checkpoint` and `--allow-changes` go with `--resume RUN`")
+    word = verify or resume
     return None if word is None else resumable_folder(current(), word)
 
 
@@ -151,9 +158,12 @@ def _dry_run(environment: str, phases: Sequence[Phase], policy: SandboxPolicy | 
     return OK
 
 
-def _begin_phases(command: PhasedCommand, out: Path | None, steps: int | None) -> int:
-    from wander_client.training.run import fresh_run_dir
+def _begin(command: TrainingCommand | PhasedCommand, out: Path | None, steps: int | None) -> int:
+    from wander_client.training.phases import PhasedCommand
+    from wander_client.training.run import fresh_run_dir, new_run_dir
 
+    if not isinstance(command, PhasedCommand):
+        return _run(command, out or new_run_dir(current(), command), resuming=False)
     if steps is not None:
         setting = f"phases.{command.phases[-1].name}.schedule.steps={steps}"
         raise UsageError("`--steps` does not say which phase it is for", hint=f"write `--set {setting}`")

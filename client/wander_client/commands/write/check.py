@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from wander_client.context import current
-from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy, hide_own
+from wander_client.environments.sandbox import SandboxFlag, SandboxLimits, choose_policy, confines, hide_own
 from wander_client.errors import FAILED, OK, UsageError
 from wander_client.names import source_spec
 from wander_client.terminal.command import Argument, Option
@@ -46,7 +46,9 @@ def check(
     from wander_client.environments.location import locate, parse_arguments
 
     output = current().output
-    policy = choose_policy(sandbox, sandbox_limit, default=current().settings.sandbox)
+    policy = choose_policy(
+        sandbox, sandbox_limit, default=confines(current().settings, source_spec(environment))
+    )
     location = locate(current(), source_spec(environment))
     arguments = parse_arguments(argument or [], args)
     report = check_environment(

@@ -52,7 +52,7 @@ def lock(
     from wander_client.packages.publish import build_package
 
     here = current()
-    allow_builds(here, build, policy := choose_policy(None, None, default=here.settings.sandbox))
+    allow_builds(here, build, policy := choose_policy(None, None, default=bool(here.settings.sandbox)))
     found = parse_environment(source_spec(environment))
     if attach and isinstance(found, Path):
         raise UsageError(

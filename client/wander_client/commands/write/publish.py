@@ -73,7 +73,7 @@ def publish(
     from wander_client.packages.publication import Wishes, publish_folder
 
     here = current()
-    policy = choose_policy(sandbox, sandbox_limit, default=here.settings.sandbox)
+    policy = choose_policy(sandbox, sandbox_limit, default=bool(here.settings.sandbox))
     allow_builds(here, build, policy)
     wishes = Wishes(
         owner=owner,

@@ -36,7 +36,7 @@ from wander.evals.store import jsonl
 from wander.evals.store.examples import Places
 from wander.evals.store.lines import LineRule
 from wander.evals.store.manifest import differences_in_words, find_differing_pins
-from wander.plain_files import open_to_append, walk_plain
+from wander.system.plain_files import open_to_append, walk_plain
 from wander.types import Failure, Rollout, first_fault
 from wander.wire import EndpointUse, RunManifest, RunSummary, Spending
 from wander.wire.reproduction import Reproduction

@@ -23,7 +23,7 @@ from pydantic import BaseModel
 from pydantic_core import from_json
 
 from wander.errors import RunError
-from wander.plain_files import open_plain_file, read_plain_file
+from wander.system.plain_files import open_plain_file, read_plain_file
 from wander.wire.postings import MAX_CHUNK_BYTES
 
 FULL = {errno.ENOSPC, errno.EDQUOT}

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from wander.errors import RunError
 from wander.evals.store import jsonl
-from wander.plain_files import open_plain_file
+from wander.system.plain_files import open_plain_file
 from wander.types import Record
 from wander.wire.postings import Checkpoint, file_digest
 
