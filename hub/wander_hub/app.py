@@ -30,6 +30,7 @@ from wander_hub.http.limits import AGREE_SECONDS, Limits, agree
 from wander_hub.http.live import Streams
 from wander_hub.http.middleware import AnswerHeaders
 from wander_hub.http.problems import install_handlers
+from wander_hub.http.routing import find_foreign_routes
 from wander_hub.index import routes as index
 from wander_hub.index.anonymous import AnonymousReader
 from wander_hub.index.direct import DirectIndex
@@ -308,6 +309,8 @@ def _routes() -> tuple[BaseRoute, ...]:
             "these routes do not say who may use them (`Needs`), or what they do (`audited`): "
             + ", ".join(undeclared)
         )
+    if foreign := find_foreign_routes(routes):
+        raise RuntimeError("these routes are not made by a `HubRouter`: " + ", ".join(foreign))
     return routes
 
 

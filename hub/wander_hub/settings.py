@@ -132,15 +132,12 @@ class Settings(BaseSettings):
     """Limit of a member's path."""
     upload_policy: dict[str, Action] = Field(default_factory=dict)
     """Actions of optional rules: `{"startup_file": "refuse"}`. The rules: docs/upload-rules.md."""
-    max_lock_bytes: int = Field(default=4 * MIB, gt=0)
-    """Limit of the `pylock.toml` of a version."""
     max_run_bytes: int = Field(default=16 * 1024 * MIB, gt=0)
     """Limit of the rollouts of one posted run, decompressed; in a single request at most 1 GiB."""
     posting_hours: float = Field(default=72, gt=0)
     """How long the hub keeps what was sent of a run that is not finished, counted from the last part."""
     max_open_postings: int = Field(default=50, ge=1)
     """How many one user may have unfinished."""
-    max_manifest_bytes: int = Field(default=32 * MIB, gt=0)
     max_artifact_bytes: int = Field(default=32 * MIB, gt=0)
     max_artifacts: int = Field(default=32, ge=0)
 

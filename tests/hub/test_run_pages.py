@@ -10,8 +10,9 @@ import re
 from typing import Any
 
 import pytest
+from wander.types import Rollout
 from wander_hub.leaderboards import strata
-from wander_hub.runs import explorer
+from wander_hub.runs import explorer, models
 from wander_hub.runs.kept import OF_ENTRY, Kept
 
 HTML = {"Accept": "text/html,application/xhtml+xml"}
@@ -150,6 +151,7 @@ def test_what_two_find_at_once_is_counted_once():
 
 async def test_a_run_of_many_strata_shows_the_first(hub, run_of, monkeypatch):
     monkeypatch.setattr(explorer, "MOST_STRATA", 2)
+    monkeypatch.setattr(models, "MOST_STRATA", 2)
     made = run_of(await hub.publish(), examples=4, strata=[7, 2**80, 3, -1])
     assert (await hub.post_run(*made)).status_code == 201
     page = (await hub.get(f"/runs/{made[0]['run_id']}", headers=HTML)).text
@@ -247,7 +249,9 @@ async def test_siblings_stand_side_by_side(hub, run_of):
     assert "<b>mine" not in page
     told = (await hub.get(f"{here}/6/group", headers={"Accept": "application/json"})).json()
     assert (told["numbers"], told["following"], len(told["siblings"])) == ([6, 7, 8, 9], 10, 6)
-    assert told["rollouts"][1] == (await hub.get(f"/api/v1{here}/7")).json()
+    raw = (await hub.get(f"/api/v1{here}/7")).content
+    assert told["rollouts"][1] == Rollout.model_validate_json(raw).model_dump(mode="json")
+    assert json.loads(raw) == rollouts[7], "as it was posted"
     last = (await hub.get(f"{here}/10/group", headers=HTML)).text
     assert f'rel="prev" href="{here}/6/group"' in last
     assert "reply 1/5" in last

@@ -89,7 +89,8 @@ async def test_a_withdrawn_run_leaves_a_tombstone_and_nothing_else(hub, pinned, 
     told = (await hub.get(path)).json()
     assert told["withdrawn"]["reason"] == again.json()["withdrawn"]["reason"] == "wrong prompt"
     assert told["withdrawn"]["by"] == "bob"
-    kept = ("sha256", "rollouts_sha256", "summary", "manifest")
+    kept = ("sha256", "rollouts_sha256", "summary")
+    assert told["manifest"] == manifest
     assert [told[name] for name in kept] == [before.json()[name] for name in kept]
     assert told["artifacts"] == []
     for part in ("/rollouts", "/rollouts/0", "/rollouts.jsonl", "/artifacts/notes.txt"):

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Request
+from fastapi import Path, Request
 from starlette.responses import Response
 
 from wander_hub.environments.models import FileProvenance
 from wander_hub.http.boundary import HubDatabase, optional_identity
 from wander_hub.http.problems import HubProblem, refusals
+from wander_hub.http.routing import HubRouter
 from wander_hub.index import service as index
 from wander_hub.index.negotiation import accepts
 from wander_hub.index.schemas import Place
 
-router = APIRouter(tags=["index"])
+router = HubRouter(tags=["index"])
 
 INTEGRITY_V1 = "application/vnd.pypi.integrity.v1+json"
 _BODY: dict[int | str, dict[str, Any]] = {

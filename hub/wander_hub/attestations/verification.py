@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 from wander.wire import UploadWarning
+from wander.wire.gate import ATTESTATIONS, Refused, read_json, refusal_of
 from wander.wire.uploads import MOST_ATTESTATIONS
 
 from wander_hub.database import now
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 FIELD = "attestations"
 """Of the upload form: a JSON array."""
 MOST = MOST_ATTESTATIONS
-MOST_BYTES = 256 * 1024
 
 logger = logging.getLogger("wander_hub")
 
@@ -119,12 +119,10 @@ def list_attesters(session: Session, files: Sequence[File]) -> list[Attester]:
 def _parse(stated: str | None) -> list[Any]:
     if not stated:
         return []
-    if len(stated) > MOST_BYTES:
-        raise _refusal(f"they are over {MOST_BYTES:,} characters")
     try:
-        found = json.loads(stated)
-    except (ValueError, RecursionError) as error:
-        raise _refusal("they are no JSON") from error
+        found = read_json(stated, ATTESTATIONS)
+    except Refused as error:
+        raise _refusal(str(error)) from error
     if not isinstance(found, list) or len(found) > MOST:
         raise _refusal(f"they must be an array of at most {MOST}")
     return found
@@ -139,7 +137,7 @@ def _check(stated: Any, publisher: Publisher, filename: str, sha256: str) -> Att
         file = library.Distribution(name=filename, digest=sha256)
         attestation.verify(publisher, file, offline=True)
     except ValidationError as error:
-        raise _refusal(f"one is malformed: {error.errors()[0]['msg']}") from error
+        raise _refusal(f"one is malformed: {refusal_of(error)}") from error
     except library.AttestationError as error:
         logger.warning("an attestation of %s is refused: %s", filename, error)
         raise _refusal(str(error)) from error

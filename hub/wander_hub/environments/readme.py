@@ -7,9 +7,10 @@ package ships are shown, from the hub.
 from __future__ import annotations
 
 import html
-import itertools
 import posixpath
 import re
+from collections import Counter
+from itertools import islice
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 from xml.etree import ElementTree
@@ -21,7 +22,7 @@ _MATH = {
     *("math", "mi", "mn", "mo", "mtext", "mspace", "mrow", "mfrac", "msqrt", "mroot", "mstyle", "mpadded"),
     *("mphantom", "msub", "msup", "msubsup", "munder", "mover", "munderover", "mtable", "mtr", "mtd"),
 }
-_NAMED = {*["h1", "h2", "h3", "h4", "h5", "h6", "li"]}
+_NAMED = {*["h1", "h2", "h3", "h4", "h5", "h6", "li", "div"]}
 """What a link within the README may lead to."""
 _ATTRIBUTES = {
     "a": {"href", "title", "id"},
@@ -47,14 +48,32 @@ _SHIPPED = "image?file="
 """With what the address of an image of the package begins; `place` says where it is."""
 _DECEIVING = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 """Control characters, and those that change the direction of text."""
-_ALIGNED = re.compile(r'style="text-align:\s*(left|right|center);?"')
-_IMAGE = re.compile(r"<img\b[^>]*>", re.IGNORECASE)
+_ALIGNED = re.compile(r'style="text-align: (left|right|center)"')
+_IMAGE = re.compile(r"<img\b[^<>]*>", re.IGNORECASE)
+_REMOTE = re.compile(r'<img(?! src="image\?file=)[^>]*>')
+"""An image in cleaned HTML that is not the hub's, of which the cleaner leaves the tag."""
 _ATTRIBUTE = re.compile(r"""\b(src|alt)\s*=\s*("[^"]*"|'[^']*')""", re.IGNORECASE)
 _PICTURE = re.compile(r"\.(png|jpe?g|gif|webp)$", re.IGNORECASE)
-_TASK = re.compile(r'<input class="task-list-item-checkbox"( checked="checked")?[^>]*>')
+_TASK = re.compile(r'<input disabled="" type="checkbox"( checked="")?/>\s*')
+_FORMULA = re.compile(r'<span class="math math-(inline|display)">([^<]*)</span>')
 _HEADING = re.compile(r'<h([23]) id="(readme-[^"]+)">(.*?)</h\1>', re.DOTALL)
+_BARE_HEADING = re.compile(r"<(h[1-6])>(.*?)</\1>", re.DOTALL)
+_NOT_IN_ANCHOR = re.compile(r"[^\w -]")
 _PLACED = re.compile(r'<img src="image\?file=[^"]*" alt="([^"]*)"[^>]*>')
-_BARE = re.compile(r"(<h[1-6])>")
+_TAG = re.compile(r"<(/?)([A-Za-z][A-Za-z0-9]*)")
+_NEVER_NEST = frozenset(
+    "area base br col embed hr img input link meta source track wbr p li td th tr dt dd option".split()  # noqa: SIM905
+)
+"""Tags that have no end, or end where another of their kind begins."""
+_MOST_RENDERED, _MOST_HTML = 256 * 1024, 4 * 1024 * 1024
+"""Characters of a text that is rendered, and of what it becomes. Longer ones are shown as they were written.
+So is HTML that nests deeper than `_DEEPEST`: the cleaner takes time by the depth of every tag."""
+_DEEPEST = 100
+_LONGEST_ANCHOR = 100
+_MOST_HEADINGS = 200
+"""Headings of a README in its table of contents."""
+_LONG_TEXT = re.compile(r"(?<=>)[^<>]{2001,}")
+_PIECE = re.compile(r"[^<>]{2000}(?:[^<>&;\s]{0,40};)?")
 _LONGEST_FORMULA = 2000
 _MOST_MATH, _OF_FORMULA = 100_000, 50
 """Characters of the formulas of one README that become MathML, which is far longer, and what each costs."""
@@ -70,32 +89,68 @@ class Heading(NamedTuple):
 
 
 def render(text: str, content_type: str) -> str:
-    """Return safe HTML; what is not markdown is shown as it was written."""
-    from markdown_it import MarkdownIt
-    from mdit_py_plugins.anchors import anchors_plugin
-    from mdit_py_plugins.dollarmath import dollarmath_plugin
-    from mdit_py_plugins.footnote import footnote_plugin
-    from mdit_py_plugins.tasklists import tasklists_plugin
+    """Return safe HTML, in a time that grows as the text; what is not Markdown is shown as it was written."""
+    import pyromark
 
     text = _DECEIVING.sub("\ufffd", text)
-    if content_type != "text/markdown":
-        return f"<pre>{html.escape(text)}</pre>" if text.strip() else ""
-    markdown = MarkdownIt("js-default", {"html": True, "linkify": False, "typographer": False})
-    markdown.use(anchors_plugin, max_level=6).use(footnote_plugin).use(tasklists_plugin)
-    markdown.use(dollarmath_plugin, allow_digits=False, renderer=_Formulas().draw)
-    raw = _ALIGNED.sub(r'align="\1"', markdown.render(text))
-    raw = _TASK.sub(lambda box: "☑" if box[1] else "☐", raw)
-    numbers = itertools.count(1)
-    # Headings that were written in HTML get anchors too, for the table of contents.
-    return _BARE.sub(
-        lambda tag: f'{tag[1]} id="{PREFIX}html-{next(numbers)}">', clean(_IMAGE.sub(_image, raw))
+    plain = f"<pre>{html.escape(text)}</pre>" if text.strip() else ""
+    if content_type != "text/markdown" or len(text) > _MOST_RENDERED:
+        return plain
+    options = pyromark.Options
+    raw = pyromark.html(
+        text,
+        options=options.ENABLE_TABLES
+        | options.ENABLE_FOOTNOTES
+        | options.ENABLE_STRIKETHROUGH
+        | options.ENABLE_TASKLISTS
+        | options.ENABLE_MATH,
     )
+    if len(raw) > _MOST_HTML or _is_deep(raw):
+        return plain
+    raw = _TASK.sub(lambda box: "☑ " if box[1] else "☐ ", _ALIGNED.sub(r'align="\1"', raw))
+    raw = _FORMULA.sub(_Formulas().draw, raw)
+    return _add_anchors(_REMOTE.sub("", clean(_IMAGE.sub(_image, raw))))
+
+
+def _is_deep(raw: str) -> bool:
+    """Return whether tags of HTML may nest deeper than `_DEEPEST`, since so many are open at one place."""
+    depth, unclosed = 0, Counter[str]()
+    for end, name in _TAG.findall(raw):
+        tag = name.lower()
+        if tag in _NEVER_NEST:
+            continue
+        if not end:
+            unclosed[tag] += 1
+            depth += 1
+            if depth > _DEEPEST:
+                return True
+        elif unclosed[tag]:
+            unclosed[tag] -= 1
+            depth -= 1
+    return False
+
+
+def _add_anchors(cleaned: str) -> str:
+    """Return HTML whose headings all have ids, each its own."""
+    taken = Counter[str]()
+
+    def add(heading: re.Match[str]) -> str:
+        tag, inner = heading.groups()
+        words = html.unescape(Markup(inner).striptags()).strip().lower()  # noqa: S704 - tags are taken off
+        anchor = _NOT_IN_ANCHOR.sub("", words).replace(" ", "-")[:_LONGEST_ANCHOR] or "section"
+        taken[anchor] += 1
+        number = f"-{taken[anchor] - 1}" if taken[anchor] > 1 else ""
+        return f'<{tag} id="{PREFIX}{anchor}{number}">{inner}</{tag}>'
+
+    return _BARE_HEADING.sub(add, cleaned)
 
 
 def clean(text: str) -> str:
     """Return the part of HTML that is safe to show; what `render` gave stays as it is."""
     import nh3
 
+    # The cleaner takes time by the square of a text of many entities. A comment, which it drops, ends a text.
+    text = _LONG_TEXT.sub(lambda long: _PIECE.sub(r"\g<0><!---->", long[0]), text)
     return nh3.clean(
         text,
         tags=(nh3.ALLOWED_TAGS - _REMOVED) | _MATH | {"details", "summary", "img"},
@@ -120,10 +175,10 @@ def place(rendered: str, base: str | None) -> str:
 
 
 def list_headings(rendered: str) -> list[Heading]:
-    """Return the headings of the second and third level of a rendered README."""
+    """Return the first headings of the second and third level of a rendered README."""
     return [
-        Heading(int(level), name, html.unescape(Markup(inner).striptags()))  # noqa: S704 - tags are taken off
-        for level, name, inner in _HEADING.findall(rendered)
+        Heading(int(one[1]), one[2], html.unescape(Markup(one[3]).striptags()))  # noqa: S704 - tags are taken off
+        for one in islice(_HEADING.finditer(rendered), _MOST_HEADINGS)
     ]
 
 
@@ -144,12 +199,19 @@ class _Formulas:
     def __init__(self) -> None:
         self._left = _MOST_MATH
 
-    def draw(self, source: str, options: dict[str, bool]) -> str:
-        """Return a formula as MathML; as it was written where it is no TeX that the library reads."""
+    def draw(self, formula: re.Match[str]) -> str:
+        """Return a formula as MathML, or as it was written if the library cannot read it as TeX."""
         from latex2mathml.converter import convert
 
+        source = html.unescape(formula[2])
+        around = (
+            formula.string[formula.start() - 1 : formula.start()],
+            formula.string[formula.end() : formula.end() + 1],
+        )
+        if formula[1] == "inline" and any(one.isdigit() for one in around):  # prices: `$5,$6`
+            return f"${formula[2]}$"
         self._left -= len(source) + _OF_FORMULA
-        display = "block" if options.get("display_mode") else "inline"
+        display = "block" if formula[1] == "display" else "inline"
         if len(source) > _LONGEST_FORMULA or self._left < 0:
             return f"<code>{html.escape(source)}</code>"
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from sqlalchemy.orm import Session
 from wander.wire import EnvironmentDetail, EnvironmentPage, VersionDetail
 from wander.wire.environments import DownloadHistory, StarInfo
@@ -13,9 +13,10 @@ from wander_hub.environments import service, stars
 from wander_hub.environments.schemas import EnvironmentFilter, Sort
 from wander_hub.http.boundary import BaseUrl, Caller, Context, ForManager, ReadSession, audited
 from wander_hub.http.problems import refusals
+from wander_hub.http.routing import HubRouter
 
-router = APIRouter(prefix="/api/v1/environments", tags=["environments"])
-star_router = APIRouter(prefix="/api/v1/stars", tags=["environments"])
+router = HubRouter(prefix="/api/v1/environments", tags=["environments"])
+star_router = HubRouter(prefix="/api/v1/stars", tags=["environments"])
 
 
 @router.get("", responses=refusals(422))

@@ -6,7 +6,6 @@ File parts of a form go to temporary files on disk, which vanish with the reques
 from __future__ import annotations
 
 import asyncio
-import math
 import tempfile
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -25,22 +24,23 @@ from starlette.types import Message, Receive, Scope
 from wander_hub.http.problems import HubProblem
 
 _IN_MEMORY = 4 * 1024 * 1024
-_FIELD_BYTES = 8 * 1024 * 1024
-"""Limit of one text field: twine sends the whole README as one."""
-_OVERHEAD = 16 * 1024 * 1024
-"""What a form may hold beside its files, and JSON; it is in memory."""
+_FIELD_BYTES = 4 * 1024 * 1024
+"""Limit of the text fields of an upload together: twine sends the whole README as one. They are in memory."""
+_MOST_PARTS = 2000
+_SLICE = 32 * 1024
+"""Bytes of a form that are parsed before other requests get a turn."""
 _FORM_BYTES, _MOST_FIELDS = 16 * 1024, 50
 """Limits of a form on a page, which has no files."""
-_PATIENCE, _SLOWEST = 60.0, 1024
+_PATIENCE, _SLOWEST = 20.0, 4096
 """Seconds that a body may keep the hub waiting, and the bytes that buy it one more."""
 _MOST = "wander.most_bytes"
-"""The key of a request under which it says how many bytes of body it takes."""
+"""The key of a request that holds how many bytes of its body are read."""
 
 
 def arriving(scope: Scope, receive: Receive) -> Receive:
-    """Return what receives a request whose body has to arrive in time, and to fit into memory.
+    """Return what receives a request whose body has to arrive in time.
 
-    Who reads it by `pieces` has a limit of its own.
+    The bytes of the body are dropped unless the route reads it by `pieces`, which sets their limit.
     """
     seen, waited, over = 0, 0.0, False
 
@@ -57,8 +57,10 @@ def arriving(scope: Scope, receive: Receive) -> Receive:
             raise HTTPException(408, detail, {"Connection": "close"}) from error
         waited += time.monotonic() - began
         seen, over = seen + len(message.get("body", b"")), not message.get("more_body", False)
-        if seen > scope.get(_MOST, _OVERHEAD):
-            raise HTTPException(413, f"the body is over {_OVERHEAD:,} bytes", {"Connection": "close"})
+        if message.get("body") and _MOST not in scope:
+            return {**message, "body": b""}
+        if seen > scope.get(_MOST, 0):
+            raise HTTPException(413, f"the body is over {scope[_MOST]:,} bytes", {"Connection": "close"})
         return message
 
     return receive_some
@@ -77,9 +79,9 @@ async def pieces(request: Request, max_bytes: int, refusal: HubProblem) -> Async
     Raises a 400 where the client broke off, which nobody reads and the access log shows.
     """
     declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > max_bytes:
+    if declared.isdecimal() and int(declared[:20]) > max_bytes:
         raise refusal
-    request.scope[_MOST], seen = math.inf, 0
+    request.scope[_MOST], seen = max_bytes + _IN_MEMORY, 0  # the refusal below comes first
     try:
         async for piece in request.stream():
             seen += len(piece)
@@ -135,13 +137,13 @@ async def multipart_form(request: Request, *, max_bytes: int, max_files: int) ->
     if not content_type.lower().startswith("multipart/form-data"):
         raise HubProblem(415, "not_a_form", "the body must be multipart/form-data")
     declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > max_bytes + _OVERHEAD:
+    if declared.isdecimal() and int(declared[:20]) > max_bytes + _FIELD_BYTES:
         raise too_large(max_bytes)
     parser = _Parser(
         request.headers,
-        pieces(request, max_bytes + _OVERHEAD, too_large(max_bytes)),
+        _slices(pieces(request, max_bytes + _FIELD_BYTES, too_large(max_bytes))),
         max_files=max_files,
-        max_fields=2000,
+        max_fields=_MOST_PARTS,
         max_part_size=_FIELD_BYTES,
     )
     try:
@@ -154,6 +156,14 @@ async def multipart_form(request: Request, *, max_bytes: int, max_files: int) ->
         await form.close()
 
 
+async def _slices(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """Yield pieces in slices, with other requests in between: some bytes take a microsecond to parse."""
+    async for piece in pieces:
+        for start in range(0, len(piece), _SLICE):
+            yield piece[start : start + _SLICE]
+            await asyncio.sleep(0)
+
+
 class _Parser(MultiPartParser):
     """Bounds the text of all fields together, and not of each alone."""
 
@@ -163,8 +173,8 @@ class _Parser(MultiPartParser):
         """Take in a piece of a part."""
         if self._current_part.file is None:
             self._text_bytes += end - start
-            if self._text_bytes > _OVERHEAD:
-                raise MultiPartException(f"its text is over {_OVERHEAD:,} bytes")
+            if self._text_bytes > _FIELD_BYTES:
+                raise MultiPartException(f"its text is over {_FIELD_BYTES:,} bytes")
         super().on_part_data(data, start, end)
 
 

@@ -219,7 +219,7 @@ def find_mutating_routes(
         route = context.original_route
         needs = None
         if isinstance(route, APIRoute) and action_of(route.endpoint) is not None:
-            needs = _needs_of(route.dependant)
+            needs = needs_of(route.dependant)
         for method in sorted(set(getattr(route, "methods", None) or ()) - cookies.SAFE_METHODS):
             yield method, context.path or "", needs
 
@@ -229,9 +229,10 @@ def find_undeclared_routes(routes: Iterable[BaseRoute]) -> list[str]:
     return [f"{method} {path}" for method, path, needs in find_mutating_routes(routes) if needs is None]
 
 
-def _needs_of(dependant: Dependant) -> Needs | ByBody | None:
+def needs_of(dependant: Dependant) -> Needs | ByBody | None:
+    """Return what a route demands of its caller."""
     for one in dependant.dependencies:
-        found = one.call if isinstance(one.call, Needs | ByBody) else _needs_of(one)
+        found = one.call if isinstance(one.call, Needs | ByBody) else needs_of(one)
         if found is not None:
             return found
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import JSONResponse, Response
 from wander.wire import HealthStatus
 
@@ -12,10 +12,11 @@ from wander_hub import __version__
 from wander_hub.database import Database
 from wander_hub.http.boundary import HubDatabase, HubSettings, HubStorage
 from wander_hub.http.problems import refusals
+from wander_hub.http.routing import HubRouter
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 
-router = APIRouter(tags=["health"])
+router = HubRouter(tags=["health"])
 
 _NO_STORE = {"Cache-Control": "no-store"}
 _NOT_WELL: dict[int | str, dict[str, object]] = {

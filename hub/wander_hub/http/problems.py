@@ -21,6 +21,7 @@ from sqlalchemy.exc import TimeoutError as NoConnectionFree
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from wander.wire import Problem
+from wander.wire.gate import Refused
 
 from wander_hub.http.middleware import BROWSER_HEADERS, REQUEST_ID_HEADER
 from wander_hub.security import without_secrets
@@ -64,11 +65,14 @@ class Moved(Exception):
 
 _HANDLED = (
     *(HubProblem, HTTPException, RequestValidationError, IntegrityError, OperationalError, DataError),
-    *(InterfaceError, NoConnectionFree, BaseError, OSError, OverflowError),
+    *(InterfaceError, NoConnectionFree, BaseError, OSError, OverflowError, Refused),
 )
 """The exceptions answered inside the middleware; the server logs any other with its traceback."""
 
 
+_MOST_FAULTS, _LONGEST_PART, _DEEPEST = 10, 200, 10
+"""Faults of a request that an answer names, characters of each part of one, and parts of its path."""
+_LONGEST_DETAIL = 2000
 _OF_MACHINES = frozenset("_ api files health live metrics openapi.json ready simple".split())  # noqa: SIM905
 _OF_FORMS = frozenset({"account", "login", "logout"})
 """Where the addresses begin to which browsers send forms."""
@@ -108,12 +112,17 @@ def describe(request: Request, failure: HubProblem) -> Problem:
     return Problem(
         title=HTTPStatus(failure.status).phrase,
         status=failure.status,
-        detail=without_secrets(failure.detail),  # a token that was sent as a name stands there, too
+        detail=_shown(failure.detail),
         code=failure.code,
-        hint=without_secrets(failure.hint) if failure.hint else None,
+        hint=_shown(failure.hint) if failure.hint else None,
         request_id=request.scope.get("state", {}).get("request_id"),
         errors=failure.errors,
     )
+
+
+def _shown(text: str) -> str:
+    """Return what an answer shows of a text, in which a token may stand that was sent as a name."""
+    return without_secrets(text[: 2 * _LONGEST_DETAIL])[:_LONGEST_DETAIL]
 
 
 def _redirect(request: Request, error: Exception) -> Response:
@@ -143,10 +152,17 @@ def problem_of(error: Exception) -> HubProblem:
         return HubProblem(error.status_code, code, str(error.detail), headers=dict(error.headers or {}))
     if isinstance(error, RequestValidationError):
         errors = [
-            {"loc": [str(part) for part in one["loc"]], "msg": one["msg"], "type": one["type"]}
-            for one in error.errors()
+            {
+                "loc": [str(part)[:_LONGEST_PART] for part in one["loc"][:_DEEPEST]],
+                "msg": one["msg"][:_LONGEST_PART],
+                "type": one["type"],
+            }
+            for one in error.errors()[:_MOST_FAULTS]
         ]
         return HubProblem(422, "invalid_request", "the request does not fit the API", errors=errors)
+    if isinstance(error, Refused):
+        status, code = (413, "too_large") if error.too_large else (422, "invalid_request")
+        return HubProblem(status, code, str(error))
     if isinstance(error, DataError | OverflowError):
         return HubProblem(422, "invalid_request", "a value is outside what the hub can look up")
     if isinstance(error, IntegrityError):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 from wander.evals.store.schema import PARTS, VERSION, record_schema, schema_path
 
 from wander_hub.http.answers import REVALIDATE
 from wander_hub.http.boundary import BaseUrl
 from wander_hub.http.problems import HubProblem, refusals
+from wander_hub.http.routing import HubRouter
 
-router = APIRouter(prefix="/schemas", tags=["schemas"])
+router = HubRouter(prefix="/schemas", tags=["schemas"])
 _HEADERS = {"Cache-Control": REVALIDATE, "Access-Control-Allow-Origin": "*"}
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, TypeAlias, TypeVar
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
@@ -22,6 +22,7 @@ from wander_hub.environments.models import File
 from wander_hub.http.answers import from_beginning, holds, stored_object
 from wander_hub.http.boundary import HubDatabase, HubStorage, optional_identity
 from wander_hub.http.problems import HubProblem, refusals
+from wander_hub.http.routing import HubRouter
 from wander_hub.identity import JOB_TOKEN
 from wander_hub.index import service
 from wander_hub.index.direct import Answer, file_caching, metadata_answer, page_answer
@@ -31,7 +32,7 @@ from wander_hub.index.schemas import NamespaceInfo, Page, Place
 from wander_hub.index.upstream import Upstream
 from wander_hub.storage import Storage
 
-router = APIRouter(tags=["index"])
+router = HubRouter(tags=["index"])
 Answers: TypeAlias = dict[int | str, dict[str, Any]]
 Route = TypeVar("Route", bound=Callable[..., Any])
 Found = TypeVar("Found")

@@ -87,7 +87,7 @@ def _place_one(session: Session, boards: _Boards, run: Run, stands: BoardEntry |
             stands.level = run.level
             return
         boards.take_down(stands)
-    manifest = run.parsed_manifest
+    manifest = run.brief_manifest
     run.protocol_sha256 = protocol_digest(manifest)
     board = boards.of_run(run, manifest)
     if not (rescored and board.refuses_rescored):

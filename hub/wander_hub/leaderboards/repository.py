@@ -207,4 +207,4 @@ def count_incomplete(session: Session, version_id: int, task_set: str | None) ->
 def _thin(session: Session) -> Select[Any]:
     """Return the statement on the runs that the caller may see, which reads nothing long of them."""
     query = select(Run).join(Run.environment).join(Environment.owner).where(readable_run(session))
-    return query.options(defer(Run.manifest), joinedload(Run.posted_by))
+    return query.options(defer(Run.brief), joinedload(Run.posted_by))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import Depends, Query
 from sqlalchemy.orm import Session
 from starlette.responses import Response
 from wander.wire import BoardInfo, BoardSettings, Leaderboard, VerificationLevel
@@ -17,12 +17,13 @@ from wander.wire.boards import HiddenRunInfo, HidingReason, LeaderboardPlace, cs
 from wander_hub.environments import service as environments
 from wander_hub.http.boundary import BaseUrl, Context, ForManager, HubStorage, ReadSession, audited
 from wander_hub.http.problems import HubProblem, refusals
+from wander_hub.http.routing import HubRouter
 from wander_hub.leaderboards import curation, repository, service
 from wander_hub.leaderboards.schemas import BoardFilter, BoardSort, Showing
 from wander_hub.leaderboards.strata import with_stratum
 from wander_hub.runs import service as run_service
 
-router = APIRouter(prefix="/api/v1", tags=["leaderboards"])
+router = HubRouter(prefix="/api/v1", tags=["leaderboards"])
 
 MOST_ROWS = 200
 _CSV_ROWS = 10_000

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,6 +21,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from sqlalchemy.orm import Session
 from wander.wire import VersionDetail
+from wander.wire.gate import LOCK, Refused, read_toml
 from wander.wire.package_index import hub_file, origin_of, parse_file_address
 
 from wander_hub.environments import documents, service
@@ -41,16 +41,12 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _HINT = "`wander env lock` makes a lock that a hub takes"
 
 
-_MOST_LISTED = 1024 * 1024
-"""Bytes of a lock whose packages a page lists; a megabyte is read in a second, and then kept."""
-
-
 @lru_cache(128)
 def list_packages(storage: Storage, sha256: str, size: int) -> tuple[tuple[str, str], ...]:
     """Return the packages of a stored lock with their versions, empty for one that has none."""
-    if size > _MOST_LISTED:
+    if size > LOCK.most_bytes:
         return ()
-    found = tomllib.loads(storage.read(sha256).decode()).get("packages", ())
+    found = read_toml(storage.read(sha256), LOCK).get("packages", ())
     return tuple(sorted((str(one["name"]), str(one.get("version", ""))) for one in found))
 
 
@@ -68,17 +64,14 @@ class LockedVersion:
 
 def check(content: bytes, wanted: LockedVersion, context: Context) -> None:
     """Refuse a lock that nobody else could install from or that is another version's."""
-    max_bytes = context.settings.max_lock_bytes
     from packaging.pylock import Pylock, PylockValidationError
 
-    if len(content) > max_bytes:
-        raise _refusal(f"it has {len(content):,} bytes, this hub takes {max_bytes:,}", status=413)
     try:
-        lock = Pylock.from_dict(tomllib.loads(content.decode()))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise _refusal(f"it is no TOML: {error}") from error
-    except (PylockValidationError, RecursionError) as error:
-        raise _refusal(f"it is no lock as PEP 751 has it: {error}") from error
+        lock = Pylock.from_dict(read_toml(content, LOCK))
+    except Refused as error:
+        raise _refusal(str(error), status=413 if error.too_large else 422) from error
+    except (PylockValidationError, ValueError, RecursionError) as error:
+        raise _refusal(f"it is no lock as PEP 751 has it: {error!s:.300}") from error
     if lock.extras or lock.dependency_groups:
         raise _refusal("it has extras or dependency groups; the lock of a version is one set of packages")
     own = [package for package in lock.packages if package.name == wanted.name]
@@ -168,7 +161,7 @@ def _check_own(own: Sequence[Package], wanted: LockedVersion) -> None:
 def offer(context: Context, owner: str, name: str, version: str, content: bytes) -> VersionDetail:
     """Give a version that was published without one its lock; refuse one that does not fit it.
 
-    Reading a long one takes a second, so this comes before the transaction that attaches it.
+    Reading a long one takes a second, so no connection to the database is held meanwhile.
     """
     with context.read() as session:
         environment = service.find(session, owner, name)
@@ -179,9 +172,9 @@ def offer(context: Context, owner: str, name: str, version: str, content: bytes)
         # An environment may have been renamed since; its files keep the name that they were built under.
         built_as = canonicalize_name(next(iter(wheels), environment.name).partition("-")[0])
         wanted = LockedVersion(built_as, found.version, found.requires_dist, wheels)
-        check(content, wanted, context)
         files = {hashlib.sha256(content).hexdigest(): len(content)}
         quotas.foresee(session, context.settings, environment.owner, files=files)
+    check(content, wanted, context)
     context.storage.put(io.BytesIO(content))
 
     def record(session: Session) -> VersionDetail:

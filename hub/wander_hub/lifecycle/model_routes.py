@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from sqlalchemy.orm import Session
 from wander.wire.changes import NewVisibility, Reason
 from wander.wire.environments import visibility_of
@@ -15,12 +15,13 @@ from wander_hub import audit
 from wander_hub.database import now
 from wander_hub.http.boundary import Context, ForMaintainer, ForManager, audited
 from wander_hub.http.problems import refusals
+from wander_hub.http.routing import HubRouter
 from wander_hub.lifecycle.service import plain_reason
 from wander_hub.models import repository, service
 from wander_hub.models.models import Revision
 from wander_hub.runs import objects
 
-router = APIRouter(prefix="/api/v1/models/{owner}/{name}", tags=["models"])
+router = HubRouter(prefix="/api/v1/models/{owner}/{name}", tags=["models"])
 
 _REFUSALS = refusals(400, 401, 403, 404, 409, 410, 422)
 Why = Annotated[str | None, Query(max_length=500, description="shown to everybody")]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 from wander.wire import EnvironmentDetail, VersionDetail
 from wander.wire.changes import NewPlace, NewStatus, NewVisibility, Reason
 from wander.wire.environments import visibility_of
+from wander.wire.gate import LOCK
 
 from wander_hub.environments import service
 from wander_hub.environments.models import Environment
@@ -27,11 +28,12 @@ from wander_hub.http.boundary import (
     audited,
 )
 from wander_hub.http.problems import HubProblem, refusals
+from wander_hub.http.routing import HubRouter
 from wander_hub.lifecycle import locks
 from wander_hub.lifecycle import service as life
 from wander_hub.runs import objects
 
-router = APIRouter(prefix="/api/v1/environments/{owner}/{name}", tags=["environments"])
+router = HubRouter(prefix="/api/v1/environments/{owner}/{name}", tags=["environments"])
 
 MEDIA_TYPE = "application/toml"
 _TOML: dict[str, Any] = {"content": {MEDIA_TYPE: {"schema": {"type": "string"}}}}
@@ -154,7 +156,6 @@ async def put_lock(
     request: Request, context: ForPublisher, owner: str, name: str, version: str
 ) -> VersionDetail:
     """Give a version that was uploaded without one its `pylock.toml`; it is never changed afterwards."""
-    most = context.settings.max_lock_bytes
-    too_large = HubProblem(413, "too_large", f"a lock has at most {most:,} bytes on this hub")
-    content = await whole(request, most, too_large)
+    too_large = HubProblem(413, "too_large", f"a lock has at most {LOCK.most_bytes:,} bytes")
+    content = await whole(request, LOCK.most_bytes, too_large)
     return await run_in_threadpool(locks.offer, context, owner, name, version, content)

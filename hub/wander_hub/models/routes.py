@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 from wander.wire.models import ModelRevision, ModelRevisions
 
 from wander_hub.http.answers import REVALIDATE, stored_object
 from wander_hub.http.boundary import BaseUrl, HubStorage, ReadSession
 from wander_hub.http.problems import refusals
+from wander_hub.http.routing import HubRouter
 from wander_hub.models import service
 
-router = APIRouter(prefix="/api/v1/models/{owner}/{name}", tags=["models"])
+router = HubRouter(prefix="/api/v1/models/{owner}/{name}", tags=["models"])
 
 _REFUSALS = refusals(404, 410, 422)
 _BYTES = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}

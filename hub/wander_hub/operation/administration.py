@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import IO, Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from starlette.responses import Response, StreamingResponse
 from wander.wire.events import (
     BackupInfo,
@@ -36,12 +36,13 @@ from wander_hub.http.boundary import (
     wake_jobs,
 )
 from wander_hub.http.problems import HubProblem, refusals
+from wander_hub.http.routing import HubRouter
 from wander_hub.operation import backup_jobs, job_queue
 from wander_hub.rights.rights import Administrator, ForAdministrator
 from wander_hub.settings import Settings
 from wander_hub.storage import CHUNK
 
-router = APIRouter(prefix="/api/v1", tags=["operation"])
+router = HubRouter(prefix="/api/v1", tags=["operation"])
 
 _ARCHIVE = "application/x-tar"
 _CHANGES = refusals(401, 403, 404, 409, 422)

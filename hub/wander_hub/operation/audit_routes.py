@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import Depends, Query
 from sqlalchemy.orm import Session
 from starlette.responses import Response, StreamingResponse
 from wander.wire.events import AuditEntry, AuditPage
@@ -15,11 +15,12 @@ from wander_hub import audit
 from wander_hub.database import Database, fill
 from wander_hub.http.boundary import Before, Caller, HubDatabase, ReadSession
 from wander_hub.http.problems import HubProblem, refusals
+from wander_hub.http.routing import HubRouter
 from wander_hub.identity import HUB, Identity
 from wander_hub.rights import members, rights
 from wander_hub.rights.rights import Administrator
 
-router = APIRouter(prefix="/api/v1", tags=["audit"])
+router = HubRouter(prefix="/api/v1", tags=["audit"])
 
 JSON_LINES = "application/x-ndjson"
 _AT_ONCE = 1000

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
 from wander_hub.http.boundary import Caller
 from wander_hub.http.problems import HubProblem, refusals
+from wander_hub.http.routing import HubRouter
 
-router = APIRouter(tags=["health"])
+router = HubRouter(tags=["health"])
 
 
 @router.get(

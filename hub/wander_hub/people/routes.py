@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 from sqlalchemy.orm import Session
 from starlette.responses import Response
 from wander.wire.people import (
@@ -36,12 +36,13 @@ from wander_hub.database import fill
 from wander_hub.http import cookies
 from wander_hub.http.boundary import Caller, Context, ForManager, ReadSession, audited
 from wander_hub.http.problems import HubProblem, refusals
+from wander_hub.http.routing import HubRouter
 from wander_hub.names import normalise_owner
 from wander_hub.people import departures, identities, organisations, second_factor, sessions, sign_in
 from wander_hub.rights import rights
 from wander_hub.rights.rights import Administrator, ForAdministrator
 
-router = APIRouter(prefix="/api/v1", tags=["accounts"])
+router = HubRouter(prefix="/api/v1", tags=["accounts"])
 
 _REFUSALS = refusals(400, 401, 403, 422, 429)
 _FACTOR = refusals(400, 401, 403, 409, 422, 429)

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from pydantic import ValidationError
 from sqlalchemy import insert
 from sqlalchemy.orm import Session
 from wander.evals.stats.summary import RunningSummary
 from wander.evals.store.jsonl import split_lines
 from wander.wire import RunManifest, RunSummary
+from wander.wire.gate import CHECKPOINT, Refused, read_record
 from wander.wire.postings import Checkpoint, FinishPosting, RolloutsDigest, run_digest
 
 from wander_hub import audit
@@ -220,10 +220,9 @@ def _checkpoints(storage: Storage, artifacts: Sequence[PostingArtifact]) -> list
             continue
         for number, line in enumerate(split_lines([storage.read(artifact.sha256)]), start=1):
             try:
-                one = Checkpoint.model_validate_json(line)
-            except ValidationError as error:
-                fault = error.errors(include_url=False, include_input=False)[0]["msg"]
-                raise HubProblem(422, "bad_artifact", f"line {number} of `{CHECKPOINTS}`: {fault}") from error
+                one = read_record(Checkpoint, line, CHECKPOINT)
+            except Refused as error:
+                raise HubProblem(422, "bad_artifact", f"line {number} of `{CHECKPOINTS}`: {error}") from error
             found[one.weights_sha256] = one
             if len(found) > _MOST_CHECKPOINTS:
                 fault = f"`{CHECKPOINTS}` may name {_MOST_CHECKPOINTS:,} checkpoints"

@@ -7,33 +7,38 @@ of examples; a whole file may be in any order and hold retries, and is put in or
 from __future__ import annotations
 
 import hashlib
+import io
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO
 
 import zstandard
-from pydantic import ValidationError
 from wander.evals.store.lines import LineRule
 from wander.types import Rollout
 from wander.wire import RunManifest
-from wander.wire.postings import MAX_CHUNK_BYTES, MAX_CHUNK_ROLLOUTS
+from wander.wire.gate import ROLLOUT, Refused, read_record
+from wander.wire.postings import MAX_CHUNK_ROLLOUTS
 
 from wander_hub.http.problems import HubProblem
 from wander_hub.runs.chunks import message_text
-from wander_hub.runs.manifest import PinnedRun, is_finite
+from wander_hub.runs.manifest import PinnedRun
 from wander_hub.storage import CHUNK
 
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _MAX_WINDOW = 128 * 1024 * 1024
 """Memory that unpacking a frame may take; more would need a frame that says so, made to hurt."""
+_MOST_RATIO, _FREE_BYTES = 200, 64 * 1024 * 1024
+"""How many times their own size rollouts may unpack to, and the bytes that they may in any case."""
 _MOST_TOKENS = 2**31
 _LONGEST_TOKEN = 32
 """Letters and digits of a token, on average over a text; English has 4, and hardly one has over 20."""
 _MOST_SEED = 2**64
 _MOST_SECONDS = 1e9
-_MOST_METRICS = 1000
+_MOST_METRICS, _LONGEST_NAMES = 1000, 20_000
 _LONGEST_REASON = 1000
+_MOST_LINES, _MOST_BLANK = 1_000_000, 1000
+"""Lines of one file. A run of more comes in chunks."""
 
 
 @dataclass(frozen=True)
@@ -49,17 +54,22 @@ def unpack(source: IO[bytes], plain: IO[bytes], max_bytes: int, limit: str) -> t
 
     `limit` names what may not be over `max_bytes`.
     """
-    digest, total = hashlib.sha256(), 0
+    digest, total, lines = hashlib.sha256(), 0, 0
+    packed_bytes = source.seek(0, io.SEEK_END)
     source.seek(0)
     packed = source.read(len(_ZSTD_MAGIC)) == _ZSTD_MAGIC
     source.seek(0)
+    most = min(max_bytes, max(_FREE_BYTES, _MOST_RATIO * packed_bytes))
     try:
         context = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
         reader = context.stream_reader(source, read_across_frames=True) if packed else source
         while chunk := reader.read(CHUNK):
-            total += len(chunk)
+            total, lines = total + len(chunk), lines + chunk.count(b"\n")
             if total > max_bytes:
                 raise HubProblem(413, "too_large", f"{limit} over this hub's {max_bytes:,} bytes")
+            if total > most or lines > _MOST_LINES:
+                many = f"{_MOST_LINES:,} lines, or unpacked to over {_MOST_RATIO} times their size"
+                raise HubProblem(413, "too_large", f"the rollouts have over {many}")
             digest.update(chunk)
             plain.write(chunk)
     except zstandard.ZstdError as error:
@@ -74,10 +84,14 @@ def lines_that_count(plain: IO[bytes], pinned: PinnedRun) -> list[Line]:
     # Training comes back to an example after a while, and what it kept is a sample.
     ruled = manifest.kind == "evaluation"
     rule = LineRule(group_rewards=manifest.environment.info.group_rewards)
+    blank = 0
     for number, (offset, line) in enumerate(_lines(plain), start=1):
-        if not line.strip():
-            continue
         where = f"line {number}"
+        if not line.strip():
+            blank += 1
+            if blank > _MOST_BLANK:
+                raise bad_rollouts(where, f"there are over {_MOST_BLANK:,} blank lines")
+            continue
         rollout = check_rollout(line, where)
         place = position_of(rollout, pinned, where)
         check_tokens(rollout, manifest, where)
@@ -121,10 +135,10 @@ def _lines(plain: IO[bytes]) -> Iterator[tuple[int, bytes]]:
     """Yield every line with the offset it begins at."""
     plain.seek(0)
     offset, number = 0, 0
-    while line := plain.readline(MAX_CHUNK_BYTES + 1):
+    while line := plain.readline(ROLLOUT.most_bytes + 1):
         number += 1
-        if len(line) > MAX_CHUNK_BYTES:
-            raise bad_rollouts(f"line {number}", f"a line may hold {MAX_CHUNK_BYTES:,} bytes")
+        if len(line) > ROLLOUT.most_bytes:
+            raise bad_rollouts(f"line {number}", f"a line may hold {ROLLOUT.most_bytes:,} bytes")
         yield offset, line
         offset += len(line)
 
@@ -132,11 +146,9 @@ def _lines(plain: IO[bytes]) -> Iterator[tuple[int, bytes]]:
 def check_rollout(line: bytes, where: str) -> Rollout:
     """Return the rollout of one line or refuse it; `where` names the line."""
     try:
-        rollout = Rollout.model_validate_json(line)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise bad_rollouts(where, f"{field}: {first['msg']}" if field else str(first["msg"])) from error
+        rollout = read_record(Rollout, line, ROLLOUT)
+    except Refused as error:
+        raise bad_rollouts(where, str(error)) from error
     tokens = (rollout.usage.completion_tokens, rollout.usage.prompt_tokens)
     if not all(0 <= one < _MOST_TOKENS for one in tokens):
         raise bad_rollouts(where, "the token count is out of bounds")
@@ -149,10 +161,11 @@ def check_rollout(line: bytes, where: str) -> Rollout:
     times = (rollout.seconds, rollout.scoring_seconds, *(turn.model_seconds for turn in rollout.turns))
     if not all(0 <= one < _MOST_SECONDS for one in times if math.isfinite(one)):
         raise bad_rollouts(where, "its seconds are out of bounds")
-    if len(rollout.metrics) > _MOST_METRICS or len(rollout.stop_reason or "") > _LONGEST_REASON:
-        raise bad_rollouts(where, f"it has over {_MOST_METRICS} metrics, or a stop reason as long as a text")
-    if not is_finite(rollout):
-        raise bad_rollouts(where, "it holds NaN or infinity; a rollout holds finite numbers")
+    if len(rollout.metrics) > _MOST_METRICS or sum(map(len, rollout.metrics)) > _LONGEST_NAMES:
+        fault = f"it has over {_MOST_METRICS} metrics, or names of over {_LONGEST_NAMES:,} characters"
+        raise bad_rollouts(where, fault)
+    if len(rollout.stop_reason or "") > _LONGEST_REASON:
+        raise bad_rollouts(where, f"its stop reason has over {_LONGEST_REASON:,} characters")
     return rollout
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 from typing import Annotated, BinaryIO
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 from wander.wire import RunDetail
+from wander.wire.gate import MANIFEST
 from wander.wire.postings import (
     MAX_CHUNK_BYTES,
     MAX_CHUNKS,
@@ -33,13 +34,14 @@ from wander_hub.http.boundary import (
     wake_jobs,
 )
 from wander_hub.http.problems import HubProblem, refusals
+from wander_hub.http.routing import HubRouter
 from wander_hub.jobs import TableQueue
 from wander_hub.posting import finish as finishing
 from wander_hub.posting import service as posting
 from wander_hub.runs import service, signing
 from wander_hub.runs.artifacts import check_file, media_type_of
 
-router = APIRouter(prefix="/api/v1", tags=["runs"])
+router = HubRouter(prefix="/api/v1", tags=["runs"])
 
 Digest = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="the run's digest")]
 _POSTING = "/postings/{sha256}"
@@ -68,7 +70,7 @@ async def open_posting(
     private: Annotated[bool, Query(description="only for its submitter and who has a role there")] = False,
 ) -> Response:
     """Begin to post a run, or hear what is here of it already."""
-    async with _file_within(request, "run.json", context.settings.max_manifest_bytes) as body:
+    async with _file_within(request, "run.json", MANIFEST.most_bytes) as body:
         text = await run_in_threadpool(body.read)
     found, created = await run_in_threadpool(posting.open_posting, context, text, sha256, private=private)
     return Response(found.model_dump_json(), 201 if created else 200, media_type="application/json")

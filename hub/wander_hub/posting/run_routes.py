@@ -5,16 +5,18 @@ from __future__ import annotations
 import tempfile
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData
 from starlette.responses import Response
 from wander.wire import RunDetail
+from wander.wire.gate import MANIFEST
 
 from wander_hub.http.bodies import form_body, multipart_form
 from wander_hub.http.boundary import Context, ForPoster, audited
 from wander_hub.http.problems import HubProblem, refusals
+from wander_hub.http.routing import HubRouter
 from wander_hub.jobs import TableQueue
 from wander_hub.posting import service as posting
 from wander_hub.posting.reading import Line, lines_that_count, unpack
@@ -26,7 +28,7 @@ from wander_hub.runs.artifacts import PostedFile, check_file
 from wander_hub.runs.manifest import PinnedRun
 from wander_hub.runs.routes import RunId
 
-router = APIRouter(prefix="/api/v1/runs", tags=["runs"])
+router = HubRouter(prefix="/api/v1/runs", tags=["runs"])
 
 _BODY = form_body(
     {
@@ -95,9 +97,9 @@ def _post(form: FormData, context: Context, queue: TableQueue) -> tuple[str, boo
     part = form.get("manifest")
     if part is None:
         raise HubProblem(400, "bad_form", "the form has no part `manifest` (run.json)")
-    text = part.encode() if isinstance(part, str) else part.file.read(settings.max_manifest_bytes + 1)
-    if len(text) > settings.max_manifest_bytes:
-        raise HubProblem(413, "too_large", f"run.json is over {settings.max_manifest_bytes:,} bytes")
+    text = part.encode() if isinstance(part, str) else part.file.read(MANIFEST.most_bytes + 1)
+    if len(text) > MANIFEST.most_bytes:
+        raise HubProblem(413, "too_large", f"run.json is over {MANIFEST.most_bytes:,} bytes")
     rollouts = form.get("rollouts")
     if isinstance(rollouts, str):
         raise HubProblem(400, "bad_form", "`rollouts` must be a file part")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 from wander.wire.people import (
     Audience,
     MintedToken,
@@ -27,10 +27,11 @@ from wander_hub.http.boundary import (
     origin_of,
 )
 from wander_hub.http.problems import HubProblem, refusals
+from wander_hub.http.routing import HubRouter
 from wander_hub.publishers import service
 from wander_hub.publishers.identity_tokens import IdentityTokens
 
-router = APIRouter(tags=["trusted publishing"])
+router = HubRouter(tags=["trusted publishing"])
 
 _REFUSALS = refusals(308, 400, 401, 403, 404, 409, 410, 422)
 _PUBLISHERS = "/api/v1/owners/{owner}/publishers"

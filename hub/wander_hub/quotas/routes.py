@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
 from wander.wire.people import NewQuota, OwnerQuota
 
 from wander_hub.http.boundary import Caller, ForManager, HubSettings, ReadSession, audited
 from wander_hub.http.problems import refusals
+from wander_hub.http.routing import HubRouter
 from wander_hub.quotas import service
 
-router = APIRouter(prefix="/api/v1/owners/{owner}/quota", tags=["accounts"])
+router = HubRouter(prefix="/api/v1/owners/{owner}/quota", tags=["accounts"])
 
 
 @router.get("", responses=refusals(401, 403, 404, 422))

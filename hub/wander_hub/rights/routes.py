@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Depends, Path, Request
+from fastapi import Body, Depends, Path, Request
 from sqlalchemy.orm import Session
 from wander.wire import TokenInfo
 from wander.wire.changes import CreatedToken, MemberList, NewRole, NewToken, OwnerSettings, TokenList, Whoami
@@ -22,11 +22,12 @@ from wander_hub.http.boundary import (
     origin_of,
 )
 from wander_hub.http.problems import refusals
+from wander_hub.http.routing import HubRouter
 from wander_hub.rights import invitations, members, rights
 from wander_hub.rights import tokens as token_service
 from wander_hub.security import well_formed
 
-router = APIRouter(prefix="/api/v1", tags=["accounts"])
+router = HubRouter(prefix="/api/v1", tags=["accounts"])
 
 _REFUSALS = refusals(308, 400, 401, 403, 404, 409, 410, 422)
 _OWNER = "/owners/{owner}"

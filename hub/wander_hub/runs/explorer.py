@@ -27,7 +27,7 @@ from wander_hub.http.problems import HubProblem
 from wander_hub.runs import chunks, service
 from wander_hub.runs.chunks import Row, RowFacts
 from wander_hub.runs.kept import KEPT, OF_ENTRY
-from wander_hub.runs.models import Run, RunChunk
+from wander_hub.runs.models import MOST_STRATA, Run, RunChunk
 from wander_hub.runs.repository import chunks_of
 from wander_hub.storage import Storage
 
@@ -37,8 +37,6 @@ MOST_STORED = 64 * 1024 * 1024
 """Bytes of a run, packed, whose transcripts are searched for words; of a larger one what its rows say is."""
 _MOST_READ = 512 * 1024 * 1024
 """Bytes of transcripts, unpacked, that one search reads: what was packed well may be far more."""
-MOST_STRATA = 100
-"""That are told apart of a run: a manifest may have as many as examples."""
 _MOST_FAULTS = 20
 _NUMBERS = re.compile(r"\d+")
 
@@ -189,12 +187,7 @@ def break_down(session: Session, storage: Storage, run: Run) -> Breakdown:
 
 def list_strata(run: Run) -> list[int]:
     """Return the first strata of a run's examples in order."""
-
-    def read() -> list[int]:
-        return sorted({one for one in run.parsed_manifest.strata if one is not None})[:MOST_STRATA]
-
-    found: list[int] = KEPT.get((run.sha256, "strata"), read)
-    return found
+    return [one for one in run.brief_manifest.strata if one is not None]
 
 
 def is_broken_down(run: Run) -> bool:
@@ -316,6 +309,8 @@ def _within(value: float | None, low: float | None, high: float | None) -> bool:
 
 
 def _strata(run: Run) -> dict[str, int]:
+    if not run.brief_manifest.strata:
+        return {}
     manifest = run.parsed_manifest
     pairs = zip(manifest.example_ids, manifest.strata, strict=False)
     return {example: stratum for example, stratum in pairs if stratum is not None}

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 import unicodedata
 from dataclasses import dataclass
-from typing import Any
 
-from pydantic import BaseModel, ValidationError
 from sqlalchemy.orm import Session
-from wander.types import TurnTokens, canonical_json
+from wander.types import canonical_json
 from wander.wire import ModelPin, RunManifest
+from wander.wire.gate import MANIFEST, MANIFEST_HEAD, Refused, read_record
 from wander.wire.run_record import SCRIPT
 
 from wander_hub.environments import service as environments
 from wander_hub.environments.models import Environment, Version
 from wander_hub.http.problems import HubProblem
+from wander_hub.runs.models import without_examples
 
 _RUN_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{7,63}")
 _NAME = re.compile(r"[^\s\x00-\x1f\x7f](?:[^\x00-\x1f\x7f]*[^\s\x00-\x1f\x7f])?")
@@ -48,20 +47,13 @@ _MOST_TOKENS = 2**31 - 1
 def parse(text: bytes) -> RunManifest:
     """Return the manifest or refuse it."""
     try:
-        manifest = RunManifest.model_validate_json(text)
-        canonical_json(manifest.environment.arguments)
-    except ValidationError as error:
-        errors = [
-            {"loc": [str(part) for part in one["loc"]], "msg": one["msg"]}
-            for one in error.errors(include_url=False, include_input=False, include_context=False)[:20]
-        ]
-        first = errors[0]
-        fault = f"{'.'.join(first['loc'])}: {first['msg']}"
-        raise HubProblem(422, "bad_manifest", f"run.json: {fault}", errors=errors) from error
-    except ValueError as error:
-        raise bad_manifest(f"the environment's arguments: {error}") from error
-    if not all(is_finite(value) for name, value in manifest if name not in ("example_ids", "strata")):
-        raise bad_manifest("it holds NaN or infinity; a manifest holds finite numbers")
+        manifest = read_record(RunManifest, text, MANIFEST)
+        head = without_examples(manifest).model_dump_json(by_alias=True).encode()
+        MANIFEST_HEAD.check_json(head)
+    except Refused as error:
+        errors = [{"loc": error.place.split("."), "msg": error.fault}]
+        status = 413 if error.too_large else 422
+        raise HubProblem(status, "bad_manifest", f"run.json: {error}", errors=errors) from error
     if manifest.shard is not None:
         raise bad_manifest("it is a shard of a run; `wander runs merge` makes the run of all shards")
     _check_ids(manifest)
@@ -75,22 +67,6 @@ def parse(text: bytes) -> RunManifest:
         _check_model(pin, f"players.{player}")
     _check_plan(manifest)
     return manifest
-
-
-def is_finite(value: Any) -> bool:
-    """Tell whether no number of a parsed value is NaN or infinite, as `NaN` and `1e999` are.
-
-    Python reads and writes these; other readers refuse what holds them, and NaN equals nothing.
-    """
-    if isinstance(value, float):
-        return math.isfinite(value)
-    if isinstance(value, TurnTokens):
-        return math.isfinite(sum(value.logprobs))
-    if isinstance(value, BaseModel):
-        value = dict(value)
-    if isinstance(value, dict):
-        return all(map(is_finite, value.values()))
-    return not isinstance(value, list) or all(map(is_finite, value))
 
 
 @dataclass(frozen=True)

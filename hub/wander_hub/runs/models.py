@@ -21,6 +21,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Mapped, Session, mapped_column, relationship
 from wander.wire import RunManifest, VerificationLevel
 from wander.wire.events import LevelEvent
+from wander.wire.gate import MANIFEST, MANIFEST_HEAD, read_record
 from wander.wire.verification import TokenCheck
 
 from wander_hub import audit
@@ -37,6 +38,8 @@ MISPLACED = text(
 """Holds for runs that stand on their board otherwise than they should; an index has just these."""
 INCOMPLETE = text("kind = 'evaluation' AND level = 'claimed' AND NOT private AND withdrawn_at IS NULL")
 """Holds for evaluations that a board leaves out; an index has just these."""
+MOST_STRATA = 100
+"""Strata of a run that are told apart; a manifest may have as many as examples."""
 TRAINING = text("kind = 'training'")
 """Holds for training runs, which are few among many evaluations; an index has just these."""
 
@@ -80,10 +83,10 @@ class Run(Base):
     level: Mapped[VerificationLevel] = mapped_column(String(16))
     level_reason: Mapped[str] = mapped_column(Text)
     reward_mean: Mapped[float | None]
-    manifest: Mapped[str] = mapped_column(Text)
-    """`run.json` as posted."""
+    manifest: Mapped[str] = mapped_column(Text, deferred=True)
+    """`run.json` as posted, which may have 32 MiB."""
     brief: Mapped[str] = mapped_column(Text)
-    """The same without its examples, which may be a million."""
+    """The same without its examples, at most 64 KiB."""
     summary: Mapped[dict[str, Any]] = mapped_column(JSON)
     sha256: Mapped[str] = mapped_column(String(64))
     rollouts_sha256: Mapped[str | None] = mapped_column(String(64))
@@ -123,18 +126,19 @@ class Run(Base):
 
     @cached_property
     def parsed_manifest(self) -> RunManifest:
-        """The manifest, read once while this row is at hand: a page asks for it many times."""
-        return RunManifest.model_validate_json(self.manifest)
+        """The whole manifest: half a second for a million examples, so pages use the brief one."""
+        return read_record(RunManifest, self.manifest, MANIFEST)
 
-    @property
-    def listed_manifest(self) -> RunManifest:
-        """The manifest without its examples, as lists of runs have it."""
-        return RunManifest.model_validate_json(self.brief)
+    @cached_property
+    def brief_manifest(self) -> RunManifest:
+        """The manifest without its examples."""
+        return read_record(RunManifest, self.brief, MANIFEST_HEAD)
 
 
 def without_examples(manifest: RunManifest) -> RunManifest:
-    """Return a manifest without the ids and strata of its examples."""
-    return manifest.model_copy(update={"example_ids": [], "strata": []})
+    """Return a manifest without the ids of its examples; of their strata it has the first, each once."""
+    strata = sorted({one for one in manifest.strata if one is not None})[:MOST_STRATA]
+    return manifest.model_copy(update={"example_ids": [], "strata": strata})
 
 
 class RunChunk(Base):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sqlalchemy import ColumnElement, Select, and_, delete, func, inspect, or_, select, true
-from sqlalchemy.orm import Session, contains_eager, defer, joinedload, selectinload
+from sqlalchemy.orm import Session, contains_eager, joinedload, selectinload
 
 from wander_hub.database import READER
 from wander_hub.environments.models import Environment
@@ -57,11 +57,6 @@ def visible(session: Session) -> Select[Run]:
     )
 
 
-def listed(session: Session) -> Select[Run]:
-    """Return the same for lists, which do not read the runs' manifests: each may have megabytes."""
-    return visible(session).options(defer(Run.manifest))
-
-
 def own_run(session: Session, user_id: int, sha256: str) -> str | None:
     """Return the id of the run of that digest that a user posted."""
     return session.scalar(select(Run.run_id).where(Run.posted_by_id == user_id, Run.sha256 == sha256))
@@ -91,7 +86,7 @@ def page(
     cursor: str | None = None,
 ) -> Sequence[Run]:
     """Return up to `limit + 1` runs, newest first; withdrawn ones are not listed."""
-    query = listed(session).where(Run.withdrawn_at.is_(None))
+    query = visible(session).where(Run.withdrawn_at.is_(None))
     if environment_id is not None:
         query = query.where(Run.environment_id == environment_id)
     if model is not None:
@@ -105,7 +100,7 @@ def page(
 
 def find_training_runs(session: Session, environment_id: int, limit: int) -> Sequence[Run]:
     """Return the newest training runs on an environment that count."""
-    query = listed(session).where(Run.environment_id == environment_id, TRAINING, counts())
+    query = visible(session).where(Run.environment_id == environment_id, TRAINING, counts())
     return session.scalars(query.order_by(Run.posted_at.desc(), Run.run_id.desc()).limit(limit)).all()
 
 
@@ -158,7 +153,7 @@ def remove_contents(session: Session, run: Run) -> list[str]:
 
 def find_makers(session: Session, weights_sha256: str, limit: int) -> Sequence[tuple[Run, int]]:
     """Return training runs that made these weights, and at which step."""
-    query = listed(session).join(RunCheckpoint, RunCheckpoint.run_id == Run.run_id)
+    query = visible(session).join(RunCheckpoint, RunCheckpoint.run_id == Run.run_id)
     query = query.where(RunCheckpoint.weights_sha256 == weights_sha256, Run.withdrawn_at.is_(None))
     pairs = query.add_columns(RunCheckpoint.step).order_by(Run.posted_at.desc()).limit(limit)
     return [(run, step) for run, step in session.execute(pairs)]
@@ -168,7 +163,7 @@ def evaluations_of(
     session: Session, weights: Sequence[str], limit: int, *, kind: str = "evaluation"
 ) -> Sequence[Run]:
     """Return evaluations of these weights, or the trainings that began with them, the newest first."""
-    query = listed(session).where(
+    query = visible(session).where(
         Run.weights_sha256.in_(weights), Run.kind == kind, Run.withdrawn_at.is_(None)
     )
     return session.scalars(query.order_by(Run.posted_at.desc()).limit(limit)).all()

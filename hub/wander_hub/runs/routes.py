@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import Path, Query, Request
 from starlette.responses import Response, StreamingResponse
 from wander.errors import did_you_mean
 from wander.types import Rollout
@@ -14,11 +14,12 @@ from wander.wire.postings import RunLinks
 from wander_hub.http.answers import REVALIDATE, stored_object
 from wander_hub.http.boundary import BaseUrl, HubStorage, ReadSession
 from wander_hub.http.problems import HubProblem, refusals
+from wander_hub.http.routing import HubRouter
 from wander_hub.runs import explorer, service
 from wander_hub.runs.explorer import RolloutQuery
 from wander_hub.runs.models import RunArtifact
 
-router = APIRouter(prefix="/api/v1/runs", tags=["runs"])
+router = HubRouter(prefix="/api/v1/runs", tags=["runs"])
 
 _ARTIFACT_CSP = "sandbox; default-src 'none'; style-src 'unsafe-inline'"
 _BYTES: dict[int | str, dict[str, Any]] = {
@@ -45,10 +46,11 @@ def list_runs(
     )
 
 
-@router.get("/{run_id}", responses=refusals(404, 422))
-def get_run(session: ReadSession, base_url: BaseUrl, run_id: RunId) -> RunDetail:
+@router.get("/{run_id}", response_model=RunDetail, responses=refusals(404, 422))
+def get_run(session: ReadSession, base_url: BaseUrl, run_id: RunId) -> Response:
     """Show one run with its manifest and the hub's summary; the first characters of its id are enough."""
-    return service.detail_of(service.find_by_prefix(session, run_id), base_url)
+    run = service.find_by_prefix(session, run_id)
+    return Response(service.whole_detail(run, base_url), media_type="application/json")
 
 
 @router.get(
@@ -91,15 +93,16 @@ def download_rollouts(session: ReadSession, storage: HubStorage, run_id: RunId) 
     return StreamingResponse(service.rollout_lines(session, storage, run), media_type="application/jsonl")
 
 
-@router.get("/{run_id}/rollouts/{number}", responses=refusals(404, 410, 422))
+@router.get("/{run_id}/rollouts/{number}", response_model=Rollout, responses=refusals(404, 410, 422))
 def get_rollout(
     session: ReadSession,
     storage: HubStorage,
     run_id: RunId,
     number: Annotated[int, Path(ge=0, le=2**31)],
-) -> Rollout:
-    """Show one whole rollout."""
-    return service.rollout(session, storage, service.find(session, run_id), number)
+) -> Response:
+    """Send one rollout byte for byte as it was posted."""
+    line = service.rollout_line(session, storage, service.find(session, run_id), number)
+    return Response(line, media_type="application/json")
 
 
 @router.get(

@@ -15,6 +15,7 @@ from wander.wire import (
     RunPage,
     RunSummary,
 )
+from wander.wire.gate import ROLLOUT, read_record
 from wander.wire.postings import Checkpoint, LinkedRun, RunLinks, Withdrawal
 
 from wander_hub.database import fill
@@ -62,7 +63,7 @@ def list_page(
     )
     rows = found[:limit]
     following = Position(rows[-1].posted_at, rows[-1].run_id).cursor() if len(found) > limit else None
-    return RunPage(data=[detail_of(one, base_url, listed=True) for one in rows], next=following)
+    return RunPage(data=[detail_of(one, base_url) for one in rows], next=following)
 
 
 def find(session: Session, run_id: str) -> Run:
@@ -98,8 +99,8 @@ def find_by_prefix(session: Session, word: str) -> Run:
     return found[0] if len(found) == 1 else find(session, word)
 
 
-def detail_of(run: Run, base_url: str, *, listed: bool = False) -> RunDetail:
-    """Return a run as the API shows it, by itself or `listed` with others: then its examples are left out."""
+def detail_of(run: Run, base_url: str) -> RunDetail:
+    """Return a run as lists, pages and the answers to changes show it: without its examples."""
     withdrawn = None
     if run.withdrawn_at is not None:
         by = run.withdrawn_by.name if run.withdrawn_by else ""
@@ -108,7 +109,7 @@ def detail_of(run: Run, base_url: str, *, listed: bool = False) -> RunDetail:
     return fill(
         RunDetail,
         run,
-        manifest=run.listed_manifest if listed else run.parsed_manifest,
+        manifest=run.brief_manifest,
         summary=RunSummary.model_validate(run.summary),
         posted_by=run.posted_by.name,
         url=f"{base_url}/runs/{run.run_id}",
@@ -117,6 +118,12 @@ def detail_of(run: Run, base_url: str, *, listed: bool = False) -> RunDetail:
         withdrawn=withdrawn,
         signature=signing.signature_of(run),
     )
+
+
+def whole_detail(run: Run, base_url: str) -> bytes:
+    """Return a run with its whole manifest as JSON; the manifest is passed on as it was posted, unread."""
+    detail = detail_of(run, base_url).model_dump_json(by_alias=True, exclude={"manifest"})
+    return b'{"manifest":' + run.manifest.encode() + b"," + detail.encode()[1:]
 
 
 def read_sorted_page(
@@ -154,13 +161,18 @@ def rows_numbered(session: Session, storage: Storage, run: Run, numbers: Sequenc
 
 
 def rollout(session: Session, storage: Storage, run: Run, number: int) -> Rollout:
-    """Return one whole rollout with two small range reads."""
+    """Return one whole rollout."""
+    return read_record(Rollout, rollout_line(session, storage, run, number), ROLLOUT)
+
+
+def rollout_line(session: Session, storage: Storage, run: Run, number: int) -> bytes:
+    """Return the line of one rollout as it was posted, with two small range reads."""
     chunk = repository.chunk_with(session, with_rollouts(run).run_id, number)
     if chunk is None:
         count = count_of(run)
         hint = f"numbers go from 0 to {count - 1}" if count else None
         raise HubProblem(404, "rollout_not_found", f"`{run.run_id}` has no rollout {number}", hint=hint)
-    return Rollout.model_validate_json(chunks.rollout_at(storage, chunk, number - chunk.first))
+    return chunks.rollout_at(storage, chunk, number - chunk.first)
 
 
 def rollout_lines(session: Session, storage: Storage, run: Run) -> Iterator[bytes]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from fastapi import APIRouter
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 from wander.wire.environments import ModelUse, UsedBy
@@ -16,11 +15,12 @@ from wander_hub.environments.repository import visible
 from wander_hub.environments.schemas import EnvironmentFilter
 from wander_hub.http.boundary import ReadSession
 from wander_hub.http.problems import refusals
+from wander_hub.http.routing import HubRouter
 from wander_hub.names import BUNDLED_OWNER
 from wander_hub.runs.models import Run
 from wander_hub.runs.repository import counts, readable_run
 
-router = APIRouter(prefix="/api/v1/environments", tags=["environments"])
+router = HubRouter(prefix="/api/v1/environments", tags=["environments"])
 _MOST_ENVIRONMENTS, _MOST_RUNS, _MOST_NAMES = 100, 500, 50
 
 

@@ -20,8 +20,8 @@ from packaging.utils import (
     parse_sdist_filename,
     parse_wheel_filename,
 )
-from pydantic import ValidationError
 from wander.wire import CheckSummary
+from wander.wire.gate import CHECK_REPORT, Refused, read_record
 
 from wander_hub import names
 from wander_hub.http.problems import HubProblem
@@ -32,8 +32,6 @@ from wander_hub.upload.archives.stream import DIGESTS, ByteStream
 from wander_hub.upload.schemas import Contents, FileName, Findings, Package, Upload, refusal
 
 CHECK_FIELD = "wander_check"
-CHECK_BYTES = 64 * 1024
-"""Limit of that field; a summary of all checks with long messages has a quarter."""
 _TAKEN = "sha256_digest"
 _FILENAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,240}\.(?:whl|tar\.gz)")
 _FILE_TYPES = {"bdist_wheel": "wheel", "sdist": "sdist"}
@@ -75,15 +73,10 @@ def parse_check(upload: Upload) -> CheckSummary | None:
     if not text:
         return None
     hint = "`wander publish --no-check` leaves it out"
-    if len(text.encode(errors="replace")) > CHECK_BYTES:
-        raise refusal("bad_check_report", f"`{CHECK_FIELD}` is over {CHECK_BYTES:,} bytes", hint=hint)
     try:
-        return CheckSummary.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        reason = f"{place}: {first['msg']}" if place else first["msg"]
-        raise refusal("bad_check_report", f"`{CHECK_FIELD}`: {reason:.300}", hint=hint) from error
+        return read_record(CheckSummary, text, CHECK_REPORT)
+    except Refused as error:
+        raise refusal("bad_check_report", f"`{CHECK_FIELD}`: {error!s:.300}", hint=hint) from error
 
 
 def check_filename(filename: str) -> FileName:

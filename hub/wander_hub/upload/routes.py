@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import Depends, Request
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 from starlette.responses import JSONResponse, Response
 from wander.wire import VersionDetail
+from wander.wire.gate import CHECK_REPORT
 
 from wander_hub import names
 from wander_hub.attestations.verification import FIELD, verify
@@ -17,13 +18,14 @@ from wander_hub.environments import service as environment_service
 from wander_hub.http.bodies import form_body, multipart_form
 from wander_hub.http.boundary import Context, ForPublisher, audited
 from wander_hub.http.problems import HubProblem, refusals
+from wander_hub.http.routing import HubRouter
 from wander_hub.quotas import service as quotas
 from wander_hub.rights import rights
 from wander_hub.storage import digest_of
 from wander_hub.upload import checks, service
 from wander_hub.upload.schemas import Upload
 
-router = APIRouter(tags=["upload"])
+router = HubRouter(tags=["upload"])
 
 _BODY = form_body(
     {
@@ -34,7 +36,7 @@ _BODY = form_body(
         "version": {"type": "string"},
         checks.CHECK_FIELD: {
             "type": "string",
-            "maxLength": checks.CHECK_BYTES,
+            "maxLength": CHECK_REPORT.most_bytes,
             "description": "a CheckSummary as JSON, with a wheel",
         },
         service.VISIBILITY_FIELD: {

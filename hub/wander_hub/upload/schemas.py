@@ -83,6 +83,8 @@ class Package:
     tags: list[str]
     readme: str
     readme_type: str
+    readme_html: str
+    """The README rendered and sanitised, which takes too long for a transaction."""
     contents: Contents = field(repr=False)
     core_metadata: bytes | None
     """METADATA byte for byte, for wheels."""

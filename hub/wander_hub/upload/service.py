@@ -22,7 +22,6 @@ from wander_hub.database import now
 from wander_hub.environments import repository as environments
 from wander_hub.environments import service as environment_service
 from wander_hub.environments.models import Environment, File, FormerName, Version
-from wander_hub.environments.readme import render
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import HUB, Identity
 from wander_hub.index import service as index
@@ -256,7 +255,7 @@ def _version_for(
     version.tags = package.tags
     version.entry_point = package.contents.entry_point
     version.readme = package.readme
-    version.readme_html = render(package.readme, package.readme_type)
+    version.readme_html = package.readme_html
     return version, True
 
 

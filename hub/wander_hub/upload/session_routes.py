@@ -10,21 +10,23 @@ import binascii
 import re
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Request
+from fastapi import Header, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 from wander.wire import VersionDetail
+from wander.wire.gate import ANNOUNCEMENT
 from wander.wire.models import ModelRevision, NewModel
 from wander.wire.uploads import OFFSET_HEADER, NewUpload, UploadedFile, UploadSession
 
 from wander_hub.http.bodies import plain_body, whole
 from wander_hub.http.boundary import Context, ForPublisher, audited, part_of_another
 from wander_hub.http.problems import HubProblem, refusals
+from wander_hub.http.routing import HubRouter, takes
 from wander_hub.upload import finalize as finishing
 from wander_hub.upload import revisions, sessions
 
-router = APIRouter(tags=["upload"], prefix="/api/v1/uploads")
-model_router = APIRouter(tags=["models"], prefix="/api/v1/models")
+router = HubRouter(tags=["upload"], prefix="/api/v1/uploads")
+model_router = HubRouter(tags=["models"], prefix="/api/v1/models")
 
 _DIGEST = re.compile(r"(?:^|,)\s*sha-256=:([A-Za-z0-9+/=]{44}):\s*(?:,|$)")
 Offset = Annotated[int, Header(alias=OFFSET_HEADER, ge=0, lt=2**40, description="where the chunk begins")]
@@ -44,6 +46,7 @@ ContentDigest = Annotated[
     },
 )
 @part_of_another
+@takes(ANNOUNCEMENT)
 def open_upload(wanted: NewUpload, context: ForPublisher) -> Response:
     """Announce all files of a version; what can be said against them is said before a byte is sent."""
     return _opened(context, *sessions.begin(context, wanted))
@@ -59,6 +62,7 @@ def open_upload(wanted: NewUpload, context: ForPublisher) -> Response:
     },
 )
 @part_of_another
+@takes(ANNOUNCEMENT)
 def open_model_upload(wanted: NewModel, context: ForPublisher) -> Response:
     """Announce all files of a model's revision; they are sent and finalized as an upload."""
     return _opened(context, *revisions.begin(context, wanted))

@@ -17,6 +17,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 from wander.wire.environments import wanted_visibility
+from wander.wire.gate import LOCK
 from wander.wire.models import ModelFile
 from wander.wire.uploads import OFFSET_HEADER, NewUpload, StagedKind, UploadedFile, UploadFile
 from wander.wire.uploads import UploadSession as SessionInfo
@@ -258,8 +259,8 @@ def _check_names(wanted: NewUpload, settings: Settings) -> tuple[str, str]:
         if file.kind == "lock":
             if file.filename != documents.NAMES["lock"]:
                 raise refusal("bad_filename", f"a lock is called `{documents.NAMES['lock']}`")
-            if file.size > settings.max_lock_bytes:
-                detail = f"`{file.filename}` is over this hub's {settings.max_lock_bytes:,} bytes"
+            if file.size > LOCK.most_bytes:
+                detail = f"`{file.filename}` is over {LOCK.most_bytes:,} bytes"
                 raise refusal("too_large", detail)
             continue
         found = checks.check_filename(file.filename)

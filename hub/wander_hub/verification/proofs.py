@@ -31,7 +31,7 @@ def prove(session: Session, run: Run) -> list[LevelProof]:
     played = any(one.method == "replay" and one.level in ("rescored", "replayed") for one in reports)
     if found["rescored"][0] == "open" and played:
         found["rescored"] = "proved", "playing it again ran the rubric too"
-    if found["replayed"][0] == "open" and not run.parsed_manifest.environment.info.deterministic:
+    if found["replayed"][0] == "open" and not run.brief_manifest.environment.info.deterministic:
         found["replayed"] = (
             "open",
             "its environment declares that it is not deterministic: nobody can play a rollout twice",
@@ -51,7 +51,7 @@ def prove(session: Session, run: Run) -> list[LevelProof]:
 def _count(run: Run) -> Found:
     """Tell whether all of it is there, and its own."""
     summary = RunSummary.model_validate(run.summary)
-    level, reason = level_of(run.parsed_manifest, summary)
+    level, reason = level_of(run.brief_manifest, summary)
     if level == "complete":
         return "proved", f"{summary.rollouts:,} of {summary.expected:,} rollouts, and none failed"
     return "contradicted", reason

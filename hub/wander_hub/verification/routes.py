@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import Path, Query, Request
 from fastapi.encoders import jsonable_encoder
 from starlette.responses import JSONResponse, Response
 from wander.wire.verification import (
@@ -24,11 +24,12 @@ from wander_hub.http.boundary import (
     wake_jobs,
 )
 from wander_hub.http.problems import refusals
+from wander_hub.http.routing import HubRouter
 from wander_hub.jobs import TableQueue
 from wander_hub.runs import service as runs
 from wander_hub.verification import evidence, service, version_checks
 
-router = APIRouter(prefix="/api/v1", tags=["verification"])
+router = HubRouter(prefix="/api/v1", tags=["verification"])
 
 RunId = Annotated[str, Path(max_length=64)]
 

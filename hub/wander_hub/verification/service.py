@@ -318,7 +318,7 @@ def keep(
 
 def declared_info(session: Session, run: Run) -> EnvironmentInfo:
     """Return what a run states of its environment, with the bounds that the newest replay met."""
-    stated = run.parsed_manifest.environment.info
+    stated = run.brief_manifest.environment.info
     met = select(Verification.made_with).where(Verification.run_id == run.run_id)
     met = met.where(Verification.report.is_not(None)).order_by(Verification.id.desc())
     found = next((one for one in session.scalars(met) if one), None)

@@ -190,10 +190,10 @@ def find_info(session: Session, version: Version) -> EnvironmentInfo | None:
     heard = verification.find_info(session, version.id)
     if heard is not None:
         return heard
-    query = run_repository.listed(session).where(Run.version_id == version.id, run_repository.counts())
+    query = run_repository.visible(session).where(Run.version_id == version.id, run_repository.counts())
     query = query.where(Run.posted_by_id == version.uploaded_by_id)
     newest = session.scalar(query.order_by(Run.posted_at.desc(), Run.run_id).limit(1))
-    return newest.listed_manifest.environment.info if newest else None
+    return newest.brief_manifest.environment.info if newest else None
 
 
 def _list_metrics(session: Session, version: Version, board: Leaderboard) -> list[str]:

@@ -136,8 +136,8 @@ def show_environment(visit: Visit, owner: str, name: str, version: str) -> Envir
         info=find_info(visit.session, chosen),
         board=board,
         axis=common_axis(board.rows),
-        recent=[runs.detail_of(one, visit.base_url, listed=True) for one in recent],
-        training=[runs.detail_of(one, visit.base_url, listed=True) for one in training],
+        recent=[runs.detail_of(one, visit.base_url) for one in recent],
+        training=[runs.detail_of(one, visit.base_url) for one in training],
         digest=wheels[0] if wheels else "",
         locked=locked,
         attesters=list_attesters(visit.session, environments.list_offered_files(found, chosen)),
@@ -158,7 +158,7 @@ def _find_sample(session: Session, storage: Storage, board: Leaderboard) -> Samp
         with suppress(HubProblem):
             run = runs.find(session, row.run_id)
             rollout = runs.rollout(session, storage, run, 0)
-            manifest = run.listed_manifest
+            manifest = run.brief_manifest
             messages, omitted = transcript.list_messages(rollout, view=manifest.environment.info.view)
             parts, _ = transcript.reward_parts(rollout, manifest)
             shown = messages[:_MOST_MESSAGES]

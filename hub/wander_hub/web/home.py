@@ -149,10 +149,10 @@ def _newest_proved(session: Session, base_url: str) -> list[RunDetail]:
     newest = select(Run.run_id, Run.level).where(run_repository.counts()).order_by(*order).limit(_LOOKED_AT)
     # In two steps: PostgreSQL, which expects next to none of such a level, would go through all runs instead.
     proven = [run_id for run_id, level in session.execute(newest) if level in PROVEN]
-    query = run_repository.listed(session).order_by(*order)
+    query = run_repository.visible(session).order_by(*order)
     query = query.where(Environment.status == "active", Environment.quarantine_reason.is_(None))
     found: list[Run] = []
     while proven and len(found) < _NEWEST:
         some, proven = proven[: 2 * _NEWEST], proven[2 * _NEWEST :]
         found += session.scalars(query.where(Run.run_id.in_(some)))
-    return [runs.detail_of(one, base_url, listed=True) for one in found[:_NEWEST]]
+    return [runs.detail_of(one, base_url) for one in found[:_NEWEST]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Literal, NamedTuple
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from markupsafe import Markup
 from pydantic import Field
 from sqlalchemy.orm import Session
@@ -17,6 +17,7 @@ from wander_hub.environments import service as environments
 from wander_hub.environments.repository import versions_of
 from wander_hub.environments.schemas import EnvironmentFilter
 from wander_hub.http.boundary import BaseUrl, ReadSession
+from wander_hub.http.routing import HubRouter
 from wander_hub.leaderboards import service as leaderboards
 from wander_hub.leaderboards.schemas import BoardFilter
 from wander_hub.models.models import Revision
@@ -26,7 +27,7 @@ from wander_hub.web.docs.library import list_pages
 from wander_hub.web.templates import render
 from wander_hub.web.text import number, score_digits
 
-router = APIRouter(include_in_schema=False)
+router = HubRouter(include_in_schema=False)
 
 _MOST, _FIRST = 2_000, 100
 """Environments of a page of the site map, and of `llms.txt`, those with most runs."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import Depends, Request
 from sqlalchemy.orm import Session
 from starlette.responses import RedirectResponse, Response
 
@@ -14,12 +14,13 @@ from wander_hub import audit
 from wander_hub.http import cookies
 from wander_hub.http.boundary import BaseUrl, ByBody, audited, optional_identity, origin_of, part_of_another
 from wander_hub.http.problems import HubProblem
+from wander_hub.http.routing import HubRouter
 from wander_hub.people import attempts, identities
 from wander_hub.people.provider import Provider, Visit, refusal
 from wander_hub.web.sign_in import Next, local_path, login_page, signed_in
 from wander_hub.web.templates import page
 
-router = APIRouter(include_in_schema=False)
+router = HubRouter(include_in_schema=False)
 
 _BACK = "/login/oidc/callback"
 _COOKIE, _SECONDS = "oidc", 600

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 from fastapi.routing import APIRoute
 from pydantic import BeforeValidator, Field
 from starlette.responses import RedirectResponse, Response
@@ -22,6 +22,7 @@ from wander_hub.environments.schemas import KINDS, EnvironmentFilter, Sort
 from wander_hub.http.answers import IMMUTABLE, REVALIDATE
 from wander_hub.http.boundary import database_of
 from wander_hub.http.problems import HubProblem
+from wander_hub.http.routing import HubRouter
 from wander_hub.leaderboards import service as leaderboards
 from wander_hub.leaderboards.routes import page_filter
 from wander_hub.leaderboards.schemas import BoardFilter
@@ -44,7 +45,7 @@ from wander_hub.web.source.files import colour_blocks
 from wander_hub.web.templates import STATIC, as_json, page
 from wander_hub.web.visit import Visit, Visiting
 
-router = APIRouter(include_in_schema=False)
+router = HubRouter(include_in_schema=False)
 _PARTS = tuple(part.router for part in (machines, docs_routes, run_routes, account_routes, system))
 for _part in _PARTS:
     router.include_router(_part)
@@ -302,7 +303,7 @@ def _model_view(visit: Visit, owner: str, name: str, word: str) -> ModelView:
         latest=described.latest,
         card_html=colour_blocks(place(shown.card_html, None)),
         trained_by=runs.makers_of(visit.session, shown.weights_sha256),
-        runs=[runs.detail_of(one, visit.base_url, listed=True) for one in evaluations],
+        runs=[runs.detail_of(one, visit.base_url) for one in evaluations],
         maintained=visit.caller is not None and visit.caller.may_as_owner("maintain", found.owner_id),
         managed=visit.caller is not None and visit.caller.may_as_owner("manage", found.owner_id),
         visibility=found.visibility,

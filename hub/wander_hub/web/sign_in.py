@@ -6,7 +6,7 @@ import re
 from typing import Annotated, Any
 from urllib.parse import quote
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
@@ -24,13 +24,14 @@ from wander_hub.http.boundary import (
     part_of_another,
 )
 from wander_hub.http.problems import HubProblem
+from wander_hub.http.routing import HubRouter
 from wander_hub.identity import Identity
 from wander_hub.people import identities, sessions
 from wander_hub.people import sign_in as people
 from wander_hub.settings import Settings
 from wander_hub.web.templates import page
 
-router = APIRouter(include_in_schema=False)
+router = HubRouter(include_in_schema=False)
 
 _LOCAL = re.compile(r"/(?![/\\])[!-\[\]-~]*")
 """Visible ASCII but for the backslash, which browsers read as a slash: so never another host."""

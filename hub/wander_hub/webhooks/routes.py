@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from wander.wire.events import (
     DeliveryDetail,
     DeliveryInfo,
@@ -18,9 +18,10 @@ from wander.wire.events import (
 
 from wander_hub.http.boundary import Before, Caller, ForManager, Number, ReadSession, audited
 from wander_hub.http.problems import refusals
+from wander_hub.http.routing import HubRouter
 from wander_hub.webhooks import service
 
-router = APIRouter(prefix="/api/v1/webhooks", tags=["webhooks"])
+router = HubRouter(prefix="/api/v1/webhooks", tags=["webhooks"])
 
 _REFUSALS = refusals(400, 401, 403, 404, 409, 422)
 

@@ -8,7 +8,6 @@ takes it in look at it with the same `read_checkpoint`, which reads headers and 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 import struct
@@ -17,12 +16,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from wander.errors import ConfigError
 from wander.types import Record
 from wander.wire.changes import Body
 from wander.wire.fields import Address, Count, FileName, Line, OwnerName, ProjectName, Sha256, Text
+from wander.wire.gate import MODEL_CONFIG, TOKENIZER_TEXT, WEIGHTS_HEADER, Refused, read_json, read_part
 from wander.wire.postings import listing_digest
 
 CONFIG, TOKENIZER, NAMED_TOKENS, SHARDS, CARD = (
@@ -38,7 +38,7 @@ SUFFIXES = (WEIGHTS, ".json", ".txt", ".jinja", ".md", ".model")
 MOST_FILES = 200
 MOST_PLAIN_BYTES = 64 * 1024 * 1024
 """Limit of a file that holds no weights, which is read whole."""
-_MOST_HEADER_BYTES = 32 * 1024 * 1024
+_MOST_DIMENSIONS, _LARGEST = 32, 2**63
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,98}")
 _EMBEDDINGS = re.compile(r"(^|\.)(embed_tokens|wte|word_embeddings|embed_in|tok_embeddings)\.weight$")
 _SHA256 = r"^[0-9a-f]{64}$"
@@ -200,13 +200,15 @@ def read_checkpoint(sizes: Mapping[str, int], read: Read) -> CheckpointFacts:
                 raise ConfigError(f"`{tensor}` is in both `{tensors[tensor]}` and `{name}`")
             tensors[tensor] = name
             parameters += math.prod(shape)
+            if parameters >= _LARGEST:
+                raise ConfigError(f"`{name}` has more parameters than a model can have")
             if _EMBEDDINGS.search(tensor) and len(shape) == 2:
                 embeddings = shape[0]
     if SHARDS in sizes:
         _check_shards(_read_object(SHARDS, sizes, read), tensors)
     if TOKENIZER in sizes:
         named = _read_object(NAMED_TOKENS, sizes, read) if NAMED_TOKENS in sizes else {}
-        _check_tokens(_read_object(TOKENIZER, sizes, read), named, config, embeddings)
+        _check_tokens(_read_tokenizer(sizes, read), named, config, embeddings)
     return CheckpointFacts(architecture, parameters)
 
 
@@ -244,30 +246,67 @@ def _architecture(config: Mapping[str, Any]) -> str:
 def _read_object(name: str, sizes: Mapping[str, int], read: Read) -> dict[str, Any]:
     """Return the object in a JSON file."""
     try:
-        found = json.loads(read(name, 0, sizes[name]))
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"`{name}` is not JSON") from error
+        MODEL_CONFIG.check_size(sizes[name])
+        found = read_json(read(name, 0, sizes[name]), MODEL_CONFIG)
+    except Refused as error:
+        raise ConfigError(f"`{name}`: {error}") from error
     if not isinstance(found, dict):
         raise ConfigError(f"`{name}` is no JSON object")
     return found
+
+
+class _Vocabulary(BaseModel):
+    """What numbers the tokens of a tokenizer; its merges and rules are passed over."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    vocab: Any = None
+
+
+class _Tokenizer(BaseModel):
+    """The parts of a `tokenizer.json` that number tokens."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model: _Vocabulary | None = None
+    added_tokens: Any = None
+
+
+def _read_tokenizer(sizes: Mapping[str, int], read: Read) -> dict[str, Any]:
+    """Return the parts of `tokenizer.json` that number tokens.
+
+    The whole is 33 MB for Gemma 3, mostly merges, and would take ten times as much once it is read.
+    """
+    try:
+        TOKENIZER_TEXT.check_size(sizes[TOKENIZER])
+        text = read(TOKENIZER, 0, sizes[TOKENIZER])
+        return read_part(_Tokenizer, text, TOKENIZER_TEXT).model_dump()
+    except Refused as error:
+        raise ConfigError(f"`{TOKENIZER}`: {error}") from error
 
 
 def _read_shapes(name: str, size: int, read: Read) -> dict[str, list[int]]:
     """Return the shapes of the tensors in a file of weights, whose header must account for every byte."""
     bad = ConfigError(f"`{name}` is not in safetensors form, or was cut off")
     (length,) = struct.unpack("<Q", read(name, 0, 8)) if size > 8 else (size,)
-    if length > min(size - 8, _MOST_HEADER_BYTES):
+    if length > size - 8:
         raise bad
     try:
-        header = json.loads(read(name, 8, length))
+        WEIGHTS_HEADER.check_size(length)
+        header = read_json(read(name, 8, length), WEIGHTS_HEADER)
         header.pop("__metadata__", None)
         parts = sorted([int(each) for each in one["data_offsets"]] for one in header.values())
         shapes = {key: [int(each) for each in one["shape"]] for key, one in header.items()}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except Refused as error:
+        raise ConfigError(f"`{name}`: {error}") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise bad from error
     borders = [0, *(each for part in parts for each in part), size - 8 - length]
     if any(len(part) != 2 for part in parts) or borders[::2] != borders[1::2] or sorted(borders) != borders:
         raise bad
+    for key, shape in shapes.items():
+        if len(shape) > _MOST_DIMENSIONS or any(not 0 <= each < _LARGEST for each in shape):
+            raise ConfigError(f"`{name}` gives `{key[:100]}` a shape that no tensor has")
     return shapes
 
 

@@ -11,6 +11,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 from wander.wire.package_index import check_requirement
 
+from wander_hub.environments.readme import render
 from wander_hub.settings import Settings
 from wander_hub.upload.archives.headers import decode
 from wander_hub.upload.archives.members import clip
@@ -55,6 +56,8 @@ def package_from(
         if classifier not in known_classifiers and not classifier.startswith(_PRIVATE):
             findings.note("unknown_classifier", f"`{clip(classifier)}` is no known classifier")
     licence = metadata.license_expression or metadata.license
+    readme = metadata.description or ""
+    readme_type = (metadata.description_content_type or "text/x-rst").split(";")[0].strip().lower()
     words = [_SPACE.sub("-", one.strip().lower())[:40] for one in metadata.keywords or []]
     return Package(
         filename=upload.filename,
@@ -68,8 +71,9 @@ def package_from(
         requires_dist=[str(one) for one in metadata.requires_dist or []],
         license=_SPACE.sub(" ", licence).strip()[:100] if licence else None,
         tags=list(dict.fromkeys(one for one in words if one))[:_MAX_TAGS],
-        readme=metadata.description or "",
-        readme_type=(metadata.description_content_type or "text/x-rst").split(";")[0].strip().lower(),
+        readme=readme,
+        readme_type=readme_type,
+        readme_html=render(readme, readme_type),
         contents=contents,
         core_metadata=contents.metadata if filename.kind == "wheel" else None,
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import tomllib
 from typing import Any
 
+from wander.wire.gate import PROJECT, Refused, read_toml
 from wander.wire.source_tree import TreeEntry, is_source, tree_digest
 
 from wander_hub.settings import Settings
@@ -24,8 +24,6 @@ from wander_hub.upload.schemas import Contents, FileName, Findings, refusal
 
 _METADATA, _PROJECT = "PKG-INFO", "pyproject.toml"
 _MOST_PATTERNS, _LONGEST_PATTERN = 100, 200
-_MOST_DOTS = 100
-"""The memory that `tomllib` takes grows with the square of a dotted key's parts."""
 
 
 def read(
@@ -76,12 +74,10 @@ def read(
 def _project(texts: dict[str, bytes], filename: FileName) -> dict[str, Any]:
     if _PROJECT not in texts:
         raise refusal("missing_pyproject", f"the archive has no `{filename.stem}/{_PROJECT}`")
-    if any(line.count(b".") > _MOST_DOTS for line in texts[_PROJECT].splitlines()):
-        raise refusal("missing_pyproject", f"`{_PROJECT}` has a line of over {_MOST_DOTS} dots")
     try:
-        return tomllib.loads(texts[_PROJECT].decode())
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
-        raise refusal("missing_pyproject", f"`{_PROJECT}` is not TOML: {error!s:.200}") from error
+        return read_toml(texts[_PROJECT], PROJECT)
+    except Refused as error:
+        raise refusal("missing_pyproject", f"`{_PROJECT}`: {error!s:.200}") from error
 
 
 def _generated_patterns(project: dict[str, Any]) -> tuple[str, ...]:

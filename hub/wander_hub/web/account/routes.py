@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 from urllib.parse import quote
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 from sqlalchemy.orm import Session
 from starlette.responses import RedirectResponse, Response
 from wander.wire import Problem
@@ -28,6 +28,7 @@ from wander_hub.http.boundary import (
 )
 from wander_hub.http.cookies import require_own_page
 from wander_hub.http.problems import HubProblem, describe
+from wander_hub.http.routing import HubRouter
 from wander_hub.identity import Identity
 from wander_hub.names import normalise_owner
 from wander_hub.operation import job_queue
@@ -45,7 +46,7 @@ from wander_hub.web.sign_in import local_path
 from wander_hub.web.templates import as_json, page, render
 from wander_hub.webhooks import service as webhooks
 
-router = APIRouter(include_in_schema=False)
+router = HubRouter(include_in_schema=False)
 
 _ENTRIES, _DELIVERIES, _STARS = 100, 50, 50
 """Of the audit log, of a webhook's deliveries, and of marked environments, on a page."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import Depends, Query
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 from starlette.responses import Response
@@ -23,6 +23,7 @@ from wander_hub.environments.models import File
 from wander_hub.http import live
 from wander_hub.http.boundary import Before
 from wander_hub.http.health import free_bytes
+from wander_hub.http.routing import HubRouter
 from wander_hub.jobs import OPEN
 from wander_hub.operation import backup_jobs, job_queue
 from wander_hub.operation.administration import report_state
@@ -37,7 +38,7 @@ from wander_hub.web.templates import render
 from wander_hub.web.text import size
 from wander_hub.webhooks import service as webhooks
 
-router = APIRouter(prefix="/system", include_in_schema=False)
+router = HubRouter(prefix="/system", include_in_schema=False)
 
 _JOBS, _PEOPLE, _ENTRIES, _BACKUPS = 100, 200, 200, 5
 """Of each on a page."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from wander.types import Record
 
@@ -13,10 +13,11 @@ from wander_hub.database import fill
 from wander_hub.http.answers import REVALIDATE
 from wander_hub.http.boundary import optional_identity
 from wander_hub.http.problems import HubProblem
+from wander_hub.http.routing import HubRouter
 from wander_hub.web.docs.library import Library, Page, list_pages
 from wander_hub.web.templates import as_json, page, wants, wants_json
 
-router = APIRouter(prefix="/docs", include_in_schema=False, dependencies=[Depends(optional_identity)])
+router = HubRouter(prefix="/docs", include_in_schema=False, dependencies=[Depends(optional_identity)])
 
 _MARKDOWN = ".md"
 _MARKDOWN_TYPE = "text/markdown"

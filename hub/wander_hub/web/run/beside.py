@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 from wander.errors import RunError
-from wander.evals.stats.comparison import compare_scores
 from wander.types import Record, Rollout
 from wander.wire import RolloutRow, RunDetail
 
@@ -18,7 +17,7 @@ from wander_hub.runs.models import Run
 from wander_hub.storage import Storage
 from wander_hub.web.addresses import query_of
 from wander_hub.web.run import transcript
-from wander_hub.web.run.compare import Scored, list_apart
+from wander_hub.web.run.compare import Scored, compare_scored, list_apart
 from wander_hub.web.run.rollout import list_siblings
 from wander_hub.web.run.transcript import ShownMessage
 from wander_hub.web.visit import Visit
@@ -237,7 +236,7 @@ def _list_prompt(run: RunDetail, whole: Rollout) -> list[ShownMessage]:
 def _neighbours(first: Scored, second: Scored, example_id: str) -> tuple[str | None, str | None]:
     """Return the examples on which two runs differ next more and next less than on this one."""
     with suppress(RunError):  # of runs that cannot be compared this one example may be looked at
-        found = compare_scores(first.manifest, first.scores, second.manifest, second.scores)
+        found = compare_scored(first, second)
         names = [one.example_id for one in list_apart(found)]
         if example_id in names:
             place = names.index(example_id)

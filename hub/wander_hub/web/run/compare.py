@@ -19,6 +19,7 @@ from wander.evals.store.jsonl import split_lines
 from wander.evals.store.manifest import differences_in_words
 from wander.types import Record, Rollout
 from wander.wire import RolloutRow, RunDetail
+from wander.wire.gate import ROLLOUT, read_record
 
 from wander_hub.http.problems import HubProblem
 from wander_hub.runs import service as runs
@@ -132,10 +133,11 @@ class Scored:
 
     def __init__(self, session: Session, storage: Storage, run: Run) -> None:
         self._session, self._storage = session, storage
-        self.run, self.manifest = runs.with_rollouts(run), run.parsed_manifest
+        self.run = runs.with_rollouts(run)
         if runs.count_of(run) > _MOST_ROLLOUTS:
             raise _too_large(run)
         self.scores, self._ends = KEPT.get((run.sha256, "scores"), self._read)
+        self.manifest = run.brief_manifest
 
     def _read(self) -> tuple[dict[str, ScoredExample], Ends]:
         """Return the scores, and of each example the rollouts of the least and the greatest reward."""
@@ -149,7 +151,7 @@ class Scored:
             read += len(line)
             if read > _MOST_BYTES:
                 raise _too_large(self.run)
-            rollout = Rollout.model_validate_json(line)
+            rollout = read_record(Rollout, line, ROLLOUT)
             if rollout.reward is not None:
                 one = rollout.reward, number
                 least, greatest = ends.get(rollout.example_id, (one, one))
@@ -165,6 +167,15 @@ class Scored:
         """Return that rollout."""
         number = self.number(example, greatest=greatest)
         return runs.rows_numbered(self._session, self._storage, self.run, [number])[0]
+
+
+def compare_scored(first: Scored, other: Scored) -> Comparison:
+    """Compare two runs; raises `RunError` if they share no example."""
+    # The scores are in the order of the manifest, which may name a million examples. `task_set_sha256` tells
+    # whether those of the two runs differ.
+    examples = {"example_ids": list(first.scores)}
+    manifests = [one.manifest.model_copy(update=examples) for one in (first, other)]
+    return compare_scores(manifests[0], first.scores, manifests[1], other.scores)
 
 
 def _too_large(run: Run) -> HubProblem:
@@ -183,7 +194,7 @@ def list_apart(found: Comparison) -> list[ExampleDifference]:
 def _compare(first: Scored, other: Scored, base_url: str) -> Pair:
     detail = runs.detail_of(other.run, base_url)
     try:
-        found = compare_scores(first.manifest, first.scores, other.manifest, other.scores)
+        found = compare_scored(first, other)
     except RunError as error:
         return Pair(detail, refused=str(error))
     return Pair(

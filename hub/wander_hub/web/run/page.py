@@ -50,6 +50,9 @@ class RunView:
 
     run: RunDetail
     label: str
+    examples: int
+    strata: list[int]
+    """The strata of its examples."""
     rows: list[RolloutRow]
     matching: int
     query: RunQuery
@@ -80,18 +83,13 @@ class RunView:
     @property
     def in_words(self) -> str:
         """What the manifest says was done, in a sentence or two."""
-        return describe(self.run.manifest, self.label)
+        return describe(self.run.manifest, self.label, self.examples)
 
     @property
     def endings(self) -> list[str]:
         """Why rollouts ended, the most frequent first."""
         found = self.run.summary.stop_reasons.items()
         return [reason for reason, _ in sorted(found, key=lambda one: -one[1])[:_MOST_ENDINGS]]
-
-    @property
-    def strata(self) -> list[int]:
-        """The strata of its examples."""
-        return sorted({one for one in self.run.manifest.strata if one is not None})
 
     @property
     def searchable(self) -> bool:
@@ -117,12 +115,16 @@ def run(visit: Visit, run_id: str, query: RunQuery) -> RunView:
     return RunView(
         run=detail,
         label=found.environment.label,
+        examples=found.examples,
+        strata=explorer.list_strata(found),
         rows=rows,
         matching=matching,
         query=query,
         weights=weights,
         metrics={name: metrics[name] for name in ordered},
-        command=reproduce_command(detail.manifest, links.pushed.get(found.weights_sha256 or "")),
+        command=reproduce_command(
+            detail.manifest, found.examples, links.pushed.get(found.weights_sha256 or "")
+        ),
         training=describe_training(visit.storage, detail, query.step, lost) if training else None,
         replays=list_replays(visit.session, visit.settings, found, visit.caller),
         evidence=evidence.evidence_of(visit.session, found),
@@ -138,10 +140,10 @@ def run(visit: Visit, run_id: str, query: RunQuery) -> RunView:
     )
 
 
-def describe(manifest: RunManifest, label: str) -> str:
+def describe(manifest: RunManifest, label: str, examples: int) -> str:
     """Return what a manifest says was done, in words."""
     pin, sampling = manifest.environment, manifest.sampling.given()
-    examples, each = len(manifest.example_ids), manifest.rollouts_per_example
+    each = manifest.rollouts_per_example
     what = f"{label} {pin.version}" if pin.version else label
     chosen = {"first": "the first", "strata": "drawn evenly from the strata:"}.get(
         manifest.choice, "drawn by the seed:"
@@ -163,7 +165,7 @@ def describe(manifest: RunManifest, label: str) -> str:
     return said
 
 
-def reproduce_command(manifest: RunManifest, checkpoint: str | None = None) -> str:
+def reproduce_command(manifest: RunManifest, examples: int, checkpoint: str | None = None) -> str:
     """Return the command that makes the same run again, with weights of this hub where it has them.
 
     The endpoint is whose it is who asks: one that a submitter names would get their prompts and key.
@@ -174,7 +176,7 @@ def reproduce_command(manifest: RunManifest, checkpoint: str | None = None) -> s
     words = ["wander", "eval", f"{pin.owner}/{pin.name}@{pin.version}", "-m", model]
     if manifest.model.base_url:
         words += ["-b", "ENDPOINT"]
-    words += ["-n", str(len(manifest.example_ids)), "-r", str(manifest.rollouts_per_example)]
+    words += ["-n", str(examples), "-r", str(manifest.rollouts_per_example)]
     if manifest.split != "eval":
         words += ["--split", manifest.split]
     if manifest.seed:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 from pydantic import Field
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 from wander_hub.http.answers import REVALIDATE
 from wander_hub.http.problems import HubProblem
+from wander_hub.http.routing import HubRouter
 from wander_hub.runs import explorer
 from wander_hub.runs import service as runs
 from wander_hub.runs.explorer import RolloutFilter
@@ -20,7 +21,7 @@ from wander_hub.web.run.page import RunQuery
 from wander_hub.web.templates import as_json, render
 from wander_hub.web.visit import Visiting
 
-router = APIRouter(prefix="/runs", include_in_schema=False)
+router = HubRouter(prefix="/runs", include_in_schema=False)
 
 _TEXT_CSP = "sandbox; default-src 'none'"
 Number = Annotated[int, Path(ge=0, le=2**31)]
@@ -82,7 +83,8 @@ def compare_example(
 def show_run(visit: Visiting, run_id: str, query: Annotated[RunQuery, Query()]) -> Response:
     """One run: what it pinned, its numbers, its rollouts."""
     if visit.as_json:
-        return as_json(runs.detail_of(runs.find(visit.session, run_id), visit.base_url))
+        whole = runs.whole_detail(runs.find(visit.session, run_id), visit.base_url)
+        return Response(whole, media_type="application/json")
     view = run_page.run(visit, run_id, query)
     scripts = ["rollouts.js"]
     scripts += ["curves.js"] if view.training else []
@@ -113,7 +115,8 @@ def show_rollout(
 ) -> Response:
     """One rollout: what was said, and why it got its reward."""
     if visit.as_json:
-        return as_json(runs.rollout(visit.session, visit.storage, runs.find(visit.session, run_id), number))
+        line = runs.rollout_line(visit.session, visit.storage, runs.find(visit.session, run_id), number)
+        return Response(line, media_type="application/json")
     view = rollout_page.rollout(visit, run_id, number, query, query.first)
     return visit.page("rollout.html", scripts=["viewer.js"], view=view)
 

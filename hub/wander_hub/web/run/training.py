@@ -6,18 +6,19 @@ line of ours is passed over.
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import islice
+from typing import Any, Generic, TypeVar
 
 from markupsafe import Markup
-from pydantic import ValidationError
 from wander.evals.store.jsonl import split_lines
 from wander.types import Rollout
 from wander.wire import RunDetail, RunManifest
+from wander.wire.gate import METRICS, ROLLOUT, Refused, read_json, read_record
 from wander.wire.reproduction import toml_lines
 
 from wander_hub.runs.kept import KEPT
@@ -25,8 +26,10 @@ from wander_hub.storage import Storage, spare_missing
 from wander_hub.web import charts
 from wander_hub.web.charts import Mark
 from wander_hub.web.run import transcript
-from wander_hub.web.run.grids import View
 from wander_hub.web.run.transcript import ShownMessage
+
+Line = TypeVar("Line")
+Found = TypeVar("Found")
 
 METRICS_FILE, ALERTS_FILE = "metrics.jsonl", "alerts.jsonl"
 EVALUATIONS_FILE, SAMPLES_FILE = "evaluations.jsonl", "samples.jsonl"
@@ -42,6 +45,10 @@ _MOST_PROMPTS = 6
 _OF_POINT = 30
 """Numbers that have the room of a point."""
 _MOST_MESSAGES = 40
+_MOST_POINTS, _MOST_LINES, _MOST_SAMPLES, _MOST_SHOWN = 500_000, 100_000, 2_000, 12
+"""Values and lines of a file of metrics that are read, samples that are, and those of one step."""
+_LONGEST_TEXT = 1000
+"""Characters of an alert, of which a page shows less."""
 _TIMES = ("generation", "environment", "scoring", "update", "sync", "evaluation")
 _NOT_CURVES = {"step", "steps", "epoch", "failed"}
 _TOLD_TWICE = {
@@ -149,18 +156,22 @@ def describe_training(storage: Storage, detail: RunDetail, step: int | None, los
 
     Of files that the store does not have any more the digests join `lost`.
     """
-    read = _reader(storage, detail)
-    files = dict.fromkeys((ALERTS_FILE, EVALUATIONS_FILE, SAMPLES_FILE), b"")
-    for name in files:
-        with spare_missing(lost):
-            files[name] = read(name)
-    series = Series(0, {}, {}, {}, 0.0, {})
+    series, alerts, evaluations, samples = (
+        Series(0, {}, {}, {}, 0.0, {}),
+        _Kept[AlertLine]([], 0),
+        list[EvaluationLine](),
+        None,
+    )
     with spare_missing(lost):
         series = read_series(storage, detail)
-    alerts = list(_alerts(files[ALERTS_FILE]))
-    evaluations = list(_evaluations(files[EVALUATIONS_FILE]))[-_MOST_EVALUATIONS:]
+    with spare_missing(lost):
+        alerts = _read_alerts(storage, detail)
+    with spare_missing(lost):
+        evaluations = read_evaluations(storage, detail)
+    with spare_missing(lost):
+        samples = _samples(storage, detail, step)
     marks = changes_of(detail.manifest)
-    marks += [Mark(one.step, one.message[:200]) for one in alerts[:_MOST_ALERTS]]
+    marks += [Mark(one.step, one.message[:200]) for one in alerts.lines]
     total = sum(series.spent.values())
     shares = [(part, seconds / total) for part, seconds in series.spent.items() if seconds > 0]
     cells = {
@@ -174,17 +185,17 @@ def describe_training(storage: Storage, detail: RunDetail, step: int | None, los
         seconds=series.seconds,
         time_shares=shares,
         time_bar=charts.shares(shares) if shares else Markup(""),
-        alerts=alerts[:_MOST_ALERTS],
-        alerts_left_out=max(0, len(alerts) - _MOST_ALERTS),
+        alerts=alerts.lines,
+        alerts_left_out=alerts.count - len(alerts.lines),
         evaluations=evaluations,
         evaluation_chart=charts.evaluations(cells) if cells else Markup(""),
-        samples=_samples(files[SAMPLES_FILE], step, pin.info.view),
+        samples=samples,
         command=shlex.join(["wander", "train", f"{pin.owner}/{pin.name}@{pin.version}", "config.toml"]),
         config="\n".join(toml_lines(detail.manifest.training or {})),
     )
 
 
-def list_series(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
+def list_series(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
     """Return the points of each metric that is not always zero, what is looked at first coming first."""
     series: dict[str, list[tuple[float, float]]] = {}
     for number, entry in enumerate(lines):
@@ -242,7 +253,7 @@ def read_series(storage: Storage, detail: RunDetail) -> Series:
     files = {one.name: one.sha256 for one in detail.artifacts}
 
     def read() -> Series:
-        lines = read_metrics(storage, detail)
+        lines = list(_first(read_metrics(storage, detail), _MOST_POINTS))
         found = list_series(lines)
         drawn = {name: tuple(charts.bucket(points)) for name, points in found.items()}
         ends = {name: (points[0][1], points[-1][1]) for name, points in found.items()}
@@ -288,39 +299,79 @@ def changes_of(manifest: RunManifest) -> list[Mark]:
     ]
 
 
-def read_metrics(storage: Storage, detail: RunDetail) -> list[dict[str, Any]]:
-    """Return what the trainer reported of each step."""
-    return _entries(_reader(storage, detail)(METRICS_FILE))
+def read_metrics(storage: Storage, detail: RunDetail) -> Iterator[dict[str, Any]]:
+    """Yield what the trainer reported of each step."""
+    return _entries(_read(storage, detail, METRICS_FILE))
+
+
+def _first(lines: Iterable[dict[str, Any]], most: int) -> Iterator[dict[str, Any]]:
+    """Yield the first lines, which together hold about so many values."""
+    for line in lines:
+        most -= len(line) + 1
+        if most < 0:
+            return
+        yield line
 
 
 def read_evaluations(storage: Storage, detail: RunDetail) -> list[EvaluationLine]:
     """Return the evaluations that were made while a run learned, the last of them."""
-    return list(_evaluations(_reader(storage, detail)(EVALUATIONS_FILE)))[-_MOST_EVALUATIONS:]
+    return _read_kept(
+        *(storage, detail, EVALUATIONS_FILE),
+        lambda text: _Kept(list(deque(_evaluations(text), _MOST_EVALUATIONS)), 0),
+    ).lines
 
 
-def _reader(storage: Storage, detail: RunDetail) -> Callable[[str], bytes]:
-    files = {one.name: one.sha256 for one in detail.artifacts if one.size <= MOST_BYTES}
-    return lambda name: storage.read(files[name]) if name in files else b""
+def _read_alerts(storage: Storage, detail: RunDetail) -> _Kept[AlertLine]:
+    """Return the first alerts, and the number of all."""
+
+    def read(text: bytes) -> _Kept[AlertLine]:
+        found = list(_alerts(text))
+        return _Kept(found[:_MOST_ALERTS], len(found))
+
+    return _read_kept(storage, detail, ALERTS_FILE, read)
 
 
-def _entries(text: bytes) -> list[dict[str, Any]]:
-    """Return what stands in a file of lines; nothing for a line that is no JSON object."""
-    return [_entry(line) for line in split_lines([text])]
+@dataclass(frozen=True)
+class _Kept(Generic[Line]):
+    """The lines of a file that pages show, and how many it has."""
+
+    lines: list[Line]
+    count: int
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers have the room of it."""
+        return _OF_POINT * len(self.lines)
 
 
-def _entry(line: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
+def _read_kept(storage: Storage, detail: RunDetail, name: str, read: Callable[[bytes], Found]) -> Found:
+    """Return what is read of a file that came with a run; it is kept by its digest."""
+    sha256 = next((one.sha256 for one in detail.artifacts if one.name == name), "")
+    kept: Found = KEPT.get((sha256, name), lambda: read(_read(storage, detail, name)))
+    return kept
+
+
+def _read(storage: Storage, detail: RunDetail, name: str) -> bytes:
+    """Return a file that came with a run, empty without one or for one that is too large to be drawn."""
+    found = next((one for one in detail.artifacts if one.name == name and one.size <= MOST_BYTES), None)
+    return storage.read(found.sha256) if found is not None else b""
+
+
+def _entries(text: bytes) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a file of lines, an empty one for any other line."""
+    for line in islice(split_lines([text]), _MOST_LINES):
+        try:
+            value = read_json(line, METRICS, finite=False)
+        except Refused:
+            value = None
+        yield value if isinstance(value, dict) else {}
 
 
 def _alerts(text: bytes) -> Iterator[AlertLine]:
     for entry in _entries(text):
         step, message = _number(entry.get("step")), entry.get("message")
         if step is not None and isinstance(message, str):
-            yield AlertLine(int(step), str(entry.get("rule", "")), message)
+            yield AlertLine(int(step), str(entry.get("rule", ""))[:_LONGEST_TEXT], message[:_LONGEST_TEXT])
 
 
 def _evaluations(text: bytes) -> Iterator[EvaluationLine]:
@@ -341,30 +392,56 @@ def _evaluations(text: bytes) -> Iterator[EvaluationLine]:
         )
 
 
-def _samples(text: bytes, step: int | None, view: View | None) -> SampleTable | None:
-    rollouts = [one for line in split_lines([text]) if (one := _sample(line)) is not None]
-    if not rollouts:
+@dataclass(frozen=True)
+class _SampleIndex:
+    """Where the samples of a run lie in their file."""
+
+    steps: list[int]
+    prompts: list[str]
+    rewards: dict[str, dict[int, float | None]]
+    places: dict[int, list[tuple[int, int]]]
+    """Offset and length of the lines of each step."""
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers have the room of it."""
+        return _OF_POINT * sum(map(len, (self.steps, *self.rewards.values(), *self.places.values())))
+
+
+def _index_samples(text: bytes) -> _SampleIndex:
+    """Return which samples there are, and where."""
+    rewards: dict[str, dict[int, float | None]] = {}
+    places: dict[int, list[tuple[int, int]]] = {}
+    offset = 0
+    for line in islice(split_lines([text]), _MOST_SAMPLES):
+        one = _sample(line)
+        if one is not None and (one.example_id in rewards or len(rewards) < _MOST_PROMPTS):
+            rewards.setdefault(one.example_id, {})[one.step or 0] = one.reward
+            places.setdefault(one.step or 0, []).append((offset, len(line)))
+        offset += len(line)
+    return _SampleIndex(sorted(places), list(rewards), rewards, places)
+
+
+def _samples(storage: Storage, detail: RunDetail, step: int | None) -> SampleTable | None:
+    """Return the samples of a run; those of the given step, or of the last one, are read whole."""
+    index = _read_kept(storage, detail, SAMPLES_FILE, _index_samples)
+    if not index.steps:
         return None
-    steps = sorted({one.step for one in rollouts if one.step is not None})
-    chosen = step if step in steps else steps[-1]
-    prompts = list(dict.fromkeys(one.example_id for one in rollouts))[:_MOST_PROMPTS]
-    rewards: dict[str, dict[int, float | None]] = {prompt: {} for prompt in prompts}
+    chosen = step if step in index.steps else index.steps[-1]
+    sha256 = next(one.sha256 for one in detail.artifacts if one.name == SAMPLES_FILE)
     shown = []
-    for one in rollouts:
-        if one.example_id not in rewards or one.step is None:
-            continue
-        rewards[one.example_id][one.step] = one.reward
-        if one.step == chosen:
-            messages, omitted = transcript.list_messages(one, view=view)
+    for place in index.places[chosen][:_MOST_SHOWN]:
+        if (one := _sample(storage.read(sha256, *place))) is not None:
+            messages, omitted = transcript.list_messages(one, view=detail.manifest.environment.info.view)
             left_out = max(0, len(messages) - _MOST_MESSAGES)
             shown.append(Sample(one, messages[:_MOST_MESSAGES], omitted + left_out))
-    return SampleTable(steps, chosen, prompts, rewards, shown)
+    return SampleTable(index.steps, chosen, index.prompts, index.rewards, shown)
 
 
 def _sample(line: bytes) -> Rollout | None:
     try:
-        rollout = Rollout.model_validate_json(line)
-    except ValidationError:
+        rollout = read_record(Rollout, line, ROLLOUT)
+    except Refused:
         return None
     sound = rollout.reward is None or math.isfinite(rollout.reward)
     return rollout if sound and rollout.step is not None and rollout.step >= 0 else None

@@ -1,0 +1,242 @@
+"""The gate for texts that strangers wrote: requests, run folders, packages, models, answers of other servers.
+
+A few hundred bytes can describe millions of values, and a parser that is handed them stops a whole server.
+So a text is counted before anything is built of it: its bytes, the values that its commas and brackets can
+make, their depth, and the digits of its numbers. Counting costs some milliseconds per megabyte. Every kind of
+text has its limits in `KINDS`, which docs/upload-rules.md lists.
+"""
+
+from __future__ import annotations
+
+import threading
+import tomllib
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pydantic_core
+from pydantic import BaseModel, ValidationError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+KIB, MIB = 1024, 1024 * 1024
+MOST_DIGITS = 400
+"""Digits in a row. The largest double has 309 when it is written out."""
+MOST_DEPTH = 64
+_WINDOW = MIB
+"""Bytes that are counted at a time: other threads run in between."""
+_LARGE = MIB
+"""Bytes above which one text is parsed at a time, so that many large ones do not fill the memory."""
+_parsing_large = threading.Lock()
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_SHAPES = bytes.maketrans(b"123456789E", b"000000000e")
+_LONG_NUMBER = b"0" * (MOST_DIGITS + 1)
+_MAYBE_INFINITE = (b"e000", b"e+000", b"0" * 300)
+"""What a text holds in which a number may be too large for a double; a 0 is any digit."""
+_LONGEST_FAULT = 300
+_MOST_FAULTS = 1000
+"""Faults up to which the first is told: pydantic describes all of them, or none."""
+_FREE_DOTS, _MOST_DOTTED = 32, 2_000_000
+"""`tomllib` takes time and memory by the square of the parts of a dotted key. A line with up to 32 dots costs
+nothing; the squares of the dots beyond that may add up to 2 million, which is a tenth of a second."""
+
+
+class Refused(ValueError):
+    """A text that is not accepted: over a limit, malformed, or not what it should be."""
+
+    def __init__(self, fault: str, *, place: str = "", too_large: bool = False) -> None:
+        super().__init__(f"{place}: {fault}" if place else fault)
+        self.fault = fault
+        self.place = place
+        """Path of the value that does not fit; empty for the whole text."""
+        self.too_large = too_large
+        """Whether the text is over a limit."""
+
+
+@dataclass(frozen=True)
+class TextKind:
+    """A kind of text, and the most that one may hold."""
+
+    name: str
+    most_bytes: int
+    most_values: int
+    """Values of JSON, keys included, as its commas, colons and brackets count them."""
+    most_nodes: int | None = None
+    """Objects, lists and keys among them; None for as many as values. Each costs ten times the memory of a
+    number, and a key that does not fit costs an error."""
+
+    def check_size(self, size: int) -> None:
+        """Raise `Refused` for a text of too many bytes."""
+        if size > self.most_bytes:
+            raise Refused(f"{self.name} has over {self.most_bytes:,} bytes", too_large=True)
+
+    def check_json(self, text: bytes) -> bool:
+        """Count a text of JSON; raise `Refused` for one that is over a limit.
+
+        Returns whether a number in it may be too large for a double.
+        """
+        self.check_size(len(text))
+        values, nodes, odd, open_brackets = 1, 0, False, b""
+        most_nodes = self.most_values if self.most_nodes is None else self.most_nodes
+        for piece in _outside_strings(text):
+            brackets = piece.translate(None, _NOT_BRACKETS)
+            # A colon follows each key. Any other value begins an object or a list, or follows a comma.
+            nodes += brackets.count(b"[") + brackets.count(b"{") + piece.count(b":")
+            values += piece.count(b",")
+            if values + nodes > self.most_values:
+                raise Refused(f"{self.name} has over {self.most_values:,} values", too_large=True)
+            if nodes > most_nodes:
+                fault = f"{self.name} has over {most_nodes:,} objects, lists and keys"
+                raise Refused(fault, too_large=True)
+            open_brackets = _close_pairs(open_brackets + brackets)
+            if len(open_brackets) > MOST_DEPTH:
+                fault = f"{self.name} nests objects and lists over {MOST_DEPTH} deep, or does not close them"
+                raise Refused(fault, too_large=True)
+            shapes = piece.translate(_SHAPES, b" \t\r\n")
+            if _LONG_NUMBER in shapes:
+                raise Refused(f"{self.name} has a number of over {MOST_DIGITS} digits", too_large=True)
+            odd = odd or any(one in shapes for one in _MAYBE_INFINITE)
+        return odd
+
+
+def _outside_strings(text: bytes) -> Iterator[bytes]:
+    """Yield what stands outside the strings of a JSON text, a window at a time."""
+    inside, backslash = False, b""
+    for start in range(0, len(text), _WINDOW):
+        window = backslash + text[start : start + _WINDOW]
+        whole = window.rstrip(b"\\")
+        # Of a run of backslashes only an odd one says something about what follows it.
+        backslash = b"\\" if (len(window) - len(whole)) % 2 else b""
+        parts = whole.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        yield b" ".join(parts[1::2] if inside else parts[::2])
+        inside ^= len(parts) % 2 == 0
+
+
+def _close_pairs(brackets: bytes) -> bytes:
+    """Return the brackets that are still open, or more than `MOST_DEPTH` where they nest deeper."""
+    for _ in range(MOST_DEPTH + 1):
+        left = brackets.replace(b"[]", b"").replace(b"{}", b"")
+        if len(left) == len(brackets):
+            return brackets
+        brackets = left
+    return b"[" * (MOST_DEPTH + 1)
+
+
+def read_json(text: bytes | str, kind: TextKind, *, finite: bool = True) -> Any:
+    """Return the value of a JSON text; raise `Refused` for one that is over a limit or malformed.
+
+    NaN and infinity, which Python writes and no standard knows, are only read if not `finite`.
+    """
+    text = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    odd = kind.check_json(text)
+    try:
+        with _turn(text):
+            found = pydantic_core.from_json(text, allow_inf_nan=not finite)
+    except ValueError as error:
+        raise Refused(f"not JSON: {str(error)[:_LONGEST_FAULT]}") from error
+    if finite and odd and not is_finite(found):
+        raise Refused("it holds a number that is too large")
+    return found
+
+
+def read_record(model: type[Model], text: bytes | str, kind: TextKind) -> Model:
+    """Return the record of a JSON text; raise `Refused` for one that is over a limit or does not fit.
+
+    The values are built before they are validated: where pydantic parses by itself, each of its errors holds
+    a copy of what it is about.
+    """
+    try:
+        return model.model_validate(read_json(text, kind))
+    except ValidationError as error:
+        raise refusal_of(error) from None
+
+
+def read_part(model: type[Model], text: bytes, kind: TextKind) -> Model:
+    """Return the part of a long JSON text that a model asks for; the rest is not built.
+
+    For models of few fields alone: an error of pydantic's own parser holds a copy of what it is about.
+    """
+    kind.check_json(text)
+    try:
+        with _turn(text):
+            return model.model_validate_json(text)
+    except ValidationError as error:
+        raise refusal_of(error) from None
+
+
+def read_toml(text: bytes, kind: TextKind) -> dict[str, Any]:
+    """Return the table of a TOML text; raise `Refused` for one that is over a limit or malformed."""
+    kind.check_size(len(text))
+    lines = text.split(b"\n") if text.count(b"\n") <= kind.most_values else None
+    if lines is None or text.count(b",") + text.count(b"=") > kind.most_values:
+        raise Refused(f"{kind.name} has over {kind.most_values:,} values", too_large=True)
+    dotted = (line.count(b".") for line in lines)
+    if sum((dots - _FREE_DOTS) ** 2 for dots in dotted if dots > _FREE_DOTS) > _MOST_DOTTED:
+        raise Refused(f"{kind.name} has keys of too many parts", too_large=True)
+    if _LONG_NUMBER in text.translate(_SHAPES, b"_"):
+        raise Refused(f"{kind.name} has a number of over {MOST_DIGITS} digits", too_large=True)
+    try:
+        return tomllib.loads(text.decode())
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"not TOML: {str(error)[:_LONGEST_FAULT]}") from error
+
+
+def is_finite(value: Any) -> bool:
+    """Return whether no number of a parsed value is NaN or infinite, as `NaN` and `1e999` are.
+
+    Python reads and writes these. Other readers refuse what holds them, and NaN equals nothing.
+    """
+    if isinstance(value, float):
+        return value - value == 0
+    if isinstance(value, BaseModel):
+        value = dict(value)
+    if isinstance(value, dict):
+        return all(map(is_finite, value.values()))
+    return not isinstance(value, list | tuple) or all(map(is_finite, value))
+
+
+def refusal_of(error: ValidationError) -> Refused:
+    """Return the first fault that a validation found; of very many faults their number."""
+    if (count := error.error_count()) > _MOST_FAULTS:
+        return Refused(f"{count:,} of its values do not fit")
+    fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    place = ".".join(str(part)[:80] for part in fault["loc"])
+    return Refused(fault["msg"].removeprefix("Value error, ")[:_LONGEST_FAULT], place=place[:_LONGEST_FAULT])
+
+
+def _turn(text: bytes) -> Any:
+    """Return what a parser of this text waits for: long texts take turns."""
+    return _parsing_large if len(text) > _LARGE else nullcontext()
+
+
+CONTROL = TextKind("the body", 64 * KIB, 2_000)
+"""Body of a request that changes settings, tokens, roles and the like."""
+ANNOUNCEMENT = TextKind("the announcement", 2 * MIB, 50_000)
+"""Files of a version or a model that are going to be sent, with their attestations."""
+CHECK_REPORT = TextKind("the report of `wander check`", 64 * KIB, 4_000)
+ATTESTATIONS = TextKind("the attestations", 256 * KIB, 10_000)
+MANIFEST = TextKind("run.json", 32 * MIB, 2_200_000, most_nodes=20_000)
+"""Of a run of a million examples: an id and a stratum of each."""
+MANIFEST_HEAD = TextKind("run.json without its examples", 64 * KIB, 10_000)
+ROLLOUT = TextKind("a rollout", 16 * MIB, 1_000_000, most_nodes=100_000)
+"""A line of `rollouts.jsonl`. Token ids and log-probabilities are most of its values."""
+CHECKPOINT = TextKind("a line of `checkpoints.jsonl`", 4 * KIB, 20)
+METRICS = TextKind("a line of metrics", 64 * KIB, 2_000)
+"""Of `metrics.jsonl`, `alerts.jsonl` or `evaluations.jsonl` of a training run."""
+TOOL_ARGUMENTS = TextKind("the arguments of a call", 16 * KIB, 1_000)
+LOCK = TextKind("the lock", MIB, 100_000)
+PROJECT = TextKind("`pyproject.toml`", 256 * KIB, 100_000)
+WEIGHTS_HEADER = TextKind("the header of a file of weights", 4 * MIB, 400_000)
+MODEL_CONFIG = TextKind("a settings file of a model", 4 * MIB, 300_000)
+TOKENIZER_TEXT = TextKind("`tokenizer.json`", 48 * MIB, 4_000_000, most_nodes=1_200_000)
+PROVIDER_ANSWER = TextKind("the answer", 512 * KIB, 10_000)
+"""Answer of a sign-in provider or an issuer of identity tokens."""
+UPSTREAM_PAGE = TextKind("the page", 32 * MIB, 1_500_000)
+"""Page of the package index behind a hub."""
+KINDS = (
+    *(CONTROL, ANNOUNCEMENT, CHECK_REPORT, ATTESTATIONS, MANIFEST, MANIFEST_HEAD, ROLLOUT, CHECKPOINT),
+    *(METRICS, TOOL_ARGUMENTS, LOCK, PROJECT, WEIGHTS_HEADER, MODEL_CONFIG, TOKENIZER_TEXT),
+    *(PROVIDER_ANSWER, UPSTREAM_PAGE),
+)
+"""Every kind, for the table in docs/upload-rules.md."""

@@ -1,0 +1,182 @@
+"""The gate counts what a text can become before anything is built of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import Field
+from wander.types import Record
+from wander.wire import gate
+from wander.wire.gate import KINDS, MIB, MOST_DEPTH, MOST_DIGITS, Refused, TextKind
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "upload-rules.md"
+NUMBERS = st.integers(-(10**30), 10**30) | st.floats(allow_nan=False, allow_infinity=False)
+TEXTS = st.text('ab",:[]{}\\\n\u2028\U0001f600', max_size=8)
+KEYS = st.text('k"\\:,', max_size=4)
+VALUES = st.recursive(
+    st.none() | st.booleans() | NUMBERS | TEXTS,
+    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(KEYS, inner, max_size=5),
+    max_leaves=40,
+)
+
+
+class Thing(Record):
+    """A record with a list of each kind."""
+
+    names: list[str]
+    pairs: list[tuple[int, int]] = Field(default_factory=list)
+    words: dict[str, int] = Field(default_factory=dict)
+
+
+def count(value: Any) -> int:
+    """Return the values of a JSON value, keys included."""
+    if isinstance(value, dict):
+        return 1 + sum(1 + count(one) for one in value.values())
+    return 1 + sum(map(count, value)) if isinstance(value, list) else 1
+
+
+def smallest_kind(text: bytes) -> int:
+    """Return the fewest values that a kind must allow for a text."""
+    low, high = 0, 4 * len(text) + 4
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            TextKind("it", MIB, middle).check_json(text)
+            high = middle
+        except Refused:
+            low = middle + 1
+    return low
+
+
+@given(VALUES, st.sampled_from([None, 1, " "]), st.booleans(), st.integers(1, 9))
+def test_no_text_becomes_more_values_than_were_counted(value, indent, ascii_only, window):
+    text = json.dumps(value, indent=indent, ensure_ascii=ascii_only).encode()
+    before, gate._WINDOW = gate._WINDOW, window
+    try:
+        counted = smallest_kind(text)
+    finally:
+        gate._WINDOW = before
+    assert count(value) <= counted <= 3 * count(value) + 2
+    assert gate.read_json(text, TextKind("it", MIB, counted)) == json.loads(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[" * 200 + b"]" * 200,
+        b'{"a":' * 70 + b"1" + b"}" * 70,
+        b"[" * (MIB - 1),
+        b'{"a":[' * 5000,
+        b"[]" * 100_000 + b"[" * 80,
+        b"9" * (MOST_DIGITS + 1),
+        b"[0." + b"1" * (MOST_DIGITS + 1) + b"]",
+        b"-1e" + b"0" * 500,
+        b"[1e999]",
+        b'{"a":-1E+400}',
+        b"NaN",
+        b"[Infinity]",
+        b"[1,]",
+        b'{"a":1',
+        b'"\\ud800"',
+        b"\xff\xfe[\x00]\x00",
+        b"",
+        b"[" + b"0," * 300_000 + b"0]",
+        b"[" + b'"",' * 300_000 + b'""]',
+        b'"' * (MIB - 1),
+        b"\\" * (MIB - 1),
+        b'"' + b'\\"' * (MIB // 2),
+        b" " * MIB,
+        b" " * (MIB + 1),
+    ],
+    ids=lambda text: repr(text[:12]),
+)
+def test_what_is_over_a_limit_or_no_json_is_refused_soon(text):
+    began = time.process_time()
+    with pytest.raises(Refused) as refused:
+        gate.read_json(text, TextKind("it", MIB, 200_000))
+    assert time.process_time() - began < 0.5
+    assert len(str(refused.value)) < 500
+
+
+def test_numbers_that_fit_are_read():
+    kind = TextKind("it", MIB, 1000)
+    largest = "1" + "0" * 308
+    text = f'[{largest}, {largest}.5, 1e308, 1e-999, -0.0, 18446744073709551616, "NaN", "1e999"]'
+    assert gate.read_json(text, kind) == json.loads(text)
+    assert gate.read_json("[" * MOST_DEPTH + "]" * MOST_DEPTH, kind)
+
+
+def test_a_list_that_does_not_fit_costs_one_fault_and_many_keys_none():
+    kind = TextKind("it", 16 * MIB, 2_000_000)
+    began = time.process_time()
+    for text, place in (
+        (b'{"names":[' + b"1," * 500_000 + b"1]}", "names.0"),
+        (b'{"names":[],"pairs":[' + b"[]," * 100_000 + b"[]]}", "pairs.0"),
+        (b'{"names":[],"words":{' + b",".join(b'"%d":""' % n for n in range(100_000)) + b"}}", ""),
+        (b'{"names":[],' + b",".join(b'"%d":1' % n for n in range(100_000)) + b"}", ""),
+    ):
+        with pytest.raises(Refused) as refused:
+            gate.read_record(Thing, text, kind)
+        assert refused.value.place.startswith(place)
+        assert not refused.value.too_large
+    assert time.process_time() - began < 3
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"a" + b".a" * 8000 + b" = 1\n",
+        b"[a" + b".a" * 8000 + b"]\n",
+        b"x = '\"'\n'\"'" + b".a" * 8000 + b" = 1\n",
+        b"x = { a" + b" . a" * 8000 + b" = 1 }\n",
+        b"\n".join(b"k%d" % n + b".a" * 300 + b" = 1" for n in range(400)),
+        b"x = " + b"[" * 50_000,
+        b"x = " + b"{a = " * 50_000,
+        b"x = " + b"7" * 5000,
+        b"x = " + b"7_" * 5000 + b"7",
+        b"x = [" + b"1," * 150_000 + b"]",
+        b"\n" * 150_000,
+        b"x = 1\n" * 2,
+        b"x = \xff",
+    ],
+    ids=lambda text: repr(text[:16]),
+)
+def test_toml_over_a_limit_is_refused_soon(text):
+    began = time.process_time()
+    with pytest.raises(Refused):
+        gate.read_toml(text, TextKind("it", MIB, 100_000))
+    assert time.process_time() - began < 1
+
+
+def test_ordinary_toml_is_read():
+    text = (
+        b'a.b.c = "1.2.3.4"\n[tool.x."y.z"]\n' + b'u = "https://files.example/a.b-1.2.3.whl"\n' + b"\n" * 99
+    )
+    assert gate.read_toml(text, gate.PROJECT)["a"]["b"]["c"] == "1.2.3.4"
+    long = b"x = [" + b'"https://a.example/b.c.d-1.0.whl", ' * 200 + b"]\n"
+    assert len(gate.read_toml(long, gate.LOCK)["x"]) == 200
+
+
+def test_kinds_have_names_and_limits_of_their_own():
+    assert len({one.name for one in KINDS}) == len(KINDS)
+    assert all(0 < one.most_bytes <= 64 * MIB and 0 < one.most_values <= 4_000_000 for one in KINDS)
+
+
+def test_the_documentation_lists_every_kind():
+    """If this fails, put the expected rows at the end of docs/upload-rules.md."""
+
+    def size(number: int) -> str:
+        return f"{number // MIB} MiB" if number >= MIB else f"{number // gate.KIB} KiB"
+
+    rows = "".join(
+        f"|{one.name}|{size(one.most_bytes)}|{one.most_values:,}|"
+        f"{f'{one.most_nodes:,}' if one.most_nodes else 'all'}|\n"
+        for one in KINDS
+    )
+    assert DOCS.read_text().endswith(rows), rows
