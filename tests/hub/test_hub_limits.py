@@ -20,7 +20,6 @@ def settings(tmp_path):
         max_unpacked_bytes=50_000,
         max_members=10,
         max_run_bytes=20_000,
-        max_manifest_bytes=4_000,
         max_artifact_bytes=1_000,
         max_artifacts=2,
         max_model_bytes=300,

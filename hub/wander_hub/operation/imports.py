@@ -21,6 +21,7 @@ from alembic.util import CommandError
 from sqlalchemy import Connection, Integer, Row, Table, insert, select
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session, joinedload
+from wander.wire.gate import MANIFEST
 from zstandard import ZstdError
 
 from wander_hub import audit, names
@@ -121,7 +122,7 @@ def bring(
     """Bring an archive in; return how many environments and models it has, and how many of them are new."""
     choices = choices or Choices()
     # A manifest in JSON without other letters than ASCII is at most three times its bytes.
-    longest = 3 * settings.max_manifest_bytes + settings.max_metadata_bytes
+    longest = 3 * MANIFEST.most_bytes + settings.max_metadata_bytes
     with path.open("rb") as file, _scratch(file, longest, choices.unpacked) as (source, sha256):
         objects = needed_objects(source, roots_of(None))
         owners = _TABLES["owners"].c
