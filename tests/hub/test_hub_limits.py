@@ -111,7 +111,7 @@ async def test_run_limits(hub, run_of):
     plain = await hub.post_run(manifest, rollouts)
     packed = await hub.post_run(manifest, rollouts, compress=True)
     assert (plain.status_code, packed.status_code) == (413, 413)
-    manifest["notes"] = "n" * 5_000
+    manifest["notes"] = "n" * 70_000
     assert (await hub.post_run(manifest, [])).status_code == 413
     manifest["notes"] = ""
     fine = run_of(sha256)[1]
