@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from wander.wire.gate import LOCK, MANIFEST
 from wander.wire.postings import MAX_CHUNK_BYTES
 from wander_hub.cli.main import app
 from wander_hub.http.answers import IMMUTABLE

@@ -146,3 +146,20 @@ def test_senders_of_ipv4_differ_on_a_socket_of_ipv6_too(host, network):
 
 async def test_an_installation_of_a_thousand_packages_meets_no_limit(hub):
     assert hub.settings.reads_per_minute >= 10 * 2 * 1000
+
+
+@pytest.mark.parametrize("path", ["/live", "/robots.txt", "/schemas", "/docs"])
+async def test_made_up_tokens_do_not_escape_the_budget_of_reads(hub, still, path):
+    client = of(hub, reads_per_minute=10)
+    made_up = [{"Authorization": f"Bearer {number}"} for number in range(12)]
+    given = [(await client.get(path, headers=one)).status_code for one in made_up]
+    assert given[10:] == [429, 429], given
+    assert (await client.get("/live")).status_code == 200, "who sends none has a budget of their own"
+
+
+async def test_a_known_token_is_not_kept_out_by_made_up_ones(hub, still):
+    client = of(hub, reads_per_minute=10)
+    assert (await client.get("/api/v1/whoami", headers=hub.auth())).status_code == 200
+    for number in range(12):
+        await client.get("/live", headers={"Authorization": f"Bearer {number}"})
+    assert (await client.get("/api/v1/whoami", headers=hub.auth())).status_code == 200

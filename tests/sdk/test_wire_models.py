@@ -52,7 +52,7 @@ def test_a_special_token_that_no_text_becomes_may_lie_beyond_the_weights() -> No
     [
         ({"config.json": b"{}", "notes.txt": b"x"}, "there are no weights"),
         (checkpoint(config_json=None), "there is no `config.json`"),
-        (checkpoint(config_json=b"{"), "`config.json` is not JSON"),
+        (checkpoint(config_json=b"{"), "`config.json`: not JSON"),
         (checkpoint(config_json=b"[1]"), "is no JSON object"),
         (checkpoint(config_json=b'{"auto_map": {}, "model_type": "x"}'), "names code of its own"),
         (checkpoint() | {"tokenizer_config.json": b'{"auto_map": {}}'}, "names code of its own"),

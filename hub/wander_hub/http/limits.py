@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
@@ -34,22 +34,10 @@ _KEPT = 5
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _UPLOADS = ("/api/v1/uploads", "/api/v1/postings")
 """Beginnings of the paths that take in parts of something large, of which there are many."""
-
-_FOR_ANYBODY = frozenset(
-    {
-        *(
-            "/api/v1/leaks",
-            "/login",
-            "/login/password",
-            "/login/oidc",
-            "/login/oidc/callback",
-            "/logout",
-            "/_/oidc/mint-token",
-        ),
-        *("/health", "/live", "/ready"),
-    }
-)
-"""Paths where nobody looks at credentials, so that made-up ones would count as somebody new each time."""
+_UNPROVEN = "wander.unproven"
+"""Goes before an address in its spending with credentials that nobody verified, and marks such a request."""
+_MOST_PROVEN = 50_000
+"""Credentials that are remembered as good; the longest unused are forgotten."""
 
 
 class Spending(Base):
@@ -126,6 +114,7 @@ class Limits:
         self._writes = Budget("writes", settings.writes_per_minute)
         self._uploads = Budget("uploads", settings.uploads_per_minute)
         self._failures = Budget("failures", settings.failures_per_minute)
+        self._proven: OrderedDict[str, None] = OrderedDict()
 
     def untold(self) -> list[tuple[Budget, dict[str, int]]]:
         """Return what other processes are to be told, by budget."""
@@ -138,6 +127,11 @@ class Limits:
         if secret is not None and not self._failures.spend(address, 0):
             return _refusal(self._failures, address, "many requests from here had tokens that are not good")
         budget = self._budget_for(scope)
+        # Made-up credentials each look like somebody new where nobody verifies them.
+        unproven = scope[_UNPROVEN] = secret is not None and secret not in self._proven
+        if unproven and not budget.spend(_UNPROVEN + address):
+            detail = "many requests from here had credentials that nobody verified"
+            return _refusal(budget, _UNPROVEN + address, detail)
         who = secret or address
         if budget.spend(who):
             return None
@@ -146,10 +140,19 @@ class Limits:
 
     def note(self, scope: Scope, status: int) -> None:
         """Take an answer into account: a token that was not good costs its sender's address."""
+        address, secret = _sender(scope)
+        if secret is None:
+            return
         if status == 401:
-            address, secret = _sender(scope)
-            if secret is not None:
-                self._failures.spend(address)
+            self._failures.spend(address)
+            self._proven.pop(secret, None)
+        elif scope.get("state", {}).get("identity") is not None:
+            if scope.get(_UNPROVEN):
+                self._budget_for(scope).spend(_UNPROVEN + address, -1)
+            self._proven[secret] = None
+            self._proven.move_to_end(secret)
+            if len(self._proven) > _MOST_PROVEN:
+                self._proven.popitem(last=False)
 
     def _budget_for(self, scope: Scope) -> Budget:
         path: str = scope["path"]
@@ -192,8 +195,6 @@ def sender_of(scope: Scope) -> str:
 def _sender(scope: Scope) -> tuple[str, str | None]:
     """Return the address that a request comes from, and what stands for its credentials."""
     given = next((value for name, value in scope["headers"] if name == b"authorization"), None)
-    if scope["path"].rstrip("/") in _FOR_ANYBODY:
-        given = None
     secret = hashlib.blake2b(given, digest_size=16).hexdigest() if given is not None else None
     return sender_of(scope), secret
 

@@ -7,13 +7,12 @@ installs downloads the files from there. Where the upstream does not answer, wha
 from __future__ import annotations
 
 import asyncio
-import json
+import html
 import logging
+import re
 import secrets
 import time
 from collections import OrderedDict, deque
-from html import escape
-from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
@@ -24,7 +23,9 @@ from packaging.utils import (
     parse_wheel_filename,
 )
 from starlette.concurrency import run_in_threadpool
+from wander.wire.gate import UPSTREAM_PAGE, read_json
 
+from wander_hub.http.outbound import SharedQuestions
 from wander_hub.http.problems import HubProblem
 from wander_hub.index import rendering, repository
 from wander_hub.index.negotiation import HTML_V1, JSON_V1
@@ -38,9 +39,13 @@ logger = logging.getLogger("wander_hub")
 _ACCEPT = f"{JSON_V1}, {HTML_V1};q=0.2, text/html;q=0.1"
 _FOUND_SECONDS, _MISSING_SECONDS, _SILENT_SECONDS = 300.0, 30.0, 10.0
 """How long a page is kept, that there is none, and that the upstream does not answer."""
-_KEPT_BYTES = _LARGEST_PAGE = 64 * 1024 * 1024
+_KEPT_BYTES = 64 * 1024 * 1024
+_AT_ONCE = 8
+"""Pages that are asked for at the same time; each may have megabytes."""
 _USUAL_WAIT, _MOST_PRETENDED = 0.1, 4096
 _TIMEOUT_SECONDS, _CONNECT_SECONDS = 20.0, 5.0
+_LINK = re.compile(r"<(a|base)\b([^<>]*)>", re.IGNORECASE)
+_ATTRIBUTE = re.compile(r"""([a-z-]+)(?:\s*=\s*("[^"]*"|'[^']*'))?""", re.IGNORECASE)
 _OWN_KEYS = ("requires-python", "size", "upload-time", "yanked", "core-metadata", "dist-info-metadata")
 """What a file's entry keeps beside its name, address and digests (PEP 691, 700, 714)."""
 
@@ -65,7 +70,8 @@ class Upstream:
         self._http: httpx.AsyncClient | None = None
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._kept_bytes = 0
-        self._asked: dict[str, asyncio.Task[_Kept]] = {}
+        self._questions = SharedQuestions[_Kept]()
+        self._places = asyncio.Semaphore(_AT_ONCE)
         self._silent_until = 0.0
         self._waits: deque[float] = deque([_USUAL_WAIT], maxlen=64)
         """How long the last answers took that there is none."""
@@ -77,11 +83,8 @@ class Upstream:
             return None
         kept = self._kept.get(project)
         if kept is None or kept.until < time.monotonic():
-            task = self._asked.get(project)  # those who want one name at once wait for one answer
-            if task is None:
-                task = self._asked[project] = asyncio.create_task(self._refresh(project, kept))
-                task.add_done_callback(lambda _: self._asked.pop(project, None))
-            kept = await asyncio.shield(task)
+            before = kept
+            kept = await self._questions.ask(project, lambda: self._refresh(project, before))
         else:
             self._kept.move_to_end(project)
         form = JSON_V1 if media_type == JSON_V1 else HTML_V1
@@ -116,7 +119,8 @@ class Upstream:
         try:
             if now < self._silent_until:
                 raise httpx.ConnectError("it did not answer a moment ago")
-            found = await self._ask(project)
+            async with self._places:
+                found = await self._ask(project)
         except (httpx.HTTPError, ValueError) as error:
             if now >= self._silent_until:
                 logger.warning("the upstream index `%s` has no usable answer: %s", self.url, error)
@@ -136,26 +140,29 @@ class Upstream:
             self._kept_bytes -= self._kept.popitem(last=False)[1].size
 
     async def _ask(self, project: str) -> _Kept:
-        if self._http is None:
-            import httpx
+        import httpx
 
+        if self._http is None:
             timeout = httpx.Timeout(_TIMEOUT_SECONDS, connect=_CONNECT_SECONDS)
             options: dict[str, Any] = {"timeout": timeout, "follow_redirects": True, "max_redirects": 5}
             self._http = httpx.AsyncClient(transport=self._transport, **options)
-        begun = time.monotonic()
-        async with self._http.stream("GET", f"{self.url}{project}/", headers={"Accept": _ACCEPT}) as answer:
-            if answer.status_code in (404, 410):
-                self._waits.append(time.monotonic() - begun)
-                return _Kept({}, time.monotonic() + _MISSING_SECONDS)
-            answer.raise_for_status()
-            body = bytearray()
-            async for chunk in answer.aiter_bytes():
-                body += chunk
-                if len(body) > _LARGEST_PAGE:
-                    raise ValueError(f"its page of `{project}` is too long")
-            kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
-            base = str(answer.url)
-        pages = await run_in_threadpool(_read, project, kind, bytes(body), base)
+        begun, body = time.monotonic(), bytearray()
+        try:
+            async with (
+                asyncio.timeout(_TIMEOUT_SECONDS),
+                self._http.stream("GET", f"{self.url}{project}/", headers={"Accept": _ACCEPT}) as answer,
+            ):
+                if answer.status_code in (404, 410):
+                    self._waits.append(time.monotonic() - begun)
+                    return _Kept({}, time.monotonic() + _MISSING_SECONDS)
+                answer.raise_for_status()
+                async for chunk in answer.aiter_bytes():
+                    body += chunk
+                    UPSTREAM_PAGE.check_size(len(body))
+        except TimeoutError as error:
+            raise httpx.ReadTimeout(f"no whole answer within {_TIMEOUT_SECONDS:g} s") from error
+        kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+        pages = await run_in_threadpool(_read, project, kind, bytes(body), str(answer.url))
         return _Kept(pages, time.monotonic() + _FOUND_SECONDS)
 
 
@@ -172,18 +179,20 @@ def _silence(project: str) -> HubProblem:
 def _read(project: str, kind: str, body: bytes, base: str) -> dict[tuple[str, str | None], Page]:
     """Return a page of the upstream in every format and encoding; raises `ValueError` for what is none."""
     if kind == JSON_V1:
-        data = json.loads(body)
+        data = read_json(body, UPSTREAM_PAGE)
         listed = data.get("files") if isinstance(data, dict) else None
         if not isinstance(listed, list):
             raise ValueError(f"its page of `{project}` lists no files")
     else:
-        links = _Links()
-        links.feed(body.decode(errors="replace"))
-        listed, base = links.files, urljoin(base, links.base)
+        listed, relative_to = _read_links(body.decode(errors="replace"))
+        base = urljoin(base, relative_to)
     found = [each for file in listed if (each := _entry_of(project, file, base)) is not None]
     entries = [entry for entry, _ in found]
-    html = rendering.list_html(f"Links for {escape(project)}", list(map(rendering.link_to, entries)))
-    bodies = {JSON_V1: _render_json(project, entries, [version for _, version in found]), HTML_V1: html}
+    title = f"Links for {html.escape(project)}"
+    bodies = {
+        JSON_V1: _render_json(project, entries, [version for _, version in found]),
+        HTML_V1: rendering.list_html(title, list(map(rendering.link_to, entries))),
+    }
     pages: dict[tuple[str, str | None], Page] = {}
     for form, plain in bodies.items():
         tag = repository.etag_of(plain)
@@ -222,22 +231,18 @@ def _render_json(project: str, entries: list[dict[str, Any]], versions: list[str
     return rendering.dump(page)
 
 
-class _Links(HTMLParser):
-    """Reads a page of PEP 503 into entries as PEP 691 has them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.base = ""
-        self.files: list[dict[str, Any]] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note a link, or what links are relative to."""
-        words = dict(attrs)
-        href = words.get("href")
-        if tag == "base" and href and not self.base:
-            self.base = href
-        if tag != "a" or not href:
-            return
+def _read_links(page: str) -> tuple[list[dict[str, Any]], str]:
+    """Return the links of a page of PEP 503 as entries of PEP 691, and what they are relative to."""
+    files: list[dict[str, Any]] = []
+    base = ""
+    for tag, written in _LINK.findall(page):
+        words = {name.lower(): html.unescape(value[1:-1]) for name, value in _ATTRIBUTE.findall(written)}
+        href = words.get("href", "")
+        if tag.lower() == "base":
+            base = base or href
+            continue
+        if not href:
+            continue
         url, fragment = urldefrag(href)
         name, _, digest = fragment.partition("=")
         entry: dict[str, Any] = {"filename": unquote(urlsplit(url).path.rpartition("/")[2]), "url": url}
@@ -249,4 +254,5 @@ class _Links(HTMLParser):
         core = words.get("data-core-metadata") or words.get("data-dist-info-metadata")
         if core:
             entry["core-metadata"] = {"sha256": core[7:]} if core.startswith("sha256=") else True
-        self.files.append(entry)
+        files.append(entry)
+    return files, base

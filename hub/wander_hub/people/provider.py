@@ -10,13 +10,13 @@ import base64
 import hashlib
 import hmac
 import secrets
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote, urlencode
 
+from wander_hub.http.outbound import SharedQuestions, ask_json
 from wander_hub.http.problems import HubProblem
 from wander_hub.names import acceptable_address
 from wander_hub.publishers import identity_tokens
@@ -74,9 +74,9 @@ class Provider:
         self._tokens = identity_tokens.IdentityTokens([settings.issuer], settings.client_id, jti=False)
         self._document: dict[str, Any] = {}
         self._asked_at = self._silent_until = float("-inf")
-        self._lock = threading.Lock()
+        self._questions = SharedQuestions[None]()
 
-    def address(self, visit: Visit, redirect_uri: str) -> str:
+    async def address(self, visit: Visit, redirect_uri: str) -> str:
         """Return where the browser is sent."""
         fields = {
             "response_type": "code",
@@ -88,10 +88,10 @@ class Provider:
             "code_challenge": _digest(visit.derive("verifier")),
             "code_challenge_method": "S256",
         }
-        address = str(self._discovered()["authorization_endpoint"])
+        address = str((await self._discovered())["authorization_endpoint"])
         return f"{address}{'&' if '?' in address else '?'}{urlencode(fields)}"
 
-    def claims(self, visit: Visit, answer: Mapping[str, str], redirect_uri: str) -> dict[str, Any]:
+    async def claims(self, visit: Visit, answer: Mapping[str, str], redirect_uri: str) -> dict[str, Any]:
         """Return what the provider says of who came back with its answer; raise a 403 for what is wrong."""
         if not hmac.compare_digest(answer.get("state", "").encode(), visit.derive("state").encode()):
             raise refusal("wrong_state", "this is not the way back of a visit that began here")
@@ -99,9 +99,9 @@ class Provider:
             raise refusal("wrong_issuer", "the answer is another provider's")
         if "code" not in answer:
             raise refusal("not_signed_in", f"the provider says `{answer.get('error', 'nothing')[:80]}`")
-        token = self._trade(answer["code"], visit, redirect_uri)
+        token = await self._trade(answer["code"], visit, redirect_uri)
         try:
-            claims = self._tokens.claims(token)
+            claims = await self._tokens.claims(token)
         except HubProblem as refused:
             if refused.status >= 500:
                 raise
@@ -113,9 +113,9 @@ class Provider:
         self._require_allowed(claims)
         return claims
 
-    def _trade(self, code: str, visit: Visit, redirect_uri: str) -> str:
+    async def _trade(self, code: str, visit: Visit, redirect_uri: str) -> str:
         """Return the identity token that the provider gives for a code."""
-        client, document = self.settings.client_id, self._discovered()
+        client, document = self.settings.client_id, await self._discovered()
         fields = {
             "grant_type": "authorization_code",
             "code": code,
@@ -129,34 +129,34 @@ class Provider:
         else:
             fields |= {"client_id": client} | ({"client_secret": self._secret} if self._secret else {})
         with identity_tokens.answering(self.settings.issuer):
-            status, answer = identity_tokens.ask(str(document["token_endpoint"]), fields, credentials)
+            status, answer = await ask_json(str(document["token_endpoint"]), fields, credentials)
         if status >= 400 or not isinstance(answer.get("id_token"), str):
             said = str(answer.get("error", "no identity token"))[:80]
             raise refusal("code_refused", f"the provider does not take the code: `{said}`")
         return str(answer["id_token"])
 
-    def _discovered(self) -> dict[str, Any]:
-        with self._lock:
-            moment = time.monotonic()
-            if moment - self._asked_at >= _DISCOVERED_SECONDS:
-                if moment < self._silent_until:
-                    raise identity_tokens.unreachable(self.settings.issuer)
-                try:
-                    self._document = self._discover()
-                except HubProblem:
-                    # From the end of the wait on, which alone may be as long.
-                    self._silent_until = time.monotonic() + _COOL_DOWN_SECONDS
-                    raise
-                self._asked_at = time.monotonic()
-            return self._document
+    async def _discovered(self) -> dict[str, Any]:
+        if (
+            self._questions.is_asked("configuration")
+            or time.monotonic() - self._asked_at >= _DISCOVERED_SECONDS
+        ):
+            await self._questions.ask("configuration", self._discover)
+        return self._document
 
-    def _discover(self) -> dict[str, Any]:
-        with identity_tokens.answering(self.settings.issuer):
-            document = identity_tokens.discover(self.settings.issuer)
-            for name in ("authorization_endpoint", "token_endpoint"):
-                if not acceptable_address(str(document[name])):
-                    raise ValueError(f"its `{name}` is not https")
-        return document
+    async def _discover(self) -> None:
+        if time.monotonic() < self._silent_until:
+            raise identity_tokens.unreachable(self.settings.issuer)
+        try:
+            with identity_tokens.answering(self.settings.issuer):
+                document = await identity_tokens.discover(self.settings.issuer)
+                for name in ("authorization_endpoint", "token_endpoint"):
+                    if not acceptable_address(str(document[name])):
+                        raise ValueError(f"its `{name}` is not https")
+        except HubProblem:
+            # Counted from the end of the wait, which alone may be as long.
+            self._silent_until = time.monotonic() + _COOL_DOWN_SECONDS
+            raise
+        self._document, self._asked_at = document, time.monotonic()
 
     def _require_allowed(self, claims: Mapping[str, Any]) -> None:
         domains, groups = self.settings.domains, self.settings.groups

@@ -5,16 +5,19 @@ JSON Web Tokens are RFC 7519, where the keys lie is told by OpenID Connect Disco
 
 from __future__ import annotations
 
+import base64
+import binascii
 import logging
-import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from wander.wire.gate import CLAIMS, Refused, read_json
+
+from wander_hub.http.outbound import SharedQuestions, ask_json
 from wander_hub.http.problems import HubProblem
-from wander_hub.names import acceptable_address
 
 if TYPE_CHECKING:  # imported with the first token: few processes see one
     import jwt
@@ -25,8 +28,6 @@ LEEWAY_SECONDS = 30
 """How far clocks may differ."""
 _LONGEST_SECONDS = 24 * 3600
 """Identity tokens live for minutes; what lives longer was not made for this."""
-_FETCH_SECONDS = 5
-_FETCH_BYTES = 512 * 1024
 _COOL_DOWN_SECONDS = 60
 _KEPT_SECONDS = 3600
 """After this time keys are asked for again: an issuer may have taken one back."""
@@ -37,7 +38,6 @@ _ALGORITHMS = ["RS256", "ES256", "EdDSA"]
 class _Keys:
     found: dict[str, jwt.PyJWK] = field(default_factory=dict)
     asked_at: float = float("-inf")
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class IdentityTokens:
@@ -49,20 +49,18 @@ class IdentityTokens:
     def __init__(self, issuers: Iterable[str], audience: str, *, jti: bool = True) -> None:
         self._audience = audience
         self._keys = {issuer: _Keys() for issuer in issuers}
+        self._questions = SharedQuestions[None]()
         self._required = ["iss", "aud", "sub", "iat", "exp", *(["jti"] if jti else [])]
 
-    def claims(self, token: str) -> dict[str, Any]:
+    async def claims(self, token: str) -> dict[str, Any]:
         """Return what a token claims; raise a 422 unless it is genuine, current and made for this hub."""
         import jwt
 
-        try:
-            header = jwt.get_unverified_header(token)
-            issuer = jwt.decode(token, options={"verify_signature": False}).get("iss")
-        except jwt.PyJWTError as error:
-            raise refusal("invalid_token", "it is no JSON Web Token") from error
+        header, stated = (_read_part(token, place) for place in (0, 1))
+        issuer = stated.get("iss")
         if not isinstance(issuer, str) or issuer not in self._keys:
             raise refusal("unknown_issuer", f"its issuer `{str(issuer)[:200]}` is none that this hub trusts")
-        key = self._key(issuer, str(header.get("kid", "")))
+        key = await self._key(issuer, str(header.get("kid", "")))
         try:
             claims: dict[str, Any] = jwt.decode(
                 token,
@@ -82,17 +80,32 @@ class IdentityTokens:
             raise refusal("invalid_token", "it is valid for more than a day")
         return claims
 
-    def _key(self, issuer: str, kid: str) -> jwt.PyJWK:
+    async def _key(self, issuer: str, kid: str) -> jwt.PyJWK:
         """Return a key by its id; one that is not known yet is asked for, at most once a minute."""
         keys = self._keys[issuer]
-        with keys.lock:  # who comes meanwhile waits for the answer
-            old = _KEPT_SECONDS if kid in keys.found else _COOL_DOWN_SECONDS
-            if time.monotonic() - keys.asked_at >= old:
-                keys.asked_at = time.monotonic()
-                keys.found = _fetch(issuer)
+        old = _KEPT_SECONDS if kid in keys.found else _COOL_DOWN_SECONDS
+        if self._questions.is_asked(issuer) or time.monotonic() - keys.asked_at >= old:
+            await self._questions.ask(issuer, lambda: self._refresh(issuer))
         if kid not in keys.found:
             raise refusal("unknown_key", f"`{issuer}` has no key `{kid[:80]}`")
         return keys.found[kid]
+
+    async def _refresh(self, issuer: str) -> None:
+        self._keys[issuer].asked_at = time.monotonic()
+        self._keys[issuer].found = await _fetch(issuer)
+
+
+def _read_part(token: str, place: int) -> dict[str, Any]:
+    """Return header or claims of a token, unverified; raise a 422 for what is no token."""
+    parts = token.split(".")
+    try:
+        text = base64.urlsafe_b64decode(parts[place] + "=" * (-len(parts[place]) % 4))
+        found = read_json(text, CLAIMS)
+    except (Refused, IndexError, ValueError, binascii.Error) as error:
+        raise refusal("invalid_token", "it is not a JSON Web Token") from error
+    if len(parts) != 3 or not isinstance(found, dict):
+        raise refusal("invalid_token", "it is not a JSON Web Token")
+    return found
 
 
 def refusal(code: str, reason: str) -> HubProblem:
@@ -121,41 +134,18 @@ def unreachable(issuer: str) -> HubProblem:
     return HubProblem(503, "issuer_unreachable", detail, hint="try again in a minute")
 
 
-def discover(issuer: str) -> dict[str, Any]:
+async def discover(issuer: str) -> dict[str, Any]:
     """Return what an issuer says of itself."""
-    document = ask(f"{issuer.rstrip('/')}/.well-known/openid-configuration")[1]
+    _, document = await ask_json(f"{issuer.rstrip('/')}/.well-known/openid-configuration")
     if document.get("issuer") != issuer:
         raise ValueError("its configuration names another issuer")
     return document
 
 
-def ask(
-    url: str, form: Mapping[str, str] | None = None, credentials: tuple[str, str] | None = None
-) -> tuple[int, dict[str, Any]]:
-    """Return the status and the object that an address answers with; a form's refusal is an answer, too."""
-    if not acceptable_address(url):
-        raise ValueError(f"`{url[:200]}` is not https")
-    import httpx
-
-    method = "GET" if form is None else "POST"
-    with httpx.stream(method, url, data=form, auth=credentials, timeout=_FETCH_SECONDS) as answer:
-        if form is None or not answer.is_client_error:
-            answer.raise_for_status()
-        body = b""
-        for piece in answer.iter_bytes():
-            body += piece
-            if len(body) > _FETCH_BYTES:
-                raise ValueError(f"`{url[:200]}` answers with more than {_FETCH_BYTES:,} bytes")
-    found = httpx.Response(200, content=body).json()
-    if not isinstance(found, dict):
-        raise TypeError(f"`{url[:200]}` does not answer with an object")
-    return answer.status_code, found
-
-
-def _fetch(issuer: str) -> dict[str, jwt.PyJWK]:
+async def _fetch(issuer: str) -> dict[str, jwt.PyJWK]:
     """Return the signing keys of an issuer by their id."""
     import jwt
 
     with answering(issuer):
-        key_set = ask(str(discover(issuer)["jwks_uri"]))[1]
+        _, key_set = await ask_json(str((await discover(issuer))["jwks_uri"]))
         return {key.key_id: key for key in jwt.PyJWKSet.from_dict(key_set).keys if key.key_id}

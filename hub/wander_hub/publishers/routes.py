@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Depends, Query, Request
+from starlette.concurrency import run_in_threadpool
 from wander.wire.people import (
     Audience,
     MintedToken,
@@ -75,7 +76,7 @@ def identity_tokens(request: Request, settings: HubSettings) -> IdentityTokens:
 
 @router.post("/_/oidc/mint-token", responses=refusals(400, 404, 422, 503), dependencies=[Depends(ByBody())])
 @audited("token.mint")
-def mint_token(
+async def mint_token(
     request: Request,
     database: HubDatabase,
     settings: HubSettings,
@@ -89,12 +90,12 @@ def mint_token(
     Who does not say what to publish, as uv and twine, gets one that is good at the address of every owner who
     trusts the workflow.
     """
-    claims = tokens.claims(body.token)  # may ask the issuer, so outside of any transaction
+    claims = await tokens.claims(body.token)  # may ask the issuer
     kind = settings.oidc_issuers[claims["iss"]]
     work = audit.recorded(
         lambda session: service.mint(session, kind, claims, owner, name), origin_of(request, None)
     )
-    return database.commit(work)
+    return await run_in_threadpool(database.commit, work)
 
 
 def _audience(known: str | None) -> str:

@@ -26,6 +26,7 @@ from wander_hub.jobs import JobWorker, TableQueue
 from wander_hub.operation import backup_jobs
 from wander_hub.operation.metrics import FOLDER_VARIABLE
 from wander_hub.server import data_folder, first_token
+from wander_hub.server.connections import HubProtocol
 from wander_hub.server.log import log_to_stderr
 from wander_hub.server.processes import Processes
 from wander_hub.settings import Settings
@@ -122,6 +123,7 @@ def _run(
         app.state.job_worker = workers[0]
     config = uvicorn.Config(
         app,
+        http=HubProtocol,
         log_level="info" if access_log else "warning",
         access_log=access_log,
         log_config=None,  # what it says goes where all the rest does

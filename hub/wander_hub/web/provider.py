@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import Depends, Request
 from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
 from wander_hub import audit
@@ -15,6 +16,7 @@ from wander_hub.http import cookies
 from wander_hub.http.boundary import BaseUrl, ByBody, audited, optional_identity, origin_of, part_of_another
 from wander_hub.http.problems import HubProblem
 from wander_hub.http.routing import HubRouter
+from wander_hub.identity import Identity
 from wander_hub.people import attempts, identities
 from wander_hub.people.provider import Provider, Visit, refusal
 from wander_hub.web.sign_in import Next, local_path, login_page, signed_in
@@ -27,50 +29,61 @@ _COOKIE, _SECONDS = "oidc", 600
 
 
 @router.get("/login/oidc")
-def leave(request: Request, base_url: BaseUrl, next: Next = "/") -> Response:
+async def leave(request: Request, base_url: BaseUrl, next: Next = "/") -> Response:
     """Send the browser to the provider."""
     visit = Visit.begin(local_path(next))
-    return _leave(request, base_url, visit, lambda address: RedirectResponse(address, 303))
+    return await _leave(request, base_url, visit, lambda address: RedirectResponse(address, 303))
 
 
 @router.post("/login/oidc/link", dependencies=[Depends(ByBody())])
 @part_of_another
-def leave_to_link(request: Request, base_url: BaseUrl) -> Response:
+async def leave_to_link(request: Request, base_url: BaseUrl) -> Response:
     """Show who is signed in the way to the provider: from a form browsers follow none to another site."""
     cookies.require_own_page(request, base_url)
-    caller = optional_identity(request)
+    caller = await run_in_threadpool(optional_identity, request)
     if caller is None or caller.browser_session is None:
         refused = HubProblem(401, "not_signed_in", "sign in with your password before you link an account")
-        return login_page(request, refused=refused)
+        return await _refuse(request, refused)
     visit = Visit.begin("/login", cookies.read(request, base_url) or "")
-    return _leave(request, base_url, visit, lambda address: page(request, "leave.html", address=address))
+    return await _leave(
+        request, base_url, visit, lambda address: page(request, "leave.html", address=address)
+    )
 
 
 @router.get(_BACK)
 @audited("user.sign_in")
-def come_back(request: Request, base_url: BaseUrl) -> Response:
+async def come_back(request: Request, base_url: BaseUrl) -> Response:
     """Begin a session for who comes back from the provider, or link their account."""
     provider = _provider(request)
     cookie = cookies.read(request, base_url, _COOKIE)
     try:
         if cookie is None:
             raise refusal("wrong_state", "this is not the way back of a visit that began here")
-        answer = _welcome(request, base_url, provider, cookie)
+        visit = Visit.of(cookie, cookies.read(request, base_url) or "")
+        caller = await run_in_threadpool(_begin_attempt, request, visit)
+        claims = await provider.claims(visit, request.query_params, base_url + _BACK)
+        answer = await run_in_threadpool(_welcome, request, base_url, visit, caller, claims)
     except HubProblem as refused:
-        answer = login_page(request, refused=refused)
+        answer = await _refuse(request, refused)
     cookies.write(answer, base_url, "", 0, _COOKIE)
     return answer
 
 
-def _welcome(request: Request, base_url: str, provider: Provider, cookie: str) -> Response:
-    database, settings = request.app.state.database, request.app.state.settings
-    visit = Visit.of(cookie, cookies.read(request, base_url) or "")
+def _begin_attempt(request: Request, visit: Visit) -> Identity | None:
+    """Return whose account a visit links, None for one that signs in; each counts as an attempt."""
     caller = optional_identity(request) if visit.session else None
     if visit.session and (caller is None or caller.browser_session is None):
         raise refusal("wrong_state", "you have signed out since you left to link an account")
+    attempts.begin(request.app.state.database, "oidc", origin_of(request, caller).address or "")
+    return caller
+
+
+def _welcome(
+    request: Request, base_url: str, visit: Visit, caller: Identity | None, claims: dict[str, Any]
+) -> Response:
+    """Sign in whom the provider names, or link their account to the caller's."""
+    database, settings = request.app.state.database, request.app.state.settings
     origin = origin_of(request, caller)
-    attempts.begin(database, "oidc", origin.address or "")
-    claims = provider.claims(visit, request.query_params, base_url + _BACK)
     if caller is not None:
         origin = replace(origin, action="user.identity.link")
 
@@ -86,16 +99,21 @@ def _welcome(request: Request, base_url: str, provider: Provider, cookie: str) -
     return signed_in(begun, settings, base_url, following) if begun else RedirectResponse(following, 303)
 
 
-def _leave(request: Request, base_url: str, visit: Visit, lead: Callable[[str], Response]) -> Response:
+async def _leave(request: Request, base_url: str, visit: Visit, lead: Callable[[str], Response]) -> Response:
     """Return what leads to the provider; the browser remembers the visit."""
     try:
-        answer = lead(_provider(request).address(visit, base_url + _BACK))
+        answer = lead(await _provider(request).address(visit, base_url + _BACK))
     except HubProblem as refused:
         if refused.status < 500:
             raise
-        return login_page(request, refused=refused)
+        return await _refuse(request, refused)
     cookies.write(answer, base_url, visit.cookie, _SECONDS, _COOKIE)
     return answer
+
+
+async def _refuse(request: Request, refused: HubProblem) -> Response:
+    """Return the page to sign in, with what was wrong."""
+    return await run_in_threadpool(login_page, request, refused=refused)
 
 
 def _provider(request: Request) -> Provider:

@@ -230,6 +230,7 @@ PROJECT = TextKind("`pyproject.toml`", 256 * KIB, 100_000)
 WEIGHTS_HEADER = TextKind("the header of a file of weights", 4 * MIB, 400_000)
 MODEL_CONFIG = TextKind("a settings file of a model", 4 * MIB, 300_000)
 TOKENIZER_TEXT = TextKind("`tokenizer.json`", 48 * MIB, 4_000_000, most_nodes=1_200_000)
+CLAIMS = TextKind("a part of the identity token", 16 * KIB, 1_000)
 PROVIDER_ANSWER = TextKind("the answer", 512 * KIB, 10_000)
 """Answer of a sign-in provider or an issuer of identity tokens."""
 UPSTREAM_PAGE = TextKind("the page", 32 * MIB, 1_500_000)
@@ -237,6 +238,6 @@ UPSTREAM_PAGE = TextKind("the page", 32 * MIB, 1_500_000)
 KINDS = (
     *(CONTROL, ANNOUNCEMENT, CHECK_REPORT, ATTESTATIONS, MANIFEST, MANIFEST_HEAD, ROLLOUT, CHECKPOINT),
     *(METRICS, TOOL_ARGUMENTS, LOCK, PROJECT, WEIGHTS_HEADER, MODEL_CONFIG, TOKENIZER_TEXT),
-    *(PROVIDER_ANSWER, UPSTREAM_PAGE),
+    *(CLAIMS, PROVIDER_ANSWER, UPSTREAM_PAGE),
 )
 """Every kind, for the table in docs/upload-rules.md."""
