@@ -143,12 +143,13 @@ class Limits:
         address, secret = _sender(scope)
         if secret is None:
             return
+        verified = scope.get("state", {}).get("identity") is not None
+        if scope.get(_UNPROVEN) and (verified or status == 429):
+            self._budget_for(scope).spend(_UNPROVEN + address, -1)
         if status == 401:
             self._failures.spend(address)
             self._proven.pop(secret, None)
-        elif scope.get("state", {}).get("identity") is not None:
-            if scope.get(_UNPROVEN):
-                self._budget_for(scope).spend(_UNPROVEN + address, -1)
+        elif verified:
             self._proven[secret] = None
             self._proven.move_to_end(secret)
             if len(self._proven) > _MOST_PROVEN:
