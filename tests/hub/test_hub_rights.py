@@ -571,3 +571,33 @@ async def test_an_owner_keeps_an_owner(hub):
     )
     answer = await hub.client.delete("/api/v1/owners/alice/members/alice", headers=hub.auth("bob"))
     assert [one["user"] for one in answer.json()["data"]] == ["bob"]
+
+
+@pytest.mark.parametrize("place", ["simple", "files", "integrity", "legacy/+simple"])
+async def test_a_token_for_one_environment_tells_no_private_name_from_a_free_one(hub, make_wheel, place):
+    for name in ("mine", "hidden"):
+        await hub.publish(make_wheel(name=name))
+    url = "/api/v1/environments/alice/hidden/visibility"
+    assert (await hub.client.put(url, json={"private": True}, headers=hub.auth())).is_success
+    wanted = {"name": "ci", "scopes": ["publish"], "target": "alice/mine"}
+    made = await hub.client.post("/api/v1/tokens", json=wanted, headers=hub.auth())
+    headers = {"Authorization": f"Bearer {made.json()['token']}"}
+    new = {"name": "new", "scopes": ["publish"], "target": "alice/new"}
+    begins = await hub.client.post("/api/v1/tokens", json=new, headers=hub.auth())
+    tail = {"files": "/{}-0.1.0-py3-none-any.whl", "integrity": "/0.1.0/{}-0.1.0-py3-none-any.whl/provenance"}
+
+    async def ask(name: str, headers: dict[str, str]) -> tuple[int, dict[str, str]]:
+        path = f"/alice/{place}/{name}" + tail.get(place, "/").format(name)
+        answer = await hub.get(path, headers=headers)
+        told = answer.json() if answer.status_code != 200 else {}
+        return answer.status_code, {
+            key: told.get(key, "").replace(name, "") for key in ("code", "detail", "hint")
+        }
+
+    hidden, free = await ask("hidden", headers), await ask("free", headers)
+    assert hidden == free
+    assert hidden[0] == 401
+    if begins.is_success and place in ("simple", "legacy/+simple"):
+        uploader = {"Authorization": f"Bearer {begins.json()['token']}"}
+        assert (await ask("new", uploader))[0] == 404, "an uploader looks up the name that it may begin"
+        assert (await ask("free", uploader))[0] == 401

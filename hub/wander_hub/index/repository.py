@@ -137,8 +137,11 @@ def was_private(session: Session, owner: str, project: str) -> bool:
     return session.scalar(query.limit(1)) is not None
 
 
-def is_closed_to(session: Session, owner: str, roles: Sequence[int], grants: Sequence[int]) -> bool:
-    """Tell whether an owner has or had names that the reader may not see, and nothing for these roles."""
+def is_closed_to(session: Session, owner: str, reader: Identity | None) -> bool:
+    """Return whether an owner has or had names that the reader may not see, and the reader is no member.
+
+    A role on one environment makes no member, nor does a token that is good for less than the whole owner.
+    """
     shown = select(IndexPage.project).join(Environment, IndexPage.environment_id == Environment.id)
     shown = shown.where(IndexPage.owner_id == PrivateName.owner_id, IndexPage.project == PrivateName.project)
     left = select(FormerName.name).join(Environment, FormerName.environment_id == Environment.id)
@@ -147,10 +150,9 @@ def is_closed_to(session: Session, owner: str, roles: Sequence[int], grants: Seq
     hidden = select(PrivateName.owner_id).join(Owner, PrivateName.owner_id == Owner.id)
     hidden = hidden.where(~shown.where(seen).exists(), ~left.where(seen).exists())
     owner_id = session.scalar(hidden.where(Owner.name == owner).limit(1))
-    if owner_id is None or owner_id in roles:
+    if owner_id is None:
         return False
-    granted = select(Environment.id).where(Environment.owner_id == owner_id, Environment.id.in_(grants))
-    return session.scalar(granted.limit(1)) is None
+    return reader is None or owner_id not in reader.roles or not reader.covers("read", owner_id, None)
 
 
 def has_pages(session: Session, owner_id: int) -> bool:

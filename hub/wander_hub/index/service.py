@@ -254,27 +254,38 @@ def refuse_missing(
 ) -> HubProblem:
     """Return the answer for what is not there, or not for this caller, which it must not tell apart.
 
-    Where an owner has or had environments that the caller may not see, who belongs nowhere there gets the
-    same 401 for every name that is not open to them, and everybody else for the names that were ever
+    Where an owner has or had environments that the caller may not see, everybody but a member of the owner
+    gets the same 401 for every name that is not open to them, and a member for the names that were ever
     private. uv stops at a 401, where a 404 would send it on to the next index, at which anybody may offer
     the name; pip goes on in both cases.
     """
     assert place.owner is not None
     reader: Identity | None = session.info.get(READER)
-    if reader is None or not reader.admin:
+    if not _sees_all(reader) and not _may_begin(session, reader, place):
         _refuse_strangers(session, place.owner)
         if repository.was_private(session, place.owner, place.project):
             return _token_required()
     return HubProblem(404, code, detail)
 
 
+def _sees_all(reader: Identity | None) -> bool:
+    """Return whether nothing is hidden from a reader: an administrator whose token is good for everything."""
+    return (
+        reader is not None and reader.admin and reader.only_owner is None and reader.only_environment is None
+    )
+
+
+def _may_begin(session: Session, reader: Identity | None, place: Place) -> bool:
+    """Return whether a token is there to publish this name, which is free: its uploader looks it up first."""
+    if reader is None or reader.only_new is None or reader.only_new[1] != place.project:
+        return False
+    owner = session.get(Owner, reader.only_new[0])
+    return owner is not None and owner.name == place.owner
+
+
 def _refuse_strangers(session: Session, owner: str) -> None:
     reader: Identity | None = session.info.get(READER)
-    if reader is not None and reader.admin:
-        return
-    roles = list(reader.roles) if reader else []
-    grants = list(reader.grants) if reader else []
-    if repository.is_closed_to(session, owner, roles, grants):
+    if not _sees_all(reader) and repository.is_closed_to(session, owner, reader):
         raise _token_required()
 
 
