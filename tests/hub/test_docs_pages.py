@@ -9,7 +9,7 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from wander.wire.levels import LEVEL_FACTS
+from wander.wire.verification import LEVEL_FACTS
 from wander_hub import web
 from wander_hub.app import create_app
 from wander_hub.settings import Settings

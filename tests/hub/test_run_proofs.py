@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from wander.types import EnvironmentInfo, RewardFunctionInfo
 from wander.wire import EnvironmentPin, Platform
-from wander.wire.levels import LEVEL_FACTS, STATED
-from wander.wire.verification import ReplayReport, VerifiedWith
+from wander.wire.verification import LEVEL_FACTS, STATED, ReplayReport, VerifiedWith
 from wander_hub.fsck import check as fsck
 from wander_hub.jobs import JobRefused, JobWorker, TableQueue
 from wander_hub.operation.job_queue import settle_failures

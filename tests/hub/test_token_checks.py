@@ -13,7 +13,7 @@ from hub_jobs import work_off
 from pydantic import ValidationError
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from wander.types import Rollout
-from wander.wire.levels import STATED, STATED_BUT_COUNTED
+from wander.wire.verification import STATED, STATED_BUT_COUNTED
 from wander_hub.jobs import TableQueue
 from wander_hub.settings import Settings
 from wander_hub.verification import evidence, tokens

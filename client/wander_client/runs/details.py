@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wander.wire.levels import STATED
+from wander.wire.verification import STATED
 
 from wander_client.runs.found import PostedRun
 from wander_client.terminal.output import counted

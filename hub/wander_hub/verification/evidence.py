@@ -12,8 +12,7 @@ from wander.errors import RunError
 from wander.evals.stats.agreement import agreement
 from wander.evals.store.jsonl import split_lines
 from wander.types import Rollout
-from wander.wire.levels import STATED, STATED_BUT_COUNTED
-from wander.wire.verification import Agreement, Rerun, RunEvidence, TokenCheck
+from wander.wire.verification import STATED, STATED_BUT_COUNTED, Agreement, Rerun, RunEvidence, TokenCheck
 
 from wander_hub.database import Database, fill, now
 from wander_hub.http.problems import HubProblem

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy import select
 from sqlalchemy.orm import Session, joinedload
 from wander.wire import RunSummary, VerificationLevel
-from wander.wire.levels import LEVEL_FACTS
-from wander.wire.verification import LevelProof, Proof, ReplayReport
+from wander.wire.verification import LEVEL_FACTS, LevelProof, Proof, ReplayReport
 
 from wander_hub.jobs import OPEN
 from wander_hub.runs.models import Run

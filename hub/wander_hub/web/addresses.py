@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from markupsafe import Markup
-from wander.wire.levels import LEVEL_FACTS
+from wander.wire.verification import LEVEL_FACTS
 
 from wander_hub.audit import AuditEntry
 

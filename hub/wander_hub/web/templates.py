@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from wander.types import Record, canonical_json
-from wander.wire.levels import LEVEL_FACTS
+from wander.wire.verification import LEVEL_FACTS
 
 from wander_hub import __version__
 from wander_hub.http.answers import REVALIDATE, SHARED, VARY, not_modified

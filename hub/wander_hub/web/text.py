@@ -19,6 +19,7 @@ _HIDDEN = re.compile(
 
 _SEAM = re.compile(r"(?<=[:./@_])(?=[^\W_])")
 
+_LAST_YEAR = 9999
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
@@ -106,7 +107,8 @@ def minute(value: datetime) -> Markup:
 
 
 def _time(value: datetime, shown: str) -> Markup:
-    stamp = value.astimezone(UTC)
+    # A run may state any date, and at the ends of what dates hold there is no other zone.
+    stamp = value.astimezone(UTC) if 1 < value.year < _LAST_YEAR else value.replace(tzinfo=UTC)
     exact = stamp.isoformat(timespec="seconds"), f"{stamp:%Y-%m-%d %H:%M:%S} UTC"
     return Markup('<time datetime="{}" title="{}">{}</time>').format(*exact, stamp.strftime(shown))
 

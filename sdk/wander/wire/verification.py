@@ -1,9 +1,11 @@
-"""What playing runs again came to: the report of a replay, and how the hub tells of its own."""
+"""What playing runs again came to: the report of a replay, how the hub tells of its own, and what each
+verification level says and leaves open.
+"""
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import Field
 
@@ -23,6 +25,51 @@ Verdict = Literal["agrees", "differs", "inconclusive"]
 """Whether a run that repeats another one agrees with it (`wander.evals.stats.agreement`)."""
 Proof = Literal["proved", "contradicted", "open"]
 """Whether a level was proved of a run; `open`: neither that nor the opposite."""
+
+
+class LevelFacts(NamedTuple):
+    """One level."""
+
+    did: str
+    """What the hub did with a run of this level."""
+    unproven: str
+    """What follows from that for none of its rollouts."""
+
+
+LEVEL_FACTS: dict[VerificationLevel, LevelFacts] = {
+    "claimed": LevelFacts(
+        "accepted the upload; rollouts are missing or failed, or came out differently in a replay",
+        "anything",
+    ),
+    "unverifiable": LevelFacts(
+        "found what `complete` asks, and could not play it again: its page says why",
+        "that the rewards follow from the transcripts",
+    ),
+    "complete": LevelFacts(
+        "found every expected rollout, and computed all aggregates from them",
+        "that the rewards follow from the transcripts",
+    ),
+    "rescored": LevelFacts(
+        "ran the pinned version's rubric on the stored transcripts: the same rewards",
+        "that the environment and its tools answered so",
+    ),
+    "replayed": LevelFacts(
+        "ran the whole environment with the recorded completions: "
+        "the same messages, metrics and rewards, bit for bit",
+        "that the environment is fair: its owner can write one that pays for a certain text, or knows a "
+        "replay by the processor, the kernel or the true time",
+    ),
+}
+"""Every level, the lowest first."""
+
+STATED = (
+    "which model wrote the completions, with which sampling and on which platform, and the tokens, seconds "
+    "and cost that they took"
+)
+"""What no level proves: the submitter's word."""
+
+STATED_BUT_COUNTED = STATED.replace("the tokens", "the prompt tokens")
+"""The same of a run whose completion tokens agree with its texts (`TokenCheck`)."""
 
 
 class Divergence(Record):
