@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from wander.evals.report.document import bounds
+from wander.evals.report.document import bounds, escape_markdown
 from wander.train.evaluation.evaluator import read_evaluations
 from wander.train.records.checkpoints import read_saved
 from wander.wire import RunManifest, RunSummary
@@ -44,13 +44,14 @@ def write_card(
 def _training(folder: Path, manifest: RunManifest, weights_sha256: str) -> list[str]:
     """Return how a run made the weights, and what it measured of them."""
     environments = [each.environment for each in manifest.mixture] or [manifest.environment]
-    shown = ", ".join(f"`{one.full_name}{'@' + one.version if one.version else ''}`" for one in environments)
+    names = (f"{one.full_name}{'@' + one.version if one.version else ''}" for one in environments)
+    shown = ", ".join(map(_code, names))
     begun = manifest.model
     steps = [one.step for one in read_saved(folder) if one.weights_sha256 == weights_sha256]
     lines = [
         *("", "## Training", ""),
         f"- environment: {shown}",
-        f"- began with: `{begun.name}`"
+        f"- began with: {_code(begun.name)}"
         + (f", weights `{begun.weights_sha256}`" * bool(begun.weights_sha256)),
         f"- run: `{manifest.run_id}`" + (f", step {steps[-1]}" if steps else ""),
     ]
@@ -67,8 +68,13 @@ def _training(folder: Path, manifest: RunManifest, weights_sha256: str) -> list[
     for one in measured[-MOST_EVALUATIONS:]:
         reward = "" if one.reward is None else f"{one.reward:.4f}"
         interval = bounds(*(one.interval or (None, None)))
-        lines.append(f"| {one.step} | {one.cell} | {one.examples} | {reward} | {interval} |")
+        lines.append(f"| {one.step} | {escape_markdown(one.cell)} | {one.examples} | {reward} | {interval} |")
     return lines
+
+
+def _code(text: str) -> str:
+    """Return a name that somebody else may have chosen, as code that it cannot leave."""
+    return f"`{' '.join(text.replace('`', ' ').split())}`"
 
 
 def _results(evaluated: Iterable[tuple[RunManifest, RunSummary]]) -> list[str]:
@@ -80,7 +86,8 @@ def _results(evaluated: Iterable[tuple[RunManifest, RunSummary]]) -> list[str]:
         spread = bounds(summary.reward_low, summary.reward_high)
         count = f"{len(manifest.example_ids)} x {manifest.rollouts_per_example}"
         reward = "" if mean is None else f"{mean:.4f}"
-        rows.append(f"| {pin.full_name}{version} | {count} | {reward} | {spread} | `{manifest.run_id}` |")
+        name = escape_markdown(pin.full_name) + version
+        rows.append(f"| {name} | {count} | {reward} | {spread} | `{manifest.run_id}` |")
     if not rows:
         return []
     head = ["| environment | examples x rollouts | reward | 95 % | run |", "|---|---:|---:|---|---|"]

@@ -28,7 +28,7 @@ def report_markdown(report: RunReport) -> str:
     """Return a whole report as Markdown."""
     parts = [markdown(run.manifest, run.breakdown) for run in report.runs]
     if report.contrasts:
-        title = f"## Compared with {_escape(report.runs[0].label)}, example by example\n"
+        title = f"## Compared with {escape_markdown(report.runs[0].label)}, example by example\n"
         parts.append("\n".join([title, *_markdown_table(("run", *_CONTRAST), _contrast_rows(report))]) + "\n")
     return "\n".join(parts)
 
@@ -45,8 +45,8 @@ def text_lines(manifest: RunManifest, breakdown: Breakdown) -> list[str]:
 
 def markdown(manifest: RunManifest, breakdown: Breakdown) -> str:
     """Return the report as a Markdown section."""
-    parts = [f"## {_escape(title(manifest))}", "", "| | |", "|---|---|"]
-    parts += [f"| {name} | {_escape(value)} |" for name, value in facts(manifest, breakdown)]
+    parts = [f"## {escape_markdown(title(manifest))}", "", "| | |", "|---|---|"]
+    parts += [f"| {name} | {escape_markdown(value)} |" for name, value in facts(manifest, breakdown)]
     for heading, rows in (*tables(breakdown), failure_table(breakdown)):
         parts += ["", *_markdown_table(heading, rows)] if rows else []
     if histogram := histogram_lines(breakdown.summary):
@@ -154,7 +154,7 @@ def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _markdown_table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     lines = ["| " + " | ".join(heading) + " |", "|" + "---|" * len(heading)]
-    return lines + ["| " + " | ".join(map(_escape, row)) + " |" for row in rows]
+    return lines + ["| " + " | ".join(map(escape_markdown, row)) + " |" for row in rows]
 
 
 def facts(manifest: RunManifest, breakdown: Breakdown) -> list[tuple[str, str]]:
@@ -233,7 +233,7 @@ def _shares(counts: dict[str, int]) -> str:
     return ", ".join(f"{name[:_REASON]} {count}" for name, count in ordered)
 
 
-def _escape(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Keep text from outside (names of models, metrics, stops) inside its table cell."""
     plain = " ".join(text.split())
     for character in "\\`*_[]<>|#":
