@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import struct
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,7 +18,8 @@ from datetime import UTC, datetime
 from email.message import Message
 from email.parser import BytesParser
 from pathlib import Path
-from zipfile import BadZipFile, ZipFile
+from typing import IO
+from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
@@ -37,6 +39,9 @@ INDEXES_ONLY = "WANDER_INDEXES_ONLY"
 """The variable that, set to 1, has packages fetched from the configured indexes alone. A hub sets it for its
 jobs: an address of a stranger must not make it ask machines that only it can reach."""
 LARGEST_METADATA = 16 << 20
+LARGEST_UNPACKED = 32 << 30
+_FREE_UNPACKED, _MOST_RATIO = 1 << 30, 100
+"""Bytes that a wheel of any size may unpack to, and how much more than its size a large one may."""
 _METADATA = re.compile(r"[^/]+\.dist-info/METADATA")
 SDK, CLIENT = "wander-sdk", "wander-client"
 HUB_PACKAGES = (SDK, CLIENT, classic.COMPAT, classic.PROJECT)
@@ -216,9 +221,12 @@ def fetch_linked(address: FileAddress, target: Path, sha256: str | None, size: i
         return sha256
     server = HubApi(address.origin)
     try:
-        return server.download(address.url, target, sha256, size=size)
+        digest = server.download(address.url, target, sha256, size=size)
     finally:
         server.close()
+    if target.suffix == ".whl":
+        _require_bounded(target)
+    return digest
 
 
 def _newest_served(hub: HubApi, cache_dir: Path, project: str, version: str | None = None) -> Wheel | None:
@@ -299,8 +307,57 @@ def fetch_file(hub: HubApi, cache_dir: Path, project: str, file: FileInfo) -> Wh
     except InvalidWheelFilename as error:
         raise ClientError(f"the hub lists `{file.filename}`, which is not a wheel") from error
     target = path_below(cache_dir / "wheels", file.sha256, file.filename)
-    fetch_into(hub, target, file.url, file.sha256, file.size)
+    if not _has_digest(target, file.sha256):
+        fetch_into(hub, target, file.url, file.sha256, file.size)
+        _require_bounded(target)
     return Wheel(project, str(version), target.resolve(), hub.absolute(file.url), file.sha256)
+
+
+def require_bounded(wheel: Path) -> None:
+    """Raise `ClientError` for a wheel that unpacks to more than it states, or to far more than it has."""
+    most = min(LARGEST_UNPACKED, max(_FREE_UNPACKED, _MOST_RATIO * wheel.stat().st_size))
+    try:
+        with ZipFile(wheel) as archive, wheel.open("rb") as file:
+            entries = archive.infolist()
+            is_bounded = sum(each.file_size for each in entries) <= most
+            is_bounded = is_bounded and all(_is_as_stated(file, each) for each in entries)
+    except (BadZipFile, OSError, struct.error, zlib.error) as error:
+        raise ClientError(f"`{wheel.name}` is not a wheel", code="bad_wheel", detail=str(error)) from error
+    if not is_bounded:
+        raise ClientError(
+            f"`{wheel.name}` unpacks to more than it states, or to more than {most >> 20:,} MiB",
+            hint="tell whoever runs the hub, or the owner of the package",
+            code="unsafe_package",
+        )
+
+
+def _require_bounded(wheel: Path) -> None:
+    """Check a wheel that was just fetched; one that is refused does not stay."""
+    try:
+        require_bounded(wheel)
+    except ClientError:
+        wheel.unlink()
+        raise
+
+
+def _is_as_stated(file: IO[bytes], entry: ZipInfo) -> bool:
+    """Return whether an entry of an archive unpacks to as many bytes as its header states, and no more."""
+    if entry.compress_type == ZIP_STORED:
+        return entry.file_size == entry.compress_size
+    if entry.compress_type != ZIP_DEFLATED:
+        return False
+    file.seek(entry.header_offset + 26)
+    name, extra = struct.unpack("<HH", file.read(4))
+    file.seek(entry.header_offset + 30 + name + extra)
+    unpacking, left, room = zlib.decompressobj(-zlib.MAX_WBITS), entry.compress_size, entry.file_size
+    while left > 0 and not unpacking.eof and (block := file.read(min(left, 1 << 16))):
+        left -= len(block)
+        while block and not unpacking.eof:
+            room -= len(unpacking.decompress(block, 1 << 20))
+            block = unpacking.unconsumed_tail
+            if room < 0:
+                return False
+    return True
 
 
 def fetch_into(hub: HubApi, target: Path, url: str, sha256: str, size: int) -> None:

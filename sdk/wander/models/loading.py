@@ -31,6 +31,8 @@ _CODE = (".py", ".pyc", ".pyx", ".so")
 """How files end that hold code."""
 _CODE_KEYS = ("auto_map", "custom_pipelines", "auto_mapping", "megatron_config")
 """Settings that name code of a repository, or a module that peft imports."""
+_ATTENTION_KEYS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
+"""Settings that name a kernel; with a slash in it, one of a repository, which transformers would load."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,13 @@ def _names_code(config: Any) -> bool:
         return any(map(_names_code, config))
     if not isinstance(config, dict):
         return False
-    return any(config.get(name) for name in _CODE_KEYS) or any(map(_names_code, config.values()))
+    attention = (config.get(name) for name in _ATTENTION_KEYS)
+    names_repository = any(isinstance(each, str) and "/" in each for each in attention)
+    return (
+        names_repository
+        or any(config.get(name) for name in _CODE_KEYS)
+        or any(map(_names_code, config.values()))
+    )
 
 
 def _require_fit(name: str | Path, tokenizer: Any, model: Any) -> None:

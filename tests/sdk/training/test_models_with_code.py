@@ -77,6 +77,16 @@ def test_a_folder_with_code_is_refused_by_its_name(
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation"])
+@pytest.mark.parametrize("kernel", ["evil/kernel", "evil/kernel:attention", "paged|evil/kernel@main"])
+def test_a_kernel_of_a_repository_is_refused(name: str, kernel: str, folder: Path) -> None:
+    changed("config.json", **{name: kernel})(folder)
+    with pytest.raises(ConfigError, match="config"):
+        load_model(folder)
+    changed("config.json", **{name: "sdpa"})(folder)
+    require_no_code(folder)
+
+
 @pytest.mark.parametrize("text", ["{", "[" * 100_000, '{"auto_map": "\\ud800"}', "\0"])
 def test_settings_that_cannot_be_read_are_refused(text: str, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(text)
