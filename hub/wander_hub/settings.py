@@ -17,6 +17,8 @@ from wander_hub.names import acceptable_address
 from wander_hub.upload_rules import OPTIONAL, Action
 
 MIB = 1024 * 1024
+DATABASE = "hub.db"
+"""The file of the embedded database, in the data folder."""
 
 
 class ProviderSettings(BaseModel):
@@ -271,7 +273,7 @@ class Settings(BaseSettings):
     @property
     def resolved_database_url(self) -> str:
         """The database URL with the default filled in."""
-        return self.database_url or f"sqlite:///{self.data.absolute() / 'hub.db'}"
+        return self.database_url or f"sqlite:///{self.data.absolute() / DATABASE}"
 
     @property
     def audience(self) -> str | None:

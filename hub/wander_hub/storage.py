@@ -11,6 +11,8 @@ import hashlib
 import logging
 import os
 import re
+import shlex
+import stat
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
@@ -22,7 +24,7 @@ from typing import IO, TYPE_CHECKING
 import obstore
 from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, ObjectStore, S3Store, from_url
 
-from wander_hub.settings import Settings
+from wander_hub.settings import DATABASE, Settings
 
 if TYPE_CHECKING:
     from obstore import WritableFile
@@ -38,6 +40,41 @@ _RETRIES: RetryConfig = {"max_retries": 4, "retry_timeout": timedelta(seconds=20
 """Somebody waits for the answer; the default would keep trying for three minutes."""
 _STAGING = "staging/"
 _KEY = re.compile(r"sha256/([0-9a-f]{2})/([0-9a-f]{62})")
+
+
+def keep_files_private(settings: Settings) -> None:
+    """Have all files that this process makes be its user's alone, whatever the umask was.
+
+    If nginx sends files from the data folder, its group may read them too.
+    """
+    os.umask(0o027 if _is_shared(settings) else 0o077)
+
+
+def make_data_folder(settings: Settings) -> None:
+    """Make the data folder, for the hub's user alone; nginx never reads the database."""
+    keep_files_private(settings)
+    settings.data.mkdir(parents=True, exist_ok=True)
+    if settings.database_url is None:
+        (settings.data / DATABASE).touch(0o600)  # SQLite gives its other files the same mode
+
+
+def find_open_path(settings: Settings) -> Path | None:
+    """Return the data folder or its database if other users of this machine may read it."""
+    folder_mode = 0o750 if _is_shared(settings) else 0o700
+    for path, allowed in ((settings.data, folder_mode), (settings.data / DATABASE, 0o600)):
+        with contextlib.suppress(OSError):
+            if stat.S_IMODE(path.stat().st_mode) & ~allowed & 0o077:
+                return path
+    return None
+
+
+def _is_shared(settings: Settings) -> bool:
+    return settings.accel_prefix is not None or settings.public_files
+
+
+def close_hint(path: Path) -> str:
+    """Return the command that takes the rights of others on a path away."""
+    return f"run `chmod -R go-rwx {shlex.quote(str(path))}`"
 
 
 def object_key(sha256: str) -> str:

@@ -198,9 +198,11 @@ async def test_form_must_have_its_parts(hub, pinned, run_of):
     empty = await hub.client.post("/api/v1/runs", files={"other": ("x", b"")}, headers=headers)
     assert (empty.status_code, empty.json()["code"]) == (400, "bad_form")
     assert (await hub.post_run(manifest, rollouts, user=None)).status_code == 401
-    for name in ("../evil.png", "evil.html", "evil", ".hidden.png"):
+    for name in ("../evil.png", "evil.html", "evil", ".hidden.png", "NUL.png", "com\u00b9.json"):
         answer = await hub.post_run(manifest, rollouts, artifacts={name: b""})
         assert (answer.status_code, answer.json()["code"]) == (422, "bad_artifact")
+    answer = await hub.post_run(manifest, rollouts, artifacts={"curve.png": b"", "Curve.PNG": b""})
+    assert (answer.status_code, answer.json()["code"]) == (422, "bad_artifact")
 
 
 async def test_rollouts_are_paged_and_each_opens_whole(hub, pinned, run_of):

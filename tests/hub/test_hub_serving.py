@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import resource
@@ -29,22 +30,28 @@ HUB = Path(__file__).parents[2] / "hub"
 
 @contextmanager
 def served(
-    data: Path, *words: str, log: list[str] | None = None
+    data: Path, *words: str, log: list[str] | None = None, start: list[str] | None = None
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Start a hub on a free port and give its process and address once it answers; `log` gets its log."""
+    """Start a hub on a free port and give its process and address once it answers.
+
+    `start` gets what it says until then, `log` the rest.
+    """
     process = subprocess.Popen(
         [*COMMAND, "serve", "--port", "0", "--data", str(data), *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"WANDER_HUB_BUNDLED_PACKAGES": "false"},
+        umask=0,
     )
     watchdog = threading.Timer(60, process.kill)
     watchdog.start()
     try:
         address = ""
+        begun = start if start is not None else []
         assert process.stderr
         for line in process.stderr:
+            begun.append(line)
             if match := re.search(r"listens on (http://\S+)", line):
                 address = match[1]
                 break
@@ -108,6 +115,23 @@ def test_token_file_is_private(tmp_path):
         token = file.read_text().strip()
         answer = httpx.get(f"{address}/api/v1/whoami", headers={"Authorization": f"Bearer {token}"})
         assert answer.status_code == 200
+
+
+@pytest.mark.full
+def test_the_data_folder_is_private_and_an_open_one_is_said(tmp_path):
+    data = tmp_path / "data"
+    for mode, warned in ((None, False), (0o755, True)):
+        if mode is not None:
+            data.chmod(mode)
+        start: list[str] = []
+        with served(data, start=start):
+            paths = [path for path in data.rglob("*") if not path.is_symlink()]
+            assert [path for path in paths if stat.S_IMODE(path.stat().st_mode) & 0o077] == []
+        assert any(f"can read `{data}`" in line for line in start) == warned
+        findings = json.loads(run("doctor", "--data", str(data), "--json").stdout)
+        (found,) = [one for one in findings if one["check"] == "data folder"]
+        assert (found["state"] == "ok") != warned
+    assert stat.S_IMODE((data / "hub.db").stat().st_mode) == 0o600
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:

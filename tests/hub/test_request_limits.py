@@ -41,6 +41,13 @@ async def test_a_limit_holds_under_parallel_requests_and_says_when_to_come_back(
     assert answer.headers["x-request-id"] == answer.json()["request_id"]
 
 
+async def test_a_token_that_was_sent_as_a_name_is_not_logged(hub):
+    token = hub.auth()["Authorization"].removeprefix("Bearer ")
+    for name, kept in (("request-7", True), (token, False)):
+        answer = await hub.get("/live", headers={"X-Request-ID": name})
+        assert (answer.headers["x-request-id"] == name) == kept, "a name is logged, a token is not"
+
+
 async def test_the_next_minute_everybody_may_again(hub, monkeypatch):
     client, clock = of(hub, reads_per_minute=1), [59.0]
     monkeypatch.setattr(limits.time, "time", lambda: clock[0])

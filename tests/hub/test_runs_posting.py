@@ -284,6 +284,9 @@ async def test_limits_hold(hub, pinned, run_of):
     assert (answer.status_code, answer.json()["code"]) == (422, "bad_rollouts")
     evil = await hub.client.put(f"{place(many)}/artifacts/x.html", content=b"", headers=hub.auth())
     assert (evil.status_code, evil.json()["code"]) == (422, "bad_artifact")
+    for name, status in (("curve.png", 200), ("curve.png", 200), ("CURVE.png", 422)):
+        answer = await hub.client.put(f"{place(many)}/artifacts/{name}", content=b"x", headers=hub.auth())
+        assert answer.status_code == status, name
 
 
 async def test_a_training_run_and_evaluations_of_its_checkpoints_know_each_other(hub, pinned, run_of):

@@ -43,7 +43,7 @@ from wander_hub.cli.webhooks import webhook_app
 from wander_hub.database import Database, UnreleasedDatabase
 from wander_hub.http.problems import HubProblem
 from wander_hub.server.data_folder import DataFolderInUse, NoHub
-from wander_hub.storage import Storage
+from wander_hub.storage import Storage, make_data_folder
 
 _LEAVE_SECONDS = 10.0
 
@@ -250,7 +250,7 @@ def restore(folder: Path, data: Data = None, as_json: AsJson = False) -> None:
     from wander_hub.operation import backup as backups
 
     settings = read_settings(data=data)
-    settings.data.mkdir(parents=True, exist_ok=True)
+    make_data_folder(settings)
     database = Database(settings.resolved_database_url)
     try:
         storage = Storage.of(settings)

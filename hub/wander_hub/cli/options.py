@@ -19,6 +19,7 @@ from wander_hub.database import Database, Result
 from wander_hub.identity import HUB
 from wander_hub.server.data_folder import NoHub
 from wander_hub.settings import Settings
+from wander_hub.storage import keep_files_private, make_data_folder
 
 Data = Annotated[
     Path | None,
@@ -41,8 +42,10 @@ def group(help: str) -> typer.Typer:
 
 
 def read_settings(**given: Any) -> Settings:
-    """Return the hub's settings, with the options that were given."""
-    return Settings(**{name: value for name, value in given.items() if value is not None})
+    """Return the hub's settings, with the options that were given, and keep files from other users."""
+    settings = Settings(**{name: value for name, value in given.items() if value is not None})
+    keep_files_private(settings)
+    return settings
 
 
 @contextmanager
@@ -53,7 +56,7 @@ def open_database(settings: Settings, *, make: bool = False) -> Iterator[Databas
     becomes no hub by that.
     """
     if make and settings.database_url is None:
-        settings.data.mkdir(parents=True, exist_ok=True)
+        make_data_folder(settings)
     database = Database(settings.resolved_database_url)
     try:
         # SQLite makes the file that it is asked about.

@@ -11,6 +11,8 @@ from contextvars import ContextVar
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from wander_hub.security import without_secrets
+
 REQUEST_ID_HEADER = "X-Request-ID"
 CURRENT_REQUEST = ContextVar("current_request", default="-")
 """The id of the request that is being answered, for the log."""
@@ -66,7 +68,8 @@ def name_request(given: str | None = None) -> str:
     It is what a proxy in front gave it, or where that is none, or odd, one that no other request has: random
     per process, counted within.
     """
-    usable = given is not None and _USABLE_ID.fullmatch(given)
+    # A token that was sent as a name would stand in the log.
+    usable = given is not None and _USABLE_ID.fullmatch(given) and without_secrets(given) == given
     name = given if given is not None and usable else f"{_PROCESS[0]}{next(_NUMBERS):08x}"
     CURRENT_REQUEST.set(name)  # every request is answered in a context of its own
     return name

@@ -17,7 +17,7 @@ from wander_hub.http.health import free_bytes
 from wander_hub.identity import HUB
 from wander_hub.operation import job_queue
 from wander_hub.settings import Settings
-from wander_hub.storage import Storage
+from wander_hub.storage import Storage, close_hint, find_open_path
 from wander_hub.verification.worker import missing_for_verification
 
 _PREFIX = "WANDER_HUB_"
@@ -46,6 +46,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
         ("settings", _look_at_settings),
         ("database", lambda: _look_at_database(settings, database)),
         ("clock", lambda: _look_at_clock(database)),
+        ("data folder", lambda: _look_at_data_folder(settings)),
         ("storage", lambda: _look_at_storage(settings)),
         ("disk", lambda: _look_at_disk(settings)),
         ("proxy", lambda: _look_at_proxy(settings)),
@@ -92,6 +93,12 @@ def _look_at_clock(database: Database) -> str:
         said = f"this machine and the database are {apart:.0f} s apart"
         raise RuntimeError(f"{said}: sessions, tokens and signed addresses need NTP")
     return f"{apart:.1f} s from the database's"
+
+
+def _look_at_data_folder(settings: Settings) -> str:
+    if (path := find_open_path(settings)) is not None:
+        raise Doubt(f"other users of this machine can read `{path}`: {close_hint(path)}")
+    return f"`{settings.data}` is for the hub's user alone"
 
 
 def _look_at_storage(settings: Settings) -> str:

@@ -11,6 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData
 from starlette.responses import Response
 from wander.wire import RunDetail
+from wander.wire.fields import fold
 from wander.wire.gate import MANIFEST
 
 from wander_hub.http.bodies import form_body, multipart_form
@@ -108,8 +109,8 @@ def _post(form: FormData, context: Context, queue: TableQueue) -> tuple[str, boo
         if isinstance(part, str) or not part.filename:
             raise HubProblem(400, "bad_form", "`artifacts` must be file parts")
         artifacts.append(check_file(part.filename, part.file, settings.max_artifact_bytes))
-    if len({one.name for one in artifacts}) != len(artifacts):
-        raise HubProblem(422, "bad_artifact", "two artifacts have one name")
+    if len({fold(one.name) for one in artifacts}) != len(artifacts):
+        raise HubProblem(422, "bad_artifact", "two artifacts have one name, but for the case of letters")
     manifest = manifests.parse(text)
     if manifest.kind == "evaluation" and rollouts is None:
         raise HubProblem(400, "bad_form", "the form has no file part `rollouts`")

@@ -35,7 +35,7 @@ from wander_hub.runs import manifest as manifests
 from wander_hub.runs import objects
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
-from wander_hub.runs.artifacts import PostedFile
+from wander_hub.runs.artifacts import PostedFile, require_apart
 from wander_hub.runs.chunks import write_chunk
 from wander_hub.runs.events import tell_of_run
 from wander_hub.runs.manifest import PinnedRun
@@ -184,6 +184,7 @@ def add_artifact(context: Context, sha256: str, file: PostedFile) -> PostedArtif
         present = {one.name: one.sha256 for one in repository.artifacts_of(session, posting.id)}
         if file.name not in present and len(present) >= (most := context.settings.max_artifacts):
             raise HubProblem(422, "too_many_artifacts", f"a run has at most {most} files")
+        require_apart(file.name, present)
         artifact = PostingArtifact(
             posting_id=posting.id,
             name=file.name,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import BinaryIO
+
+from wander.wire.fields import fold, is_device
 
 from wander_hub.http.problems import HubProblem
 from wander_hub.storage import digest_of
@@ -43,10 +46,17 @@ def check_file(name: str, body: BinaryIO, max_bytes: int) -> PostedFile:
     return PostedFile(name, media_type, body, size, sha256)
 
 
+def require_apart(name: str, others: Iterable[str]) -> None:
+    """Refuse a name that some file systems take for one of the others; the very same name is fine."""
+    for other in others:
+        if other != name and fold(other) == fold(name):
+            raise HubProblem(422, "bad_artifact", f"`{name}` and `{other}` are one file on some systems")
+
+
 def media_type_of(name: str) -> str:
     """Return what a file of that name is sent as, or refuse the name."""
     suffix = name.rpartition(".")[2].lower()
-    if not _NAME.fullmatch(name) or suffix not in MEDIA_TYPES:
+    if not _NAME.fullmatch(name) or suffix not in MEDIA_TYPES or is_device(name):
         hint = f"a plain name ending in one of {', '.join(f'.{one}' for one in MEDIA_TYPES)}"
         raise HubProblem(422, "bad_artifact", f"the hub takes no artifact `{name[:100]}`", hint=hint)
     return MEDIA_TYPES[suffix]

@@ -6,9 +6,11 @@ import errno
 import fcntl
 import os
 import shlex
+import sys
 from pathlib import Path
 
 from wander_hub.settings import Settings
+from wander_hub.storage import close_hint, find_open_path
 
 LOCK = "hub.lock"
 _NO_LOCKS = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL}
@@ -46,6 +48,14 @@ def address_of(settings: Settings) -> str | None:
     except OSError:
         return None
     return address or None
+
+
+def warn_if_open(settings: Settings) -> None:
+    """Say on standard error if other users of this machine may read the data folder or its database."""
+    if (path := find_open_path(settings)) is not None:
+        sys.stderr.write(
+            f"warning: other users of this machine can read `{path}`\n\nhint: {close_hint(path)}\n"
+        )
 
 
 def hold(settings: Settings, address: str) -> int | None:

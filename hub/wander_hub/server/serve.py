@@ -30,7 +30,7 @@ from wander_hub.server.connections import HubProtocol
 from wander_hub.server.log import log_to_stderr
 from wander_hub.server.processes import Processes
 from wander_hub.settings import Settings
-from wander_hub.storage import Storage
+from wander_hub.storage import Storage, make_data_folder
 from wander_hub.verification.worker import confine, job_worker
 from wander_hub.webhooks import delivery
 
@@ -63,10 +63,11 @@ def serve(
     raise_file_limit()
     listener = open_socket(host, port)
     address = address_of(host, listener.getsockname()[1])
-    settings.data.mkdir(parents=True, exist_ok=True)
+    make_data_folder(settings)
     data_folder.hold(settings, address)
     database = Database(settings.resolved_database_url, settings.database_connections)
     database.migrate()
+    data_folder.warn_if_open(settings)
     first_token.hand_out(database, token_file, new=new_token, data=settings.data)
     log_to_stderr(settings.log_format)
     if settings.serve_jobs:  # else another process says what it can play

@@ -24,7 +24,7 @@ from wander_hub.server.data_folder import NoHub
 from wander_hub.server.log import log_to_stderr
 from wander_hub.server.serve import INTERRUPTED, address_of, open_socket, workers_of
 from wander_hub.settings import Settings
-from wander_hub.storage import Storage
+from wander_hub.storage import Storage, make_data_folder
 from wander_hub.verification.worker import confine
 
 _LOOK_SECONDS = 1.0
@@ -38,7 +38,7 @@ def work(settings: Settings, *, hub_url: str | None, listen: str | None, once: b
     log_to_stderr(settings.log_format)
     if settings.database_url is None and not settings.data.is_dir():
         raise NoHub(settings)
-    settings.data.mkdir(parents=True, exist_ok=True)
+    make_data_folder(settings)
     settings = confine(settings)
     if hub_url is None and settings.verification != "off":
         raise HubProblem(

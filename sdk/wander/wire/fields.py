@@ -8,6 +8,7 @@ and no text or number is longer than a program can handle.
 from __future__ import annotations
 
 import re
+import unicodedata
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -52,3 +53,20 @@ Integer = Annotated[int, Field(ge=-(2**127), lt=2**127)]
 
 Values = Annotated[dict[Text, Any], Field(max_length=10_000)]
 """JSON of an author or a program, by name; whoever reads a value of it checks that."""
+
+_DEVICES = frozenset(
+    {"con", "prn", "aux", "nul", "conin$", "conout$"}
+    | {f"{port}{digit}" for port in ("com", "lpt") for digit in "0123456789\u00b9\u00b2\u00b3"}
+)
+
+
+def is_device(name: str) -> bool:
+    """Return whether Windows takes a part of a path for a device, whatever its suffix."""
+    return name.split(".")[0].rstrip(" ").casefold() in _DEVICES
+
+
+def fold(path: str) -> str:
+    """Return one spelling for all that case-blind or Unicode-normalising file systems take for one."""
+    if path.isascii():
+        return path.lower()
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFKD", path).casefold())

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from wander.errors import ConfigError
 from wander.types import Record
 from wander.wire.changes import Body
-from wander.wire.fields import Address, Count, FileName, Line, OwnerName, ProjectName, Sha256, Text
+from wander.wire.fields import Address, Count, FileName, Line, OwnerName, ProjectName, Sha256, Text, is_device
 from wander.wire.gate import MODEL_CONFIG, TOKENIZER_TEXT, WEIGHTS_HEADER, Refused, read_json, read_part
 from wander.wire.postings import listing_digest
 
@@ -164,7 +164,7 @@ class CheckpointFacts:
 
 def may_be_sent(filename: str) -> bool:
     """Tell whether a model may have a file of this name."""
-    return _NAME.fullmatch(filename) is not None and filename.endswith(SUFFIXES)
+    return _NAME.fullmatch(filename) is not None and filename.endswith(SUFFIXES) and not is_device(filename)
 
 
 def revision_of(files: Mapping[str, str]) -> str:

@@ -7,6 +7,8 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
+from wander.wire.fields import fold, is_device
+
 from wander_hub.settings import Settings
 from wander_hub.upload.schemas import Findings, printable, refusal
 
@@ -17,10 +19,6 @@ _SHOWN = 200
 _NOT_ON_WINDOWS = frozenset('\\:*?"<>|')
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Unicode categories of control, format (bidirectional overrides among them), surrogate and line marks."""
-_DEVICES = frozenset(
-    {"con", "prn", "aux", "nul", "conin$", "conout$"}
-    | {f"{port}{digit}" for port in ("com", "lpt") for digit in "0123456789\u00b9\u00b2\u00b3"}
-)
 _SMALL_BYTES = 256 * 1024
 """Of WHEEL, entry_points.txt and pyproject.toml: what the slowest of their parsers reads in a second."""
 _STARTUP = re.compile(r"\.(pth|start)$", re.IGNORECASE)
@@ -63,7 +61,7 @@ def _fault(path: str, parts: list[str]) -> str | None:
             return f"has the part `{part}` in its path"
         if part[-1] in " .":
             return "has a part that ends with a dot or a space, which Windows drops"
-        if part.split(".")[0].rstrip(" ").casefold() in _DEVICES:
+        if is_device(part):
             return f"has the part `{part}`, which Windows takes for a device"
     return None
 
@@ -93,7 +91,7 @@ class MemberNames:
             )
         check_path(path, self._settings)
         place = installed or path
-        key = _fold(place)
+        key = fold(place)
         if is_folder:
             self._add_folder(key, place, path)
             return
@@ -120,7 +118,7 @@ class MemberNames:
         """Take down every folder above, up to the first known one: all paths together cost their length."""
         while "/" in place:
             place = place.rpartition("/")[0]
-            key = _fold(place)
+            key = fold(place)
             if key in self._files:
                 raise refusal("file_and_folder", f"`{clip(self._files[key])}` is both a file and a folder")
             earlier = self._folders.get(key)
@@ -134,13 +132,6 @@ class MemberNames:
                 raise refusal(
                     "too_many_members", f"the archive has over {self._settings.max_members:,} folders"
                 )
-
-
-def _fold(path: str) -> str:
-    """Return one spelling for all that case-blind or Unicode-normalising file systems take for one."""
-    if path.isascii():
-        return path.lower()
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFKD", path).casefold())
 
 
 class Budget:
