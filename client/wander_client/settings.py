@@ -7,6 +7,8 @@ The user's file is `settings.toml` in the platform's config folder (or the one `
     hub = "https://hub.example.org"      # or the name of one below
     sandbox = true                       # run every environment in the sandbox; false: none
     serve_python = "/opt/vllm/bin/python"  # has vLLM, for `--serve vllm`
+    reasoning = "drop"                   # models do not get their earlier reasoning back
+    notice_seconds = 120                 # name a rollout that made no progress for so long
     [prices]                             # USD per million tokens
     "my-model" = { prompt = 0.15, completion = 0.60 }
     [hubs]
@@ -15,6 +17,7 @@ The user's file is `settings.toml` in the platform's config folder (or the one `
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -27,6 +30,7 @@ from wander_client.credentials import CredentialStore
 from wander_client.errors import ClientError, UsageError
 
 _HOMES = {"config": "~/.config", "data": "~/.local/share", "cache": "~/.cache", "state": "~/.local/state"}
+NOTICE_SECONDS = 120.0
 DEFAULT_HUB = "http://127.0.0.1:8600"
 """Where `wander-hub serve` listens unless told otherwise."""
 
@@ -59,6 +63,10 @@ class Settings:
     """
     serve_python: str | None = None
     """The Python that has vLLM, for `wander eval --serve vllm`."""
+    reasoning: str | None = None
+    """Whether models get their earlier reasoning back, as `wander eval --reasoning` says it."""
+    notice_seconds: float = NOTICE_SECONDS
+    """Seconds without progress after which a rollout is named."""
     prices: Mapping[str, object] = field(default_factory=dict)
     """Models' prices by name, in USD per million tokens: `{prompt = 0.15, completion = 0.60}`."""
 
@@ -107,6 +115,8 @@ def load_settings(hub: str | None = None, environ: Mapping[str, str] | None = No
         hubs={name: hub_url(url) for name, url in hubs.items()},
         sandbox=_switch(environ.get("WANDER_SANDBOX"), stored.get("sandbox"), path),
         serve_python=serve_python or None,
+        reasoning=_reasoning(stored.get("reasoning"), path),
+        notice_seconds=_notice_seconds(environ.get("WANDER_NOTICE_SECONDS"), stored, path),
         prices=prices,
     )
 
@@ -114,6 +124,25 @@ def load_settings(hub: str | None = None, environ: Mapping[str, str] | None = No
 def state_folder() -> Path:
     """Return the folder of `Settings.state_dir`, also when the settings cannot be read."""
     return _folder(os.environ, "state")
+
+
+def _reasoning(value: object, path: Path) -> str | None:
+    if value in (None, "auto", "keep", "drop"):
+        return value
+    raise UsageError(f"`reasoning` in `{path}` is `{value}`", hint="write `auto`, `keep` or `drop`")
+
+
+def _notice_seconds(variable: str | None, stored: Mapping[str, object], path: Path) -> float:
+    """Return the setting from its variable or the user's file."""
+    given = variable or stored.get("notice_seconds", NOTICE_SECONDS)
+    origin = "WANDER_NOTICE_SECONDS" if variable else f"`notice_seconds` in `{path}`"
+    try:
+        seconds = float(given) if isinstance(given, str | int | float) else math.nan
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf or isinstance(given, bool):
+        raise UsageError(f"{origin} is not a number of seconds: `{given}`", hint="write `120`, for instance")
+    return seconds
 
 
 def hub_url(value: str) -> str:

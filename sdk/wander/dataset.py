@@ -278,18 +278,25 @@ def _json_row(row: Any, where: str) -> dict[str, Any]:
     for name, value in row.items():
         if not isinstance(name, str):
             raise DatasetError(f"{where} has a column whose name is not text: `{name!r}`")
-        if value is None or type(value) in (str, int, bool):
-            values[name] = value
-            continue
         try:
-            values[name] = json.loads(json.dumps(value, allow_nan=False))
+            text = _json_text({name: value})
+            values[name] = (
+                value if value is None or type(value) in (str, int, bool) else json.loads(text)[name]
+            )
         except (TypeError, ValueError, RecursionError) as error:
             raise DatasetError(
-                f"{where}: column `{name}` is not a JSON value ({error})",
+                f"{where}: column `{ascii(name)[1:-1]}` is not a JSON value ({error})",
                 hint="keep text, numbers, booleans, lists and dictionaries in rows; "
                 "build other objects in `setup_state`",
             ) from error
     return values
+
+
+def _json_text(value: Any) -> str:
+    """Return a value as JSON; raises `ValueError` for what no file can hold, such as a lone surrogate."""
+    text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+    text.encode()
+    return text
 
 
 def _whole_number(value: Any, column: str, where: str) -> int | None:
@@ -310,7 +317,8 @@ def _info(value: Any, where: str) -> dict[str, Any]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError as error:
+            _json_text(value)
+        except (ValueError, RecursionError) as error:
             raise DatasetError(f"{where}: `info` is text but not JSON ({error})") from error
     if not isinstance(value, dict):
         raise DatasetError(f"{where}: `info` must be a dictionary, got a `{type(value).__name__}`")
@@ -325,5 +333,11 @@ def _check_prompt(messages: Any, where: str) -> list[Message]:
             raise DatasetError(
                 f"{where}: message {position} of `prompt` has no known `role`",
                 hint='a message is a dictionary such as `{"role": "user", "content": "..."}`',
+            )
+        content = message.get("content")
+        if not isinstance(content, str | list) and not (content is None and message.get("tool_calls")):
+            raise DatasetError(
+                f"{where}: message {position} of `prompt` has no `content`",
+                hint="content is text or a list of parts; only a message with `tool_calls` may lack it",
             )
     return messages

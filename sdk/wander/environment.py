@@ -8,11 +8,12 @@ same position meet the same reply, and a stored rollout can be replayed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import random
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -35,9 +36,11 @@ from wander.errors import (
 from wander.handle import EnvironmentHandle, Player, RolloutRequest, Split
 from wander.loop_thread import LoopThread
 from wander.parsers import Parser
+from wander.rollout.activity import ACTIVITY, PLAY, Activity, Notices, SilenceWatch, at
 from wander.rollout.calls import ModelCalls
 from wander.rollout.faults import blame
 from wander.rollout.hooks import CLEANUP, TEARDOWN, call_every, call_hook, find_marked
+from wander.rollout.json_values import as_json
 from wander.rubrics import Rubric, Score
 from wander.rubrics.gold import script_of
 from wander.rubrics.reward_function import check_bounds
@@ -416,14 +419,16 @@ class Environment(Player):
                     state["failure"] = score.error.failure()
 
     async def _scores(self, states: Sequence[State], *, together: bool) -> list[Score]:
+        place = "score_group" if together else "score"
         try:
             try:  # a rubric may override both methods
-                if together:
-                    scores = await self.rubric.score_group(states, self.parser)
-                else:
-                    scores = [await self.rubric.score(state, self.parser) for state in states]
+                with at(place):
+                    if together:
+                        scores = await self.rubric.score_group(states, self.parser)
+                    else:
+                        scores = [await self.rubric.score(state, self.parser) for state in states]
             except BaseException as error:
-                blame(error, RubricError, "score_group" if together else "score")
+                blame(error, RubricError, place)
                 raise
         except RubricError as error:
             scores = [Score(reward=None, error=error) for _ in states]
@@ -443,6 +448,12 @@ class LocalEnvironment(EnvironmentHandle):
 
     def __init__(self, env: Environment) -> None:
         self.env = env
+        self._watch: SilenceWatch | None = None
+        self._scoring_seconds = 0.0
+
+    def report_silence(self, notices: Notices) -> None:
+        """Report code that does not return, from now on."""
+        self._watch = SilenceWatch(notices)
 
     @cached_property
     def info(self) -> EnvironmentInfo:
@@ -454,9 +465,15 @@ class LocalEnvironment(EnvironmentHandle):
         """None: it lives as long as this process."""
         return None
 
+    @property
+    def scoring_seconds(self) -> float:
+        """Seconds for which synchronous reward functions let nothing else of this process go on."""
+        return self._scoring_seconds
+
     async def examples(self, split: Split, start: int = 0, count: int | None = None) -> list[Example]:
         """Return `count` examples from position `start` of the stored order; None means to the end."""
-        return self.env.dataset(split).examples(start, count)
+        with self._watched(None, f"{split} dataset"):
+            return self.env.dataset(split).examples(start, count)
 
     async def openings(self) -> list[Example]:
         """Return an example for every opening; empty when the environment declares none."""
@@ -464,11 +481,32 @@ class LocalEnvironment(EnvironmentHandle):
 
     async def play_request(self, request: RolloutRequest) -> list[Rollout]:
         """Play and score the request; record a failure in its rollout."""
-        return await request.send(self.env)
+        with self._watched(request.example.example_id):
+            return await request.send(self.env)
 
     async def close(self) -> None:
         """Run the environment's teardown."""
-        await self.env.teardown()
+        try:
+            with self._watched(None, TEARDOWN):
+                await self.env.teardown()
+        finally:
+            if self._watch is not None:
+                self._watch.stop()
+
+    @contextlib.contextmanager
+    def _watched(self, example_id: str | None, place: str = PLAY) -> Iterator[None]:
+        """Report code of a block that does not return, and count what its scoring takes."""
+        activity, watch = Activity(example_id, place), self._watch
+        token = ACTIVITY.set(activity)
+        if watch is not None:
+            watch.add(activity)
+        try:
+            yield
+        finally:
+            self._scoring_seconds += activity.scoring_seconds
+            if watch is not None:
+                watch.remove(activity)
+            ACTIVITY.reset(token)
 
 
 def _restore(state: State, transcript: Transcript) -> None:
@@ -514,6 +552,7 @@ class _Episode(NamedTuple):
         failure, public = state["failure"], state["public"]
         try:
             if public != {}:
+                public = as_json(public)
                 canonical_json(public)
         except (TypeError, ValueError) as error:
             fault = EnvironmentFault(f'`state["public"]` is not a JSON value: {error}')

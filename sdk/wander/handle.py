@@ -142,6 +142,16 @@ class EnvironmentHandle(Player):
     def lost_reason(self) -> str | None:
         """Why its process ended and is not back, told more fully than a public record should; else None."""
 
+    @property
+    def processes(self) -> int:
+        """The number of processes in which it plays."""
+        return 1
+
+    @property
+    @abstractmethod
+    def scoring_seconds(self) -> float:
+        """Seconds for which synchronous reward functions let nothing else of their process go on."""
+
     @abstractmethod
     async def examples(self, split: Split, start: int = 0, count: int | None = None) -> list[Example]:
         """Return `count` examples from position `start` of the stored order; None means to the end.

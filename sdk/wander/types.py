@@ -43,6 +43,9 @@ one with `player` is that player's own: the others do not see it."""
 
 Messages = list[Message]
 
+FILTERED = "content_filter"
+"""The finish reason of a turn that a content filter took away or cut short."""
+
 Boundary = Literal["model", "environment", "tool", "rubric", "sandbox"]
 """Where a failure belongs. A failed rollout is data; it never cancels its siblings."""
 
@@ -275,6 +278,16 @@ class Rollout(Record):
     def key(self) -> tuple[str, int]:
         """The (example, index) pair that a resumed run checks."""
         return self.example_id, self.index
+
+    @property
+    def refused(self) -> bool:
+        """Whether the model refused to answer in any turn, as its endpoint says (`refusal`)."""
+        return any(turn.message.get("refusal") for turn in self.turns)
+
+    @property
+    def filtered(self) -> bool:
+        """Whether a content filter took away or cut short any turn."""
+        return any(turn.finish_reason == FILTERED for turn in self.turns)
 
 
 def _kept(key: str) -> Any:

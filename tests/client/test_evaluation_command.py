@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from chat_endpoint import chat_endpoint
 from command_line import Result, Wander
+from wander_client.environments.location import parse_arguments
 
 
 def evaluate(wander: Wander, folder: Path, function: str = "solver", *words: str) -> Result:
@@ -41,6 +42,16 @@ def test_the_plan_comes_first_and_the_next_command_last(wander: Wander, folder: 
     assert lines[0].startswith(f"evaluating scripted:say_env:solver on {folder.name}: 4 examples x 1 = 4")
     assert lines[-2].startswith("next: wander view ")
     assert lines[-1].startswith("next: wander publish ")
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [("False", False), ("True", True), ("None", None), ("false", False), ("null", None), ("3", 3)]
+    + [(text, text) for text in ("none", "FALSE", "Nonesuch", "")]
+    + [('"None"', "None")],
+)
+def test_an_argument_is_the_value_that_json_or_python_writes_so(word: str, value: object) -> None:
+    assert parse_arguments([f"x={word}"], None) == {"x": value}
 
 
 def test_arguments_reach_the_environment(wander: Wander, folder: Path) -> None:

@@ -16,9 +16,13 @@ from wander.clients.completions import completion_of, failure_in, usage_of
 from wander.clients.openai import OpenAIClient
 from wander.clients.transport import Answer
 from wander.errors import ContentFiltered, ContextOverflow, InvalidResponse, ModelError
+from wander.evals.report.document import facts
+from wander.evals.run.budget import Budget
 from wander.evals.run.runner import EvaluationPlan, evaluate
+from wander.evals.stats.breakdown import break_down
+from wander.evals.store.folder import RunFolder
 from wander.types import SamplingArgs
-from wander.wire import EnvironmentPin
+from wander.wire import EnvironmentPin, TokenPrices
 
 EMPTY = {"role": "assistant", "content": ""}
 COUNTED = {"prompt_tokens": 9, "completion_tokens": 4}
@@ -295,6 +299,78 @@ async def test_a_bound_on_tokens_holds_where_nobody_counts_them(chat_server: Any
     assert rollout.stop_reason == "max_total_completion_tokens_reached"
     assert rollout.usage.estimated
     assert 20 <= rollout.usage.completion_tokens < 30
+
+
+async def test_a_filter_ends_a_conversation(chat_server: Any) -> None:
+    refused = {"error": {"code": "content_filter", "message": "filtered"}}
+    chat_server.script = lambda sent, number: web.json_response(refused, status=400) if number > 1 else "hi"
+    env = Talk(eval_dataset=[{"question": "q"}], rubric=Rubric([right]))
+    client = client_of(chat_server)
+    rollout = await env.rollout(client, env.dataset("eval")[0])
+    await client.close()
+    assert (rollout.stop_reason, rollout.reward, len(rollout.turns)) == ("content_filtered", 1.0, 2)
+    assert (rollout.filtered, rollout.refused) == (True, False)
+
+
+async def test_refusals_and_filters_are_counted(chat_server: Any, tmp_path: Path) -> None:
+    filtered = body({"message": {"content": "half"}, "finish_reason": "content_filter"})
+    replies = [
+        "5",
+        {"role": "assistant", "content": "", "refusal": "I cannot help with that."},
+        web.json_response(filtered),
+        web.json_response({"error": {"code": "content_filter", "message": "filtered"}}, status=400),
+    ]
+    chat_server.script = lambda sent, number: replies[number - 1]
+    rows = [{"question": f"q{number}"} for number in range(len(replies))]
+    environment = LocalEnvironment(SingleTurnEnv(eval_dataset=rows, rubric=Rubric([right])))
+    pin = EnvironmentPin(name="echo", info=environment.info)
+    client = client_of(chat_server)
+    plan = EvaluationPlan(concurrency=1)
+    result = await evaluate(environment, client, plan, tmp_path / "run", pin)
+    await client.close()
+    summary = result.summary
+    assert (summary.failed, summary.refused, summary.filtered) == (0, 1, 2)
+    assert summary.stop_reasons == {"answered": 2, "content_filtered": 2}
+    shown = dict(
+        facts(result.manifest, break_down(result.manifest, RunFolder.open(tmp_path / "run").rollouts()))
+    )
+    assert (shown["refused"], shown["filtered"]) == ("1", "2")
+
+
+@pytest.mark.parametrize(
+    "budget",
+    [Budget(tokens=10_000), Budget(usd=5.0, prices=TokenPrices(prompt=1, completion=1))],
+)
+async def test_a_budget_that_nobody_can_count_ends_the_run_with_an_error(
+    chat_server: Any, tmp_path: Path, budget: Budget
+) -> None:
+    said = {"choices": [{"message": {"content": "5"}, "finish_reason": "stop"}]}
+    chat_server.script = lambda sent, number: web.json_response(said)
+    rows = [{"question": f"q{number}"} for number in range(20)]
+    environment = LocalEnvironment(SingleTurnEnv(eval_dataset=rows, rubric=Rubric([right])))
+    pin = EnvironmentPin(name="echo", info=environment.info)
+    client = client_of(chat_server)
+    plan = EvaluationPlan(concurrency=2, budget=budget)
+    with pytest.raises(ModelError) as caught:
+        await evaluate(environment, client, plan, tmp_path / "run", pin)
+    await client.close()
+    assert "--budget-tokens" in (caught.value.hint or "")
+    assert len(chat_server.requests) <= 4
+    assert list(RunFolder.open(tmp_path / "run").rollouts())
+
+
+async def test_a_cost_that_nobody_can_count_is_unknown_and_not_zero(chat_server: Any, tmp_path: Path) -> None:
+    said = {"choices": [{"message": {"content": "5"}, "finish_reason": "stop"}]}
+    chat_server.script = lambda sent, number: web.json_response(said)
+    environment = echo()
+    pin = EnvironmentPin(name="echo", info=environment.info)
+    client = client_of(chat_server)
+    plan = EvaluationPlan(budget=Budget(prices=TokenPrices(prompt=1, completion=1)))
+    result = await evaluate(environment, client, plan, tmp_path / "run", pin)
+    await client.close()
+    assert result.manifest.spending is not None
+    assert result.manifest.spending.usd is None
+    assert result.summary.usage.estimated
 
 
 @pytest.mark.parametrize("more", [{"stream": True}, {"n": 2}])

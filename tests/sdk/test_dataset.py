@@ -192,6 +192,17 @@ def test_rows_keep_their_own_keys():
         ({"question": "q", "when": datetime.date(2026, 1, 1)}, "column `when` is not a JSON value"),
         ({"question": "q", "answer": float("nan")}, "column `answer` is not a JSON value"),
         ({"question": "q", 5: "x"}, "a column whose name is not text"),
+        ({"question": "a \udc00 b"}, "row 0 of the eval dataset: column `question` is not a JSON value"),
+        ({"question": "q", "deep": [{"x": ["\ud83d"]}]}, "column `deep` is not a JSON value"),
+        ({"question": "q", "info": {"\ud83d": 1}}, "column `info` is not a JSON value"),
+        ({"question": "q", "info": '{"a": "\\ud83d"}'}, "`info` is text but not JSON"),
+        ({"question": "q", "info": '{"a": NaN}'}, "`info` is text but not JSON"),
+        ({"question": "q", "name\ud83d": 1}, r"column `name\ud83d` is not a JSON value"),
+        ({"question": "q", "answer": -(10**4400)}, "column `answer` is not a JSON value"),
+        ({"question": "q", "sizes": [10**5000]}, "column `sizes` is not a JSON value"),
+        ({"prompt": [{"role": "user"}]}, "message 0 of `prompt` has no `content`"),
+        ({"prompt": [{"role": "user", "content": None}]}, "message 0 of `prompt` has no `content`"),
+        ({"prompt": [{"role": "user", "content": 5}]}, "message 0 of `prompt` has no `content`"),
     ],
 )
 def test_a_row_that_cannot_become_an_example_is_told(row, said):

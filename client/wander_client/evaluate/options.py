@@ -8,6 +8,7 @@ That is why such types stand in quotes, and no other does: to read fifty annotat
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -80,6 +81,14 @@ def _read_sampling(given: dict[str, Any]) -> "SamplingArgs":
     if not isinstance(more, dict):
         raise UsageError("`--sampling` is no JSON object", hint="write `--sampling '{\"min_p\": 0.1}'`")
     return read_sampling({**more, **given})
+
+
+def read_date(word: str) -> str:
+    """Return a date as it was written; raises `UsageError` for anything else."""
+    try:
+        return date.fromisoformat(word).isoformat()
+    except ValueError:
+        raise UsageError(f"`{word}` is not a date", hint="write it as `2026-11-28`") from None
 
 
 def read_sampling(given: Mapping[str, Any]) -> "SamplingArgs":
@@ -395,6 +404,33 @@ class EvaluationOptions(Record):
     worker_token_file: Annotated[
         str | None,
         Option("--worker-token-file", "holds the token of `--worker`", FREE, PROCESSES, parser=absolute_path),
+    ] = None
+    reasoning: Annotated[
+        Literal["auto", "keep", "drop"],
+        Option(
+            *("--reasoning", "earlier reasoning for the endpoint: keep, drop, or auto", MODEL, ENDPOINT),
+            metavar="WHAT",
+        ),
+    ] = "auto"
+    """Whether a model gets the reasoning of its earlier turns back; `auto`: if its endpoint sent it."""
+    system: Annotated[
+        Literal["merge", "keep"],
+        Option(
+            *(
+                "--system",
+                "merge the system prompt into the question if the model has no such role, or keep it",
+            ),
+            *(MODEL, ENDPOINT),
+            metavar="merge|keep",
+        ),
+    ] = "merge"
+    template_date: Annotated[
+        str | None,
+        Option(
+            *("--template-date", "that the chat template of a local model shows (today)", MODEL, ENDPOINT),
+            metavar="YYYY-MM-DD",
+            parser=read_date,
+        ),
     ] = None
     device: Annotated[
         str | None, Option("--device", "for a model in this process: cpu, cuda, mps", FREE, MODEL, ENDPOINT)

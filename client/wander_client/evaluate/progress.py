@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from wander_client.evaluate.evaluation import Evaluation, Listeners, all_failed, run_evaluation
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 LONG_STALL_SECONDS = 5.0
 """A stall of the event loop that is worth a warning; a busy machine makes shorter ones."""
+LARGE_SCORING_SHARE = 0.25
+"""Share of the time that is worth a warning if synchronous reward functions take it."""
 
 
 async def play(
@@ -54,10 +57,25 @@ async def play(
             )
     if result.torn:
         output.warn(result.torn)
+    if said := told_stall(result, settings):
+        output.warn(said)
+    return result
+
+
+def told_stall(result: EvaluationResult, settings: EvaluationSettings) -> str | None:
+    """Return what to change if the environment's synchronous code kept rollouts waiting."""
+    cores = os.cpu_count() or 1
+    if result.scoring_share > LARGE_SCORING_SHARE and result.scoring_seconds > LONG_STALL_SECONDS:
+        waited = f"rollouts waited for the scoring of others: it took {result.scoring_share:.0%} of the time"
+        if settings.in_process:
+            return f"{waited}; leave out `--in-process`, and share it with `--workers {max(2, cores)}`"
+        if result.processes < cores:
+            return f"{waited}; share it with `--workers {cores}`"
+        return f"{waited}; make the reward functions asynchronous, or faster"
     if settings.in_process and result.longest_stall > LONG_STALL_SECONDS:
         held_up = f"the environment's code held up all rollouts for {result.longest_stall:.0f} s at a time"
-        output.warn(f"{held_up}; leave out `--in-process`, or make it asynchronous")
-    return result
+        return f"{held_up}; leave out `--in-process`, or make it asynchronous"
+    return None
 
 
 def require_scored(result: EvaluationResult, output: Output) -> None:

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import shlex
 from collections.abc import Iterator, Mapping
+from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +80,13 @@ class EvaluationSettings(EvaluationOptions, Record):
             serve = ServeChoice(self.serve, tuple(self.serve_args), self.serve_python, self.serve_timeout)
         endpoint = (self.base_url, self.key_variable, self.call_timeout)
         players = tuple(sorted(self.players.items()))
-        return ModelChoice(self.model, *endpoint, self.device, self.cache, serve, players)
+        day = date.fromisoformat(self.template_date) if self.template_date else datetime.now().date()
+        return ModelChoice(
+            *(self.model, *endpoint, self.device, self.cache, serve, players),
+            send_reasoning={"auto": None, "keep": True, "drop": False}[self.reasoning],
+            merge_system=self.system == "merge",
+            template_date=day,
+        )
 
     def plan(self, *, only_failed: bool = False, share: Share | None = None) -> EvaluationPlan:
         """Return the plan for the evaluator; raises `ConfigError` for one that cannot be."""
@@ -127,6 +134,8 @@ def settings_for(said: Mapping[str, Any], user: Settings) -> EvaluationSettings:
     `said` names one environment and one model. Raises `UsageError` for words that are wrong.
     """
     said, model = dict(said), said["model"]
+    if "reasoning" not in said and user.reasoning is not None:
+        said["reasoning"] = user.reasoning
     if "price" not in said and model in user.prices:
         try:
             said["price"] = TokenPrices.model_validate(user.prices[model])

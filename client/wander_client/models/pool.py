@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from datetime import date
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -24,6 +25,7 @@ from wander_client.names import is_scripted
 if TYPE_CHECKING:
     from wander.clients.base import Client
     from wander.clients.rate_limit import CallLimiter
+    from wander.models.chat import ChatFormat
 
     from wander_client.context import Invocation
     from wander_client.environments.location import Location
@@ -46,6 +48,27 @@ class ModelChoice:
     """What it is served with meanwhile; None asks an endpoint, or loads it in this process."""
     players: tuple[tuple[str, str], ...] = ()
     """Who plays beside it, by player."""
+    send_reasoning: bool | None = None
+    """Whether an endpoint gets the model's earlier reasoning back; None: if it sent it."""
+    merge_system: bool = True
+    """Whether the system prompt becomes part of the first user message if the model has no system role."""
+    template_date: date | None = None
+    """The date that the chat template of a local model shows; None means today's."""
+
+    def open(self, context: Invocation, spec: str, location: Location | None) -> Client:
+        """Return the client that a model's name means."""
+        return open_model(
+            context,
+            spec,
+            base_url=self._url_of(spec),
+            key_variable=self.key_variable,
+            location=location,
+            device=self.device,
+            timeout=self.call_timeout,
+            send_reasoning=self.send_reasoning,
+            merge_system=self.merge_system,
+            template_date=self.template_date,
+        )
 
     def require(self) -> None:
         """Raise what is wrong with it, as far as that can be known without loading or asking it."""
@@ -71,15 +94,7 @@ class ModelChoice:
         async with contextlib.AsyncExitStack() as stack:
             others: dict[str, Client | str] = {}
             for player, spec in self.players:
-                other = open_model(
-                    context,
-                    spec,
-                    base_url=self._url_of(spec),
-                    key_variable=self.key_variable,
-                    location=location,
-                    device=self.device,
-                    timeout=self.call_timeout,
-                )
+                other = self.open(context, spec, location)
                 stack.push_async_callback(other.close)
                 others[player] = other
                 if is_scripted(spec):
@@ -122,23 +137,16 @@ class ModelPool:
         """
         async with contextlib.AsyncExitStack() as stack:
             if choice.serve is not None:
-                key: Any = (choice.model, choice.serve)
+                key: Any = (choice.model, choice.serve, choice.template_date, choice.merge_system)
                 await stack.enter_async_context(self._machine.fill_with(key))
-                client: Client = await self._serve(key, choice.call_timeout, log_path)
+                client: Client = await self._serve(key, choice, log_path)
                 stack.push_async_callback(client.close)
             elif choice.base_url is None and is_local_model(choice.model):
-                key = ("local", choice.model, choice.device)
+                key = ("local", choice.model, choice.device, choice.template_date, choice.merge_system)
                 await stack.enter_async_context(self._machine.fill_with(key))
-                client = await self._load(key)
+                client = await self._load(key, choice)
             else:
-                client = open_model(
-                    self._context,
-                    choice.model,
-                    base_url=choice.base_url,
-                    key_variable=choice.key_variable,
-                    location=location,
-                    timeout=choice.call_timeout,
-                )
+                client = choice.open(self._context, choice.model, location)
                 stack.push_async_callback(client.close)
             self._share(client, name)
             if choice.cache and client.limiter is not None:
@@ -174,40 +182,79 @@ class ModelPool:
         whole = self._limiters.setdefault(address, CallLimiter(self._concurrency))
         client.limiter = SharedLimiter(whole, name)
 
-    async def _load(self, key: tuple[str, str, str | None]) -> Client:
+    async def _load(self, key: tuple[Any, ...], choice: ModelChoice) -> Client:
         if self._held is None or self._held[0] != key:
             await self._let_go()
-            client = open_model(self._context, key[1], device=key[2])
+            client = choice.open(self._context, choice.model, None)
             self._stack.push_async_callback(client.close)
             self._held = (key, client)
         loaded: Client = self._held[1]
         return loaded
 
-    async def _serve(
-        self, key: tuple[str, ServeChoice], call_timeout: float | None, log_path: Path
-    ) -> Client:
+    async def _serve(self, key: tuple[Any, ...], choice: ModelChoice, log_path: Path) -> Client:
         from wander.clients.openai import ServedClient
-        from wander.models.loading import load_chat_format, weights_digest
+        from wander.models.loading import weights_digest
 
+        assert choice.serve is not None
         if self._held is None or self._held[0] != key:
             await self._let_go()
-            model = await asyncio.to_thread(servable, key[0])
+            model = await asyncio.to_thread(servable, choice.model)
+            template = await asyncio.to_thread(ServedTemplate.of, model, choice)
             server = await self._stack.enter_async_context(
-                serve(self._context, model, key[1], log_path=log_path)
+                serve(self._context, model, choice.serve, log_path=log_path, template=template.pinned)
             )
             # A model that the server fetches itself has no weights here.
             digest = await asyncio.to_thread(
                 lambda: weights_digest(Path(model)) if Path(model).is_dir() else None
             )
-            self._held = (key, (server, digest, cache(lambda: load_chat_format(model))))
-        server, digest, turns = self._held[1]
+            self._held = (key, (server, digest, template))
+        server, digest, template = self._held[1]
         # Who has the server read calls wants them as it reads them.
-        own = None if "--enable-auto-tool-choice" in key[1].arguments else turns
-        return ServedClient(server.model, server.base_url, server.described, digest, call_timeout, own)
+        own = None if "--enable-auto-tool-choice" in choice.serve.arguments else template.form
+        return ServedClient(
+            *(server.model, server.base_url, server.described | template.described),
+            *(digest, choice.call_timeout, own),
+            send_reasoning=choice.send_reasoning,
+            merge_system=choice.merge_system,
+        )
 
     async def _let_go(self) -> None:
         await self.__aexit__()
         self._stack = contextlib.AsyncExitStack()
+
+
+@dataclass(frozen=True)
+class ServedTemplate:
+    """The chat template of a model that is served."""
+
+    form: Callable[[], ChatFormat]
+    """Reads the model's turns."""
+    pinned: str | None
+    """The template that the server is given, as its own would ask the clock; None leaves it its own."""
+    described: dict[str, Any]
+    """What the manifest says about it."""
+
+    @classmethod
+    def of(cls, model: str, choice: ModelChoice) -> ServedTemplate:
+        """Return the template of a checkpoint's folder, or of a repository that the server fetches."""
+        from wander.errors import WanderError
+        from wander.models.chat import ChatOptions
+        from wander.models.loading import load_chat_format
+
+        assert choice.serve is not None
+        options = ChatOptions(choice.template_date, choice.merge_system)
+        load = cache(lambda: load_chat_format(model, options))
+        own = any(word.partition("=")[0] == "--chat-template" for word in choice.serve.arguments)
+        if own or not Path(model).is_dir():
+            return cls(load, None, {})
+        try:
+            form = load()
+        except WanderError:  # a folder without a tokenizer; the server says what it thinks of that
+            return cls(load, None, {})
+        if not form.shows_date:
+            return cls(load, None, {})
+        shown = {"template_date": form.describe()["template_date"]}
+        return cls(load, form.template if form.pins_date else None, shown)
 
 
 class GivenModel(ModelPool):

@@ -11,6 +11,7 @@ NAME -b URL                any OpenAI-compatible endpoint; without -b OPENAI_BAS
 from __future__ import annotations
 
 import os
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,10 +55,14 @@ def open_model(
     location: Location | None = None,
     device: str | None = None,
     timeout: float | None = None,
+    send_reasoning: bool | None = None,
+    merge_system: bool = True,
+    template_date: date | None = None,
 ) -> Client:
     """Return the client that a model's name means; `location` is needed for `scripted:` alone.
 
-    `timeout` is how many seconds one call of an endpoint may take.
+    `timeout` is how many seconds one call of an endpoint may take, `template_date` the date that a local
+    model's chat template shows. `send_reasoning` and `merge_system` are as in `OpenAIClient`.
     """
     require_model(spec, base_url, key_variable)
     if is_scripted(spec):
@@ -68,14 +73,21 @@ def open_model(
         return ScriptedProcessClient(spec, location)
     if base_url is None and is_local_model(spec):
         context.output.note(f"loading {spec}")
+        from wander.models.chat import ChatOptions
         from wander.models.client import TransformersClient
 
-        return TransformersClient(local_path(spec), device=device)
+        chat = ChatOptions(template_date, merge_system)
+        return TransformersClient(local_path(spec), device=device, chat=chat)
     url = _require_endpoint(spec, base_url, key_variable)
     from wander.clients.openai import OpenAIClient
 
     key = os.environ.get(key_variable)
-    return OpenAIClient(spec, base_url=url, api_key=key, timeout=timeout or CALL_SECONDS)
+    return OpenAIClient(
+        *(spec, url, key),
+        timeout=timeout or CALL_SECONDS,
+        send_reasoning=send_reasoning,
+        merge_system=merge_system,
+    )
 
 
 def require_model(spec: str, base_url: str | None, key_variable: str = KEY_VARIABLE) -> None:

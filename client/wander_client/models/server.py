@@ -94,9 +94,9 @@ class ModelServer:
 
 @contextlib.asynccontextmanager
 async def serve(
-    context: Invocation, model: str, choice: ServeChoice, *, log_path: Path
+    context: Invocation, model: str, choice: ServeChoice, *, log_path: Path, template: str | None = None
 ) -> AsyncIterator[ModelServer]:
-    """Serve a checkpoint folder or a model's name while the block runs.
+    """Serve a checkpoint folder or a model's name while the block runs, with `template` as its chat template.
 
     Raises `ClientError` when vLLM is missing or the server ends before it answers, with the end of its log,
     and `Unavailable` when it takes too long.
@@ -115,6 +115,10 @@ async def serve(
     # Ours come last, where they win.
     command += [*choice.arguments, "--served-model-name", name, "--host", "127.0.0.1", "--port", str(port)]
     log_path.parent.mkdir(parents=True, exist_ok=True)
+    if template is not None:
+        file = log_path.with_suffix(".jinja")
+        file.write_text(template, encoding="utf-8")
+        command += ["--chat-template", str(file)]
     process = await _Guarded.start(command, log_path, _variables(model, choice))
     described = {"engine": choice.engine, "versions": versions, "arguments": list(choice.arguments)}
 
@@ -130,6 +134,8 @@ async def serve(
             context.output.warn(f"the server of `{name}` ended early; its log: `{log_path}`")
     finally:
         await process.stop()
+        if template is not None:
+            file.unlink(missing_ok=True)
 
 
 def _variables(model: str, choice: ServeChoice) -> dict[str, str]:

@@ -27,13 +27,15 @@ def show_summary(summary: RunSummary, output: Output, manifest: RunManifest) -> 
     output.line(
         f"scored  {summary.rollouts - summary.failed} of {counted(summary.expected, 'rollout')}, "
         f"{counted(summary.examples, 'example')}, {summary.failed} failed, {summary.truncated} truncated"
+        + "".join(f", {count} {name}" for name, count in _unanswered(summary) if count)
     )
     if endings := summary.endings(manifest.environment.info):
         reasons = sorted(endings.items(), key=lambda item: -item[1])
         output.line("ended   " + ", ".join(f"{name} {count}" for name, count in reasons))
-    tokens = summary.usage
-    if tokens.completion_tokens:
-        output.line(f"tokens  {tokens.prompt_tokens:,} read, {tokens.completion_tokens:,} written")
+    if summary.usage.completion_tokens:
+        from wander.evals.report.document import tokens
+
+        output.line(f"tokens  {tokens(summary.usage)}")
     if use is not None:
         output.line(f"calls   {use.told()}")
     if summary.metrics:
@@ -55,6 +57,10 @@ def show_summary(summary: RunSummary, output: Output, manifest: RunManifest) -> 
             if count:
                 bar = "█" * round(BAR_WIDTH * count / most)
                 output.line(f"{low:>8.3f} to {high:<8.3f} {count:>6}  {bar}")
+
+
+def _unanswered(summary: RunSummary) -> list[tuple[str, int]]:
+    return [("refused", summary.refused), ("filtered", summary.filtered)]
 
 
 def failure_reasons(run_dir: Path) -> list[tuple[str, int]]:

@@ -21,6 +21,7 @@ from wander_client.evaluate.evaluation import (
     settle,
     stop_on_signals,
 )
+from wander_client.evaluate.progress import told_stall
 from wander_client.failures import explain
 from wander_client.models.pool import ModelPool
 from wander_client.models.reference import is_local_model
@@ -169,7 +170,7 @@ async def _play(ready: Ready, number: int, table: SuiteTable, common: Common) ->
         return Outcome(run, run_dir, "kept", *ready.finished)
     from wander.evals.run.budget import Share
 
-    outcome = Outcome(run, run_dir, "stopped")
+    outcome, waited = Outcome(run, run_dir, "stopped"), None
     try:
         async with common.slots:
             if common.budget is not None and common.budget.spent is not None:
@@ -183,7 +184,7 @@ async def _play(ready: Ready, number: int, table: SuiteTable, common: Common) ->
                 stop=common.stop,
                 share=None if common.budget is None else Share(common.budget, run.folder),
             )
-        summary = result.summary
+        summary, waited = result.summary, told_stall(result, ready.evaluation.settings)
         outcome = Outcome(run, run_dir, "done", result.manifest, summary)
         if result.interrupted:
             outcome.state = "stopped"
@@ -196,7 +197,7 @@ async def _play(ready: Ready, number: int, table: SuiteTable, common: Common) ->
             raise
     except Exception as error:  # noqa: BLE001 - the other evaluations go on, and this one's error is told
         outcome = Outcome(run, run_dir, "failed", error=explain(error))
-    table.set_state(number, outcome.state, str(outcome.error or ""))
+    table.set_state(number, outcome.state, str(outcome.error or waited or ""))
     return outcome
 
 

@@ -275,6 +275,7 @@ class PhasedRun:
                 arguments=section.arguments,
                 worker_addresses=[] if isinstance(section.workers, int) else section.workers,
                 worker_token_file=section.worker_token_file,
+                rollout_timeout=section.rollout_timeout,
                 max_rollouts=section.rollouts_at_once,
                 num_examples=players.examples,
                 rollouts_per_example=players.per_example,

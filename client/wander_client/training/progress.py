@@ -69,10 +69,10 @@ def train_and_tell(
     if is_beside_main():
         return None
     if result.interrupted:
-        raise Interrupted(
-            f"interrupted after step {result.steps}; a checkpoint and the model so far are in `{folder}`",
-            hint=f"go on with `wander train --resume {folder}`",
-        )
+        reached = "before the end of the first step"
+        if result.steps:
+            reached = f"after step {result.steps}; a checkpoint and the model so far are in `{folder}`"
+        raise Interrupted(f"interrupted {reached}", hint=f"continue with `wander train --resume {folder}`")
     plots = draw_curves(folder, command, output)
     require_not_collapsed(result.stopped, folder)
     return Trained(result, folder, plots)

@@ -326,9 +326,8 @@ class TrainingEnvironments:
         self._context = context
         self._command = command
         self._run = run
-        section = command.settings.environment
-        self._token_file = section.worker_token_file
-        self._workers = WorkerChoice.of(section.workers, self._token_file)
+        self._section = command.settings.environment
+        self._workers = WorkerChoice.of(self._section.workers, self._section)
         self._opened: list[tuple[EnvironmentChoice, OpenedEnvironment]] = []
 
     @contextlib.asynccontextmanager
@@ -352,8 +351,10 @@ class TrainingEnvironments:
     def _workers_of(self, choice: EnvironmentChoice) -> WorkerChoice:
         """Return who plays an environment: those at the addresses of the command's play no other one."""
         if choice.workers is not None:
-            return WorkerChoice.of(choice.workers, self._token_file)
-        return self._workers if choice.name is None or not self._workers.addresses else WorkerChoice()
+            return WorkerChoice.of(choice.workers, self._section)
+        if choice.name is None or not self._workers.addresses:
+            return self._workers
+        return WorkerChoice.of(1, self._section)
 
     def pin(self, choice: EnvironmentChoice) -> EnvironmentPin:
         """Return how a manifest names an environment that is open; a folder with the digest of its code."""

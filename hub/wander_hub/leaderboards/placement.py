@@ -115,7 +115,10 @@ def _entry(run: Run, manifest: RunManifest) -> BoardEntry:
         low=summary.reward_low,
         high=summary.reward_high,
         tokens=total / summary.rollouts if total else None,
-        usd=prices.cost(summary.usage) / summary.rollouts if prices and total else None,
+        # What the endpoint did not count has no price.
+        usd=prices.cost(summary.usage) / summary.rollouts
+        if prices and total and not summary.usage.estimated
+        else None,
         posted_at=run.public_at,
         withdrawn=run.withdrawn_at is not None,
         on_top=run.on_top,

@@ -93,6 +93,10 @@ class RowFacts(NamedTuple):
     seconds: float
     preview: str
     metrics: dict[str, float]
+    refused: bool
+    filtered: bool
+    estimated: bool
+    """Whether its tokens were estimated, at least in part."""
     digest: str
     """SHA-256 of its line, base64."""
     seed: int
@@ -149,9 +153,11 @@ class Row:
             _BareFailure(facts.failure) if facts.failure else None,
             facts.truncated,
             range(facts.turns),
-            _BareUsage(facts.prompt_tokens, facts.completion_tokens),
+            _BareUsage(facts.prompt_tokens, facts.completion_tokens, facts.estimated),
             facts.seconds,
             facts.metrics,
+            facts.refused,
+            facts.filtered,
         )
         return cast(Rollout, bare)
 
@@ -169,6 +175,7 @@ class _BareFailure(NamedTuple):
 class _BareUsage(NamedTuple):
     prompt_tokens: int
     completion_tokens: int
+    estimated: bool
 
 
 class _BareRollout(NamedTuple):
@@ -184,6 +191,8 @@ class _BareRollout(NamedTuple):
     usage: _BareUsage
     seconds: float
     metrics: dict[str, float]
+    refused: bool
+    filtered: bool
 
 
 class StoredChunk(Protocol):
@@ -256,6 +265,9 @@ def _facts(rollout: Rollout, line: bytes) -> RowFacts:
         seconds=rollout.seconds,
         preview=preview_of(rollout),
         metrics=rollout.metrics,
+        refused=rollout.refused,
+        filtered=rollout.filtered,
+        estimated=rollout.usage.estimated,
         digest=base64.b64encode(line_digest(line)).decode(),
         seed=rollout.seed,
         completion=base64.b64encode(completion_digest(rollout)).decode(),

@@ -25,10 +25,7 @@ from wander.clients.base import ModelRequest, ModelResponse
 from wander.clients.http_errors import kind_of_refusal, one_line, page_text
 from wander.clients.transport import Answer
 from wander.errors import ContentFiltered, ContextOverflow, InvalidResponse, ModelError
-from wander.types import Message, TurnTokens, Usage
-
-FILTERED = "content_filter"
-"""The finish reason of a turn that a filter took away or cut short."""
+from wander.types import FILTERED, Message, TurnTokens, Usage
 
 _FAILED = frozenset(
     {

@@ -63,6 +63,10 @@ class Dialect:
             payload["max_completion_tokens"] = payload.pop("max_tokens")
         return payload
 
+    def merge(self) -> None:
+        """Make the system prompt part of the first user message from now on."""
+        self._changes.add(MERGED_SYSTEM)
+
     def hear(self, message: Message, body: bytes) -> None:
         """Note what the endpoint calls its reasoning."""
         if self._reasoning_name is None and any(name in message for name in REASONING):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from wander.clients.base import Client, ModelRequest, ModelResponse
-from wander.clients.completions import FILTERED, completion_of
+from wander.clients.completions import completion_of
 from wander.clients.dialect import Dialect, unsupported_parameter
 from wander.clients.http_errors import error_of, lacks_model, list_models, refuse_unlisted
 from wander.clients.rate_limit import REFUSALS, SHARED_LIMITER, CallLimiter
@@ -36,7 +36,7 @@ from wander.errors import (
     UnsupportedParameter,
     WanderError,
 )
-from wander.types import Message, SamplingArgs
+from wander.types import FILTERED, Message, SamplingArgs
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -288,6 +288,11 @@ class TurnText(Protocol):
         """Raise `InvalidResponse` where the model is not told of tools, or its calls cannot be read."""
         ...
 
+    @property
+    def merges_system(self) -> bool:
+        """Whether a system prompt becomes part of the first user message."""
+        ...
+
 
 class ServedClient(OpenAIClient):
     """Asks a server whose address means nothing once it has ended; what it is made of stands in its place.
@@ -305,9 +310,17 @@ class ServedClient(OpenAIClient):
         weights_sha256: str | None = None,
         timeout: float | None = None,
         turns: Callable[[], TurnText] | None = None,
+        *,
+        send_reasoning: bool | None = None,
+        merge_system: bool = True,
     ) -> None:
+        if send_reasoning is None and turns is not None:
+            send_reasoning = True  # the chat template decides
         super().__init__(
-            model, base_url, "", timeout=timeout or 600.0, send_reasoning=turns is not None or None
+            *(model, base_url, ""),
+            timeout=timeout or 600.0,
+            send_reasoning=send_reasoning,
+            merge_system=merge_system,
         )
         self._server = server
         self._weights_sha256 = weights_sha256
@@ -321,6 +334,8 @@ class ServedClient(OpenAIClient):
         reader = await self._load_reader(request)
         if reader is None:
             return await super().complete(request)
+        if reader.merges_system:
+            self.dialect.merge()
         # Marks of reasoning and of calls may be special tokens, and the prompt may have opened the reasoning.
         plain = {**request.sampling.given(), "skip_special_tokens": False}
         if request.tools:
@@ -356,4 +371,5 @@ class ServedClient(OpenAIClient):
             "model": self.model,
             "weights_sha256": self._weights_sha256,
             "server": self._server,
+            **({"requests": self.dialect.changes} if self.dialect.changes else {}),
         }

@@ -14,10 +14,11 @@ from typing import Any, ClassVar
 from wander.dataset import ProceduralRows, Rows
 from wander.environment import Environment
 from wander.errors import BoundaryError, ConfigError, EnvironmentFault
+from wander.rollout.activity import ACTIVITY, PLAY
 from wander.rollout.calls import ModelCalls
 from wander.rollout.faults import blame
 from wander.rollout.hooks import PLAIN, STOP, call_hook, check_messages, find_marked, stop
-from wander.types import Messages, State, seen_by
+from wander.types import FILTERED, Messages, State, seen_by
 
 PLAYER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 """What players are called."""
@@ -132,6 +133,11 @@ class MultiTurnEnv(Environment):
         state["truncated"] = state["truncated"] or reached
         return reached
 
+    @stop(priority=100)
+    def content_filtered(self, state: State) -> bool:
+        """Hold when a content filter took the last completion away or cut it short."""
+        return bool(state.turns) and state.turns[-1].finish_reason == FILTERED
+
     @stop
     def has_final_env_response(self, state: State) -> bool:
         """Hold when `env_response` has set `state["final_env_response"]`."""
@@ -213,15 +219,20 @@ class MultiTurnEnv(Environment):
 
     async def _stop_reason(self, state: State) -> str | None:
         """Return the name of the first stop condition that holds."""
-        condition = None
+        condition, activity = None, ACTIVITY.get()
         try:  # as `call_hook`, without a coroutine for each: dozens are asked in a rollout
             for name, condition in self._stops:
+                if activity is not None:
+                    activity.places[0] = name
                 holds = condition(state)
                 if await holds if type(holds) not in PLAIN and inspect.isawaitable(holds) else holds:
                     return name
         except BaseException as error:
             blame(error, EnvironmentFault, getattr(condition, "__name__", "hook"), passing=BoundaryError)
             raise
+        finally:
+            if activity is not None:
+                activity.places[0] = PLAY
         return None
 
     async def _answer(self, state: State) -> Messages:

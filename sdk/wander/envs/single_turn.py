@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from wander.dataset import ProceduralRows, Rows
 from wander.envs.multi_turn import MultiTurnEnv
+from wander.rollout.hooks import stop
 from wander.types import Messages, State
 
 
@@ -21,6 +22,14 @@ class SingleTurnEnv(MultiTurnEnv):
         **kwargs: Any,
     ) -> None:
         super().__init__(dataset, eval_dataset, max_turns=1, **kwargs)
+
+    max_turns_reached: Any = None
+    """Its one answer is what a single turn ends with, not a limit."""
+
+    @stop(priority=-100)
+    def answered(self, state: State) -> bool:
+        """Hold when the model has answered."""
+        return bool(state.turns)
 
     def env_response(self, messages: Messages, state: State) -> Messages:
         """Say nothing: the rollout is over after one completion."""

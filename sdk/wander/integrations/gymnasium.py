@@ -205,7 +205,10 @@ def text_of(space: Space[Any], value: Any) -> str:
     if kind == "Tuple":
         parts = zip(space.spaces, value, strict=True)
         return ", ".join(text_of(part, each) for part, each in parts)
-    return " ".join(str(int(each)) for each in value.flatten()) if value.ndim < 2 else str(value)
+    if value.ndim < 2:
+        return " ".join(str(int(each)) for each in value.flatten())
+    text = str(value)
+    return str(value.tolist()) if "..." in text else text  # it leaves out the middle of 1,000 numbers
 
 
 def plain_text(rendered: str) -> str:

@@ -71,7 +71,8 @@ class Batcher(Generic[Request, Answer]):
         """Requests of each rollout that wait."""
         self._last_wave = 0
         self._waiting: list[_Entry[Request, Answer]] = []
-        self._computing = False
+        self.is_computing = False
+        """Whether a batch is being computed."""
         self._last_seconds = 0.0
         """How long the last batch was computed."""
         self._timer: asyncio.TimerHandle | None = None
@@ -117,7 +118,7 @@ class Batcher(Generic[Request, Answer]):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._computing or not self._waiting:
+        if self.is_computing or not self._waiting:
             return
         # Most calls end here or soon: every rollout of a step comes by at each of its turns.
         wave, full = self._complete_wave(), self._is_full()
@@ -171,7 +172,7 @@ class Batcher(Generic[Request, Answer]):
             return
         self._take(batch)
         self._last_wave = wave or 0
-        self._computing = True
+        self.is_computing = True
         loop = asyncio.get_running_loop()
         started = loop.time()
         requests = Counter(entry.main_id for entry in batch)
@@ -192,7 +193,7 @@ class Batcher(Generic[Request, Answer]):
     def _deliver(
         self, batch: list[_Entry[Request, Answer]], done: asyncio.Future[Sequence[Answer]], seconds: float
     ) -> None:
-        self._computing, self._last_seconds = False, seconds
+        self.is_computing, self._last_seconds = False, seconds
         error = asyncio.CancelledError() if done.cancelled() else done.exception()
         if error is None:
             self._hand_out(zip(batch, done.result(), strict=True))

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import re
 from dataclasses import dataclass, field, replace
+from datetime import date, datetime, time
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -20,6 +22,7 @@ from wander.errors import ConfigError, InvalidResponse, require_extra
 with require_extra("transformers", needed_for="a model in this process"):
     from jinja2 import Environment, TemplateError, TemplateSyntaxError, meta, nodes
 
+from wander.clients.dialect import MERGED_SYSTEM, without_system_role
 from wander.models.calls.turns import TurnReader, calls_in, recognise, token_span
 from wander.types import Message
 
@@ -39,6 +42,25 @@ _GENERATION = re.compile(r"{%[-+]?\s*(?:end)?generation\s*[-+]?%}")
 _MARK = "\0content\0"
 """Stands for a message's content; no template has it."""
 _UNCLOSED = "the model's chat template does not close an assistant turn"
+
+
+_CLOCK = "strftime_now"
+"""The function by which templates write today's date (Llama 3.2, SmolLM3, Granite, gpt-oss)."""
+_CLOCK_CALL = re.compile(rf"{_CLOCK}\(\s*(?P<quote>['\"])(?P<form>.*?)(?P=quote)\s*\)")
+_DEFINED = re.compile(rf"{_CLOCK}\s+is\s+(?:not\s+)?defined")
+UNPINNED = "warning: the template shows the date of the clock in a form that cannot be pinned"
+"""What a manifest says in place of a date."""
+_SYSTEM_PROBE = "probe-of-the-system-role"
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """How conversations are written beside what the chat template says."""
+
+    date: date | None = None
+    """The date that the template shows; None means the day on which the model is loaded."""
+    merge_system: bool = True
+    """Put the system prompt into the first user message if the template shows no system message."""
 
 
 class RewrittenHistory(InvalidResponse):
@@ -69,14 +91,19 @@ class Conversation:
 class ChatFormat:
     """Renders messages with a tokenizer's chat template."""
 
-    def __init__(self, tokenizer: Any, end_ids: frozenset[int]) -> None:
+    def __init__(self, tokenizer: Any, end_ids: frozenset[int], options: ChatOptions | None = None) -> None:
         """Raises `ConfigError` for a template that cannot be parsed."""
         self.tokenizer = tokenizer
         self.end_ids = end_ids
         template = tokenizer.chat_template
         if isinstance(template, dict):
             template = template.get("default")
-        self.template: str = template or PLAIN_TEMPLATE
+        self.original: str = template or PLAIN_TEMPLATE
+        """The chat template with its calls of the clock."""
+        options = options or ChatOptions()
+        self.date = options.date or datetime.now().date()
+        self.template = pin_date(self.original, self.date)
+        self._merges_system = options.merge_system
         self._ids_of = lru_cache(maxsize=_REMEMBERED)(self._tokenise)
         self._piece_of = lru_cache(maxsize=_REMEMBERED)(self._render_piece)
         self._around = lru_cache(maxsize=_REMEMBERED)(self._find_around)
@@ -87,13 +114,48 @@ class ChatFormat:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the chat template."""
-        return hashlib.sha256(self.template.encode()).hexdigest()
+        """SHA-256 of the chat template, whatever the date."""
+        return hashlib.sha256(self.original.encode()).hexdigest()
+
+    @property
+    def shows_date(self) -> bool:
+        """Whether the template shows a date."""
+        return _CLOCK in self.original
+
+    @property
+    def pins_date(self) -> bool:
+        """Whether the template asks no clock once its date is pinned; a computed format cannot be."""
+        return _CLOCK not in _DEFINED.sub("", self.template)
+
+    @cached_property
+    def shows_system(self) -> bool:
+        """Whether the template shows what a system message says."""
+        asked = [{"role": "system", "content": _SYSTEM_PROBE}, {"role": "user", "content": "?"}]
+        try:
+            return _SYSTEM_PROBE in self._apply(asked, None, True)
+        except InvalidResponse:
+            return False
+
+    @property
+    def merges_system(self) -> bool:
+        """Whether a system prompt becomes part of the first user message."""
+        return self._merges_system and not self.shows_system
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a manifest records about how conversations are written."""
+        described: dict[str, Any] = {"chat_template_sha256": self.digest}
+        if self.shows_date:
+            described["template_date"] = self.date.isoformat() if self.pins_date else UNPINNED
+        if self.merges_system:
+            described["requests"] = [MERGED_SYSTEM]
+        return described
 
     def render(
         self, messages: list[Message], *, prompt: bool = True, tools: list[dict[str, Any]] | None = None
     ) -> str:
         """Return the text of the messages, by default up to where the assistant's next turn starts."""
+        if any(message["role"] in ("system", "developer") for message in messages) and self.merges_system:
+            messages = without_system_role(messages)
         if not tools and self._joins and all(map(_is_plain, messages)):
             pieces = [self._piece_of(message["role"], message["content"]) for message in messages]
             return "".join([*pieces, self._opening] if prompt else pieces)
@@ -410,6 +472,12 @@ class ChatFormat:
             str(shown.get(key) or "").split() == str(meant.get(key) or "").split()
             for key in ("content", "reasoning_content")
         )
+
+
+def pin_date(template: str, day: date) -> str:
+    """Return a chat template that shows this date in place of the clock's."""
+    at = datetime.combine(day, time())
+    return _CLOCK_CALL.sub(lambda call: json.dumps(at.strftime(call["form"])), template)
 
 
 def renders_each_alone(template: str) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.errors import ContextOverflow, ModelError
 from wander.models.batching import Batcher
-from wander.models.chat import ChatFormat, Conversation
+from wander.models.chat import ChatFormat, ChatOptions, Conversation
 from wander.models.compaction import go_on
 from wander.models.engines.base import Job
 from wander.models.kv import ConversationCache
@@ -48,13 +48,14 @@ class TransformersClient(Client):
         dtype: str = "float32",
         max_batch_size: int = 64,
         quiet_seconds: float = QUIET_SECONDS,
+        chat: ChatOptions | None = None,
     ) -> None:
         loaded = model if isinstance(model, LoadedModel) else load_model(model, device=device, dtype=dtype)
         self.model = loaded.name
         self.loaded = loaded
         self.dtype = str(loaded.model.dtype).removeprefix("torch.")
         self.sampler = Sampler(loaded.model, loaded.tokenizer)
-        self.format = ChatFormat(loaded.tokenizer, self.sampler.end_ids)
+        self.format = ChatFormat(loaded.tokenizer, self.sampler.end_ids, chat)
         self._begun: dict[str, dict[str, Conversation]] = {}
         """The conversations of each rollout in flight, as far as they have come: one, or one a player."""
         self._cached: tuple[list[str], ConversationCache] | None = None
@@ -151,7 +152,7 @@ class TransformersClient(Client):
             **super().describe(),
             "revision": self.loaded.revision,
             "weights_sha256": weights_digest(self.loaded.path) if self.loaded.path else None,
-            "chat_template_sha256": self.format.digest,
+            **self.format.describe(),
             "device": str(self.loaded.model.device),
             "dtype": self.dtype,
         }

@@ -24,7 +24,7 @@ from wander.wire.postings import file_digest
 if TYPE_CHECKING:
     import torch
 
-    from wander.models.chat import ChatFormat
+    from wander.models.chat import ChatFormat, ChatOptions
 
 _SECONDS = 5.0
 _CODE = (".py", ".pyc", ".pyx", ".so")
@@ -164,7 +164,7 @@ def _require_fit(name: str | Path, tokenizer: Any, model: Any) -> None:
         )
 
 
-def load_chat_format(name: str | Path) -> ChatFormat:
+def load_chat_format(name: str | Path, options: ChatOptions | None = None) -> ChatFormat:
     """Return how a model writes conversations, without loading its weights; raises `ModelNotFound`."""
     with require_extra("transformers", needed_for="reading the calls of a local model"):
         import transformers
@@ -176,7 +176,7 @@ def load_chat_format(name: str | Path) -> ChatFormat:
             tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ModelNotFound(f"`{name}` has no tokenizer: {str(error).splitlines()[0]}") from error
-    return ChatFormat(tokenizer, frozenset([tokenizer.eos_token_id]))
+    return ChatFormat(tokenizer, frozenset([tokenizer.eos_token_id]), options)
 
 
 def find_adapted_model(folder: Path | None) -> str | None:

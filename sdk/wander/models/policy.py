@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.clients.sub_calls import main_rollout_id
-from wander.models.chat import ChatFormat, Conversation
+from wander.models.chat import ChatFormat, ChatOptions, Conversation
 from wander.models.client import require_sampling, response_of, room_of, sample_request_of
 from wander.models.compaction import go_on
 from wander.models.engines.base import Engine, Job, SamplingTotals
@@ -49,10 +50,11 @@ class PolicyClient(Client):
         name: str = "policy",
         max_batch_size: int = 256,
         engine: Engine | None = None,
+        chat: ChatOptions | None = None,
     ) -> None:
         self.model = name
         self.engine = engine or TransformersEngine(model, tokenizer, max_batch_size=max_batch_size)
-        self.format = ChatFormat(tokenizer, end_of_turn_ids(model, tokenizer))
+        self.format = ChatFormat(tokenizer, end_of_turn_ids(model, tokenizer), chat)
         self.context_length = context_length_of(model)
         self.refresh: Callable[[], None] = lambda: None
         """Brings the engine to the policy's weights; called before rollouts are played, in every process."""
@@ -60,6 +62,8 @@ class PolicyClient(Client):
         self._parts: dict[str, list[str]] = {}
         """What the code of a rollout asked, and the conversations of its players, by the rollout."""
         self._begun = 0
+        self.answered_at = 0.0
+        """When it answered last, on the monotonic clock."""
 
     def limit_context(self, tokens: int | None) -> None:
         """End rollouts that reach so many tokens, as if the model's context ended there."""
@@ -102,6 +106,7 @@ class PolicyClient(Client):
         self.format.append_completion(conversation, sample.ids)
         response = response_of(self.format, request, sample_request, sample, conversation.left_out)
         conversation.said = response.message
+        self.answered_at = monotonic()
         return response
 
     def check_tools(self) -> None:
@@ -120,7 +125,7 @@ class PolicyClient(Client):
         """Return what a manifest records about the policy."""
         return {
             **super().describe(),
-            "chat_template_sha256": self.format.digest,
+            **self.format.describe(),
             **self.engine.describe(),
         }
 

@@ -109,7 +109,7 @@ def give_tools(name: str | Path, folder: str | Path) -> Path:
     form = ChatFormat(loaded.tokenizer, frozenset([loaded.tokenizer.eos_token_id]))
     if form.turns.takes_tools and form.turns.calls is not None:
         raise ConfigError(f"`{name}` has tools in its chat template already", hint="use it as it is")
-    loaded.tokenizer.chat_template = PREAMBLE + form.template
+    loaded.tokenizer.chat_template = PREAMBLE + form.original
     try:
         ChatFormat(loaded.tokenizer, form.end_ids).turns.require_tools()
     except InvalidResponse as error:

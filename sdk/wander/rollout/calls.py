@@ -8,6 +8,7 @@ from typing import Any
 
 from wander.clients.base import Client, ModelRequest, ModelResponse, name_of
 from wander.errors import BoundaryError, ModelError
+from wander.rollout.activity import model_call
 from wander.rollout.faults import describe_fault
 from wander.seeding import derived_seed
 from wander.types import Messages, SamplingArgs, State, Turn, seen_by
@@ -106,7 +107,8 @@ class ModelCalls:
         else they raise.
         """
         try:
-            return await self._who_plays(request.player).complete(request)
+            with model_call():
+                return await self._who_plays(request.player).complete(request)
         except BoundaryError:
             raise
         except Exception as error:

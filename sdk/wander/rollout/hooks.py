@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar, overload
 
 from wander.errors import BoundaryError, EnvironmentFault
+from wander.rollout.activity import ACTIVITY
 from wander.rollout.faults import blame
 from wander.types import Message, Messages, canonical_json
 
@@ -85,12 +86,18 @@ async def call_hook(hook: Callable[..., Any], *arguments: Any) -> Any:
 
     Hooks run on the event loop itself: a thread hop would cost more than most of them do.
     """
+    activity, name = ACTIVITY.get(), getattr(hook, "__name__", "hook")
+    if activity is not None:
+        activity.enter(name)
     try:
         result = hook(*arguments)
         return await result if type(result) not in PLAIN and inspect.isawaitable(result) else result
     except BaseException as error:
-        blame(error, EnvironmentFault, getattr(hook, "__name__", "hook"), passing=BoundaryError)
+        blame(error, EnvironmentFault, name, passing=BoundaryError)
         raise
+    finally:
+        if activity is not None:
+            activity.leave(name)
 
 
 async def call_every(hooks: Iterable[Callable[[], Any]]) -> None:

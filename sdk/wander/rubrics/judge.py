@@ -24,6 +24,7 @@ from wander.clients.scripted import ScriptedClient
 from wander.errors import ConfigError, ModelError, RubricError, UnsupportedParameter
 from wander.parsers import Parser, find_tagged
 from wander.reasoning import message_text, without_reasoning
+from wander.rollout.activity import model_call
 from wander.rollout.outside_calls import JUDGE_ANSWERS, SCRIPTED
 from wander.rubrics.boxed import extract_json_answer
 from wander.rubrics.rubric import Rubric
@@ -264,8 +265,11 @@ class Judge:
             text = await self._complete(messages, digest)  # not from a cache that others may have written
         else:
             known = await self._recall(state, digest)
-            ask = partial(self._complete, messages, digest)
-            text = await self.cache.answer(digest, ask) if known is None else known
+            if known is not None:
+                text = known
+            else:
+                with model_call():
+                    text = await self.cache.answer(digest, partial(self._complete, messages, digest))
         kept = state["public"].setdefault(PUBLIC_KEY, [])
         if all(each.get("digest") != digest for each in _entries(state["public"])):
             kept.append({**entry, "answer": text})

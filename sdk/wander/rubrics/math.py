@@ -21,6 +21,7 @@ from typing import Any
 from wander.errors import MissingExtra, RubricError
 from wander.parsers import MaybeThinkParser, Parser
 from wander.rubrics.boxed import extract_boxed_answer
+from wander.rubrics.math_text import clean_math
 from wander.rubrics.rubric import Rubric
 from wander.system.child_environ import child_environ
 from wander.types import Messages
@@ -65,6 +66,7 @@ class MathRubric(Rubric):
         answer = str(answer).strip()
         if not response or len(response) > self.max_characters:
             return 0.0
+        response, answer = clean_math(response) or response, clean_math(answer) or answer
         if response == answer:
             return 1.0
         return float(await self.processes.equal(answer, response))

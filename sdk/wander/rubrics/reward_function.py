@@ -11,9 +11,11 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, get_origin
 
 from wander.errors import ConfigError, RubricError
+from wander.rollout.activity import at
 from wander.rollout.faults import blame
 from wander.rollout.hooks import PLAIN
 from wander.rubrics.score import check_reward
@@ -100,15 +102,22 @@ class RewardFunction:
                 f"reward function `{self.name}` compares the rollouts of a group; this one has none",
                 hint="play the example with `rollout_group`",
             )
-        arguments = self.arguments(values)
+        return check_reward(await self.call(self.arguments(values)), self.name)
+
+    async def call(self, arguments: Mapping[str, Any]) -> Any:
+        """Call the function, sync or async; whatever it raises becomes a `RubricError`."""
         try:
-            result = self.function(**arguments)
-            if type(result) not in PLAIN and inspect.isawaitable(result):
-                result = await result
+            with at(self.name) as activity:
+                started = perf_counter()
+                result = self.function(**arguments)
+                if type(result) not in PLAIN and inspect.isawaitable(result):
+                    return await result
+                if activity is not None:
+                    activity.scoring_seconds += perf_counter() - started
+                return result
         except BaseException as error:
             blame(error, RubricError, self.name, passing=RubricError)
             raise
-        return check_reward(result, self.name)
 
 
 def is_group_function(function: Callable[..., Any]) -> bool:

@@ -6,7 +6,6 @@ None and is recorded as a failure of the rubric; it never becomes a silent 0.0.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -167,11 +166,8 @@ async def _values(function: RewardFunction, group: Sequence[Mapping[str, Any]]) 
 
 async def _call(function: RewardFunction, group: Sequence[Mapping[str, Any]]) -> list[Any]:
     """Call a group function; raises `RubricError` when it raises or gives no list of the group's length."""
-    arguments = function.arguments(_lists_of(group))
+    result = await function.call(function.arguments(_lists_of(group)))
     try:
-        result = function.function(**arguments)
-        if inspect.isawaitable(result):
-            result = await result
         items = None if isinstance(result, str | bytes | Mapping) else list(result)
     except BaseException as error:
         blame(error, RubricError, function.name, passing=RubricError)

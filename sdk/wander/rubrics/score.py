@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
-from numbers import Real
 from typing import Any
 
 from wander.errors import RubricError
-
-_NUMBERS = (float, int, Real)
-"""The usual ones first: `Real` has to be asked."""
+from wander.rollout.json_values import as_number
 
 
 @dataclass
@@ -36,10 +33,14 @@ class Score:
 
 
 def check_reward(value: Any, name: str) -> float:
-    """Return the value as a float; raises `RubricError` unless it is a finite number."""
-    if not isinstance(value, _NUMBERS):
-        raise RubricError(f"reward function `{name}` returned `{value!r:.80}`, not a number")
-    number = float(value)
+    """Return the value as a float; raises `RubricError` unless it is a finite number.
+
+    An array or a tensor of one value is a number too.
+    """
+    try:
+        number = float(value) if isinstance(value, float | int) else as_number(value)
+    except (TypeError, OverflowError):
+        raise RubricError(f"reward function `{name}` returned `{value!r:.80}`, not a number") from None
     if not isfinite(number):
         raise RubricError(f"reward function `{name}` returned {number}, which is not finite")
     return number

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from datetime import date
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -46,6 +47,10 @@ class ModelSection(Section):
     """Sample and compute the update in bfloat16 while the weights stay as `dtype` says."""
     gradient_checkpointing: bool = False
     """Compute layers a second time in the backward pass: less memory, about a third more time."""
+    template_date: date | None = None
+    """The date that the chat template shows, if it shows one; None means the day on which the run starts."""
+    merge_system: bool = True
+    """Put the system prompt into the first user message if the chat template has no system role."""
 
 
 class BatchSection(Section):
@@ -157,6 +162,9 @@ class ScheduleSection(Section):
     decay: Schedule = "constant"
     max_grad_norm: float = Field(default=1.0, gt=0)
     seed: int = 0
+    stop_grace: float = Field(default=30.0, gt=0)
+    """Seconds that the step under way may take after a first Ctrl-C or SIGTERM. If the policy samples nothing
+    for 10 seconds, the step is given up earlier. What the steps before it learned is saved."""
 
 
 class OutputSection(Section):

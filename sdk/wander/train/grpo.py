@@ -40,6 +40,7 @@ import contextlib
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import date, datetime
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -51,6 +52,9 @@ with require_extra("train", needed_for="training"):
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
+from wander.evals.store.folder import RunFolder
+from wander.models.chat import ChatFormat, ChatOptions
+from wander.models.engines.base import Engine
 from wander.models.engines.weights import whole_weights
 from wander.models.loading import LoadedModel, load_model, weights_digest
 from wander.models.policy import PolicyClient
@@ -221,22 +225,21 @@ def train_grpo(
 ) -> GRPOResult:
     """Improve a model on an environment and write it to `folder/model`.
 
-    `folder` becomes a run folder: manifest, metrics of every step, sample rollouts, learning curves. `pin`
-    tells how the manifest names an open environment. `resume` goes on from the newest checkpoint, or that of
-    the step `checkpoint`; what differs from the beginning raises `RunError`, or is recorded with
-    `allow_changes`. `observers` are called after everything else. `serve` starts a
-    vLLM server if the settings name none. `played` hears, in another thread, of ended rollouts.
-    Of several processes the main one writes the folder and calls `observers`.
+    `folder` becomes a run folder. `pin` names an open environment for the manifest. `resume` continues from
+    the newest checkpoint, or from step `checkpoint`; a difference raises `RunError`, or is recorded with
+    `allow_changes`. The main process calls `observers` (last). `serve` starts a vLLM server if the settings
+    name none. Another thread passes ended rollouts to `played`.
     """
     started = perf_counter()
     require_trackers(settings.logging.trackers)
     world, opponents = current_world(settings.model.device), Opponents(settings)
     loaded, model = world.together(lambda: load_policy(settings))
     given, settings = world.together(lambda: load_teacher(settings, loaded))
+    settings = world.from_main(lambda: with_date(settings, loaded, folder if resume else None))
     with tell_full_disk(folder), share_out(settings, world), contextlib.ExitStack() as stack:
         own = stack.enter_context(own_folder(folder, world))
         engine = stack.enter_context(open_engine(settings, model, loaded, folder, world, serve))
-        client = PolicyClient(model, loaded.tokenizer, name=loaded.name, engine=engine)
+        client = policy_client(model, loaded, settings, engine)
         source = world.together(lambda: open_source(open_environment, client, settings, opponents))
         stack.callback(source.close)
         record = world.together(
@@ -276,7 +279,9 @@ def train_grpo(
                 callbacks=[*before, record, *after],
                 **given,
             )
-            train_until_interrupted(trainer, record, begun)
+            train_until_interrupted(
+                *(trainer, record, begun, settings.schedule.stop_grace, source.idle_seconds)
+            )
             save_policy(trainer.model, loaded, own / MODEL)
             best = evaluation.best if evaluation else None
             outcome = record.end(trainer.state.global_step, watch.stopped, best)
@@ -305,6 +310,27 @@ def load_policy(settings: GRPOSettings) -> tuple[LoadedModel, Any]:
     return loaded, wrap_lora(loaded.model, section)
 
 
+def with_date(settings: GRPOSettings, loaded: LoadedModel, begun: Path | None) -> GRPOSettings:
+    """Return the settings with the date that the chat template shows, if it shows one.
+
+    `begun` is the folder of a run that is resumed, which shows the date on which it started.
+    """
+    section = settings.model
+    if section.template_date is not None or not ChatFormat(loaded.tokenizer, frozenset()).shows_date:
+        return settings
+    day = datetime.now().date()
+    if begun is not None and (begun / "run.json").is_file():
+        recorded = (RunFolder.open(begun).manifest.training or {}).get("model", {}).get("template_date")
+        day = date.fromisoformat(recorded) if recorded else day
+    return settings.model_copy(update={"model": section.model_copy(update={"template_date": day})})
+
+
+def policy_client(model: Any, loaded: LoadedModel, settings: GRPOSettings, engine: Engine) -> PolicyClient:
+    """Return the client that plays a policy as the settings say."""
+    chat = ChatOptions(settings.model.template_date, settings.model.merge_system)
+    return PolicyClient(model, loaded.tokenizer, name=loaded.name, engine=engine, chat=chat)
+
+
 @contextlib.contextmanager
 def play_ahead(
     player: StepPlayer, model: Any, loaded: LoadedModel, settings: GRPOSettings, begun: Path | None
@@ -316,7 +342,7 @@ def play_ahead(
     clients = []
     for _ in range(settings.batch.max_staleness):
         engine = engine_beside(player.source.client.engine, settings)
-        clients.append(PolicyClient(model, loaded.tokenizer, name=loaded.name, engine=engine))
+        clients.append(policy_client(model, loaded, settings, engine))
         clients[-1].limit_context(settings.sampling.max_rollout_tokens)
     ahead = StepsAhead(player, clients, lambda: whole_weights(model), settings.schedule.steps, begun)
     with contextlib.closing(ahead):

@@ -11,6 +11,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import torch
 from transformers import TrainerCallback
 
 from wander.errors import ConfigError, ModelError, RunError
-from wander.models.chat import ChatFormat, Conversation, content_text
+from wander.models.chat import ChatFormat, ChatOptions, Conversation, content_text
 from wander.models.loading import LoadedModel
 from wander.models.quiet import quiet_libraries
 from wander.train.config import OfflineSettings
@@ -41,6 +42,8 @@ from wander.train.trainer import (
 from wander.train.watch.reporting import open_reporters
 from wander.train.weights import save_policy, wrap_lora
 
+TEMPLATE_DATE = "template_date.txt"
+"""Keeps the date that a model's chat template shows, for a run that is resumed."""
 Build = Callable[[Any, dict[str, Any], list[TrainerCallback]], Any]
 """Makes the trainer of a model from the arguments and the callbacks that all have in common."""
 
@@ -105,11 +108,24 @@ def learn(
     ):
         model = wrap_lora(loaded.model, settings.model)
         trainer = build(model, arguments, [*watch(record), record, *reporters])
-        interrupted = train_until_interrupted(trainer, record, begun)
+        interrupted = train_until_interrupted(trainer, record, begun, schedule.stop_grace)
         saved = save_policy(trainer.model, loaded, folder / "model")
     if not interrupted and not schedule.checkpoint_every:
         _forget_checkpoints(folder)
     return Learnt(saved, trainer.state.global_step, interrupted, record.entries)
+
+
+def chat_options(settings: OfflineSettings, loaded: LoadedModel, folder: Path, resume: bool) -> ChatOptions:
+    """Return how conversations are written; a resumed run shows the date on which it started."""
+    kept, section = folder / TEMPLATE_DATE, settings.model
+    day = section.template_date
+    if day is None and resume and kept.is_file():
+        day = date.fromisoformat(kept.read_text(encoding="utf-8").strip())
+    form = ChatFormat(loaded.tokenizer, frozenset(), ChatOptions(day, section.merge_system))
+    if form.shows_date:
+        folder.mkdir(parents=True, exist_ok=True)
+        kept.write_text(f"{form.date.isoformat()}\n", encoding="utf-8")
+    return ChatOptions(form.date, section.merge_system)
 
 
 def tokens_of(row: Mapping[str, Any], form: ChatFormat) -> tuple[list[Conversation], bool]:

@@ -31,12 +31,12 @@ with require_extra("train", needed_for="learning from preferences"):
     from trl.trainer.dpo_trainer import DataCollatorForPreference
     from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
 
-from wander.models.chat import ChatFormat
+from wander.models.chat import ChatFormat, ChatOptions
 from wander.models.loading import LoadedModel, load_model
 from wander.models.sampling import end_of_turn_ids
 from wander.seeding import derived_rng
 from wander.train.config import DPOSection, DPOSettings, KTOSection, PreferenceSettings
-from wander.train.offline import learn, row_error, tokens_of
+from wander.train.offline import chat_options, learn, row_error, tokens_of
 from wander.train.rollouts.sampler import has_signal
 from wander.train.trainer import Progress
 from wander.train.watch.reporting import require_trackers
@@ -104,7 +104,8 @@ def train_preference(
     started = perf_counter()
     require_trackers(settings.logging.trackers)
     loaded = load_model(settings.model.path, device=settings.model.device, dtype=settings.model.dtype)
-    found = collect_candidates(rows, loaded, settings.batch.max_length)
+    options = chat_options(settings, loaded, folder, resume)
+    found = collect_candidates(rows, loaded, settings.batch.max_length, options)
     groups = list(found.groups.values())
     if isinstance(settings, DPOSettings):
         table = _table_of_pairs(groups, settings.preference, found.left_out)
@@ -138,9 +139,14 @@ def train_preference(
     )
 
 
-def collect_candidates(rows: Iterable[dict[str, Any]], loaded: LoadedModel, max_length: int) -> Candidates:
+def collect_candidates(
+    rows: Iterable[dict[str, Any]],
+    loaded: LoadedModel,
+    max_length: int,
+    options: ChatOptions | None = None,
+) -> Candidates:
     """Return the rollouts that can be compared, by example; what is left out is counted."""
-    form = ChatFormat(loaded.tokenizer, end_of_turn_ids(loaded.model, loaded.tokenizer))
+    form = ChatFormat(loaded.tokenizer, end_of_turn_ids(loaded.model, loaded.tokenizer), options)
     found = Candidates()
     for number, row in enumerate(rows, start=1):
         if row.get("reward") is None or row.get("example_id") is None:

@@ -37,6 +37,8 @@ class EnvironmentSection(Section):
     the same with any of them."""
     worker_token_file: str | None = None
     """Holds the token of those addresses."""
+    rollout_timeout: float | None = Field(default=None, gt=0)
+    """Seconds after which a rollout fails; None means never. Of several environments, it holds for each."""
     rollouts_at_once: int | None = Field(default=None, gt=0)
     """Most rollouts that play at the same time, for environments that bear no more; those of a step that
     remain wait in their order. None means all of a step."""

@@ -32,12 +32,12 @@ with require_extra("train", needed_for="fine-tuning"):
     from transformers import TrainerCallback
     from trl import SFTConfig, SFTTrainer
 
-from wander.models.chat import ChatFormat
+from wander.models.chat import ChatFormat, ChatOptions
 from wander.models.loading import LoadedModel, load_model
 from wander.models.sampling import end_of_turn_ids
 from wander.seeding import derived_rng
 from wander.train.config import SFTSettings
-from wander.train.offline import learn, row_error, tokens_of
+from wander.train.offline import chat_options, learn, row_error, tokens_of
 from wander.train.records.record import TrainingRecord
 from wander.train.trainer import Progress
 from wander.train.watch.reporting import require_trackers
@@ -94,7 +94,8 @@ def train_sft(
     started = perf_counter()
     require_trackers(settings.logging.trackers)
     loaded = load_model(settings.model.path, device=settings.model.device, dtype=settings.model.dtype)
-    dataset, too_long = tokenize_rows(rows, loaded, settings.batch.max_length)
+    options = chat_options(settings, loaded, folder, resume)
+    dataset, too_long = tokenize_rows(rows, loaded, settings.batch.max_length, options)
     schedule = settings.schedule
     learnt, held_out = split(dataset, schedule.eval_share, schedule.seed)
     watched: list[HeldOutLoss] = []
@@ -132,11 +133,16 @@ def train_sft(
     )
 
 
-def tokenize_rows(rows: Iterable[dict[str, Any]], loaded: LoadedModel, max_length: int) -> tuple[Any, int]:
+def tokenize_rows(
+    rows: Iterable[dict[str, Any]],
+    loaded: LoadedModel,
+    max_length: int,
+    options: ChatOptions | None = None,
+) -> tuple[Any, int]:
     """Return the sequences of all rows as a dataset of `input_ids` and `labels`, with the number of the `row`
     of each; and of how many rows one was too long.
     """
-    form = ChatFormat(loaded.tokenizer, end_of_turn_ids(loaded.model, loaded.tokenizer))
+    form = ChatFormat(loaded.tokenizer, end_of_turn_ids(loaded.model, loaded.tokenizer), options)
     columns: dict[str, list[Any]] = {"input_ids": [], "labels": [], "length": [], "as_sampled": [], "row": []}
     too_long: set[int] = set()
     for number, row in enumerate(rows, start=1):

@@ -5,11 +5,14 @@ The names of tensors end in their dimensions, as `wander.train.grpo` has them.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy
 import torch
 from datasets import Dataset
 from transformers import Trainer, TrainerCallback
@@ -49,12 +52,38 @@ from wander.train.trainer import (
     checkpoint_of,
     count_covered_steps,
     make_arguments,
+    save_now,
 )
 from wander.train.weights import WeightMean
 from wander.types import Rollout
 
 CHECKPOINT_STEPS = 20
 """Steps that a kill costs at most, where the settings say nothing of checkpoints."""
+
+
+@dataclass
+class BeforeStep:
+    """What a step changes before it changes weights."""
+
+    step: int
+    sampler: dict[str, Any]
+    """State of what draws examples."""
+    generators: tuple[Any, Any, torch.Tensor] = field(
+        default_factory=lambda: (random.getstate(), numpy.random.get_state(), torch.get_rng_state())
+    )
+    """States of Python's, NumPy's and PyTorch's random generators."""
+    devices: list[torch.Tensor] = field(
+        default_factory=lambda: torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    )
+
+    def restore_generators(self) -> None:
+        """Put the random generators back to where the step started."""
+        python, arrays, tensors = self.generators
+        random.setstate(python)
+        numpy.random.set_state(arrays)
+        torch.set_rng_state(tensors)
+        if self.devices:
+            torch.cuda.set_rng_state_all(self.devices)
 
 
 class StepTrainer(Trainer):  # type: ignore[misc]
@@ -92,6 +121,8 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         self.later_GK2: torch.Tensor | None = None
         """Where the sequences of the rows lie that are computed next (`rollouts/layout.py`)."""
         self.step_started = perf_counter()
+        self.before: BeforeStep | None = None
+        """What the step under way, or the last one, started from."""
         record.extra = self._finish_step_metrics
         self.weights = CurrentWeights(
             *(self, player.source.client.engine, world), tells_step=ahead is not None
@@ -147,6 +178,7 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         makes `advantages_G` of the rewards and pads the tokens.
         """
         begun, number = perf_counter(), self.state.global_step
+        self.before = BeforeStep(number, self.player.mixture.state())
         places = dict.fromkeys(int(prompt[-1][PLACE]) % self.settings.batch.groups for prompt in prompts)
         slots, ahead = list(places), self.ahead
         try:
@@ -155,7 +187,9 @@ class StepTrainer(Trainer):  # type: ignore[misc]
             else:
                 own, version = self._play(slots), number
         except RunError as error:
-            self._keep_finished_steps(error)
+            if self.keep_finished_steps():
+                resume = f"go on after step {number} with `wander train --resume {self._run_folder}`"
+                error.hint = f"{error.hint}; {resume}"
             raise
         shares = self.world.exchange([own])
         step = merge_shares(shares)
@@ -188,26 +222,32 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         return not (rollout.truncated and self.settings.algorithm.mask_truncated_completions)
 
     def _play(self, slots: list[int]) -> PlayedStep:
-        """Play this process's share of a step; where that fails, it is to be drawn again."""
+        """Play this process's share of a step."""
         self.weights.refresh()
         player, version = self.player, self.state.global_step
         player.opponents.prepare(player.source.client, version, lambda: whole_weights(self.model))
-        sampler = self.player.mixture.state()
-        try:
-            return self.world.together(lambda: self.player.play(self.player.draw(slots)))
-        except RunError:
-            self.player.mixture.restore(sampler)
-            raise
+        return self.world.together(lambda: player.play(player.draw(slots)))
 
-    def _keep_finished_steps(self, error: RunError) -> None:
-        """Save a checkpoint when the rollouts of a step cannot be played."""
-        step, folder = self.state.global_step, Path(self.args.output_dir)
-        if step == 0 or self.world.size > 1:  # several processes go on from the last one they saved
-            return
-        if not (folder / f"checkpoint-{step}").is_dir():
-            self._save_checkpoint(self.model, trial=None)
-            self.callback_handler.on_save(self.args, self.state, self.control)
-        error.hint = f"{error.hint}; go on after step {step} with `wander train --resume {folder.parent}`"
+    @property
+    def _run_folder(self) -> Path:
+        return Path(self.args.output_dir).parent
+
+    def keep_finished_steps(self) -> bool:
+        """Save a checkpoint although a step is under way, which is drawn again; return whether there is one.
+
+        Several processes go on from the last one that they saved together.
+        """
+        step = self.state.global_step
+        if step == 0 or self.world.size > 1:
+            return False
+        if self.ahead:
+            self.ahead.forget_from(step)
+        if self.before is not None and self.before.step == step:
+            self.before.restore_generators()
+            if not self.ahead:
+                self.player.mixture.restore(self.before.sampler)
+        save_now(self)
+        return True
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any], *others: Any) -> Any:
         """Return the loss of one slice of the step."""

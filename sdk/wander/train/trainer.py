@@ -7,6 +7,7 @@ import errno
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -83,34 +84,104 @@ def offline_checkpoint_arguments(schedule: OfflineScheduleSection) -> dict[str, 
 Progress = Callable[[dict[str, Any]], None]
 """Called with the metrics of every step; `step` and `steps` are always there."""
 
+IDLE_SECONDS = 10.0
+"""Seconds without a request to the policy after which a step that is to stop is given up."""
+_TICK = 0.5
+
 
 class Interruptible(Protocol):
-    """What an interrupt is noted in."""
+    """The state of a run that interrupts change and depend on."""
 
     stop_requested: bool
+    is_updating: bool
+    """Whether weights may be those of no step, half of them changed."""
 
 
-def train_until_interrupted(trainer: Any, record: Interruptible, checkpoint: Path | None) -> bool:
-    """Train; the first Ctrl-C or SIGTERM finishes the step and saves a checkpoint, the second stops at once.
+class GraceOver(BaseException):
+    """The time is over that a run has after it was asked to stop."""
 
-    Returns whether the run was interrupted.
+
+def train_until_interrupted(
+    trainer: Any,
+    record: Interruptible,
+    checkpoint: Path | None,
+    grace: float,
+    idle_seconds: Callable[[], float] = lambda: 0.0,
+) -> bool:
+    """Train; return whether the run was interrupted.
+
+    The first Ctrl-C or SIGTERM finishes the step and saves a checkpoint. If that takes longer than `grace`
+    seconds, or if `idle_seconds` tells that the step waits for nothing but environments for long, the step is
+    given up and a checkpoint of the steps before is saved. A second signal stops without saving anything.
     """
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if record.stop_requested:
-            raise KeyboardInterrupt
-        record.stop_requested = True
-
+    stop = _Stop(record, grace, idle_seconds)
     trainer.remove_callback(PrinterCallback)
+    trainer._save_checkpoint = stop.shield(trainer._save_checkpoint)
     before = {}
     if threading.current_thread() is threading.main_thread():  # no other may handle signals
-        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, stop.note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    except GraceOver:
+        getattr(trainer, "keep_finished_steps", lambda: save_now(trainer))()
     finally:
+        stop.ended.set()
         for number, handler in before.items():
             signal.signal(number, handler)
     return record.stop_requested
+
+
+def save_now(trainer: Any) -> None:
+    """Save a checkpoint of the steps that have ended, if there is none and at least one has."""
+    if trainer.state.global_step and not checkpoint_of(trainer.args, trainer.state).is_dir():
+        trainer._save_checkpoint(trainer.model, trial=None)
+        trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
+
+
+class _Stop:
+    """What signals do to a run, and the clock that runs after the first."""
+
+    def __init__(self, record: Interruptible, grace: float, idle_seconds: Callable[[], float]) -> None:
+        self._record = record
+        self._grace = grace
+        self._idle_seconds = idle_seconds
+        self._is_saving = False
+        self._is_over = False
+        self.ended = threading.Event()
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal."""
+        if self._is_over:
+            if not (self._is_saving or self._record.is_updating):
+                self._is_over = False
+                self.ended.set()
+                raise GraceOver
+        elif self._record.stop_requested:
+            raise KeyboardInterrupt
+        else:
+            self._record.stop_requested = True
+            threading.Thread(target=self._watch, name="wander-grace", daemon=True).start()
+
+    def shield(self, save: Callable[..., None]) -> Callable[..., None]:
+        """Return a function that is not given up in the middle."""
+
+        def shielded(*arguments: Any, **given: Any) -> None:
+            self._is_saving = True
+            try:
+                save(*arguments, **given)
+            finally:
+                self._is_saving = False
+
+        return shielded
+
+    def _watch(self) -> None:
+        """Interrupt the main thread once the time is over, and again while it must not be interrupted."""
+        began, main = time.monotonic(), threading.main_thread()
+        while not self.ended.wait(_TICK):
+            elapsed = time.monotonic() - began
+            if elapsed >= self._grace or min(elapsed, self._idle_seconds()) >= IDLE_SECONDS:
+                self._is_over = True
+                signal.pthread_kill(main.ident or 0, signal.SIGTERM)
 
 
 @contextlib.contextmanager

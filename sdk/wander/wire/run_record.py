@@ -365,6 +365,10 @@ class RunSummary(Record):
     histogram: Histogram | None = None
     stop_reasons: dict[Text, Count] = Field(default_factory=dict)
     truncated: Count = 0
+    refused: Count = 0
+    """Number of rollouts in which the model refused to answer, as its endpoint reports."""
+    filtered: Count = 0
+    """Number of rollouts in which a content filter removed or cut short a turn."""
     turns_mean: float | None = None
     usage: Usage = Field(default_factory=Usage)
     seconds_mean: float | None = None
@@ -375,5 +379,5 @@ class RunSummary(Record):
 
     def endings(self, info: EnvironmentInfo) -> dict[str, int]:
         """Return how often rollouts ended for which reason, without the end that a single turn always has."""
-        usual = "max_turns_reached" if info.max_turns == 1 else None
-        return {reason: number for reason, number in self.stop_reasons.items() if reason != usual}
+        usual = ("answered", "max_turns_reached") if info.max_turns == 1 else ()
+        return {reason: number for reason, number in self.stop_reasons.items() if reason not in usual}

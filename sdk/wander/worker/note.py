@@ -18,6 +18,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from wander.rollout.activity import Silence
 from wander.worker.protocol import LastWords
 
 PLAY: ContextVar[int] = ContextVar("wander_play", default=0)
@@ -26,6 +27,8 @@ NOTE_FILE = "running"
 """Name of the file beside the worker's socket."""
 NOTE_BYTES = 4096
 """Size of the file."""
+_SILENCE_AT = NOTE_BYTES // 2
+"""Where the last `Silence` stands."""
 _NUMBER = struct.Struct("<Q")
 
 
@@ -62,9 +65,15 @@ class Note:
     def leave(self, words: LastWords) -> None:
         """Leave the last words; those that are too long are cut where that can be done."""
         text = words.model_dump_json().encode()
-        if len(text) > NOTE_BYTES - _NUMBER.size:
+        if len(text) > _SILENCE_AT - _NUMBER.size:
             text = words.model_copy(update={"where": ""}).model_dump_json().encode()
         self._shared[_NUMBER.size : _NUMBER.size + len(text)] = text
+
+    def leave_silence(self, silence: Silence) -> None:
+        """Leave what a loop that stands still cannot send; it takes the place of what was left before."""
+        text = silence.model_copy(update={"examples": silence.examples[:1]}).model_dump_json().encode()
+        if len(text) <= NOTE_BYTES - _SILENCE_AT:
+            self._shared[_SILENCE_AT:] = text.ljust(NOTE_BYTES - _SILENCE_AT, b"\0")
 
     def _keep_to_itself(self) -> None:
         self._shared = bytearray(NOTE_BYTES)
@@ -76,7 +85,15 @@ def read_note(note: bytes) -> tuple[int | None, LastWords | None]:
         return None, None
     (play,) = _NUMBER.unpack_from(note)
     try:
-        words = LastWords.model_validate_json(note[_NUMBER.size :].rstrip(b"\0"))
+        words = LastWords.model_validate_json(note[_NUMBER.size : _SILENCE_AT].rstrip(b"\0"))
     except ValidationError:
         words = None
     return play or None, words
+
+
+def read_silence(note: bytes) -> Silence | None:
+    """Return the rollout without progress that a worker left last, if any."""
+    try:
+        return Silence.model_validate_json(note[_SILENCE_AT:].rstrip(b"\0"))
+    except ValidationError:
+        return None

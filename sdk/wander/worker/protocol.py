@@ -21,6 +21,7 @@ from pydantic import Field, TypeAdapter
 from wander.clients.base import ModelRequest, ModelResponse, Recollection, Transcript
 from wander.errors import LoadError, MissingExtra, ModelError, WanderError, error_type, model_error_type
 from wander.handle import Split
+from wander.rollout.activity import Silence
 from wander.types import Boundary, EnvironmentInfo, Example, Failure, Record, Rollout, SamplingArgs
 
 PROTOCOL = 6
@@ -102,6 +103,8 @@ class Load(Record):
     """How long code of a rollout that is past its time may keep everything else from going on."""
     message_limit: int = MESSAGE_LIMIT
     """Most bytes of one message that the host takes."""
+    notice_seconds: float | None = None
+    """Seconds without progress after which a rollout is reported; None means never."""
 
 
 class Loaded(Record):
@@ -193,6 +196,8 @@ class Played(Record):
     type: Literal["played"] = "played"
     id: int
     rollouts: list[Rollout]
+    scoring_seconds: float = 0.0
+    """Seconds for which their synchronous reward functions let nothing else of the worker go on."""
 
 
 class PartEnded(Record):
@@ -202,6 +207,13 @@ class PartEnded(Record):
     play: int
     """The id of the group's `Play`."""
     rollout_id: str
+
+
+class Noticed(Record):
+    """Worker: rollouts make no progress. The note holds it too, in case the worker's loop stands still."""
+
+    type: Literal["noticed"] = "noticed"
+    silence: Silence
 
 
 class Cancel(Record):
@@ -296,7 +308,7 @@ ToWorker = Annotated[
     Field(discriminator="type"),
 ]
 ToHost = Annotated[
-    Hello | Loaded | LoadFailed | Pong | Examples | Played | PartEnded | Complete | Recall,
+    Hello | Loaded | LoadFailed | Pong | Examples | Played | PartEnded | Noticed | Complete | Recall,
     Field(discriminator="type"),
 ]
 

@@ -253,3 +253,19 @@ def test_an_interrupt_keeps_a_checkpoint_to_resume_from(
     assert steps == [1, 2, 3]
     listed = wander("model", "list", "--json")
     assert listed.status == 0
+
+
+@pytest.mark.full
+def test_a_rollout_past_its_time_fails_and_its_step_ends(wander: Wander, tiny: Path, folder: Path) -> None:
+    module = folder / "say_env.py"
+    hangs = "    if answer == '1': await __import__('asyncio').Event().wait()\n    return float("
+    text = module.read_text().replace("def right", "async def right").replace("    return float(", hangs)
+    module.write_text(text)
+    done = wander(
+        *("train", str(folder), "--model", str(tiny), "--out", "run", "--set", "schedule.steps=1"),
+        *("--set", "batch.rollouts=4", "--set", "batch.group_size=2", "--set", "batch.retries=0"),
+        *("--set", "environment.rollout_timeout=2", "--set", "sampling.max_tokens=4"),
+    )
+    assert done.status == 0, done.err
+    (entry,) = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    assert (entry["rollouts"], entry["failed"]) == (4, 2)

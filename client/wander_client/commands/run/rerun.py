@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -189,8 +190,19 @@ def _settings(
         seed=manifest.seed,
         sampling=manifest.sampling,
         rerun_of=manifest.run_id,
+        template_date=_template_date(manifest),
         players=own.players if own else {player: pin.name for player, pin in manifest.players.items()},
     )
+
+
+def _template_date(manifest: RunManifest) -> str | None:
+    """Return the date that the chat template of the run's model showed, if it showed one that is known."""
+    details = manifest.model.details
+    shown = (details.get("server") or details).get("template_date")
+    try:
+        return date.fromisoformat(str(shown)).isoformat()
+    except ValueError:
+        return None
 
 
 def _play_again(

@@ -13,6 +13,7 @@ from wander.envs.tool.calls import ToolCall, read_calls, tool_calls, with_calls
 from wander.envs.tool.results import encodable, tool_content
 from wander.envs.tool.schema import FunctionTool, Tool, ToolCallError, UnknownTool
 from wander.errors import BoundaryError, ConfigError, EnvironmentFault, ToolError
+from wander.rollout.activity import at
 from wander.rollout.faults import describe_fault, is_fault
 from wander.rollout.hooks import call_hook, stop, wait_for_every
 from wander.types import Message, Messages, State
@@ -131,7 +132,8 @@ class ToolEnv(MultiTurnEnv):
             if not isinstance(arguments, dict):
                 kind = type(arguments).__name__
                 raise EnvironmentFault(f"`update_tool_args` must return the arguments, got `{kind}`")
-            content = await self.call_tool(tool, arguments, state)
+            with at(tool.name):
+                content = await self.call_tool(tool, arguments, state)
         except BoundaryError:
             raise
         except BaseException as error:

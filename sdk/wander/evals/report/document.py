@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from wander.evals.report.contents import Contrast, RunReport
 from wander.evals.stats.breakdown import Breakdown
+from wander.types import Usage
 from wander.wire import RunManifest, RunSummary
 
 _BAR = 30
@@ -171,13 +172,13 @@ def facts(manifest: RunManifest, breakdown: Breakdown) -> list[tuple[str, str]]:
         rows.append(("failed", _shares(summary.failures)))
     if endings := summary.endings(manifest.environment.info):
         rows.append(("ended", _shares(endings)))
-    if summary.truncated:
-        rows.append(("truncated", str(summary.truncated)))
+    for name in ("truncated", "refused", "filtered"):
+        if count := getattr(summary, name):
+            rows.append((name, str(count)))
     if summary.turns_mean is not None:
         rows.append(("turns", f"{summary.turns_mean:.2f} a rollout"))
     if summary.usage.completion_tokens:
-        usage = summary.usage
-        rows.append(("tokens", f"{usage.prompt_tokens:,} read, {usage.completion_tokens:,} written"))
+        rows.append(("tokens", tokens(summary.usage)))
     if manifest.endpoints is not None:
         rows.append(("calls", manifest.endpoints.told()))
     if summary.seconds_mean is not None:
@@ -185,6 +186,12 @@ def facts(manifest: RunManifest, breakdown: Breakdown) -> list[tuple[str, str]]:
     rows.append(("task set", manifest.task_set_sha256[:12]))
     rows.append(("run", manifest.run_id))
     return rows
+
+
+def tokens(usage: Usage) -> str:
+    """Return the tokens of a run in words: `1,200 read, 300 written`."""
+    said = f"{usage.prompt_tokens:,} read, {usage.completion_tokens:,} written"
+    return f"about {said}: the endpoint does not count all of them" if usage.estimated else said
 
 
 def score(summary: RunSummary) -> str:

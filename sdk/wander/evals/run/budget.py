@@ -104,8 +104,15 @@ class Meter:
 
     @property
     def usd(self) -> float | None:
-        """What they cost; None where the prices are not known."""
-        return None if self.budget.prices is None else self.budget.prices.cost(self.usage)
+        """What they cost; None if the prices are not known, or the endpoint does not count all tokens."""
+        prices = self.budget.prices
+        return None if prices is None or self.usage.estimated else prices.cost(self.usage)
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether there is a budget that cannot be kept, since the endpoint does not count all tokens."""
+        bound = self.budget.tokens is not None or self.budget.usd is not None
+        return self.usage.estimated and (bound or (self._share is not None and self._share.budget.is_bound))
 
     @property
     def spent(self) -> str | None:
@@ -134,6 +141,7 @@ class Meter:
         self.usage = Usage(
             prompt_tokens=max(self.usage.prompt_tokens, usage.prompt_tokens),
             completion_tokens=max(self.usage.completion_tokens, usage.completion_tokens),
+            estimated=self.usage.estimated or usage.estimated,
         )
 
     def add(self, request: ModelRequest, response: ModelResponse) -> None:

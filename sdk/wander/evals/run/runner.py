@@ -23,6 +23,7 @@ from typing import Any
 from wander.clients.base import Client
 from wander.clients.players import require_players
 from wander.clients.rate_limit import SHARED_LIMITER, CallLimiter
+from wander.errors import ModelError
 from wander.evals.run.admission import Admission
 from wander.evals.run.budget import Meter, MeteredClient, count_answers, count_tokens
 from wander.evals.run.plan import EvaluationPlan, planned_examples, planned_on_record
@@ -95,6 +96,12 @@ class EvaluationResult:
     longest_stall: float = 0.0
     """Seconds that code in this process held up everything else, at most: an environment's synchronous hook,
     reward function or tool. Workers keep that apart."""
+    scoring_seconds: float = 0.0
+    """Seconds for which synchronous reward functions let nothing else of their process go on, in total."""
+    scoring_share: float = 0.0
+    """The same, as a share of the time of all processes of the environment."""
+    processes: int = 1
+    """Processes in which the environment played."""
     spent: str | None = None
     """The budget that ended the run early, in words; None when none did."""
     left_out: int = 0
@@ -246,6 +253,7 @@ class _Evaluation:
         self.retried = 0
         self.in_flight = 0
         self.longest_stall = 0.0
+        self.scored_before = environment.scoring_seconds
         self.ended = False
         """Set once nothing more is recorded: a rollout that ignored its cancellation comes too late."""
         self._started = time.monotonic()
@@ -279,6 +287,7 @@ class _Evaluation:
     def result(self) -> EvaluationResult:
         """Close the run and return what it came to."""
         use, complete = self._use(), self.tally.rollouts == self.total
+        scored, processes = self.environment.scoring_seconds - self.scored_before, self.environment.processes
         if self.folder is not None:
             if self.bookmark is not None and not complete:
                 self.bookmark.write(self._mark(self.folder))
@@ -291,6 +300,8 @@ class _Evaluation:
                 self.folder.add_use(used)
             if (spending := self.meter.spending()) is not None:
                 self.folder.set_spending(spending)
+            if (details := model_pin(self.client).details) != self.folder.manifest.model.details:
+                self.folder.set_model_details(details)
             if complete:
                 self.folder.finish(summary)
                 if self.bookmark is not None:
@@ -310,6 +321,9 @@ class _Evaluation:
             torn=self.folder.torn if self.folder else None,
             endpoints=use,
             longest_stall=self.longest_stall,
+            scoring_seconds=scored,
+            scoring_share=scored / (processes * max(1e-9, time.monotonic() - self._started)),
+            processes=processes,
             spent=None if complete else self.spent,
             left_out=self.left_out,
         )
@@ -342,17 +356,15 @@ class _Evaluation:
         if mark is not None:
             tally.restore(mark)
         spent = mark.spent if mark is not None else Usage()
-        prompt, completion = spent.prompt_tokens, spent.completion_tokens
         self.answers = mark.answers if mark is not None else 0
         for rollout, whole in self._on_record(self.folder, mark):
             self.answers += count_answers(rollout.turns, self.manifest.players)
-            asked = count_tokens(rollout.turns)
-            prompt, completion = prompt + asked.prompt_tokens, completion + asked.completion_tokens
+            spent += count_tokens(rollout.turns)
             if rollout.failure is not None:
                 tally.state[tally.places.place_of(rollout)] = FAILED
             elif whole:
                 tally.add(rollout)
-        self.meter.at_least(Usage(prompt_tokens=prompt, completion_tokens=completion))
+        self.meter.at_least(spent)
         said = 0 if self.manifest.endpoints is None else self.manifest.endpoints.calls
         if self.limiter is not None and self.answers > said:
             self.forgotten = EndpointUse(calls=self.answers - said, at_least=True)
@@ -392,12 +404,18 @@ class _Evaluation:
                 self._record(self.meter.mark(rollout, rollout_id))
                 if self.watch.add(rollout):
                     self.stop.requested.set()
-            if self.stop.requested.is_set():
+            if self._over_budget() or self.stop.requested.is_set():
                 return
 
     def _over_budget(self) -> bool:
+        if self.meter.is_blind and self.watch.verdict is None:
+            self.watch.verdict = ModelError(
+                f"the endpoint of `{self.client.model}` does not count tokens, so no budget can be kept",
+                hint="leave `--budget-tokens` and `--budget-usd` out, and bound the run by `-n`",
+            )
+            self.stop.requested.set()
         self.spent = self.spent or self.meter.spent
-        return self.spent is not None
+        return self.spent is not None or self.watch.verdict is not None
 
     async def _play_with_retries(self, example: Example, indices: range) -> list[Rollout]:
         """Play a rollout or a group, again while a failure is retryable and retries are left."""

@@ -100,7 +100,8 @@ class RunningSummary:
         self._binary = True
         self._metrics: dict[str, ClusteredMean] = {}
         self._reward_moments = Moments()
-        self._truncated = 0
+        self._truncated = self._refused = self._filtered = 0
+        self._estimated = False
         self._turns = 0
         self._seconds = 0.0
 
@@ -125,7 +126,10 @@ class RunningSummary:
         self.rollouts += 1
         self.usage_prompt += rollout.usage.prompt_tokens
         self.usage_completion += rollout.usage.completion_tokens
+        self._estimated = self._estimated or rollout.usage.estimated
         self._truncated += rollout.truncated
+        self._refused += rollout.refused
+        self._filtered += rollout.filtered
         example = self._number(rollout.example_id)
         reward = rollout.reward
         if rollout.failure is not None:
@@ -161,8 +165,14 @@ class RunningSummary:
             histogram=histogram(self._rewards) if scored else None,
             stop_reasons=dict(sorted(self._stop_reasons.items())),
             truncated=self._truncated,
+            refused=self._refused,
+            filtered=self._filtered,
             turns_mean=self._turns / scored if scored else None,
-            usage=Usage(prompt_tokens=self.usage_prompt, completion_tokens=self.usage_completion),
+            usage=Usage(
+                prompt_tokens=self.usage_prompt,
+                completion_tokens=self.usage_completion,
+                estimated=self._estimated,
+            ),
             seconds_mean=self._seconds / scored if scored else None,
             pass_threshold=threshold,
             # Of single rollouts, which may be a million, there are none.

@@ -366,6 +366,10 @@ class RunFolder:
         """Record in the manifest what the run has spent."""
         self._change_manifest(spending=spending)
 
+    def set_model_details(self, details: dict[str, Any]) -> None:
+        """Record in the manifest what the client learned about its endpoint."""
+        self._change_manifest(model=self.manifest.model.model_copy(update={"details": details}))
+
     def set_reproduction(self, reproduction: Reproduction) -> None:
         """Record in the manifest what a resumed training run continues with."""
         self._change_manifest(reproduction=reproduction)

@@ -104,6 +104,11 @@ class Engine(ABC):
         sample.step = self.step
 
     @property
+    @abstractmethod
+    def is_sampling(self) -> bool:
+        """True while turns are being sampled: not while rollouts wait for the others of their batch."""
+
+    @property
     def wants_weights(self) -> bool:
         """True when it cannot sample before the next `update_weights`, whatever the step."""
         return False
@@ -149,6 +154,11 @@ class BatchedEngine(Engine):
     async def sample(self, job: Job) -> Sample:
         """Sample one turn, together with those of the other rollouts."""
         return await self._batcher.submit(job.rollout_id, (self, job))
+
+    @property
+    def is_sampling(self) -> bool:
+        """True while a batch is computed."""
+        return self._batcher.is_computing
 
     @abstractmethod
     def _sample(self, jobs: Sequence[Job], tell: Tell[Sample]) -> list[Sample]:

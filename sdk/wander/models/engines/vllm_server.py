@@ -218,6 +218,11 @@ class VLLMServerEngine(Engine):
             raise error_of(answer, self._transport.base_url, self.facts.name)
         return self._sample(json.loads(answer.body))
 
+    @property
+    def is_sampling(self) -> bool:
+        """True while the server is asked."""
+        return self._asking > 0
+
     def _payload(self, request: SampleRequest) -> dict[str, Any]:
         room = self.facts.context_length - len(request.ids)
         if room < 1:

@@ -32,6 +32,8 @@ class TrainingRecord(TrainerCallback):  # type: ignore[misc]
         self.extra: Callable[[], dict[str, Any]] = dict
         """Returns the metrics of a step that the trainer itself does not know."""
         self.stop_requested = False
+        self.is_updating = False
+        """Whether weights may be those of no step, half of them changed."""
         self.agree: Callable[[bool], bool] = bool
         """Returns whether any process of the run asks to stop; all of them call it."""
         self._progress = progress
@@ -76,8 +78,13 @@ class TrainingRecord(TrainerCallback):  # type: ignore[misc]
         self._paused += seconds
         self._pause_metrics |= values
 
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Note that the weights change until the step has ended."""
+        self.is_updating = True
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Stop after this step, with a checkpoint, if an interrupt came."""
+        self.is_updating = False
         self.stop_requested = self.agree(self.stop_requested)
         if self.stop_requested:
             control.should_save = True

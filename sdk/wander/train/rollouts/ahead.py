@@ -92,6 +92,8 @@ class StepsAhead(TrainerCallback):  # type: ignore[misc]
         self._under_way: dict[int, _UnderWay] = {}
         self._begun = begun
         self._slots: Sequence[int] = ()
+        self._taken: tuple[int, dict[str, Any]] | None = None
+        """The step that was taken last, and the sampler before it was drawn."""
 
     def take(self, step: int, slots: Sequence[int]) -> tuple[PlayedStep, int]:
         """Return this process's share of a step, once it is played, and the version of its weights.
@@ -115,8 +117,16 @@ class StepsAhead(TrainerCallback):  # type: ignore[misc]
             self._forget(step)
             raise
         del self._under_way[step]
+        self._taken = step, current.sampler
         self._begin(step + len(self._clients), step)
         return played, current.version
+
+    def forget_from(self, step: int) -> None:
+        """Have a step and those after it drawn again, even if it was taken and not learned from."""
+        if self._under_way:
+            self._forget(min(self._under_way))
+        if self._taken is not None and self._taken[0] == step:
+            self.player.mixture.restore(self._taken[1])
 
     def on_save(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
         """Write the steps that come next into the checkpoint that was just made.
@@ -155,11 +165,10 @@ class StepsAhead(TrainerCallback):  # type: ignore[misc]
     def _forget(self, first: int) -> None:
         """Have a step and those after it drawn again."""
         self.player.mixture.restore(self._under_way[first].sampler)
-        for step in [step for step in self._under_way if step > first]:
+        for step in [step for step in self._under_way if step >= first]:
             while wait([self._under_way[step].playing], timeout=_TICK).not_done:
                 self.player.source.interrupt()
             del self._under_way[step]
-        del self._under_way[first]
 
     def _go_on(self, checkpoint: Path) -> None:
         """Take up the steps that a checkpoint kept."""

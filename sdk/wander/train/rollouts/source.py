@@ -7,10 +7,11 @@ it is played once more, and if that fails too it counts as unscored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
 from wander.clients.base import Client
@@ -106,6 +107,8 @@ class RolloutSource:
         self.thread.open.push_async_callback(client.close)
         self._examples: dict[tuple[int, int], Example] = {}
         self._strata: dict[int, list[int | None]] = {}
+        self._playing: dict[PolicyClient, float] = {}
+        """Policies whose rollouts play, and since when."""
         try:
             for choice in self.choices:
                 self.environments.append(self.thread.enter(open_environment(choice)))
@@ -174,7 +177,7 @@ class RolloutSource:
         started, policy = perf_counter(), client or self.client
         everybody = self.join(policy)
         retried = 0
-        with fewer_collections(len(assignments)):
+        with fewer_collections(len(assignments)), self._counted(policy):
             examples = self._examples_of(assignments)
             rollouts = self._play(everybody, assignments, examples, played=played)
             for attempt in range(1, self.retries + 1):
@@ -267,6 +270,21 @@ class RolloutSource:
         ):
             found.update(zip(numbers, rollouts, strict=True))
         return [found[number] for number in range(len(assignments))]
+
+    @contextlib.contextmanager
+    def _counted(self, policy: PolicyClient) -> Iterator[None]:
+        self._playing[policy] = monotonic()
+        try:
+            yield
+        finally:
+            del self._playing[policy]
+
+    def idle_seconds(self) -> float:
+        """Return for how long no turn of the rollouts that play was sampled; 0 if none plays."""
+        playing = dict(self._playing)
+        if not playing or any(policy.engine.is_sampling for policy in playing):
+            return 0.0
+        return monotonic() - max(max(began, policy.answered_at) for policy, began in playing.items())
 
     def interrupt(self) -> None:
         """Cancel what other threads play at this moment."""

@@ -21,6 +21,7 @@ from wander.errors import DatasetError, EnvironmentFault, LoadError, WanderError
 from wander.handle import RolloutRequest
 from wander.loading import cause, load_environment, load_path
 from wander.modules import outside_need
+from wander.rollout.activity import Notices, Silence
 from wander.rollout.outside_calls import ROLLOUT, attribute_openai_calls
 from wander.types import Example, Failure, Rollout
 from wander.version import __version__
@@ -41,6 +42,7 @@ from wander.worker.protocol import (
     Load,
     Loaded,
     LoadFailed,
+    Noticed,
     PartEnded,
     Ping,
     Play,
@@ -76,6 +78,8 @@ class Service:
         self._calls: dict[int, asyncio.Future[ModelResponse]] = {}
         self._recalls: dict[int, asyncio.Future[Any]] = {}
         self._next_call = 0
+        self._told_scoring = 0.0
+        """Seconds of the environment's scoring that the host knows of."""
         self._others: set[asyncio.Task[None]] = set()
 
     async def greet(self) -> Load | None:
@@ -113,6 +117,11 @@ class Service:
             limits=(self._load.rollout_timeout, getattr(environment.env, "timeout_seconds", None)),
             stall_seconds=self._load.stall_seconds,
         ).start()
+        if self._load.notice_seconds is not None:
+            loop = asyncio.get_running_loop()
+            environment.report_silence(
+                Notices(lambda silence: self._report(silence, note, loop), self._load.notice_seconds)
+            )
         self._channel.send(Loaded.model_construct(info=environment.info).model_dump_json())
         async for line in self._lines:
             message = to_worker.validate_json(line)
@@ -143,6 +152,14 @@ class Service:
         self._channel.send(LoadFailed(fault=Fault.of(error)).model_dump_json())
         await self._channel.close()
 
+    def _report(self, silence: Silence, note: Note, loop: asyncio.AbstractEventLoop) -> None:
+        """Tell the host of rollouts without progress, from another thread."""
+        log_line(str(silence))
+        note.leave_silence(silence)
+        text = Noticed(silence=silence).model_dump_json()
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(self._channel.send, text)
+
     def _start_play(self, environment: LocalEnvironment, asked: Play) -> None:
         context = copy_context()
         context.run(PLAY.set, asked.id)
@@ -172,7 +189,7 @@ class Service:
         try:
             async with limit:
                 rollouts = await environment.play_request(request)
-            self._send_played(asked, rollouts)
+            self._send_played(environment, asked, rollouts)
         except BaseException as error:
             if asked.id in self._cancelled:
                 raise
@@ -186,10 +203,16 @@ class Service:
                 log_trace()
                 kind = type(error).__name__
                 failure = Failure(boundary="environment", type=kind, message=str(error) or kind)
-            self._send_played(asked, make_failed_rollouts(asked.example, asked.indices, failure))
+            self._send_played(environment, asked, make_failed_rollouts(asked.example, asked.indices, failure))
 
-    def _send_played(self, asked: Play, rollouts: list[Rollout]) -> None:
-        text = Played.assemble(type="played", id=asked.id, rollouts=rollouts).model_dump_json()
+    def _send_played(self, environment: LocalEnvironment, asked: Play, rollouts: list[Rollout]) -> None:
+        seconds, self._told_scoring = (
+            environment.scoring_seconds - self._told_scoring,
+            environment.scoring_seconds,
+        )
+        text = Played.assemble(
+            type="played", id=asked.id, rollouts=rollouts, scoring_seconds=seconds
+        ).model_dump_json()
         if self._too_long(text):
             failure = self._oversize("the record of this rollout", text).failure()
             failed = make_failed_rollouts(asked.example, asked.indices, failure)

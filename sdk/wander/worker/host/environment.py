@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from wander.errors import ConfigError, DatasetError, EnvironmentFault, SandboxError
 from wander.handle import EnvironmentHandle, RolloutRequest, Split
+from wander.rollout.activity import Notices
 from wander.sandbox import SandboxPolicy
 from wander.types import EnvironmentInfo, Example, Rollout
 from wander.worker.host.link import WorkerOptions
@@ -66,9 +67,9 @@ class WorkerEnvironment(EnvironmentHandle):
         stall_seconds: float = 10.0,
         message_limit: int = MESSAGE_LIMIT,
         surroundings: Surroundings | None = None,
+        notices: Notices | None = None,
     ) -> WorkerEnvironment:
-        """Start workers and load an environment in each; raises `LoadError` with the true cause, and then
-        leaves none behind.
+        """Start workers and load an environment in each; raises `LoadError` and ends them if that fails.
 
         - `python`: the interpreter of the environment's virtual environment; None means this one.
         - `target`: name of an environment installed there, or of its module; or give `path`, a project folder
@@ -80,17 +81,15 @@ class WorkerEnvironment(EnvironmentHandle):
         - `sandbox`: confines it to these limits (docs/sandbox.md), or raises `SandboxError`. Variables of the
           host that hold an address or a key of a model stay outside. It needs `runtime`, which is what is
           known of a `python` other than this interpreter.
-        - `workers`: how many processes share the rollouts. More than one helps where the environment's code
-          computes, or blocks its process: `automatic_workers` suggests a number.
+        - `workers`: number of processes that share the rollouts (`automatic_workers` suggests one).
         - `addresses`: where workers listen (`wander.worker.listener`), instead of processes started here. The
-          workers are spread over them, at least one each. `target` may then carry a version
-          (`name@1.2.0`) that has to be installed there; what a `path` means is the listener's to know.
-          `python`, `environ` and `sandbox` are then the listener's matter. OpenAI clients call through this
-          process as well, unless a key or address was passed to them there.
+          workers are spread over them, at least one each. The listener decides on `path`, `python`,
+          `environ` and `sandbox`; a `target` with a version (`name@1.2.0`) must be installed there.
         - `rollout_timeout`: seconds after which a rollout fails with `RolloutTimeout`; None means never.
           Where the environment's code then lets nothing else of its worker go on for `stall_seconds`, the
           worker is ended; its other rollouts are retryable.
         - `message_limit`: most bytes of one message from a worker. A rollout that needs more fails by itself.
+        - `notices`: receives reports of rollouts whose code does not return; None means nobody does.
         - `surroundings`: hash seed, time zone, locale and, in a sandbox, host name of the processes. They are
           drawn for a sandbox. Other workers have the machine's own, and one hash seed in every run.
         """
@@ -105,6 +104,7 @@ class WorkerEnvironment(EnvironmentHandle):
             rollout_timeout=rollout_timeout,
             stall_seconds=stall_seconds,
             message_limit=message_limit,
+            notice_seconds=None if notices is None else notices.seconds,
         )
         passed, proxy = tuple(environ), OpenAIProxy()
         # An environment that is given the user's own key or address talks to that endpoint itself.
@@ -115,7 +115,7 @@ class WorkerEnvironment(EnvironmentHandle):
 
             drawn = surroundings or draw_surroundings(confined=True)
             variables |= surrounding_variables(drawn)
-        options = WorkerOptions(python, load, passed, log_path, startup_timeout, variables)
+        options = WorkerOptions(python, load, passed, log_path, startup_timeout, variables, notices=notices)
         if sandbox is not None:
             from wander.worker.process.sandboxed import Sandbox
 
@@ -132,6 +132,16 @@ class WorkerEnvironment(EnvironmentHandle):
     def info(self) -> EnvironmentInfo:
         """What the environment says about itself."""
         return self._pool.info
+
+    @property
+    def processes(self) -> int:
+        """The number of workers."""
+        return len(self._pool.slots)
+
+    @property
+    def scoring_seconds(self) -> float:
+        """Seconds for which synchronous reward functions let nothing else of a worker go on, in total."""
+        return self._pool.scoring_seconds
 
     @property
     def outside_calls(self) -> CallCount:

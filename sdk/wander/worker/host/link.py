@@ -27,9 +27,10 @@ from websockets.asyncio.connection import Connection
 from websockets.asyncio.server import Server, ServerConnection, serve, unix_serve
 
 from wander.errors import LoadError
+from wander.rollout.activity import Notices, Silence
 from wander.worker.channel import FRAME, OPTIONS
 from wander.worker.host.leftovers import MARK, end_marked
-from wander.worker.note import NOTE_FILE, read_note
+from wander.worker.note import NOTE_FILE, read_note, read_silence
 from wander.worker.process.start import WorkerProcess
 from wander.worker.protocol import LastWords, Load
 from wander.worker.remote.address import WorkerPlace
@@ -64,6 +65,8 @@ class WorkerOptions:
     `answer_call` count."""
     answer_call: AnswerCall | None = None
     """Answers the OpenAI clients of code on another machine; None lets nobody answer."""
+    notices: Notices | None = None
+    """To whom rollouts without progress are reported; `load` holds the seconds."""
 
 
 class SocketFolder:
@@ -177,16 +180,23 @@ class LocalLink:
 
     def last_words(self) -> LastWords | None:
         """Return what is known of a worker that a rollout ended: itself, or by the code that it ran."""
-        note = self.process.note()
-        if note is None:
-            try:
-                note = (self._folder.path / NOTE_FILE).read_bytes()
-            except OSError:
-                return None
-        play, words = read_note(note)
+        play, words = read_note(self._note())
         if words is None and play is not None and self.process.ended_itself():
             return LastWords(play=play, seconds=0.0)
         return words
+
+    def last_silence(self) -> Silence | None:
+        """Return the rollout that the worker left in its note, since it makes no progress."""
+        return read_silence(self._note())
+
+    def _note(self) -> bytes:
+        note = self.process.note()
+        if note is not None:
+            return note
+        try:
+            return (self._folder.path / NOTE_FILE).read_bytes()
+        except OSError:
+            return b""
 
     async def disconnect(self) -> None:
         """Close the connection: the worker then tears its environment down and ends."""

@@ -51,6 +51,11 @@ class WorkerPool:
         """How a worker ended that is not back, with the end of its log and the log's path; else None."""
         return next((slot.lost_reason for slot in self.slots if slot.lost_reason), None)
 
+    @property
+    def scoring_seconds(self) -> float:
+        """Seconds for which synchronous reward functions held up the workers that live, in total."""
+        return sum(slot.session.scoring_seconds for slot in self.slots if slot.session is not None)
+
     async def least_loaded(self) -> tuple[Slot, WorkerSession]:
         """Return the live worker that plays the fewest rollouts, waiting for one that is being started.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ from pydantic import ValidationError
 from wander.clients.base import Client, ModelRequest, name_of
 from wander.errors import LoadError, ModelError
 from wander.handle import RolloutRequest, Split
+from wander.rollout.activity import PLAY, Notices, Silence
 from wander.types import Boundary, EnvironmentInfo, Example, Failure, Rollout
 from wander.version import __version__
 from wander.worker.channel import Channel
@@ -30,6 +32,7 @@ from wander.worker.protocol import (
     LastWords,
     Loaded,
     LoadFailed,
+    Noticed,
     PartEnded,
     Ping,
     Play,
@@ -49,6 +52,8 @@ EXIT_SECONDS = 3.0
 """How long its process may then take to end."""
 _MOST_CALLS = 1000
 """Model calls that one rollout may have under way; more are a flood."""
+_MOST_NOTICES = 1000
+"""Reports of one worker about rollouts without progress; more are a flood."""
 _PING_ROUNDS = 6
 """How many times half of `stall_seconds` a worker may take to answer when a rollout is past its time."""
 
@@ -111,6 +116,11 @@ class WorkerSession:
         self._tasks: set[asyncio.Task[None]] = set()
         self._pong = False
         self._held_up = False
+        self._heard_at = -math.inf
+        """When the worker was asked or said anything last, on the loop's clock."""
+        self._reported = 0
+        self.scoring_seconds = 0.0
+        """Seconds for which synchronous reward functions let nothing else of the worker go on."""
         self._late: set[int] = set()
         self._too_long = ""
         """Requests on which the worker worked for too long, and what their records say about that."""
@@ -167,6 +177,7 @@ class WorkerSession:
         number = self._number()
         answer: asyncio.Future[list[Example]] = asyncio.get_running_loop().create_future()
         self._examples[number] = answer
+        self._heard_at = asyncio.get_running_loop().time()
         asked = GetExamples(id=number, split=split, start=start, count=count, openings=openings)
         self._channel.send(asked.model_dump_json())
         try:
@@ -197,6 +208,7 @@ class WorkerSession:
         )
         loop = asyncio.get_running_loop()
         running = _Playing(asked, client, loop.create_future(), begun=loop.time())
+        self._heard_at = loop.time()
         self._playing[asked.id] = running
         self._channel.send(asked.model_dump_json())
         try:
@@ -255,6 +267,8 @@ class WorkerSession:
             ending = None
             limit = self.options.load.rollout_timeout
             watching = [] if limit is None else [asyncio.create_task(self._watch(limit))]
+            if self.options.notices is not None:
+                watching.append(asyncio.create_task(self._watch_silence(self.options.notices, link)))
             if self.options.sandbox is not None:
                 watching.append(asyncio.create_task(self._limit_time(self.options.sandbox.policy.rollout)))
             try:
@@ -299,6 +313,35 @@ class WorkerSession:
                 self._process.kill()
                 return
 
+    async def _watch_silence(self, notices: Notices, link: LocalLink | RemoteLink) -> None:
+        """Report a worker whose code lets it say nothing: any other reports its rollouts itself."""
+        tick = min(5.0, notices.seconds / 4)
+        loop = asyncio.get_running_loop()
+        reported_at = 0.0
+        while True:
+            await asyncio.sleep(tick)
+            waiting = [each.asked.example.example_id for each in self._playing.values() if not each.calls]
+            heard_at = self._heard_at
+            if not (waiting or self._examples) or loop.time() - heard_at < notices.seconds:
+                continue
+            self._channel.send(Ping().model_dump_json())
+            await asyncio.sleep(tick)
+            if self._heard_at == heard_at != reported_at:
+                reported_at, silent = heard_at, loop.time() - heard_at
+                left = link.last_silence() or Silence(place=PLAY, examples=waiting, seconds=silent)
+                self._report(left.model_copy(update={"seconds": silent}))
+
+    def _report(self, silence: Silence) -> None:
+        """Report rollouts without progress, with no more than a worker has to say about them."""
+        if self.options.notices is None or self._reported >= _MOST_NOTICES:
+            return
+        self._reported += 1
+        asked = {each.asked.example.example_id for each in self._playing.values()}
+        examples = [each for each in silence.examples if each in asked]
+        if examples or self._examples or not silence.examples:
+            silence = Silence(place=silence.place[:80], examples=examples, seconds=silence.seconds)
+            self.options.notices.tell(silence)
+
     async def _limit_time(self, limit: float) -> None:
         """End a sandboxed worker that takes too long over a rollout or over examples, whatever it answers."""
         own = OwnTime(limit)
@@ -313,9 +356,11 @@ class WorkerSession:
 
     def _handle(self, line: bytes) -> None:
         message = to_host.validate_json(line)
+        self._heard_at = asyncio.get_running_loop().time()
         if isinstance(message, Complete):
             self._start_call(message)
         elif isinstance(message, Played):
+            self.scoring_seconds += message.scoring_seconds
             running = self._playing.get(message.id)
             if running is not None and not running.result.done():
                 running.result.set_result(_check_answer(running.asked, message.rollouts))
@@ -329,14 +374,19 @@ class WorkerSession:
                 self._spawn(self._recall(running.client, message))
         elif isinstance(message, Pong):
             self._pong = True
+        elif isinstance(message, Noticed):
+            self._report(message.silence)
         elif isinstance(message, Examples):
-            answer = self._examples.get(message.id)
-            if answer is None or answer.done():
-                return
-            if message.fault is None:
-                answer.set_result(message.examples)
-            else:
-                answer.set_exception(message.fault.load_error())
+            self._hand_out(message)
+
+    def _hand_out(self, message: Examples) -> None:
+        answer = self._examples.get(message.id)
+        if answer is None or answer.done():
+            return
+        if message.fault is None:
+            answer.set_result(message.examples)
+        else:
+            answer.set_exception(message.fault.load_error())
 
     def _start_call(self, asked: Complete) -> None:
         running = self._playing.get(asked.play)
@@ -373,6 +423,7 @@ class WorkerSession:
             message = f"`{name_of(client)}.complete` raised `{type(error).__name__}: {error}`"
             text = Completed(id=number, fault=Fault(type="ModelError", message=message)).model_dump_json()
         self._channel.send(text)
+        self._heard_at = asyncio.get_running_loop().time()
 
     def _answer_all(self, ending: str | None, words: LastWords | None) -> None:
         """Answer everything that waits: the process has ended."""

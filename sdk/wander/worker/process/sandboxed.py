@@ -205,8 +205,8 @@ class SandboxedWorker(WorkerProcess):
         return self._signal() not in {*FROM_OUTSIDE, signal.SIGXCPU}
 
     def note(self) -> bytes | None:
-        """Return what the worker noted of what it ran."""
-        return self._noted
+        """Return what the worker noted of what it runs, or ran."""
+        return self._noted if self._note is None else os.pread(self._note, NOTE_BYTES, 0)
 
     def _signal(self) -> int:
         """Return the signal that ended what ran inside, which bubblewrap tells as a shell does; else 0."""

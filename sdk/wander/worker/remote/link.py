@@ -117,6 +117,9 @@ class RemoteLink:
         words = self.process.last_words()
         return words if words is not None and words.play is not None else None
 
+    def last_silence(self) -> None:
+        """Return None: what a worker leaves for its host is on the other machine."""
+
     async def close(self) -> None:
         """Close the connection."""
         self._heart.cancel()
