@@ -82,6 +82,18 @@ def test_a_suite_finds_its_runs_by_the_names_that_they_had(stored: Path) -> None
     assert found == {path.name for path in (stored / "suite").iterdir() if path.is_dir()}
 
 
+def test_an_option_that_is_left_at_its_default_does_not_change_a_name(home: Path) -> None:
+    (home / "plain.toml").write_text('[[eval]]\nenvironment = "a/b"\nmodel = "m"\nnum_examples = 2\n')
+    options = "\n".join(['reasoning = "auto"', 'system = "merge"', "seed = 0", 'split = "eval"'])
+    (home / "said.toml").write_text((home / "plain.toml").read_text() + options + "\n")
+    (home / "other.toml").write_text((home / "plain.toml").read_text() + 'system = "keep"\n')
+    plain, said, other = (
+        read_suite(home / f"{name}.toml", load_settings()).runs[0].folder
+        for name in ("plain", "said", "other")
+    )
+    assert plain == said != other
+
+
 def test_every_key_of_a_suite_means_what_it_meant(home: Path) -> None:
     suite = read_suite(STORED / "every_key.toml", load_settings())
     expected = json.loads((STORED / "every_key.json").read_text())
@@ -99,6 +111,5 @@ def _told(each: Any) -> dict[str, Any]:
 def test_every_setting_of_a_stored_command_loads_and_is_written_as_it_was() -> None:
     text = (STORED / "every_setting.json").read_text()
     settings = EvaluationSettings.model_validate_json(text)
-    newer = {"players", "shard", "reasoning", "system", "template_date"}
-    assert settings.model_fields_set == set(EvaluationSettings.model_fields) - newer
+    assert settings.model_fields_set == set(EvaluationSettings.model_fields)
     assert settings.model_dump(mode="json") == json.loads(text)

@@ -232,8 +232,8 @@ def name_run(
 def _identity(settings: EvaluationSettings, alias: str | None) -> str:
     """Return the digest of what changes a rollout: with other free settings it is the same evaluation."""
     free = {field.name for field in settings_in(EvaluationSettings).values() if field.free}
-    # In the digests of the first version, although no suite is exhaustive.
-    said = [alias, settings.model_dump(mode="json", exclude=free - {"max_lines"})]
+    # Without defaults, so that an option that is added later renames no run.
+    said = [alias, settings.model_dump(mode="json", exclude=free, exclude_defaults=True)]
     return hashlib.sha256(canonical_json(said).encode()).hexdigest()[:8]
 
 
