@@ -52,7 +52,6 @@ from wander_hub.leaderboards.models import Board, BoardEntry
 from wander_hub.rights.tokens import first_administrator
 from wander_hub.runs.models import Run, RunChunk
 from wander_hub.settings import Settings
-from wander_hub.verification.models import RunExamination
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "harness"))
@@ -197,7 +196,6 @@ def multiply(database: Database, first: int, last: int, run_id: str, older: int)
         }  # fmt: skip
         copy(session, Run, newest, template, of_run)
         copy(session, RunChunk, newest, RunChunk.run_id == run_id, {"run_id": own_id})
-        copy(session, RunExamination, newest, RunExamination.run_id == run_id, {"run_id": own_id})
         board, job = session.scalars(select(Board.id)).first(), session.scalars(select(Job.id)).first()
         copy(session, Board, newest, Board.id == board, {"version_id": newest.c.id})
         copy(
@@ -355,11 +353,9 @@ async def run(url: str, sizes: list[int], times: int, older: int = OLDER, only: 
             await bench.publish("owner-1", "say-env", "0.1.0")
             run_id, filled = await bench.post(), 0
             with database.write(HUB) as session:
-                seen = RunExamination(run_id=run_id, examined_at=discovery.BEGAN)
-                session.add(seen)
                 if session.scalars(select(Job.id)).first() is None:
                     began = {"run_after": discovery.BEGAN, "created_at": discovery.BEGAN}
-                    job = Job(kind="examine", key="sample", payload={}, state="done", max_attempts=3, **began)
+                    job = Job(kind="verify", key="sample", payload={}, state="done", max_attempts=3, **began)
                     session.add(job)
             for size in sizes:
                 began = time.perf_counter()
