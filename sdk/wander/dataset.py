@@ -81,11 +81,13 @@ class Dataset:
         """Number of examples, or None when the dataset is endless; reads an iterator to its end."""
         return self._reader().length()
 
-    def examples(self, start: int = 0, count: int | None = None) -> list[Example]:
+    def examples(
+        self, start: int = 0, count: int | None = None, *, keep_faulty: bool = False
+    ) -> list[Example]:
         """Return up to `count` examples from position `start`; None means to the end.
 
         Raises `DatasetError` for a row that cannot become an example, and for `count=None` on an endless
-        dataset.
+        dataset. With `keep_faulty` such a row is an example without a prompt that has a `fault`.
         """
         if start < 0 or (count is not None and count < 0):
             raise DatasetError(f"`start` and `count` must not be negative, got {start} and {count}")
@@ -98,7 +100,7 @@ class Dataset:
             count = max(0, length - start)
         taken: list[Example] = []
         for index in range(start, start + count):
-            example = self._example(index)
+            example = self._example(index, keep_faulty=keep_faulty)
             if example is None:
                 break
             taken.append(example)
@@ -129,22 +131,29 @@ class Dataset:
             self._opened = _open(self._rows, self.split)
         return self._opened
 
-    def _example(self, index: int) -> Example | None:
+    def _example(self, index: int, *, keep_faulty: bool = False) -> Example | None:
         """Return the example at a position, or None after the last one."""
         if index in self._examples:
             return self._examples[index]
         reader = self._reader()
-        row = reader.row(index)
-        if row is None:
-            return None
-        example = self._normalise(row, index)
+        row: Any = None
+        try:
+            row = reader.row(index)
+            if row is None:
+                return None
+            example = self._normalise(row, index)
+        except DatasetError as error:
+            # An iterator that raised has ended: what follows the row is lost too.
+            if not keep_faulty or (row is None and isinstance(reader, _StreamedRows)):
+                raise
+            example = self._faulty(row, index, str(error))
         if (first := self._find_namesake(example.example_id, row, index)) is not None:
             raise DatasetError(
                 f"rows {first} and {index} of the {self.split} dataset share the example_id "
                 f"`{example.example_id}`",
                 hint="make `example_id` unique, or leave the column out to number the rows",
             )
-        if reader.finite:
+        if reader.finite and example.fault is None:
             if len(self._examples) >= _KEPT:
                 del self._examples[next(iter(self._examples))]
             self._examples[index] = example
@@ -152,19 +161,34 @@ class Dataset:
 
     def _find_namesake(self, example_id: str, row: Any, index: int) -> int | None:
         """Return the position of another row with the same id; its own position names a row without one."""
-        if row.get("example_id") is None:
+        if _own_id(row) is None:
             return self._own_ids.get(example_id)
         first = self._own_ids.setdefault(example_id, index)
         if first != index:
             return first
         place = int(example_id) if example_id.isdecimal() and len(example_id) < _DIGITS else index
-        earlier = self._reader().row(place) if place < index and str(place) == example_id else None
-        return None if earlier is None or earlier.get("example_id") is not None else place
+        if place >= index or str(place) != example_id:
+            return None
+        try:
+            earlier = self._reader().row(place)
+        except DatasetError:  # its position names a row that cannot be read
+            return place
+        return None if earlier is None or _own_id(earlier) is not None else place
+
+    def _faulty(self, row: Any, index: int, fault: str) -> Example:
+        """Return what stands for a row that cannot become an example."""
+        own_id = _own_id(row)
+        example_id = str(index) if own_id is None else own_id
+        seed = derived_seed("example", self.seed, self.split, example_id)
+        return Example(
+            example_id=example_id, index=index, split=self.split, seed=seed, prompt=[], fault=fault
+        )
 
     def _normalise(self, row: Any, index: int) -> Example:
         where = f"row {index} of the {self.split} dataset"
         values = _json_row(row, where)
-        example_id = str(values["example_id"]) if values.get("example_id") is not None else str(index)
+        own_id = _own_id(values)
+        example_id = str(index) if own_id is None else own_id
         derived = derived_seed("example", self.seed, self.split, example_id)
         seed = _whole_number(values.get("seed"), "seed", where)
         column = self.stratum_column
@@ -268,6 +292,15 @@ def _open(rows: Rows | ProceduralRows, split: str) -> _RowReader:
         f"the function that builds the {split} dataset returned a `{type(rows).__name__}`, not rows",
         hint="return a list of dictionaries or an iterable of them",
     )
+
+
+def _own_id(row: Any) -> str | None:
+    """Return the `example_id` that a row has as text, or None; nothing that is not JSON names a row."""
+    value = row.get("example_id") if isinstance(row, Mapping) else None
+    try:
+        return None if value is None else str(json.loads(_json_text(value)))
+    except (TypeError, ValueError, RecursionError):
+        return None
 
 
 def _json_row(row: Any, where: str) -> dict[str, Any]:

@@ -246,7 +246,8 @@ class Environment(Player):
                 f"the strata of an endless dataset cannot be counted from column `{self.strata}`",
                 hint="put the stratum in the `stratum` column and pass their number as `strata`",
             )
-        return 1 + max((example.stratum or 0 for example in dataset), default=-1)
+        examples = (dataset.examples(place, 1, keep_faulty=True) for place in range(dataset.length))
+        return 1 + max((example.stratum or 0 for (example,) in examples), default=-1)
 
     def gold(self, example: Example) -> Any:
         """Return completions that earn a high reward: text, a list with one for each turn, or a script.
@@ -473,7 +474,7 @@ class LocalEnvironment(EnvironmentHandle):
     async def examples(self, split: Split, start: int = 0, count: int | None = None) -> list[Example]:
         """Return `count` examples from position `start` of the stored order; None means to the end."""
         with self._watched(None, f"{split} dataset"):
-            return self.env.dataset(split).examples(start, count)
+            return self.env.dataset(split).examples(start, count, keep_faulty=True)
 
     async def openings(self) -> list[Example]:
         """Return an example for every opening; empty when the environment declares none."""

@@ -7,12 +7,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from wander.clients.base import Client
-from wander.types import EnvironmentInfo, Example, Rollout, SamplingArgs
+from wander.types import EnvironmentInfo, Example, Failure, Rollout, SamplingArgs
 
 __all__ = ["EnvironmentHandle", "Player", "RolloutRequest", "Split"]
 
@@ -51,8 +51,14 @@ class RolloutRequest:
         return cls(client, example, tuple(indices), tuple(ids), run_seed, given, together)
 
     async def send(self, player: Player, example: Example | None = None) -> list[Rollout]:
-        """Have a player play this, or the same of another example, by the methods that authors override."""
+        """Have a player play this, or the same of another example, by the methods that authors override.
+
+        Rollouts of an example with a fault fail.
+        """
         asked = self if example is None else replace(self, example=example)
+        if (fault := asked.example.fault) is not None:
+            failure = Failure(boundary="environment", type="DatasetError", message=fault)
+            return make_failed_rollouts(asked.example, asked.indices, failure)
         name = "rollout_group" if self.together else "rollout"
         if getattr(getattr(player, name), "__func__", None) is getattr(Player, name):
             return await player.play_request(asked)  # as that one would ask for, again
@@ -62,6 +68,21 @@ class RolloutRequest:
             return await player.rollout_group(self.client, asked.example, **same)
         same |= {"index": self.indices[0], "rollout_id": self.rollout_ids[0]}
         return [await player.rollout(self.client, asked.example, **same)]
+
+
+def make_failed_rollouts(example: Example, indices: Iterable[int], failure: Failure) -> list[Rollout]:
+    """Return the records of rollouts that were not played to their end."""
+    return [
+        Rollout(
+            example_id=example.example_id,
+            index=index,
+            seed=example.seed,
+            prompt=example.prompt,
+            completion=[],
+            failure=failure,
+        )
+        for index in indices
+    ]
 
 
 class Player(ABC):
@@ -156,8 +177,9 @@ class EnvironmentHandle(Player):
     async def examples(self, split: Split, start: int = 0, count: int | None = None) -> list[Example]:
         """Return `count` examples from position `start` of the stored order; None means to the end.
 
-        An endless dataset with count None raises `DatasetError`. A split that the environment lacks falls
-        back to the other one, as `Example.split` then says.
+        A row that cannot become an example is one with a `fault`, and its rollouts fail. An endless dataset
+        with count None raises `DatasetError`. A split that the environment lacks falls back to the other one,
+        as `Example.split` then says.
         """
 
     @abstractmethod

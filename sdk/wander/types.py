@@ -226,10 +226,12 @@ class Example(Record):
     """Difficulty slice that a sampler balances, when the environment declares one."""
     columns: dict[str, Any] = Field(default_factory=dict)
     """Every other column of the row; reward functions may ask for them by name."""
+    fault: str | None = Field(default=None, exclude_if=lambda fault: fault is None)
+    """Why the row cannot be played, with its index and column; its rollouts fail. None for a good row."""
 
     def digest(self) -> str:
-        """SHA-256 over the canonical JSON of the row."""
-        return hashlib.sha256(canonical_json(self.model_dump()).encode()).hexdigest()
+        """SHA-256 over the canonical JSON of the row. It does not depend on the words of a fault."""
+        return hashlib.sha256(canonical_json(self.model_dump(exclude={"fault"})).encode()).hexdigest()
 
 
 class Rollout(Record):

@@ -83,6 +83,21 @@ def test_some_failed_rollouts_mean_status_6_and_keep_the_rest(wander: Wander, fo
     assert "failed at the rubric" in shown.out
 
 
+@pytest.mark.parametrize("in_process", [False, True])
+def test_a_bad_row_fails_alone_unless_strict(wander: Wander, folder: Path, in_process: bool) -> None:
+    module = folder / "say_env.py"
+    module.write_text(
+        module.read_text().replace("    return Single", "    rows[2]['x'] = [chr(0xd800)]\n    return Single")
+    )
+    words = ["eval", str(folder), "-m", "scripted:say_env:solver", "-n", "4", *["--in-process"] * in_process]
+    done = wander(*words, "--json")
+    assert (done.status, done.data["summary"]["failed"], done.data["summary"]["rollouts"]) == (6, 1, 4)
+    assert "row 2 of the eval dataset: column `x`" in " ".join(done.json["warnings"])
+    refused = wander(*words, "--strict", "--out", "strict")
+    assert (refused.status, Path("strict", "rollouts.jsonl").exists()) == (1, False)
+    assert "row 2 of the eval dataset: column `x`" in refused.err
+
+
 def test_a_score_below_the_bound_means_status_1(wander: Wander, folder: Path) -> None:
     assert evaluate(wander, folder, "solver", "--fail-under", "1.0").status == 0
     result = evaluate(wander, folder, "wrong", "--fail-under", "0.5", "--json")

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from wander import SingleTurnEnv
+from wander.data_sources import file_rows
 from wander.dataset import Dataset, ProceduralRows
 from wander.errors import DatasetError
 from wander.seeding import derived_seed
@@ -216,6 +217,59 @@ def test_a_bad_row_does_not_spoil_the_others():
     assert (dataset[0].example_id, dataset[2].example_id) == ("0", "2")
     with pytest.raises(DatasetError, match="row 1"):
         dataset.examples()
+
+
+BAD_ROWS = [
+    {},
+    "text",
+    {"question": "\ud800"},
+    {"question": "q", "example_id": "\udfff"},
+    {"question": "q", "answer": 10**5000},
+    {"question": "q", "seed": "seven"},
+    {"prompt": [{"role": "user"}]},
+    {"prompt": []},
+    {"question": "q", "column": object()},
+]
+
+
+@given(st.lists(st.sampled_from([None, *BAD_ROWS]), max_size=12), st.integers(0, 2))
+def test_faulty_rows_keep_their_places_and_change_no_other(kinds, source):
+    rows = [{"question": f"{place}?"} if kind is None else kind for place, kind in enumerate(kinds)]
+    good = [{"question": f"{place}?"} for place in range(len(kinds))]
+    given_as = [rows, (row for row in rows), ProceduralRows(lambda index: rows[index], len(rows))][source]
+    found = Dataset(given_as).examples(keep_faulty=True)
+    assert [example.index for example in found] == list(range(len(rows)))
+    for example, kind, expected in zip(found, kinds, Dataset(good), strict=True):
+        if kind is None:
+            assert example == expected
+        else:
+            assert f"row {example.index} of the eval dataset" in example.fault
+            assert (example.prompt, example.example_id) == ([], str(example.index))
+
+
+def test_a_faulty_row_keeps_an_id_of_its_own_that_names_no_other_row():
+    rows = [{"example_id": "first"}, {"question": "q", "example_id": "second"}]
+    assert [one.example_id for one in Dataset(rows).examples(keep_faulty=True)] == ["first", "second"]
+    with pytest.raises(DatasetError, match="share the example_id"):
+        Dataset([{"example_id": "a"}, {"question": "q", "example_id": "a"}]).examples(keep_faulty=True)
+    with pytest.raises(DatasetError, match="share the example_id"):
+        Dataset([{}, {"question": "q", "example_id": 0}]).examples(keep_faulty=True)
+
+
+def test_a_line_that_is_no_json_is_one_faulty_row(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"question": "a"}\n{"question": \n{"question": "\xff"}\n{"question": "b"}\n')
+    found = Dataset(file_rows(path)).examples(keep_faulty=True)
+    assert [bool(one.fault) for one in found] == [False, True, True, False]
+
+
+def test_a_generator_that_raises_has_no_further_rows_and_is_not_passed_over():
+    def rows():
+        yield {"question": "a"}
+        raise DatasetError("the source ended early")
+
+    with pytest.raises(DatasetError, match="ended early"):
+        Dataset(rows()).examples(keep_faulty=True)
 
 
 @pytest.mark.parametrize("ids", [("a", "a"), (1, "1"), (None, "0")])

@@ -50,6 +50,26 @@ def echo_environment(count: int = 10, rubric: Rubric | None = None) -> LocalEnvi
     )
 
 
+async def test_a_bad_row_fails_alone_and_is_named_unless_the_plan_is_strict(tmp_path):
+    bad = [{**row, "answer": "\ud800"} if row["answer"] in {"1", "3"} else row for row in rows(5)]
+    environment = LocalEnvironment(SingleTurnEnv(eval_dataset=bad, rubric=Rubric([exact]), name="echo"))
+    client = ScriptedClient(answer_of)
+    for shuffle in (False, True):
+        plan = EvaluationPlan(rollouts_per_example=2, shuffle=shuffle)
+        result = await evaluate(environment, client, plan, tmp_path / str(shuffle), pin(environment))
+        assert (result.summary.rollouts, result.summary.failed) == (10, 4)
+        failures = [each for each in RunFolder.open(tmp_path / str(shuffle)).rollouts() if each.failure]
+        assert {each.example_id for each in failures} == {"1", "3"}
+        for each in failures:
+            assert (each.failure.boundary, each.failure.type) == ("environment", "DatasetError")
+            assert f"row {each.example_id} " in each.failure.message
+            assert "`answer`" in each.failure.message
+        with pytest.raises(DatasetError, match=r"row [13] "):
+            await evaluate(
+                environment, client, EvaluationPlan(strict=True, shuffle=shuffle), None, pin(environment)
+            )
+
+
 def answer_of(request: ModelRequest) -> str:
     return str(request.messages[-1]["content"]).rstrip("?")
 

@@ -245,6 +245,10 @@ class EvaluationOptions(Record):
         Literal["train", "eval"], Option("--split", "eval or train", EVAL, SAMPLED, EXAMPLES)
     ] = "eval"
     seed: Annotated[int, Option("--seed", "the run's seed", EVAL, EXAMPLES, several=True)] = 0
+    strict: Annotated[
+        bool, Option("--strict", "stop before the first rollout if a row is no example", FREE, EVAL, EXAMPLES)
+    ] = False
+    """Whether a row that cannot become an example ends the run; otherwise its rollouts fail."""
     sampling: Annotated[
         "SamplingArgs",
         Option("-t --temperature", "sampling temperature", SAMPLED, kind=float | None, min=0.0),

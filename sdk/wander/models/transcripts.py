@@ -73,7 +73,8 @@ async def play_transcripts(
     how many have ended, of how many.
     """
     available = environment.info.train_examples
-    examples = await environment.examples("train", 0, count if available is None else min(count, available))
+    read = await environment.examples("train", 0, count if available is None else min(count, available))
+    examples = [example for example in read if example.fault is None]
     gate = asyncio.Semaphore(CONCURRENCY)
 
     over = 0

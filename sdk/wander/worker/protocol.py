@@ -13,7 +13,6 @@ makes them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
@@ -22,7 +21,7 @@ from wander.clients.base import ModelRequest, ModelResponse, Recollection, Trans
 from wander.errors import LoadError, MissingExtra, ModelError, WanderError, error_type, model_error_type
 from wander.handle import Split
 from wander.rollout.activity import Silence
-from wander.types import Boundary, EnvironmentInfo, Example, Failure, Record, Rollout, SamplingArgs
+from wander.types import Boundary, EnvironmentInfo, Example, Record, Rollout, SamplingArgs
 
 PROTOCOL = 6
 """Raised whenever a message changes; host and worker must agree."""
@@ -286,21 +285,6 @@ class OutsideAnswer(Record):
     status: int
     body: str
     """JSON."""
-
-
-def make_failed_rollouts(example: Example, indices: Iterable[int], failure: Failure) -> list[Rollout]:
-    """Return the records of rollouts that the environment's process did not play to their end."""
-    return [
-        Rollout(
-            example_id=example.example_id,
-            index=index,
-            seed=example.seed,
-            prompt=example.prompt,
-            completion=[],
-            failure=failure,
-        )
-        for index in indices
-    ]
 
 
 ToWorker = Annotated[

@@ -42,6 +42,8 @@ class EvaluationPlan:
     """Draw the examples from the whole split, by the seed, instead of taking the first."""
     strata: bool = False
     """Take the examples evenly from the strata that the environment declares."""
+    strict: bool = False
+    """Raise for a row that cannot become an example, instead of letting its rollouts fail."""
     budget: Budget = field(default_factory=Budget)
     """What the run may spend; once that is spent no rollout begins, and those that play are finished."""
     share: Share | None = None
@@ -86,7 +88,7 @@ async def planned_examples(environment: EnvironmentHandle, plan: EvaluationPlan)
             hint="leave `--strata` out; an environment declares them by `strata=`",
         )
     if plan.shuffle or plan.strata:
-        whole = await _packed(environment, plan.split, None)
+        whole = await _packed(environment, plan, None)
         order = list(range(len(whole)))
         if plan.shuffle:
             derived_rng(plan.seed, "evaluation order").shuffle(order)
@@ -94,7 +96,7 @@ async def planned_examples(environment: EnvironmentHandle, plan: EvaluationPlan)
             order = [order[place] for place in in_turn([whole.strata[place] for place in order])]
         examples = PackedExamples(whole[place] for place in order[: plan.num_examples])
     else:
-        examples = await _packed(environment, plan.split, plan.num_examples)
+        examples = await _packed(environment, plan, plan.num_examples)
     if not examples:
         raise ConfigError(f"the `{plan.split}` split of `{environment.info.name}` has no examples")
     if len(set(examples.ids)) < len(examples):
@@ -118,9 +120,9 @@ def _size(environment: EnvironmentHandle, split: Split) -> int | None:
     return environment.info.eval_examples if split == "eval" else environment.info.train_examples
 
 
-async def _packed(environment: EnvironmentHandle, split: Split, most: int | None) -> PackedExamples:
-    """Return the first examples of a split, of which no more than a page is in memory."""
-    packed = PackedExamples()
+async def _packed(environment: EnvironmentHandle, plan: EvaluationPlan, most: int | None) -> PackedExamples:
+    """Return the first examples of the plan's split, of which no more than a page is in memory."""
+    packed, split = PackedExamples(), plan.split
     most = _size(environment, split) if most is None else most
     taken = 0
     while most is None or taken < most:
@@ -128,6 +130,10 @@ async def _packed(environment: EnvironmentHandle, split: Split, most: int | None
         count = None if most is None else min(PAGE, most - taken)
         page = await environment.examples(split, taken, count)
         for example in page:
+            if plan.strict and example.fault is not None:
+                raise DatasetError(
+                    example.fault, hint="mend the row, or leave `--strict` out: only its rollouts fail"
+                )
             packed.append(example)
         taken += len(page)
         if count is None or len(page) < count:

@@ -33,13 +33,14 @@ PLACE = "wander_position"
 
 
 def training_prompts(examples: Iterable[Example]) -> Dataset:
-    """Return examples as a dataset of prompts that `EnvironmentRollouts` knows again."""
+    """Return examples without faults as a dataset of prompts that `EnvironmentRollouts` knows again."""
     with require_extra("train", needed_for="a `GRPOTrainer`"):
         from datasets import Dataset
     return Dataset.from_list(
         [
             {"prompt": [*one.prompt[:-1], {**one.prompt[-1], PLACE: one.index}], "example_id": one.example_id}
             for one in examples
+            if one.fault is None
         ]
     )
 

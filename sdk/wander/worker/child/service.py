@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from wander.clients.base import Client, ModelRequest, ModelResponse, Recollection, Transcript
 from wander.environment import LocalEnvironment
 from wander.errors import DatasetError, EnvironmentFault, LoadError, WanderError
-from wander.handle import RolloutRequest
+from wander.handle import RolloutRequest, make_failed_rollouts
 from wander.loading import cause, load_environment, load_path
 from wander.modules import outside_need
 from wander.rollout.activity import Notices, Silence
@@ -51,7 +51,6 @@ from wander.worker.protocol import (
     Recall,
     Recalled,
     Refused,
-    make_failed_rollouts,
     to_worker,
 )
 

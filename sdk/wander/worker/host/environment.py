@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wander.errors import ConfigError, DatasetError, EnvironmentFault, SandboxError
-from wander.handle import EnvironmentHandle, RolloutRequest, Split
+from wander.handle import EnvironmentHandle, RolloutRequest, Split, make_failed_rollouts
 from wander.rollout.activity import Notices
 from wander.sandbox import SandboxPolicy
 from wander.types import EnvironmentInfo, Example, Rollout
@@ -19,7 +19,7 @@ from wander.worker.host.link import WorkerOptions
 from wander.worker.host.pool import WorkerPool
 from wander.worker.host.session import WorkerLost
 from wander.worker.openai_proxy import CallCount, OpenAIProxy
-from wander.worker.protocol import MESSAGE_LIMIT, Load, make_failed_rollouts
+from wander.worker.protocol import MESSAGE_LIMIT, Load
 from wander.worker.remote.address import WorkerPlace
 from wander.worker.remote.tunnel import AnswerCall
 

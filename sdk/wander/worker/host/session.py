@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from wander.clients.base import Client, ModelRequest, name_of
 from wander.errors import LoadError, ModelError
-from wander.handle import RolloutRequest, Split
+from wander.handle import RolloutRequest, Split, make_failed_rollouts
 from wander.rollout.activity import PLAY, Notices, Silence
 from wander.types import Boundary, EnvironmentInfo, Example, Failure, Rollout
 from wander.version import __version__
@@ -41,7 +41,6 @@ from wander.worker.protocol import (
     Recall,
     Recalled,
     Refused,
-    make_failed_rollouts,
     to_host,
 )
 from wander.worker.remote.link import RemoteLink
