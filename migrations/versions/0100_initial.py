@@ -589,6 +589,7 @@ def upgrade() -> None:
         sa.Column('lows', sa.LargeBinary(), nullable=False),
         sa.Column('highs', sa.LargeBinary(), nullable=False),
         sa.Column('tiers', sa.JSON(), nullable=False),
+        sa.Column('standard', sa.Boolean(), nullable=False),
         sa.Column('title', sa.Text(), nullable=False),
         sa.Column('description', sa.Text(), nullable=False),
         sa.Column('columns', sa.JSON(none_as_null=True), nullable=True),

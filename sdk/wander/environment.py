@@ -127,7 +127,8 @@ class Environment(Player):
         self.reward_bounds = check_bounds(reward_bounds, "`reward_bounds`")
         self.view = view
         self.arguments: dict[str, Any] = {}
-        """The arguments of `load_environment`, filled in by the loader."""
+        self.argument_defaults: dict[str, Any] = {}
+        """The arguments of `load_environment`, and their default values; the loader fills in both."""
         self._datasets = self._bind_datasets(dataset, eval_dataset)
         self._cleanups = find_marked(self, CLEANUP)
         self._scripts: dict[str, ScriptedClient] = {}
@@ -223,6 +224,7 @@ class Environment(Player):
             strata=self._count_strata(),
             reference_scores=self.reference_scores,
             arguments=self.arguments,
+            defaults=self.argument_defaults,
             players=list(self._players),
             view=self.view,
         )
@@ -252,9 +254,8 @@ class Environment(Player):
     def gold(self, example: Example) -> Any:
         """Return completions that earn a high reward: text, a list with one for each turn, or a script.
 
-        A script is a function from `ModelRequest` to a reply, as `ScriptedClient` takes it. Where there are
-        players it may be a dictionary of one for each. Only `wander check` asks. None, unless overridden:
-        then the answer, as the parser writes it, stands in.
+        A script is a function from `ModelRequest` to a reply, as `ScriptedClient` takes it; several players
+        take a dictionary. Only `wander check` asks. None stands for the answer, as the parser writes it.
         """
         return None
 
@@ -275,8 +276,7 @@ class Environment(Player):
 
     def opening_examples(self) -> list[Example]:
         """Return the examples of `openings`; empty when the environment declares none."""
-        rows = self.openings()
-        if rows is None:
+        if (rows := self.openings()) is None:
             return []
         self.dataset()  # so that the examples to show are there
         bound = Dataset(

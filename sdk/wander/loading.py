@@ -24,9 +24,11 @@ from wander.adapters import adapters
 from wander.environment import Environment
 from wander.errors import ArgumentsRefused, ArgumentsUnfit, ConfigError, LoadError, did_you_mean
 from wander.modules import NoModule, import_file, import_from, import_module, outside_need
-from wander.types import first_fault
+from wander.types import canonical_json, first_fault
 
 GROUP = "wander.environments"
+_LONGEST_DEFAULT = 1000
+"""Characters of JSON, from which a default value is not recorded."""
 
 
 def load_environment(name: str, **arguments: Any) -> Environment:
@@ -77,6 +79,7 @@ class Factory:
             )
         env.name = env.name or self.name
         env.arguments = dict(arguments)
+        env.argument_defaults = _defaults(self.function)
         return env
 
 
@@ -245,6 +248,19 @@ def require_fitting(name: str, factory: Callable[..., Any], arguments: Mapping[s
             raise ArgumentsUnfit(
                 f"environment `{name}`: `{key}` must be `{kind}`, not `{given}` ({problem})", hint=taken
             )
+
+
+def _defaults(factory: Callable[..., Any]) -> dict[str, Any]:
+    """Return the default values of a factory's parameters that JSON can write, without long ones."""
+    found = {}
+    for name, parameter in inspect.signature(factory).parameters.items():
+        value = list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
+        try:
+            if len(canonical_json(value)) <= _LONGEST_DEFAULT:
+                found[name] = value
+        except (TypeError, ValueError):  # no default at all, too
+            continue
+    return found
 
 
 def cause(error: BaseException) -> str:

@@ -396,6 +396,8 @@ class EnvironmentInfo(Record):
     reference_scores: dict[str, float] = Field(default_factory=dict)
     arguments: dict[str, Any] = Field(default_factory=dict)
     """The arguments `load_environment` was called with."""
+    defaults: dict[str, Any] = Field(default_factory=dict, exclude_if=lambda defaults: not defaults)
+    """The default values of the arguments of `load_environment` that JSON can write."""
     players: list[str] = Field(default_factory=list, exclude_if=lambda players: not players)
     """Who takes turns in its rollouts; the run's model is the first, and every other unless somebody else is
     named. Empty for the usual environment, in which the model is alone."""

@@ -192,6 +192,8 @@ def manifest_for(
         "kind": "single_turn",
         "summary": "Reverse a text.",
         "reward_functions": [{"name": "lcs", "weight": 1.0}, {"name": "length", "weight": 0.0}],
+        "eval_examples": max(3, examples),
+        "defaults": {"length": 5},
     }
     manifest: dict[str, Any] = {
         "schema": "wander.run/1",

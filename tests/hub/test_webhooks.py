@@ -100,7 +100,7 @@ async def test_what_happens_is_told_once_and_signed(hub, run_of, make_wheel, rec
     sha256 = await hub.publish()
     manifest, rollouts = run_of(sha256)
     assert (await hub.post_run(manifest, rollouts)).status_code == 201
-    asked = await hub.client.post(f"/api/v1/runs/{RUN}/verifications", json={}, headers=hub.auth())
+    asked = await hub.client.post(f"/api/v1/runs/{RUN}/verifications", json={"sample": 2}, headers=hub.auth())
     called_off = await hub.client.delete(f"/api/v1/verifications/{asked.json()['id']}", headers=hub.auth())
     assert called_off.status_code == 200, called_off.text
     await hub.client.put(f"/api/v1/runs/{RUN}/hiding", json={"reason": "asked for"}, headers=hub.auth())

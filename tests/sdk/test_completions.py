@@ -381,3 +381,24 @@ async def test_what_is_not_read_is_not_asked_for(chat_server: Any, more: dict[st
         await client.complete(request)
     assert not chat_server.requests
     await client.close()
+
+
+@pytest.mark.parametrize(
+    ("written", "kept"),
+    [
+        (r"\ud83d", "\\ud83d"),
+        (r"a \uDE00 b", "a \\ude00 b"),
+        (r"\ud83d\ude00 \ud83d", "\U0001f600 \\ud83d"),
+        (r"\ude00\ud83d", "\\ude00\\ud83d"),
+        (r"\\ud83d", "\\ud83d"),
+        (r"caf\u00e9 \udfff", "café \\udfff"),
+    ],
+)
+def test_half_an_emoji_is_kept_as_its_escape(written: str, kept: str) -> None:
+    template = (
+        '{"choices": [{"message": {"content": "%s", "reasoning_content": "%s"}, "finish_reason": "stop"}]}'
+    )
+    body = (template % (written, written)).encode()
+    message = completion_of(Answer(200, {}, body), "http://x/v1", "m", ASKED).message
+    assert (message["content"], message["reasoning_content"]) == (kept, kept)
+    assert json.loads(json.dumps(message).encode()) == message

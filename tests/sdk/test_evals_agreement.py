@@ -98,6 +98,31 @@ def test_what_the_manifests_do_not_share_is_named() -> None:
     assert found.differing == ["model.name", "seed"]
 
 
+@pytest.mark.parametrize(
+    ("here", "there", "differing"),
+    [
+        ({"weights_sha256": "a" * 64}, {}, ["model.weights_sha256"]),
+        ({}, {"weights_sha256": "a" * 64}, ["model.weights_sha256"]),
+        ({"weights_sha256": "a" * 64}, {"weights_sha256": "b" * 64}, ["model.weights_sha256"]),
+        ({"weights_sha256": "a" * 64}, {"weights_sha256": "a" * 64}, []),
+        (
+            {"chat_template_sha256": "a" * 64},
+            {"chat_template_sha256": "b" * 64},
+            ["model.chat_template_sha256"],
+        ),
+        ({"chat_template_sha256": "a" * 64}, {}, []),
+    ],
+)
+def test_weights_that_only_one_run_states_and_other_templates_are_named(
+    here: dict[str, str], there: dict[str, str], differing: list[str]
+) -> None:
+    one, other = (
+        manifest(30, model=ModelPin(name="tiny", kind="OpenAIClient", **pin)) for pin in (here, there)
+    )
+    found = agreement(one, rollouts([1.0] * 30), other, rollouts([1.0] * 30))
+    assert found.differing == differing
+
+
 def test_examples_that_only_one_scored_leave_it_open() -> None:
     one = manifest(60)
     found = agreement(one, rollouts([1.0] * 60), one, rollouts([1.0] * 59))

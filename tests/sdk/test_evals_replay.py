@@ -199,6 +199,28 @@ async def test_a_rollout_that_asks_for_more_than_its_record_has_differs(taken: l
     assert report.divergences[0].part == "failure"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "defaults", "contradicted"),
+    [
+        ({"size": 50}, {"size": 50}, True),
+        ({"size": 8}, {}, True),
+        ({"size": 8}, {"size": 8}, False),
+        ({"size": 8.0}, {"size": 8}, False),
+        ({"other": 1}, {"size": 9}, False),
+    ],
+)
+async def test_false_defaults_of_arguments_that_a_run_gives_contradict_it(
+    arguments: dict[str, Any], defaults: dict[str, Any], contradicted: bool
+) -> None:
+    env = environment()
+    env.env.argument_defaults = {"size": 8}
+    result = await played(env)
+    pin = result.manifest.environment
+    pin.arguments, pin.info = arguments, pin.info.model_copy(update={"defaults": defaults})
+    report = await replayed(result, env=env)
+    assert (report.contradicted, report.level) == (contradicted, "claimed" if contradicted else "replayed")
+
+
 async def test_hidden_randomness_is_caught() -> None:
     numbers = itertools.count()
 

@@ -89,10 +89,13 @@ def _set_results(session: Session, environment: Environment) -> None:
 def _best(session: Session, environment: Environment) -> tuple[str | None, float | None]:
     """Return model and mean reward of the first row of the newest version's first board, if it has any.
 
-    A score of an older version is no score of this one, and listings show it beside the newest version.
+    A board is shown in listings if an owner pinned it, or if it has the environment's own defaults and whole
+    evaluation split. A score of an older version is not shown next to the newest version.
     """
     version = service.find_version(session, environment, "latest")
     for board in repository.boards_of(session, version.id, 1):
+        if not (board.pinned or board.standard):
+            continue
         if (leader := repository.leader_of(session, board)) is not None:
             return leader.model, 0.0 - leader.shortfall
     return None, None

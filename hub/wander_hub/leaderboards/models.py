@@ -45,6 +45,9 @@ class Board(Base):
     highs: Mapped[bytes] = mapped_column(LargeBinary, default=b"", deferred=True)
     tiers: Mapped[list[int]] = mapped_column(JSON, default=list, deferred=True)
     """How many runs that count each tier has."""
+    standard: Mapped[bool] = mapped_column(default=False)
+    """Whether it has the environment's own defaults and whole evaluation split, as a run that was proved, or
+    one of who published the version, says."""
     title: Mapped[str] = mapped_column(Text, default="")
     description: Mapped[str] = mapped_column(Text, default="")
     columns: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))

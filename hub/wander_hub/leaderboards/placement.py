@@ -22,6 +22,8 @@ from wander_hub.runs.models import MISPLACED, Run
 _PLACES = (undefer(Board.lows), undefer(Board.highs), undefer(Board.tiers))
 LED = "boards_led"
 """The key under which a session notes, where somebody wants to know, who led each board before it changed."""
+PROVED = ("rescored", "replayed")
+"""Levels at which the hub has compared what a run states of its environment with the environment itself."""
 _BATCH = 200
 """Runs that are placed at a time; a manifest may be megabytes."""
 
@@ -90,8 +92,17 @@ def _place_one(session: Session, boards: _Boards, run: Run, stands: BoardEntry |
     manifest = run.brief_manifest
     run.protocol_sha256 = protocol_digest(manifest)
     board = boards.of_run(run, manifest)
+    if run.level in PROVED or run.posted_by_id == session.get_one(Version, run.version_id).uploaded_by_id:
+        board.standard = board.standard or _is_standard(run, manifest)
     if not (rescored and board.refuses_rescored):
         boards.put_up(board, _entry(run, manifest))
+
+
+def _is_standard(run: Run, manifest: RunManifest) -> bool:
+    """Tell whether a run has the environment's own defaults and its whole evaluation split."""
+    pin = manifest.environment
+    whole = manifest.split == "eval" and run.examples == pin.info.eval_examples
+    return whole and not pin.changed_arguments and not manifest.players
 
 
 def tier_of(run: Run) -> int:
@@ -152,7 +163,7 @@ class _Boards:
                 split=manifest.split,
                 examples=run.examples,
                 rollouts_per_example=run.rollouts_per_example,
-                arguments=manifest.environment.arguments,
+                arguments=manifest.environment.changed_arguments,
                 max_tokens=manifest.sampling.max_tokens,
                 players={player: pin.name for player, pin in manifest.players.items()},
                 runs=0,

@@ -19,8 +19,9 @@ from wander_hub.runs.repository import readable_run
 
 _UNKNOWN = 1e300
 """What stands for tokens and costs that nobody knows, so that they come last."""
-BOARD_ORDER = (Board.pinned.desc(), Board.runs.desc(), Board.last_posted_at.desc(), Board.name)
-"""The pinned board of a version first, then the busiest."""
+BOARD_ORDER = (Board.pinned.desc(), Board.standard.desc(), Board.examples.desc(), Board.id)
+"""The pinned board of a version first, then the environment's defaults over its whole evaluation split, then
+those of most examples. Runs decide nothing here: anyone may post many."""
 _MEANS = ("shortfall", "low", "high", "tokens", "usd")
 
 
@@ -38,7 +39,7 @@ class BoardRow(NamedTuple):
 
 
 def boards_of(session: Session, version_id: int, limit: int) -> Sequence[Board]:
-    """Return the boards of a version: the pinned one, then the busiest first."""
+    """Return the boards of a version in `BOARD_ORDER`."""
     query = select(Board).where(Board.version_id == version_id, Board.runs > 0)
     return session.scalars(query.order_by(*BOARD_ORDER).limit(limit)).all()
 

@@ -27,11 +27,12 @@ from wander_hub.leaderboards.bounds import Bounds
 from wander_hub.leaderboards.models import Board, BoardEntry, HiddenRun
 from wander_hub.leaderboards.repetitions import repeated_by
 from wander_hub.leaderboards.schemas import BoardFilter
-from wander_hub.models.repository import names_of_weights
+from wander_hub.models.repository import first_pushers, names_of_weights
 from wander_hub.runs.models import Run
+from wander_hub.runs.service import stated_by
 
 MOST_OTHERS = 20
-"""Most other boards that an answer names, the busiest first."""
+"""Most other boards that an answer names."""
 MOST_HIDDEN = 50
 HISTORY_ROWS = 50
 MOST_FOLDED = 20
@@ -246,6 +247,7 @@ def _rows(
     session.refresh(board, ["lows", "highs", "tiers"])  # which no other reader of a board needs
     bounds = Bounds(board.lows, board.highs, board.tiers)
     checkpoints = names_of_weights(session, [one.run.weights_sha256 for one in found])
+    pushers = first_pushers(session, checkpoints)
     repeaters = repeated_by(session, [one.run.run_id for one in found])
     rows = []
     for one in found:
@@ -267,6 +269,7 @@ def _rows(
             examples=summary.examples,
             rollouts=summary.rollouts,
             failed=summary.failed,
+            stated_endings=summary.stated_endings,
             metrics={name: metric.mean for name, metric in summary.metrics.items()},
             metric_intervals={
                 name: (metric.low, metric.high)
@@ -278,6 +281,9 @@ def _rows(
             seconds_per_rollout=summary.seconds_mean,
             pass_rates=summary.pass_rates,
             checkpoint=checkpoints.get(run.weights_sha256 or ""),
+            checkpoint_stated_by=stated_by(run, run.weights_sha256, pushers)
+            if run.weights_sha256 in checkpoints
+            else None,
             version=version.version,
             level=entry.level,
             repeated_by=repeaters.get(run.run_id, []),

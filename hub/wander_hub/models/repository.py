@@ -95,6 +95,13 @@ def names_of_weights(session: Session, weights: Iterable[str | None]) -> dict[st
     return {sha256: f"{owner}/{name}@{revision[:12]}" for sha256, owner, name, revision in rows}
 
 
+def first_pushers(session: Session, weights: Iterable[str]) -> dict[str, int]:
+    """Return who pushed weights first, by their digest; weights that the reader may not see count too."""
+    query = select(Revision.weights_sha256, Revision.pushed_by_id)
+    query = query.where(Revision.weights_sha256.in_(set(weights))).order_by(Revision.id.desc())
+    return {sha256: user_id for sha256, user_id in session.execute(query)}
+
+
 def held_files(session: Session, owner_id: int, name: str) -> dict[tuple[str, str], int]:
     """Return the sizes of the files that a model has, by name and digest."""
     query = select(RevisionFile.filename, RevisionFile.sha256, RevisionFile.size)

@@ -36,6 +36,7 @@ _STROKES = re.compile(
 """But for these, which between ASCII look like a dash, a bar, a slash, `J`, `Z`, `=`, `+`..."""
 _ADDRESS = re.compile(r"https?://[!-~]{1,2000}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_SCRIPT = re.compile(r"scripted:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\?[!-~]*)?", re.ASCII)
 _LONGEST_NAME = 300
 _MOST_ROLLOUTS = 1_000_000
 _MOST_USD = 1_000_000
@@ -59,12 +60,15 @@ def parse(text: bytes) -> RunManifest:
     _check_ids(manifest)
     _check_model(manifest.model)
     own = 0 if manifest.kind == "training" else 1  # in training the model may leave the first one to others
-    for player, pin in manifest.players.items():
+    for player in manifest.players:
         if player not in manifest.environment.info.players[own:]:
             raise bad_manifest(f"players names `{player[:80]}`, who is none beside the model's own")
+    for place, pin in _players(manifest):
         if pin.name.startswith("scripted:") is not (pin.kind == SCRIPT):
-            raise bad_manifest(f"players.{player} is a script by its name or by its kind, and not by both")
-        _check_model(pin, f"players.{player}")
+            raise bad_manifest(f"{place} is a script by its name or by its kind, and not by both")
+        if pin.kind == SCRIPT:
+            _check_script(pin, place)
+        _check_model(pin, place)
     _check_plan(manifest)
     return manifest
 
@@ -82,6 +86,19 @@ class PinnedRun:
         return cls(manifest, {example: place for place, example in enumerate(manifest.example_ids)})
 
 
+def _players(manifest: RunManifest) -> list[tuple[str, ModelPin]]:
+    """Return who plays in the model's place, with the name of the field."""
+    return [(f"players.{player}", pin) for player, pin in manifest.players.items()]
+
+
+def _check_script(pin: ModelPin, place: str) -> None:
+    """Refuse a script that is pinned otherwise than by its name: the wheel of the environment holds it."""
+    if not _SCRIPT.fullmatch(pin.name):
+        raise bad_manifest(f"{place}.name is not `scripted:MODULE:FUNCTION`")
+    if pin.weights_sha256 or pin.chat_template_sha256 or pin.revision or pin.base_url:
+        raise bad_manifest(f"{place} is a script, which has no weights, template, revision or address")
+
+
 def _check_ids(manifest: RunManifest) -> None:
     if not _RUN_ID.fullmatch(manifest.run_id):
         raise bad_manifest("run_id must be 8 to 64 of a-z, A-Z, 0-9, `-` and `_`")
@@ -90,8 +107,13 @@ def _check_ids(manifest: RunManifest) -> None:
     pin = manifest.environment
     digests = {"task_set": manifest.task_set_sha256, "environment.wheel": pin.wheel_sha256}
     digests |= {"environment.lock": pin.lock_sha256, "environment.packages": pin.packages_sha256}
+    digests["environment.source"] = pin.source_sha256
+    for place, model in (("model", manifest.model), *_players(manifest)):
+        digests[f"{place}.weights"] = model.weights_sha256
+        digests[f"{place}.chat_template"] = model.chat_template_sha256
     for label, digest in digests.items():
-        if digest is not None and not _SHA256.fullmatch(digest):
+        known = label == "environment.wheel" or digest is None or digest.strip("0")  # wheels are looked up
+        if digest is not None and not (known and _SHA256.fullmatch(digest)):
             raise bad_manifest(f"{label}_sha256 is not a SHA-256 in hexadecimal")
     if len(set(manifest.example_ids)) != len(manifest.example_ids):
         raise bad_manifest("example_ids holds one example twice")
@@ -176,9 +198,7 @@ def find_pinned_version(session: Session, manifest: RunManifest) -> tuple[Enviro
             hint=f"run `wander install {label}` from this hub and evaluate again",
         )
     locks = [one.sha256 for one in version.documents if one.kind == "lock"]
-    # Older runs, which do not name their packages, have the digest of what was resolved in place of a lock's.
-    names_lock = pin.lock_sha256 is not None and pin.packages_sha256 is not None
-    if names_lock and pin.lock_sha256 not in locks:
+    if pin.lock_sha256 is not None and pin.lock_sha256 not in locks:
         raise HubProblem(
             409,
             "lock_mismatch",
@@ -191,12 +211,17 @@ def find_pinned_version(session: Session, manifest: RunManifest) -> tuple[Enviro
 def protocol_digest(manifest: RunManifest) -> str:
     """Return the digest of what runs on one task set must share to be compared."""
     protocol = {
-        "arguments": manifest.environment.arguments,
+        "arguments": manifest.environment.changed_arguments,
         "rollouts_per_example": manifest.rollouts_per_example,
         "max_tokens": manifest.sampling.max_tokens,
     }
     if manifest.players:  # whoever plays against another opponent answers another question
         protocol["players"] = {
-            player: [pin.kind, pin.weights_sha256 or pin.name] for player, pin in manifest.players.items()
+            # Never one for the other: a name may look like a digest.
+            player: [
+                pin.kind,
+                *(("weights", pin.weights_sha256) if pin.weights_sha256 else ("name", pin.name)),
+            ]
+            for player, pin in manifest.players.items()
         }
     return hashlib.sha256(canonical_json(protocol).encode()).hexdigest()

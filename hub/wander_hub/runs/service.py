@@ -22,7 +22,7 @@ from wander_hub.database import fill
 from wander_hub.environments import service as environments
 from wander_hub.environments.schemas import Position
 from wander_hub.http.problems import HubProblem
-from wander_hub.models.repository import names_of_weights
+from wander_hub.models.repository import first_pushers, names_of_weights
 from wander_hub.runs import chunks, repository, signing
 from wander_hub.runs.models import Run, RunCheckpoint
 from wander_hub.runs.order import RolloutOrder
@@ -202,6 +202,7 @@ def links(session: Session, run: Run) -> RunLinks:
         return RunLinks(
             trained_by=makers_of(session, run.weights_sha256),
             pushed=names_of_weights(session, [run.weights_sha256]),
+            stated_by=stated_by(run, run.weights_sha256, first_pushers(session, [run.weights_sha256])),
         )
     of_run = select(RunCheckpoint).where(RunCheckpoint.run_id == run.run_id)
     made = session.scalars(of_run.order_by(RunCheckpoint.step)).all()
@@ -213,8 +214,8 @@ def links(session: Session, run: Run) -> RunLinks:
     found = repository.evaluations_of(session, list(steps)[-_MOST_WEIGHTS:], MOST_LINKED)
     return RunLinks(
         checkpoints=[fill(Checkpoint, one) for one in made],
-        evaluated_by=_link_by_step(found, steps),
-        continued_by=_link_by_step([one for one in later if one.run_id != run.run_id], steps),
+        evaluated_by=_link_by_step(session, found, steps),
+        continued_by=_link_by_step(session, [one for one in later if one.run_id != run.run_id], steps),
         pushed=names_of_weights(session, list(steps)[-_MOST_WEIGHTS:]),
     )
 
@@ -222,15 +223,32 @@ def links(session: Session, run: Run) -> RunLinks:
 def makers_of(session: Session, weights_sha256: str) -> list[LinkedRun]:
     """Return the training runs that made these weights."""
     makers = repository.find_makers(session, weights_sha256, MOST_LINKED)
-    return [_link(one, step, weights_sha256) for one, step in makers]
+    pushers = first_pushers(session, [weights_sha256])
+    return [_link(one, step, weights_sha256, pushers) for one, step in makers]
 
 
-def _link_by_step(found: Sequence[Run], steps: Mapping[str, int]) -> list[LinkedRun]:
+def _link_by_step(session: Session, found: Sequence[Run], steps: Mapping[str, int]) -> list[LinkedRun]:
     """Return runs by the step at which their weights were made."""
     weights = [(one, one.weights_sha256 or "") for one in found]
-    return sorted((_link(one, steps[digest], digest) for one, digest in weights), key=lambda one: one.step)
+    pushers = first_pushers(session, [digest for _, digest in weights])
+    links = [_link(one, steps[digest], digest, pushers) for one, digest in weights]
+    return sorted(links, key=lambda one: one.step)
 
 
-def _link(run: Run, step: int, weights_sha256: str) -> LinkedRun:
-    environment = run.environment.label
-    return fill(LinkedRun, run, step=step, weights_sha256=weights_sha256, environment=environment)
+def _link(run: Run, step: int, weights_sha256: str, pushers: Mapping[str, int]) -> LinkedRun:
+    return fill(
+        LinkedRun,
+        run,
+        step=step,
+        weights_sha256=weights_sha256,
+        environment=run.environment.label,
+        stated_by=stated_by(run, weights_sha256, pushers),
+    )
+
+
+def stated_by(run: Run, weights_sha256: str, pushers: Mapping[str, int]) -> str | None:
+    """Return who names these weights in a run, unless it is the user who pushed them first.
+
+    Anyone can name the digest of somebody else's weights.
+    """
+    return None if pushers.get(weights_sha256) == run.posted_by_id else run.posted_by.name

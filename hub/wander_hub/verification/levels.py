@@ -110,8 +110,12 @@ def settle_level(session: Session, run: Run) -> None:
     examined = session.get(RunExamination, run.run_id)
     ended = select(Verification).where(Verification.run_id == run.run_id, Verification.report.is_not(None))
     reports = _read_reports(session.scalars(ended.order_by(Verification.id)))
-    rollouts = level_of(run.parsed_manifest, RunSummary.model_validate(run.summary))
+    summary = RunSummary.model_validate(run.summary)
+    rollouts = level_of(run.parsed_manifest, summary)
     run.level, run.level_reason = level_from(rollouts, reports, examined.token_check if examined else None)
+    if run.level in LEVELS_UP and (cut_short := summary.stated_endings):
+        told = "ended for their time or the model's context, as the submitter states"
+        run.level_reason += f"; {cut_short:,} of its {summary.rollouts:,} rollouts {told}"
 
 
 def _read_reports(verifications: Iterable[Verification]) -> list[tuple[ReplayReport, bool]]:

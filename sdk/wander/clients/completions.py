@@ -25,7 +25,7 @@ from wander.clients.base import ModelRequest, ModelResponse
 from wander.clients.http_errors import kind_of_refusal, one_line, page_text
 from wander.clients.transport import Answer
 from wander.errors import ContentFiltered, ContextOverflow, InvalidResponse, ModelError
-from wander.types import FILTERED, Message, TurnTokens, Usage
+from wander.types import FILTERED, Message, TurnTokens, Usage, refuse_constant
 
 _FAILED = frozenset(
     {
@@ -73,8 +73,7 @@ def completion_of(answer: Answer, base_url: str, model: str, request: ModelReque
     that is what failed, and `InvalidResponse` for what is not a chat completion at all.
     """
     try:
-        # NaN and infinities are not JSON, and a record that holds one could not be read again.
-        data = from_json(answer.body, allow_inf_nan=False)
+        data = _parse(answer.body)
     except ValueError as error:
         if (page := page_text(answer.body)) is not None:
             raise InvalidResponse(
@@ -185,6 +184,26 @@ def _not_a_completion(data: Any, base_url: str) -> InvalidResponse:
         f"`{base_url}` answered with something that is not a chat completion: {one_line(data)}",
         hint="check that the base URL is that of an OpenAI-compatible chat endpoint",
     )
+
+
+def _parse(body: bytes) -> Any:
+    """Return the JSON of a body, with lone surrogates written as escapes; raises `ValueError`."""
+    try:
+        # NaN and infinities are not JSON, and a record that holds one could not be read again.
+        return from_json(body, allow_inf_nan=False)
+    except ValueError:
+        if b"\\ud" not in body.lower():
+            raise
+        # Half of an emoji, as servers send that cut a text between two tokens. UTF-8 cannot hold it.
+        return _without_surrogates(json.loads(body, parse_constant=refuse_constant))
+
+
+def _without_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_without_surrogates(name): _without_surrogates(one) for name, one in value.items()}
+    return [_without_surrogates(one) for one in value] if isinstance(value, list) else value
 
 
 def _message(raw: Any) -> Message:

@@ -49,7 +49,7 @@ class RecordClient(Client):
         """Return a judge's recorded answer, or whether the recorded rollout ran out of time here."""
         info = self._info(rollout_id)
         if about == "timeout":
-            return info.get("timeout_reached") == key
+            return True if info.get("timeout_reached") == key else None  # None, as in an evaluation
         for entry in _objects(info.get(JUDGE_ANSWERS)):
             if entry.get("digest") == key and "answer" in entry:
                 return str(entry["answer"])

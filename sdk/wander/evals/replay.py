@@ -282,6 +282,9 @@ class _Replay:
         for name in _STATED:
             if getattr(stated, name) != getattr(actual, name):
                 return f"the run states another `{name}` than the environment has"
+        pin = self.manifest.environment
+        if pin.changed_arguments != pin.model_copy(update={"info": self.environment.info}).changed_arguments:
+            return "the run states other defaults of its arguments than the environment has"
         try:
             require_players(self.environment.info, self.manifest.players)
         except ConfigError as error:

@@ -94,6 +94,9 @@ class LeaderboardRow(Record):
     rollouts_per_example: Count
     rollouts: Count
     failed: Count
+    stated_endings: Count = 0
+    """Rollouts that ended for their time or the model's context, as the submitter states: a replay cannot
+    derive that."""
     metrics: dict[Text, float] = Field(default_factory=dict)
     metric_intervals: dict[Text, tuple[float, float]] = Field(default_factory=dict)
     """Lower and upper end of the 95 % interval of each metric's mean; none of runs that are too small."""
@@ -105,7 +108,9 @@ class LeaderboardRow(Record):
     pass_rates: list[PassRate] = Field(default_factory=list)
     """Empty with one rollout an example."""
     checkpoint: Line | None = None
-    """`owner/name@revision` of its weights on this hub, by their digest; None where they are not here."""
+    """`owner/name@revision` of its weights on this hub, by their digest; None if they are not here."""
+    checkpoint_stated_by: Line | None = None
+    """Who says that the run has these weights; None if the same user pushed them first."""
     version: Release
     level: VerificationLevel
     repeated_by: list[Line] = Field(default_factory=list)
@@ -260,9 +265,9 @@ class Leaderboard(Record):
     """Its leading rows, by time."""
     boards: Count = 1
     """How many boards (task set x protocol) this version has; unless asked otherwise this is the pinned one,
-    or else the busiest."""
+    or else that of the environment's own defaults over its whole evaluation split."""
     others: list[BoardInfo] = Field(default_factory=list)
-    """The busiest of the others."""
+    """The first of the others."""
     versions: list[VersionBoard] = Field(default_factory=list)
     """Boards of other versions, the newest first."""
 

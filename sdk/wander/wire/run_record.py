@@ -6,11 +6,11 @@ The run folder is the unit of posting (`run.json`, `rollouts.jsonl` or `rollouts
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, Field, model_validator
 
-from wander.types import EnvironmentInfo, Record, SamplingArgs, Usage
+from wander.types import EnvironmentInfo, Record, SamplingArgs, Usage, canonical_json
 from wander.wire.fields import (
     PROJECT_NAME,
     Count,
@@ -35,6 +35,8 @@ MOST_SHARDS = 10**6
 
 ExampleChoice = Literal["first", "shuffled", "strata", "shuffled strata"]
 """How a run chooses its examples: the first of the split, drawn by the seed, evenly from the strata."""
+STATED_ENDINGS = ("timeout_reached", "context_overflow")
+"""Stop reasons that depend on the machine or the model's server. A replay takes them from the record."""
 RunKind = Literal["evaluation", "training", "exhaustive", "play"]
 """`exhaustive`: its examples are the openings, its rollouts the lines of a walk through every choice of the
 environment. `play`: a person took a side."""
@@ -57,6 +59,15 @@ class SandboxPin(Record):
     """As in `wander.sandbox.SandboxPolicy`: bytes and seconds."""
     memory_bound: Literal["cgroup", "process"]
     """Whether the memory limit holds for all its processes together, or for each by itself."""
+
+
+def _whole(value: Any) -> Any:
+    """Return a JSON value with its whole floats as integers, as other languages read them."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {name: _whole(one) for name, one in value.items()}
+    return [_whole(one) for one in value] if isinstance(value, list) else value
 
 
 class EnvironmentPin(Record):
@@ -88,6 +99,13 @@ class EnvironmentPin(Record):
         if self.owner is not None and not PROJECT_NAME.fullmatch(self.name):
             raise ValueError(f"`{self.name[:100]}` is not the name of a published environment")
         return self
+
+    @property
+    def changed_arguments(self) -> dict[str, Any]:
+        """The arguments that are not defaults of the environment; a whole float is an integer."""
+        defaults = {name: canonical_json(_whole(value)) for name, value in self.info.defaults.items()}
+        given = {name: _whole(value) for name, value in self.arguments.items()}
+        return {name: value for name, value in given.items() if canonical_json(value) != defaults.get(name)}
 
     @property
     def full_name(self) -> str:
@@ -376,6 +394,11 @@ class RunSummary(Record):
     """The reward from which a rollout counts as passed: 1 where all are 0 or 1; None for graded ones."""
     pass_rates: list[PassRate] = Field(default_factory=list)
     """For k = 1, 2, 4... up to the most rollouts of an example; empty with one rollout an example."""
+
+    @property
+    def stated_endings(self) -> int:
+        """Rollouts that ended for a reason that no replay can derive: their time, or the model's context."""
+        return sum(self.stop_reasons.get(reason, 0) for reason in STATED_ENDINGS)
 
     def endings(self, info: EnvironmentInfo) -> dict[str, int]:
         """Return how often rollouts ended for which reason, without the end that a single turn always has."""

@@ -38,7 +38,7 @@ RunId = Annotated[str, Argument(help="a run on the hub: its id, or the folder he
 
 @app.command("list")
 def list_boards(environment: Environment) -> None:
-    """List the boards of a version: the pinned one, then the busiest first.
+    """List the boards of a version: the pinned one, then that of the defaults over the evaluation split.
 
     \b
     wander env board list acme/wordle

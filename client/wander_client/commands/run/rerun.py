@@ -70,7 +70,7 @@ def rerun(
     Posted, the new run says which one it repeats. If it agrees and another user posted it, the page and the
     board show the first run as repeated by that user.
     """
-    from wander.evals.stats.agreement import agreement
+    from wander.evals.stats.agreement import UNCHECKED, agreement
     from wander.evals.store.folder import RunFolder
 
     from wander_client.environments.replay import locate_pinned
@@ -110,7 +110,8 @@ def rerun(
     _answer(said, found, result, current().output)
     if result.summary.failed and said.verdict == "inconclusive":
         return PARTIAL
-    return OK if said.verdict == "agrees" else FAILED
+    unchecked = {f"model.{name}" for name in UNCHECKED} & {*said.differing}
+    return OK if said.verdict == "agrees" and not unchecked else FAILED
 
 
 def _require_chosen(found: FoundRun, model: str | None, base_url: str | None) -> None:

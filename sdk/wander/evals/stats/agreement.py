@@ -27,6 +27,9 @@ from wander.types import Rollout
 from wander.wire import RunManifest
 from wander.wire.verification import Agreement, Verdict
 
+UNCHECKED = ("weights_sha256", "chat_template_sha256")
+"""Digests of a model that two runs must share. If only one run states its weights, nobody can tell whether it
+is the same model."""
 MARGIN = 0.1
 """Share of the rewards' range within which two means count as the same."""
 
@@ -57,6 +60,7 @@ def agreement(
     names = [] if same else ["name", "weights_sha256", "revision"]
     said = [(name, getattr(one.model, name), getattr(other.model, name)) for name in names]
     models = {f"model.{name}" for name, left, right in said if None not in (left, right) and left != right}
+    models |= {f"model.{name}" for name in UNCHECKED if not _is_same_pin(one, other, name)}
     return Agreement(
         run_id=one.run_id,
         rerun_id=other.run_id,
@@ -72,6 +76,12 @@ def agreement(
         unshared=found.unshared,
         differing=sorted({*found.differing, *models}),
     )
+
+
+def _is_same_pin(one: RunManifest, other: RunManifest, name: str) -> bool:
+    """Tell whether two runs state the same, or neither does; of an unstated template nothing is known."""
+    left, right = getattr(one.model, name), getattr(other.model, name)
+    return left == right or (name == "chat_template_sha256" and None in (left, right))
 
 
 def _interval(found: Comparison, span: float) -> tuple[float | None, float | None]:
