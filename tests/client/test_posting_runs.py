@@ -11,10 +11,13 @@ import pytest
 from command_line import HubRoom, make_wheel
 from saved_runs import write_run
 from wander.evals.store.folder import RunFolder
+from wander.types import SamplingArgs
 from wander.wire.postings import PostedChunk
 from wander_client.errors import Unavailable
+from wander_client.evaluate.settings import EvaluationSettings
 from wander_client.hub import posting
 from wander_client.hub.api import HubApi
+from wander_client.suites.file import Suite, SuiteRun
 
 
 @pytest.fixture
@@ -169,3 +172,60 @@ def test_sign_with_a_key_that_stays_here(published: HubRoom, run: Path, home: Pa
     assert removed.status == 0, removed.err
     assert not file.exists()
     assert published.wander("key", "list", "--json").data[0]["revoked_at"] is not None
+
+
+def test_several_runs_are_posted_together(published: HubRoom, run: Path):
+    other = write_run(run.parent / "two", rewards=[0.5, 1.0])
+    done = published.wander("post", str(run), str(other), str(run), "--json")
+    assert done.status == 0, done.err
+    ids = [RunFolder.open(each).manifest.run_id for each in (run, other)]
+    assert [each["run_id"] for each in done.data["runs"]] == ids
+    assert all(published.http.get(f"/api/v1/runs/{run_id}").status_code == 200 for run_id in ids)
+
+
+def test_no_run_is_sent_before_all_are_fit(published: HubRoom, run: Path):
+    unpublished = write_run(run.parent / "local", rewards=[0.5, 1.0], owner=None)
+    refused = published.wander("post", str(run), str(unpublished), "--json")
+    assert refused.status != 0
+    run_id = RunFolder.open(run).manifest.run_id
+    assert published.http.get(f"/api/v1/runs/{run_id}").status_code == 404
+
+
+def write_suite(place: Path, *folders: str) -> Path:
+    """Write the file of a suite whose runs have these folders."""
+    settings = [
+        EvaluationSettings(environment="admin/say-env", model=name, sampling=SamplingArgs())
+        for name in folders
+    ]
+    runs = [
+        SuiteRun(name=name, folder=name, settings=each) for name, each in zip(folders, settings, strict=True)
+    ]
+    Suite(name="nightly", concurrency=1, evaluations_at_once=1, runs=runs).write(place)
+    return place
+
+
+def test_a_suite_is_posted_and_reported_as_one(published: HubRoom, run: Path, tmp_path: Path):
+    suite = write_suite(tmp_path / "runs" / "nightly", "b", "a")
+    ids = [
+        RunFolder.open(write_run(suite / name, rewards=[reward, 0.5], model=name)).manifest.run_id
+        for name, reward in (("b", 1.0), ("a", 0.0))
+    ]
+    report = published.wander("runs", "report", str(suite), "--json")
+    assert [each["manifest"]["run_id"] for each in report.data["runs"]] == ids
+    dry = published.wander("post", str(suite), "--dry-run", "--json")
+    assert [each["run_id"] for each in dry.data["runs"]] == ids
+    assert published.http.get(f"/api/v1/runs/{ids[0]}").status_code == 404
+    done = published.wander("post", str(suite), "--json")
+    assert [each["run_id"] for each in done.data["runs"]] == ids
+    assert all(published.http.get(f"/api/v1/runs/{run_id}").status_code == 200 for run_id in ids)
+
+
+def test_a_suite_that_lacks_a_run_is_posted_only_if_that_is_wanted(
+    published: HubRoom, run: Path, tmp_path: Path
+):
+    suite = write_suite(tmp_path / "runs" / "nightly", "a", "missing")
+    write_run(suite / "a", rewards=[1.0, 0.5])
+    refused = published.wander("post", str(suite), "--json")
+    assert refused.json["error"]["code"] == "incomplete_suite"
+    done = published.wander("post", str(suite), "--incomplete", "--json")
+    assert [each["new"] for each in done.data["runs"]] == [True]

@@ -85,6 +85,42 @@ def test_runs_that_cannot_be_compared_stand_side_by_side_all_the_same() -> None:
     assert "the runs are of two environments" in html_report(report)
 
 
+def test_each_run_is_compared_with_the_first_of_its_environment() -> None:
+    runs = [run("a", [1.0, 0.0]), run("a", [1.0, 1.0], environment="other"), run("b", [1.0, 1.0])]
+    report = report_of([*runs, run("b", [0.0, 0.0], environment="other")])
+    labels = [one.label for one in report.runs]
+    assert len(set(labels)) == 4
+    assert [(each.label, each.base) for each in report.contrasts] == [
+        (labels[2], labels[0]),
+        (labels[3], labels[1]),
+    ]
+    assert all(each.comparison is not None for each in report.contrasts)
+    assert re.search("compared with the first run of the same environment", "\n".join(report_lines(report)))
+
+
+def test_a_page_has_no_row_without_a_value() -> None:
+    text = html_report(report_of([run("one", [1.0, 0.0]), run("two", [0.5, 0.0])]))
+    for row in re.findall(r"<tr><th>[^<]*</th>((?:<td>[^<]*</td>)+)</tr>", text):
+        assert re.search(r"<td>[^<]", row), text
+    assert "<th>refused</th>" not in text
+    assert "<th>failed</th>" in text
+
+
+def test_equal_values_are_a_number_and_no_chart() -> None:
+    equal, differing = (report_of([run("one", rewards)]) for rewards in ([0.25, 0.25], [1.0, 0.0]))
+    pages = [json.loads(chart_data(html_report(each))) for each in (equal, differing)]
+    assert [any("rewards" in name for name in charts) for charts in pages] == [False, True]
+    assert not any("turns" in name for charts in pages for name in charts)  # one in each of both
+    assert "0.25 in every rollout" in html_report(equal)
+    assert "every reward is 0.25" in "\n".join(report_lines(equal))
+    assert "#####" not in report_markdown(equal)
+
+
+def chart_data(page: str) -> str:
+    (found,) = re.findall(r'<script type="application/json" id="charts">(.*?)</script>', page, re.DOTALL)
+    return str(found)
+
+
 def test_markdown_tables_are_whole() -> None:
     for block in report_markdown(two()).split("\n\n"):
         rows = [line for line in block.splitlines() if line.startswith("|")]
@@ -124,7 +160,7 @@ def test_the_page_stands_alone_and_what_a_model_said_is_text() -> None:
     specs = json.loads(page.scripts[0])
     drawn = {one["id"] for tag, one in page.tags if one.get("class") == "chart"}
     assert drawn == set(specs)
-    assert {"shared-scores", "shared-strata", "run0-rewards", "run1-turns"} <= drawn
+    assert {"shared-scores", "shared-strata", "run0-rewards", "run1-rewards"} <= drawn
 
 
 def test_the_policy_names_the_scripts_of_the_page() -> None:

@@ -24,8 +24,9 @@ import contextlib
 import hashlib
 import itertools
 import re
+import shlex
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -204,6 +205,30 @@ def find_newest(runs_dir: Path, file: Path) -> Path:
             code="no_suite",
         )
     return max(found)[1]
+
+
+def expand_suites(runs_dir: Path, words: Iterable[str], *, incomplete: bool = False) -> list[str]:
+    """Return words for runs; the folder of a suite becomes the folders of its runs, in the suite's order.
+
+    Raises `ClientError` for a suite that lacks a run, unless `incomplete` allows that.
+    """
+    found: list[str] = []
+    for word in words:
+        places = (Path(word), runs_dir / word)
+        folder = next((each for each in places if (each / SUITE_FILE).is_file()), None)
+        if folder is None:
+            found.append(word)
+            continue
+        runs = Suite.load(folder).command.parts()
+        begun = [run for run in runs if (folder / run.folder / "run.json").is_file()]
+        if not begun or (len(begun) < len(runs) and not incomplete):
+            raise ClientError(
+                f"{len(runs) - len(begun)} of {len(runs)} runs of the suite `{folder}` have not started",
+                hint=f"play them with `wander eval --resume {shlex.quote(str(folder))}`",
+                code="incomplete_suite",
+            )
+        found += [str(folder / run.folder) for run in begun]
+    return found
 
 
 def require_distinct(runs: list[SuiteRun]) -> None:

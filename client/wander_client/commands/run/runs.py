@@ -300,10 +300,11 @@ def report(
     examples: Annotated[int, Option(min=0, help="best and worst rollouts to show on the page")] = 3,
     pass_threshold: PassThreshold = None,
 ) -> None:
-    """Report on a run, or on several side by side, each compared with the first.
+    """Report on runs, or on a suite: side by side, each compared with the first of its environment.
 
     \b
     wander runs report RUN
+    wander runs report runs/nightly --html report.html
     wander runs report RUN RUN --html report.html
     wander runs report RUN --markdown > report.md
     """
@@ -311,9 +312,11 @@ def report(
     from wander.evals.report.document import report_lines, report_markdown
 
     from wander_client.runs.lookup import find_run
+    from wander_client.suites.file import expand_suites
 
     output = current().output
-    found: list[FoundRun] = [find_run(current(), one) for one in runs]
+    words = expand_suites(current().settings.runs_dir, runs, incomplete=True)
+    found: list[FoundRun] = [find_run(current(), one) for one in words]
     made = report_of(found, pass_threshold=pass_threshold, shown=examples if html else 0)
     data = made.model_dump(mode="json", by_alias=True)
     if html is not None:

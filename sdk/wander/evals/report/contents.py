@@ -28,22 +28,24 @@ class ReportedRun(Record):
     """One run of a report."""
 
     label: str
-    """Tells it from the others of the report: its model, or its model and the beginning of its id."""
+    """Model of the run, with its environment and the end of its id if these tell runs apart."""
     manifest: RunManifest
     breakdown: Breakdown
 
 
 class Contrast(Record):
-    """How a run differs from the first one of the report."""
+    """How a run differs from the report's first one of the same environment."""
 
     label: str
+    base: str
+    """Label of the run that it is compared with."""
     comparison: Comparison | None = None
     refusal: str = ""
     """Why they cannot be compared, where they cannot."""
 
 
 class RunReport(Record):
-    """One run, or several side by side and each compared with the first."""
+    """One run, or several side by side and each compared with the first of its environment."""
 
     runs: list[ReportedRun]
     contrasts: list[Contrast] = Field(default_factory=list)
@@ -53,7 +55,10 @@ def report_of(
     runs: Sequence[RecordedRun], *, pass_threshold: float | None = None, shown: int = SHOWN
 ) -> RunReport:
     """Return the report of one or more runs; every rollout is read once, with several runs twice."""
+    played = [run.manifest.environment.full_name for run in runs]
     names = [run.manifest.model.name for run in runs]
+    if len(set(played)) > 1:
+        names = [f"{model} on {environment}" for model, environment in zip(names, played, strict=True)]
     labels = [
         name if names.count(name) == 1 else f"{name} ({run.manifest.run_id[-6:]})"
         for name, run in zip(names, runs, strict=True)
@@ -66,11 +71,17 @@ def report_of(
         )
         for label, run in zip(labels, runs, strict=True)
     ]
-    contrasts, first = [], runs[0]
-    for label, run in zip(labels[1:], runs[1:], strict=True):
+    contrasts = []
+    for number in range(1, len(runs)):
+        base = played.index(played[number])
+        if base == number:  # the first of its environment, with which the others of it are compared
+            if played.count(played[number]) > 1:
+                continue
+            base = 0
+        first, run, given = runs[base], runs[number], {"label": labels[number], "base": labels[base]}
         try:
             found = compare_runs(first.manifest, first.rollouts(), run.manifest, run.rollouts())
-            contrasts.append(Contrast(label=label, comparison=found))
+            contrasts.append(Contrast(**given, comparison=found))
         except RunError as error:
-            contrasts.append(Contrast(label=label, refusal=str(error)))
+            contrasts.append(Contrast(**given, refusal=str(error)))
     return RunReport(runs=reported, contrasts=contrasts)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from wander.evals.report.contents import Contrast, RunReport
 from wander.evals.stats.breakdown import Breakdown
 from wander.types import Usage
-from wander.wire import RunManifest, RunSummary
+from wander.wire import Histogram, RunManifest, RunSummary
 
 _BAR = 30
 _REASON = 80
@@ -20,7 +20,7 @@ def report_lines(report: RunReport) -> list[str]:
     for run in report.runs:
         lines += [*text_lines(run.manifest, run.breakdown), ""]
     if report.contrasts:
-        lines += [f"compared with {report.runs[0].label}, example by example", ""]
+        lines += [f"compared with {base_label(report)}, example by example", ""]
         lines += _table(("run", *_CONTRAST), _contrast_rows(report))
     return lines if report.contrasts else lines[:-1]
 
@@ -29,9 +29,15 @@ def report_markdown(report: RunReport) -> str:
     """Return a whole report as Markdown."""
     parts = [markdown(run.manifest, run.breakdown) for run in report.runs]
     if report.contrasts:
-        title = f"## Compared with {escape_markdown(report.runs[0].label)}, example by example\n"
+        title = f"## Compared with {escape_markdown(base_label(report))}, example by example\n"
         parts.append("\n".join([title, *_markdown_table(("run", *_CONTRAST), _contrast_rows(report))]) + "\n")
     return "\n".join(parts)
+
+
+def base_label(report: RunReport) -> str:
+    """Return what the runs of a report are compared with."""
+    bases = {contrast.base for contrast in report.contrasts}
+    return bases.pop() if len(bases) == 1 else "the first run of the same environment"
 
 
 def text_lines(manifest: RunManifest, breakdown: Breakdown) -> list[str]:
@@ -207,6 +213,8 @@ def histogram_lines(summary: RunSummary) -> list[str]:
     """Return the bins that hold a reward as lines of text; the longest bar fills its column."""
     if summary.histogram is None:
         return []
+    if (value := only_value(summary.histogram)) is not None:
+        return [f"every reward is {value:.4g}"]
     edges, counts = summary.histogram.edges, summary.histogram.counts
     most = max(counts)
     lines = []
@@ -215,6 +223,11 @@ def histogram_lines(summary: RunSummary) -> list[str]:
             bar = "#" * max(round(_BAR * count / most), 1)
             lines.append(f"{low:>9.3f} to {high:>9.3f}  {count:>6}  {bar}")
     return lines
+
+
+def only_value(bins: Histogram) -> float | None:
+    """Return the value that all counted ones have, or None if they differ."""
+    return bins.edges[0] if bins.edges[0] == bins.edges[-1] else None
 
 
 def title(manifest: RunManifest) -> str:

@@ -27,6 +27,10 @@ LONGEST = 4000
 _REASON = 80
 """Characters of a stop reason that are shown."""
 
+_FACTS = ("reward", "rollouts", "failed", "truncated", "refused", "filtered", "turns", "tokens", "time")
+_FACTS += ("task set", "run")
+"""What runs are compared by, side by side."""
+
 _DRAW = """
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const specs = JSON.parse(document.getElementById("charts").textContent);
@@ -73,8 +77,9 @@ def html_report(report: RunReport) -> str:
         title=words.report_title(report),
         sections=sections,
         shared=shared,
+        side_by_side=_side_by_side(sections),
         contrasts=[(one.label, words.contrast_cells(one)) for one in report.contrasts],
-        first=report.runs[0].label,
+        base=words.base_label(report),
         specs=json.dumps(specs).replace("<", "\\u003c"),
         scripts=scripts,
         policy=" ".join(f"'sha256-{_digest(script)}'" for script in scripts),
@@ -99,20 +104,33 @@ def _section(run: ReportedRun, number: int, specs: dict[str, charts.Row]) -> dic
     found = {
         name: (title, charts.chart_histogram(bins, axis=axis, mean=mean))
         for name, (title, axis, bins, mean) in histograms.items()
-        if bins is not None
+        if bins is not None and words.only_value(bins) is None
     }
+    equal = [
+        (title, f"{value:.4g} {axis}" if axis.endswith("a rollout") else f"{value:.4g} in every rollout")
+        for title, axis, bins, _ in histograms.values()
+        if bins is not None and (value := words.only_value(bins)) is not None
+    ]
     return {
         "label": run.label,
         "title": words.title(run.manifest),
         "facts": words.facts(run.manifest, breakdown),
         "tables": list(words.tables(breakdown)),
         "failures": words.failure_table(breakdown)[1],
+        "equal": equal,
         "charts": _place(found, f"run{number}", specs),
         "ends": [
             ("Highest rewards", [_show(one) for one in breakdown.best]),
             ("Lowest rewards", [_show(one) for one in breakdown.worst]),
         ],
     }
+
+
+def _side_by_side(sections: Sequence[dict[str, Any]]) -> list[tuple[str, list[str]]]:
+    """Return the names and values of facts that any of the runs has."""
+    facts = [dict(section["facts"]) for section in sections]
+    rows = [(name, [one.get(name, "") for one in facts]) for name in _FACTS]
+    return [(name, values) for name, values in rows if any(values)]
 
 
 def _place(
