@@ -47,7 +47,7 @@ def post(
 
     here = current()
     words = expand_suites(here.settings.runs_dir, runs or (), incomplete=incomplete)
-    found_folders = [run_folder(here, word) for word in words or [None]]
+    found_folders = [run_folder(here, word) for word in words] or [run_folder(here, None)]
     folders = {folder.manifest.run_id: folder for folder in found_folders}
     is_one = len(words) <= 1 and words == list(runs or ())
     found: list[tuple[dict[str, Any], str]] = []

@@ -78,10 +78,11 @@ def report_of(
             if played.count(played[number]) > 1:
                 continue
             base = 0
-        first, run, given = runs[base], runs[number], {"label": labels[number], "base": labels[base]}
+        first, run = runs[base], runs[number]
+        contrast = Contrast(label=labels[number], base=labels[base])
         try:
             found = compare_runs(first.manifest, first.rollouts(), run.manifest, run.rollouts())
-            contrasts.append(Contrast(**given, comparison=found))
+            contrasts.append(contrast.model_copy(update={"comparison": found}))
         except RunError as error:
-            contrasts.append(Contrast(**given, refusal=str(error)))
+            contrasts.append(contrast.model_copy(update={"refusal": str(error)}))
     return RunReport(runs=reported, contrasts=contrasts)

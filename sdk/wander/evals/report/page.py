@@ -27,8 +27,10 @@ LONGEST = 4000
 _REASON = 80
 """Characters of a stop reason that are shown."""
 
-_FACTS = ("reward", "rollouts", "failed", "truncated", "refused", "filtered", "turns", "tokens", "time")
-_FACTS += ("task set", "run")
+_FACTS = (
+    *("reward", "rollouts", "failed", "truncated", "refused", "filtered", "turns", "tokens", "time"),
+    *("task set", "run"),
+)
 """What runs are compared by, side by side."""
 
 _DRAW = """
