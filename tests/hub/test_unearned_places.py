@@ -166,6 +166,54 @@ def test_an_argument_that_is_its_default_makes_no_difference(defaults, data):
     assert set(other.changed_arguments) == given_too
 
 
+ADDRESSES = [
+    {"judge_base_url": "http://10.1.2.3:8000/secret-a"},
+    {"judge_base_url": None, "api_base": "https://secret-b.example"},
+    {"JUDGE_ENDPOINT": "https://secret-c.example/openai"},
+    {"grader": "http://secret-d:8000/v1"},
+    {"where": "http://localhost:9000/secret-e/judge?x=1"},
+    {"judge": {"base_url": "http://secret-f/", "name": "m"}},
+    {
+        "judge": {"base_url": "http://secret-g/", "name": "m"},
+        "judges": ["https://secret-h/v1/chat/completions"],
+    },
+]
+
+
+async def test_addresses_of_endpoints_split_no_board_and_are_on_no_page(hub, run_of):
+    sha256 = await hub.publish()
+    for number, addresses in enumerate(ADDRESSES):
+        arguments = {"judge": {"name": "m"}, "judges": [], **addresses}
+
+        def change(manifest, arguments=arguments):
+            manifest["environment"]["arguments"] = arguments
+
+        assert (await post(hub, run_of, sha256, number, change=change)).status_code == 201
+    found = (await hub.get(BOARD)).json()
+    assert (found["boards"], found["runs"]) == (1, len(ADDRESSES))
+    assert found["arguments"] == {"judge": {"name": "m"}, "judges": []}
+    pages = [f"/runs/{row['run_id']}" for row in found["rows"]] + ["/alice/reverse-text"]
+    for path in [*pages, "/alice/reverse-text/leaderboard"]:
+        page = await hub.get(path, headers={"Accept": "text/html"})
+        assert page.status_code == 200
+        assert "secret-" not in page.text, path
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"database_url": "https://data.example/train.jsonl"},
+        {"source": "https://data.example/v1/train.jsonl"},
+        {"endpoint": 3},
+        {"knowledge_base": "books"},
+        {"judge_model": "m"},
+    ],
+)
+def test_arguments_that_are_no_address_of_an_endpoint_are_compared(arguments):
+    info = EnvironmentInfo(name="e", kind="single_turn")
+    assert EnvironmentPin(name="e", info=info, arguments=arguments).changed_arguments == arguments
+
+
 async def test_whoever_names_weights_states_it(hub, run_of):
     """Nobody pushed these weights, so each link is its poster's word."""
     sha256 = await hub.publish()

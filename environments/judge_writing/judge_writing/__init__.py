@@ -94,7 +94,7 @@ def within_limit(completion: Messages, info: dict[str, Any], parser: Parser) -> 
 def load_environment(
     num_examples: int = 1000,
     judge_model: str = STAND_IN,
-    judge_base_url: str = "http://127.0.0.1:8000/v1",
+    judge_base_url: str | None = None,
     judge: Client | None = None,
     seed: int = 0,
     show_examples: int = 0,

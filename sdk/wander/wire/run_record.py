@@ -6,6 +6,7 @@ The run folder is the unit of posting (`run.json`, `rollouts.jsonl` or `rollouts
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, Field, model_validator
@@ -37,6 +38,18 @@ ExampleChoice = Literal["first", "shuffled", "strata", "shuffled strata"]
 """How a run chooses its examples: the first of the split, drawn by the seed, evenly from the strata."""
 STATED_ENDINGS = ("timeout_reached", "context_overflow")
 """Stop reasons that depend on the machine or the model's server. A replay takes them from the record."""
+_ENDPOINT_NAME = re.compile(
+    r"(?:^|[_-])(?:base_?ur[li]|api_?(?:base|ur[li])|(?:judge|server|model)_?ur[li]|endpoints?(?:_?ur[li]s?)?)s?$",
+    re.IGNORECASE,
+)
+"""Names of arguments that hold addresses of endpoints: `judge_base_url`, `api_base`, `endpoint`."""
+_ENDPOINT_URL = re.compile(
+    r"^\s*(?:https?|wss?)://(?:[^/?#]*@)?"
+    r"(?:(?:localhost|127\.[0-9.]+|0\.0\.0\.0|\[::1?\])(?::\d+)?(?:[/?#]|\s*$)"
+    r"|[^?#]*/v\d+(?:/(?:chat/)?completions)?/?\s*$)",
+    re.IGNORECASE,
+)
+"""URLs that are endpoints whatever their argument is called: those of this machine, and APIs (`.../v1`)."""
 RunKind = Literal["evaluation", "training", "exhaustive", "play"]
 """`exhaustive`: its examples are the openings, its rollouts the lines of a walk through every choice of the
 environment. `play`: a person took a side."""
@@ -61,13 +74,22 @@ class SandboxPin(Record):
     """Whether the memory limit holds for all its processes together, or for each by itself."""
 
 
-def _whole(value: Any) -> Any:
-    """Return a JSON value with its whole floats as integers, as other languages read them."""
+def _is_address(name: str, value: Any) -> bool:
+    """Tell whether an argument says where an endpoint is, by its name or by the form of its value."""
+    if value is not None and not isinstance(value, str):
+        return False
+    return bool(_ENDPOINT_NAME.search(name) or (value and _ENDPOINT_URL.search(value)))
+
+
+def _compared(value: Any, name: str = "") -> Any:
+    """Return a JSON value without addresses of endpoints, its whole floats as integers."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, dict):
-        return {name: _whole(one) for name, one in value.items()}
-    return [_whole(one) for one in value] if isinstance(value, list) else value
+        return {key: _compared(one, key) for key, one in value.items() if not _is_address(key, one)}
+    if isinstance(value, list):
+        return [_compared(one, name) for one in value if not _is_address(name, one)]
+    return value
 
 
 class EnvironmentPin(Record):
@@ -102,9 +124,14 @@ class EnvironmentPin(Record):
 
     @property
     def changed_arguments(self) -> dict[str, Any]:
-        """The arguments that are not defaults of the environment; a whole float is an integer."""
-        defaults = {name: canonical_json(_whole(value)) for name, value in self.info.defaults.items()}
-        given = {name: _whole(value) for name, value in self.arguments.items()}
+        """The arguments that are not defaults of the environment; a whole float is an integer.
+
+        Addresses of endpoints are left out: it changes no question where a judge is served.
+        """
+        defaults = {name: canonical_json(_compared(value)) for name, value in self.info.defaults.items()}
+        given = {
+            name: _compared(value) for name, value in self.arguments.items() if not _is_address(name, value)
+        }
         return {name: value for name, value in given.items() if canonical_json(value) != defaults.get(name)}
 
     @property

@@ -186,8 +186,8 @@ def reproduce_command(manifest: RunManifest, examples: int, checkpoint: str | No
             words += [option, str(sampling.pop(key))]
     if sampling:
         words += ["--sampling", canonical_json(sampling)]
-    if pin.arguments:
-        words += ["--args", canonical_json(pin.arguments)]
+    if pin.changed_arguments:
+        words += ["--args", canonical_json(pin.changed_arguments)]
     for player, other in manifest.players.items():
         words += ["--player", f"{player}={other.name}"]
     return shlex.join(words)
