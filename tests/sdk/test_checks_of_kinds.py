@@ -117,3 +117,52 @@ def test_a_sound_environment_passes(tmp_path, source, kind):
     shared = {"dataset.splits": ("warn", "there is one set of rows for both splits")}
     assert found == shared
     assert report.by_id("determinism.replay").message.endswith("rollouts compared")
+
+
+SCORED = """
+from wander import Rubric, SingleTurnEnv
+
+
+def right(completion, answer) -> float:
+    said = completion[-1]["content"]
+    return WON if said == answer else IDLE if not said.strip() or len(said) > 3 else LOST
+
+
+def load_environment():
+    rows = [{"question": f"{n} + {n}?", "answer": str(n + n)} for n in range(8)]
+    return SingleTurnEnv(rows, rubric=Rubric([right]), reward_bounds=BOUNDS)
+"""
+
+
+@pytest.mark.parametrize(
+    ("bounds", "won", "idle", "fails"),
+    [
+        ((-1.0, 1.0), 1.0, 0.0, False),
+        ((-1.0, 1.0), 0.3, 0.0, False),
+        ((-1.0, 1.0), 1.0, 0.5, True),
+        ((0.0, 1.0), 1.0, 0.5, True),
+        ((-1.0, 0.0), 0.0, 0.0, True),
+    ],
+)
+def test_a_draw_may_earn_nothing_and_no_more(tmp_path, bounds, won, idle, fails):
+    path = tmp_path / "scored.py"
+    source = SCORED.replace("WON", str(won)).replace("IDLE", str(idle)).replace("LOST", str(bounds[0]))
+    path.write_text(source.replace("BOUNDS", str(bounds)))
+    report = check_environment(path, rows=8, examples=1)
+    low = {"rewards.empty", "rewards.noop"}
+    assert {check.id for check in report.failed} & low == (low if fails else set())
+
+
+def test_a_classic_environment_may_import_datasets(tmp_path):
+    for name in ("verifiers", "datasets", "tensorflow"):
+        (tmp_path / f"{name}.py").write_text("")
+    source = SCORED.replace("WON", "1.0").replace("IDLE", "0.0").replace("LOST", "0.0")
+    source = source.replace("BOUNDS", "(0.0, 1.0)")
+    found = []
+    for number, imports in enumerate(("datasets, verifiers", "datasets", "datasets, tensorflow, verifiers")):
+        path = tmp_path / f"imports{number}.py"
+        path.write_text(f"import {imports}\n{source}")
+        found.append(check_environment(path, rows=8, examples=1).by_id("load.light").message)
+    assert found[0] == ""
+    assert "`datasets`" in found[1]
+    assert ("`tensorflow`" in found[2], "`datasets`" in found[2]) == (True, False)

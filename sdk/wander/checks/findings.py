@@ -333,7 +333,7 @@ def reward_findings(first: ProbeResult) -> Iterator[CheckResult]:
     yield _high(gold, low, high)
     top = max(fmean(_rewards(gold)), (low + high) / 2) if gold else high
     for check, players in LOW_PLAYERS.items():
-        yield _low(check, [play for play in scored if play.player in players], low, top)
+        yield _low(check, [play for play in scored if play.player in players], (low, high), top)
 
 
 def earned_by_player(first: ProbeResult) -> dict[str, float]:
@@ -370,11 +370,17 @@ def _high(gold: list[PlayRecord], low: float, high: float) -> CheckResult:
     return result("rewards.gold", "pass", f"{mean:g} on average")
 
 
-def _low(check: str, plays: list[PlayRecord], low: float, top: float) -> CheckResult:
-    """A bad player earns less than half of what a right one does, on average over the examples."""
+def _low(check: str, plays: list[PlayRecord], bounds: tuple[float, float], top: float) -> CheckResult:
+    """A bad player earns less than half of what a right one does, on average over the examples.
+
+    In games whose rewards are negative and positive, 0 is what a draw earns, and a bad player may have it.
+    """
     if not plays:
         return result(check, "skip", "no such rollout was scored")
+    low, high = bounds
     limit = low + (top - low) / 2
+    if low < 0 < high:
+        limit = max(limit, 2 * TOLERANCE)
     for player in dict.fromkeys(play.player for play in plays):
         own = [play for play in plays if play.player == player]
         mean = fmean(_rewards(own))
