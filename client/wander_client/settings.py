@@ -208,7 +208,7 @@ def _read(path: Path) -> dict[str, object]:
 
     try:
         return tomllib.loads(text.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(
             f"`{path}` is not valid TOML: {error}", hint="correct the file or remove it"
         ) from error

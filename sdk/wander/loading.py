@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import json
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -183,9 +182,13 @@ def _project_target(folder: Path) -> tuple[str, str]:
     settings = folder / "pyproject.toml"
     if not settings.is_file():
         return folder.name, _module_name(folder.name)
+    from wander.wire.gate import read_project  # here, as most environments are packages
+
     try:
-        project = tomllib.loads(settings.read_text(encoding="utf-8")).get("project", {})
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        project = read_project(folder).get("project", {})
+    except OSError as error:
+        raise LoadError(f"`{settings}` cannot be read: {error.strerror}") from error
+    except ValueError as error:
         raise LoadError(f"`{settings}` is not valid TOML: {error}") from error
     declared: dict[str, str] = project.get("entry-points", {}).get(GROUP, {})
     if len(declared) > 1:

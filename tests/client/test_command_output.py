@@ -217,3 +217,20 @@ def test_a_number_agrees_with_its_word() -> None:
         "1 rollout",
         "2,000 rollouts",
     ]
+
+
+@pytest.mark.parametrize(
+    "character", ["\x9b", "\x85", "\x7f", "\u202e", "\u2066", "\u200b", "\u2028", "\ufeff", "\x1b"]
+)
+def test_json_on_a_terminal_holds_no_command_of_it(
+    character: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = Output("json")
+    output.warn(f"w{character}")
+    output.envelope({"name": f"a{character}31m"})
+    output.stream("progress", name=f"b{character}")
+    output.error(ClientError(f"c{character}"))
+    said = capsys.readouterr().out
+    assert character not in said
+    first = json.loads(said.splitlines()[0])
+    assert (first["data"]["name"], first["warnings"]) == (f"a{character}31m", [f"w{character}"])

@@ -119,7 +119,7 @@ def test_a_link_out_of_a_repository_is_refused(repository, tmp_path):
     git(clone, "add", ".")
     git(clone, "commit", "-q", "-m", "three")
     git(clone, "push", "-q", "origin", "main")
-    with pytest.raises(ClientError, match="leaves the repository"):
+    with pytest.raises(ClientError, match="leaves the folder"):
         brought(f"file://{repository}", tmp_path / "work")
 
 

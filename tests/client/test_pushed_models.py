@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,15 +12,20 @@ import httpx
 import pytest
 import wander
 from command_line import HubRoom, Result
+from received_folders import REPLACEMENTS, make_socket
 from saved_runs import write_run
 from small_models import checkpoint, digests, tokenizer, weights
 from wander.errors import ModelNotFound
+from wander.evals.store.folder import RunFolder
 from wander.models.loading import model_name, resolve_model, weights_digest
 from wander.models.pulled import find_pulled
-from wander.wire.models import parse_model, revision_of, weights_of
+from wander.wire import RunManifest
+from wander.wire.models import CheckpointFacts, parse_model, revision_of, weights_of
 from wander_client.errors import ClientError, Unavailable
 from wander_client.hub import transfer
 from wander_client.models.reference import local_path
+from wander_client.training.card import write_card
+from wander_client.training.pushing import pack_model
 
 KIB = 1024
 LARGE = weights("large", rows=64 * KIB, width=4)
@@ -329,3 +335,105 @@ def test_the_card_tells_of_training_and_of_results(hub: HubRoom, home: Path) -> 
     assert "| 4 | eval | 9 | 1.0000 |" in card
     assert f"`{manifest['run_id']}`" in card
     assert os.fspath(home) not in card
+
+
+@pytest.mark.parametrize(
+    "name", ["README.md", "notes.txt", "model.safetensors", "config.json", "checkpoints"]
+)
+@pytest.mark.parametrize(
+    "put",
+    [
+        lambda path: path.symlink_to("/etc/passwd"),
+        lambda path: path.symlink_to("../mine"),
+        lambda path: path.symlink_to("/"),
+        lambda path: path.symlink_to(path.name),
+        lambda path: path.symlink_to("/dev/zero"),
+        os.mkfifo,
+        make_socket,
+    ],
+)
+def test_nothing_is_pushed_that_a_link_leads_to(
+    name: str, put: Callable[[Path], object], hub: HubRoom, home: Path
+) -> None:
+    (home / "mine").write_text("secret")
+    folder = written(home / "model", checkpoint())
+    (folder / name).unlink(missing_ok=True)
+    put(folder / name)
+    refused = hub.wander("model", "push", "admin/ttt", str(folder), "--json")
+    assert (refused.status, refused.json["error"]["code"]) == (2, "unsafe_file")
+    assert name in refused.json["error"]["message"]
+    assert hub.http.get("/api/v1/models/admin/ttt", headers={"Authorization": f"Bearer {hub.token}"}).is_error
+
+
+def test_a_push_names_what_it_sends(hub: HubRoom, home: Path) -> None:
+    folder = written(home / "model", {**checkpoint(), "notes.txt": b"x", "optimizer.pt": b"x"})
+    told = hub.wander("model", "push", "admin/ttt", str(folder)).err
+    sent = next(line for line in told.splitlines() if line.startswith("sends: "))
+    assert set(sent.removeprefix("sends: ").split(", ")) == {*checkpoint(), "notes.txt"}
+
+
+def test_a_link_that_comes_during_a_push_is_not_followed(home: Path) -> None:
+    packed = pack_model(written(home / "model", checkpoint()))
+    (home / "model" / "config.json").unlink()
+    (home / "model" / "config.json").symlink_to("/etc/passwd")
+    with pytest.raises(OSError):
+        packed.open("config.json")
+
+
+@pytest.mark.parametrize("put", [*REPLACEMENTS.values(), lambda path: path.write_bytes(b"\xff" * 8 + b"x")])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "more.safetensors"])
+def test_a_bad_model_does_not_stop_the_list(
+    name: str, put: Callable[[Path], object], hub: HubRoom, home: Path
+) -> None:
+    written(home / "runs" / "good" / "model", checkpoint())
+    folder = written(home / "runs" / "bad" / "model", checkpoint())
+    (folder / name).unlink(missing_ok=True)
+    put(folder / name)
+    listed = hub.wander("model", "list", "--json")
+    assert listed.status == 0, listed.out
+    assert "good" in [row["name"] for row in listed.data]
+    assert "bad" not in [row["name"] for row in listed.data]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "`",
+        "a`](http://x)",
+        "| x | y |",
+        "[x](http://y)",
+        "# head",
+        "<script>",
+        "*b*",
+        "_i_",
+        "a\n\n# b",
+        "\\",
+        "a|b",
+    ],
+)
+def test_a_card_keeps_names_of_others_inside_their_place(text: str, tmp_path: Path) -> None:
+    run = RunFolder.open(write_run(tmp_path / "run", rewards=[1.0]))
+    manifest = run.manifest
+    pin = manifest.environment.model_copy(update={"owner": None, "name": text})
+    changed = manifest.model_copy(
+        update={"environment": pin, "model": manifest.model.model_copy(update={"name": text})}
+    )
+    summary = run.summary()
+    assert summary is not None
+
+    def card(one: RunManifest, architecture: str) -> list[str]:
+        facts = CheckpointFacts(architecture, 3)
+        return write_card("a/b", facts, "0" * 64, (run.path, one), [(one, summary)]).splitlines()
+
+    plain, written = card(manifest, "Llama"), card(changed, " ".join(text.split()))
+    assert len(written) == len(plain)
+    for before, after in zip(plain, written, strict=True):
+        assert [signs(after).count(sign) for sign in SIGNS] == [signs(before).count(sign) for sign in SIGNS]
+
+
+SIGNS = "`|[]<>#*_"
+
+
+def signs(line: str) -> str:
+    """Return a line of Markdown without what is escaped and without what stands in code."""
+    return re.sub(r"\\.|(`)[^`]*(`)", r"\1\2", line)

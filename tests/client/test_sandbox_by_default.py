@@ -12,6 +12,7 @@ import wander.sandbox.support as support
 from command_line import Wander
 from sandboxes import needs_sandbox
 from wander.sandbox import SandboxPolicy
+from wander.train.phases import GRPOPhase
 from wander_client.context import CommonOptions, Invocation
 from wander_client.environments.location import Location
 from wander_client.environments.sandbox import confines, say_unconfined
@@ -19,6 +20,8 @@ from wander_client.errors import UsageError
 from wander_client.evaluate.settings import settings_for
 from wander_client.settings import Settings, load_settings
 from wander_client.terminal.output import Output
+from wander_client.training.phases import PhasedCommand, confine_mixture
+from wander_client.training.run import TrainingCommand
 
 
 @pytest.fixture
@@ -142,3 +145,40 @@ def test_a_setting_is_true_or_false(value: str, wander: Wander, home: Path) -> N
     (home / "config").mkdir()
     (home / "config" / "settings.toml").write_text(f"sandbox = {value}\n")
     assert wander("runs", "--json").status == 2
+
+
+@pytest.mark.parametrize(
+    ("names", "stated", "confined"),
+    [
+        ([None, "acme/env@1.0"], None, True),
+        ([None, "acme/env@1.0"], True, True),
+        ([None, "/srv/env"], None, False),
+        ([None], None, False),
+        ([], None, False),
+        ([None, "acme/env@1.0"], False, False),
+    ],
+)
+@pytest.mark.parametrize("is_phased", [False, True])
+def test_a_mixture_with_an_environment_of_a_hub_is_confined(
+    names: list[str | None],
+    stated: bool | None,
+    confined: bool,
+    is_phased: bool,
+    home: Path,
+    able: list[None],
+) -> None:
+    mixed = [{"name": name, "label": str(number)} for number, name in enumerate(names)]
+    plain = TrainingCommand.model_validate(
+        {
+            "environment": "/srv/own",
+            "label": "own",
+            "settings": {"model": {"path": "/m"}, "environments": mixed},
+        }
+    )
+    command = plain
+    if is_phased:
+        phase = GRPOPhase(name="only", kind="grpo", settings=plain.settings)
+        command = PhasedCommand(environment="/srv/own", label="own", phases=[phase])
+    found = confine_mixture(settings(sandbox=stated), command)
+    assert (found.sandbox is not None) is confined
+    assert found.model_copy(update={"sandbox": None}) == command

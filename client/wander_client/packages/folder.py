@@ -11,7 +11,6 @@ import hashlib
 import shlex
 import shutil
 import sys
-import tomllib
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
@@ -20,6 +19,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from wander.wire.gate import read_project
 
 from wander_client.errors import ClientError
 from wander_client.packages import classic
@@ -87,17 +87,15 @@ def declared_requirements(folder: Path) -> list[Requirement]:
 def _project(folder: Path) -> dict[str, Any]:
     """Return the `[project]` table; nothing where it cannot be read, which loading tells."""
     try:
-        stated = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8")).get("project")
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        project: dict[str, Any] = read_project(folder).get("project", {})
+    except (OSError, ValueError):
         return {}
-    return stated if isinstance(stated, dict) else {}
+    return project
 
 
 def _listed(folder: Path) -> list[Requirement]:
     try:
         return [read_requirement(each, folder.name) for each in _project(folder).get("dependencies", [])]
-    except TypeError:
-        return []  # loading the folder says what is wrong with it
     except ClientError as error:
         error.hint = "correct `dependencies` in `pyproject.toml`"
         raise

@@ -140,7 +140,7 @@ def _read(path: Path) -> dict[str, Any]:
     """Return the settings of a `uv.toml`, with all that it says of indexes in one form."""
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ClientError(
             f"`{path}` is not a configuration of uv", hint="correct it", detail=str(error)
         ) from error

@@ -37,6 +37,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
+from wander.wire.gate import LOCK as LOCK_TEXT
+from wander.wire.gate import read_toml
 from wander.wire.package_index import (
     FileAddress,
     FileHashes,
@@ -224,8 +226,8 @@ def _index_of(url: str, name: str) -> str | None:
 def read_lock(content: bytes) -> Pylock:
     """Return a lock; raises `ClientError` for anything else."""
     try:
-        return Pylock.from_dict(tomllib.loads(content.decode()))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, PylockValidationError, RecursionError) as error:
+        return Pylock.from_dict(read_toml(content, LOCK_TEXT))
+    except (ValueError, PylockValidationError) as error:
         raise ClientError("this is not a `pylock.toml`", code="bad_lock", detail=str(error)) from error
 
 

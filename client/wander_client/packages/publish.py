@@ -8,7 +8,6 @@ import hashlib
 import json
 import re
 import tarfile
-import tomllib
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -22,6 +21,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from wander.version import __version__ as sdk_version
 from wander.wire import CheckSummary, VersionDetail
 from wander.wire.environments import Visibility, marks_of
+from wander.wire.gate import read_project
 from wander.wire.source_tree import TreeEntry, is_source, tree_digest
 from wander.wire.uploads import NewUpload, UploadFile
 
@@ -90,16 +90,16 @@ def require_project(folder: Path) -> dict[str, Any]:
     """Return the `[project]` table of a folder; raises when it is no Python project."""
     path = folder / "pyproject.toml"
     try:
-        project = tomllib.loads(path.read_text(encoding="utf-8")).get("project")
+        project: dict[str, Any] = read_project(folder).get("project", {})
     except FileNotFoundError:
         raise UsageError(
             f"`{folder}` has no `pyproject.toml`",
             hint="`wander new NAME` makes a package that can be published",
             code="not_a_package",
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ClientError(f"`{path}` is not valid TOML", detail=str(error), code="bad_pyproject") from error
-    if not (isinstance(project, dict) and isinstance(project.get("name"), str) and project["name"]):
+    except (OSError, ValueError) as error:
+        raise ClientError(f"`{path}` cannot be read", detail=str(error), code="bad_pyproject") from error
+    if not (isinstance(project.get("name"), str) and project["name"]):
         raise ClientError(f"`{path}` has no `name` under `[project]`", hint="add one", code="bad_pyproject")
     return project
 

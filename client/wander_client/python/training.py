@@ -137,11 +137,11 @@ def train(
             )
         # Of a run that somebody else began, all settings are the given ones.
         own = training_phases.own_command
-        command = _new_command(*settings, sandbox=policy) if given else own(folder)
+        command = _new_command(*settings, sandbox=policy, said=sandbox) if given else own(folder)
         if not isinstance(command, training_phases.PhasedCommand):
             require_unfinished(folder)
     else:
-        command = _new_command(*settings, sandbox=policy)
+        command = _new_command(*settings, sandbox=policy, said=sandbox)
         if out is not None:
             folder = Path(out)
         elif isinstance(command, training_phases.PhasedCommand):
@@ -207,7 +207,9 @@ def _new_command(
     sections: Mapping[str, Mapping[str, Any]],
     *,
     sandbox: SandboxPolicy | None,
+    said: bool | None,
 ) -> TrainingCommand | PhasedCommand:
+    """Return what is run; `said` is whether the program asked for the sandbox, or against it."""
     from wander_client.training import phases as training_phases
     from wander_client.training.run import new_command, require_alone
 
@@ -226,7 +228,8 @@ def _new_command(
     asked = (context, spec, file, _path_of(given), (), (), sandbox, given)
     phased = training_phases.new_command(*asked)
     if phased is None:
-        return new_command(*asked)
+        made = new_command(*asked)
+        return made if said is False else training_phases.confine_mixture(context.settings, made)
     if steps is not None:
         only = f'phases={{"{phased.phases[-1].name}": {{"schedule": {{"steps": {steps}}}}}}}'
         raise UsageError("`steps` does not say which phase it is for", hint=f"write `{only}`")
@@ -235,7 +238,7 @@ def _new_command(
             f"no phase of `{file}` is GRPO, whose run `wander.train` returns",
             hint=f"run `wander train {spec} {file}`, or fine-tune with `wander.sft`",
         )
-    return phased
+    return phased if said is False else training_phases.confine_mixture(context.settings, phased)
 
 
 def _read_config(

@@ -63,9 +63,9 @@ class RunFilter:
 
 def local_rows(place: Path, output: Output) -> Iterator[dict[str, Any]]:
     """Yield a row for every run below a folder, the newest first; warns of runs that cannot be read."""
-    from wander.errors import RunError
-
     for run in local_runs(place, output):
+        from wander.errors import RunError  # here, as it takes longer than the rest of an empty list
+
         manifest = run.manifest
         try:
             summary = run.summary()

@@ -25,7 +25,6 @@ import hashlib
 import itertools
 import re
 import shlex
-import tomllib
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, ValidationError, create_model
 from wander.errors import ConfigError, RunError
 from wander.types import Record, SamplingArgs, canonical_json, first_fault
+from wander.wire.gate import SETTINGS, read_toml_file
 from wander.wire.run_record import Shard
 
 from wander_client.errors import ClientError, NotFound, UsageError
@@ -163,10 +163,10 @@ def read_suite(path: Path, user: Settings) -> Suite:
     `user` is the user's settings file, for what the suite does not say.
     """
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = read_toml_file(path, SETTINGS)
     except FileNotFoundError:
         raise NotFound(f"there is no suite `{path}`", hint="check the path", code="no_suite") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise UsageError(f"`{path}` is no valid TOML: {error}", hint="correct the file") from error
     try:
         suite = SuiteFile.model_validate(data)

@@ -15,6 +15,11 @@ def visible(text: str) -> str:
     return _UNSAFE.sub(_spell, text.replace("\r\n", "\n"))
 
 
+def escape_json(text: str) -> str:
+    """Return a JSON text with the same characters as escapes of JSON; it means the same."""
+    return _UNSAFE.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
+
+
 def one_line(text: str) -> str:
     """Return the text safe for one table cell: no newline, no tab, no control character."""
     return " ".join(visible(text).split())

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from wander_client.errors import ClientError, Unavailable, UsageError
-from wander_client.terminal.escape import one_line, visible
+from wander_client.terminal.escape import escape_json, one_line, visible
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -122,12 +122,12 @@ class Output:
     def envelope(self, data: Any, **extra: Any) -> None:
         """Print `{"schema", "data", "warnings"}` as one JSON object."""
         body = {"schema": f"wander.{self.command}/1", "data": jsonable(data), **extra}
-        _print(sys.stdout, json.dumps({**body, "warnings": self.warnings}, ensure_ascii=False))
+        _print(sys.stdout, _json({**body, "warnings": self.warnings}))
 
     def stream(self, kind: str, **fields: Any) -> None:
         """Print one JSON line of a stream (`type` first); nothing in other modes."""
         if self.json:
-            _print(sys.stdout, json.dumps({"type": kind, **jsonable(fields)}, ensure_ascii=False))
+            _print(sys.stdout, _json({"type": kind, **jsonable(fields)}))
 
     def line(self, text: str = "", *, style: str | None = None) -> None:
         """Print one line of an answer; nothing in JSON mode."""
@@ -198,7 +198,7 @@ class Output:
                 body["request_id"] = error.request_id
             if self.step:
                 body["step"] = self.step
-            _print(sys.stdout, json.dumps({"error": body}, ensure_ascii=False))
+            _print(sys.stdout, _json({"error": body}))
             return
         _print(sys.stderr, f"{paint('error:', 'error', self.color_err)} {visible(str(error))}")
         if error.detail:
@@ -391,6 +391,11 @@ def cut(text: str, width: int) -> str:
         return text
     kept = width - 3
     return f"{text[: kept - kept // 2]}...{text[len(text) - kept // 2 :]}"
+
+
+def _json(value: Any) -> str:
+    """Return JSON that a terminal may show: JSON itself escapes neither C1 nor bidirectional controls."""
+    return escape_json(json.dumps(value, ensure_ascii=False))
 
 
 def jsonable(value: Any) -> Any:

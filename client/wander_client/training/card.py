@@ -31,7 +31,7 @@ def write_card(
         *("---", "library_name: transformers", "pipeline_tag: text-generation", "tags:", "- wander", "---"),
         f"# {title}",
         "",
-        f"A policy of {facts.parameters:,} parameters (`{facts.architecture}`), made with Wander.",
+        f"A policy of {facts.parameters:,} parameters ({_code(facts.architecture)}), made with Wander.",
         "",
         f"Weights: `{weights_sha256}`",
     ]

@@ -77,7 +77,7 @@ def pull_from_hugging_face(context: Invocation, target: str) -> StoredModel:
     found, folder, changed = fetch_files(name, revision)
     for one in changed:
         context.output.warn(f"`{one}` had been changed in the cache, and was fetched again")
-    weights, card = pack_model(folder).weights_sha256, folder / CARD
+    weights, card = pack_model(folder, links=True).weights_sha256, folder / CARD
     told = _WEIGHTS_LINE.search(card.read_text(encoding="utf-8")) if card.is_file() else None
     if told is not None and told[1] != weights:
         raise ClientError(

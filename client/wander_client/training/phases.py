@@ -31,9 +31,11 @@ from wander.types import SamplingArgs
 
 from wander_client.context import Invocation
 from wander_client.environments.location import locate, parse_arguments
+from wander_client.environments.sandbox import choose_policy, confines
 from wander_client.errors import ClientError, Interrupted, NotFound, UsageError
 from wander_client.runs.lookup import require_kind
 from wander_client.runs.own_records import KeptCommand, foreign_record, read_command
+from wander_client.settings import Settings
 from wander_client.terminal.output import counted
 from wander_client.training.panel import open_display
 from wander_client.training.run import (
@@ -193,6 +195,23 @@ def worker_addresses(command: TrainingCommand | PhasedCommand) -> list[str]:
     sections = [getattr(part.settings, "environment", None) for part in parts if hasattr(part, "settings")]
     workers = [section.workers for section in sections if section is not None]
     return [address for listed in workers if not isinstance(listed, int) for address in listed]
+
+
+def confine_mixture(
+    settings: Settings, command: TrainingCommand | PhasedCommand
+) -> TrainingCommand | PhasedCommand:
+    """Return a run without a sandbox in one if an environment that it mixes in comes from a hub."""
+    parts = command.phases if isinstance(command, PhasedCommand) else [command]
+    mixed = [
+        each.name
+        for part in parts
+        for each in getattr(getattr(part, "settings", None), "environments", [])
+        if each.name is not None
+    ]
+    elsewhere = bool(worker_addresses(command))
+    if command.sandbox is None and any(confines(settings, name, elsewhere=elsewhere) for name in mixed):
+        return command.model_copy(update={"sandbox": choose_policy(True, None)})
+    return command
 
 
 class PhasedRun:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from wander.errors import ConfigError
+from wander.system.plain_files import is_plain_file, open_file, open_plain_file
 from wander.wire.environments import Visibility, marks_of, visibility_of
 from wander.wire.models import (
     CARD,
@@ -60,6 +62,8 @@ class PackedModel:
     """What the folder has besides."""
     card: bytes | None = field(default=None, repr=False)
     """One that was written for it; None where the folder has its own."""
+    links: bool = False
+    """Whether its files may be links, as in the cache of Hugging Face."""
 
     @property
     def revision(self) -> str:
@@ -84,7 +88,7 @@ class PackedModel:
         """Open a file that is sent."""
         if name == CARD and self.card is not None:
             return BytesIO(self.card)
-        return (self.folder / name).open("rb")
+        return _open(self.folder / name, links=self.links)
 
 
 def find_checkpoint(context: Invocation, word: str) -> tuple[Path, RunFolder | None]:
@@ -113,13 +117,17 @@ def find_checkpoint(context: Invocation, word: str) -> tuple[Path, RunFolder | N
     return run.path / "model", run
 
 
-def pack_model(folder: Path) -> PackedModel:
-    """Look at a checkpoint's folder; raises `UsageError` for one that cannot be pushed."""
-    files, left_out = _select(folder)
+def pack_model(folder: Path, *, links: bool = False) -> PackedModel:
+    """Look at a checkpoint's folder; raises `UsageError` for one that cannot be pushed.
+
+    Somebody else may have made the folder. So its files must be plain ones, and links only where `links`
+    says that this machine made them.
+    """
+    files, left_out = _select(folder, links=links)
     sizes = {name: path.stat().st_size for name, path in files.items()}
 
     def read(name: str, start: int, length: int) -> bytes:
-        with files[name].open("rb") as file:
+        with _open(files[name], links=links) as file:
             file.seek(start)
             return file.read(length)
 
@@ -129,10 +137,14 @@ def pack_model(folder: Path) -> PackedModel:
         hint = error.hint or "`wander model --help` says how to make one"
         raise UsageError(f"`{folder}`: {error}", hint=hint, code="not_a_checkpoint") from error
     digests = {name: file_digest(path) for name, path in files.items()}
-    return PackedModel(folder, facts, digests, sizes, tuple(left_out))
+    return PackedModel(folder, facts, digests, sizes, tuple(left_out), links=links)
 
 
-def _select(folder: Path) -> tuple[dict[str, Path], list[str]]:
+def _open(path: Path, *, links: bool) -> BinaryIO:
+    return open_file(path) if links else open_plain_file(path)
+
+
+def _select(folder: Path, *, links: bool) -> tuple[dict[str, Path], list[str]]:
     """Return the files to send, by name, and what is left out; raises `UsageError` for others."""
     if (folder / _ADAPTERS).is_file() and not (folder / "config.json").is_file():
         hint = "push the whole weights: `model` of a run's folder has the adapters merged"
@@ -141,6 +153,12 @@ def _select(folder: Path) -> tuple[dict[str, Path], list[str]]:
         )
     files, left_out, refused = {}, [], []
     for path in sorted(folder.iterdir()):
+        if not links and (path.is_symlink() or not (path.is_dir() or is_plain_file(path))):
+            raise UsageError(
+                f"`{path}` is a link or a special file, and its content may be that of another file of yours",
+                hint=f"copy the files that you mean to push: `cp -rL {shlex.quote(str(folder))} ./checked`",
+                code="unsafe_file",
+            )
         if path.is_dir() or path.name.startswith(".") or _OF_TRAINING.fullmatch(path.name):
             left_out.append(f"{path.name}/" if path.is_dir() else path.name)
         elif path.is_file() and may_be_sent(path.name):
@@ -198,6 +216,7 @@ def pack_for(context: Invocation, word: str, title: str) -> PackedModel:
     """Return a checkpoint with its card, the one in the folder or one that is written from its runs."""
     folder, run = find_checkpoint(context, word)
     packed = pack_model(folder)
+    context.output.note(f"sends: {', '.join(sorted({*packed.digests, CARD}))}")
     if packed.left_out:
         context.output.note(f"left out: {', '.join(packed.left_out)}")
     if CARD not in packed.digests:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-import tomllib
 from collections.abc import Iterator
+from contextlib import suppress
 from email import message_from_string
 from importlib import metadata
 from pathlib import Path
@@ -13,6 +13,11 @@ from typing import Any
 
 from wander.checks.report import CHECKS, CheckResult, Status, result
 from wander.loading import GROUP, normal_name
+from wander.system.plain_files import read_plain_file
+from wander.wire.gate import read_project
+
+_LARGEST_README = 8 << 20
+"""Bytes of a README that are read."""
 
 LEAST_README = 200
 """Characters that a README needs to explain anything."""
@@ -95,16 +100,17 @@ def _read_project(folder: Path) -> dict[str, Any] | str:
     if not settings.is_file():
         return {}
     try:
-        text = settings.read_text(encoding="utf-8")
-        project: dict[str, Any] = tomllib.loads(text).get("project", {})
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        return f"`pyproject.toml` is not valid TOML: {error}"
+        project: dict[str, Any] = read_project(folder).get("project", {})
+    except (OSError, ValueError) as error:
+        return f"`pyproject.toml` cannot be read: {error}"
     dynamic, readme = project.get("dynamic", []), project.get("readme")
     if isinstance(readme, dict) and "text" in readme:
         readme = readme["text"]
     elif readme:
         place = folder / str(readme.get("file") if isinstance(readme, dict) else readme)
-        readme = place.read_text(encoding="utf-8", errors="replace") if place.is_file() else ""
+        readme = ""
+        with suppress(OSError):  # it is not there, or not a file
+            readme = read_plain_file(place, _LARGEST_README, below=folder).decode(errors="replace")
     return {
         "name": project.get("name"),
         "version": "0" if "version" in dynamic else project.get("version"),

@@ -8,6 +8,7 @@ way to Hugging Face would wait for minutes to learn so.
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from wander.errors import ConfigError, EndpointUnreachable, ModelNotFound, requi
 from wander.models.pulled import find_pulled, pulled_at, require_sound
 from wander.models.quiet import quiet_libraries
 from wander.models.smollm2 import SMOLLM2, pull_smollm2
+from wander.system.plain_files import open_file
 from wander.wire.models import MOST_PLAIN_BYTES, SCHEME, WEIGHTS, weights_of
 from wander.wire.postings import file_digest
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 _SECONDS = 5.0
 _CODE = (".py", ".pyc", ".pyx", ".so")
 """How files end that hold code."""
+_TEXTS = (".json", ".txt", ".jinja", ".md", ".model")
 _CODE_KEYS = ("auto_map", "custom_pipelines", "auto_mapping", "megatron_config")
 """Settings that name code of a repository, or a module that peft imports."""
 _ATTENTION_KEYS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
@@ -79,9 +82,9 @@ def load_model(
             )
             if local is not None and base is not None:
                 model = _with_adapters(model, local)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # the libraries raise anything for a damaged folder
         raise ModelNotFound(
-            f"no model could be loaded from `{name}`: {str(error).splitlines()[0]}",
+            f"no model could be loaded from `{name}`: {_first_line(error)}",
             hint="give a folder with config.json, tokenizer and weights, `smollm2`, or a Hugging Face name",
         ) from error
     if tokenizer.pad_token_id is None:
@@ -102,6 +105,7 @@ def load_model(
 def require_no_code(place: str | Path) -> None:
     """Raise `ConfigError` for a model's folder that brings code of its own, which is never run.
 
+    The same holds for special files and for texts without end, which a library would read.
     A name of a repository is left to the library, which refuses such a repository by itself.
     """
     folder = Path(place)
@@ -111,6 +115,8 @@ def require_no_code(place: str | Path) -> None:
     for path, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         code += [str(Path(path, name).relative_to(folder)) for name in names if name.endswith(_CODE)]
+        for file in (Path(path, name) for name in names if not name.endswith(_CODE)):
+            _require_file(file)
     for file in sorted(folder.glob("*.json")):
         if file.name.endswith("config.json") and _names_code(_read_config(file)):
             code.append(f"{file.name} (`auto_map`)")
@@ -121,9 +127,21 @@ def require_no_code(place: str | Path) -> None:
         )
 
 
+def _require_file(file: Path) -> None:
+    """Raise `ConfigError` unless a path leads to a file, of bounded size if it holds no weights."""
+    try:
+        status = file.stat()
+    except OSError as error:
+        raise ConfigError(f"`{file}` cannot be read: {error.strerror}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigError(f"`{file}` is a special file", hint="remove it from the model's folder")
+    if file.name.endswith(_TEXTS) and status.st_size > MOST_PLAIN_BYTES:
+        raise ConfigError(f"`{file}` has more than {MOST_PLAIN_BYTES:,} bytes", hint="leave it out")
+
+
 def _read_config(file: Path) -> Any:
     try:
-        with file.open("rb") as stream:  # a link in the cache of Hugging Face
+        with open_file(file) as stream:  # a link in the cache of Hugging Face
             text = stream.read(MOST_PLAIN_BYTES + 1)
         if len(text) > MOST_PLAIN_BYTES:
             raise ValueError(f"it has more than {MOST_PLAIN_BYTES:,} bytes")
@@ -174,9 +192,13 @@ def load_chat_format(name: str | Path, options: ChatOptions | None = None) -> Ch
     try:
         with quiet_libraries():
             tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise ModelNotFound(f"`{name}` has no tokenizer: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # the library raises anything for a damaged folder
+        raise ModelNotFound(f"`{name}` has no tokenizer: {_first_line(error)}") from error
     return ChatFormat(tokenizer, frozenset([tokenizer.eos_token_id]), options)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def find_adapted_model(folder: Path | None) -> str | None:

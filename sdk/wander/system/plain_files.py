@@ -46,6 +46,22 @@ def read_plain_file(path: Path, most: int, *, below: Path | None = None) -> byte
     return content
 
 
+def open_file(path: Path) -> BufferedReader:
+    """Open the file that a path leads to; raises `OSError` for a FIFO, a device, a socket or a folder.
+
+    Links are followed: this is for files that the user named, and for caches that are made of links.
+    """
+    if not stat.S_ISREG(mode := path.stat().st_mode):  # opening a device may change it
+        raise _fault(errno.ENXIO, _describe(mode), path)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        _require_plain(os.fstat(descriptor).st_mode, path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return os.fdopen(descriptor, "rb")
+
+
 def is_plain_file(path: Path) -> bool:
     """Return whether there is a plain file at a path: not a link to one."""
     try:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from wander.errors import ConfigError, did_you_mean
 from wander.train.sections import Section
 from wander.types import first_fault
+from wander.wire.gate import SETTINGS, read_toml_file
 
 AnySection = TypeVar("AnySection", bound=Section)
 
@@ -36,10 +37,10 @@ def settings_data(
     `given` are sections whose fields take precedence over both.
     """
     try:
-        data: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8")) if file is not None else {}
+        data: dict[str, Any] = read_toml_file(file, SETTINGS) if file is not None else {}
     except OSError as error:
         raise ConfigError(f"cannot read `{file}`: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigError(f"`{file}` is not valid TOML: {error}") from error
     if isinstance(phases := data.get("phases"), list):
         data["phases"] = _phases_by_name(phases, file)

@@ -13,10 +13,13 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pydantic_core
 from pydantic import BaseModel, ValidationError
+
+from wander.system.plain_files import open_file
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -177,9 +180,51 @@ def read_toml(text: bytes, kind: TextKind) -> dict[str, Any]:
     if _LONG_NUMBER in text.translate(_SHAPES, b"_"):
         raise Refused(f"{kind.name} has a number of over {MOST_DIGITS} digits", too_large=True)
     try:
-        return tomllib.loads(text.decode())
+        found = tomllib.loads(text.decode())
+        is_deep = _is_deep(found, MOST_DEPTH)
     except (ValueError, RecursionError) as error:
         raise Refused(f"not TOML: {str(error)[:_LONGEST_FAULT]}") from error
+    if is_deep:
+        raise Refused(f"{kind.name} nests tables and lists over {MOST_DEPTH} deep", too_large=True)
+    return found
+
+
+def _is_deep(value: Any, most: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return most < 0 or any(_is_deep(one, most - 1) for one in inner)
+
+
+def read_toml_file(path: Path, kind: TextKind) -> dict[str, Any]:
+    """Return the table of a TOML file; raise `Refused` as `read_toml`, and `OSError` for what is no file."""
+    with open_file(path) as file:
+        return read_toml(file.read(kind.most_bytes + 1), kind)
+
+
+def read_project(folder: Path) -> dict[str, Any]:
+    """Return the `pyproject.toml` of a folder, in which every table that is read here is a table.
+
+    Raises `OSError` for what is no file, and `Refused`.
+    """
+    found = read_toml_file(folder / "pyproject.toml", PROJECT)
+    project = _table(found, "project")
+    for name in ("tool", "build-system"):
+        _table(found, name)
+    points = _table(project, "entry-points")
+    for group in points:
+        if not all(isinstance(target, str) for target in _table(points, group).values()):
+            raise Refused("an entry point is not a string", place="project.entry-points")
+    for name in ("dependencies", "dynamic"):
+        listed = project.get(name, [])
+        if not (isinstance(listed, list) and all(isinstance(one, str) for one in listed)):
+            raise Refused("it is not a list of strings", place=f"project.{name}")
+    return found
+
+
+def _table(outer: dict[str, Any], name: str) -> dict[str, Any]:
+    table = outer.get(name, {})
+    if not isinstance(table, dict):
+        raise Refused("it is not a table", place=name)
+    return table
 
 
 def is_finite(value: Any) -> bool:
@@ -227,6 +272,8 @@ METRICS = TextKind("a line of metrics", 64 * KIB, 2_000)
 TOOL_ARGUMENTS = TextKind("the arguments of a call", 16 * KIB, 1_000)
 LOCK = TextKind("the lock", MIB, 100_000)
 PROJECT = TextKind("`pyproject.toml`", 256 * KIB, 100_000)
+SETTINGS = TextKind("the file", MIB, 100_000)
+"""A suite or the settings of a training, which no hub reads."""
 WEIGHTS_HEADER = TextKind("the header of a file of weights", 4 * MIB, 400_000)
 MODEL_CONFIG = TextKind("a settings file of a model", 4 * MIB, 300_000)
 TOKENIZER_TEXT = TextKind("`tokenizer.json`", 48 * MIB, 4_000_000, most_nodes=1_200_000)

@@ -193,15 +193,12 @@ def read_checkpoint(sizes: Mapping[str, int], read: Read) -> CheckpointFacts:
     config = _read_object(CONFIG, sizes, read)
     architecture = _architecture(config)
     tensors: dict[str, str] = {}
-    parameters, embeddings = 0, None
+    embeddings = None
     for name in sorted(one for one in sizes if one.endswith(WEIGHTS)):
         for tensor, shape in _read_shapes(name, sizes[name], read).items():
             if tensor in tensors:
                 raise ConfigError(f"`{tensor}` is in both `{tensors[tensor]}` and `{name}`")
             tensors[tensor] = name
-            parameters += math.prod(shape)
-            if parameters >= _LARGEST:
-                raise ConfigError(f"`{name}` has more parameters than a model can have")
             if _EMBEDDINGS.search(tensor) and len(shape) == 2:
                 embeddings = shape[0]
     if SHARDS in sizes:
@@ -209,7 +206,17 @@ def read_checkpoint(sizes: Mapping[str, int], read: Read) -> CheckpointFacts:
     if TOKENIZER in sizes:
         named = _read_object(NAMED_TOKENS, sizes, read) if NAMED_TOKENS in sizes else {}
         _check_tokens(_read_tokenizer(sizes, read), named, config, embeddings)
-    return CheckpointFacts(architecture, parameters)
+    return CheckpointFacts(architecture, count_parameters(sizes, read))
+
+
+def count_parameters(sizes: Mapping[str, int], read: Read) -> int:
+    """Return how many parameters the files of weights have; raises `ConfigError` for others."""
+    parameters = 0
+    for name in (one for one in sizes if one.endswith(WEIGHTS)):
+        parameters += sum(math.prod(shape) for shape in _read_shapes(name, sizes[name], read).values())
+        if parameters >= _LARGEST:
+            raise ConfigError(f"`{name}` has more parameters than a model can have")
+    return parameters
 
 
 def _check_names(sizes: Mapping[str, int]) -> None:

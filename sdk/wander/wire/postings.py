@@ -20,6 +20,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from wander.system.plain_files import open_file
 from wander.types import Record
 from wander.wire.fields import Count, FileName, Line, RunId, Sha256, Text, Word
 
@@ -57,7 +58,7 @@ def line_digest(line: bytes) -> bytes:
 
 def file_digest(path: Path) -> str:
     """Return the SHA-256 of a file, read piece by piece."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

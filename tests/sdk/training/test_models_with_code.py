@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from received_folders import sparse
 from wander.errors import ConfigError, WanderError
 from wander.models.loading import load_chat_format, load_model, require_no_code
 
@@ -134,3 +136,37 @@ def test_a_yes_on_standard_input_runs_no_code(folder: Path, tmp_path: Path) -> N
     assert "ModelNotFound" in done.stderr
     assert issubclass(ConfigError, WanderError)
     assert not (tmp_path / "ran").exists()
+
+
+SPECIAL: dict[str, Callable[[Path], object]] = {
+    "a FIFO": os.mkfifo,
+    "a link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "a link to itself": lambda path: path.symlink_to(path.name),
+    "a link to nothing": lambda path: path.symlink_to("missing"),
+    "zeros": sparse(1 << 36),
+}
+
+
+@pytest.mark.parametrize("put", SPECIAL)
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "tokenizer.json", "generation_config.json", "chat_template.jinja", "inner/notes.txt"],
+)
+def test_special_files_and_endless_texts_are_not_read(name: str, put: str, tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    SPECIAL[put](tmp_path / name)
+    for load in (require_no_code, load_chat_format):
+        with pytest.raises(ConfigError):
+            load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"{}", b"[]", b"[" * 100_000, b'{"a": ' + b"9" * 10_000 + b"}", b"\0" * 50, b'{"model": 3}']
+)
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_damaged_tokenizer_is_told_of(content: bytes, name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(WanderError):
+        load_chat_format(tmp_path)

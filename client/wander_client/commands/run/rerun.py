@@ -7,8 +7,6 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from wander.wire.run_record import SCRIPT
-
 from wander_client.commands.run.replay import Arguments
 from wander_client.context import current
 from wander_client.environments.sandbox import (
@@ -130,6 +128,8 @@ def _require_chosen(found: FoundRun, model: str | None, base_url: str | None) ->
             hint=f"choose one with `-m MODEL`; `{shlex.join([*words, '-m', pin.name])}` takes that one",
             code="model_of_another",
         )
+    from wander.wire.run_record import SCRIPT
+
     others = {name: each.name for name, each in found.manifest.players.items() if each.kind != SCRIPT}
     if local := {name: each for name, each in others.items() if not asks_endpoint(each)}:
         name, each = next(iter(local.items()))

@@ -158,6 +158,7 @@ def list_models(
     wander model list
     wander model list acme/ttt
     """
+    from wander.errors import ConfigError
     from wander.models.loading import model_name
     from wander.models.pulled import list_pulled
     from wander.models.smollm2 import cache_folder
@@ -169,7 +170,12 @@ def list_models(
     pulled = [(f"hub:{one.record}", one.folder) for one in list_pulled()]
     places = [*cache_folder().glob("*/config.json"), *here.settings.runs_dir.glob("*/model/config.json")]
     named = [*((model_name(place.parent), place.parent) for place in sorted(places)), *pulled]
-    facts = [{"name": shown, **_facts(folder)} for shown, folder in named]
+    facts = []
+    for shown, folder in named:
+        try:
+            facts.append({"name": shown, **_facts(folder)})
+        except (OSError, ValueError, ConfigError) as error:  # of a run that somebody sent
+            here.output.warn(f"the model in `{folder}` cannot be read: {error}")
     rows = [[fact["name"], fact["parameters"], fact["path"]] for fact in facts]
     here.output.answer(facts, lambda: here.output.table(["model", "parameters", "folder"], rows))
 
@@ -201,24 +207,22 @@ def _list_revisions(word: str) -> None:
 
 def _facts(folder: Path) -> dict[str, Any]:
     """Return a model's folder, size and digest; read from its files, without loading it."""
-    import json
-    import math
-    import struct
-
     from wander.models.loading import weights_digest
+    from wander.system.plain_files import open_file
+    from wander.wire.gate import MODEL_CONFIG, read_json
+    from wander.wire.models import CONFIG, WEIGHTS, count_parameters
 
-    parameters = 0
-    for file in folder.glob("*.safetensors"):
-        # The format begins with the length of a JSON header that has every tensor's shape.
-        with file.open("rb") as stream:
-            (length,) = struct.unpack("<Q", stream.read(8))
-            header = json.loads(stream.read(length))
-        parameters += sum(math.prod(entry["shape"]) for key, entry in header.items() if key != "__metadata__")
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    def read(name: str, start: int, length: int) -> bytes:
+        with open_file(folder / name) as file:
+            file.seek(start)
+            return file.read(length)
+
+    sizes = {file.name: file.stat().st_size for file in folder.glob(f"*{WEIGHTS}")}
+    config = read_json(read(CONFIG, 0, MODEL_CONFIG.most_bytes + 1), MODEL_CONFIG)
     return {
         "path": str(folder.resolve()),
-        "parameters": parameters,
-        "tokens": config.get("vocab_size"),
+        "parameters": count_parameters(sizes, read),
+        "tokens": config.get("vocab_size") if isinstance(config, dict) else None,
         "weights_sha256": weights_digest(folder),
     }
 

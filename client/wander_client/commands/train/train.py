@@ -94,9 +94,8 @@ def train(
         (_require_alone if verify else _same_settings)(typed, word)
     begun = _find_begun(verify, resume, changes=checkpoint is not None or allow_changes)
     if begun is not None and (environment is None or training_phases.read_begun(begun).is_own):
-        option = "--verify" if verify else "--resume"
         (_require_alone if verify else _same_settings)(typed, begun)
-        own = training_phases.own_command(begun, option).played_at(*elsewhere)
+        own = training_phases.own_command(begun, "--verify" if verify else "--resume").played_at(*elsewhere)
         return _verify(own, begun, steps) if verify else _go_on(own, begun, checkpoint, allow_changes)
     if environment is None:
         raise UsageError("the environment is missing", hint="run `wander train --help` for examples")
@@ -106,11 +105,12 @@ def train(
     by_default = confines(here.settings, environment, elsewhere=bool(worker))
     policy = choose_policy(sandbox, sandbox_limit, default=by_default)
     asked = (here, environment, config, model, overrides, argument or [], policy)
-    command = training_phases.new_command(*asked) or training.new_command(*asked)
+    made = training_phases.new_command(*asked) or training.new_command(*asked)
+    command = made if sandbox is False else training_phases.confine_mixture(here.settings, made)
     if sandbox or sandbox_limit or here.settings.sandbox:
-        require_here(policy, training_phases.worker_addresses(command))
+        require_here(command.sandbox, training_phases.worker_addresses(command))
     if dry_run:
-        return _dry_run(command.environment, _phases_of(command), policy)
+        return _dry_run(command.environment, _phases_of(command), command.sandbox)
     if begun is not None:  # somebody else began it, so all settings are the typed ones
         return _verify(command, begun, steps) if verify else _go_on(command, begun, checkpoint, allow_changes)
     return _begin(command, out, steps)

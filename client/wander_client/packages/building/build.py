@@ -15,13 +15,13 @@ import signal
 import subprocess
 import tarfile
 import tempfile
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from wander.system.child_environ import LOCALE, child_environ
+from wander.wire.gate import read_project
 
 from wander_client.errors import ClientError
 from wander_client.packages.building import backend
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 Kind = Literal["wheel", "sdist"]
 _SECONDS = 900.0
+LARGEST_SOURCE, MOST_FILES = 4 << 30, 100_000
+"""Bytes, and files and folders, of a project."""
 _LARGEST = 1 << 30
 _ROOM = {"tmp": 2 << 30, "file": _LARGEST}
 """Limits of the sandbox for a build: more than an environment needs."""
@@ -188,13 +190,10 @@ class Builder:
 def read_build_system(folder: Path) -> list[str]:
     """Return what the build of a project requires; raises `ClientError` for requirements that are refused."""
     try:
-        stated = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8")).get(
-            "build-system", {}
-        )
-        requires = stated["requires"] if isinstance(stated, dict) and "requires" in stated else None
+        requires = read_project(folder).get("build-system", {}).get("requires")
     except FileNotFoundError:
         requires = None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise ClientError(
             f"`{folder / 'pyproject.toml'}` cannot be read", detail=str(error), code="bad_pyproject"
         ) from error
@@ -212,10 +211,9 @@ def read_build_system(folder: Path) -> list[str]:
 
 
 def _stated_python(folder: Path) -> str | None:
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8")).get("project")
-        if isinstance(project, dict) and project.get("requires-python") is not None:
-            return str(project["requires-python"])
+    with contextlib.suppress(OSError, ValueError):
+        stated = read_project(folder).get("project", {}).get("requires-python")
+        return None if stated is None else str(stated)
     return None
 
 
@@ -235,11 +233,31 @@ def _keep(out: IO[bytes], name: str, kind: Kind, place: Path, doing: str) -> Pat
     return made
 
 
+def too_large(name: str) -> ClientError:
+    """Return the refusal of a package with too many bytes."""
+    return ClientError(f"`{name}` has more than {LARGEST_SOURCE >> 20:,} MiB", code="unsafe_package")
+
+
+def extract_bounded(path: Path, work: Path) -> None:
+    """Unpack a tar archive of plain files; raises `ClientError` for one with too many bytes or files."""
+    room, files = LARGEST_SOURCE, MOST_FILES
+
+    def count(member: tarfile.TarInfo, place: str) -> tarfile.TarInfo | None:
+        nonlocal room, files
+        room, files = room - member.size, files - 1
+        if room < 0 or files < 0:
+            raise too_large(path.name)
+        return tarfile.data_filter(member, place)
+
+    with tarfile.open(path) as archive:
+        for member in archive:  # one by one: a list of all of them may be long
+            archive.extract(member, work, filter=count)
+
+
 def _unpack(archive: Path, place: Path) -> Path:
     """Unpack a source archive that was just built, and return its folder."""
     try:
-        with tarfile.open(archive) as opened:
-            opened.extractall(place, filter="data")
+        extract_bounded(archive, place)
         (folder,) = place.iterdir()
     except (tarfile.TarError, OSError, ValueError) as error:
         raise ClientError(

@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tomlkit
+from packaging.utils import (
+    InvalidSdistFilename,
+    InvalidWheelFilename,
+    canonicalize_name,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
+from packaging.version import Version
 from wander.wire import VersionDetail
+from wander.wire.gate import read_project
 
 from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.hub.api import HubApi
@@ -21,6 +30,7 @@ from wander_client.paths import path_below
 
 if TYPE_CHECKING:
     from wander.wire import EnvironmentDetail
+    from wander.wire.environments import FileInfo
 
     from wander_client.context import Invocation
     from wander_client.names import EnvironmentName
@@ -90,6 +100,7 @@ def fork(
 def _rename(pyproject: Path, name: str) -> None:
     """Call a project, and the environment that it declares, by another name."""
     try:
+        read_project(pyproject.parent)
         described = tomlkit.parse(pyproject.read_text(encoding="utf-8"))
         project = described["project"]
         points = project["entry-points"][ENTRY_POINT_GROUP]
@@ -118,6 +129,7 @@ def bring_version(hub: HubApi, cache_dir: Path, version: VersionDetail, work: Pa
             code="no_source",
         )
     file = files[0]
+    hub.require(_is_of(file, version), file.filename)
     archive = path_below(cache_dir / "sources", file.sha256, file.filename)
     fetch_into(hub, archive, file.url, file.sha256, file.size)
     if file.kind == "wheel":
@@ -125,3 +137,13 @@ def bring_version(hub: HubApi, cache_dir: Path, version: VersionDetail, work: Pa
     folder = unpack_source(archive, work)
     (folder / "PKG-INFO").unlink(missing_ok=True)  # the build wrote it
     return folder
+
+
+def _is_of(file: FileInfo, version: VersionDetail) -> bool:
+    """Return whether a file has the name that a build of the version gives it."""
+    parse = parse_sdist_filename if file.kind == "sdist" else parse_wheel_filename
+    try:
+        name, number, *_ = parse(file.filename)
+    except (InvalidSdistFilename, InvalidWheelFilename):
+        return False
+    return (name, number) == (canonicalize_name(version.name), Version(version.version))

@@ -13,7 +13,7 @@ from wander.system.child_environ import NETWORK, child_environ
 
 from wander_client.errors import ClientError, NotFound, Unavailable, UsageError
 from wander_client.packages.building.build import Builder
-from wander_client.packages.origins.source import Origin, folder_digest, project_in
+from wander_client.packages.origins.source import Origin, folder_digest, project_in, refuse_links_out
 
 _SECONDS = 300
 _PASSED = (
@@ -89,9 +89,7 @@ def clone_project(text: str, work: Path, builder: Builder) -> tuple[Path, Origin
     folder = (target / (address.subdirectory or ".")).resolve()
     if not folder.is_relative_to(target.resolve()) or not folder.is_dir():
         raise NotFound(f"`{address.url}` has no folder `{address.subdirectory}`")
-    for path in target.rglob("*"):  # through a link that leads out, a build would take files of this machine
-        if path.is_symlink() and not path.resolve().is_relative_to(target.resolve()):
-            raise ClientError(f"`{path.relative_to(target)}` is a link that leaves the repository")
+    refuse_links_out(target)
     return project_in(folder, builder), Origin(address.shown, revision=commit, sha256=folder_digest(folder))
 
 

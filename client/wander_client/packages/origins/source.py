@@ -6,10 +6,11 @@ From a folder, an sdist or a wheel here; `git_origin` and `prime_origin` bring t
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
+import stat
 import tarfile
-import tomllib
 import zipfile
 from dataclasses import dataclass
 from email.message import Message
@@ -18,11 +19,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import tomlkit
+from wander.system.plain_files import open_plain_file
+from wander.wire.gate import read_project
 from wander.wire.postings import file_digest
 
 from wander_client.errors import ClientError, NotFound, UsageError
-from wander_client.packages.building.build import Builder
-from wander_client.packages.needs import requirements_in
+from wander_client.packages.building.build import LARGEST_SOURCE, Builder, extract_bounded, too_large
+from wander_client.packages.needs import require_bounded, requirements_in
 from wander_client.packages.publish import parse_entry_points
 
 _LEFT_OUT = shutil.ignore_patterns(
@@ -71,7 +74,7 @@ def bring_project(source: str, work: Path, builder: Builder) -> tuple[Path, Orig
     """
     path = Path(source).expanduser().resolve()
     if path.is_dir():
-        copy = Path(shutil.copytree(path, work / path.name, ignore=_LEFT_OUT, symlinks=True))
+        copy = _copy(path, work / path.name)
         return project_in(copy, builder), Origin(path.name, sha256=folder_digest(copy))
     if not path.is_file():
         raise NotFound(f"`{source}` does not exist", hint="give a folder, an sdist or a wheel")
@@ -83,6 +86,39 @@ def bring_project(source: str, work: Path, builder: Builder) -> tuple[Path, Orig
     raise UsageError(
         f"`{source}` is not a package", hint="give a folder, an sdist (.tar.gz) or a wheel (.whl)"
     )
+
+
+def _copy(folder: Path, target: Path) -> Path:
+    """Copy a project's folder; raises `ClientError` for special files, too many bytes and links out of it."""
+    room = LARGEST_SOURCE
+
+    def copy_file(source: str, place: str) -> None:
+        nonlocal room
+        with open_plain_file(Path(source)) as file, open(place, "xb") as out:
+            room -= (status := os.fstat(file.fileno())).st_size
+            if room < 0:
+                raise too_large(folder.name)
+            shutil.copyfileobj(file, out)
+        os.chmod(place, stat.S_IMODE(status.st_mode))
+
+    try:
+        shutil.copytree(folder, target, ignore=_LEFT_OUT, symlinks=True, copy_function=copy_file)
+    except OSError as error:  # of several files that cannot be copied, with each of them
+        faults = error.args[0] if isinstance(error, shutil.Error) else [(folder, target, error)]
+        path, _, fault = faults[0]
+        raise ClientError(f"`{path}` cannot be copied: {fault}", code="unsafe_file") from error
+    refuse_links_out(target)
+    return target
+
+
+def refuse_links_out(folder: Path) -> None:
+    """Raise `ClientError` for a link that leaves a folder: a build would take files of this machine."""
+    whole = folder.resolve()
+    for path in folder.rglob("*"):
+        if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(whole):
+            raise ClientError(
+                f"`{path.relative_to(folder)}` is a link that leaves the folder", code="unsafe_file"
+            )
 
 
 def folder_digest(folder: Path) -> str:
@@ -101,10 +137,10 @@ def project_in(folder: Path, builder: Builder) -> Path:
     and the wheel is what goes on.
     """
     try:
-        stated = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+        stated = read_project(folder)
     except FileNotFoundError:
         stated = {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+    except (OSError, ValueError):
         return folder  # said when it is read for what it holds
     other = any((folder / name).is_file() for name in ("setup.py", "setup.cfg"))
     if "project" in stated or not (other or "poetry" in stated.get("tool", {})):
@@ -119,10 +155,10 @@ def unpack_source(path: Path, work: Path) -> Path:
     """Unpack an archive of sources; returns the folder with the project, its own or one folder in it."""
     try:
         if path.suffix == ".zip":
+            require_bounded(path)
             shutil.unpack_archive(path, work)
         else:
-            with tarfile.open(path) as archive:
-                archive.extractall(work, filter="data")
+            extract_bounded(path, work)
     except (tarfile.TarError, OSError, zipfile.BadZipFile) as error:
         raise ClientError(f"`{path.name}` cannot be unpacked: {error}") from error
     if (work / "pyproject.toml").is_file():
@@ -136,6 +172,7 @@ def unpack_source(path: Path, work: Path) -> Path:
 def unpack_wheel(path: Path, work: Path) -> Path:
     """Unpack a wheel and write the `pyproject.toml` that its metadata means."""
     folder = work / path.name.split("-")[0]
+    require_bounded(path)
     try:
         with zipfile.ZipFile(path) as archive:
             names = [name for name in archive.namelist() if not name.endswith("/")]

@@ -12,13 +12,14 @@ import inspect
 import re
 import sys
 import textwrap
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Any
+
+from wander.wire.gate import read_project
 
 from wander_compat.verifiers.messages.conversion import Form
 
@@ -181,7 +182,7 @@ def _project_of(top: str) -> list[str] | None:
         return None
     for folder in list(Path(origin).parents)[:3]:
         try:
-            project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+            project = read_project(folder)["project"]
         except (OSError, ValueError, KeyError):
             continue
         if str(project.get("name", "")).replace("-", "_").lower() == top.lower() or "src" in origin:

@@ -1,0 +1,170 @@
+"""Projects, suites and settings that somebody sent: no command hangs on them, fills the memory or breaks."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from command_line import Wander
+from received_folders import make_socket, sparse
+from wander.errors import ConfigError
+from wander.train.settings_file import settings_data
+from wander.wire.gate import PROJECT, Refused, read_project, read_toml
+from wander_client.errors import ClientError
+from wander_client.packages import needs
+from wander_client.packages.building import build
+from wander_client.packages.origins import source
+from wander_client.packages.origins.source import bring_project
+from wander_client.settings import load_settings
+from wander_client.suites.file import read_suite
+
+
+def text(content: str) -> Callable[[Path], object]:
+    return lambda path: path.write_text(content)
+
+
+HEAD = '[project]\nname = "x"\nversion = "1"\n'
+PUTS: dict[str, Callable[[Path], object]] = {
+    "a FIFO": os.mkfifo,
+    "a folder": Path.mkdir,
+    "a socket": make_socket,
+    "a link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "a link to itself": lambda path: path.symlink_to(path.name),
+    "zeros": sparse(1 << 36),
+    "deep": text("a = " + "[" * 50_000),
+    "closed and deep": text("a = " + "[" * 90 + "]" * 90),
+    "long keys": text(".".join("a" * 9000) + " = 1\n"),
+    "digits": text("a = " + "9" * 10_000),
+    "no text": lambda path: path.write_bytes(b"\xff\xfe"),
+}
+SHAPES: dict[str, Callable[[Path], object]] = {
+    "project is a string": text('project = "x"'),
+    "project is a list": text('[[project]]\nname = "x"'),
+    "tool is a number": text(f"tool = 3\n{HEAD}"),
+    "build-system is a list": text(f"build-system = []\n{HEAD}"),
+    "entry points are a number": text(f"{HEAD}entry-points = 3"),
+    "entry points are a list": text(f'{HEAD}[project.entry-points]\n"wander.environments" = ["a"]'),
+    "an entry point is a number": text(f'{HEAD}[project.entry-points."wander.environments"]\nx = 3'),
+    "dependencies are a string": text(f'{HEAD}dependencies = "x"'),
+    "a dependency is a table": text(f"{HEAD}dependencies = [{{}}]"),
+    "dynamic is a number": text(f"{HEAD}dynamic = 1"),
+}
+
+
+@pytest.fixture
+def project(folder: Path) -> Path:
+    """An environment's folder whose `pyproject.toml` is still to be made."""
+    (folder / "pyproject.toml").unlink()
+    return folder
+
+
+@pytest.mark.parametrize("put", [*PUTS, *SHAPES])
+def test_a_project_is_read_or_refused(put: str, project: Path) -> None:
+    (PUTS | SHAPES)[put](project / "pyproject.toml")
+    with pytest.raises((Refused, OSError)):
+        read_project(project)
+
+
+@pytest.mark.parametrize("put", ["a FIFO", "a link to a device", "deep", "digits", *SHAPES])
+def test_commands_say_what_is_wrong_with_a_project(put: str, project: Path, wander: Wander) -> None:
+    (PUTS | SHAPES)[put](project / "pyproject.toml")
+    for words in (
+        ("check", "./say-env"),
+        ("publish", "./say-env", "--dry-run"),
+        ("env", "import", "path", "./say-env", "--dry-run", "--owner", "me"),
+        ("env", "lock", "./say-env"),
+    ):
+        ended = wander(*words, "--json")
+        assert ended.status != 0, words
+        assert ended.json.get("error", {}).get("code") != "internal", (words, ended.out)
+
+
+@pytest.mark.parametrize("put", PUTS)
+def test_suites_and_settings_are_read_or_refused(put: str, home: Path) -> None:
+    PUTS[put](home / "x.toml")
+    with pytest.raises(ClientError):
+        read_suite(home / "x.toml", load_settings())
+    with pytest.raises(ConfigError):
+        settings_data(home / "x.toml", [], {})
+
+
+def test_a_readme_is_a_file_of_the_project(folder: Path, wander: Wander) -> None:
+    stated = (folder / "pyproject.toml").read_text()
+    for number, place in enumerate(("/dev/zero", "../outside", "fifo", "/etc/passwd", "")):
+        if place == "fifo":
+            os.mkfifo(folder / place)
+        (folder / "pyproject.toml").write_text(stated.replace('"README.md"', f'"{place}"'))
+        ended = wander("check", "./say-env", "--json")
+        assert ended.json.get("error", {}).get("code") != "internal", (number, ended.out)
+
+
+@pytest.mark.parametrize("depth", [1, 10, 60])
+def test_ordinary_depth_is_read(depth: int) -> None:
+    assert read_toml(f"a = {'[' * depth}{']' * depth}".encode(), PROJECT)
+
+
+# What is copied and unpacked.
+
+
+@pytest.mark.parametrize(
+    "put", [os.mkfifo, make_socket, sparse(1 << 40), lambda path: path.symlink_to("/etc/passwd"),
+            lambda path: path.symlink_to("../../outside"), lambda path: path.symlink_to("/")],
+)  # fmt: skip
+@pytest.mark.parametrize("place", ["data.bin", "inner/data.bin"])
+def test_a_folder_with_special_files_is_not_copied(
+    put: Callable[[Path], object], place: str, folder: Path, tmp_path: Path
+) -> None:
+    (folder / place).parent.mkdir(exist_ok=True)
+    put(folder / place)
+    (tmp_path / "work").mkdir()
+    with pytest.raises(ClientError) as refused:
+        bring_project(str(folder), tmp_path / "work", None)  # type: ignore[arg-type]
+    assert refused.value.code in ("unsafe_file", "unsafe_package")
+
+
+def test_links_inside_a_folder_stay(folder: Path, tmp_path: Path) -> None:
+    (folder / "again.md").symlink_to("README.md")
+    (tmp_path / "work").mkdir()
+    copy, _ = bring_project(str(folder), tmp_path / "work", None)  # type: ignore[arg-type]
+    assert (copy / "again.md").read_text() == "# say-env\n"
+
+
+def zipped(path: Path) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x-1/zeros", bytes(1 << 22))
+
+
+def tarred(path: Path) -> None:
+    with tarfile.open(path, "w:gz") as archive:
+        entry = tarfile.TarInfo("x-1/zeros")
+        entry.size = 1 << 22
+        archive.addfile(entry, io.BytesIO(bytes(entry.size)))
+
+
+def many(path: Path) -> None:
+    with tarfile.open(path, "w:gz") as archive:
+        for number in range(50):
+            archive.addfile(tarfile.TarInfo(f"x-1/{number}"))
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [("x-1.zip", zipped), ("x-1-py3-none-any.whl", zipped), ("x-1.tar.gz", tarred), ("x-1.tgz", many)],
+)
+def test_an_archive_that_unpacks_to_too_much_is_refused(
+    name: str, make: Callable[[Path], None], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(needs, "_FREE_UNPACKED", 1 << 20)
+    monkeypatch.setattr(build, "LARGEST_SOURCE", 1 << 20)
+    monkeypatch.setattr(build, "MOST_FILES", 20)
+    make(home / name)
+    (home / "work").mkdir()
+    with pytest.raises(ClientError) as refused:
+        source.bring_project(str(home / name), home / "work", None)  # type: ignore[arg-type]
+    assert refused.value.code == "unsafe_package"
+    assert sum(path.stat().st_size for path in (home / "work").rglob("*") if path.is_file()) == 0
