@@ -123,13 +123,18 @@ def test_what_a_model_that_fails_said_is_kept(wander: Wander, folder: Path) -> N
 
 @pytest.mark.parametrize(
     ("function", "part"),
-    [("nope", "has no function `nope`"), ("solver:x", "say_env:solver"), ("", "does not name a function")],
+    [
+        ("nope", "has no function `nope`"),
+        ("solver:x", "say_env:solver"),
+        ("", "does not name a function"),
+        ("load_environment", "is no player"),
+    ],
 )
 def test_a_scripted_model_that_is_none_is_named(
     function: str, part: str, wander: Wander, folder: Path, home: Path
 ) -> None:
     result = evaluate(wander, folder, function)
-    assert result.status == (3 if function else 2)
+    assert result.status == (2 if function in {"", "load_environment"} else 3)
     assert part in result.err
     assert not (home / "runs").exists()
 

@@ -172,6 +172,7 @@ def test_what_fails_is_told(env, home):
     with pytest.warns(UserWarning, match="rollouts? failed|rubric") as warned:
         run = env.evaluate_sync("scripted:say_env:breaks_on_three", n=5)
     assert "1 of 5 rollouts failed" in [str(one.message) for one in warned]
+    assert {one.filename for one in warned} == {__file__}
     assert (run.failed, run.reward) == (1, 1.0)
     with pytest.raises(ClientError, match="all 3 rollouts failed") as caught:
         env.evaluate_sync("scripted:say_env:raises", n=3)

@@ -168,7 +168,9 @@ def test_a_folder_becomes_a_row_of_a_leaderboard(
     assert f"{board!r}" == "<Board admin/say-env@0.1.0: 1 rows, 0.6667 by scripted:say>"
     assert mine.leaderboard("admin/say-env@0.1.0", level="replayed").leaderboard.rows == []
     mine.post(run, private=True)
-    assert "already posted publicly" in str(recwarn.pop(UserWarning).message)
+    warned = recwarn.pop(UserWarning)
+    assert "already posted publicly" in str(warned.message)
+    assert warned.filename == __file__
 
 
 def test_what_a_table_shows_is_no_markup(mine: Hub, home: Path) -> None:

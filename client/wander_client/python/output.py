@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,7 +48,7 @@ class PythonOutput(Output):
         """Warn as Python does."""
         text = speak_python(text)
         self.warnings.append(text)
-        warnings.warn(text, UserWarning, stacklevel=2)
+        warnings.warn_explicit(text, UserWarning, *_find_caller())
 
     @contextmanager
     def progress(self, title: str, total: int | None, *, unit: str = "") -> Iterator[Progress]:
@@ -57,6 +58,23 @@ class PythonOutput(Output):
             return
         with _tqdm()(desc=title, total=total, unit=f" {unit}" if unit else "it") as bar:
             yield BarProgress(title, total, bar)
+
+
+_MACHINERY = frozenset(
+    {"wander", "wander_client", "asyncio", "concurrent", "contextlib", "selectors", "threading"}
+)
+
+
+def _find_caller() -> tuple[str, int]:
+    """Return file and line of the code that called Wander; it waits in the main thread for Wander's own."""
+    frames = sys._current_frames()
+    for thread in (threading.current_thread(), threading.main_thread()):
+        frame = frames.get(thread.ident or 0)
+        while frame is not None:
+            if str(frame.f_globals.get("__name__")).partition(".")[0] not in _MACHINERY:
+                return frame.f_code.co_filename, frame.f_lineno
+            frame = frame.f_back
+    return __file__, 0
 
 
 class BarProgress(Progress):

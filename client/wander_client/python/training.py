@@ -20,6 +20,7 @@ from wander_client.python.environment import LoadedEnvironment
 from wander_client.python.output import PythonOutput, open_invocation
 from wander_client.python.run import Run
 from wander_client.python.words import find_near
+from wander_client.terminal.output import counted
 
 if TYPE_CHECKING:
     from wander.sandbox import SandboxPolicy
@@ -85,7 +86,7 @@ class TrainingRun(Run):
         done = self.result
         return (
             f"<training on {self.environment}: reward {done.first_reward:.3f} -> {done.final_reward:.3f}, "
-            f"{done.steps} steps, in {self.path}>"
+            f"{counted(done.steps, 'step')}, in {self.path}>"
         )
 
 

@@ -387,7 +387,7 @@ class PhasedRun:
                 result = train_preference(rows, told, folder, progress=show, resume=resume)
                 left_out = result.left_out
         if result.interrupted:
-            raise self._interruption(f"{result.steps} steps of phase `{phase.name}`")
+            raise self._interruption(f"{counted(result.steps, 'step')} of phase `{phase.name}`")
         self._context.output.note(
             f"learnt from {counted(result.rows, LEARNT[phase.kind])}; "
             f"{counted(result.as_sampled, 'rollout')} kept the tokens as they were sampled"
@@ -409,7 +409,7 @@ class PhasedRun:
                 self._context, command, folder, display.show, resume=resume, played=display.played
             )
         if result.interrupted:
-            raise self._interruption(f"{result.steps} steps of phase `{phase.name}`")
+            raise self._interruption(f"{counted(result.steps, 'step')} of phase `{phase.name}`")
         draw_curves(folder, command, self._context.output)
         outcome = read_outcome(folder)
         assert outcome is not None
@@ -472,7 +472,8 @@ def describe_phase(phase: Phase) -> str:
         return f"{DESCRIBED[phase.kind]} {phase.settings.model.path} on {', '.join(phase.rows)}"
     batch, steps = phase.settings.batch, phase.settings.schedule.steps
     doing = DESCRIBED.get(phase.settings.algorithm.loss, "GRPO on")
-    return f"{doing} {phase.settings.model.path}: {steps} steps of {batch.rollouts} rollouts"
+    size = f"{counted(steps, 'step')} of {counted(batch.rollouts, 'rollout')}"
+    return f"{doing} {phase.settings.model.path}: {size}"
 
 
 def summary_rows(results: Sequence[dict[str, Any]]) -> list[list[Any]]:

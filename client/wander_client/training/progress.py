@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from wander.train.distributed import is_beside_main
 
 from wander_client.errors import Interrupted
+from wander_client.terminal.output import counted
 from wander_client.training.panel import open_display
 from wander_client.training.run import (
     TrainingCommand,
@@ -50,7 +51,8 @@ def train_and_tell(
     output, settings = context.output, command.settings
     folder = agree_on_folder(folder, settings)
     output.note(
-        f"training {settings.model.path} on {command.environment}: {settings.schedule.steps} steps of "
+        f"training {settings.model.path} on {command.environment}: "
+        f"{counted(settings.schedule.steps, 'step')} of "
         f"{settings.batch.groups} examples x {settings.batch.group_size} rollouts\nsaving to {folder}"
     )
     if not (resume or is_beside_main()):

@@ -38,6 +38,7 @@ from wander_client.models.reference import (
 from wander_client.models.server import ServeChoice, serve
 from wander_client.runs.lookup import resumable_folder
 from wander_client.runs.own_records import restore_if_refused, write_command
+from wander_client.terminal.output import counted
 
 if TYPE_CHECKING:
     from wander.handle import EnvironmentHandle
@@ -310,7 +311,7 @@ def require_unfinished(folder: Path) -> None:
     outcome = read_outcome(folder)
     if outcome is not None and outcome.finished:
         raise UsageError(
-            f"`{folder}` is finished: it has {outcome.steps} steps",
+            f"`{folder}` is finished: it has {counted(outcome.steps, 'step')}",
             hint=f"continue from its weights with `wander train ENVIRONMENT CONFIG --from {folder}`",
             code="finished",
         )

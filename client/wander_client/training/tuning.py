@@ -16,6 +16,7 @@ from wander.wire.postings import file_digest
 
 from wander_client.errors import ClientError, Interrupted, NotFound
 from wander_client.runs.own_records import KeptCommand, foreign_record, read_command, write_command
+from wander_client.terminal.output import counted
 from wander_client.training.run import flatten, model_path, step_lines, with_path
 
 if TYPE_CHECKING:
@@ -101,7 +102,8 @@ def _tune(context: Invocation, rows: Path, settings: SFTSettings, out: Path, *, 
 
     output = context.output
     output.note(
-        f"fine-tuning {settings.model.path} on {rows}: {settings.schedule.steps} steps\nsaving to {out}"
+        f"fine-tuning {settings.model.path} on {rows}: {counted(settings.schedule.steps, 'step')}\n"
+        f"saving to {out}"
     )
     with step_lines(output, "fine-tuning", "loss") as show:
         result = train_sft(read_rows(rows), settings, out, progress=show, resume=resume)

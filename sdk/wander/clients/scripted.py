@@ -99,6 +99,11 @@ def scripted_client_from_spec(spec: str, package: str | None = None) -> Scripted
     script = getattr(module, function_name, None)
     if not callable(script) or (own and str(getattr(script, "__module__", "")).partition(".")[0] != own):
         raise LoadError(f"`{module_name}` has no function `{function_name}`")
+    if function_name == "load_environment":
+        raise ConfigError(
+            f"`{spec}` is no player: it makes the environment",
+            hint="name a function of the request that returns its reply",
+        )
     if is_factory:
         arguments: dict[str, Any] = dict(parse_qsl(query, keep_blank_values=True))
         for key, value in arguments.items():
@@ -152,6 +157,6 @@ def _response(reply: Any) -> ModelResponse:
         "a function that makes players is named with its arguments, or `?` alone: `scripted:MODULE:FUNCTION?`"
     )
     raise ModelError(
-        f"a scripted reply must be text, a message or a response, got `{type(reply).__name__}`",
+        f"no player: a scripted reply must be text, a message or a response, got `{type(reply).__name__}`",
         hint=hint if callable(reply) else None,
     )

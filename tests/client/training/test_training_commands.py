@@ -269,3 +269,10 @@ def test_a_rollout_past_its_time_fails_and_its_step_ends(wander: Wander, tiny: P
     assert done.status == 0, done.err
     (entry,) = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
     assert (entry["rollouts"], entry["failed"]) == (4, 2)
+
+
+def test_sft_without_a_model_names_a_command_that_has_one(wander: Wander, home: Path) -> None:
+    Path("my rows.jsonl").write_text("")
+    refused = wander("sft", "my rows.jsonl", "--out", "sft", "--json")
+    assert refused.status == 2
+    assert "wander model sft 'my rows.jsonl' --model" in refused.json["error"]["hint"]

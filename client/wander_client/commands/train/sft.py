@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from wander_client.context import current
 from wander_client.errors import UsageError
 from wander_client.terminal.command import Argument, Option
+from wander_client.terminal.output import counted
 
 if TYPE_CHECKING:
     from wander.train.sft import SFTResult
@@ -52,6 +54,12 @@ def sft(
             "the rows are missing" if rows is None else "`--out FOLDER` is missing",
             hint="run `wander model sft --help` for examples",
         )
+    if not (model or config or resume or any(each.startswith("model.path=") for each in setting or ())):
+        raise UsageError(
+            "`--model` is missing",
+            hint=f"name a model: `wander model sft {shlex.quote(str(rows))} --model smollm2 "
+            f"--out {shlex.quote(str(out))}`",
+        )
     overrides = [*(setting or []), *([f"schedule.steps={steps}"] if steps else [])]
     _report(tune(current(), rows, out, config, model, overrides, resume=resume is not None))
 
@@ -68,7 +76,7 @@ def _report(result: SFTResult) -> None:
         )
     output.answer(
         data,
-        f"{result.model}: {result.rows} rows, {result.steps} steps, loss {result.first_loss:.3f} -> "
-        f"{result.final_loss:.3f}{held_out}, {result.seconds:.0f} s",
+        f"{result.model}: {counted(result.rows, 'row')}, {counted(result.steps, 'step')}, "
+        f"loss {result.first_loss:.3f} -> {result.final_loss:.3f}{held_out}, {result.seconds:.0f} s",
     )
     output.next(f"wander eval ENVIRONMENT -m {result.model}")

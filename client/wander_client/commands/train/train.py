@@ -17,6 +17,7 @@ from wander_client.environments.sandbox import (
 )
 from wander_client.errors import OK, ClientError, NotFound, UsageError
 from wander_client.terminal.command import Argument, Option, Typed
+from wander_client.terminal.output import counted
 from wander_client.terminal.suggestions import choose
 
 if TYPE_CHECKING:
@@ -300,6 +301,6 @@ def _report(result: GRPOResult, folder: Path, plots: list[Path], environment: st
     output.answer(
         data,
         f"{result.model}: reward {result.first_reward:.3f} -> {result.final_reward:.3f}, "
-        f"{result.steps} steps, {result.rollouts} rollouts, {result.seconds:.0f} s",
+        f"{counted(result.steps, 'step')}, {counted(result.rollouts, 'rollout')}, {result.seconds:.0f} s",
     )
     output.next(f"wander eval {environment} -m {result.model}", f"wander post {folder}")
