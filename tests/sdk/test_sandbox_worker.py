@@ -437,3 +437,31 @@ async def test_a_worker_that_says_what_is_no_message_is_ended(tmp_path):
     with pytest.raises((LoadError, ConnectionError)):
         async with confined(tmp_path, body=textwrap.dedent(body)):
             pass
+
+
+async def test_a_server_of_the_environment_is_reached_inside(tmp_path):
+    """Tool servers of `verifiers.v1` bind to loopback, in this process or in one that it starts."""
+    code = """
+    import http.server, socket, threading, urllib.request
+    class Answers(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"here")
+    answer = []
+    for host in ("127.0.0.1", "localhost", "0.0.0.0"):
+        with http.server.ThreadingHTTPServer((host, 0), Answers) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            url = f"http://127.0.0.1:{server.server_port}"
+            answer.append(urllib.request.urlopen(url, timeout=60).read().decode())
+            server.shutdown()
+    program = (
+        "import socket; server = socket.create_server(('localhost', 0)); "
+        "print(server.getsockname()[1], flush=True); server.accept()"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as child:
+        socket.create_connection(("127.0.0.1", int(child.stdout.readline())), timeout=60).close()
+        answer.append(child.wait(60))
+    """
+    async with confined(tmp_path) as environment:
+        assert await answered(environment, textwrap.dedent(code)) == ["here", "here", "here", 0]

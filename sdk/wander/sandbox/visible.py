@@ -26,6 +26,8 @@ VIRTUALENV = "/virtualenv"
 an environment's file names do not say where it runs."""
 INSIDE = "/inside.py"
 """The path inside of the first program (`wander.sandbox.inside`)."""
+HOSTS = "/etc/hosts"
+"""The path inside of a file that gives `localhost` its addresses; no name of the host's own is in it."""
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 _LOADER_CACHE = "/etc/ld.so.cache"
 """Tells the loader where libraries outside of the usual folders are."""
@@ -128,6 +130,7 @@ def choose_binds(
         binds += [guard.bind("packages", path) for path in import_path]
     binds += [guard.bind("python", path) for path in (base, python)]
     binds.append(guard.bind("wander", str(Path(__file__).with_name("inside.py")), INSIDE))
+    binds.append(guard.bind("wander", str(Path(__file__).with_name("hosts")), HOSTS))
     binds += [guard.bind("read", path) for path in read]
     if source is not None:
         binds.append(guard.bind("source", str(source)))
