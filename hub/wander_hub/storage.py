@@ -42,34 +42,29 @@ _STAGING = "staging/"
 _KEY = re.compile(r"sha256/([0-9a-f]{2})/([0-9a-f]{62})")
 
 
-def keep_files_private(settings: Settings) -> None:
-    """Have all files that this process makes be its user's alone, whatever the umask was.
-
-    If nginx sends files from the data folder, its group may read them too.
-    """
-    os.umask(0o027 if _is_shared(settings) else 0o077)
-
-
 def make_data_folder(settings: Settings) -> None:
-    """Make the data folder, for the hub's user alone; nginx never reads the database."""
-    keep_files_private(settings)
-    settings.data.mkdir(parents=True, exist_ok=True)
+    """Make the data folder, for the hub's user alone, and its database, which even nginx never reads.
+
+    If nginx sends files from the folder, the group of the hub's user may read it.
+    """
+    if not settings.data.is_dir():
+        settings.data.mkdir(parents=True)
+        settings.data.chmod(_folder_mode(settings))
     if settings.database_url is None:
         (settings.data / DATABASE).touch(0o600)  # SQLite gives its other files the same mode
 
 
 def find_open_path(settings: Settings) -> Path | None:
     """Return the data folder or its database if other users of this machine may read it."""
-    folder_mode = 0o750 if _is_shared(settings) else 0o700
-    for path, allowed in ((settings.data, folder_mode), (settings.data / DATABASE, 0o600)):
+    for path, allowed in ((settings.data, _folder_mode(settings)), (settings.data / DATABASE, 0o600)):
         with contextlib.suppress(OSError):
             if stat.S_IMODE(path.stat().st_mode) & ~allowed & 0o077:
                 return path
     return None
 
 
-def _is_shared(settings: Settings) -> bool:
-    return settings.accel_prefix is not None or settings.public_files
+def _folder_mode(settings: Settings) -> int:
+    return 0o750 if settings.accel_prefix is not None or settings.public_files else 0o700
 
 
 def close_hint(path: Path) -> str:

@@ -11,7 +11,7 @@ from shard_records import aggregates_of, records_of
 from wander.evals.store.folder import RunFolder
 from wander.evals.store.jsonl import blocks
 from wander.wire.run_record import Shard
-from wander_client.evaluate.evaluation import load_settings_of
+from wander_client.evaluate.evaluation import read_settings_of
 from wander_client.ray_engine import engine
 from wander_client.ray_engine.coordinator import Coordinator
 from wander_client.ray_engine.task import PROOF_FILE, Job, play_shard
@@ -38,7 +38,7 @@ def test_a_lost_shard_goes_on_in_its_folder_and_the_record_is_that_played_here(
     assert wander("eval", *words, "--out", "plain").status == 6
     for number in range(2):
         wander("eval", *words, "--shard", f"{number}/2", "--out", f"whole/{number}")
-    settings = load_settings_of(Path("whole/0")).model_copy(update={"shard": None})
+    settings = read_settings_of(Path("whole/0")).command.model_copy(update={"shard": None})
     suite = Suite.model_validate(
         {"name": "ray", "concurrency": 4, "evaluations_at_once": 1, "started_at": "2026-11-26T00:00:00Z"}
         | {"runs": [name_run(settings, "here")]}

@@ -491,17 +491,8 @@ CONTENTS = [
     *(
         Case(f"data at {path}", "bad_data_folder", lambda path=path: wheel_of({f"{DATA}/data/{path}": b""}))
         for path in (
-            *(
-                "good_env.py",
-                "pyvenv.cfg",
-                "PyVenv.CFG",
-                "pip.conf",
-                "lib64",
-                "lib/libc.so.6",
-                "lib/evil.pth",
-                "lib/sitecustomize.py",
-                "man/man1/x.1",
-            ),
+            *("good_env.py", "pyvenv.cfg", "PyVenv.CFG", "pip.conf", "lib64", "man/man1/x.1"),
+            *("lib/libc.so.6", "lib/evil.pth", "lib/sitecustomize.py"),
             *("bin/python", "BIN/Python3", "bin/activate", "Scripts/python.exe", "lib/python3.12/os.py"),
             *("Share/x", "shared/x", "share", "\u017fhare/x", "\uff53hare/x", "sh\u0430re/x", "data/share/x"),
         )
@@ -683,6 +674,11 @@ METADATA = [
     ),
     Case("a version that is none", "bad_metadata", lambda: raw_meta(metadata().replace(b"1.0", b"one"))),
     Case("a requirement that is none", "bad_metadata", lambda: meta("Requires-Dist: wander-sdk; nonsense")),
+    Case(
+        "a requirement with a variable in its address",
+        "unsafe_requirement",
+        lambda: meta("Requires-Dist: a @ https://files.example/${TOKEN}/a-1-py3-none-any.whl"),
+    ),
     Case("a requirement with a broken version", "bad_metadata", lambda: meta("Requires-Dist: a >=x")),
     Case(
         "a marker of 1,000 brackets",

@@ -187,6 +187,7 @@ ATTEMPTS = {
     ("POST", HOOK + "/deliveries/{delivery}/redeliver"): Attempt(status=202),
     ("POST", "/api/v1/backups"): Attempt(status=202),
     ("POST", "/api/v1/jobs/{job}/retry"): Attempt(),
+    ("POST", "/api/v1/jobs/retry"): Attempt(),
     ("DELETE", "/api/v1/jobs/{job}"): Attempt(),
 }
 """One for every mutating route of the hub: a route that is missing here fails the first test below."""

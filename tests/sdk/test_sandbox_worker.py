@@ -271,6 +271,8 @@ async def test_surroundings_are_drawn_for_each_and_variables_few(tmp_path, monke
         async with confined(tmp_path, environ=["SANDBOX_TEST_NAMED"]) as environment:
             found.append(await answered(environment, textwrap.dedent(code)))
     assert not {*found[0][0]} & {*found[1][0]}
+    for each in found:
+        each[1] = sorted({*each[1]} - {"LC_CTYPE"})  # Python sets it for some of the drawn locales
     assert found[0][1:] == found[1][1:]
     assert found[0][2:] == ["told", "/tmp", 1000]
     assert not {"SANDBOX_TEST_SECRET", "USERNAME", "SHELL", "TMPDIR"} & set(found[0][1])

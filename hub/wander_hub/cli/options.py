@@ -19,7 +19,7 @@ from wander_hub.database import Database, Result
 from wander_hub.identity import HUB
 from wander_hub.server.data_folder import NoHub
 from wander_hub.settings import Settings
-from wander_hub.storage import keep_files_private, make_data_folder
+from wander_hub.storage import make_data_folder
 
 Data = Annotated[
     Path | None,
@@ -42,10 +42,8 @@ def group(help: str) -> typer.Typer:
 
 
 def read_settings(**given: Any) -> Settings:
-    """Return the hub's settings, with the options that were given, and keep files from other users."""
-    settings = Settings(**{name: value for name, value in given.items() if value is not None})
-    keep_files_private(settings)
-    return settings
+    """Return the hub's settings, with the options that were given."""
+    return Settings(**{name: value for name, value in given.items() if value is not None})
 
 
 @contextmanager

@@ -273,7 +273,7 @@ class JobInfo(Record):
 class RetriedJobs(Record):
     """How many jobs are tried again that waited for the hub, or failed."""
 
-    retried: int
+    retried: Count
 
 
 class JobPage(Record):

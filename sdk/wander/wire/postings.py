@@ -170,7 +170,7 @@ class LinkedRun(Record):
     environment: Line
     model: Line
     reward_mean: float | None = None
-    stated_by: str | None = None
+    stated_by: Line | None = None
     """Who posted that run and names the weights in it; None if the same user pushed the weights first."""
 
 
@@ -187,7 +187,7 @@ class RunLinks(Record):
     """Training runs that went on from weights that a training run made, by step."""
     pushed: dict[Text, Text] = Field(default_factory=dict)
     """`owner/name@revision` of those weights among them that lie on this hub, by their digest."""
-    stated_by: str | None = None
+    stated_by: Line | None = None
     """Who says that this run has these weights; None if the same user pushed them first."""
 
 

@@ -229,16 +229,16 @@ def test_a_choice_of_tokens_and_of_rollouts(
 class Repeated(RolloutTrainer):
     """Computes the second update on the same rollouts by hand, against the policy before the first."""
 
-    before: list[torch.Tensor] = []  # noqa: RUF012 - read by the test
+    earlier: list[torch.Tensor] = []  # noqa: RUF012 - read by the test
     gaps: list[float] = []  # noqa: RUF012 - read by the test
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         loss = super()._compute_loss(model, inputs)
         logps, entropies = scored_by_hand(model, inputs)
         if self.state.global_step % 2 == 0:
-            self.before.append(logps.detach())
+            self.earlier.append(logps.detach())
         else:
-            parts = Parts({**inputs, "old_per_token_logps": self.before.pop(0)}, logps, entropies)
+            parts = Parts({**inputs, "old_per_token_logps": self.earlier.pop(0)}, logps, entropies)
             assert (parts.ratio - 1).abs().max() > 0.01, "the first update moved the policy"
             self.gaps.append(float(loss.detach() - FORMULAS["dapo"](parts).detach()))
         return loss
@@ -249,7 +249,7 @@ def test_later_updates_are_measured_against_the_policy_that_played(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, played: str
 ) -> None:
     monkeypatch.setattr("wander.train.grpo.RolloutTrainer", Repeated)
-    Repeated.before, Repeated.gaps = [], []
+    Repeated.earlier, Repeated.gaps = [], []
     several = played == "in several"
     start = request.getfixturevalue("forgetful" if several else "puller")
     settings = settings_for(start, algorithm={"num_iterations": 2}, schedule={"steps": 4})
