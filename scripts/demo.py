@@ -44,7 +44,8 @@ def publish_and_install(demo: Workplace) -> None:
     with demo.step("Publish the bundled environments to the hub"):
         for project in sorted((ROOT / "environments").glob("*/pyproject.toml")):
             if importlib.util.find_spec(project.parent.name):
-                demo.type(f"wander publish {project.parent}")
+                # reasoning-gym requires a package that has no wheel, so that is built here.
+                demo.type(f"wander publish {project.parent} --build")
     with demo.step("Install one by name, into a virtual environment of its own"):
         demo.type("wander install admin/tictactoe")
         demo.type("wander env list")
