@@ -187,10 +187,10 @@ def test_the_hub_verifies_a_run_with_its_lock(played: Machine, lock_hub: LiveHub
 def test_a_run_that_names_another_lock_is_refused(played: Machine, tmp_path: Path) -> None:
     forged = Path(shutil.copytree(played.home / "run", tmp_path / "forged"))
     manifest = json.loads((forged / "run.json").read_text())
-    manifest["environment"]["lock_sha256"] = "0" * 64
+    manifest["environment"]["lock_sha256"] = "12" * 32
     (forged / "run.json").write_text(json.dumps(manifest))
     said = played.refused(1, "replay", forged)
-    assert "the run's is 0000000000000000" in said
+    assert "the run's is 1212121212121212" in said
     assert "--no-lock" in said
     manifest["run_id"] = new_run_id()
     (forged / "run.json").write_text(json.dumps(manifest))

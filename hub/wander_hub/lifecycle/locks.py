@@ -140,7 +140,9 @@ def _check_address(where: str, name: str, url: str, home: Collection[str], conte
     of_hub = address.origin in home and (hub_file(address) or ("", ""))[1] == name
     chosen = host is not None and is_inner(host, ()) and host != own
     index = origin_of(context.settings.upstream_index or "")
-    if address.origin.startswith("http:") and not (of_hub or chosen or address.origin == index):
+    # An index on the machine of a hub that has no TLS either is no weaker than that hub.
+    beside = host == own and context.base_url.startswith("http:")
+    if address.origin.startswith("http:") and not (of_hub or chosen or beside or address.origin == index):
         raise _refusal(f"the address of `{where}` of `{name}` begins with `http:`; files come over https")
 
 
