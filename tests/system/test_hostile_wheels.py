@@ -158,8 +158,9 @@ def test_the_hub_asks_no_address_of_a_lock_and_publishes_what_none_of_its_indexe
             return None if not found or found[0]["state"] in ("queued", "running") else found[0]
 
         found = awaited(judge, ended)
-        assert found["state"] == "failed"
-        for said in (found["error"], judge.get(f"/api/v1/runs/{run_id}").json()["level_reason"]):
+        assert inner.asked == []
+        assert judge.get(f"/api/v1/runs/{run_id}").json()["level"] == "unverifiable"
+        for said in (found.get("error") or "", judge.get(f"/api/v1/runs/{run_id}").json()["level_reason"]):
             assert not {inner.host, shop.host, "404", "http"} & set(said.replace("`", " ").split())
             assert "inner.host" not in said
             assert "/simple" not in said
@@ -180,15 +181,8 @@ def test_the_hub_asks_no_address_of_a_requirement(
     with package_shop(tmp_path / "inner", mirror) as inner:
         name = f"asking-env-{'git' if address.startswith('git') else 'file'}"
         wanted = f"x @ {address.format(port=inner.host.rpartition(':')[2])}"
-        publish(home, name, SEEKER, wanted, options=("--no-lock",))
-
-        def ended() -> Record | None:
-            found: Record = judge.get(f"/api/v1/environments/admin/{name}/versions/0.1.0/check").json()
-            return None if found.get("state") in (None, "queued", "running") else found
-
-        found = awaited(judge, ended)
-        assert found["state"] == "failed"
-        assert "requires `x` from an address" in found["error"]
+        with pytest.raises(AssertionError, match="unsafe_requirement"):
+            publish(home, name, SEEKER, wanted, options=("--no-lock",))
         assert inner.asked == []
 
 
@@ -213,7 +207,7 @@ def test_an_environment_finds_nothing_of_the_hub_whatever_lies_in_its_virtual_en
     with chat_endpoint(lambda messages: "I look around. " * 20) as model:
         words = ("eval", "admin/seeking-env", "-m", "looker", "-b", model.base_url, "--sandbox")
         run = home.wander(*words, "-a", f"patterns={arguments}")
-        outside = home.wander(*words[:-1], "-a", f"patterns={arguments}")
+        outside = home.wander(*words[:-1], "--no-sandbox", "-a", f"patterns={arguments}")
     rewards = [each["summary"]["reward_mean"] for each in (run, outside)]
     assert rewards[0] == 0.0
     assert rewards[1] > 3, "outside of a sandbox it finds things, else this test would prove nothing"
