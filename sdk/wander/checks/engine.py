@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from wander.checks.report import CHECKS, NOT_LOOKED_AT, CheckReport, result
 from wander.errors import ArgumentsUnfit
 from wander.sandbox import SandboxPolicy
 from wander.system.child_environ import child_environ
+from wander.system.sessions import run_in_session
 
 if TYPE_CHECKING:
     from wander.sandbox.groups import Group
@@ -152,31 +152,18 @@ def _run_probe(
                 handed_on.callback(os.close, descriptor)
             command, environ, place = confined.command, confined.environ, "/"
             shared = confined.descriptors
-        process = subprocess.Popen(  # noqa: S603 - our own module, in the caller's interpreter or the sandbox
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environ,
-            cwd=place,
-            pass_fds=shared,
-            start_new_session=True,
-        )
-        handed_on.close()
+        if group is not None:
+            stack.callback(group.remove)
+        streams = {"stdout": output, "stderr": subprocess.STDOUT}
         hung = False
-        try:
-            ending = f"its process ended with status {process.wait(timeout)}"
-        except subprocess.TimeoutExpired:
-            hung, ending = True, f"it was not done after {timeout:g} s"
-        finally:
-            # With all that it started.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            if group is not None:
-                if group.out_of_memory():
-                    ending = "its process ran out of the memory that the sandbox allows"
-                group.remove()
+        with run_in_session(command, **streams, env=environ, cwd=place, pass_fds=shared) as process:
+            handed_on.close()
+            try:
+                ending = f"its process ended with status {process.wait(timeout)}"
+            except subprocess.TimeoutExpired:
+                hung, ending = True, f"it was not done after {timeout:g} s"
+        if group is not None and group.out_of_memory():
+            ending = "its process ran out of the memory that the sandbox allows"
         output.seek(0)
         said = output.read(_LONGEST_OUTPUT).decode("utf-8", "replace").strip()
         # A sandbox that was not made is no fault of the environment.

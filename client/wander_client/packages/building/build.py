@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import os
-import signal
 import subprocess
 import tarfile
 import tempfile
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from wander.system.child_environ import LOCALE, child_environ
+from wander.system.sessions import run_in_session
 from wander.wire.gate import read_project
 
 from wander_client.errors import ClientError
@@ -116,30 +116,15 @@ class Builder:
                 passed: tuple[int, ...] = (out.fileno(),)
             else:
                 confined = self._confine(virtualenv, source, kind, out, stack)
-                command, environ, place, passed = (
-                    confined.command,
-                    confined.environ,
-                    "/",
-                    confined.descriptors,
-                )
-            process = subprocess.Popen(  # noqa: S603 - our own program, in the sandbox or as the user said
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environ,
-                cwd=place,
-                pass_fds=passed,
-                start_new_session=True,
-            )
-            try:
-                status = process.wait(_SECONDS)
-            except subprocess.TimeoutExpired:
-                raise ClientError(f"{doing} took longer than {_SECONDS:g} s", code="build_failed") from None
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                command, environ, place = confined.command, confined.environ, "/"
+                passed = confined.descriptors
+            streams = {"stdout": log, "stderr": subprocess.STDOUT}
+            with run_in_session(command, **streams, env=environ, cwd=place, pass_fds=passed) as process:
+                try:
+                    status = process.wait(_SECONDS)
+                except subprocess.TimeoutExpired:
+                    late = f"{doing} took longer than {_SECONDS:g} s"
+                    raise ClientError(late, code="build_failed") from None
             log.seek(max(0, log.seek(0, os.SEEK_END) - 8192))
             said = log.read().decode("utf-8", "replace").strip()
             if confined is not None and status > 0 and not confined.was_completed():

@@ -1,0 +1,27 @@
+"""Runs a program in a session of its own, which ends with everything that the program started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+
+@contextlib.contextmanager
+def run_in_session(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a program that reads nothing, and kill it and its session when the block ends.
+
+    `options` are those of `subprocess.Popen`. Raises `OSError` if the program cannot be started.
+    """
+    process = subprocess.Popen(  # noqa: S603 - the caller's own command
+        command, stdin=subprocess.DEVNULL, start_new_session=True, **options
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
