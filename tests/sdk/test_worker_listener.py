@@ -20,12 +20,13 @@ from wander import LocalEnvironment, Rollout, ScriptedClient
 from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.errors import ConfigError, LoadError, WorkerUnreachable
 from wander.loading import load_path
+from wander.wire.package_index import is_loopback
 from wander.worker.host import session as worker_session
 from wander.worker.host.environment import WorkerEnvironment
 from wander.worker.protocol import PROTOCOL
 from wander.worker.remote import heartbeat as worker_heartbeat
 from wander.worker.remote import link as worker_remote
-from wander.worker.remote.address import WorkerAddress, is_loopback, parse_listen, read_token
+from wander.worker.remote.address import WorkerAddress, parse_listen, read_token
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 

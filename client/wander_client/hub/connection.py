@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+from wander.wire.package_index import origin_of
 
 from wander_client.errors import ClientError, LoginRequired, Unavailable
 
@@ -157,10 +158,9 @@ class HubConnection:
 
     def is_own(self, url: str) -> bool:
         """Return whether an address is the hub's, so that its token may go there."""
-        scheme, host, port = self._origin
         # The same hub over TLS: the token went there already, and without TLS.
-        secure = ("https", host, 443 if port == 80 else port)
-        return origin_of(url) == self._origin or (scheme == "http" and origin_of(url) == secure)
+        secure = origin_of(self._origin.replace("http://", "https://", 1))
+        return origin_of(url) in {self._origin, secure} - {""}
 
     def send(self, method: str, path: str, **options: Any) -> Answer:
         """Send a request to the hub and return its whole answer, whatever the status."""
@@ -199,7 +199,7 @@ class HubConnection:
                 if method != "GET" and response.status_code not in (307, 308):
                     raise hub_fault(self.url, f"redirects a `{method}` with {response.status_code}")
                 followed = self.join(target, response.headers["Location"])
-                if (origin_of(target)[0], origin_of(followed)[0]) == ("https", "http"):
+                if _loses_tls(target, followed):
                     raise hub_fault(self.url, "redirects from https to http", code="redirected")
                 target, options = followed, {**options, "params": None}
             raise hub_fault(self.url, "redirects in a circle")
@@ -209,16 +209,13 @@ class HubConnection:
         parts = urlsplit(target)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
             raise hub_fault(self.url, f"names `{target[:200]}`, which is not an address of a file")
-        if self.is_own(target) or (elsewhere and method == "GET" and not self._lowers(parts.scheme)):
+        if self.is_own(target) or (elsewhere and method == "GET" and not _loses_tls(self.url, target)):
             return
         raise ClientError(
             f"the hub `{self.url}` leads to `{parts.scheme}://{parts.netloc}`, where nothing of it is sent",
             hint="if the hub has moved, name its address: `--hub URL`",
             code="redirected",
         )
-
-    def _lowers(self, scheme: str) -> bool:
-        return (self._origin[0], scheme) == ("https", "http")
 
     def _open(self, request: httpx.Request) -> httpx.Response:
         """Send a request and return its answer, unread; a head that drips is given up after a while.
@@ -304,11 +301,5 @@ def hub_fault(
     )
 
 
-def origin_of(url: str) -> tuple[str, str | None, int | None]:
-    """Return scheme, host and port of an address; the port is never None for a known scheme."""
-    parts = urlsplit(url)
-    try:
-        port = parts.port
-    except ValueError:
-        port = -1
-    return parts.scheme, parts.hostname, port or {"http": 80, "https": 443}.get(parts.scheme)
+def _loses_tls(before: str, after: str) -> bool:
+    return (urlsplit(before).scheme, urlsplit(after).scheme) == ("https", "http")

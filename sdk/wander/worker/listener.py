@@ -32,11 +32,11 @@ from websockets.http11 import Request, Response
 from websockets.protocol import State
 
 from wander.errors import ConfigError, LoadError, WanderError
+from wander.wire.package_index import is_loopback
 from wander.worker.channel import OPTIONS, send_frame
 from wander.worker.host.link import LocalLink, WorkerOptions
 from wander.worker.host.session import CLOSE_SECONDS, EXIT_SECONDS
 from wander.worker.protocol import PROTOCOL, Fault, LastWords, Load, LoadFailed, Refused, to_worker
-from wander.worker.remote.address import is_loopback
 from wander.worker.remote.heartbeat import HOST_PING_SECONDS, HOST_SILENT_PINGS, heartbeat, keep_alive
 from wander.worker.remote.tunnel import WorkerEnd
 

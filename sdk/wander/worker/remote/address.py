@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -103,14 +102,6 @@ def parse_listen(text: str) -> tuple[str, int]:
         hint = "write HOST:PORT, e.g. `127.0.0.1:7100`, or `unix:///PATH` of a socket"
         raise ConfigError(f"`{text}` is no address to listen on", hint=hint)
     return host, port
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether only this machine can reach an address."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _bracket(host: str) -> str:
