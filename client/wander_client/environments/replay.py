@@ -92,7 +92,7 @@ def _install_pinned(context: Invocation, pin: EnvironmentPin, *, no_lock: bool =
     A run that used its version's lock gets that lock or `ClientError`, unless `no_lock` leaves it aside. Of
     other runs the packages are looked for here; where others run in their place, a warning says so.
     """
-    name = parse_name(f"{pin.owner}/{pin.name}@{pin.version}")  # refuses what is no name, such as a path
+    name = parse_name(f"{pin.owner}/{pin.name}@{pin.version}")  # refuses anything else, such as a path
     installed = _find_installed(context, name, pin, no_lock=no_lock)
     record = installed.record
     elsewhere = "the run belongs to another hub, or its record was changed"
@@ -166,10 +166,11 @@ async def replay_in(
     """
     from wander.evals.replay import replay_run
     from wander.evals.store.manifest import this_platform
-    from wander.wire.verification import VerifiedWith
+    from wander.wire.verification import ReplayReport, VerifiedWith
     from wander.worker.process.surroundings import draw_surroundings
 
     arguments = manifest.environment.arguments
+    run = manifest.run_id, manifest.expected_rollouts
     async with _within(time_limit) as late, contextlib.AsyncExitStack() as stack:
         drawn = [] if in_process else [draw_surroundings(confined=sandbox is not None) for _ in range(2)]
         each: list[Surroundings] | list[None] = drawn or [None]
@@ -186,8 +187,8 @@ async def replay_in(
         except UsageError as error:
             if error.code != "bad_arguments":
                 raise
-            refused = _refused(manifest, f"the environment refuses its arguments: {error}")
-            return refused.model_copy(update={"contradicted": True}), None
+            reason = f"the environment refuses its arguments: {error}"
+            return ReplayReport.empty(*run, refused=reason, contradicted=True), None
         if location.folder is not None:
             # Under change: what differs from the manifest shows in the rollouts.
             pin = manifest.environment.model_copy(update={"info": opened.handle.info})
@@ -205,36 +206,20 @@ async def replay_in(
             on_replayed=on_replayed,
         )
     if late():
-        report = _refused(manifest, f"it takes longer than the limit of {time_limit:.0f} s")
-        return report.model_copy(update={"unfinished": report.expected}), None
+        reason = f"it takes longer than the limit of {time_limit:.0f} s"
+        return ReplayReport.empty(*run, refused=reason, unfinished=manifest.expected_rollouts), None
     return report, made_with
 
 
 @contextlib.asynccontextmanager
 async def _within(seconds: float | None) -> AsyncIterator[Callable[[], bool]]:
-    """End the block after so many seconds; yield what tells whether that happened."""
+    """End the block after a time limit; yield a function that says whether it was reached."""
     try:
         async with asyncio.timeout(seconds) as limit:
             yield limit.expired
     except TimeoutError:
         if not limit.expired():
             raise
-
-
-def _refused(manifest: RunManifest, reason: str) -> ReplayReport:
-    """Return the report of a replay that could compare nothing."""
-    from wander.wire.verification import ReplayReport
-
-    return ReplayReport(
-        run_id=manifest.run_id,
-        expected=manifest.expected_rollouts,
-        recorded=0,
-        replayed=0,
-        same=0,
-        differing=0,
-        failed=0,
-        refused=reason,
-    )
 
 
 def _require_opened(found: OpenedEnvironment | BaseException) -> OpenedEnvironment:

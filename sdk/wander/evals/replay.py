@@ -120,16 +120,7 @@ async def replay_run(
     deterministic = environment.info.deterministic
     rescoring = level == "rescored" or (level == "highest" and not deterministic)
     method: Method = "rescore" if rescoring else "replay"
-    report = ReplayReport(
-        run_id=manifest.run_id,
-        method=method,
-        expected=manifest.expected_rollouts,
-        recorded=0,
-        replayed=0,
-        same=0,
-        differing=0,
-        failed=0,
-    )
+    report = ReplayReport.empty(manifest.run_id, manifest.expected_rollouts, method=method)
     replay = _Replay(environment, manifest, report, concurrency, on_replayed, elsewhere)
     await replay.read_examples()
     report.refused = replay.contradiction()

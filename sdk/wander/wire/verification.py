@@ -5,7 +5,7 @@ verification level says and leaves open.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -123,6 +123,13 @@ class ReplayReport(Record):
     contradicted: bool = False
     """True when what the manifest says of the environment is not so, its examples included."""
     seconds: float = 0.0
+
+    @classmethod
+    def empty(cls, run_id: str, expected: int, **more: Any) -> ReplayReport:
+        """Return the report of a replay that has compared nothing."""
+        return cls(
+            run_id=run_id, expected=expected, recorded=0, replayed=0, same=0, differing=0, failed=0, **more
+        )
 
     @property
     def agrees(self) -> bool:
