@@ -12,7 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from subprocess import PIPE, Popen
 
 MODELS = json.dumps({"object": "list", "data": [{"id": "instant", "object": "model"}]}).encode()
@@ -82,10 +82,15 @@ async def serve(delay: float) -> None:
     server.close()
 
 
-@contextmanager
-def running(delay: float = 0.0) -> Iterator[str]:
+def running(delay: float = 0.0) -> AbstractContextManager[str]:
     """Run an endpoint for the length of a block; gives its base URL."""
-    process = Popen([sys.executable, __file__, "--delay", str(delay)], stdin=PIPE, stdout=PIPE, text=True)
+    return running_script(__file__, "--delay", str(delay))
+
+
+@contextmanager
+def running_script(*words: str) -> Iterator[str]:
+    """Run a script that prints the port it serves, until its input closes; gives the base URL there."""
+    process = Popen([sys.executable, *words], stdin=PIPE, stdout=PIPE, text=True)
     assert process.stdin is not None
     assert process.stdout is not None
     try:

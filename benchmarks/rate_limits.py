@@ -18,14 +18,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from subprocess import PIPE, Popen
 from typing import Any
 
 from endpoint_limits import AtRandom, InFlight, Limit, SlidingWindow, TokenBucket, Window
-from instant_endpoint import completion
+from instant_endpoint import completion, running_script
 from wander import LocalEnvironment, SingleTurnEnv
 from wander.clients.openai import OpenAIClient
 from wander.evals.run.runner import EvaluationPlan, evaluate
@@ -71,7 +70,7 @@ def cases(size: float) -> Iterator[Case]:
     for burst in (1, 5, rate):
         for told in (None, 1.0):
             after = ", Retry-After: 1" if told else ""
-            name = f"{rate} calls a second, {burst} at once{after}"
+            name = f"{rate} calls a second, {burst} together{after}"
             yield Case(name, TokenBucket(rate, burst, told), calls, (calls - burst) / rate)
     yield Case(f"{rate} calls in any second", SlidingWindow(rate, 1.0), calls, (calls - rate) / rate)
     for names_end in (True, False):
@@ -116,19 +115,11 @@ async def serve(limit: Limit) -> None:
     await runner.cleanup()
 
 
-@contextmanager
-def running(limit: Limit) -> Iterator[str]:
-    """Run an endpoint for the length of a block; yield its base URL."""
+def running(limit: Limit) -> AbstractContextManager[str]:
+    """Run an endpoint for the length of a block; gives its base URL."""
     told = {name: value for name, value in vars(limit).items() if isinstance(value, int | float)}
     described = json.dumps([type(limit).__name__, told])
-    process = Popen([sys.executable, __file__, "--serve", described], stdin=PIPE, stdout=PIPE, text=True)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
-    finally:
-        process.stdin.close()
-        process.wait(10)
+    return running_script(__file__, "--serve", described)
 
 
 def read_limit(described: str) -> Limit:

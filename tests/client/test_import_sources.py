@@ -6,12 +6,12 @@ import io
 import json
 import subprocess
 import tarfile
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from serving import serving
 from wander_client.errors import ClientError, NotFound, Unavailable, UsageError
 from wander_client.packages.building.build import Builder
 from wander_client.packages.origins.git import clone_project, parse_address
@@ -183,14 +183,10 @@ def prime_hub(monkeypatch) -> Iterator[list[tuple[str, str | None]]]:
         def log_message(self, *_): ...
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
     monkeypatch.setenv("PRIME_API_BASE_URL", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setenv("PRIME_API_KEY", "a-key")
-    yield asked
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(server):
+        yield asked
 
 
 def test_an_environment_of_prime_is_downloaded_by_its_name(prime_hub, tmp_path, builder):

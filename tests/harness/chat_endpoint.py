@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from serving import serving
+
 Reply = Callable[[list[dict[str, Any]]], str | bytes]
 """Takes the messages; returns the completion's text, or bytes to answer with instead of a completion."""
 
@@ -94,11 +96,5 @@ def chat_endpoint(
 
     server = Server(("127.0.0.1", 0), Handler)
     endpoint = ChatEndpoint(f"http://127.0.0.1:{server.server_address[1]}/v1")
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
+    with serving(server):
         yield endpoint
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

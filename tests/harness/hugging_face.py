@@ -8,13 +8,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
+
+from serving import serving
 
 TOKEN = "hf_" + "a" * 34
 
@@ -52,12 +53,8 @@ def running_hugging_face() -> Iterator[Store]:
     """Serve until the block ends."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     store = server.store = Store(f"http://127.0.0.1:{server.server_address[1]}")  # type: ignore[attr-defined]
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
+    with serving(server):
         yield store
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from serving import serving
 
 Ask = Callable[[str, str, dict[str, str], bytes], tuple[int, dict[str, str], bytes]]
 """Asks the real hub: method, path, headers and body give status, headers and body."""
@@ -116,14 +117,8 @@ def lying_hub(ask: Ask) -> Iterator[LyingHub]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     hub = LyingHub(f"http://127.0.0.1:{server.server_port}")
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
+    with serving(server):
         yield hub
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def ask_nobody(method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, Any, bytes]:

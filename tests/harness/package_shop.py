@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from command_line import make_wheel
+from serving import serving
 
 
 class _Pages(SimpleHTTPRequestHandler):
@@ -75,11 +75,5 @@ def package_shop(folder: Path, mirror: str) -> Iterator[PackageShop]:
     asked: list[str] = []
     pages = functools.partial(_Pages, directory=str(folder), asked=asked)
     server = ThreadingHTTPServer(("127.0.0.1", 0), pages)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with serving(server):
         yield PackageShop(f"http://127.0.0.1:{server.server_port}/simple", folder, asked)
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

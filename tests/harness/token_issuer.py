@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import jwt
 from cryptography.hazmat.primitives.asymmetric import rsa
+from serving import serving
 
 AUDIENCE = "hub.example"
 
@@ -118,11 +118,5 @@ def token_issuer() -> Iterator[Issuer]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     issuer = Issuer(f"http://127.0.0.1:{server.server_port}")
     issuer.new_key()
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with serving(server):
         yield issuer
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from serving import serving
 from transformers import AutoModelForCausalLM
 from wander.models.loading import load_model, weights_digest
 from wander.models.sampling import Sampler, SampleRequest
@@ -157,11 +158,5 @@ def token_server(folder: Path) -> Iterator[TokenServer]:
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     http.daemon_threads = True
     server.url = f"http://127.0.0.1:{http.server_port}"
-    thread = threading.Thread(target=http.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with serving(http):
         yield server
-    finally:
-        http.shutdown()
-        http.server_close()
-        thread.join()

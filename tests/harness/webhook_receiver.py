@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from serving import serving
 from wander.wire.events import WebhookPayload
 
 
@@ -88,12 +89,8 @@ def webhook_receiver(wrap: Any = None, host: str = "127.0.0.1") -> Iterator[Rece
     if wrap is not None:
         server.socket = wrap(server.socket)
     receiver.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
-        yield receiver
-    finally:
-        receiver.ended.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving(server):
+        try:
+            yield receiver
+        finally:
+            receiver.ended.set()
