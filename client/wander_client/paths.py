@@ -23,7 +23,7 @@ def path_below(root: Path, *parts: str) -> Path:
         if not _PART.fullmatch(part):
             raise ClientError(
                 f"`{part[:100]}` is not a name that a file may get here",
-                hint="whoever runs the hub can say where it comes from",
+                hint="the hub's operator can say where it comes from",
                 code="unsafe_path",
             )
     root.mkdir(parents=True, exist_ok=True)

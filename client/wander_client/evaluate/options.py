@@ -246,7 +246,14 @@ class EvaluationOptions(Record):
     ] = "eval"
     seed: Annotated[int, Option("--seed", "the run's seed", EVAL, EXAMPLES, several=True)] = 0
     strict: Annotated[
-        bool, Option("--strict", "stop before the first rollout if a row is no example", FREE, EVAL, EXAMPLES)
+        bool,
+        Option(
+            "--strict",
+            "stop before the first rollout if a row is not an example",
+            FREE,
+            EVAL,
+            EXAMPLES,
+        ),
     ] = False
     """Whether a row that cannot become an example ends the run; otherwise its rollouts fail."""
     sampling: Annotated[

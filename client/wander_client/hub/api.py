@@ -214,7 +214,7 @@ class HubApi:
         return [each.name for each in self._parse(answer, IndexRoot).projects]
 
     def content(self, url: str, most: int) -> bytes:
-        """Return the bytes of a file of the hub, of which it sends at most so many."""
+        """Return the bytes of a file on the hub; raises `Unavailable` if there are more than `most`."""
         with self._stream(url) as answer:
             return b"".join(answer.pieces(most))
 
@@ -236,8 +236,8 @@ class HubApi:
     ) -> str:
         """Save a file and return its digest, which is checked before the file gets its name.
 
-        `size` is how long the hub says that it is: more is not taken. `partial` keeps what came of a file
-        that breaks off, and a download goes on from there. `told` hears how many bytes are here.
+        `size` is the length that the hub states: more is not taken. `partial` keeps what has arrived if
+        the hub breaks off, and the next download continues from there. `told` is called with the size so far.
         """
         target.parent.mkdir(parents=True, exist_ok=True)
         place = partial

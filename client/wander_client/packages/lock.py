@@ -346,7 +346,7 @@ class _Addresses:
             )
         if not address.origin.startswith("https:"):
             raise ClientError(
-                f"the lock takes `{package.name}` from `{address.origin}`, which is no index of this machine",
+                f"the lock takes `{package.name}` from `{address.origin}`, not an index of this machine",
                 hint="ask its owner to publish a lock whose files come over https",
                 code="bad_lock",
             )

@@ -326,7 +326,7 @@ def require_bounded(wheel: Path) -> None:
     if not is_bounded:
         raise ClientError(
             f"`{wheel.name}` unpacks to more than it states, or to more than {most >> 20:,} MiB",
-            hint="tell whoever runs the hub, or the owner of the package",
+            hint="tell the hub's operator, or the owner of the package",
             code="unsafe_package",
         )
 

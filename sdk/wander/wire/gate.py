@@ -195,7 +195,7 @@ def _is_deep(value: Any, most: int) -> bool:
 
 
 def read_toml_file(path: Path, kind: TextKind) -> dict[str, Any]:
-    """Return the table of a TOML file; raise `Refused` as `read_toml`, and `OSError` for what is no file."""
+    """Return the table of a TOML file; raise `Refused` as `read_toml`, or `OSError` if it is not a file."""
     with open_file(path) as file:
         return read_toml(file.read(kind.most_bytes + 1), kind)
 
@@ -203,7 +203,7 @@ def read_toml_file(path: Path, kind: TextKind) -> dict[str, Any]:
 def read_project(folder: Path) -> dict[str, Any]:
     """Return the `pyproject.toml` of a folder, in which every table that is read here is a table.
 
-    Raises `OSError` for what is no file, and `Refused`.
+    Raises `OSError` for anything but a file, and `Refused`.
     """
     found = read_toml_file(folder / "pyproject.toml", PROJECT)
     project = _table(found, "project")
@@ -287,4 +287,4 @@ KINDS = (
     *(METRICS, TOOL_ARGUMENTS, LOCK, PROJECT, WEIGHTS_HEADER, MODEL_CONFIG, TOKENIZER_TEXT),
     *(CLAIMS, PROVIDER_ANSWER, UPSTREAM_PAGE),
 )
-"""Every kind, for the table in docs/upload-rules.md."""
+"""Every kind that a hub reads, for the table in docs/upload-rules.md."""

@@ -38,7 +38,7 @@ def post(
     wander post runs/nightly                the runs of a suite
 
     The hub derives every number again from the rollouts. Rollouts go in chunks: when the network or a machine
-    fails, the same command goes on where it stopped. Posting the same run twice changes nothing. Of several
+    fails, the same command continues where it stopped. Posting the same run twice changes nothing. Of several
     runs, none is sent before all of them are found fit to be posted.
     """
     from wander_client.runs import posting

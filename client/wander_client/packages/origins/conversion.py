@@ -199,7 +199,7 @@ def _write_sources(project: dict[str, Any], sources: dict[str, Any]) -> bool:
     """Write addresses that only `[tool.uv.sources]` states into the requirements; return whether any was.
 
     A wheel's metadata has the requirements, and not what that table adds to them. Raises `ClientError` for a
-    repository: what it holds is no release, and building it would run its code.
+    repository: its contents are not a release, and building it would run its code.
     """
     found = {canonicalize_name(name): source for name, source in sources.items() if isinstance(source, dict)}
     written = False
