@@ -64,7 +64,7 @@ def test_arguments_are_names_of_things_here(wander: Wander, installed: Path) -> 
     assert set(words(wander, "wander runs compare one ")) == runs
     assert words(wander, "wander runs compare one two ") == []
     assert set(words(wander, "wander runs report one two ")) == runs
-    assert words(wander, "wander post 'unfinished ") == []
+    assert words(wander, "wander runs replay 'unfinished ") == []
 
 
 def test_an_unknown_shell_is_refused(wander: Wander) -> None:

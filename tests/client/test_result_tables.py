@@ -29,7 +29,7 @@ def posted(hub: HubRoom, home: Path, monkeypatch: pytest.MonkeyPatch) -> HubRoom
         ("sized", [1.0, 1.0, 0.0, 0.0], "small", {"size": 4}),
     ]
     for name, rewards, model, arguments in runs:
-        run = write_run(home / "runs" / name, rewards=rewards, model=model, arguments=arguments)
+        run = write_run(home / "runs" / name, rewards=rewards, model=model, arguments=arguments, split_size=4)
         assert hub.wander("post", str(run)).status == 0
     return hub
 
@@ -75,7 +75,7 @@ def test_the_score_in_a_search_is_that_of_the_version_beside_it(posted: HubRoom,
     posted.publish(make_wheel(home, version="0.2.0"))
     (row,) = posted.wander("search", "--json").data
     assert (row["latest_version"], row["best_reward"], row["best_model"]) == ("0.2.0", None, None)
-    run = write_run(home / "runs" / "newer", rewards=[0.0, 1.0], version="0.2.0")
+    run = write_run(home / "runs" / "newer", rewards=[0.0, 1.0], version="0.2.0", split_size=2)
     assert posted.wander("post", str(run)).status == 0
     (row,) = posted.wander("search", "--json").data
     assert (row["latest_version"], row["best_reward"]) == ("0.2.0", 0.5)

@@ -26,13 +26,17 @@ def write_run(
     arguments: dict[str, Any] | None = None,
     version: str = "0.1.0",
     strata: list[int] | None = None,
+    split_size: int | None = None,
 ) -> Path:
     """Write a finished run of `say-env` with one example a reward; all say the same, or each the next.
 
     What they say is unlike any other run's unless it is given.
     """
     info = EnvironmentInfo(
-        name="say-env", kind="single_turn", reward_functions=[RewardFunctionInfo(name="right", weight=1.0)]
+        name="say-env",
+        kind="single_turn",
+        reward_functions=[RewardFunctionInfo(name="right", weight=1.0)],
+        eval_examples=split_size,
     )
     wheel = make_wheel(place.parent.parent, version=version)
     pin = EnvironmentPin(

@@ -70,6 +70,9 @@ async def test_a_private_run_becomes_public_once(hub, pinned, run_of):
     assert (shown.status_code, shown.json()["private"]) == (200, False)
     board = (await hub.get("/api/v1/environments/alice/reverse-text/leaderboard")).json()
     assert [one["run_id"] for one in board["rows"]] == [RUN]
+    place = f"/api/v1/environments/alice/reverse-text/versions/0.1.0/boards/{board['board']}"
+    arranged = await hub.client.put(place, json={"pinned": True}, headers=hub.auth("alice"))
+    assert arranged.status_code == 200
     assert (await hub.get("/api/v1/environments/alice/reverse-text")).json()["best_model"] == "tiny"
 
 

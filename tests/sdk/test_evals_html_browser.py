@@ -55,7 +55,7 @@ def test_a_browser_draws_every_chart_and_runs_nothing_else(
             )
             page.goto(page_file.as_uri())
             charts = page.locator(".chart")
-            assert charts.count() == 5
+            assert charts.count() == 3, "equal turns are a number, not a chart"
             for number in range(charts.count()):
                 charts.nth(number).locator("svg").wait_for(state="attached", timeout=60_000)
             assert page.title() == "2 runs on admin/say-env 0.1.0"

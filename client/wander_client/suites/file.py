@@ -41,6 +41,7 @@ from wander_client.evaluate.schema import settings_in, suite_keys
 from wander_client.evaluate.settings import EvaluationSettings, settings_for
 from wander_client.names import looks_like_path
 from wander_client.runs.own_records import KeptCommand, foreign_record, read_command, write_command
+from wander_client.runs.shards import require_run
 from wander_client.terminal.suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -210,7 +211,7 @@ def find_newest(runs_dir: Path, file: Path) -> Path:
 def expand_suites(runs_dir: Path, words: Iterable[str], *, incomplete: bool = False) -> list[str]:
     """Return words for runs; the folder of a suite becomes the folders of its runs, in the suite's order.
 
-    Raises `ClientError` for a suite that lacks a run, unless `incomplete` allows that.
+    Raises `ClientError` for a suite that lacks a run, unless `incomplete` allows that, and for shards.
     """
     found: list[str] = []
     for word in words:
@@ -219,6 +220,7 @@ def expand_suites(runs_dir: Path, words: Iterable[str], *, incomplete: bool = Fa
         if folder is None:
             found.append(word)
             continue
+        require_run(folder)
         runs = Suite.load(folder).command.parts()
         begun = [run for run in runs if (folder / run.folder / "run.json").is_file()]
         if not begun or (len(begun) < len(runs) and not incomplete):
