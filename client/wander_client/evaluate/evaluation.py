@@ -454,10 +454,13 @@ def environment_changed(files: list[str], *, examples_changed: bool, folder: str
 
 
 def _digest(file: Path) -> str:
+    from wander.system.plain_files import open_file
+
     try:
-        facts = file.stat()
-        if facts.st_size > _LARGE_BYTES:
-            return f"{facts.st_size} bytes at {facts.st_mtime_ns}"
-        return hashlib.sha256(file.read_bytes()).hexdigest()
+        with open_file(file) as opened:
+            facts = os.fstat(opened.fileno())
+            if facts.st_size > _LARGE_BYTES:
+                return f"{facts.st_size} bytes at {facts.st_mtime_ns}"
+            return hashlib.file_digest(opened, "sha256").hexdigest()
     except OSError as error:  # a dangling link, a socket: it is the same as long as it fails the same way
         return f"unreadable: {error.strerror}"

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
+from wander.system.plain_files import read_plain_file
+
 Library = Literal["wander", "verifiers", "verifiers.v1"]
 LOADER = "load_environment"
 TASKSETS = "verifiers.v1"
@@ -45,8 +47,24 @@ def parse_source(text: bytes | str) -> ast.Module:
     """Return the tree of a source; empty for one that cannot be parsed."""
     try:
         return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last for deep nesting
         return ast.Module(body=[], type_ignores=[])
+
+
+def _write(node: ast.expr) -> str:
+    """Return an expression as text; empty for one that nests too deep."""
+    try:
+        return ast.unparse(node)
+    except RecursionError:
+        return ""
+
+
+def read_source(path: Path) -> ast.Module:
+    """Return the tree of a file; empty for one that cannot be read or parsed, or is too large."""
+    try:
+        return parse_source(read_plain_file(path, LARGEST_SOURCE))
+    except OSError:
+        return parse_source(b"")
 
 
 def sources_of_wheel(wheel: Path) -> list[ast.Module]:
@@ -110,9 +128,9 @@ def _sets_on_class(tree: ast.Module) -> bool:
     """Tell whether a task names its tools or its user in its class, as 0.2 alone has it."""
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     return any(
-        {"tools", "user"} & set(map(ast.unparse, _targets(statement)))
+        {"tools", "user"} & set(map(_write, _targets(statement)))
         for node in classes
-        if any(_TASK.fullmatch(ast.unparse(base)) for base in node.bases)
+        if any(_TASK.fullmatch(_write(base)) for base in node.bases)
         for statement in node.body
     )
 
@@ -135,7 +153,7 @@ def names_used(tree: ast.Module, module: str) -> set[str]:
             found |= {each.name for each in node.names if node.module == module}
     attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)] if aliases else []
     plain = [each for each in attributes if isinstance(each.value, ast.Name | ast.Attribute)]
-    return found | {each.attr for each in plain if ast.unparse(each.value) in aliases}
+    return found | {each.attr for each in plain if _write(each.value) in aliases}
 
 
 def _is_within(name: str, module: str) -> bool:
@@ -180,14 +198,14 @@ def tasksets_of(trees: Iterable[ast.Module]) -> set[str]:
         for node in tree.body
         if isinstance(node, ast.ClassDef)
         # `Taskset`, `vf.Taskset` or `vf.Taskset[Config]`.
-        and any(re.fullmatch(r"(.*\.)?Taskset(\[.*\])?", ast.unparse(base), re.DOTALL) for base in node.bases)
+        and any(re.fullmatch(r"(.*\.)?Taskset(\[.*\])?", _write(base), re.DOTALL) for base in node.bases)
     }
 
 
 def list_exports(tree: ast.Module) -> list[str]:
     """Return what a source names in `__all__`."""
     for node in tree.body:
-        if isinstance(node, ast.Assign) and "__all__" in map(ast.unparse, node.targets):
+        if isinstance(node, ast.Assign) and "__all__" in map(_write, node.targets):
             values = getattr(node.value, "elts", [])
             return [str(each.value) for each in values if isinstance(each, ast.Constant)]
     return []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import configparser
 import glob
 import hashlib
-import json
 import re
 import tarfile
 import zipfile
@@ -18,10 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from packaging.utils import canonicalize_name, parse_wheel_filename
+from wander.system.plain_files import read_plain_file
 from wander.version import __version__ as sdk_version
 from wander.wire import CheckSummary, VersionDetail
 from wander.wire.environments import Visibility, marks_of
-from wander.wire.gate import read_project
+from wander.wire.gate import ATTESTATIONS, read_json, read_project
 from wander.wire.source_tree import TreeEntry, is_source, tree_digest
 from wander.wire.uploads import NewUpload, UploadFile
 
@@ -195,11 +195,11 @@ def attestations_in(folder: Path, package: BuiltPackage) -> dict[str, list[dict[
         name = file.path.name
         for path in sorted(folder.glob(f"{glob.escape(name)}.*.attestation")):
             try:
-                stated = json.loads(path.read_bytes())
-            except ValueError as error:
-                raise UsageError(f"`{path}` is not an attestation: it is not JSON") from error
+                stated = read_json(read_plain_file(path, ATTESTATIONS.most_bytes), ATTESTATIONS)
+            except (OSError, ValueError) as error:
+                raise UsageError(f"`{path}` is not an attestation: {error}") from error
             if not isinstance(stated, dict):
-                raise UsageError(f"`{path}` is not an attestation: it is not JSON object")
+                raise UsageError(f"`{path}` is not an attestation: it is not a JSON object")
             found.setdefault(name, []).append(stated)
         if name not in found:
             raise UsageError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import json
 import math
 import os
@@ -20,6 +19,7 @@ from wander.train.phases import RolloutsSettings
 from wander.train.sections import EARLIER, FROZEN, SCRIPTED, SELF
 from wander.train.settings_file import read_settings
 from wander.types import Record
+from wander.wire.postings import file_digest
 from wander.wire.source_tree import TreeEntry, tree_digest
 
 from wander_client.environments.location import locate, parse_arguments
@@ -364,7 +364,7 @@ class TrainingEnvironments:
         if folder is None:
             return opened.pin
         digest = tree_digest(
-            TreeEntry(path.relative_to(folder).as_posix(), False, hashlib.sha256(path.read_bytes()).digest())
+            TreeEntry(path.relative_to(folder).as_posix(), False, bytes.fromhex(file_digest(path)))
             for path in _source_files(folder)
         )
         return opened.pin.model_copy(update={"source_sha256": digest})

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from wander.system.plain_files import read_plain_file
+
 Kind = Literal["process", "sets", "eval", "shared"]
 
 _CALLS: dict[str, Kind] = {
@@ -33,7 +35,7 @@ _GROWS = {"append", "extend", "insert", "pop", "popleft", "appendleft", "remove"
 _LASTING = ("Env", "Environment", "Rubric", "Parser", "Group")
 """How the names of classes end whose instances outlive a rollout."""
 _LEFT_OUT = {"tests", "test", "build", "dist", "venv", "node_modules", "site-packages", "__pycache__"}
-_MOST_FILES = 500
+_MOST_FILES, _LARGEST_SOURCE = 500, 2_000_000
 
 
 class CodeUse(NamedTuple):
@@ -56,11 +58,13 @@ def find_code_uses(own: str) -> list[CodeUse]:
         if place.is_dir() and (file.name.startswith("test_") or file.name == "conftest.py"):
             continue
         try:
-            tree = ast.parse(file.read_bytes())
+            tree = ast.parse(read_plain_file(file, _LARGEST_SOURCE))
+            reader = _Reader(file.name, tree)
+            reader.visit(tree)
         except (OSError, SyntaxError, ValueError):  # loading tells
             continue
-        reader = _Reader(file.name, tree)
-        reader.visit(tree)
+        except (RecursionError, MemoryError):  # it nests too deep to be read
+            continue
         found += reader.found
     return list(dict.fromkeys(found))
 

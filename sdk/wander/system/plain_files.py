@@ -52,7 +52,7 @@ def open_file(path: Path) -> BufferedReader:
     Links are followed: this is for files that the user named, and for caches that are made of links.
     """
     if not stat.S_ISREG(mode := path.stat().st_mode):  # opening a device may change it
-        raise _fault(errno.ENXIO, _describe(mode), path)
+        raise _not_plain(mode, path)
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         _require_plain(os.fstat(descriptor).st_mode, path)
@@ -101,7 +101,7 @@ def walk_plain(folder: Path) -> Iterator[FoundFile]:
                 elif stat.S_ISREG(status.st_mode):
                     yield FoundFile(f"{prefix}{entry.name}", Path(entry.path), status.st_size)
                 else:
-                    raise _fault(errno.ELOOP, _describe(status.st_mode), Path(entry.path))
+                    raise _not_plain(status.st_mode, Path(entry.path))
 
 
 def copy_plain_folder(folder: Path, target: Path) -> None:
@@ -155,17 +155,23 @@ def _open_checked(name: str, folder: int, flags: int, path: Path) -> int:
 
 def _require_plain(mode: int, path: Path) -> None:
     if not stat.S_ISREG(mode):
-        raise _fault(errno.ELOOP if stat.S_ISLNK(mode) else errno.ENXIO, _describe(mode), path)
+        raise _not_plain(mode, path)
 
 
-def _describe(mode: int) -> str:
+def describe_kind(mode: int) -> str:
+    """Return what kind of file has a mode, such as `a FIFO`."""
     kinds = {
         stat.S_IFLNK: "a link",
         stat.S_IFDIR: "a folder",
         stat.S_IFIFO: "a FIFO",
         stat.S_IFSOCK: "a socket",
     }
-    return f"it is {kinds.get(stat.S_IFMT(mode), 'a device')}, not a plain file"
+    return kinds.get(stat.S_IFMT(mode), "a device")
+
+
+def _not_plain(mode: int, path: Path) -> OSError:
+    number = errno.ELOOP if stat.S_ISLNK(mode) else errno.ENXIO
+    return _fault(number, f"it is {describe_kind(mode)}, not a plain file", path)
 
 
 def _fault(number: int, what: str, path: Path) -> OSError:

@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import shutil
+import stat
 import sys
 import tempfile
 import tomllib
@@ -23,14 +24,16 @@ if TYPE_CHECKING:
 
 DEFAULT = {"requires": ["setuptools>=40.8.0", "wheel"], "build-backend": "setuptools.build_meta:__legacy__"}
 """What holds for a project that does not say (PEP 517)."""
-LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".venv", "venv", ".*_cache", ".tox", "node_modules")
+LEFT_OUT = ("__pycache__", "*.pyc", ".venv", "venv", ".*_cache", ".tox", "node_modules")
+"""Patterns of names that are not copied."""
 
 
 def main(source: str, kind: str, descriptor: int) -> None:
     """Build a file of a kind, `wheel` or `sdist`, and write it."""
     with tempfile.TemporaryDirectory() as work:
         if not os.access(source, os.W_OK):  # backends write into the folder that they build
-            shutil.copytree(source, place := os.path.join(work, os.path.basename(source)), ignore=LEFT_OUT)
+            place = os.path.join(work, os.path.basename(source))
+            shutil.copytree(source, place, symlinks=True, ignore=_find_left_out)
             source = place
         os.chdir(source)
         backend = _load()
@@ -49,6 +52,17 @@ def main(source: str, kind: str, descriptor: int) -> None:
             out.write(json.dumps({"file": name}).encode() + b"\n")
             with open(os.path.join(made, name), "rb") as file:
                 shutil.copyfileobj(file, out)
+
+
+def _find_left_out(folder: str, names: list[str]) -> set[str]:
+    """Return what is not copied: caches, and special files, such as the sockets of a repository."""
+    modes = {name: os.lstat(os.path.join(folder, name)).st_mode for name in names}
+    special = {
+        name
+        for name, mode in modes.items()
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))
+    }
+    return special | shutil.ignore_patterns(*LEFT_OUT)(folder, names)
 
 
 def _load() -> Any:

@@ -11,20 +11,25 @@ import contextlib
 import hashlib
 import json
 import os
+import stat
 import subprocess
 import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from wander.system.child_environ import LOCALE, child_environ
+from wander.system.plain_files import describe_kind
 from wander.system.sessions import run_in_session
 from wander.wire.gate import read_project
 
 from wander_client.errors import ClientError
 from wander_client.packages.building import backend
+from wander_client.packages.building.leaks import list_ignored
 from wander_client.packages.interpreters import Interpreter, choose_python
 from wander_client.packages.needs import read_requirement
 from wander_client.packages.uv import install_into, make_virtualenv
@@ -39,6 +44,8 @@ _SECONDS = 900.0
 LARGEST_SOURCE, MOST_FILES = 4 << 30, 100_000
 """Bytes, and files and folders, of a project."""
 _LARGEST = 1 << 30
+"""Bytes of a file that is built, and of all files that it may be built from."""
+_REPOSITORIES = (".git", ".hg", ".svn")
 _ROOM = {"tmp": 2 << 30, "file": _LARGEST}
 """Limits of the sandbox for a build: more than an environment needs."""
 _COMPILERS = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS", "SOURCE_DATE_EPOCH")
@@ -60,6 +67,7 @@ class Builder:
 
         Raises `ClientError`.
         """
+        require_plain_project(folder, with_ignored=self.policy is not None)
         system = read_build_system(folder)
         python = choose_python(_stated_python(folder), f"`{folder.name}`")
         with tempfile.TemporaryDirectory(prefix="wander-build-") as name:
@@ -202,6 +210,103 @@ def _stated_python(folder: Path) -> str | None:
     return None
 
 
+@dataclass
+class _Contents:
+    """What lies in a project's folder, by the path below it."""
+
+    sizes: dict[str, int] = field(default_factory=dict)
+    faults: dict[str, str] = field(default_factory=dict)
+    """Why something cannot enter a build."""
+
+
+def require_plain_project(folder: Path, *, with_ignored: bool = True) -> None:
+    """Raise `ClientError` that names what a build would hang on, follow out of the folder, or never finish.
+
+    Repositories, caches and virtual environments are passed over. Without `with_ignored`, so are files that
+    git ignores: build backends leave them out, but the sandbox copies the whole folder.
+    """
+    contents = _list_contents(folder)
+    total = sum(contents.sizes.values())
+    if not contents.faults and total <= _LARGEST:
+        return
+    names = [*contents.faults, *contents.sizes]
+    ignored = set() if with_ignored else set(list_ignored(folder, names))
+    for name in sorted(contents.faults.keys() - ignored):
+        raise ClientError(
+            f"`{name}` in `{folder.name}` {contents.faults[name]}",
+            hint="remove it, or put a plain file in its place",
+            code="unsafe_file",
+        )
+    sizes = {name: size for name, size in contents.sizes.items() if name not in ignored}
+    if sum(sizes.values()) > _LARGEST:
+        largest = max(sizes, key=lambda name: sizes[name])
+        raise ClientError(
+            f"`{folder.name}` has more than {_LARGEST >> 20:,} MiB, "
+            f"`{largest}` alone {sizes[largest] >> 20:,} MiB",
+            hint="move what is not part of the package out of the folder",
+            code="unsafe_package",
+        )
+
+
+def _list_contents(folder: Path) -> _Contents:
+    """Return what lies in a folder and behind its links; raises `ClientError` if that is too much."""
+    contents, count = _Contents(), 0
+    root = os.path.realpath(folder)
+    above: set[str] = set()
+    seen: set[str] = set()
+    waiting = [(root, "", False)]
+    while waiting:
+        place, name, is_left = waiting.pop()
+        if is_left:
+            above.remove(place)
+        elif place in above:
+            contents.faults[name] = "is a link to a folder that holds it"
+        elif place not in seen:
+            seen.add(place)
+            above.add(place)
+            waiting.append((place, name, True))
+            try:
+                with os.scandir(place) as entries:
+                    found = [entry.name for entry in islice(entries, MOST_FILES + 1)]
+            except OSError as error:
+                contents.faults[name or "."] = f"cannot be read: {error.strerror}"
+                continue
+            count += len(found)
+            if count > MOST_FILES:
+                raise ClientError(
+                    f"`{folder.name}` holds more than {MOST_FILES:,} files",
+                    hint="move what is not part of the package out of the folder",
+                    code="unsafe_package",
+                )
+            for each in found:
+                if not any(fnmatchcase(each, left) for left in (*backend.LEFT_OUT, *_REPOSITORIES)):
+                    inner = f"{name}/{each}" if name else each
+                    if (to := _look_at(os.path.join(place, each), inner, root, contents)) is not None:
+                        waiting.append((to, inner, False))
+    return contents
+
+
+def _look_at(path: str, name: str, root: str, contents: _Contents) -> str | None:
+    """Note what is at a path; return the folder that it leads to, or None for anything else."""
+    try:
+        real = os.path.realpath(path, strict=True) if os.path.islink(path) else path
+        status = os.stat(real)
+    except OSError as error:
+        contents.faults[name] = f"is a link that leads nowhere: {error.strerror}"
+        return None
+    if os.path.commonpath([root, real]) != root:
+        contents.faults[name] = "is a link that leaves the folder"
+    elif stat.S_ISDIR(status.st_mode):
+        return real
+    elif not stat.S_ISREG(status.st_mode):
+        contents.faults[name] = f"is {describe_kind(status.st_mode)}, not a plain file"
+    elif not os.access(real, os.R_OK):
+        contents.faults[name] = "cannot be read: you lack the permission"
+    else:
+        contents.sizes[name] = status.st_size
+    return None
+
+
 def _keep(out: IO[bytes], name: str, kind: Kind, place: Path, doing: str) -> Path:
     """Write what a backend built to a file of the name that it gave."""
     from wander_client.paths import path_below
@@ -218,9 +323,10 @@ def _keep(out: IO[bytes], name: str, kind: Kind, place: Path, doing: str) -> Pat
     return made
 
 
-def too_large(name: str) -> ClientError:
-    """Return the refusal of a package with too many bytes."""
-    return ClientError(f"`{name}` has more than {LARGEST_SOURCE >> 20:,} MiB", code="unsafe_package")
+def too_large(name: str, file: str) -> ClientError:
+    """Return the refusal of a package with too many bytes, which `file` goes beyond."""
+    message = f"`{name}` has more than {LARGEST_SOURCE >> 20:,} MiB or {MOST_FILES:,} files, with `{file}`"
+    return ClientError(message, hint="leave out what is not part of the package", code="unsafe_package")
 
 
 def extract_bounded(path: Path, work: Path) -> None:
@@ -231,7 +337,7 @@ def extract_bounded(path: Path, work: Path) -> None:
         nonlocal room, files
         room, files = room - member.size, files - 1
         if room < 0 or files < 0:
-            raise too_large(path.name)
+            raise too_large(path.name, member.name)
         return tarfile.data_filter(member, place)
 
     with tarfile.open(path) as archive:

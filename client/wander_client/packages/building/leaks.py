@@ -215,7 +215,7 @@ def _leaks_of_folder(folder: Path, names: Mapping[str, list[str]]) -> Iterator[L
                 sources[place] = name
                 if not (folder / place).resolve().is_relative_to(root):
                     yield Leak(name, "a link leads to it, from outside of the folder")
-    for place in _ignored(folder, list(sources)):
+    for place in list_ignored(folder, list(sources)):
         yield Leak(sources[place], "git ignores it")
 
 
@@ -226,7 +226,7 @@ def _top_of_repository(folder: Path) -> Path | None:
     )
 
 
-def _ignored(folder: Path, places: list[str]) -> list[str]:
+def list_ignored(folder: Path, places: list[str]) -> list[str]:
     """Return the paths that git ignores in a folder, which need not be a repository; none without git."""
     words = ["check-ignore", "-z", "--stdin"]
     given = b"\0".join(os.fsencode(place) for place in places)

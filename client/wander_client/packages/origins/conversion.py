@@ -27,7 +27,7 @@ from wander_client.packages.library_use import (
     generation_of,
     library_of,
     list_exports,
-    parse_source,
+    read_source,
     tasksets_of,
 )
 from wander_client.packages.needs import HUB_PACKAGES, read_requirement
@@ -81,7 +81,7 @@ def convert_project(folder: Path, origin: Origin, target: str | None = None) -> 
     target = target or next(iter(declared.values()), None) or _target(folder, name)
     trees = _package(folder, target.partition(":")[0])
     if library_of(trees) is None:  # a module that takes its loader from one beside it
-        trees = [parse_source(path.read_bytes()) for path in sources_in(folder)]
+        trees = [read_source(path) for path in sources_in(folder)]
     asked = requirement_of([str(each) for each in project.get("dependencies", [])])
     # A package that it requires may bring its classes.
     library = library_of(trees) or ("verifiers" if asked is not None else None)
@@ -102,7 +102,7 @@ def convert_project(folder: Path, origin: Origin, target: str | None = None) -> 
 
 def _target(folder: Path, name: str) -> str:
     """Return `module:function` of the loader, or `module:class` of the task set; raises `NotFound`."""
-    trees = {_dotted(folder, path): parse_source(path.read_bytes()) for path in sources_in(folder)}
+    trees = {_dotted(folder, path): read_source(path) for path in sources_in(folder)}
     loaders = [f"{module}:{LOADER}" for module, tree in trees.items() if defines_loader(tree)]
     classes = tasksets_of(trees.values())
     tasksets = [
@@ -144,9 +144,9 @@ def _package(folder: Path, module: str) -> list[ast.Module]:
     top = module.partition(".")[0]
     for base in (folder, folder / "src"):
         if (base / f"{top}.py").is_file():
-            return [parse_source((base / f"{top}.py").read_bytes())]
+            return [read_source(base / f"{top}.py")]
         if (base / top).is_dir():
-            return [parse_source(path.read_bytes()) for path in sources_in(base / top)]
+            return [read_source(path) for path in sources_in(base / top)]
     raise NotFound(f"there is no module `{module}` in `{folder.name}`", code="no_environment")
 
 
@@ -269,7 +269,7 @@ def pack_modules(folder: Path, name: str, document: Any) -> bool:
     They are where the folder's `__init__.py` has the loader, or one of them imports another relatively: as
     top-level modules they could not be imported. `document` is the parsed `pyproject.toml`, which is told.
     """
-    modules = {path: parse_source(path.read_bytes()) for path in sources_in(folder) if path.parent == folder}
+    modules = {path: read_source(path) for path in sources_in(folder) if path.parent == folder}
     package, start = folder / name.replace("-", "_").replace(".", "_"), folder / "__init__.py"
     nodes = (node for tree in modules.values() for node in ast.walk(tree))
     relative = any(isinstance(node, ast.ImportFrom) and node.level for node in nodes)

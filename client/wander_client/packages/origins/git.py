@@ -12,8 +12,8 @@ from urllib.parse import urlsplit, urlunsplit
 from wander.system.child_environ import NETWORK, child_environ
 
 from wander_client.errors import ClientError, NotFound, Unavailable, UsageError
-from wander_client.packages.building.build import Builder
-from wander_client.packages.origins.source import Origin, folder_digest, project_in, refuse_links_out
+from wander_client.packages.building.build import Builder, require_plain_project
+from wander_client.packages.origins.source import Origin, folder_digest, project_in
 
 _SECONDS = 300
 _PASSED = (
@@ -89,7 +89,7 @@ def clone_project(text: str, work: Path, builder: Builder) -> tuple[Path, Origin
     folder = (target / (address.subdirectory or ".")).resolve()
     if not folder.is_relative_to(target.resolve()) or not folder.is_dir():
         raise NotFound(f"`{address.url}` has no folder `{address.subdirectory}`")
-    refuse_links_out(target)
+    require_plain_project(target)
     return project_in(folder, builder), Origin(address.shown, revision=commit, sha256=folder_digest(folder))
 
 

@@ -24,7 +24,13 @@ from wander.wire.gate import read_project
 from wander.wire.postings import file_digest
 
 from wander_client.errors import ClientError, NotFound, UsageError
-from wander_client.packages.building.build import LARGEST_SOURCE, Builder, extract_bounded, too_large
+from wander_client.packages.building.build import (
+    LARGEST_SOURCE,
+    Builder,
+    extract_bounded,
+    require_plain_project,
+    too_large,
+)
 from wander_client.packages.needs import require_bounded, requirements_in
 from wander_client.packages.publish import parse_entry_points
 
@@ -97,7 +103,7 @@ def _copy(folder: Path, target: Path) -> Path:
         with open_plain_file(Path(source)) as file, open(place, "xb") as out:
             room -= (status := os.fstat(file.fileno())).st_size
             if room < 0:
-                raise too_large(folder.name)
+                raise too_large(folder.name, os.path.relpath(source, folder))
             shutil.copyfileobj(file, out)
         os.chmod(place, stat.S_IMODE(status.st_mode))
 
@@ -107,18 +113,8 @@ def _copy(folder: Path, target: Path) -> Path:
         faults = error.args[0] if isinstance(error, shutil.Error) else [(folder, target, error)]
         path, _, fault = faults[0]
         raise ClientError(f"`{path}` cannot be copied: {fault}", code="unsafe_file") from error
-    refuse_links_out(target)
+    require_plain_project(target)
     return target
-
-
-def refuse_links_out(folder: Path) -> None:
-    """Raise `ClientError` for a link that leaves a folder: a build would take files of this machine."""
-    whole = folder.resolve()
-    for path in folder.rglob("*"):
-        if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(whole):
-            raise ClientError(
-                f"`{path.relative_to(folder)}` is a link that leaves the folder", code="unsafe_file"
-            )
 
 
 def folder_digest(folder: Path) -> str:
