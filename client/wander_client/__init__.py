@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from wander_client.python.environment import Examples, LoadedEnvironment, load
     from wander_client.python.hub import AsyncHub, Hub
     from wander_client.python.run import Run
-    from wander_client.python.training import TrainingRun, sft, train
+    from wander_client.python.training import TrainingRun, new_model, sft, train
     from wander_client.settings import Settings, load_settings
 
 __version__ = "0.1.0"
@@ -39,6 +39,7 @@ __all__ = [
     "UsageError",
     "load",
     "load_settings",
+    "new_model",
     "open_hub",
     "sft",
     "train",

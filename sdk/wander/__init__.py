@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from wander.errors import WanderError
 from wander.lazy import bring_name, lazy_names
-from wander.types import Example, Message, Messages, Rollout, SamplingArgs, State, Turn
+from wander.types import Example, Message, Messages, Rollout, SamplingArgs, State
 from wander.version import __version__ as __version__
 
 if TYPE_CHECKING:
     # The one place that names wander-client, for type checkers: `wander.lazy` finds it at run time.
-    from wander_client import Hub, Run, load, sft, train
+    from wander_client import Hub, Run, load, new_model, sft, train
 
     from wander.clients.base import Client
     from wander.clients.replay import ReplayClient
@@ -44,7 +44,6 @@ __all__ = [  # noqa: RUF022 - grouped by subject
     "Rollout",
     "SamplingArgs",
     "State",
-    "Turn",
     "WanderError",
     # environments
     "Dataset",
@@ -80,6 +79,7 @@ __all__ = [  # noqa: RUF022 - grouped by subject
     "Hub",
     "Run",
     "load",
+    "new_model",
     "sft",
     "train",
 ]

@@ -165,7 +165,7 @@ def test_a_folder_becomes_a_row_of_a_leaderboard(
     assert board[:1] == list(board)
     shown = board._repr_html_()
     assert "<td>scripted:say</td><td>0.6667</td>" in shown
-    assert f"{board!r}" == "<Board admin/say-env@0.1.0: 1 rows, 0.6667 by scripted:say>"
+    assert f"{board!r}" == f"<Board {board.name} of admin/say-env@0.1.0: 1 rows, 0.6667 by scripted:say>"
     assert mine.leaderboard("admin/say-env@0.1.0", level="replayed").leaderboard.rows == []
     mine.post(run, private=True)
     warned = recwarn.pop(UserWarning)
@@ -389,7 +389,7 @@ def test_threads_may_share_one(mine: Hub) -> None:
 def test_both_have_the_same_calls_with_the_same_words() -> None:
     plain = {name for name in vars(Hub) | vars(Hub.__mro__[1]) if not name.startswith("_")}
     assert plain == {
-        *("search", "info", "versions", "publish", "fork", "install", "post", "leaderboard", "runs"),
+        *("search", "info", "versions", "publish", "fork", "install", "post", "leaderboard", "run", "runs"),
         *("verify", "whoami", "push_model", "pull_model", "aio", "close"),
     }
     assert (Hub.info.__doc__ or "").startswith("Return what there is to know")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Annotated
 
 from wander_client.errors import UsageError
@@ -32,6 +32,8 @@ BuildFlag = Annotated[
     bool, Option("--build", help="build packages that have no wheel, which runs their code with your rights")
 ]
 SandboxLimits = Annotated[list[str] | None, Option(SANDBOX_LIMIT[0], help=SANDBOX_LIMIT[1])]
+SandboxChoice = tuple[bool | None, list[str] | None]
+"""What was asked for: `--sandbox` or `--no-sandbox`, and the limits."""
 
 
 def choose_policy(
@@ -50,6 +52,17 @@ def choose_policy(
     if sandbox is False or (sandbox is None and not limits and not default):
         return None
     return parse_limits(limits or [])
+
+
+def sandbox_options(sandbox: bool | Mapping[str, object] | None) -> SandboxChoice:
+    """Return what Python's `sandbox=` asks for as the options of a command: the flag and the limits."""
+    if not isinstance(sandbox, bool | Mapping | None):  # anything else would run it without one
+        raise UsageError(
+            f"`sandbox={sandbox!r}` is not a choice", hint='pass True, False, or `{"memory": "2G"}`'
+        )
+    if isinstance(sandbox, Mapping):
+        return True, [f"{key}={value}" for key, value in sandbox.items()]
+    return sandbox, []
 
 
 def confines(

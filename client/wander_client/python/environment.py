@@ -16,7 +16,7 @@ from wander.wire import TokenPrices
 
 from wander_client.environments.location import locate
 from wander_client.environments.opening import open_environment
-from wander_client.environments.sandbox import choose_policy, confines
+from wander_client.environments.sandbox import choose_policy, confines, sandbox_options
 from wander_client.environments.workers import WorkerChoice
 from wander_client.errors import UsageError
 from wander_client.evaluate.evaluation import source_digests
@@ -80,15 +80,9 @@ def load(
     given = {**(arguments or {}), **more}
     spec = os.fspath(environment) if isinstance(environment, str) else str(Path(environment).resolve())
     _require_owner(spec)
-    if not isinstance(sandbox, bool | Mapping | None):  # anything else would run it without one
-        raise UsageError(
-            f"`sandbox={sandbox!r}` is no choice", hint='pass True, False, or `{"memory": "2G"}`'
-        )
     if not isinstance(workers, int):
         raise UsageError(f"`workers={workers!r}` is no number", hint="pass `workers=2`")
-    limits = [f"{key}={value}" for key, value in sandbox.items()] if isinstance(sandbox, Mapping) else []
-    asked = sandbox if isinstance(sandbox, bool) else None
-    policy = choose_policy(asked, limits, default=confines(context.settings, spec))
+    policy = choose_policy(*sandbox_options(sandbox), default=confines(context.settings, spec))
     location = locate(context, spec, no_lock=no_lock)
     choice = WorkerChoice(workers)
     files = source_digests(location.folder) if location.folder else None

@@ -31,12 +31,13 @@ from wander_client.packages.store import EnvironmentStore, Installed
 from wander_client.python.background import called_from_python
 from wander_client.python.calls import Listing, Request
 from wander_client.python.output import PythonOutput
+from wander_client.python.run import Run
 from wander_client.runs.lookup import find_run, run_folder
-from wander_client.runs.ranking import board_cells
+from wander_client.runs.ranking import board_cells, protocol_text
 
 if TYPE_CHECKING:
     import httpx
-    from wander.wire import Leaderboard, LeaderboardRow
+    from wander.wire import BoardInfo, Leaderboard, LeaderboardRow
 
 RunLike = str | os.PathLike[str]
 """A run's folder, or its id or the beginning of it; a run that `evaluate` returned is its folder."""
@@ -50,7 +51,22 @@ class Board(Sequence["LeaderboardRow"]):
     """The rows of a leaderboard, best first; a notebook shows it as a table."""
 
     leaderboard: Leaderboard
-    """What the hub says of the board beside its rows: version, protocol, other boards."""
+    """Everything that the hub says about the board."""
+
+    @property
+    def name(self) -> str | None:
+        """Name of the board among those of its version; None if the version has no run."""
+        return self.leaderboard.board
+
+    @property
+    def protocol(self) -> str:
+        """What all rows have in common: split, examples, rollouts, arguments, limits."""
+        return protocol_text(self.leaderboard)
+
+    @property
+    def others(self) -> list[BoardInfo]:
+        """The busiest other boards of the version; pass one as `hub.leaderboard(environment, board=...)`."""
+        return self.leaderboard.others
 
     def __len__(self) -> int:
         return len(self.leaderboard.rows)
@@ -65,7 +81,9 @@ class Board(Sequence["LeaderboardRow"]):
     def __repr__(self) -> str:
         best = f", {self[0].reward_mean:.4f} by {self[0].model}" if self else ""
         shown = self.leaderboard
-        return f"<Board {shown.owner}/{shown.name}@{shown.version}: {len(self)} rows{best}>"
+        others = f"; {shown.boards - 1} more boards in `others`" if shown.boards > 1 else ""
+        version = f"{shown.owner}/{shown.name}@{shown.version}"
+        return f"<Board {self.name or 'without runs'} of {version}: {len(self)} rows{best}{others}>"
 
     def _repr_html_(self) -> str:
         shown = self.leaderboard
@@ -74,7 +92,8 @@ class Board(Sequence["LeaderboardRow"]):
             "<tr>" + "".join(f"<td>{html.escape(str(cells[name]))}</td>" for name in _COLUMNS) + "</tr>"
             for cells in map(board_cells, self)
         )
-        title = html.escape(f"{shown.owner}/{shown.name} {shown.version}")
+        version = f"{shown.owner}/{shown.name} {shown.version}"
+        title = html.escape(f"{version}, board {self.name}: {self.protocol}" if self.name else version)
         return f"<table><caption>{title}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
@@ -282,25 +301,37 @@ class HubCalls:
         self,
         environment: str,
         *,
-        board: str | None = None,
+        board: str | BoardInfo | Board | None = None,
         runs: Literal["best", "mean", "all"] = "best",
         level: str | None = None,
         model: str | None = None,
         stratum: int | None = None,
         limit: int | None = None,
     ) -> Board:
-        """Return the ranked runs of `owner/name[@version]`, for no `limit` all.
+        """Return the ranked runs of `owner/name[@version]`; without a `limit`, all of them.
 
-        `board` names another board of the version; in place of the first run of each model and account
-        `runs="mean"` shows the mean of its runs, `runs="all"` every one; `level` is the least one; `model` is
-        a part of the name; `stratum` fills the `stratum` of each row, what it earned on that part of the
-        examples.
+        - `board`: one of `others` or its name. None means the pinned board, else the busiest one. The
+          result's `name` says which board it is.
+        - `runs`: `"best"` shows the first run of each model and account, `"mean"` the mean of its runs,
+          `"all"` every run.
+        - `level`: the lowest verification level. `model`: a part of the model's name.
+        - `stratum`: fills the `stratum` of each row with what the run earned on that part of the examples.
         """
         name = parse_name(environment)
-        wanted: dict[str, Any] = {"version": name.version, "board": board, "runs": runs, "level": level}
+        asked = board.name if isinstance(board, Board) else getattr(board, "board", board)
+        wanted: dict[str, Any] = {"version": name.version, "board": asked, "runs": runs, "level": level}
         wanted |= {"model": model, "stratum": stratum}
         with self._session.hub() as hub:
             return Board(hub.whole_leaderboard(name.owner, name.name, most=limit, **wanted))
+
+    @Request
+    def run(self, run_id: str) -> Run:
+        """Return a posted run by its id, or by the beginning or the end of it.
+
+        Its rollouts are downloaded when they are first needed, and kept in the cache.
+        """
+        with self._session.hub() as hub:
+            return Run.of_posted(self._session, hub.run(run_id))
 
     @Listing
     def runs(self, *, environment: str | None = None, model: str | None = None) -> Iterator[RunDetail]:

@@ -1,9 +1,10 @@
-"""A run on disk as a value: its reward, its rollouts, tables and charts of it."""
+"""A run as a value: its reward, rollouts, tables and charts, and how to derive it again."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from itertools import islice
 from pathlib import Path
@@ -11,28 +12,72 @@ from typing import TYPE_CHECKING, Any, overload
 
 from wander.types import Rollout
 
+from wander_client.environments.sandbox import sandbox_options
 from wander_client.errors import UsageError
-from wander_client.python.background import called_from_python
-from wander_client.runs.found import LocalRun
+from wander_client.failures import validate
+from wander_client.models.reference import KEY_VARIABLE
+from wander_client.python.background import called_from_python, wait_for
+from wander_client.python.output import open_invocation
+from wander_client.runs.download import download_run
+from wander_client.runs.found import LocalRun, PostedRun
 from wander_client.terminal.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from wander.evals.stats.comparison import Comparison
-    from wander.wire import MetricSummary, RunManifest, RunSummary
+    from wander.wire import MetricSummary, RunDetail, RunManifest, RunSummary
+    from wander.wire.verification import Agreement, LevelSought, ReplayReport, RunEvidence
+
+    from wander_client.context import Invocation
+    from wander_client.runs.found import FoundRun
 
 
 class Run(os.PathLike[str]):
     """A run: what was asked for, every rollout, and what they come to.
 
     `path` is its folder, as `env.evaluate` and `wander eval` make it. Raises `RunError` for another folder.
+    A posted run comes from `hub.run(ID)`.
     """
 
     @called_from_python
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._context: Invocation | None = None
+        self._posted: PostedRun | None = None
+        self._open(Path(path))
+
+    @classmethod
+    def of_posted(cls, context: Invocation, detail: RunDetail) -> Run:
+        """Return a posted run. Its rollouts are downloaded when they are first needed."""
+        run = cls.__new__(cls)
+        run._context = context
+        run._found = run._posted = PostedRun(context, detail)
+        return run
+
+    def _open(self, folder: Path) -> LocalRun:
         from wander.evals.store.folder import RunFolder
 
-        self.path = Path(path)
-        self._found = LocalRun(RunFolder.open(self.path))
+        self._path = folder
+        local = LocalRun(RunFolder.open(folder))
+        self._found: FoundRun = local
+        return local
+
+    @property
+    def path(self) -> Path:
+        """The run's folder; a posted run is downloaded into the cache first."""
+        self._local()
+        return self._path
+
+    def _local(self) -> LocalRun:
+        """Return the run on this machine, downloaded first if it is posted."""
+        if isinstance(self._found, LocalRun):
+            return self._found
+        return self._open(download_run(self._here, self._found.detail))
+
+    @property
+    def _here(self) -> Invocation:
+        """The hub, settings and output that the run belongs to."""
+        if self._context is None:
+            self._context = open_invocation()
+        return self._context
 
     @classmethod
     @called_from_python
@@ -95,8 +140,8 @@ class Run(os.PathLike[str]):
 
     @property
     def rollouts(self) -> Rollouts:
-        """Every rollout, read from the disk as it is asked for."""
-        return Rollouts(self._found)
+        """Every rollout, read from the disk when it is needed; a posted run is downloaded first."""
+        return Rollouts(self._local())
 
     @called_from_python
     def to_arrow(self, *, tokens: bool = False) -> Any:
@@ -106,7 +151,7 @@ class Run(os.PathLike[str]):
         """
         from wander.evals.export import arrow_table
 
-        return arrow_table([self._found], tokens=tokens)
+        return arrow_table([self._local()], tokens=tokens)
 
     @called_from_python
     def to_pandas(self, *, tokens: bool = False) -> Any:
@@ -116,7 +161,7 @@ class Run(os.PathLike[str]):
         """
         from wander.evals.export import data_frame
 
-        return data_frame([self._found], tokens=tokens)
+        return data_frame([self._local()], tokens=tokens)
 
     @called_from_python
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -127,7 +172,7 @@ class Run(os.PathLike[str]):
 
         place = Path(path)
         if place.suffix in (".jsonl", ".parquet"):
-            for _ in export([self._found], place):
+            for _ in export([self._local()], place):
                 pass
         elif place.exists():
             raise UsageError(f"`{place}` is there already", hint="name a new folder")
@@ -135,6 +180,121 @@ class Run(os.PathLike[str]):
             with refuse_unsafe():
                 copy_plain_folder(self.path, place)
         return place
+
+    @called_from_python
+    def evidence(self) -> RunEvidence:
+        """Return what the hub proved about the posted run, level by level.
+
+        Raises `NotFound` if the hub does not have the run.
+        """
+        with self._here.hub() as hub:
+            return hub.evidence(self.id)
+
+    @called_from_python
+    def replay(
+        self,
+        *,
+        level: LevelSought = "replayed",
+        sample: int | None = None,
+        seed: int = 0,
+        arguments: Mapping[str, Any] | None = None,
+        folder: str | os.PathLike[str] | None = None,
+        no_lock: bool = False,
+        concurrency: int = 64,
+        sandbox: bool | Mapping[str, Any] | None = None,
+    ) -> ReplayReport:
+        """Play the run again from its recorded completions, without a model, and compare every rollout.
+
+        - `level`: `"replayed"`, `"rescored"` (the rubric alone, on the stored transcripts) or `"highest"`.
+        - `sample`: replay only this many rollouts, drawn with `seed`.
+        - `arguments`: environment arguments, in place of the run's.
+        - `folder`: a folder of the environment, in place of the pinned version.
+        - `no_lock`: use the newest packages instead of those of the run's lock.
+        - `sandbox`: as in `wander.load`.
+
+        The report's `level` is the one that the run would reach, and `divergences` are the rollouts that
+        differ. What a run of somebody else may decide on this machine is the same as for
+        `wander runs replay`.
+        """
+        from wander.wire.verification import VerificationRequest
+
+        from wander_client.environments.replay import replay_in
+        from wander_client.evaluate.repeating import prepare_replay
+
+        here = self._here
+        hint = "levels are `highest`, `rescored` and `replayed`; a sample has at least 1 rollout"
+        validate(VerificationRequest, {"level": level, "sample": sample}, hint)
+        ready = prepare_replay(
+            here,
+            self._origin,
+            arguments=arguments,
+            folder=None if folder is None else Path(folder),
+            sandbox=sandbox_options(sandbox),
+            no_lock=no_lock,
+        )
+        with here.output.progress("replaying", ready.manifest.expected_rollouts, unit="rollouts") as bar:
+            report, _ = wait_for(
+                replay_in(
+                    here,
+                    ready.location,
+                    ready.manifest,
+                    self.rollouts,
+                    level=level,
+                    sample=sample,
+                    seed=seed,
+                    concurrency=concurrency,
+                    in_process=False,
+                    sandbox=ready.sandbox,
+                    on_replayed=lambda done, differing: bar.update(done),
+                )
+            )
+        return report
+
+    @called_from_python
+    def rerun(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        base_url: str | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        key_variable: str = KEY_VARIABLE,
+        margin: float = 0.1,
+        concurrency: int = 32,
+        out: str | os.PathLike[str] | None = None,
+        folder: str | os.PathLike[str] | None = None,
+        sandbox: bool | Mapping[str, Any] | None = None,
+    ) -> Rerun:
+        """Evaluate again with everything that the manifest pins, and test whether the two runs agree.
+
+        - `model`, `base_url`: as `env.evaluate` takes them; None means the run's own. If the run is somebody
+          else's, its endpoint is asked only if you name it.
+        - `margin`: largest difference that counts as the same, as a share of the rewards' range.
+        - `out`: the new run's folder.
+        - `arguments`, `folder`, `sandbox`: as in `replay`.
+        """
+        from wander_client.evaluate.rerun import repeat_run
+
+        repeated = wait_for(
+            repeat_run(
+                self._here,
+                self._origin,
+                model=None if model is None else os.fspath(model),
+                base_url=base_url,
+                arguments=arguments,
+                key_variable=key_variable,
+                margin=margin,
+                concurrency=concurrency,
+                out=None if out is None else Path(out),
+                folder=None if folder is None else Path(folder),
+                sandbox=sandbox_options(sandbox),
+            )
+        )
+        return Rerun(Run(repeated.run_dir), repeated.agreement, repeated.agrees)
+
+    @property
+    def _origin(self) -> FoundRun:
+        """The run as it was found: a posted one stays somebody else's after its download."""
+        return self._posted or self._found
 
     @called_from_python
     def compare(self, other: Run | str | os.PathLike[str]) -> Comparison:
@@ -175,7 +335,12 @@ class Run(os.PathLike[str]):
         return str(self.path)
 
     def __repr__(self) -> str:
-        return f"<run of {self.model} on {self.environment}: {self._reward_text()}, in {self.path}>"
+        return f"<run of {self.model} on {self.environment}: {self._reward_text()}, {self._place_text()}>"
+
+    def _place_text(self) -> str:
+        if isinstance(self._found, LocalRun):
+            return f"in {self._path}"
+        return f"posted as {self._found.detail.url}"
 
     def _repr_html_(self) -> str:
         cells = "".join(
@@ -195,13 +360,27 @@ class Run(os.PathLike[str]):
             ("reward", self._reward_text().removeprefix("reward ")),
             *((name, _mean_text(one.mean, one.low, one.high)) for name, one in self.metrics.items()),
             ("rollouts", count + (f", {summary.failed:,} failed" if summary.failed else "")),
-            ("folder", str(self.path)),
+            ("folder", str(self._path))
+            if isinstance(self._found, LocalRun)
+            else ("page", self._found.detail.url),
         ]
 
     def _reward_text(self) -> str:
         if self.reward is None:
             return "nothing scored"
         return f"reward {_mean_text(self.reward, self.summary.reward_low, self.summary.reward_high)}"
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """A run that repeats another one, and how the two compare."""
+
+    run: Run
+    """The new run."""
+    agreement: Agreement
+    """The test: its verdict, the difference with its interval, and in what else the runs differ."""
+    agrees: bool
+    """Whether the runs agree; False also if too little was played to tell (`agreement.verdict`)."""
 
 
 class Metrics(dict[str, "MetricSummary"]):

@@ -15,7 +15,7 @@ from wander.errors import ConfigError
 from wander_client.context import Invocation
 from wander_client.environments.sandbox import choose_policy, confines
 from wander_client.errors import ClientError, Interrupted, UsageError
-from wander_client.python.background import called_from_python
+from wander_client.python.background import called_from_python, wait_for
 from wander_client.python.environment import LoadedEnvironment
 from wander_client.python.output import PythonOutput, open_invocation
 from wander_client.python.run import Run
@@ -88,6 +88,60 @@ class TrainingRun(Run):
             f"<training on {self.environment}: reward {done.first_reward:.3f} -> {done.final_reward:.3f}, "
             f"{counted(done.steps, 'step')}, in {self.path}>"
         )
+
+
+@called_from_python
+def new_model(
+    out: str | os.PathLike[str],
+    *,
+    environment: LoadedEnvironment | str | os.PathLike[str] | None = None,
+    transcripts: Run | str | os.PathLike[str] | Iterable[Run | str | os.PathLike[str]] = (),
+    arguments: Mapping[str, Any] | None = None,
+    player: str | None = None,
+    episodes: int = 200,
+    seed: int = 0,
+    hidden: int = 128,
+    layers: int = 4,
+    vocabulary: int = 512,
+    characters: bool = False,
+    hub: str | None = None,
+    token: str | None = None,
+    progress: bool = True,
+) -> Path:
+    """Make an untrained tiny model, as `wander model new tiny` does; needs `wander-sdk[train]`.
+
+    Its tokenizer is made from transcripts. Pass either `environment` or `transcripts`, else it raises
+    `UsageError`.
+
+    - `out`: the model's folder, which is returned.
+    - `environment`: plays the transcripts: a loaded one, or a name as `load` takes it, with `arguments`.
+      `player` (`scripted:MODULE:FUNCTION`; without one, random answers) plays `episodes` games.
+    - `transcripts`: runs to take them from.
+    - `hidden`, `layers`, `vocabulary`: width, number of layers, largest number of tokens.
+    - `characters`: spell words, one token per letter.
+    """
+    from wander_client.training.tiny_model import Transcripts, make_tiny
+
+    context, _ = _context_of(environment, hub, token, None, progress=progress)
+    own = environment.arguments if isinstance(environment, LoadedEnvironment) else {}
+    runs = [transcripts] if isinstance(transcripts, str | os.PathLike) else transcripts
+    source = Transcripts(
+        runs=[os.fspath(run) for run in runs],
+        environment=None if environment is None else _spec_of(environment),
+        arguments={**own, **(arguments or {})},
+        player=player,
+        episodes=episodes,
+    )
+    size = {"hidden": hidden, "layers": layers, "vocabulary": vocabulary}
+    wait_for(make_tiny(context, Path(out), source, seed=seed, characters=characters, **size))
+    return Path(out)
+
+
+def _spec_of(environment: LoadedEnvironment | str | os.PathLike[str]) -> str:
+    """Return the name of an environment as the commands take it."""
+    if isinstance(environment, LoadedEnvironment):
+        return environment.name
+    return environment if isinstance(environment, str) else str(Path(environment).resolve())
 
 
 @called_from_python
@@ -220,12 +274,7 @@ def _new_command(
     if wanted := {**own, **(arguments or {})}:
         section = given.get("environment", {})
         given["environment"] = {**section, "arguments": {**section.get("arguments", {}), **wanted}}
-    if isinstance(environment, LoadedEnvironment):
-        spec = environment.name
-    elif isinstance(environment, str):
-        spec = environment
-    else:
-        spec = str(Path(environment).resolve())
+    spec = _spec_of(environment)
     asked = (context, spec, file, _path_of(given), (), (), sandbox, given)
     phased = training_phases.new_command(*asked)
     if phased is None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from wander.wire import LeaderboardRow
+    from wander.wire import BoardInfo, Leaderboard, LeaderboardRow
 
     from wander_client.terminal.output import Cell
 
@@ -38,6 +39,18 @@ def board_cells(row: LeaderboardRow) -> dict[str, Cell]:
         between = "" if least is None or most is None else f" ({least:.2f} to {most:.2f})"
         cells[f"metric:{name}"] = f"{number_text(mean)}{between}"
     return cells
+
+
+def protocol_text(board: Leaderboard | BoardInfo) -> str:
+    """Return what makes the rows of a board comparable."""
+    each = board.rollouts_per_example
+    text = f"{board.split} split, {board.examples} examples x {each} rollout{'' if each == 1 else 's'}"
+    if board.arguments:
+        text += f", {json.dumps(board.arguments, ensure_ascii=False)}"
+    if board.max_tokens is not None:
+        text += f", at most {board.max_tokens} tokens a turn"
+    text += "".join(f", {player}: {name}" for player, name in board.players.items())
+    return f"{text}, task set {(board.task_set_sha256 or '')[:12]}"
 
 
 def number_text(value: float | None) -> str:

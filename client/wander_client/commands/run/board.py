@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Annotated, Any
 
-from wander_client.commands.run.leaderboard import protocol
 from wander_client.commands.run.runs import resolve_posted_id
 from wander_client.context import current
 from wander_client.errors import UsageError
 from wander_client.failures import validate
 from wander_client.names import environment_path, parse_name, run_path
+from wander_client.runs.ranking import protocol_text
 from wander_client.terminal.command import Argument, CommandGroup, Option
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def list_boards(environment: Environment) -> None:
         boards.insert(0, BoardInfo(**shown, last_posted_at=first.rows[0].posted_at))
     more = first.boards - len(boards)
     rows: list[list[Cell]] = [
-        [one.board, "yes" if one.pinned else "", one.runs, one.models, one.title, protocol(one)]
+        [one.board, "yes" if one.pinned else "", one.runs, one.models, one.title, protocol_text(one)]
         for one in boards
     ]
     titles = ["board", "pinned", "runs", "models", "title", "protocol"]

