@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from command_line import HubRoom, Wander, make_wheel
 from saved_runs import write_run
-from wander_client.errors import FAILED
+from wander_client.errors import FAILED, OK
 
 
 def evaluated(wander: Wander, folder: Path, function: str, *words: str) -> str:
@@ -43,7 +43,12 @@ def test_another_model_differs_and_a_few_examples_tell_nothing(wander: Wander, f
     assert "the runs differ in more than the endpoint: model.name" in done.err
     few = evaluated(wander, folder, "solver", "-n", "4")
     done = wander("rerun", few, "--json")
-    assert (done.status, done.data["verdict"]) == (FAILED, "inconclusive")
+    assert (done.status, done.data["verdict"], done.data["identical"]) == (OK, "agrees", 4)
+    module = folder / "say_env.py"
+    module.write_text(f"{module.read_text()}\n\ndef mute(request: Any) -> str:\n    return ''\n")
+    few = evaluated(wander, folder, "wrong", "-n", "4")
+    done = wander("rerun", few, "-m", "scripted:say_env:mute", "--json")
+    assert (done.status, done.data["verdict"], done.data["needed"]) == (FAILED, "inconclusive", 29)
 
 
 def test_other_examples_are_refused_before_anything_is_played(wander: Wander, folder: Path) -> None:

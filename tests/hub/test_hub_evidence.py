@@ -123,6 +123,18 @@ async def test_what_is_not_a_repetition_gives_no_badge(
     assert one["note"]
 
 
+async def test_two_identical_rollouts_are_a_repetition(board: Board) -> None:
+    few = {"examples": 2, "per_example": 1}
+    first = await board.post(1, REWARDS[:2], **few)
+    second = await board.post(2, REWARDS[:2], user="bob", rerun_of=first, **few)
+    board.examine()
+    board.replay(first, 2)
+    board.replay(second, 2)
+    found = await board.evidence(first)
+    assert found["repeated_by"] == ["bob"]
+    assert found["reruns"][0]["agreement"]["identical"] == 2
+
+
 async def test_a_rerun_of_a_run_that_is_not_here_is_a_run_like_any_other(board: Board) -> None:
     one = await board.post(1, rerun_of=name_of(77))
     board.examine()

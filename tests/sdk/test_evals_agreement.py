@@ -7,11 +7,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from wander import Rollout
 from wander.errors import ConfigError, RunError
 from wander.evals.stats.agreement import agreement
 from wander.evals.store.manifest import this_platform
-from wander.types import EnvironmentInfo, RewardFunctionInfo
+from wander.types import EnvironmentInfo, Failure, RewardFunctionInfo, Usage
 from wander.wire import EnvironmentPin, ModelPin, RunManifest
 from wander.wire.verification import Agreement
 
@@ -33,16 +35,62 @@ def manifest(count: int, weight: float = 1.0, **changes: Any) -> RunManifest:
     return RunManifest(**{**given, **changes})
 
 
-def rollouts(rewards: list[float]) -> list[Rollout]:
+def rollouts(rewards: list[float], said: str = "one") -> list[Rollout]:
+    completion = [{"role": "assistant", "content": said}]
     return [
-        Rollout(example_id=str(number), index=0, seed=number, prompt=[], completion=[], reward=reward)
+        Rollout(example_id=str(number), index=0, seed=number, prompt=[], completion=completion, reward=reward)
         for number, reward in enumerate(rewards)
     ]
 
 
 def compared(before: list[float], after: list[float], **options: Any) -> Agreement:
     one = manifest(len(before))
-    return agreement(one, rollouts(before), one, rollouts(after), **options)
+    return agreement(one, rollouts(before), one, rollouts(after, "another"), **options)
+
+
+@pytest.mark.parametrize("rewards", [[1.0], [0.0], [0.5, 1.0], [0.0, 1.0] * 20])
+def test_identical_rollouts_agree_however_few(rewards: list[float]) -> None:
+    one = manifest(len(rewards))
+    found = agreement(one, rollouts(rewards), one, rollouts(rewards))
+    assert (found.verdict, found.identical, found.needed) == ("agrees", len(rewards), None)
+    other = [*rollouts(rewards)]
+    for change in ({"metrics": {"x": 1.0}}, {"stop_reason": "truncated"}, {"info": {"x": 1}}, {"index": 1}):
+        other[0] = rollouts(rewards)[0].model_copy(update=change)
+        assert agreement(one, rollouts(rewards), one, other).identical == 0
+
+
+def test_seconds_and_tokens_are_no_part_of_what_is_identical() -> None:
+    one = manifest(1)
+    (rollout,) = rollouts([1.0])
+    other = rollout.model_copy(update={"seconds": 9.0, "usage": Usage(completion_tokens=9)})
+    assert agreement(one, [rollout], one, [other]).verdict == "agrees"
+
+
+def test_a_rollout_that_failed_in_one_run_leaves_it_open() -> None:
+    one = manifest(2)
+    failed = Failure(boundary="model", type="Timeout", message="late")
+    other = rollouts([1.0, 1.0])
+    other[1] = other[1].model_copy(update={"failure": failed, "reward": None})
+    found = agreement(one, rollouts([1.0, 1.0]), one, other)
+    assert (found.verdict, found.unshared, found.needed) == ("inconclusive", 1, None)
+    found = agreement(one, other, one, other)
+    assert (found.verdict, found.identical) == ("agrees", 1)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=30),
+    st.sampled_from([0.02, 0.1, 0.3]),
+)
+def test_as_many_examples_as_are_needed_decide(pairs: list[tuple[float, float]], margin: float) -> None:
+    """The same differences, repeated until there are enough, give a verdict."""
+    before, after = zip(*pairs, strict=True)
+    found = compared([*before], [*after], margin=margin)
+    if found.verdict != "inconclusive" or found.needed is None or found.needed > 3000:
+        assert found.verdict != "inconclusive" or found.needed is None or found.needed > len(pairs)
+        return
+    assert found.needed > len(pairs)
+    times = -(-found.needed // len(pairs)) + 1
+    assert compared([*before] * times, [*after] * times, margin=margin).verdict != "inconclusive"
 
 
 def test_equal_rewards_on_many_examples_agree_and_on_a_few_show_nothing() -> None:
@@ -52,7 +100,9 @@ def test_equal_rewards_on_many_examples_agree_and_on_a_few_show_nothing() -> Non
     assert -0.1 < many.low < 0 < many.high < 0.1
     assert compared([0.0, 1.0] * 5, [0.0, 1.0] * 5).verdict == "inconclusive"
     one = compared([1.0], [1.0])
-    assert (one.verdict, one.low, one.high) == ("inconclusive", None, None)
+    assert (one.verdict, one.low, one.high, one.needed) == ("inconclusive", None, None, 29)
+    assert compared([1.0] * 28, [1.0] * 28).verdict == "inconclusive"
+    assert compared([1.0] * 29, [1.0] * 29).verdict == "agrees"
 
 
 def test_a_clear_difference_is_told() -> None:

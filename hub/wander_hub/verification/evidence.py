@@ -194,7 +194,8 @@ def _objection(run: Run, original: Run, agreement: Agreement | None) -> str:
     if agreement is None:
         return "the two runs cannot be compared"
     if agreement.verdict != "agrees":
-        return f"it {agreement.verdict}: {agreement.told}"
+        verdict = "differs" if agreement.verdict == "differs" else "is inconclusive"
+        return f"it {verdict}: {agreement.told}"
     if agreement.differing:
         return f"the manifests differ in {', '.join(agreement.differing)}"
     if not proved_as_far(run.level, original.level):

@@ -237,6 +237,11 @@ class Agreement(Record):
     """Compared ones."""
     unshared: Count
     """Examples that only one of the runs scored."""
+    identical: Count = 0
+    """Rollouts that are the same in both runs, bit for bit, if all scored ones are; otherwise 0."""
+    needed: Count | None = None
+    """Estimate of the examples that would decide. None if the verdict is not `inconclusive`, if one run lacks
+    examples, or if no number that can be played would."""
     differing: list[Text]
     """What the manifests do not share, beside the endpoint and what follows from it."""
 
@@ -247,6 +252,8 @@ class Agreement(Record):
         return (
             f"difference {self.difference:+.4f}{interval}, margin {self.margin:.4f}, "
             f"{self.examples} example{'s' if self.examples > 1 else ''}"
+            + (f", all {self.identical} rollouts identical" if self.identical else "")
+            + (f", about {self.needed} needed" if self.needed is not None else "")
         )
 
 

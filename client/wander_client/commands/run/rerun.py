@@ -49,9 +49,10 @@ def rerun(
     wander runs rerun RUN_ID -m NAME -b http://127.0.0.1:8000/v1
     wander runs rerun runs/RUN --margin 0.05 --json
 
-    Everything but the endpoint is the run's: environment version, arguments, examples, seed, sampling. They
-    agree when the 90 % interval of the paired difference lies within the margin, and differ when its 95 %
-    interval leaves out zero; otherwise too little was played to tell. Exit status 0 means that they agree.
+    Everything but the endpoint is the run's: environment version, arguments, examples, seed, sampling. The
+    runs agree if all rollouts are identical, or if the 90 % interval of the paired difference lies within the
+    margin. They differ if the 95 % interval excludes zero. Otherwise too little was played to tell, and the
+    answer says how many examples are needed. Exit status 0 means that they agree.
 
     Posted, the new run says which one it repeats. If it agrees and another user posted it, the page and the
     board show the first run as repeated by that user.
@@ -97,10 +98,11 @@ def _answer(said: Agreement, found: FoundRun, result: EvaluationResult, output: 
 
 
 def _show(said: Agreement, output: Output) -> None:
+    needed = "" if said.needed is None else f": about {said.needed:,} examples are needed"
     told = {
         "agrees": "the runs agree",
         "differs": "the runs differ",
-        "inconclusive": "too little was played to tell whether the runs agree",
+        "inconclusive": f"too little was played to tell whether the runs agree{needed}",
     }
     output.line(f"before      {said.before:.4f}  {said.run_id}")
     output.line(f"after       {said.after:.4f}  {said.rerun_id}")

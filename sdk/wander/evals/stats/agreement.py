@@ -1,29 +1,32 @@
 """Whether a run that repeats another one agrees with it.
 
-Two runs of one model seldom give the same rollouts: sampling is random and kernels differ. So the question is
-whether their mean rewards are the same for all that matters. The test is paired by example, as in
-`wander.evals.stats.comparison`:
+Two runs that played the same rollouts, bit for bit, agree, however few there are. Usually they do not:
+sampling is random and kernels differ. Then the question is whether the mean rewards are the same for all that
+matters. The test is paired by example, as in `wander.evals.stats.comparison`:
 
 - `agrees`: the 90 % interval of the difference lies within the margin. This is the two one-sided test of
   equivalence at 5 % (Schuirmann 1987, doi:10.1007/BF01068419): a run that is too small shows no agreement.
 - `differs`: the 95 % interval of the difference leaves out zero, and equivalence is not shown.
-- `inconclusive`: neither; more examples or rollouts would tell.
+- `inconclusive`: neither. `needed` estimates how many examples would decide.
 
-Where all examples differ by the same, up to one in so many unseen ones may still differ by the whole range
-(at 5 % a side), so equal results on a handful of examples show no agreement either.
+If all examples differ by the same amount, a share of the unseen ones may still differ by the whole range (at
+5 % a side), so equal rewards of different rollouts on a handful of examples show no agreement either.
 
 The margin is a share of what the reward functions can move the reward by: the sum of their absolute weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Iterable, Iterator
+from math import sqrt
 
 from wander.errors import ConfigError
+from wander.evals.replay import COMPARED
 from wander.evals.stats.comparison import Comparison, compare_runs
-from wander.evals.stats.intervals import standard_error
+from wander.evals.stats.intervals import is_rounding, standard_error
 from wander.evals.stats.student_t import quantile
-from wander.types import Rollout
+from wander.types import Rollout, canonical_json
 from wander.wire import RunManifest
 from wander.wire.verification import Agreement, Verdict
 
@@ -45,16 +48,24 @@ def agreement(
     """Test whether a run's repetition agrees with it; raises `RunError` when they share no scored example."""
     if not margin > 0:
         raise ConfigError(f"the margin must be positive, not {margin}")
-    found = compare_runs(one, before, other, after)
+    first: dict[tuple[str, int], bytes] = {}
+    second: dict[tuple[str, int], bytes] = {}
+    found = compare_runs(one, _digesting(before, first), other, _digesting(after, second))
     weights = [abs(each.weight) for each in one.environment.info.reward_functions]
     span = sum(weights) or 1.0
     width = margin * span
     low, high = _interval(found, span)
+    identical = bool(first) and first == second
+    needed = None
     verdict: Verdict = "differs" if found.significant else "inconclusive"
-    if low is None or high is None or found.unshared:
+    if identical:
+        verdict = "agrees"
+    elif low is None or high is None or found.unshared:
         verdict = "inconclusive"
     elif -width < low and high < width:
         verdict = "agrees"
+    if verdict == "inconclusive" and not found.unshared:
+        needed = _examples_needed(found, width, span)
     # What keeps the second run from being one of the same model; the digest of its weights tells most.
     same = one.model.weights_sha256 is not None and one.model.weights_sha256 == other.model.weights_sha256
     names = [] if same else ["name", "weights_sha256", "revision"]
@@ -74,8 +85,20 @@ def agreement(
         margin=width,
         examples=found.examples,
         unshared=found.unshared,
+        identical=len(first) if identical else 0,
+        needed=needed,
         differing=sorted({*found.differing, *models}),
     )
+
+
+def _digesting(rollouts: Iterable[Rollout], digests: dict[tuple[str, int], bytes]) -> Iterator[Rollout]:
+    """Yield rollouts, and keep digests of the scored ones over everything that a replay compares."""
+    for rollout in rollouts:
+        if rollout.failure is None and rollout.reward is not None:
+            values = rollout.model_dump(mode="json", include={*COMPARED})
+            text = canonical_json([values, [turn.player for turn in rollout.turns]])
+            digests[rollout.example_id, rollout.index] = hashlib.sha256(text.encode()).digest()
+        yield rollout
 
 
 def _is_same_pin(one: RunManifest, other: RunManifest, name: str) -> bool:
@@ -90,9 +113,44 @@ def _interval(found: Comparison, span: float) -> tuple[float | None, float | Non
     count, mean = len(differences), found.difference
     if count < 2:
         return None, None
-    error = standard_error(differences, mean)
-    if error > 1e-12 * max(1.0, span):
-        half = quantile(0.95, count - 1) * error
-    else:
-        half = (1 - 0.05 ** (1 / count)) * span
+    half = _half_width(count, standard_error(differences, mean) * sqrt(count), span)
     return mean - half, mean + half
+
+
+def _half_width(count: int, deviation: float, span: float) -> float:
+    """Return half the 90 % interval of a mean of differences; without spread, what may have stayed unseen."""
+    if deviation > 1e-12 * max(1.0, span) * sqrt(count):
+        return quantile(0.95, count - 1) * deviation / sqrt(count)
+    return float((1 - 0.05 ** (1 / count)) * span)
+
+
+EQUAL_DIFFERENCES = 6
+"""Number of equal differences that `compare_runs` calls significant."""
+MOST_NEEDED = 10_000_000
+"""Examples above which no number is given."""
+
+
+def _examples_needed(found: Comparison, width: float, span: float) -> int | None:
+    """Return how many examples would decide, if unseen ones differ in mean and spread as the seen ones do."""
+    differences = [pair.difference for pair in found.by_example]
+    count, mean = len(differences), found.difference
+    deviation = standard_error(differences, mean) * sqrt(count) if count > 1 else 0.0
+
+    has_spread = count > 1 and not is_rounding(deviation / sqrt(count), mean)
+
+    def decides(more: int) -> bool:
+        if abs(mean) + _half_width(more, deviation, span) < width:
+            return True
+        if has_spread:
+            return abs(mean) > quantile(0.975, more - 1) * deviation / sqrt(more)
+        return mean != 0 and more >= EQUAL_DIFFERENCES
+
+    least, most = count, max(2, 2 * count)
+    while not decides(most):
+        if most > MOST_NEEDED:
+            return None
+        least, most = most, 2 * most
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (least, middle) if decides(middle) else (middle, most)
+    return most
