@@ -37,6 +37,12 @@ class Identity:
     """Id of the environment that the token is good for; None for any, 0 for one that does not exist yet."""
     only_new: tuple[int, str] | None = None
     """Owner's id and name of the one environment that the token may begin, though it is good for no other."""
+    only_version: int | None = None
+    """Id of the version, of `only_environment`, that the token of a job reads; None for all of them."""
+    only_run: str | None = None
+    """The run that the token of a job reads, of the runs of its version; None for all of those."""
+    required: frozenset[int] = frozenset()
+    """Ids of the environments that `only_version` requires, which its token reads too."""
     token_id: int | None = None
     """Of the token's row."""
     claims: Mapping[str, str] | None = None
@@ -75,7 +81,8 @@ class Identity:
         if permission != "read" and scope_for(permission) not in self.token.scopes:
             return False
         if self.only_environment is not None:
-            return environment_id == self.only_environment
+            reads_it = permission == "read" and environment_id in self.required
+            return environment_id == self.only_environment or reads_it
         return self.only_owner in (None, owner_id)
 
     def rank_on(self, owner_id: int, environment_id: int | None) -> int:

@@ -509,6 +509,8 @@ def upgrade() -> None:
         sa.Column('environment_name', sa.String(length=200), nullable=True),
         sa.Column('claims', sa.JSON(none_as_null=True), nullable=True),
         sa.Column('parent_id', sa.Integer(), nullable=True),
+        sa.Column('version_id', sa.Integer(), nullable=True),
+        sa.Column('job_id', sa.Integer(), nullable=True),
         sa.ForeignKeyConstraint(['environment_id'], ['environments.id'], name='fk_tokens_environment_id_environments'),
         sa.ForeignKeyConstraint(['owner_id'], ['owners.id'], name='fk_tokens_owner_id_owners'),
         sa.ForeignKeyConstraint(['parent_id'], ['tokens.id'], name='fk_tokens_parent_id_tokens'),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from fastapi.routing import APIRoute, iter_route_contexts
 from sqlalchemy import select
 from wander_hub.environments.models import Environment, Version
 from wander_hub.identity import JOB_TOKEN, Identity
-from wander_hub.jobs import JobRefused
+from wander_hub.jobs import Job, JobRefused, TableQueue
 from wander_hub.rights.models import Token
 from wander_hub.rights.tokens import authenticate
 from wander_hub.verification.program import ClientProgram
@@ -102,3 +106,138 @@ async def test_a_requirement_opens_nothing_of_others(hub, make_wheel, lent):
         version.uploaded_by_id = 1  # the administrator is no member of alice's
     seen, _, _ = lent("alice", "reverse-text")
     assert seen == {"alice/reverse-text"}
+
+
+# What the token reads while its job runs, over HTTP.
+
+
+@pytest.fixture
+async def two_versions(hub, make_wheel) -> None:
+    """A private environment of alice's with two versions, and another one."""
+    for version in ("0.1.0", "0.2.0"):
+        await publish(hub, make_wheel(version=version, readme=f"# Readme of {version}\n"), "alice")
+    await publish(hub, make_wheel(name="other-one"), "alice")
+
+
+@contextmanager
+def running(hub, version: str = "0.1.0", **payload: Any) -> Iterator[tuple[str, int]]:
+    """Let a job about a version run; yield its token and its id."""
+    queue = TableQueue(hub.database)
+    with hub.database.write() as session:
+        found = select(Version).join(Version.environment).where(Environment.name == "reverse-text")
+        version_id = session.scalars(found.where(Version.version == version)).one().id
+        queue.submit(session, "check", f"check {version} {payload}", {"version_id": version_id, **payload})
+    lease = queue.claim("worker", ["check"])
+    assert lease is not None
+    program = ClientProgram(hub.database, "http://hub", hub.settings.data, sandbox=True, seconds=60)
+    with program._lend_token(lease.job_id, version_id) as secret:
+        yield secret, lease.job_id
+
+
+VERSION = "/api/v1/environments/alice/reverse-text/versions"
+FILES = "/alice/files/reverse-text/reverse_text"
+READABLE = [
+    f"{VERSION}/0.1.0",
+    f"{FILES}-0.1.0-py3-none-any.whl",
+    f"{FILES}-0.1.0-py3-none-any.whl.metadata",
+    "/alice/simple/reverse-text/",
+    "/alice/index/reverse-text/",
+]
+HIDDEN = [
+    f"{VERSION}/0.2.0",
+    f"{VERSION}/0.2.0/pylock.toml",
+    f"{FILES}-0.2.0-py3-none-any.whl",
+    f"{FILES}-0.2.0-py3-none-any.whl.metadata",
+    "/api/v1/environments/alice/reverse-text",
+    "/api/v1/environments/alice/other-one",
+    "/api/v1/environments/alice/other-one/versions/0.1.0",
+    "/api/v1/environments",
+    "/api/v1/runs",
+    "/api/v1/whoami",
+    "/alice/simple/other-one/",
+    "/alice/index/other-one/",
+    "/alice/files/other-one/other_one-0.1.0-py3-none-any.whl",
+    "/alice/reverse-text",
+    "/alice/reverse-text/versions/0.2.0",
+]
+
+
+async def test_it_reads_one_version_and_nothing_after_the_job(hub, two_versions):
+    for path in (*READABLE, *HIDDEN):
+        if "pylock" not in path:
+            assert (await hub.get(path, headers=hub.auth("admin"))).status_code == 200, path
+    with running(hub) as (secret, _):
+        token = {"Authorization": f"Bearer {secret}"}
+        for path in READABLE:
+            answer = await hub.get(path, headers=token)
+            assert answer.status_code == 200, path
+            assert b"0.2.0" not in answer.content, path
+        for path in HIDDEN:
+            answer = await hub.get(path, headers=token)
+            assert answer.status_code in (401, 403, 404), path
+    for path in (*READABLE, *HIDDEN):
+        assert (await hub.get(path, headers=token)).status_code == 401, path
+
+
+async def test_no_route_shows_it_the_other_version(hub, two_versions):
+    """Every route that reads something, with what it takes about the other version."""
+    values = {
+        **{"owner": "alice", "name": "reverse-text", "project": "reverse-text", "version": "0.2.0"},
+        **{"filename": "reverse_text-0.2.0-py3-none-any.whl", "path": "reverse_text.py", "run_id": "x"},
+    }
+    paths = set()
+    for each in iter_route_contexts(hub.client._transport.app.routes):
+        route = each.original_route
+        if isinstance(route, APIRoute) and "GET" in route.methods:
+            paths.add(re.sub(r"{(\w+)(?::\w+)?}", lambda part: values.get(part[1], "1"), each.path))
+    assert len(paths) > 50
+    with running(hub) as (secret, _):
+        for path in sorted(paths):
+            answer = await hub.get(path, headers={"Authorization": f"Bearer {secret}"})
+            assert b"Readme of 0.2.0" not in answer.content, path
+            assert b"0.2.0-py3" not in answer.content or answer.status_code >= 400, path
+
+
+@pytest.mark.parametrize("state", ["done", "failed", "cancelled", "queued"])
+async def test_it_is_refused_when_the_job_is_not_running(hub, two_versions, state: str):
+    with running(hub) as (secret, job_id):
+        token = {"Authorization": f"Bearer {secret}"}
+        assert (await hub.get(READABLE[0], headers=token)).status_code == 200
+        with hub.database.write() as session:
+            session.get_one(Job, job_id).state = state  # type: ignore[assignment]
+        for path in READABLE:
+            assert (await hub.get(path, headers=token)).status_code == 401, path
+
+
+async def test_it_changes_nothing(hub, two_versions, make_wheel):
+    with running(hub) as (secret, _):
+        token = {"Authorization": f"Bearer {secret}"}
+        for method, path in (
+            ("PUT", f"{VERSION}/0.1.0/yank"),
+            ("DELETE", f"{VERSION}/0.1.0"),
+            ("DELETE", "/api/v1/environments/alice/reverse-text"),
+            ("POST", "/api/v1/tokens"),
+            ("POST", "/api/v1/uploads"),
+            ("POST", "/alice/legacy/"),
+        ):
+            answer = await hub.client.request(method, path, json={}, headers=token)
+            assert answer.status_code in (401, 403), (method, path, answer.status_code)
+
+
+async def test_a_replay_reads_its_run_and_no_other(hub, make_wheel, run_of):
+    sha256 = await hub.publish()
+    with hub.database.write() as session:
+        session.scalars(select(Environment).where(Environment.name == "reverse-text")).one().private = True
+    ids = []
+    for number in range(2):
+        manifest, rollouts = run_of(sha256, run_id=f"01JRUN000000000000000000{number}A", seed=number)
+        assert (await hub.post_run(manifest, rollouts)).status_code == 201
+        ids.append(manifest["run_id"])
+    with running(hub, run_id=ids[0]) as (secret, _):
+        token = {"Authorization": f"Bearer {secret}"}
+        for end in ("", "/rollouts", "/rollouts/0"):
+            assert (await hub.get(f"/api/v1/runs/{ids[0]}{end}", headers=token)).status_code == 200, end
+            assert (await hub.get(f"/api/v1/runs/{ids[1]}{end}", headers=token)).status_code == 404, end
+    with running(hub) as (secret, _):
+        token = {"Authorization": f"Bearer {secret}"}
+        assert (await hub.get(f"/api/v1/runs/{ids[0]}", headers=token)).status_code == 404

@@ -7,8 +7,27 @@ from datetime import date, datetime
 from itertools import chain
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Select, and_, exists, func, inspect, literal_column, or_, select, true
-from sqlalchemy.orm import Session, contains_eager, joinedload, selectinload
+from sqlalchemy import (
+    ColumnElement,
+    Select,
+    and_,
+    event,
+    exists,
+    func,
+    inspect,
+    literal_column,
+    or_,
+    select,
+    true,
+)
+from sqlalchemy.orm import (
+    ORMExecuteState,
+    Session,
+    contains_eager,
+    joinedload,
+    selectinload,
+    with_loader_criteria,
+)
 from sqlalchemy.sql.base import ExecutableOption
 from sqlalchemy.sql.expression import FromClause
 from wander.wire.environments import Visibility
@@ -46,8 +65,21 @@ def readable_by(reader: Identity | None) -> ColumnElement[bool]:
         owner_id, name = reader.only_new
         mine.append(and_(Environment.owner_id == owner_id, Environment.name == name))
     elif reader.only_environment is not None:
-        mine.append(Environment.id == reader.only_environment)
+        mine.append(Environment.id.in_({reader.only_environment, *reader.required}))
     return or_(Environment.private.is_(False), and_(*mine))
+
+
+@event.listens_for(Session, "do_orm_execute")
+def _narrow_to_version(state: ORMExecuteState) -> None:
+    """Hide the other versions of an environment, and their files, from the token of a job about one."""
+    reader: Identity | None = state.session.info.get(READER)
+    if reader is None or reader.only_version is None or not state.is_select:
+        return
+    own, version = reader.only_environment, reader.only_version
+    state.statement = state.statement.options(
+        with_loader_criteria(Version, or_(Version.environment_id != own, Version.id == version)),
+        with_loader_criteria(File, or_(File.environment_id != own, File.version_id == version)),
+    )
 
 
 def visible(session: Session) -> Select[Environment]:

@@ -11,7 +11,7 @@ from wander.wire.environments import DownloadHistory, StarInfo
 
 from wander_hub.environments import service, stars
 from wander_hub.environments.schemas import EnvironmentFilter, Sort
-from wander_hub.http.boundary import BaseUrl, Caller, Context, ForManager, ReadSession, audited
+from wander_hub.http.boundary import BaseUrl, Caller, Context, ForManager, ReadSession, audited, open_to_jobs
 from wander_hub.http.problems import refusals
 from wander_hub.http.routing import HubRouter
 
@@ -75,6 +75,7 @@ def _star(context: Context, owner: str, name: str, *, wanted: bool) -> StarInfo:
 
 
 @router.get("/{owner}/{name}/versions/{version}", responses=refusals(404, 422))
+@open_to_jobs
 def get_version(
     session: ReadSession, base_url: BaseUrl, owner: str, name: str, version: str
 ) -> VersionDetail:

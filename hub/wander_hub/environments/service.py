@@ -54,7 +54,7 @@ def detail(session: Session, owner: str, name: str, base_url: str) -> Environmen
     """Return one environment with its newest version."""
     environment = find(session, owner, name)
     versions = newest_first(list(repository.versions_of(session, environment)))
-    latest = next(one for one in versions if one.version == environment.latest_version)
+    latest = next((one for one in versions if one.version == environment.latest_version), versions[0])
     return EnvironmentDetail(
         **summary_of(environment).model_dump(),
         created_at=environment.created_at,

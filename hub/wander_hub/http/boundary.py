@@ -27,6 +27,7 @@ from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 
 _ACTION = "audited_action"
+_FOR_JOBS = "is_open_to_jobs"
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 
@@ -115,6 +116,12 @@ def part_of_another(endpoint: Endpoint) -> Endpoint:
     return audited("")(endpoint)
 
 
+def open_to_jobs(endpoint: Endpoint) -> Endpoint:
+    """Let the tokens of the hub's own jobs use a route, which shows them the version that they are about."""
+    vars(endpoint)[_FOR_JOBS] = True
+    return endpoint
+
+
 def action_of(endpoint: object) -> str | None:
     """Return what a route says it does; nothing for a part of something, None where it says nothing."""
     return getattr(endpoint, _ACTION, None)
@@ -153,11 +160,13 @@ def optional_identity(request: Request) -> Identity | None:
         return known
     try:
         owner = request.path_params.get("owner")
-        request.state.identity = request.app.state.authenticate(database_of(request), secret, owner)
+        identity: Identity = request.app.state.authenticate(database_of(request), secret, owner)
     except HubProblem as refusal:
         refusal.headers = challenge(request)
         raise
-    identity: Identity = request.state.identity
+    if identity.only_version is not None and not getattr(request.scope["endpoint"], _FOR_JOBS, False):
+        raise HubProblem(403, "token_scope", "the token of a job reads nothing but what the job is about")
+    request.state.identity = identity
     return identity
 
 

@@ -20,7 +20,7 @@ from wander_hub.database import Database
 from wander_hub.environments import service as environment_service
 from wander_hub.environments.models import File
 from wander_hub.http.answers import from_beginning, holds, stored_object
-from wander_hub.http.boundary import HubDatabase, HubStorage, optional_identity
+from wander_hub.http.boundary import HubDatabase, HubStorage, open_to_jobs, optional_identity
 from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.http.routing import HubRouter
 from wander_hub.identity import JOB_TOKEN
@@ -56,7 +56,7 @@ def _serve(path: str, content: Answers, *refused: int) -> Callable[[Route], Rout
     def register(route: Route) -> Route:
         router.head(path, include_in_schema=False)(route)
         responses = {**content, **refusals(*refused)}
-        return router.get(path, responses=responses, response_class=Response)(route)
+        return open_to_jobs(router.get(path, responses=responses, response_class=Response)(route))
 
     return register
 

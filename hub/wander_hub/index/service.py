@@ -105,6 +105,11 @@ def write_root(session: Session, owner: Owner) -> None:
 def find_page(session: Session, place: Place, media_type: str, encoding: str | None) -> Page:
     """Return the page of a project as it is stored, or say why there is none for this caller."""
     reader: Identity | None = session.info.get(READER)
+    if reader is not None and reader.only_version is not None:
+        own = environments.environment_numbered(session, reader.only_environment or 0)
+        offered = projects_of(session, own) if own and place.owner in (None, own.owner.name) else {}
+        if place.project in offered:  # its other versions are not listed
+            return _render(offered[place.project], media_type)
     query = repository.page_query(place, media_type, encoding, reader)
     row = session.execute(query, place.values()).first()
     if row is not None:
@@ -285,6 +290,8 @@ def _may_begin(session: Session, reader: Identity | None, place: Place) -> bool:
 
 def _refuse_strangers(session: Session, owner: str) -> None:
     reader: Identity | None = session.info.get(READER)
+    if reader is not None and reader.only_version is not None:
+        return  # a job of the hub: what was ever private is refused by its name
     if not _sees_all(reader) and repository.is_closed_to(session, owner, reader):
         raise _token_required()
 
@@ -293,6 +300,12 @@ def _token_required() -> HubProblem:
     hint = "put the token into the index's address as `https://__token__:TOKEN@...`, or into a netrc file"
     detail = "this index needs an API token"
     return HubProblem(401, "token_required", detail, hint=hint, headers=dict(CHALLENGE))
+
+
+def _render(project: rendering.Project, media_type: str) -> Page:
+    render = rendering.project_json if media_type == JSON_V1 else rendering.project_html
+    body = render(project)
+    return Page(body, media_type, repository.etag_of(body))
 
 
 def _fresh(owner: str, projects: list[str], media_type: str) -> Page:

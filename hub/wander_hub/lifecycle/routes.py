@@ -26,6 +26,7 @@ from wander_hub.http.boundary import (
     HubStorage,
     ReadSession,
     audited,
+    open_to_jobs,
 )
 from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.http.routing import HubRouter
@@ -138,6 +139,7 @@ def _change(context: Context, work: Callable[[Session], Environment]) -> Environ
     response_class=Response,
     responses={200: {"description": "The lock", **_TOML}, **refusals(308, 404, 410, 422)},
 )
+@open_to_jobs
 def get_lock(
     request: Request, session: ReadSession, storage: HubStorage, owner: str, name: str, version: str
 ) -> Response:

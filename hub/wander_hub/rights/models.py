@@ -73,6 +73,10 @@ class Token(Base):
     """What the trusted publisher proved to get this token; None for one that a user made."""
     parent_id: Mapped[int | None] = mapped_column(ForeignKey("tokens.id"), index=True)
     """The token that it was made with: it ends when that one is revoked."""
+    version_id: Mapped[int | None]
+    """With its environment: reads this version of it alone, and what the version requires."""
+    job_id: Mapped[int | None]
+    """The job of the hub that it was made for: it ends when the job is not running."""
     user: Mapped[User] = relationship(lazy="raise")
     owner: Mapped[Owner | None] = relationship(lazy="raise")
     environment: Mapped[Environment | None] = relationship(lazy="raise")

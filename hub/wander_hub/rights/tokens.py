@@ -8,17 +8,20 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from sqlalchemy import select, text
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, joinedload
 from wander.wire import TokenInfo
 
 from wander_hub import security
-from wander_hub.accounts.models import Owner, User
+from wander_hub.accounts.models import Membership, Owner, User
 from wander_hub.accounts.service import add_user
 from wander_hub.database import Database, fill, now
-from wander_hub.environments.models import Environment
+from wander_hub.environments.models import Environment, Version
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import ALL_SCOPES, Identity, outranks
+from wander_hub.jobs.models import Job
 from wander_hub.names import normalise_owner
 from wander_hub.rights import repository
 from wander_hub.rights.models import Grant, Token
@@ -45,10 +48,13 @@ def make_token(
     claims: dict[str, str] | None = None,
     parent_id: int | None = None,
     shared: str | None = None,
+    version_id: int | None = None,
+    job_id: int | None = None,
 ) -> tuple[str, Token]:
     """Make a token and return its secret, which is not kept, with its row.
 
     Given an owner, an environment, or an owner and a name that need not exist yet, it is good for that alone.
+    Given a version of its environment too, it reads that version and what it requires, while the job runs.
     It ends after its `lifetime`, and at `latest` then. A `shared` secret is that of several owners' tokens;
     each is good at its owner's addresses alone.
     """
@@ -68,6 +74,8 @@ def make_token(
         environment_name=environment_name,
         claims=claims,
         parent_id=parent_id,
+        version_id=version_id,
+        job_id=job_id,
         expires_at=min(ends, default=None),
         created_at=moment,
     )
@@ -168,8 +176,16 @@ def _unknown() -> HubProblem:
 
 
 def identity_of(session: Session, token: Token) -> Identity | None:
-    """Return the caller that a loaded token stands for; None when its user is disabled."""
+    """Return the caller that a loaded token stands for; None when its user is disabled or its job ended."""
     only_environment, only_new = token.environment_id, None
+    reach: dict[str, Any] = {}
+    if token.version_id is not None:
+        job = session.get(Job, token.job_id)
+        if job is not None and job.state != "running":
+            return None
+        only_run = job.payload.get("run_id", "") if job is not None else None
+        required = _find_required(session, token.version_id)
+        reach = {"only_version": token.version_id, "only_run": only_run, "required": required}
     if token.owner_id is not None and token.environment_name is not None:
         only_new = (token.owner_id, token.environment_name)
         present = (Environment.owner_id == only_new[0]) & (Environment.name == only_new[1])
@@ -181,10 +197,36 @@ def identity_of(session: Session, token: Token) -> Identity | None:
         only_new=only_new,
         token_id=token.id,
         claims=token.claims,
+        **reach,
     )
     if identity and token.owner is not None and only_new is not None and identity.may_begin(*only_new):
         return replace(identity, owners=tuple(sorted({*identity.owners, token.owner.name})))
     return identity
+
+
+def _find_required(session: Session, version_id: int) -> frozenset[int]:
+    """Return the environments of the same owner that a version requires, and those that these require.
+
+    Whoever may publish one environment of an owner opens no other by requiring it: for a version whose
+    uploader is no member of the owner there are none.
+    """
+    query = select(Version).where(Version.id == version_id).options(joinedload(Version.environment))
+    version = session.scalars(query).one()
+    owner_id, uploader = version.environment.owner_id, version.uploaded_by_id
+    members = (Membership.owner_id == owner_id) & (Membership.user_id == uploader)
+    if uploader is not None and session.scalar(select(Membership.user_id).where(members)) is None:
+        return frozenset()
+    required: set[int] = set()
+    texts = list(version.requires_dist)
+    while texts:
+        names = {canonicalize_name(Requirement(text).name) for text in texts}
+        owned = (Environment.owner_id == owner_id) & Environment.name.in_(names)
+        found = set(session.scalars(select(Environment.id).where(owned))) - required
+        found.discard(version.environment_id)
+        required |= found
+        needs = select(Version.requires_dist).where(Version.environment_id.in_(found))
+        texts = [text for listed in session.scalars(needs) for text in listed]
+    return frozenset(required)
 
 
 def identity_of_user(session: Session, user: User, token: TokenInfo, **limits: Any) -> Identity | None:

@@ -24,6 +24,9 @@ def readable_run(session: Session) -> ColumnElement[bool]:
     open_to_all = Run.private.is_(False)
     if reader is None:
         return and_(readable(session), open_to_all)
+    if reader.only_version is not None:
+        its_own = true() if reader.only_run is None else Run.run_id == reader.only_run
+        return and_(readable(session), Run.version_id == reader.only_version, its_own)
     if reader.admin and reader.only_owner is None and reader.only_environment is None:
         return readable(session)
     mine: ColumnElement[bool] = or_(

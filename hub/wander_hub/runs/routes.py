@@ -12,7 +12,7 @@ from wander.wire import RolloutPage, RunDetail, RunPage
 from wander.wire.postings import RunLinks
 
 from wander_hub.http.answers import REVALIDATE, stored_object
-from wander_hub.http.boundary import BaseUrl, HubStorage, ReadSession
+from wander_hub.http.boundary import BaseUrl, HubStorage, ReadSession, open_to_jobs
 from wander_hub.http.problems import HubProblem, refusals
 from wander_hub.http.routing import HubRouter
 from wander_hub.runs import explorer, service
@@ -47,6 +47,7 @@ def list_runs(
 
 
 @router.get("/{run_id}", response_model=RunDetail, responses=refusals(404, 422))
+@open_to_jobs
 def get_run(session: ReadSession, base_url: BaseUrl, run_id: RunId) -> Response:
     """Show one run with its manifest and the hub's summary; the first characters of its id are enough."""
     run = service.find_by_prefix(session, run_id)
@@ -58,6 +59,7 @@ def get_run(session: ReadSession, base_url: BaseUrl, run_id: RunId) -> Response:
     responses={200: {"content": {"application/json": {}}, "description": "The file"}, **refusals(404, 422)},
     response_class=Response,
 )
+@open_to_jobs
 def get_manifest(session: ReadSession, run_id: RunId) -> Response:
     """Send a run's manifest byte for byte as it was posted, which its digest is made of."""
     return Response(service.find(session, run_id).manifest.encode(), media_type="application/json")
@@ -70,6 +72,7 @@ def get_links(session: ReadSession, run_id: RunId) -> RunLinks:
 
 
 @router.get("/{run_id}/rollouts", responses=refusals(404, 410, 422))
+@open_to_jobs
 def list_rollouts(
     session: ReadSession,
     storage: HubStorage,
@@ -87,6 +90,7 @@ def list_rollouts(
     responses={**_LINES, **refusals(404, 410, 422)},
     response_class=StreamingResponse,
 )
+@open_to_jobs
 def download_rollouts(session: ReadSession, storage: HubStorage, run_id: RunId) -> Response:
     """Download every whole rollout of a run as JSON lines."""
     run = service.with_rollouts(service.find(session, run_id))
@@ -94,6 +98,7 @@ def download_rollouts(session: ReadSession, storage: HubStorage, run_id: RunId) 
 
 
 @router.get("/{run_id}/rollouts/{number}", response_model=Rollout, responses=refusals(404, 410, 422))
+@open_to_jobs
 def get_rollout(
     session: ReadSession,
     storage: HubStorage,
@@ -110,6 +115,7 @@ def get_rollout(
     responses={**_BYTES, **refusals(404, 410, 416, 422)},
     response_class=Response,
 )
+@open_to_jobs
 def get_artifact(
     request: Request, session: ReadSession, storage: HubStorage, run_id: RunId, name: str
 ) -> Response:

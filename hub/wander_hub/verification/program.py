@@ -26,15 +26,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any
 
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 from sqlalchemy import delete, select
-from sqlalchemy.orm import Session, joinedload
+from sqlalchemy.orm import joinedload
 
 from wander_hub import security
-from wander_hub.accounts.models import Membership, User
+from wander_hub.accounts.models import User
 from wander_hub.database import Database
-from wander_hub.environments.models import Environment, Version
+from wander_hub.environments.models import Version
 from wander_hub.identity import JOB_TOKEN
 from wander_hub.jobs import JobContext, JobPostponed, JobRefused, storable
 from wander_hub.rights.models import Token
@@ -115,7 +113,7 @@ class ClientProgram:
         a fault of the hub.
         """
         confinement = "--sandbox" if self._sandbox else "--no-sandbox"
-        with self._lend_token(f"job {context.lease.job_id}", version_id) as secret:
+        with self._lend_token(context.lease.job_id, version_id) as secret:
             return self._answer(context, [*words, "--json", confinement], secret, seconds)
 
     def _answer(
@@ -216,45 +214,35 @@ class ClientProgram:
         return last
 
     @contextmanager
-    def _lend_token(self, name: str, version_id: int) -> Iterator[str]:
-        """Give a token that reads what a version needs, for as long as the job runs.
+    def _lend_token(self, job_id: int, version_id: int) -> Iterator[str]:
+        """Give a token that reads a version and what it requires, for as long as the job runs.
 
         What a hub that was killed in the same job has left goes first.
         """
+        name = f"{JOB_TOKEN}job {job_id}"
         with self._database.write() as session:
             administrators = select(User).where(User.admin, User.disabled_at.is_(None))
             user = session.scalar(administrators.order_by(User.id).limit(1))
             if user is None:
                 raise JobPostponed("this hub has no administrator, in whose name it could read the run")
-            session.execute(delete(Token).where(Token.user_id == user.id, Token.name == JOB_TOKEN + name))
+            session.execute(delete(Token).where(Token.user_id == user.id, Token.name == name))
             lifetime = timedelta(seconds=2 * (self._seconds + _GRACE_SECONDS))  # to install, then to run
-            limits = _find_reach(session, version_id)
-            secret = add_token(session, user, JOB_TOKEN + name, scopes=("read",), lifetime=lifetime, **limits)
+            version = session.get_one(Version, version_id, options=[joinedload(Version.environment)])
+            secret = add_token(
+                session,
+                user,
+                name,
+                scopes=("read",),
+                lifetime=lifetime,
+                environment=version.environment,
+                version_id=version_id,
+                job_id=job_id,
+            )
         try:
             yield secret
         finally:
             with self._database.write() as session:
                 session.execute(delete(Token).where(Token.sha256 == security.token_hash(secret)))
-
-
-def _find_reach(session: Session, version_id: int) -> dict[str, Any]:
-    """Return the limits of a token for a job about a version: it reads the version's environment.
-
-    The version may require other environments of its owner that are not public. Then the token reads all of
-    that owner's, if the uploader may: a name that it did not see would be taken from a public index.
-    """
-    version = session.get_one(
-        Version, version_id, options=[joinedload(Version.environment).joinedload(Environment.owner)]
-    )
-    environment, uploader = version.environment, version.uploaded_by_id
-    names = {canonicalize_name(Requirement(text).name) for text in version.requires_dist}
-    of_owner = (Environment.owner_id == environment.owner_id) & Environment.name.in_(names)
-    hidden = of_owner & (Environment.id != environment.id) & Environment.private.is_(True)
-    members = (Membership.owner_id == environment.owner_id) & (Membership.user_id == uploader)
-    is_member = uploader is None or session.scalar(select(Membership.user_id).where(members)) is not None
-    if is_member and session.scalar(select(Environment.id).where(hidden).limit(1)) is not None:
-        return {"owner": environment.owner}
-    return {"environment": environment}
 
 
 def _read(stdout: IO[bytes], lines: queue.Queue[bytes | None]) -> None:
