@@ -336,3 +336,8 @@ def test_other_faults_of_bubblewrap_are_told_as_they_are():
     error = support.explain_failure("bwrap: Can't find source path /x: No such file or directory")
     assert "Can't find source path /x" in str(error)
     assert error.hint == "`wander sandbox check` shows what works here"
+
+
+def test_a_failure_before_the_worker_names_its_error():
+    said = 'Traceback (most recent call last):\n  File "inside.py", line 1\nOSError: [Errno 98] in use\n'
+    assert "OSError: [Errno 98] in use" in str(support.explain_failure(said))

@@ -259,6 +259,30 @@ async def test_threads_pools_and_shared_memory_work(tmp_path):
         assert await answered(environment, textwrap.dedent(code)) == [1, 2, 3, 4]
 
 
+def test_the_endpoints_port_is_not_drawn_for_the_control_socket():
+    code = """
+    import fcntl, socket, struct
+    from wander.sandbox import inside
+
+    with socket.socket() as any_socket:  # the loopback interface of a new network namespace is down
+        fcntl.ioctl(any_socket, 0x8914, struct.pack("16sh14x", b"lo", 1))
+
+    def draw_from(ports):
+        open("/proc/sys/net/ipv4/ip_local_port_range", "w").write(ports)
+
+    def connect(address, connect=socket.create_connection):
+        draw_from("40000 60000")
+        return connect(address)
+
+    socket.create_connection = connect
+    draw_from("34488 34489")
+    host, channel = socket.socketpair()
+    inside._connect(channel.detach(), "127.0.0.1", 34489)
+    """
+    words = ["unshare", "--user", "--map-root-user", "--net", sys.executable, "-c", textwrap.dedent(code)]
+    subprocess.run(words, check=True)
+
+
 async def test_surroundings_are_drawn_for_each_and_variables_few(tmp_path, monkeypatch):
     monkeypatch.setenv("SANDBOX_TEST_NAMED", "told")
     monkeypatch.setenv("SANDBOX_TEST_SECRET", "untold")

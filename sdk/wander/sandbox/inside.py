@@ -86,8 +86,8 @@ def _connect(host: int, address: str, port: int) -> int:
     """
     with (
         socket.socket(fileno=host) as channel,
+        socket.create_server((address, port)) as endpoint,  # first, or the other might draw its port
         socket.create_server((address, 0)) as control,
-        socket.create_server((address, port)) as endpoint,
     ):
         connection = socket.create_connection(control.getsockname())
         socket.send_fds(channel, [b"l"], [control.fileno(), endpoint.fileno()])

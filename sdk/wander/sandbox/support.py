@@ -168,9 +168,12 @@ def _packaged_files(site: Path) -> list[Path]:
 def explain_failure(said: str) -> SandboxError:
     """Return the error for a sandbox that could not be built, from what was written first.
 
-    Bubblewrap and the launcher begin their complaints with their names, which are left out.
+    Bubblewrap and the launcher begin their complaints with their names, which are left out. A traceback names
+    its error in the last line.
     """
-    said = re.sub(r"^(?:bwrap|sandbox): ", "", said.strip().partition("\n")[0]) or "its first program ended"
+    lines = said.strip().splitlines() or ["its first program ended"]
+    line = lines[-1] if lines[0].startswith("Traceback") else lines[0]
+    said = re.sub(r"^(?:bwrap|sandbox): ", "", line)
     if "private to root" in said:
         what, _, remedy = said.partition(": ")
         return SandboxError(f"{what}, and the sandbox runs as another user", hint=remedy)
