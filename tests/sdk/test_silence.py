@@ -162,9 +162,10 @@ async def test_the_place_in_this_process_is_named(tmp_path: Path, place: str, *,
         pytest.param("setup_state", True, marks=pytest.mark.full),
     ],
 )
-async def test_the_place_in_a_worker_is_named(tmp_path: Path, place: str, *, sync: bool) -> None:
-    first, *_ = await noticed(tmp_path, place, sync=sync, worker=True)
-    assert (first.place, first.examples) == (place, ["1"])
+async def test_the_place_in_a_worker_is_named_once(tmp_path: Path, place: str, *, sync: bool) -> None:
+    found = await noticed(tmp_path, place, sync=sync, worker=True)
+    assert (found[0].place, found[0].examples) == (place, ["1"])
+    assert len({each.place for each in found}) == len(found)
 
 
 async def test_a_dataset_that_never_comes_is_named(tmp_path: Path) -> None:

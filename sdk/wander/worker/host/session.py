@@ -117,7 +117,8 @@ class WorkerSession:
         self._held_up = False
         self._heard_at = -math.inf
         """When the worker was asked or said anything last, on the loop's clock."""
-        self._reported = 0
+        self._reported: set[tuple[str, str | None]] = set()
+        """Places and examples: the worker and its host may notice the same silence."""
         self.scoring_seconds = 0.0
         """Seconds for which synchronous reward functions let nothing else of the worker go on."""
         self._late: set[int] = set()
@@ -331,15 +332,18 @@ class WorkerSession:
                 self._report(left.model_copy(update={"seconds": silent}))
 
     def _report(self, silence: Silence) -> None:
-        """Report rollouts without progress, with no more than a worker has to say about them."""
-        if self.options.notices is None or self._reported >= _MOST_NOTICES:
-            return
-        self._reported += 1
+        """Report rollouts without progress once, with no more than a worker has to say about them."""
+        notices, place = self.options.notices, silence.place[:80]
         asked = {each.asked.example.example_id for each in self._playing.values()}
         examples = [each for each in silence.examples if each in asked]
-        if examples or self._examples or not silence.examples:
-            silence = Silence(place=silence.place[:80], examples=examples, seconds=silence.seconds)
-            self.options.notices.tell(silence)
+        if silence.examples and not examples and not self._examples:
+            return
+        new = {(place, each) for each in examples or [None]} - self._reported
+        if notices is None or not new or len(self._reported) >= _MOST_NOTICES:
+            return
+        self._reported |= new
+        examples = [each for each in examples if (place, each) in new]
+        notices.tell(Silence(place=place, examples=examples, seconds=silence.seconds))
 
     async def _limit_time(self, limit: float) -> None:
         """End a sandboxed worker that takes too long over a rollout or over examples, whatever it answers."""
