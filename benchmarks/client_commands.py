@@ -38,7 +38,6 @@ class Checkout:
         self.environ = {
             "PATH": f"{self.bin}:{os.environ['PATH']}",
             "HOME": str(home),
-            "WANDER_HUB_BUNDLED_PACKAGES": "false",
             "WANDER_HUB_VERIFICATION": "off",
             **{name: value for name, value in os.environ.items() if name.startswith(("UV_", "PIP_"))},
         }

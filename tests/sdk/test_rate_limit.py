@@ -112,6 +112,7 @@ def test_an_endpoint_that_refuses_many_calls_at_random_is_not_given_up_to_a_tric
 @pytest.mark.parametrize(
     ("rate", "burst", "latency"),
     [
+        (5, 1, 0.1),
         (50, 1, 0.01),
         (50, 10, 0.01),
         (50, 50, 1.0),
@@ -128,6 +129,28 @@ def test_the_rate_of_an_endpoint_is_found(
     outcome = simulate(limit, seconds=120, latency=latency)
     assert outcome.taken > 0.8 * limit.most(120)
     assert outcome.refused_share < 0.45
+
+
+@dataclass
+class Late:
+    """A limit that calls reach up to `most` seconds late, in order."""
+
+    limit: Any
+    most: float
+    chance: random.Random
+    arrived_at: float = 0.0
+
+    def ask(self, now: float, seconds: float) -> dict[str, str] | None:
+        self.arrived_at = max(self.arrived_at, now + self.chance.uniform(0.0, self.most))
+        refusal: dict[str, str] | None = self.limit.ask(self.arrived_at, seconds)
+        return refusal
+
+
+@pytest.mark.parametrize("rate", [5, 20, 50])
+def test_uneven_arrivals_cost_little_where_no_burst_is_allowed(rate: float) -> None:
+    limit = limits.TokenBucket(rate, 1)
+    outcome = simulate(Late(limit, 0.003, random.Random(2)), seconds=60, latency=0.1)
+    assert outcome.taken > 0.8 * limit.most(60)
 
 
 @pytest.mark.parametrize("latency", [5.0, 60.0])

@@ -11,7 +11,7 @@ measures it against endpoints of many kinds.
 - Endpoints refuse single calls for reasons of their own. As long as fewer than a tenth of the calls are
   refused, nobody else is slowed down.
 - If significantly more are refused, the rate becomes what the endpoint took in the last second. The rate
-  then grows again, faster with each second without refusals.
+  then grows again: slowly up to what was refused, otherwise faster with each second without refusals.
 - If the refusals stay although the calls became so few that the endpoint takes less than before, the rate is
   not their cause. The bound is lifted, and that share of refusals is tolerated.
 - If practically everything is refused, ten calls a second find out whether that lasts. If it does, nobody
@@ -48,9 +48,9 @@ _SECOND, _CALLS = 1.0, 20
 _FIRST_CALLS, _FIRST_RATE, _FIRST_DOUBLING = 16, 100.0, 0.1
 """Calls that may leave together at the start, and the rate that follows and doubles every 0.1 s. So a strict
 endpoint refuses dozens of calls and not thousands. After half a second it bounds nothing any more."""
-_DOUBLING, _FAST_DOUBLING, _SHORTEST_DOUBLING = 20.0, 1.0, 0.5
+_DOUBLING, _FAST_DOUBLING, _SHORTEST_DOUBLING = 60.0, 1.0, 0.5
 """Seconds in which the rate doubles after it was lowered: usually, and if less than a second was measured.
-They halve with each second that has next to no refusals."""
+They halve with each second that has next to no refusals, but not shortly below the rate that was refused."""
 _PROBE_RATE, _PROBES = 10.0, 15
 """Calls a second, and how many of them, that find out whether an endpoint refuses everything."""
 _LEAST_RATE, _FREE_RATE, _MOST_RATE = 0.5, 1e4, 1e6
@@ -89,6 +89,8 @@ class Pace:
         self._tolerated = _TOLERATED
         self._taken_before: float | None = None
         """Calls a second that the endpoint took before the first of the cuts that nothing clean followed."""
+        self._ceiling = math.inf
+        """The rate at which the endpoint refused too many calls last."""
         self._holds = 0
         """Holds since the endpoint last took a call."""
         self._is_bound = False
@@ -198,7 +200,7 @@ class Pace:
         is_rough = seconds < _SECOND
         if self._taken_before is None and not is_rough and calls >= _CALLS:
             self._taken_before = taken
-        self._tolerated = _TOLERATED
+        self._tolerated, self._ceiling = _TOLERATED, limit
         least = min(_KEPT * limit, 2 * taken) if share < _MOST_TOLERATED else 0.0
         self._set(now, min(limit, max(taken, least)), _FAST_DOUBLING if is_rough else _DOUBLING)
 
@@ -239,7 +241,8 @@ class Pace:
                 self._lift(now)
             else:
                 self._rate, self._since, self._judged_from = limit, now, now
-                self._doubling = max(_SHORTEST_DOUBLING, self._doubling / 2)
+                is_near = _KEPT**2 * self._ceiling < limit < self._ceiling
+                self._doubling = _DOUBLING if is_near else max(_SHORTEST_DOUBLING, self._doubling / 2)
         elif left >= _CALLS:
             self._lift_if_useless(now)
         self._reviewed_at = now
