@@ -48,6 +48,8 @@ def main(argv: Sequence[str] | None = None, *, transport: httpx.BaseTransport | 
 
     `transport` carries the requests to the hub in place of the network.
     """
+    # To look for plugins, pydantic reads the metadata of every installed package: 30 ms of each command.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     arguments = list(sys.argv[1:] if argv is None else argv)
     output = Output("json" if "--json" in arguments else "plain")
     debug = "--debug" in arguments

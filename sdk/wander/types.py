@@ -91,14 +91,15 @@ _LISTS = ("list", "tuple", "set", "frozenset")
 
 def _end_lists_at_a_fault(schema: Any) -> None:
     """Have lists refused at their first fault: a megabyte of them would else become a gigabyte of errors."""
-    if isinstance(schema, dict):
-        if schema.get("type") in _LISTS:
-            schema["fail_fast"] = True
-        for part in schema.values():
-            _end_lists_at_a_fault(part)
-    elif isinstance(schema, list):
-        for part in schema:
-            _end_lists_at_a_fault(part)
+    parts = [schema]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, dict):
+            if part.get("type") in _LISTS:
+                part["fail_fast"] = True
+            parts += [each for each in part.values() if isinstance(each, (dict, list))]
+        elif isinstance(part, list):
+            parts += part
 
 
 @cache

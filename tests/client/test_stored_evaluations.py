@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from command_line import Wander
 from wander_client.evaluate.settings import EvaluationSettings
+from wander_client.runs.lookup import SUITE_FILE
 from wander_client.runs.own_records import write_command
 from wander_client.settings import load_settings
-from wander_client.suites.file import SUITE_FILE, Suite, read_suite
+from wander_client.suites.file import Suite, read_suite
 
 STORED = Path(__file__).parent / "stored"
 

@@ -28,7 +28,8 @@ from wander_client.models.pool import ModelChoice, ModelPool
 from wander_client.ray_engine.coordinator import Terms, Trade
 from wander_client.ray_engine.limiter import RayLimiter
 from wander_client.ray_engine.models import Actors, RayModelClient, key_of
-from wander_client.suites.file import SUITE_FILE, Suite
+from wander_client.runs.lookup import SUITE_FILE
+from wander_client.suites.file import Suite
 from wander_client.suites.play import play_suite, prepare, share_budget
 from wander_client.suites.table import SuiteTable
 from wander_client.terminal.output import Output

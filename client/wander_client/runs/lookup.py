@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from wander_client.context import Invocation
     from wander_client.terminal.output import Output
 
+SUITE_FILE = "suite.json"
+"""Stands in the folder of a suite, next to the folders of its runs."""
+
 
 def local_runs(runs_dir: Path, output: Output) -> Iterator[RunFolder]:
     """Yield the runs of this machine, the newest first; folders that hold no readable run are told of."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +19,9 @@ from wander_client.evaluate.options import NEWEST, CommandFlags
 from wander_client.evaluate.schema import BESIDE, FILE, options_in, settings_in
 from wander_client.evaluate.settings import BUDGETS, EvaluationSettings, require_needed, settings_for
 from wander_client.models.reference import asks_endpoint, endpoint_of
+from wander_client.runs.lookup import SUITE_FILE
 from wander_client.runs.shards import require_no_shards, require_run
-from wander_client.suites.file import SUITE_FILE, Suite, find_newest, name_run, read_suite, require_distinct
+from wander_client.suites.file import Suite, find_newest, name_run, read_suite, require_distinct
 from wander_client.suites.play import Outcome, describe_spending, play_suite, prepare, share_budget
 from wander_client.suites.table import SuiteTable
 from wander_client.terminal.output import counted
@@ -35,14 +35,6 @@ if TYPE_CHECKING:
     from wander_client.settings import Settings
     from wander_client.suites.merge import Merged
     from wander_client.terminal.output import Cell, Output
-
-
-def is_suite(said: Mapping[str, Any], flags: CommandFlags) -> bool:
-    """Tell whether the command line means a suite."""
-    if flags.resume is not None and (flags.resume / SUITE_FILE).is_file():
-        return True
-    file = said.get("environment", "").endswith(".toml")
-    return file or (flags.resume is None and len(said.get("model", [])) > 1)
 
 
 def play(context: Invocation, said: dict[str, Any], flags: CommandFlags) -> int:

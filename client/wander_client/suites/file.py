@@ -24,8 +24,7 @@ import contextlib
 import hashlib
 import itertools
 import re
-import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -40,8 +39,8 @@ from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.evaluate.schema import settings_in, suite_keys
 from wander_client.evaluate.settings import EvaluationSettings, settings_for
 from wander_client.names import looks_like_path
+from wander_client.runs.lookup import SUITE_FILE
 from wander_client.runs.own_records import KeptCommand, foreign_record, read_command, write_command
-from wander_client.runs.shards import require_run
 from wander_client.terminal.suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -76,9 +75,6 @@ SuiteFile = _table(
     models=(dict[str, ModelEntry], Field(default_factory=dict)),  # type: ignore[valid-type]  # made above
     eval=(list[Entry], Field(min_length=1)),  # type: ignore[valid-type]
 )
-
-
-SUITE_FILE = "suite.json"
 
 
 class SuiteRun(Record):
@@ -206,31 +202,6 @@ def find_newest(runs_dir: Path, file: Path) -> Path:
             code="no_suite",
         )
     return max(found)[1]
-
-
-def expand_suites(runs_dir: Path, words: Iterable[str], *, incomplete: bool = False) -> list[str]:
-    """Return words for runs; the folder of a suite becomes the folders of its runs, in the suite's order.
-
-    Raises `ClientError` for a suite that lacks a run, unless `incomplete` allows that, and for shards.
-    """
-    found: list[str] = []
-    for word in words:
-        places = (Path(word), runs_dir / word)
-        folder = next((each for each in places if (each / SUITE_FILE).is_file()), None)
-        if folder is None:
-            found.append(word)
-            continue
-        require_run(folder)
-        runs = Suite.load(folder).command.parts()
-        begun = [run for run in runs if (folder / run.folder / "run.json").is_file()]
-        if not begun or (len(begun) < len(runs) and not incomplete):
-            raise ClientError(
-                f"{len(runs) - len(begun)} of {len(runs)} runs of the suite `{folder}` have not started",
-                hint=f"play them with `wander eval --resume {shlex.quote(str(folder))}`",
-                code="incomplete_suite",
-            )
-        found += [str(folder / run.folder) for run in begun]
-    return found
 
 
 def require_distinct(runs: list[SuiteRun]) -> None:

@@ -14,9 +14,10 @@ from wander_client.evaluate.evaluation import (
     read_settings_of,
     resume_command,
 )
+from wander_client.runs.lookup import SUITE_FILE
 from wander_client.runs.own_records import signed_text
 from wander_client.runs.shards import require_free
-from wander_client.suites.file import SUITE_FILE, Suite
+from wander_client.suites.file import Suite
 
 if TYPE_CHECKING:
     from wander.wire import RunManifest, RunSummary

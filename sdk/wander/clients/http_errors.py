@@ -76,7 +76,7 @@ _FILTER_CODES = frozenset(
     }
 )
 
-_RATE = re.compile(
+_RATE = (
     r"rate ?limit|too many (concurrent )?requests|\b[rt]p[mdsh]\b|requests per|concurren"
     r"|\bper (s|sec|second|m|min|minute|h|hour|d|day|week|month)\b|\b(daily|hourly|weekly|monthly)\b"
     r"|quota|throttl|try again (in|later|after)|retry (after|in|later|your)\b|please wait|slow down"
@@ -85,33 +85,33 @@ _RATE = re.compile(
     r"|限流|频繁|频率|速率|并发|余额|配额|稍后"
 )
 """What a limit on rate, money or time says. Such a refusal says nothing about the length of the prompt."""
-_ABOUT_CONVERSATION = re.compile(
+_ABOUT_CONVERSATION = (
     r"\b(context|prompts?|inputs?|messages?|conversation|history|request|text|sequence|tokens?)\b"
     r"|上下文|输入|提示|对话"
 )
-_ABOUT_LENGTH = re.compile(r"token|length|long|large|size|context|bytes|characters|长")
-_EXCESS = re.compile(
+_ABOUT_LENGTH = r"token|length|long|large|size|context|bytes|characters|长"
+_EXCESS = (
     r"exceed|overflow|beyond|too (long|large|big|many)|(longer|greater|larger|bigger|more|less) than"
     r"|over (the|its)|not (fit|enough)|(must|should) be <|max ?length|reduce|shorten|超|过长"
 )
-_ABOUT_CONTEXT = re.compile(
+_ABOUT_CONTEXT = (
     r"\b(context|prompt|input|sequence|model) (length|window|size|limit)\b|\btoken (limit|count)\b"
 )
-_LIMIT = re.compile(rf"{_EXCESS.pattern}|max|limit|only|should be|full|\d")
-_NO_ROOM = re.compile(
+_LIMIT = rf"{_EXCESS}|max|limit|only|should be|full|\d"
+_NO_ROOM = (
     r"\bmax (new |completion |output )*tokens\b.*"
     r"((at least|greater than( or equal to)?|>=?) ?[01]\b|positive|(got|given|was) -\d)"
 )
 """vLLM and TGI subtract the prompt from the context, and complain about what is left."""
-_OUTPUT = re.compile(r"\b(max|maximum)? ?(new|completion|output) tokens\b|\bmax tokens\b")
-_CONVERSATION = re.compile(r"\b(context|prompts?|inputs?|messages?|conversation|total|in (the )?request)\b")
-_OTHER_LIMITS = re.compile(
+_OUTPUT = r"\b(max|maximum)? ?(new|completion|output) tokens\b|\bmax tokens\b"
+_CONVERSATION = r"\b(context|prompts?|inputs?|messages?|conversation|total|in (the )?request)\b"
+_OTHER_LIMITS = (
     r"\b(images?|files?|audio|video|pdf|tools?|functions?|schema|stop|metadata|headers?|url|attachments?"
     r"|name|id|description)\b"
 )
 """Things in a request that have limits of their own."""
 
-_FILTER = re.compile(
+_FILTER = (
     r"content (management|usage)? ?(policy|policies|filter\w*)|usage (policy|policies|guidelines)"
     r"|inappropriate content|(was|were|been|is|are) (flagged|filtered)|considered high risk"
     r"|content exists risk|sensitive content|new sensitive|harmful content|prohibited content"
@@ -121,8 +121,8 @@ _FILTER = re.compile(
 _CODE_FIELDS = frozenset({"code", "type", "status", "status_code", "error_type", "reason"})
 _ECHOES = frozenset({"input", "body", "request", "prompt", "messages"})
 """Fields in which validators send the request back: what the user wrote, not what is wrong with it."""
-_INPUT = re.compile(r"\b(content|input|output|prompt|messages?|response|completion)\b|内容|输入|输出")
-_ACCOUNT = re.compile(r"\b(api key|account|organi[sz]ation|region|country|subscription)\b")
+_INPUT = r"\b(content|input|output|prompt|messages?|response|completion)\b|内容|输入|输出"
+_ACCOUNT = r"\b(api key|account|organi[sz]ation|region|country|subscription)\b"
 
 
 def error_of(answer: Answer, base_url: str, model: str) -> ModelError:
@@ -178,20 +178,22 @@ def kind_of_refusal(status: int, body: Any) -> str | None:
     text = _normalised(" ".join(text for _, text in leaves))
     if codes & _FILTER_CODES:
         return "filter"
-    if codes & _RATE_CODES or _RATE.search(text):
+    if codes & _RATE_CODES or re.search(_RATE, text):
         return None
-    if status in (400, 403, 422, 451) and _FILTER.search(text) and _INPUT.search(text):
-        return None if _ACCOUNT.search(text) else "filter"
+    if status in (400, 403, 422, 451) and re.search(_FILTER, text) and re.search(_INPUT, text):
+        return None if re.search(_ACCOUNT, text) else "filter"
     if status in (403, 404, 405):
         return None
-    if codes & _OVERFLOW_CODES or status == 413 or _NO_ROOM.search(text):
+    if codes & _OVERFLOW_CODES or status == 413 or re.search(_NO_ROOM, text):
         return "overflow"
-    if _OUTPUT.search(text) and not _CONVERSATION.search(_OUTPUT.sub(" ", text)):
+    if re.search(_OUTPUT, text) and not re.search(_CONVERSATION, re.sub(_OUTPUT, " ", text)):
         return None  # more was asked for than the model ever writes
-    if _OTHER_LIMITS.search(text) and not re.search(r"\b(tokens?|context)\b", text):
+    if re.search(_OTHER_LIMITS, text) and not re.search(r"\b(tokens?|context)\b", text):
         return None
-    too_long = _ABOUT_CONVERSATION.search(text) and _ABOUT_LENGTH.search(text) and _EXCESS.search(text)
-    return "overflow" if too_long or (_ABOUT_CONTEXT.search(text) and _LIMIT.search(text)) else None
+    too_long = (
+        re.search(_ABOUT_CONVERSATION, text) and re.search(_ABOUT_LENGTH, text) and re.search(_EXCESS, text)
+    )
+    return "overflow" if too_long or (re.search(_ABOUT_CONTEXT, text) and re.search(_LIMIT, text)) else None
 
 
 def _leaves(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:

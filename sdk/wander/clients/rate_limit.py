@@ -138,6 +138,8 @@ class Pace:
 
     def note_accepted(self, now: float) -> None:
         """Record that the endpoint took a call, whatever it answered."""
+        if not self._is_bound:
+            self._next_at -= 2 / self._limit(now)  # one that answers fast is asked fast from the start
         self._holds = self.refused_in_a_row = 0
         self.accepted_at = now
 

@@ -31,7 +31,7 @@ MOST_CHARACTERS = 2000
 class _Read(BaseModel):
     """An index may say more than is read here."""
 
-    model_config = ConfigDict(extra="ignore", populate_by_name=True)
+    model_config = ConfigDict(extra="ignore", populate_by_name=True, defer_build=True)
 
 
 class FileHashes(_Read):

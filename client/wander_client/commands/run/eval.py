@@ -47,13 +47,15 @@ def evaluate(said: dict[str, Any]) -> int:
     that the budget was spent before all were played.
     """
     from wander_client.evaluate.settings import require_needed, settings_for
-    from wander_client.suites import command as suite_command
+    from wander_client.suites.folder import is_suite
 
     flags = CommandFlags(**{each.name: said[each.name] for each in fields(CommandFlags) if each.name in said})
     _require_together(said, flags)
     if flags.engine is not None or (flags.resume is not None and has_begun(flags.resume)):
         return _play_on_ray(said, flags)
-    if suite_command.is_suite(said, flags) and not said.get("exhaustive"):
+    if is_suite(said, flags) and not said.get("exhaustive"):
+        from wander_client.suites import command as suite_command
+
         return suite_command.play(current(), said, flags)
     if flags.resume is not None:
         return _resume(flags.resume, said, flags)
@@ -93,6 +95,7 @@ def _play_on_ray(said: dict[str, Any], flags: CommandFlags) -> int:
     from wander_client.evaluate.settings import require_needed, settings_for
     from wander_client.ray_engine import command as on_ray
     from wander_client.suites import command as suite_command
+    from wander_client.suites.folder import is_suite
 
     for name in ("shard", "exhaustive", "only_failed", "dry_run", "allow_changed_code"):
         if said.get(name):
@@ -106,7 +109,7 @@ def _play_on_ray(said: dict[str, Any], flags: CommandFlags) -> int:
         settings_said = {key: value for key, value in said.items() if key not in flag_names}
         resumed, merged = on_ray.resume(context, out, choice, settings_said)
         suite = None if on_ray.is_alone(resumed) else resumed
-    elif suite_command.is_suite(said, flags):
+    elif is_suite(said, flags):
         suite, _ = suite_command.find_suite(context, said, flags)
         out = out or fresh_folder(context.settings.runs_dir, suite.name)
         merged = on_ray.evaluate_suite(context, suite, out, choice)

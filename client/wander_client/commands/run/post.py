@@ -43,7 +43,7 @@ def post(
     """
     from wander_client.runs import posting
     from wander_client.runs.lookup import run_folder
-    from wander_client.suites.file import expand_suites
+    from wander_client.suites.folder import expand_suites
 
     here = current()
     words = expand_suites(here.settings.runs_dir, runs or (), incomplete=incomplete)

@@ -312,7 +312,7 @@ def report(
     from wander.evals.report.document import report_lines, report_markdown
 
     from wander_client.runs.lookup import find_run
-    from wander_client.suites.file import expand_suites
+    from wander_client.suites.folder import expand_suites
 
     output = current().output
     words = expand_suites(current().settings.runs_dir, runs, incomplete=True)

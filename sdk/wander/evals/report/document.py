@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from wander.evals.report.contents import Contrast, RunReport
-from wander.evals.stats.breakdown import Breakdown
-from wander.types import Usage
-from wander.wire import Histogram, RunManifest, RunSummary
+if TYPE_CHECKING:
+    from wander.evals.report.contents import Contrast, RunReport
+    from wander.evals.stats.breakdown import Breakdown
+    from wander.types import Usage
+    from wander.wire import Histogram, RunManifest, RunSummary
 
 _BAR = 30
 _REASON = 80

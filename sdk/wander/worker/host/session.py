@@ -338,7 +338,8 @@ class WorkerSession:
         examples = [each for each in silence.examples if each in asked]
         if silence.examples and not examples and not self._examples:
             return
-        new = {(place, each) for each in examples or [None]} - self._reported
+        named: list[str | None] = [*examples] or [None]
+        new = {(place, each) for each in named} - self._reported
         if notices is None or not new or len(self._reported) >= _MOST_NOTICES:
             return
         self._reported |= new
