@@ -126,10 +126,11 @@ async def test_what_is_not_a_repetition_gives_no_badge(
 async def test_two_identical_rollouts_are_a_repetition(board: Board) -> None:
     few = {"examples": 2, "per_example": 1}
     first = await board.post(1, REWARDS[:2], **few)
-    second = await board.post(2, REWARDS[:2], user="bob", rerun_of=first, **few)
+    _, rollouts = board.run_of(board.sha256, reward=REWARDS[:2], run_id=first, **few)
+    manifest, _ = board.run_of(board.sha256, run_id=name_of(2), rerun_of=first, **few)
+    assert (await board.hub.post_run(manifest, rollouts, user="bob")).status_code == 201
     board.examine()
     board.replay(first, 2)
-    board.replay(second, 2)
     found = await board.evidence(first)
     assert found["repeated_by"] == ["bob"]
     assert found["reruns"][0]["agreement"]["identical"] == 2
