@@ -12,21 +12,57 @@ import time
 from pathlib import Path
 
 import pytest
+from sandboxes import answered, confined, needs_sandbox
+from wander_compat.tasksets import fork_client, forking
 from wander_compat.tasksets.programs import Forker
 
 
-@pytest.fixture
-def forker():
+@pytest.fixture(params=["a path", "loopback"])
+def forker(request, tmp_path, monkeypatch):
+    """One that speaks over a Unix socket, and one for which there are none, as in a sandbox."""
+    if request.param == "loopback":
+        if not Path("/proc/self/fd").exists():
+            pytest.skip("needs /proc")
+        monkeypatch.setattr(fork_client, "__file__", str(without_unix_sockets(tmp_path, fork_client)))
+        monkeypatch.setattr(forking, "__name__", without_unix_sockets(tmp_path, forking).stem)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     found = Forker(["json"])
     yield found
     found._process.stdin.close()
     assert found._process.wait(30) == 0
 
 
+def without_unix_sockets(place: Path, module) -> Path:
+    """Write a copy of a program for which `socket` refuses Unix sockets, as the sandbox's filter does."""
+    copy = place / f"confined_{module.__name__.rpartition('.')[2]}.py"
+    refuse = (
+        "import errno, socket\n"
+        "class Confined(socket.socket):\n"
+        "    def __init__(self, family=-1, *more, **options):\n"
+        "        if family == socket.AF_UNIX and not more and 'fileno' not in options:\n"
+        "            raise OSError(errno.EAFNOSUPPORT, 'not supported')\n"
+        "        super().__init__(family, *more, **options)\n"
+        "socket.socket = Confined\n"
+    )
+    text = Path(module.__file__).read_text()
+    future = "from __future__ import annotations\n"
+    place.mkdir(exist_ok=True)
+    copy.write_text(text.replace(future, future + refuse) if future in text else refuse + text)
+    return copy
+
+
 def start(forker, *words, **options) -> subprocess.Popen[str]:
     command = forker.command([sys.executable, *words])
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, start_new_session=True, **pipes, **options)
+
+
+def connect(path: str) -> socket.socket:
+    if not Path(path).is_socket():
+        return socket.create_connection(("127.0.0.1", int(Path(path).read_text())))
+    client = socket.socket(socket.AF_UNIX)
+    client.connect(path)
+    return client
 
 
 def awaited(file: Path) -> str:
@@ -51,6 +87,16 @@ def test_a_program_has_its_folder_variables_arguments_output_and_status(forker, 
     assert forker.command(["bash", "-c", "true"]) == ["bash", "-c", "true"]
     module = start(forker, "-m", "json.tool", "--help")
     assert "usage" in module.communicate(timeout=60)[0]
+
+
+def test_output_and_errors_of_a_program_share_a_file(forker, tmp_path):
+    with (tmp_path / "log").open("wb") as log:
+        log.write(b"before\n")
+        log.flush()
+        code = "import os\nfor n in range(4): os.write(1 + n % 2, b'%d\\n' % n)"
+        command = forker.command([sys.executable, "-c", code])
+        assert subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=60).returncode == 0
+    assert (tmp_path / "log").read_text() == "before\n0\n1\n2\n3\n"
 
 
 def test_what_a_program_leaves_running_does_not_hold_its_output(forker):
@@ -78,11 +124,23 @@ def test_a_program_ends_with_its_client_and_takes_along_what_it_started(forker, 
             time.sleep(0.01)
 
 
+@needs_sandbox
+async def test_a_program_is_forked_in_a_real_sandbox(tmp_path):
+    code = """
+import subprocess, sys
+from wander_compat.tasksets.programs import Forker
+command = Forker(["json"]).command([sys.executable, "-c", "import sys; print(1); sys.exit('2')"])
+done = subprocess.run(command, capture_output=True, text=True)
+answer = [done.stdout, done.stderr, done.returncode]
+"""
+    async with confined(tmp_path) as environment:
+        assert await answered(environment, code) == ["1\n", "2\n", 1]
+
+
 def test_a_client_that_is_killed_while_it_asks_costs_nothing_but_itself(forker):
     assert start(forker, "-c", "print(1)").communicate(timeout=60)[0] == "1\n"
     for sent in (b"", (100).to_bytes(4, "big") + b"{"):
-        with socket.socket(socket.AF_UNIX) as client:
-            client.connect(forker._socket)
+        with connect(forker._socket) as client:
             client.sendall(sent)
     program = start(forker, "-c", "print(2)")
     assert program.communicate(timeout=60) == ("2\n", "")

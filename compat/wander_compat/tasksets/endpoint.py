@@ -55,8 +55,7 @@ class HostModel:
         except OSError as error:
             await runner.cleanup()
             raise EnvironmentFault(
-                f"`verifiers.v1` needs sockets of this machine, and none can be opened: {error}",
-                hint="a task set cannot be played in the sandbox",
+                f"`verifiers.v1` needs a socket on 127.0.0.1, and none can be opened: {error}"
             ) from error
         self._runner = runner
         self.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"

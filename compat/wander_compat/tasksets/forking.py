@@ -3,7 +3,10 @@
 The library starts a tool server, a probe and a program for each rollout, and each imports the library again:
 some seconds of CPU. `python -m wander_compat.tasksets.forking SOCKET MODULE...` imports once and forks; the
 process that the library sees (`fork_client.py`) hands its files, folder and variables over, waits, and ends
-with the program's status. Where it is killed, the program is told to end (SIGTERM), then killed.
+with the program's status. If it is killed, the program gets SIGTERM, then SIGKILL.
+
+A sandbox allows no Unix socket that has a path. There the two processes speak over its own loopback network,
+and the program opens the files of the other process through `/proc`.
 """
 
 from __future__ import annotations
@@ -51,7 +54,10 @@ class _Programs:
     def _accept(self, listener: socket.socket) -> None:
         client, _ = listener.accept()
         size = int.from_bytes(client.recv(4, socket.MSG_WAITALL))
-        data, files, *_ = socket.recv_fds(client, min(size, _LARGEST_REQUEST), 3)
+        if client.family == socket.AF_UNIX:
+            data, files, *_ = socket.recv_fds(client, min(size, _LARGEST_REQUEST), 3)
+        else:
+            data, files = client.recv(min(size, _LARGEST_REQUEST)), []
         while len(data) < size and (more := client.recv(size - len(data))):
             data += more
         whole = 0 < size <= len(data)  # unless the client was killed while it asked
@@ -75,7 +81,7 @@ class _Programs:
             self.listener.close()
             for each in self.running.values():
                 each.close()
-            for number, file in enumerate(files):
+            for number, file in enumerate(files or _open_files_of(request["pid"])):
                 os.dup2(file, number)
                 os.close(file)  # else what the program leaves running would hold its output open
             os.chdir(request["cwd"])
@@ -128,6 +134,35 @@ class _Programs:
         os._exit(0)
 
 
+def _open_files_of(pid: int) -> list[int]:
+    """Open the standard output and error of another process of this sandbox, and no input."""
+    shown = [os.stat(f"/proc/{pid}/fd/{number}") for number in (1, 2)]
+    output = os.open(f"/proc/{pid}/fd/1", os.O_WRONLY | os.O_APPEND)
+    # Two openings of one file would write over each other.
+    error = (
+        os.dup(output)
+        if os.path.samestat(*shown)
+        else os.open(f"/proc/{pid}/fd/2", os.O_WRONLY | os.O_APPEND)
+    )
+    return [os.open(os.devnull, os.O_RDONLY), output, error]
+
+
+def listen(path: str) -> socket.socket:
+    """Return a socket that listens at a path; without Unix sockets the file at the path holds a port."""
+    fresh = f"{path}.new"
+    try:
+        listener = socket.socket(socket.AF_UNIX)
+    except OSError:
+        listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        with open(fresh, "w") as file:
+            file.write(str(listener.getsockname()[1]))
+    else:
+        listener.bind(fresh)
+        listener.listen(128)
+    os.rename(fresh, path)  # when it is there, a client can connect
+    return listener
+
+
 def run_python(arguments: list[str]) -> None:
     """Run what the arguments of a Python interpreter name: a module, a text or a file."""
     kind, *rest = arguments
@@ -153,10 +188,7 @@ def main() -> None:
     """Listen, import, fork; clients that come while modules are imported wait."""
     die_with_parent()
     path, *modules = sys.argv[1:]
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(f"{path}.new")
-    listener.listen(128)
-    os.rename(f"{path}.new", path)  # whoever sees it can connect
+    listener = listen(path)
     for module in modules:
         with contextlib.suppress(Exception):  # the program will say why it cannot be imported
             importlib.import_module(module)
