@@ -22,7 +22,7 @@ from wander_client.hub.api import INDEX_JSON, HubApi
 
 LARGEST_METADATA = 16 << 20
 LARGEST_WHEEL = 1 << 30
-"""Bytes of a wheel whose size the hub does not state; it is held in memory."""
+"""Bytes of a wheel that uv asks for; it is held in memory."""
 
 
 class HubFront:
@@ -54,7 +54,7 @@ class HubFront:
                 return 404, b""
             if metadata:
                 return 200, self._hub.content(f"{listed.url}.metadata", LARGEST_METADATA)
-            return 200, self._hub.content(listed.url, listed.size or LARGEST_WHEEL)
+            return 200, self._hub.content(listed.url, min(listed.size or LARGEST_WHEEL, LARGEST_WHEEL))
         except ClientError as error:
             self.refusal = error
             return 403, b""

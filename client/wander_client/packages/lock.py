@@ -82,6 +82,8 @@ _LINE = re.compile(
     r"[a-z0-9][a-z0-9-]*(==[0-9][A-Za-z0-9.!+]*| @ file:///[A-Za-z0-9/._~%+-]+)( --hash=sha256:[0-9a-f]{64})+"
 )
 """What uv is given for one package, and no more."""
+_LARGEST_DOWNLOAD = 16 << 30
+"""Bytes of all files that a machine takes of a lock."""
 _NO_LOCK = "`--no-lock` publishes without a lock, and the version's page says so"
 
 
@@ -290,11 +292,18 @@ def lines_of_resolution(
 def _select(lock: Pylock, label: str, python: Interpreter) -> list[tuple[Package, Any]]:
     """Return the packages of a lock that a Python takes, each with its file."""
     try:
-        return list(lock.select(environment=python.environment, tags=python.tags))
+        found = list(lock.select(environment=python.environment, tags=python.tags))
     except PylockSelectError as error:
         raise ClientError(
             f"the lock of `{label}` does not hold for {python}", code="lock_platform", detail=str(error)
         ) from error
+    if sum(max(0, getattr(file, "size", None) or 0) for _, file in found) > _LARGEST_DOWNLOAD:
+        raise ClientError(
+            f"the packages of `{label}` have more than {_LARGEST_DOWNLOAD >> 30} GiB, as its lock states",
+            hint="choose another version, or ask its owner to require less",
+            code="unsafe_package",
+        )
+    return found
 
 
 class _Addresses:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import shutil
+import signal
 import stat
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -30,6 +35,14 @@ _PASSED = (
     *("UV_TORCH_BACKEND", "XDG_CACHE_HOME", "XDG_DATA_HOME", "NETRC", "SSL_CLIENT_CERT"),
 )
 """Settings of uv that hold no password. Indexes are in a file (`wander_client.packages.indexes`)."""
+KEPT_FREE = "WANDER_KEPT_FREE_BYTES"
+"""The variable with the bytes that an installation leaves free on a disk. A hub sets it for its jobs."""
+_KEPT_FREE = 256 << 20
+_LARGEST_FILE, _LARGEST_INSTALL, _LARGEST_MEMORY = 8 << 30, 32 << 30, 8 << 30
+"""Bytes of one file that uv writes, of the disk that one of its commands takes, and of its memory."""
+_SECONDS = 3600.0
+"""Time that one command of uv has."""
+_LOOK_SECONDS, _PRUNE_SECONDS = 0.25, 60.0
 
 
 def uv_binary() -> str:
@@ -51,11 +64,13 @@ def run_uv(
     doing: str,
     index: str | None = None,
     variables: Mapping[str, str] | None = None,
+    target: Path | None = None,
 ) -> str:
     """Run uv and return its stdout; a failure becomes an error that shows what uv said.
 
     It works in a folder of its own, with a short environment. `index` is asked before all that are
-    configured.
+    configured. What it writes to its cache and to `target` is bounded, and so are its memory and its time:
+    neither an index nor a package decides how much that is.
     """
     command = [uv_binary(), *arguments]
     # For `uv pip` there is no variable of this meaning; ours is the one that other commands of uv have.
@@ -71,15 +86,8 @@ def run_uv(
         settings = Path(folder, "uv.toml")
         settings.touch(0o600)
         settings.write_text("\n".join(toml_lines(uv_settings(os.environ, index))), encoding="utf-8")
-        done = subprocess.run(  # noqa: S603 - uv's own path and our arguments, no shell
-            [*command, "--config-file", str(settings)],
-            capture_output=True,
-            text=True,
-            env=passed,
-            cwd=folder,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
+        room = _Room([_cache_folder(), Path(folder), *([] if target is None else [target])])
+        done = _run_bounded([*command, "--config-file", str(settings)], passed, folder, room, doing)
     if done.returncode == 0:
         return done.stdout
     said = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-25:])
@@ -98,6 +106,106 @@ def run_uv(
             detail=said,
         )
     raise ClientError(f"{doing} failed", detail=said, code="uv_failed", hint="see the output of uv above")
+
+
+@dataclass
+class _Room:
+    """The disks that uv writes to, and how much of them it may take."""
+
+    places: Sequence[Path]
+    free: dict[int, tuple[Path, int]] = field(default_factory=dict)
+    """By device: an existing folder on it, and what was free at the start."""
+
+    def __post_init__(self) -> None:
+        for place in self.places:
+            while not place.exists():
+                place = place.parent
+            self.free.setdefault(place.stat().st_dev, (place, _free_bytes(place)))
+
+    def is_left(self) -> bool:
+        """Return whether uv has taken no more than it may, and leaves enough free."""
+        kept = int(os.environ.get(KEPT_FREE) or _KEPT_FREE)
+        return all(
+            (left := _free_bytes(place)) >= min(kept, free // 2) and free - left <= _LARGEST_INSTALL
+            for place, free in self.free.values()
+        )
+
+
+def _free_bytes(place: Path) -> int:
+    found = os.statvfs(place)
+    return found.f_bavail * found.f_frsize
+
+
+def _cache_folder() -> Path:
+    """Return where uv keeps what it fetched and unpacked."""
+    if (stated := os.environ.get("UV_CACHE_DIR")) is not None:
+        return Path(stated).absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "uv"
+
+
+def _run_bounded(
+    command: Sequence[str], environ: Mapping[str, str], folder: str, room: _Room, doing: str
+) -> subprocess.CompletedProcess[str]:
+    """Run uv until it ends; raises `ClientError` if it goes beyond a bound, and then frees what it took."""
+    until = time.monotonic() + _SECONDS
+    fault = ""
+    with subprocess.Popen(  # noqa: S603 - uv's own path and our arguments, no shell
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environ,
+        cwd=folder,
+    ) as process:
+        try:
+            _set_limits(process.pid)
+            while not fault:
+                try:
+                    out, said = process.communicate(timeout=_LOOK_SECONDS)
+                    break
+                except subprocess.TimeoutExpired:
+                    if time.monotonic() > until:
+                        fault = f"it takes longer than {_SECONDS:,.0f} s"
+                    elif not room.is_left():
+                        fault = f"it takes more than {_LARGEST_INSTALL >> 30} GiB of the disk, or all of it"
+        finally:
+            process.kill()
+    if not fault and (process.returncode == -signal.SIGXFSZ or "file too large" in said.lower()):
+        fault = f"a package or an index sends a file of more than {_LARGEST_FILE >> 30} GiB"
+    elif not fault and process.returncode == -signal.SIGABRT and "memory allocation" in said:
+        fault = f"what a package or an index sends takes more than {_LARGEST_MEMORY >> 30} GiB of memory"
+    if not fault:
+        return subprocess.CompletedProcess(command, process.returncode, out, said)
+    # What uv was unpacking stays in its cache until then.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        subprocess.run(  # noqa: S603 - uv's own path
+            [command[0], "cache", "prune", "--quiet"],
+            env=environ,
+            cwd=folder,
+            timeout=_PRUNE_SECONDS,
+            capture_output=True,
+            check=False,
+        )
+    raise ClientError(
+        f"{doing} failed: {fault}",
+        hint="look at what the package requires, and at the disk; another version may need less",
+        code="unsafe_package",
+    )
+
+
+def _set_limits(pid: int) -> None:
+    """Bound the files and the memory of uv, where the system can (Linux)."""
+    if not hasattr(resource, "prlimit"):
+        return
+    limits = {resource.RLIMIT_FSIZE: _LARGEST_FILE}
+    if not builds_packages():  # compilers take what they need
+        limits[resource.RLIMIT_DATA] = _LARGEST_MEMORY
+    for limit, most in limits.items():
+        with contextlib.suppress(ProcessLookupError):  # it has ended already
+            _, hard = resource.prlimit(pid, limit)
+            bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
+            resource.prlimit(pid, limit, (bound, bound))
 
 
 def builds_packages() -> bool:
@@ -120,7 +228,8 @@ def install_into(virtualenv: Path, arguments: Sequence[str], *, doing: str) -> N
     """
     before = _outline(virtualenv)
     command, *options = arguments
-    run_uv(["pip", command, "--python", str(virtualenv / "bin" / "python"), *options], doing=doing)
+    words = ["pip", command, "--python", str(virtualenv / "bin" / "python"), *options]
+    run_uv(words, doing=doing, target=virtualenv)
     for path, found in sorted(_outline(virtualenv).items()):
         if found != before.get(path) and path != ".lock" and not _is_free(path, path in before):
             package = _find_package(virtualenv, path) or "a package"

@@ -163,7 +163,14 @@ class ClientProgram:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env={**passed, **folders, **_STRICT, "WANDER_HUB": self._hub_url, "WANDER_TOKEN": secret},
+                env={
+                    **passed,
+                    **folders,
+                    **_STRICT,
+                    "WANDER_KEPT_FREE_BYTES": str(self._min_free_bytes),
+                    "WANDER_HUB": self._hub_url,
+                    "WANDER_TOKEN": secret,
+                },
                 cwd=self._folder,
                 start_new_session=True,
             )
