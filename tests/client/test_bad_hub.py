@@ -10,7 +10,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import repeat
+from itertools import count, repeat
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +180,24 @@ def test_pages_without_end_are_left(liar: LyingHub) -> None:
             list(api.every_environment())
         assert refused.value.code == "unexpected_answer"
         assert list(api.rollout_rows("r")) == []
+
+
+BOARD = (
+    b'{"owner": "a", "name": "b", "version": "1", "task_set_sha256": null, "examples": 1, '
+    b'"rollouts_per_example": 1, "rows": [], "next": "%s"}'
+)
+
+
+@pytest.mark.parametrize("cursors", [repeat("again"), map(str, count())])
+def test_a_leaderboard_without_end_is_left(
+    liar: LyingHub, monkeypatch: pytest.MonkeyPatch, cursors: Iterator[str]
+) -> None:
+    monkeypatch.setattr("wander_client.hub.api.MOST_PAGES", 20)
+    liar.alter("leaderboard", lambda _: Reply(200, {}, BOARD % next(cursors).encode()))
+    with client_of(liar.url) as api, pytest.raises(Unavailable) as refused:
+        api.whole_leaderboard("a", "b")
+    assert refused.value.code == "unexpected_answer"
+    assert "without end" in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -397,7 +397,11 @@ class HubApi:
         `limit`, `cursor`; those that are None are left out.
         """
         chosen = {"version": version, "task_set": task_set, "board": board}
-        return self.read(environment_path(owner, name, "leaderboard"), Leaderboard, chosen | wanted)
+        answer = self._send("GET", environment_path(owner, name, "leaderboard"), params=chosen | wanted)
+        found = self._parse(answer, Leaderboard)
+        same = _environment_in(answer.url) == (found.owner, found.name)
+        self.require(same and version in (None, found.version), f"the leaderboard of {owner}/{name}")
+        return found
 
     def whole_leaderboard(
         self,
@@ -416,7 +420,11 @@ class HubApi:
         shown = self.leaderboard(owner, name, limit=size, **which, **wanted)
         rows, following = list(shown.rows), shown.next
         which = {"version": shown.version, "board": shown.board}
-        while following is not None and (most is None or len(rows) < most) and len(rows) < MOST_PAGES * PAGE:
+        cursors: set[str] = set()
+        while following is not None and (most is None or len(rows) < most):
+            if following in cursors or len(cursors) == MOST_PAGES:
+                raise hub_fault(self.url, "lists a leaderboard without end")
+            cursors.add(following)
             size = PAGE if most is None else min(most - len(rows), PAGE)
             page = self.leaderboard(owner, name, limit=size, cursor=following, **which, **wanted)
             rows += page.rows

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 from wander.errors import RunError
+from wander.evals.store.jsonl import LONGEST_LINE, open_record, parse_object, read_whole, split_lines
 from wander.types import Usage, first_fault
+
+_MOST_BYTES, _LARGEST_OBJECT = 4 << 30, 16 << 20
 
 
 def total_usage(prompt_tokens: Any, completion_tokens: Any) -> Usage:
@@ -23,20 +27,24 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
     Raises `RunError` for any other line that is no object.
     """
-    with path.open(encoding="utf-8", errors="replace") as file:
-        lines = file.read().split("\n")
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    with open_record(path) as file:
+        if os.fstat(file.fileno()).st_size > _MOST_BYTES:
+            raise RunError(f"`{path}` has more than {_MOST_BYTES >> 30} GiB")
+        lines = split_lines(iter(partial(file.read, 1 << 20), b""), LONGEST_LINE)
+        number = 0
         try:
-            value = json.loads(line)
-        except ValueError as error:
-            if number == len(lines):
-                return
-            raise RunError(f"line {number} of `{path}` is no JSON: {error}") from error
-        if not isinstance(value, dict):
-            raise RunError(f"line {number} of `{path}` is no object")
-        yield number, value
+            for number, line in enumerate(lines, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    value = parse_object(line.decode("utf-8", "replace").encode())
+                except ValueError as error:
+                    if not line.endswith(b"\n"):
+                        return
+                    raise RunError(f"line {number} of `{path}` is not a JSON object: {error}") from error
+                yield number, value
+        except OverflowError:
+            raise RunError(f"line {number + 1} of `{path}` has over {LONGEST_LINE:,} bytes") from None
 
 
 @contextmanager
@@ -54,11 +62,8 @@ def blame_line(path: Path, number: int) -> Iterator[None]:
 def json_object(path: Path) -> dict[str, Any]:
     """Return the object in a file; empty where there is no such file. Raises `RunError`."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return parse_object(read_whole(path, _LARGEST_OBJECT))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise RunError(f"`{path}` cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise RunError(f"`{path}` holds no object")
-    return value

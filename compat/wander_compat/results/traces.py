@@ -7,7 +7,6 @@ The longest branch of a trace that ends in what the model said is taken as its c
 from __future__ import annotations
 
 import contextlib
-import tomllib
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from wander.errors import RunError
 from wander.evals.foreign_run import UNKNOWN, ForeignRun
 from wander.types import Failure, Message, Rollout, Turn, Usage
+from wander.wire.gate import SETTINGS, read_toml_file
 
 from wander_compat.results import rows
 from wander_compat.verifiers.messages.conversion import plain, wire_message, wire_messages
@@ -25,7 +25,7 @@ def read_traces(folder: Path) -> ForeignRun:
     configuration = rows.json_object(folder / "configs" / "resolved" / "eval.json")
     if not configuration:
         with contextlib.suppress(OSError, ValueError):  # then the folder's name tells
-            configuration = tomllib.loads((folder / "configs" / "eval.toml").read_text(encoding="utf-8"))
+            configuration = read_toml_file(folder / "configs" / "eval.toml", SETTINGS)
     # The task set stands in one of two places, by its id or with it.
     env = configuration.get("env")
     taskset = configuration.get("taskset") or (env.get("taskset") if isinstance(env, dict) else None)

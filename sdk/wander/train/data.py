@@ -8,12 +8,14 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from wander.errors import ConfigError, did_you_mean
 from wander.evals.store import jsonl
 from wander.parsers import message_text
+from wander.system.plain_files import open_file
 from wander.train.rollouts.rows import trajectories_of
 from wander.types import Message, Rollout, canonical_json, seen_by
 
@@ -273,24 +275,33 @@ def write_rows(rows: Iterable[dict[str, Any]], file: Path) -> None:
 def read_rows(file: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a file that `write_rows` wrote, or of any JSON lines with `messages`."""
     try:
-        stream = file.open(encoding="utf-8")
+        stream = open_file(file)
     except OSError as error:
         raise ConfigError(
             f"cannot read `{file}`: {error.strerror}",
             hint="make it with `wander runs data RUN --out rows.jsonl`",
         ) from error
     with stream:
-        for number, line in enumerate(stream, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-                messages = row["messages"]
-                good = isinstance(messages, list) and all(
-                    isinstance(m, dict) and "role" in m for m in messages
-                )
-            except (ValueError, KeyError, TypeError):
-                good = False
-            if not good:
-                raise ConfigError(f"line {number} of `{file}` is no row with `messages`")
-            yield row
+        lines = jsonl.split_lines(iter(partial(stream.read, 1 << 20), b""), jsonl.LONGEST_LINE)
+        number = 0
+        try:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield _read_row(line, number, file)
+        except OverflowError:
+            raise ConfigError(
+                f"line {number + 1} of `{file}` has over {jsonl.LONGEST_LINE:,} bytes"
+            ) from None
+
+
+def _read_row(line: bytes, number: int, file: Path) -> dict[str, Any]:
+    """Return the row in a line of JSON."""
+    try:
+        row = jsonl.parse_object(line)
+        messages = row["messages"]
+        good = isinstance(messages, list) and all(isinstance(m, dict) and "role" in m for m in messages)
+    except (ValueError, KeyError):
+        good = False
+    if not good:
+        raise ConfigError(f"line {number} of `{file}` is not a row with `messages`")
+    return row

@@ -17,6 +17,8 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from wander.system.plain_files import is_plain_file
+
 from wander_client.commands import COMMANDS, FIRST_SCREEN, GROUPS, load, members, resolve
 from wander_client.errors import ClientError
 from wander_client.terminal.command import CommandGroup, Parameter
@@ -32,6 +34,7 @@ _WITH_VALUE = ("--color", "--hub")
 HUB_SECONDS = 0.5
 """How long the hub is waited for."""
 _MOST_BYTES = 4 << 20
+_WORD = re.compile(r"[\w@%+=:,./-]+")
 _NAME = re.compile(r"[a-z0-9-]{1,39}/[a-z0-9-]{1,200}")
 FRESH_SECONDS = 60.0
 """How long what the hub said, or that it said nothing, is taken for true."""
@@ -115,7 +118,9 @@ def _of_command(
 def _named(parameter: str | None, here: Invocation) -> list[Suggestion]:
     """Return the things that a parameter may name; files are for the shell."""
     find = _NAMES.get(parameter or "")
-    return list(dict(find(here)).items()) if find else []
+    found = dict(find(here)) if find else {}
+    # A shell puts these words into a line as they are: a folder that somebody sent may have any name.
+    return [(word, about) for word, about in found.items() if _WORD.fullmatch(word)]
 
 
 def _environments(here: Invocation) -> Iterator[Suggestion]:
@@ -193,8 +198,9 @@ def _runs(here: Invocation) -> list[Suggestion]:
     """Return the folders of the runs here, the newest first; those of a suite lie in its folder."""
     folder = here.settings.runs_dir
     files = [*folder.glob("*/run.json"), *folder.glob("*/*/run.json")]
-    files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
-    return [(str(file.parent), "") for file in files]
+    found = [file for file in files if is_plain_file(file)]
+    found.sort(key=lambda file: file.lstat().st_mtime, reverse=True)
+    return [(str(file.parent), "") for file in found]
 
 
 def _models(here: Invocation) -> list[Suggestion]:

@@ -1,0 +1,94 @@
+"""Rows, foreign results and names of folders that somebody sent: read, or refused by name."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from command_line import Wander
+from received_folders import ALL_USERS_FILE, make_socket, sparse
+from wander.errors import ConfigError, RunError
+from wander.evals.foreign_run import read_results
+from wander.train.data import read_rows
+
+ROW = b'{"messages": [{"role": "user", "content": "x"}]}\n'
+PUTS: dict[str, Callable[[Path], object]] = {
+    "a FIFO": os.mkfifo,
+    "a folder": Path.mkdir,
+    "a socket": make_socket,
+    "a link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "a link to itself": lambda path: path.symlink_to(path.name),
+    "zeros": sparse(1 << 36),
+    "deep": lambda path: path.write_text("[" * 100_000 + "\n"),
+    "deep messages": lambda path: path.write_text('{"messages": [' * 10_000 + "\n"),
+    "digits": lambda path: path.write_text('{"messages": ' + "9" * 100_000 + "}\n"),
+    "many values": lambda path: path.write_bytes(b'{"messages": [' + b"[]," * 30_000_000 + b"[]]}\n"),
+    "no text": lambda path: path.write_bytes(b"\xff\xfe\x00\n"),
+    "a lone surrogate": lambda path: path.write_text('{"messages": [{"role": "\\ud800"}]}\n'),
+    "a list": lambda path: path.write_text("[1]\n"),
+}
+
+
+@pytest.mark.parametrize("put", PUTS)
+def test_rows_to_learn_from_are_read_or_refused(put: str, home: Path) -> None:
+    PUTS[put](home / "rows.jsonl")
+    with pytest.raises(ConfigError) as refused:
+        list(read_rows(home / "rows.jsonl"))
+    assert "rows.jsonl" in str(refused.value)
+
+
+def test_ordinary_rows_are_read(home: Path) -> None:
+    (home / "rows.jsonl").write_bytes(ROW + b"\n" + ROW.rstrip())
+    (home / "link.jsonl").symlink_to("rows.jsonl")  # the user named it
+    assert list(read_rows(home / "link.jsonl")) == [json.loads(ROW)] * 2
+
+
+@pytest.mark.parametrize("put", [*PUTS, "a link"])
+@pytest.mark.parametrize(
+    ("mark", "name"),
+    [
+        ("results.jsonl", "results.jsonl"),
+        ("results.jsonl", "metadata.json"),
+        ("traces.jsonl", "traces.jsonl"),
+        ("traces.jsonl", "configs/resolved/eval.json"),
+    ],
+)
+def test_foreign_results_are_read_or_refused(put: str, mark: str, name: str, home: Path) -> None:
+    folder = home / "received"
+    (folder / name).parent.mkdir(parents=True)
+    (folder / mark).write_text('{"nodes": []}\n')
+    (folder / name).unlink(missing_ok=True)
+    (PUTS | {"a link": lambda path: path.symlink_to(ALL_USERS_FILE)})[put](folder / name)
+    with pytest.raises(RunError):
+        read_results(folder)
+
+
+@pytest.mark.parametrize("put", PUTS)
+def test_settings_that_cannot_be_read_are_passed_over(put: str, home: Path) -> None:
+    folder = home / "received"
+    (folder / "configs").mkdir(parents=True)
+    (folder / "traces.jsonl").write_text('{"nodes": []}\n')
+    PUTS[put](folder / "configs" / "eval.toml")
+    assert len(read_results(folder).rollouts) == 1
+
+
+NAMES = [
+    *("plain", "with space", "$(touch owned)", "`touch owned`", "a;b", "a\nb", "-rf", "ü", "a'b"),
+    *("\x1b[2J", "\u202e"),
+]
+
+
+def test_a_shell_gets_plain_names_of_folders_alone(home: Path, wander: Wander) -> None:
+    for name in NAMES:
+        (home / "runs" / name).mkdir(parents=True)
+        (home / "runs" / name / "run.json").write_text("{}")
+    (home / "runs" / "dangling").mkdir()
+    (home / "runs" / "dangling" / "run.json").symlink_to("nowhere")
+    (home / "runs" / "fifo").mkdir()
+    os.mkfifo(home / "runs" / "fifo" / "run.json")
+    done = wander("completion", "bash", "--line", "wander view ", "--json")
+    shown = {Path(word).name for word in done.data["suggestions"]}
+    assert shown == {"plain", "-rf", "ü"}
