@@ -41,7 +41,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 except ValueError as error:
                     if not line.endswith(b"\n"):
                         return
-                    raise RunError(f"line {number} of `{path}` is not a JSON object: {error}") from error
+                    raise RunError(f"line {number} of `{path}` is no object: {error}") from error
                 yield number, value
         except OverflowError:
             raise RunError(f"line {number + 1} of `{path}` has over {LONGEST_LINE:,} bytes") from None
