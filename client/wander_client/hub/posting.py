@@ -47,6 +47,7 @@ from wander.wire.postings import (
 
 from wander_client.errors import ClientError, NotFound
 from wander_client.hub.api import HubApi
+from wander_client.hub.local_paths import publish_lines, publish_manifest, publish_rollout, publish_text
 from wander_client.hub.transfer import CHUNK_BYTES, Sender
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class Parcel:
                 yield b"".join(lines), len(lines)
                 lines, size = [], 0
             self.rollouts.seek(offset)
-            lines.append(self.rollouts.read(length).rstrip(b"\n") + b"\n")
+            lines.append(publish_rollout(self.rollouts.read(length)).rstrip(b"\n") + b"\n")
             size += length
         if lines:
             yield b"".join(lines), len(lines)
@@ -131,7 +132,7 @@ def pack_run(manifest: RunManifest, files: list[Path]) -> Iterator[Parcel]:
     with open_plain(rollouts) as plain:
         offsets, lengths, digest = _in_order(manifest, plain, rollouts)
         digests = {path.name: hashlib.sha256(_read_artifact(path)).hexdigest() for path in artifacts}
-        text = read_whole(manifest_file)
+        text = publish_manifest(read_whole(manifest_file))
         sha256 = run_digest(text, digest, digests)
         yield Parcel(text, plain, offsets, lengths, {path.name: path for path in artifacts}, digests, sha256)
 
@@ -205,8 +206,11 @@ def _read_artifact(path: Path) -> bytes:
                 parse_object(line)
             if rest and not rest.startswith(b"{"):  # else a kill may have cut it short
                 raise ValueError
+            return publish_lines(content)
         elif not content.lstrip().startswith(b"\x89PNG" if path.suffix == ".png" else b"<"):
             raise ValueError
+        elif path.suffix == ".svg":
+            return publish_text(content.decode()).encode()
     except ValueError as error:
         raise ClientError(
             f"`{path}` is not {_FORMATS[path.suffix]}, so it is not posted",
@@ -245,7 +249,7 @@ def _in_order(
                 )
             # Of the lines of one rollout, the last one counts.
             offsets[place], lengths[place] = offset, len(line)
-            digests[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES] = line_digest(line)
+            digests[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES] = line_digest(publish_rollout(line))
         offset += len(line)
     whole = RolloutsDigest()
     for place, start in enumerate(offsets):

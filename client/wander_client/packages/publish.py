@@ -27,6 +27,7 @@ from wander.wire.uploads import NewUpload, UploadFile
 
 from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.hub.api import HubApi
+from wander_client.hub.local_paths import publish_text
 from wander_client.hub.transfer import Publication, Told, publish_files
 from wander_client.names import as_folder
 from wander_client.packages.building.build import Builder
@@ -255,7 +256,8 @@ def line_of(check: CheckResult) -> str:
 
 def summary_of(report: CheckReport) -> CheckSummary:
     """Return what the hub is told: counts, and every check that did not pass."""
-    return CheckSummary.of(sdk_version, [(each.id, each.status, each.message) for each in report.checks])
+    found = [(each.id, each.status, publish_text(each.message)) for each in report.checks]
+    return CheckSummary.of(sdk_version, found)
 
 
 def _distribution(path: Path, kind: Literal["wheel", "sdist"]) -> Distribution:

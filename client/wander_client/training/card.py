@@ -12,6 +12,8 @@ from wander.wire import RunManifest, RunSummary
 from wander.wire.models import CheckpointFacts
 from wander.wire.reproduction import toml_lines
 
+from wander_client.hub.local_paths import name_model, publish_settings
+
 MOST_EVALUATIONS = 40
 
 
@@ -51,15 +53,13 @@ def _training(folder: Path, manifest: RunManifest, weights_sha256: str) -> list[
     lines = [
         *("", "## Training", ""),
         f"- environment: {shown}",
-        f"- began with: {_code(begun.name)}"
+        f"- began with: {_code(name_model(begun.name))}"
         + (f", weights `{begun.weights_sha256}`" * bool(begun.weights_sha256)),
         f"- run: `{manifest.run_id}`" + (f", step {steps[-1]}" if steps else ""),
     ]
     if manifest.reproduction is not None:
         lines.append(f"- repeatable: {manifest.reproduction.told()}")
-    settings = dict(manifest.training or {})
-    if isinstance(model := settings.get("model"), dict):  # where it lay on this machine helps nobody
-        settings["model"] = {key: value for key, value in model.items() if key != "path"}
+    settings = publish_settings(manifest.training or {})
     lines += ["", "```toml", *toml_lines(settings), "```"]
     measured = [one for one in read_evaluations(folder) if not steps or one.step <= steps[-1]]
     if measured:

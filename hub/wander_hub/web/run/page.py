@@ -111,6 +111,7 @@ def run(visit: Visit, run_id: str, query: RunQuery) -> RunView:
     training = detail.manifest.kind == "training"
     weights = {one.name: one.weight for one in detail.manifest.environment.info.reward_functions}
     metrics, links = detail.summary.metrics, runs.links(visit.session, found)
+    pushed = links.pushed.get(found.weights_sha256 or "")
     ordered = [name for name in dict.fromkeys([*weights, *metrics]) if name in metrics]
     return RunView(
         run=detail,
@@ -122,10 +123,8 @@ def run(visit: Visit, run_id: str, query: RunQuery) -> RunView:
         query=query,
         weights=weights,
         metrics={name: metrics[name] for name in ordered},
-        command=reproduce_command(
-            detail.manifest, found.examples, links.pushed.get(found.weights_sha256 or "")
-        ),
-        training=describe_training(visit.storage, detail, query.step, lost) if training else None,
+        command=reproduce_command(detail.manifest, found.examples, pushed),
+        training=describe_training(visit.storage, detail, query.step, lost, pushed) if training else None,
         replays=list_replays(visit.session, visit.settings, found, visit.caller),
         evidence=evidence.evidence_of(visit.session, found),
         links=links,

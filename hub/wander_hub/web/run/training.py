@@ -148,13 +148,18 @@ class TrainingView:
     samples: SampleTable | None
     command: str
     config: str
-    """The settings as TOML."""
+    """The settings as TOML, without weights that nobody else can get."""
+    unavailable: list[str]
+    """Names of weights that the settings name and nobody else can get."""
 
 
-def describe_training(storage: Storage, detail: RunDetail, step: int | None, lost: set[str]) -> TrainingView:
+def describe_training(
+    storage: Storage, detail: RunDetail, step: int | None, lost: set[str], pushed: str | None
+) -> TrainingView:
     """Return what the page of a training run shows, with the samples of a step or of the last one.
 
-    Of files that the store does not have any more the digests join `lost`.
+    `pushed` is the model of this hub that has the weights that the run started from, if there is one. The
+    digests of files that the store does not have any more join `lost`.
     """
     series, alerts, evaluations, samples = (
         Series(0, {}, {}, {}, 0.0, {}),
@@ -179,6 +184,7 @@ def describe_training(storage: Storage, detail: RunDetail, step: int | None, los
         for cell in list(dict.fromkeys(one.cell for one in evaluations))[:MOST_CELLS]
     }
     pin = detail.manifest.environment
+    settings, unavailable = _name_weights(detail.manifest.training or {}, pushed)
     return TrainingView(
         curves=list(_curves(series, marks)),
         steps=series.steps,
@@ -191,8 +197,24 @@ def describe_training(storage: Storage, detail: RunDetail, step: int | None, los
         evaluation_chart=charts.evaluations(cells) if cells else Markup(""),
         samples=samples,
         command=shlex.join(["wander", "train", f"{pin.owner}/{pin.name}@{pin.version}", "config.toml"]),
-        config="\n".join(toml_lines(detail.manifest.training or {})),
+        config="\n".join(toml_lines(settings)),
+        unavailable=unavailable,
     )
+
+
+def _name_weights(training: Mapping[str, Any], pushed: str | None) -> tuple[dict[str, Any], list[str]]:
+    """Return settings that name weights where anyone can get them, and the names of other weights."""
+    settings, unavailable = {**training}, []
+    for name in ("model", "teacher"):
+        section = settings.get(name)
+        if not isinstance(section, Mapping) or not isinstance(section.get("path"), str):
+            continue
+        path = f"hub:{pushed}" if name == "model" and pushed else section["path"]
+        if not path.startswith(("hub:", "hf:")) and path.lower() != "smollm2":
+            unavailable.append(path.rstrip("/").rpartition("/")[2])
+            path = None
+        settings[name] = {**section, "path": path}
+    return settings, unavailable
 
 
 def list_series(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
