@@ -120,6 +120,13 @@ def _version(spec: str, version: str) -> str | None:
         ) from None
 
 
+def is_same_release(version: str, other: str) -> bool:
+    """Tell whether two versions are one release, as `1.0` and `1.0.0` are (PEP 440)."""
+    from packaging.utils import canonicalize_version
+
+    return canonicalize_version(version) == canonicalize_version(other)
+
+
 def environment_path(owner: str, name: str, *rest: str) -> str:
     """Return the path of an environment, or of something below it."""
     return "/".join(["/api/v1/environments", *map(quote_part, (owner, name, *rest))])

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from packaging.utils import canonicalize_name
+from packaging.utils import canonicalize_name, canonicalize_version
 from packaging.version import Version
 
 BUNDLED_OWNER = "wander"
@@ -89,6 +89,22 @@ def normalise_version(version: str) -> str:
     if not version.isascii() or any(map(str.isspace, version)):
         raise ValueError("it holds spaces, or characters beyond ASCII")
     return str(Version(version))
+
+
+def release_of(version: str) -> str:
+    """Return what all spellings of a version share: `1.0` for `1.0`, `1.0.0` and `v1` (PEP 440).
+
+    Raises `ValueError` for what is none.
+    """
+    return canonicalize_version(normalise_version(version))
+
+
+def is_same_release(version: str, other: str) -> bool:
+    """Tell whether two texts spell the same version."""
+    try:
+        return release_of(version) == release_of(other)
+    except ValueError:
+        return False
 
 
 def distribution_of(filename: str) -> str:

@@ -526,6 +526,7 @@ def upgrade() -> None:
         sa.Column('id', sa.Integer(), nullable=False),
         sa.Column('environment_id', sa.Integer(), nullable=False),
         sa.Column('version', sa.String(length=100), nullable=False),
+        sa.Column('release', sa.String(length=100), nullable=False),
         sa.Column('summary', sa.Text(), nullable=False),
         sa.Column('requires_python', sa.Text(), nullable=True),
         sa.Column('requires_dist', sa.JSON(), nullable=False),
@@ -548,7 +549,7 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(['environment_id'], ['environments.id'], name='fk_versions_environment_id_environments'),
         sa.ForeignKeyConstraint(['uploaded_by_id'], ['users.id'], name='fk_versions_uploaded_by_id_users'),
         sa.PrimaryKeyConstraint('id', name='pk_versions'),
-        sa.UniqueConstraint('environment_id', 'version', name='uq_versions_environment_id_version')
+        sa.UniqueConstraint('environment_id', 'release', name='uq_versions_environment_id_release')
     )
 
     op.create_table('webhooks',

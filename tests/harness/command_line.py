@@ -131,18 +131,26 @@ class HubRoom:
         assert answer.status_code == 200, answer.text
 
 
-def make_wheel(place: Path, name: str = "say-env", version: str = "0.1.0", module: str = ENVIRONMENT) -> Path:
+def make_wheel(
+    place: Path,
+    name: str = "say-env",
+    version: str = "0.1.0",
+    module: str = ENVIRONMENT,
+    *,
+    requires_python: str = ">=3.11",
+    tags: str = "py3-none-any",
+) -> Path:
     """Write a small but complete wheel."""
     stem, package = f"{name.replace('-', '_')}-{version}", name.replace("-", "_")
     members = {
         f"{package}.py": module,
         f"{stem}.dist-info/METADATA": (
             f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\nSummary: Say a number.\n"
-            "Requires-Python: >=3.11\nRequires-Dist: wander-sdk\nLicense-Expression: MIT\n"
+            f"Requires-Python: {requires_python}\nRequires-Dist: wander-sdk\nLicense-Expression: MIT\n"
             "Keywords: game\nDescription-Content-Type: text/markdown\n\n# Say\n\nSay it.\n"
         ),
         f"{stem}.dist-info/WHEEL": (
-            "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+            f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tags}\n"
         ),
         f"{stem}.dist-info/entry_points.txt": (
             f"[wander.environments]\n{name} = {package}:load_environment\n"
@@ -153,7 +161,7 @@ def make_wheel(place: Path, name: str = "say-env", version: str = "0.1.0", modul
         digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
         record.append(f"{path},sha256={digest},{len(text.encode())}")
     members[f"{stem}.dist-info/RECORD"] = "\n".join([*record, f"{stem}.dist-info/RECORD,,"]) + "\n"
-    wheel = place / f"{stem}-py3-none-any.whl"
+    wheel = place / f"{stem}-{tags}.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         for path, text in members.items():
             archive.writestr(zipfile.ZipInfo(path, (2026, 1, 1, 0, 0, 0)), text)

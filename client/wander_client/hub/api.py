@@ -51,7 +51,7 @@ from wander_client.hub.connection import (
     StreamedAnswer,
     hub_fault,
 )
-from wander_client.names import environment_path, quote_part, run_path
+from wander_client.names import environment_path, is_same_release, quote_part, run_path
 
 RETRY_STATUSES = frozenset({429, 502, 503, 504})
 ATTEMPTS = 3
@@ -168,8 +168,8 @@ class HubApi:
         """Return one version with its files."""
         answer = self._send("GET", environment_path(owner, name, "versions", version))
         found = self._parse(answer, VersionDetail)
-        same = _environment_in(answer.url) == (found.owner, found.name) and found.version == version
-        self.require(same, f"{owner}/{name}@{version}")
+        same = _environment_in(answer.url) == (found.owner, found.name)
+        self.require(same and is_same_release(found.version, version), f"{owner}/{name}@{version}")
         return found
 
     def index_files(self, owner: str, project: str) -> list[IndexFile] | None:

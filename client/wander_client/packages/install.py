@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packaging.tags import Tag
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.utils import BuildTag, InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 from wander.wire import EnvironmentDetail, FileInfo, Unlocked, VersionDetail
 
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from wander.sandbox.visible import Runtime
 
 LARGEST_LOCK = 64 << 20
+_MOST_TRIED = 20
+"""Versions that are looked at for one that fits this machine."""
 
 
 def exact_version(
@@ -69,7 +71,59 @@ def exact_version(
                 detail=latest.yanked_reason,
             )
         return latest
-    return hub.version(name.owner, name.name, name.version)
+    found = hub.version(name.owner, name.name, name.version)
+    if found.deleted_at is not None:
+        there = hub.environment(name.owner, name.name).all_versions
+        raise NotFound(
+            f"`{name}` was deleted on {found.deleted_at:%Y-%m-%d}",
+            hint=f"there are {', '.join(f'`{one}`' for one in there[:10])}",
+            code="version_deleted",
+            detail=found.deleted_reason,
+        )
+    return found
+
+
+def choose_version(
+    hub: HubApi, name: EnvironmentName, warn: Callable[[str], None]
+) -> tuple[VersionDetail, Interpreter, FileInfo]:
+    """Return the version that a name means here, with a Python and a wheel that fit.
+
+    Without a version it is the newest that fits this machine. Raises `ClientError` when none does, or if the
+    named one does not; the hint names one that does.
+    """
+    wanted = exact_version(hub, name, warn)
+    try:
+        return _fit(wanted, warn)
+    except ClientError as error:
+        if error.code not in ("python_version", "no_wheel"):
+            raise
+        if (other := _find_other(hub, wanted, warn)) is None:
+            raise
+        fitting = EnvironmentName(wanted.owner, wanted.name, other[0].version)
+        if name.version is not None:
+            error.hint = f"this machine can have another version: `wander install {fitting}`"
+            raise
+        warn(f"{error}: `{fitting}` is taken")
+        return other
+
+
+def _fit(detail: VersionDetail, warn: Callable[[str], None]) -> tuple[VersionDetail, Interpreter, FileInfo]:
+    what = f"`{detail.owner}/{detail.name}@{detail.version}`"
+    python = choose_python(detail.requires_python, what, warn)
+    return detail, python, wheel_file(detail, python)
+
+
+def _find_other(
+    hub: HubApi, wanted: VersionDetail, warn: Callable[[str], None]
+) -> tuple[VersionDetail, Interpreter, FileInfo] | None:
+    """Return the newest other version that fits, of the newest ones; releases come before pre-releases."""
+    environment = hub.environment(wanted.owner, wanted.name)
+    offered = set(environment.all_versions) - {*environment.yanked_versions, wanted.version}
+    newest = sorted(map(Version, offered), key=lambda one: (not one.is_prerelease, one), reverse=True)
+    for version in newest[:_MOST_TRIED]:
+        with suppress(ClientError):
+            return _fit(hub.version(wanted.owner, wanted.name, str(version)), warn)
+    return None
 
 
 def status_words(detail: EnvironmentDetail) -> str:
@@ -94,12 +148,10 @@ def install(
     `no_lock` leaves the version's lock aside, or takes it; None takes what was chosen last for this version,
     at first the lock.
     """
-    detail = exact_version(hub, name, warn)
+    detail, python, listed = choose_version(hub, name, warn)
     if detail.yanked:
         warn(f"`{name}` was yanked" + (f": {detail.yanked_reason}" if detail.yanked_reason else ""))
     exact = EnvironmentName(detail.owner, detail.name, detail.version)
-    python = choose_python(detail.requires_python, f"`{exact}`", warn)
-    listed = wheel_file(detail, python)
     if no_lock is None:
         last = [one for one in store.find(exact, hub.url) if one.is_chosen][-1:]
         no_lock = bool(last) and last[0].record.unlocked == "chosen"
@@ -307,13 +359,14 @@ def _fill(
 
 
 def wheel_file(detail: VersionDetail, python: Interpreter = HERE) -> FileInfo:
-    """Return the wheel of a version that a Python can install."""
+    """Return the wheel of a version that a Python can install: of several that fit alike, the last build."""
     supported = {tag: rank for rank, tag in enumerate(python.tags)}
     ranked = [
-        (supported[tag], file.filename, file)
+        (-supported[tag], build, file.filename, file)
         for file in detail.files
         if file.kind == "wheel"
-        for tag in _tags_of(file) & supported.keys()
+        for build, tags in [_parse(file)]
+        for tag in tags & supported.keys()
     ]
     if not ranked:
         listed = "\n".join(file.filename for file in detail.files) or "no files at all"
@@ -323,12 +376,13 @@ def wheel_file(detail: VersionDetail, python: Interpreter = HERE) -> FileInfo:
             code="no_wheel",
             detail=listed,
         )
-    return min(ranked, key=lambda item: item[:2])[2]
+    return max(ranked, key=lambda item: item[:3])[3]
 
 
-def _tags_of(file: FileInfo) -> frozenset[Tag]:
+def _parse(file: FileInfo) -> tuple[BuildTag, frozenset[Tag]]:
+    """Return the build number of a wheel, and what it is for."""
     try:
-        return parse_wheel_filename(file.filename)[3]
+        return parse_wheel_filename(file.filename)[2:]
     except InvalidWheelFilename as error:
         raise ClientError(
             f"the hub lists `{file.filename}`, which is not the name of a wheel", code="unexpected_answer"

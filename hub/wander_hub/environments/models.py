@@ -7,10 +7,12 @@ from typing import Any
 
 from sqlalchemy import JSON, BigInteger, ForeignKey, Index, String, Text, UniqueConstraint
 from sqlalchemy import text as sql
+from sqlalchemy.engine.default import DefaultExecutionContext
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from wander_hub.accounts.models import Owner, User
 from wander_hub.database import Base
+from wander_hub.names import release_of
 from wander_hub.visibility import HasVisibility
 
 SORT_KEYS = {
@@ -92,16 +94,22 @@ class FormerName(Base):
     moved_at: Mapped[datetime]
 
 
+def _release(context: DefaultExecutionContext) -> str:
+    return release_of(context.get_current_parameters()["version"])
+
+
 class Version(Base):
     """One immutable version; everything but the publisher's check was read from its files."""
 
     __tablename__ = "versions"
-    __table_args__ = (UniqueConstraint("environment_id", "version"),)
+    __table_args__ = (UniqueConstraint("environment_id", "release"),)
 
     id: Mapped[int] = mapped_column(primary_key=True)
     environment_id: Mapped[int] = mapped_column(ForeignKey("environments.id"))
     version: Mapped[str] = mapped_column(String(100))
-    """The version in PEP 440's normal form."""
+    """The version in PEP 440's normal form, as it was published first."""
+    release: Mapped[str] = mapped_column(String(100), default=_release)
+    """What all spellings of it share: pip and uv take `1.0` and `1.0.0` for the same."""
     summary: Mapped[str] = mapped_column(Text)
     requires_python: Mapped[str | None] = mapped_column(Text)
     requires_dist: Mapped[list[str]] = mapped_column(JSON)

@@ -38,6 +38,7 @@ from wander_hub.accounts.repository import NEIGHBOURS
 from wander_hub.database import READER, now
 from wander_hub.environments.models import Downloads, Environment, File, FileProvenance, FormerName, Version
 from wander_hub.identity import Identity
+from wander_hub.names import release_of
 
 
 def readable(session: Session) -> ColumnElement[bool]:
@@ -189,8 +190,12 @@ def packages_of(session: Session, owner_id: int, limit: int) -> Sequence[str]:
 
 
 def version_of(session: Session, environment: Environment, version: str) -> Version | None:
-    """Return one version with files, documents and uploader."""
-    query = select(Version).where(Version.environment_id == environment.id, Version.version == version)
+    """Return one version, in whatever spelling, with files, documents and uploader."""
+    try:
+        release = release_of(version)
+    except ValueError:
+        return None
+    query = select(Version).where(Version.environment_id == environment.id, Version.release == release)
     return session.scalar(query.options(*_whole_version()))
 
 

@@ -152,10 +152,9 @@ def find_version(
     session: Session, environment: Environment, version: str, known: Sequence[Version] = ()
 ) -> Version:
     """Return a version (`latest` means the newest), of those `known` or not, or raise a 404."""
-    wanted = environment.latest_version if version == "latest" else _normal(version)
-    found = next((one for one in known if one.version == wanted), None)
-    found = found or repository.version_of(session, environment, wanted)
-    if found is not None:
+    wanted = environment.latest_version if version == "latest" else version
+    found = next((one for one in known if names.is_same_release(wanted, one.version)), None)
+    if found := found or repository.version_of(session, environment, wanted):
         return found
     label, numbers = environment.label, repository.numbers_of(session, environment)
     some = [one.version for one in newest_first([one for one in numbers if one.deleted_at is None])]
@@ -248,10 +247,3 @@ def required_names(version: Version) -> list[str]:
     """Return the names of the distributions that a version requires, without those of its extras."""
     found = (Requirement(one) for one in version.requires_dist)
     return sorted({canonicalize_name(one.name) for one in found if "extra" not in str(one.marker)})
-
-
-def _normal(version: str) -> str:
-    try:
-        return names.normalise_version(version)
-    except ValueError:
-        return version

@@ -163,6 +163,13 @@ def place_for(
     if found.deleted_at is not None:
         hint = "publish a higher version"
         raise HubProblem(409, "version_deleted", f"`{label}` was deleted; it is not given again", hint=hint)
+    if found.version != version:
+        raise HubProblem(
+            409,
+            "version_exists",
+            f"`{version}` is the release `{label}`, spelled differently",
+            hint=f"raise the version above {environment.latest_version}, or build `{found.version}`",
+        )
     place = Place(environment, found, {one.filename: one for one in found.files if one.filename in files})
     if all(_is_there(place, filename, sha256) for filename, sha256 in files.items()):
         return place

@@ -1,0 +1,84 @@
+"""Which version and which wheel of an environment are installed: the newest that this machine can have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command_line import HubRoom, make_wheel
+from wander_client.credentials import Credential
+from wander_client.errors import ClientError
+from wander_client.hub.api import HubApi, open_hub
+from wander_client.names import parse_name
+from wander_client.packages.install import choose_version, exact_version
+
+NEVER = ">=3.99"
+ELSEWHERE = "cp311-cp311-win32"
+
+
+@pytest.fixture
+def api(hub: HubRoom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubApi]:
+    """A hub with releases that fit here and others that do not."""
+    monkeypatch.setenv("WANDER_TOKEN", hub.token)
+    releases: dict[str, dict[str, str]] = {
+        "0.9": {},
+        "1.0": {},
+        "1.1": {"requires_python": NEVER},
+        "1.2": {"tags": ELSEWHERE},
+        "1.3rc1": {},
+    }
+    for version, more in releases.items():
+        hub.publish(make_wheel(tmp_path, version=version, **more))
+    with open_hub("https://testserver", Credential(hub.token, "test"), transport=hub.transport) as api:
+        yield api
+
+
+def chosen(api: HubApi, word: str) -> tuple[str, list[str]]:
+    told: list[str] = []
+    detail, _, file = choose_version(api, parse_name(word), told.append)
+    assert file.filename.startswith(f"say_env-{detail.version}-")
+    return detail.version, told
+
+
+def test_the_newest_that_fits_is_taken_and_newer_ones_are_named(api: HubApi) -> None:
+    version, told = chosen(api, "admin/say-env")
+    assert version == "1.0"
+    assert "1.2" in " ".join(told)
+    assert "1.0" in " ".join(told)
+
+
+@pytest.mark.parametrize(
+    ("word", "code"), [("1.1", "python_version"), ("1.2", "no_wheel"), ("1.2.0", "no_wheel")]
+)
+def test_a_named_version_that_does_not_fit_is_refused_with_one_that_does(
+    api: HubApi, word: str, code: str
+) -> None:
+    with pytest.raises(ClientError) as refused:
+        chosen(api, f"admin/say-env@{word}")
+    assert refused.value.code == code
+    assert "wander install admin/say-env@1.0`" in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize("word", ["0.9", "0.9.0", "0.9.0.0"])
+def test_a_named_version_that_fits_is_taken_in_any_spelling(api: HubApi, word: str) -> None:
+    assert chosen(api, f"admin/say-env@{word}") == ("0.9", [])
+
+
+def test_yanked_and_deleted_versions_are_passed_over(api: HubApi, hub: HubRoom) -> None:
+    assert hub.wander("yank", "admin/say-env@1.0", "--reason", "wrong").status == 0
+    assert chosen(api, "admin/say-env")[0] == "0.9"
+    assert hub.wander("delete", "admin/say-env@0.9", "--yes", "--reason", "leak").status == 0
+    assert chosen(api, "admin/say-env")[0] == "1.3rc1"
+
+
+@pytest.mark.parametrize("word", ["0.9", "0.9.0"])
+def test_a_deleted_version_says_so_and_names_what_there_is(api: HubApi, hub: HubRoom, word: str) -> None:
+    assert hub.wander("delete", "admin/say-env@0.9", "--yes", "--reason", "leak").status == 0
+    with pytest.raises(ClientError) as refused:
+        exact_version(api, parse_name(f"admin/say-env@{word}"))
+    assert (refused.value.code, refused.value.detail) == ("version_deleted", "leak")
+    assert "`1.0`" in (refused.value.hint or "")
+    assert "0.9" not in (refused.value.hint or "")
+    done = hub.wander("install", f"admin/say-env@{word}", "--json")
+    assert done.status == 3
