@@ -95,7 +95,8 @@ class FormerName(Base):
 
 
 def _release(context: DefaultExecutionContext) -> str:
-    return release_of(context.get_current_parameters()["version"])
+    values: dict[str, Any] = context.get_current_parameters()  # type: ignore[no-untyped-call]
+    return release_of(values["version"])
 
 
 class Version(Base):
