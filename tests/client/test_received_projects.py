@@ -53,6 +53,13 @@ SHAPES: dict[str, Callable[[Path], object]] = {
     "dependencies are a string": text(f'{HEAD}dependencies = "x"'),
     "a dependency is a table": text(f"{HEAD}dependencies = [{{}}]"),
     "dynamic is a number": text(f"{HEAD}dynamic = 1"),
+    "the description is a list": text(f"{HEAD}description = [{{}}]"),
+    "the version is a list": text('[project]\nname = "x"\nversion = [[1]]'),
+    "tool.uv is a string": text(f'{HEAD}[tool]\nuv = "x"'),
+    "the sources of uv are a list": text(f"{HEAD}[tool.uv]\nsources = []"),
+    "tool.hatch is a number": text(f"{HEAD}[tool]\nhatch = 1.5"),
+    "the targets of hatch are a string": text(f'{HEAD}[tool.hatch.build]\ntargets = "x"'),
+    "the wheel of hatch is a list": text(f"{HEAD}[[tool.hatch.build.targets.wheel]]"),
 }
 
 

@@ -207,8 +207,14 @@ def read_project(folder: Path) -> dict[str, Any]:
     """
     found = read_toml_file(folder / "pyproject.toml", PROJECT)
     project = _table(found, "project")
-    for name in ("tool", "build-system"):
-        _table(found, name)
+    _table(found, "build-system")
+    for names in (("uv", "sources"), ("hatch", "build", "targets", "wheel"), ("poetry",), ("setuptools",)):
+        inner = _table(found, "tool")
+        for name in names:
+            inner = _table(inner, name)
+    for name in ("description", "version"):
+        if not isinstance(project.get(name, ""), str):
+            raise Refused("it is not a string", place=f"project.{name}")
     points = _table(project, "entry-points")
     for group in points:
         if not all(isinstance(target, str) for target in _table(points, group).values()):
