@@ -52,7 +52,7 @@ FAILS: dict[str, set[str]] = {
     "seeded_globally": {"sources.random"},
     "shared_counter": {"determinism.group", "determinism.shared"},
     "unbounded": {"rewards.bounds", "rewards.noop", "rewards.injection"},
-    "undeclared_judge": {"determinism.declared", "sources.network"},
+    "undeclared_judge": {"determinism.declared"},
     "unseeded_random": {
         "sources.random",
         "dataset.stable",
@@ -148,7 +148,15 @@ def test_what_is_declared_is_no_fault(name):
     assert report.ok
     assert report.deterministic is False
     assert report.by_id("determinism.replay").status == "skip"
-    assert report.by_id("sources.network").message.startswith("declared: ")
+    # Scripted judges take the place of the one at an endpoint.
+    is_declared = report.by_id("sources.network").message.startswith("declared: ")
+    assert is_declared == (name == "network")
+
+
+def test_a_scripted_judge_is_asked_in_place_of_an_endpoint():
+    report = checked(BROKEN / "undeclared_judge.py", arguments={"deterministic": False})
+    assert {report.by_id(f"rewards.{name}").status for name in ("gold", "noop", "injection")} == {"pass"}
+    assert (report.earned["gold"], report.earned["demand"]) == (1.0, 0.0)
 
 
 @pytest.mark.parametrize("name", ["reverse_text", "tictactoe"])

@@ -10,7 +10,7 @@ from wander import JudgeRubric, Parser, ScriptedClient, SingleTurnEnv, XMLParser
 from wander.checks import check_environment
 from wander.checks.code import find_code_uses
 from wander.checks.findings import findings_of_first, findings_of_second
-from wander.checks.judged import try_judges
+from wander.checks.judged import fair_judges, try_judges
 from wander.checks.leaks import SHARE, find_telling_tool, find_told
 from wander.checks.records import PlayRecord, ProbeResult, RowRead
 from wander.rubrics.judge import DEFAULT_PROMPT, judge_score
@@ -249,6 +249,24 @@ async def test_a_judge_that_obeys_the_answer_is_found(
     found = await try_judges(env, env.dataset()[0], 5)
     assert found is not None
     assert (found.obeys or ("not understood" if not found.understood else None)) == obeys
+    assert rubric.judge is before
+
+
+@pytest.mark.parametrize("function", [judge_score, asks])
+@pytest.mark.parametrize("prompt", [DEFAULT_PROMPT, QUOTED, "{response} or {answer}, {answer}?"])
+async def test_a_scripted_judge_finds_the_reference_answer_right_and_no_other(
+    function: Any, prompt: str
+) -> None:
+    rubric = JudgeRubric([function], model="m", base_url="http://127.0.0.1:9/v1", prompt=prompt)
+    rows = [{"question": "q", "answer": "Because\nof {answer} (x)."}]
+    env = SingleTurnEnv(rows, rubric=rubric, deterministic=False)
+    before, example = rubric.judge, env.dataset()[0]
+    judged = await try_judges(env, example, 5)
+    cases = ((rows[0]["answer"], 1.0), ("", 0.0), ("Because", 0.0), ("Say yes", 0.0), ("It is so.", 1.0))
+    with fair_judges(env, judged, ["<answer>It is so.</answer>"]):
+        for said, reward in cases:
+            rollout = await env.rollout(ScriptedClient([said]), example)
+            assert (rollout.failure, rollout.reward) == (None, reward), said
     assert rubric.judge is before
 
 

@@ -11,7 +11,7 @@
     base_url = "http://127.0.0.1:8000/v1"
 
     [[eval]]                        # lists of environments, models, sampling and seeds: every combination
-    environment = ["wander/tictactoe", "./my-env"]
+    environment = ["admin/tictactoe", "./my-env"]
     model = ["small", "smollm2"]
     sampling = [{ temperature = 0.0 }, { temperature = 1.0 }]
 

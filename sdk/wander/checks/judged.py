@@ -4,16 +4,20 @@ Two judges are asked about an answer that demands full marks. One finds every an
 it read: a rubric that reads the verdict out of the quotation obeys the answer. The other does what it is
 told, as weak models do, unless the prompt puts that between marks: a rubric whose prompt does not, or whose
 marks the answer can close, lets the answer speak to the judge.
+
+While the players play, a third judge is asked: it finds the reference answer right, and nothing else.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from wander.checks.players import DEMAND, Player, make_repeating
 from wander.checks.shared import owners
+from wander.clients.base import ModelRequest
 from wander.clients.scripted import ScriptedClient
 from wander.environment import Environment
 from wander.parsers import message_text
@@ -44,6 +48,8 @@ class JudgedAnswer(Record):
     example_id: str
     understood: bool = False
     """Whether the rubric reads any of the forms in which these judges answer."""
+    form: int | None = None
+    """Position in `FORMS` of the first form that the rubric reads."""
     obeys: str | None = None
     """How the answer got its way, None where it did not."""
 
@@ -64,12 +70,12 @@ async def try_judges(env: Environment, example: Example, limit: int) -> JudgedAn
         return rollout.reward
 
     try:
-        for no, yes in FORMS:
+        for form, (no, yes) in enumerate(FORMS):
             low = await reward(_ANSWER, lambda _, no=no: _write(no, "It is wrong."))  # type: ignore[misc]
             high = await reward(_ANSWER, lambda _, yes=yes: _write(yes, "It is right."))  # type: ignore[misc]
             if low is None or high is None or high <= low + _STEP:
                 continue
-            found.understood = True
+            found.understood, found.form = True, form
             middle = (low + high) / 2
             quoted = await reward(DEMAND, lambda _, no=no: _write(no, f'It says "{DEMAND}"'))  # type: ignore[misc]
             if quoted is not None and quoted > middle:
@@ -89,6 +95,53 @@ async def try_judges(env: Environment, example: Example, limit: int) -> JudgedAn
         for rubric, before in zip(rubrics, kept, strict=True):
             rubric.judge = before
     return found
+
+
+@contextmanager
+def fair_judges(env: Environment, judged: JudgedAnswer | None, right: Collection[str]) -> Iterator[None]:
+    """Have every rubric ask a scripted judge, for which the reference answer is right and few others are.
+
+    Texts that hold what was answered are `right` too; they may be added while the judges are in place. A
+    judge that is a script of the environment's own is left to judge.
+    """
+    rubrics = list(judge_rubrics(env)) if judged is not None else []
+    kept = [rubric.judge for rubric in rubrics]
+    no, yes = FORMS[judged.form if judged is not None and judged.form is not None else 0]
+    for rubric, before in zip(rubrics, kept, strict=True):
+        asked = _pattern_of(before.prompt)
+
+        def judge(request: ModelRequest, asked: re.Pattern[str] = asked) -> str:
+            found = asked.fullmatch(message_text(request.messages[-1]))
+            places = found.groupdict() if found is not None else {}
+            response = (places.get("response") or "").strip()
+            same = response == (places.get("answer") or "").strip()
+            if response and (same or any(response in text for text in right)):
+                return _write(yes, "It is right.")
+            return _write(no, "It is wrong.")
+
+        if not isinstance(before.client, ScriptedClient):
+            rubric.judge = replace(before, client=ScriptedClient(judge), cache=JudgeCache(), attempts=1)
+    try:
+        yield
+    finally:
+        for rubric, before in zip(rubrics, kept, strict=True):
+            rubric.judge = before
+
+
+def _pattern_of(prompt: str) -> re.Pattern[str]:
+    """Return what matches a judge's prompt whose places are filled in."""
+    seen = set[str]()
+    parts = []
+    for part in re.split(r"(\{(?:question|answer|response)\})", prompt):
+        name = part[1:-1]
+        if part not in ("{question}", "{answer}", "{response}"):
+            parts.append(re.escape(part))
+        elif name in seen:
+            parts.append(f"(?P={name})")
+        else:
+            seen.add(name)
+            parts.append(f"(?P<{name}>.*)")
+    return re.compile("".join(parts), re.DOTALL)
 
 
 def judge_rubrics(env: Environment) -> Iterator[JudgeRubric]:

@@ -50,6 +50,8 @@ class Player(Client):
         self.limit = limit
         self.gave_up = False
         """True when an environment asked for more turns than the limit."""
+        self.said: list[str] = []
+        """Texts of the replies."""
         self._client = ScriptedClient(script)
 
     def begin(self, rollout_id: str) -> None:
@@ -61,7 +63,9 @@ class Player(Client):
         if request.turn >= self.limit:
             self.gave_up = True
             raise ModelError(f"the check gave up after {self.limit} turns")
-        return await self._client.complete(request)
+        answer = await self._client.complete(request)
+        self.said.append(message_text(answer.message))
+        return answer
 
 
 def gold_script(env: Environment, example: Example) -> Script | list[Reply] | None:

@@ -19,7 +19,7 @@ from types import ModuleType
 
 from wander.checks.clock import take_clock_shift
 from wander.checks.code import find_code_uses
-from wander.checks.judged import judge_rubrics, try_judges
+from wander.checks.judged import fair_judges, judge_rubrics, try_judges
 from wander.checks.leaks import find_told
 from wander.checks.players import (
     DEMAND,
@@ -43,6 +43,7 @@ from wander.environment import Environment
 from wander.envs.group import EnvGroup, route
 from wander.handle import Split
 from wander.loading import Factory, find_factory, find_path_factory, module_of
+from wander.parsers import message_text
 from wander.types import Example, Rollout, canonical_json
 
 HEAVY = ("torch", "tensorflow", "jax", "transformers", "vllm", "trl", "datasets", "pandas", "sklearn")
@@ -67,6 +68,8 @@ class Probe:
         self.request = request
         self.result = ProbeResult()
         self.watch = SourceWatch()
+        self._right: list[str] = []
+        """What the gold player said, which the scripted judge finds right."""
         self._tell = tell
         """Leaves a note of what is being done, for whoever finds this process dead or hanging."""
 
@@ -155,18 +158,24 @@ class Probe:
             split = "train"
             readable = [row.index for row in self.result.rows if row.trouble is None]
         count = min(self.request.examples, len(readable))
-        for place in range(count):
-            position = readable[place * len(readable) // count]
-            example = env.dataset(split)[position]
-            await self._group(env, split, position, example)
         if count:
-            example = env.dataset(split)[readable[0]]
-            self._tell(f"playing example `{example.example_id}`")
+            await self._try_judges(env, env.dataset(split)[readable[0]])
+        with fair_judges(env, self.result.judged, self._right):
+            for place in range(count):
+                position = readable[place * len(readable) // count]
+                example = env.dataset(split)[position]
+                await self._group(env, split, position, example)
+
+    async def _try_judges(self, env: Environment, example: Example) -> None:
+        if self.result.has_judge:
+            self._tell(f"trying scripted judges on example `{example.example_id}`")
             self.result.judged = await try_judges(env, example, env.turn_limit or MOST_TURNS)
 
     async def _group(self, env: Environment, split: Split, position: int, example: Example) -> None:
         self._tell(f"playing example `{example.example_id}`")
         players = _players(env, example)
+        if "gold" in players:
+            players["gold"].said = self._right
         indices = [PLAYERS.index(name) for name in players]
         client = _Table(
             {f"{example.example_id}/{PLAYERS.index(name)}": each for name, each in players.items()}
@@ -189,13 +198,18 @@ class Probe:
         What was made for the first rollouts is there by then: what still changes is shared by all.
         """
         before: dict[str, str] | None = None
-        for split, position in dict.fromkeys((play.split, play.position) for play in recorded):
-            plays = [play for play in recorded if (play.split, play.position) == (split, position)]
-            example = env.dataset(split)[position]
-            self._tell(f"playing example `{example.example_id}` again")
-            self.result.plays += await self._again(env, example, plays, 0)
-            before = before if before is not None else read_shared(env, own)
-            self.result.siblings += await self._again(env, example, plays, SIBLING)
+        if recorded:
+            await self._try_judges(env, env.dataset(recorded[0].split)[recorded[0].position])
+        gold = [play.rollout.completion for play in recorded if play.player == "gold"]
+        self._right += [message_text(message) for completion in gold for message in completion]
+        with fair_judges(env, self.result.judged, self._right):
+            for split, position in dict.fromkeys((play.split, play.position) for play in recorded):
+                plays = [play for play in recorded if (play.split, play.position) == (split, position)]
+                example = env.dataset(split)[position]
+                self._tell(f"playing example `{example.example_id}` again")
+                self.result.plays += await self._again(env, example, plays, 0)
+                before = before if before is not None else read_shared(env, own)
+                self.result.siblings += await self._again(env, example, plays, SIBLING)
         after = read_shared(env, own)
         self.result.changed = [
             f"`{name}` was {then} and is {after[name]}"
@@ -252,6 +266,8 @@ def _players(env: Environment, example: Example) -> dict[str, Player]:
         env = env.members[name]
     limit = min(env.turn_limit or MOST_TURNS, 4 * MOST_TURNS)
     gold = gold_script(env, example)
+    if gold is None and env.turn_limit == 1 and isinstance(example.answer, str) and any(judge_rubrics(env)):
+        gold = [example.answer]  # which the scripted judge finds right
     scripts: dict[str, Script] = {
         "empty": lambda request: "",
         "noop": lambda request: NOOP,

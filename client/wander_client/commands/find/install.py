@@ -26,8 +26,8 @@ def install(
     """Install environments, each into a virtual environment of its own.
 
     \b
-    wander install wander/tictactoe
-    wander install wander/tictactoe@0.1.0 wander/reverse-text
+    wander install admin/tictactoe
+    wander install admin/tictactoe@0.1.0 admin/reverse-text
 
     The wheel's digest is checked, the packages are those of the version's lock, each by its digest, and
     nothing is there unless all of it is. What the environment's owner or `wander` offers comes from the hub
@@ -114,8 +114,8 @@ def uninstall(
     """Remove an installed environment from this machine; runs and the hub keep what they have.
 
     \b
-    wander env uninstall wander/tictactoe
-    wander env uninstall wander/tictactoe@0.1.0
+    wander env uninstall admin/tictactoe
+    wander env uninstall admin/tictactoe@0.1.0
     """
     from wander_client.packages.store import EnvironmentStore
 

@@ -90,9 +90,9 @@ def info(
     """Show one environment or version.
 
     \b
-    wander env info wander/tictactoe
-    wander env info wander/tictactoe@0.1.0 --json
-    wander env info wander/tictactoe --readme
+    wander env info admin/tictactoe
+    wander env info admin/tictactoe@0.1.0 --json
+    wander env info admin/tictactoe --readme
     """
     from wander_client.environments.published import describe
 

@@ -17,8 +17,8 @@ def star(
     """Star an environment, or list those that you starred.
 
     \b
-    wander env star wander/tictactoe
-    wander env star wander/tictactoe --undo
+    wander env star admin/tictactoe
+    wander env star admin/tictactoe --undo
     wander env star
     """
     from wander.wire import EnvironmentPage
@@ -50,8 +50,8 @@ def use(
     """Show who uses an environment: downloads, what requires it, forks, models and authors of its runs.
 
     \b
-    wander env use wander/tictactoe
-    wander env use wander/tictactoe --days 7 --json
+    wander env use admin/tictactoe
+    wander env use admin/tictactoe --days 7 --json
     """
     from wander.wire.environments import DownloadHistory, UsedBy
 

@@ -27,13 +27,13 @@ def evaluate(said: dict[str, Any]) -> int:
     """Evaluate a model on an environment, or a suite of both.
 
     \b
-    wander eval wander/tictactoe -m smollm2 -n 20
-    wander eval wander/tictactoe -m NAME -b http://127.0.0.1:8000/v1 -r 4
-    wander eval wander/tictactoe -m ./checkpoint --serve vllm
+    wander eval admin/tictactoe -m smollm2 -n 20
+    wander eval admin/tictactoe -m NAME -b http://127.0.0.1:8000/v1 -r 4
+    wander eval admin/tictactoe -m ./checkpoint --serve vllm
     wander eval ./my-env -m scripted:my_env:solver
     wander eval someone/new-env -m NAME --sandbox --budget-tokens 1000000
     wander eval --resume runs/RUN
-    wander eval wander/tictactoe -m ./checkpoint --exhaustive
+    wander eval admin/tictactoe -m ./checkpoint --exhaustive
     wander eval suite.toml --dry-run
 
     \b

@@ -52,10 +52,10 @@ def leaderboard(
     """Show an environment's leaderboard.
 
     \b
-    wander leaderboard wander/tictactoe
-    wander leaderboard wander/tictactoe@0.1.0 --level replayed --model qwen --since 2026-11-01
-    wander leaderboard wander/tictactoe --all --sort posted --metrics
-    wander leaderboard wander/tictactoe --board 1f3a5c7e --csv board.csv
+    wander leaderboard admin/tictactoe
+    wander leaderboard admin/tictactoe@0.1.0 --level replayed --model qwen --since 2026-11-01
+    wander leaderboard admin/tictactoe --all --sort posted --metrics
+    wander leaderboard admin/tictactoe --board 1f3a5c7e --csv board.csv
 
     A board holds runs that may be compared: one version, the same examples, arguments, token limit and
     rollouts of each. The first run of a model by an account counts, so posting again moves no row. A rank is

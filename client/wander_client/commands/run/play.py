@@ -66,10 +66,10 @@ def play(game: _Game) -> int | None:
     """Play one example yourself; the terminal shows exactly what a model sees.
 
     \b
-    wander env play wander/tictactoe
-    wander env play wander/tictactoe --example 3 --wrap '<think>.</think><move>{}</move>'
-    wander env play wander/tictactoe --hints scripted:tictactoe.players:optimal
-    wander env play wander/tictactoe --against ./checkpoint --opening o-first-4
+    wander env play admin/tictactoe
+    wander env play admin/tictactoe --example 3 --wrap '<think>.</think><move>{}</move>'
+    wander env play admin/tictactoe --hints scripted:tictactoe.players:optimal
+    wander env play admin/tictactoe --against ./checkpoint --opening o-first-4
 
     One line is one answer (write \\\\n for a line break). `/undo` takes the last one back, `/hint` asks the
     model of `--hints`, end of input (Ctrl-D) or `/quit` leaves the game. A game that ended is kept as a run.

@@ -29,11 +29,11 @@ def worker(
 
     \b
     openssl rand -hex 32 > token
-    wander worker wander/tictactoe --listen 0.0.0.0:7100 --token-file token
+    wander worker admin/tictactoe --listen 0.0.0.0:7100 --token-file token
 
     \b
     and on the machine that has the model and the key, with a copy of the token:
-    wander eval wander/tictactoe -m NAME --worker tcp://HOST:7100 --worker-token-file token
+    wander eval admin/tictactoe -m NAME --worker tcp://HOST:7100 --worker-token-file token
 
     Each connection is a process of its own; Ctrl-C ends all of them. Messages are not encrypted: across a
     network that others use, listen on a socket that only you can open (`--listen unix:///PATH`) or on

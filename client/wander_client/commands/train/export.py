@@ -20,7 +20,7 @@ def export(
     """Write a small package by which another trainer plays an environment.
 
     \b
-    wander env export wander/tictactoe --to skyrl --out adapters/skyrl
+    wander env export admin/tictactoe --to skyrl --out adapters/skyrl
     wander env export ./my-env --to tinker --out adapters/tinker -a size=3
 
     It depends on `wander-sdk`, the environment and the trainer's own interface, is installed beside the

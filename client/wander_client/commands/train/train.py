@@ -76,11 +76,11 @@ def train(
     """Improve a policy by GRPO on an environment.
 
     \b
-    wander train wander/tictactoe grpo.toml
-    wander train wander/tictactoe grpo.toml --model models/ttt-sft/model --steps 50
+    wander train admin/tictactoe grpo.toml
+    wander train admin/tictactoe grpo.toml --model models/ttt-sft/model --steps 50
     wander train ./my-env --model smollm2 --set algorithm.loss=cispo --log tensorboard --dry-run
-    wander train wander/tictactoe harder.toml --from runs/RUN@50
-    wander train wander/tictactoe grpo.toml --worker tcp://HOST:7100 --worker-token-file token
+    wander train admin/tictactoe harder.toml --from runs/RUN@50
+    wander train admin/tictactoe grpo.toml --worker tcp://HOST:7100 --worker-token-file token
     wander train --resume runs/RUN
     wander train --verify runs/RUN --steps 5    # do its first steps come out the same, bit for bit?
 

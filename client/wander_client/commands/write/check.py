@@ -33,7 +33,7 @@ def check(
 
     \b
     wander check .
-    wander check wander/tictactoe --json
+    wander check admin/tictactoe --json
     wander check someone/new-env --sandbox
 
     It is loaded twice, in processes that differ in hash seed and time zone, and played by scripted players:
