@@ -38,6 +38,7 @@ from wander_hub.environments.models import Environment
 from wander_hub.identity import HUB
 from wander_hub.jobs import Job
 from wander_hub.leaderboards.models import Board, BoardEntry
+from wander_hub.names import skeleton
 from wander_hub.runs.models import Run
 from wander_hub.settings import Settings
 
@@ -130,6 +131,7 @@ def multiply_run(database: Database, count: int) -> None:
         for number in range(count):
             reward, at = draw.random(), timedelta(seconds=number)
             named = {"run_id": f"01bencg{number:019d}", "model": f"model-{number}"}
+            named["skeleton"] = skeleton(named["model"])
             ends = {"reward_mean": reward, "reward_low": reward - 0.02, "reward_high": reward + 0.02}
             own = {"summary": run.summary | ends, "reward_mean": reward, "sha256": f"{number:064d}"}
             times = {"posted_at": run.posted_at - at, "public_at": run.posted_at - at}

@@ -1,11 +1,13 @@
-"""Names: what an owner and an environment may be called, and the close ones to suggest."""
+"""Names: what an owner and an environment may be called, which look alike, and the close ones to suggest."""
 
 from __future__ import annotations
 
 import difflib
 import hashlib
 import re
+import unicodedata
 from collections.abc import Iterable
+from functools import cache
 from urllib.parse import urlsplit
 
 from packaging.utils import canonicalize_name, canonicalize_version
@@ -27,6 +29,10 @@ RESERVED_ENVIRONMENTS = frozenset(
 )
 """Second path segments that the hub needs itself, now or later."""
 
+_ANY_SCRIPT = ("COMMON", "INHERITED", "LATIN", "Unknown")
+"""Scripts of which a name has ASCII alone."""
+_RIGHT_TO_LEFT = ("R", "AL", "AN")
+"""Letters that change the order in which those around them are shown."""
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _OWNER = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,37}[a-z0-9])?")
 _LONGEST = 39
@@ -123,3 +129,48 @@ def acceptable_address(url: str) -> bool:
     """Tell whether an address keeps its answers from being changed on their way."""
     parts = urlsplit(url)
     return parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOOPBACK)
+
+
+def find_odd_letter(name: str) -> str | None:
+    """Return a character of a name that can be taken for ASCII, or is invisible; None without one."""
+    from confusable_homoglyphs.categories import alias
+    from confusable_homoglyphs.confusables import is_confusable, is_mixed_script
+
+    for one in name:
+        if one.isascii():
+            continue
+        if not one.isprintable() or unicodedata.bidirectional(one) in _RIGHT_TO_LEFT:
+            return one
+        if alias(one) in _ANY_SCRIPT or unicodedata.normalize("NFKC", one) != one:
+            return one
+        if any(other.isascii() for other in _homoglyphs(one)):
+            return one
+    for word in re.split(r"[\W_]+", name):  # a stroke between letters of ASCII looks like a hyphen or a bar
+        if is_mixed_script(word) and (found := is_confusable(word, preferred_aliases=["latin", "common"])):
+            return str(found[0]["character"])
+    return None
+
+
+def skeleton(name: str) -> str:
+    """Return the text that all names have that look like this one."""
+    for _ in range(2):  # prototypes of some letters are texts whose own letters have prototypes
+        name = "".join(map(_prototype, unicodedata.normalize("NFKC", name)))
+    return name
+
+
+@cache
+def _prototype(letter: str) -> str:
+    """Return what stands for all texts that look like a letter: ASCII if one of them is."""
+    alike = [letter, *_homoglyphs(letter)]
+    # Unicode lists pairs of a letter and its prototype, so the prototype has the most pairs.
+    prototype = min(alike, key=lambda text: (-len(_homoglyphs(text)), text))
+    if prototype.isascii():
+        return prototype
+    plain = (unicodedata.normalize("NFKC", one) for one in [prototype, *_homoglyphs(prototype)])
+    return min((one for one in plain if one.isascii()), default=prototype)
+
+
+def _homoglyphs(text: str) -> list[str]:
+    from confusable_homoglyphs.confusables import confusables_data
+
+    return [one["c"] for one in confusables_data.get(text, ())]

@@ -648,6 +648,7 @@ def upgrade() -> None:
         sa.Column('version_id', sa.Integer(), nullable=False),
         sa.Column('kind', sa.String(length=16), nullable=False),
         sa.Column('model', sa.Text(), nullable=False),
+        sa.Column('skeleton', sa.Text(), nullable=False),
         sa.Column('model_kind', sa.Text(), nullable=False),
         sa.Column('task_set_sha256', sa.String(length=64), nullable=False),
         sa.Column('protocol_sha256', sa.String(length=64), nullable=False),
@@ -690,6 +691,7 @@ def upgrade() -> None:
     op.create_index('ix_runs_of_poster', 'runs', ['posted_by_id', 'withdrawn_at', 'stored_bytes'], unique=False)
     op.create_index('ix_runs_order_sha256', 'runs', ['order_sha256'], unique=False)
     op.create_index('ix_runs_posted_at', 'runs', ['posted_at'], unique=False)
+    op.create_index('ix_runs_skeleton', 'runs', ['environment_id', 'skeleton', 'model'], unique=False)
     op.create_index('ix_runs_training', 'runs', ['environment_id', 'posted_at'], unique=False, sqlite_where=sa.text("kind = 'training'"), postgresql_where=sa.text("kind = 'training'"))
     op.create_index('ix_runs_version', 'runs', ['version_id', 'posted_at'], unique=False)
     op.create_index('ix_runs_weights_sha256', 'runs', ['weights_sha256'], unique=False)

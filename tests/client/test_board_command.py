@@ -171,3 +171,30 @@ def test_runs_with_the_same_answers_are_one_entry_and_the_owner_chooses(room: Hu
     assert room.wander("board", "top", posted[1], "--undo", "--json").data["folded_into"] == posted[0]
     assert room.wander("board", "edit", NAME, busy, "--no-fold").status == 0
     assert rows() == dict.fromkeys(posted, 0)
+
+
+def test_rows_say_what_nobody_derives_and_which_names_look_alike(
+    room: HubRoom, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endings = ("timeout_reached", "context_overflow", "timeout_reached")
+    run = write_run(home / "runs" / "cut", rewards=[1.0, 1.0, 0.0, 0.0], model="g00d", endings=endings)
+    assert room.wander("post", str(run)).status == 0
+    assert (
+        room.wander("post", str(write_run(home / "runs" / "o", rewards=[0.0] * 4, model="gOOd"))).status == 0
+    )
+    shown = room.wander("leaderboard", NAME)
+    columns, *rows = (line.split("\t") for line in shown.out.splitlines())
+    counts = {row[columns.index("model")]: row[columns.index("cut_short")] for row in rows}
+    assert counts == {"good": "0", "bad": "0", "g00d": "3", "gOOd": "0"}
+    assert "`g00d` looks like `gOOd`" in shown.err
+    assert "`gOOd` looks like `g00d`" in shown.err
+    assert "`good` looks like" not in shown.err, "small and capital letters do not look alike"
+    header, *lines = room.wander("leaderboard", NAME, "--csv", "-").out.splitlines()
+    column = header.split(",").index("cut_short_rollouts_stated")
+    assert sorted(line.split(",")[column] for line in lines) == ["0", "0", "0", "3"]
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("WANDER_OUTPUT", "human")
+    assert "cut short, stated" in room.wander("leaderboard", NAME).out.splitlines()[0]
+    other = names(room)[1]
+    heading = room.wander("leaderboard", NAME, "--board", other).out.splitlines()[0]
+    assert "cut short" not in heading, "of a board without such rollouts there is no such column"

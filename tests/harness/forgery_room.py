@@ -144,7 +144,9 @@ class SameProcess(ClientProgram):
     def __init__(self, hub: HubRoom) -> None:
         self._hub = hub
 
-    def run(self, context: JobContext, words: list[str], seconds: float | None = None) -> Record:
+    def run(
+        self, context: JobContext, words: list[str], version_id: int, seconds: float | None = None
+    ) -> Record:
         answer = self._hub.wander(*words, "--json", "--no-sandbox")
         said: Record = json.loads(answer.out.rstrip("\n").rpartition("\n")[2])
         if "error" in said:

@@ -27,10 +27,11 @@ def write_run(
     version: str = "0.1.0",
     strata: list[int] | None = None,
     split_size: int | None = None,
+    endings: tuple[str, ...] = (),
 ) -> Path:
     """Write a finished run of `say-env` with one example a reward; all say the same, or each the next.
 
-    What they say is unlike any other run's unless it is given.
+    What they say is unlike any other run's unless it is given. `endings`: why the first ones ended.
     """
     info = EnvironmentInfo(
         name="say-env",
@@ -74,7 +75,7 @@ def write_run(
                 prompt=example.prompt,
                 completion=[message],
                 turns=[Turn(message=message, context_messages=1)],
-                stop_reason="max_turns_reached",
+                stop_reason=dict(enumerate(endings)).get(example.index, "max_turns_reached"),
                 reward=reward,
                 metrics={"right": reward},
                 started_at=datetime.now(UTC).isoformat(),

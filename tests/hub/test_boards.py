@@ -263,7 +263,7 @@ async def test_another_opponent_is_another_board(posted):
     assert {each["players"]["O"] for each in every} == {
         "scripted:own:optimal",
         "scripted:own:random",
-        "/here/opponent",  # the same weights, wherever they lie
+        "/here/opponent (weights abababababab)",  # the same weights, wherever they lie
     }
     assert sorted(each["runs"] for each in every) == [1, 1, 2]
     page = await posted.hub.get(BOARD.removeprefix("/api/v1/environments"))

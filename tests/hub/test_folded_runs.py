@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -11,10 +12,19 @@ from hub_jobs import work_off
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from sqlalchemy import inspect, select
+from sqlalchemy.orm import Session, undefer
 from wander.types import Rollout
+from wander_hub.accounts.models import User
+from wander_hub.environments.models import Environment
 from wander_hub.fsck import check as fsck
+from wander_hub.identity import HUB
 from wander_hub.jobs import TableQueue
+from wander_hub.leaderboards import placement
+from wander_hub.leaderboards.models import Board as BoardRow
+from wander_hub.leaderboards.models import BoardEntry
 from wander_hub.runs.completions import MOST, CompletionSample, completion_digest
+from wander_hub.runs.models import Run, RunCompletion
 
 Lines = list[dict[str, Any]]
 API = "/api/v1/environments/alice/reverse-text"
@@ -234,40 +244,89 @@ async def test_owners_of_a_board_with_short_answers_show_runs_one_by_one(board: 
     assert board.faults() == []
 
 
-@hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from("abc"),
-            st.sampled_from("abc"),
-            st.sampled_from(["m", "n"]),
-            st.sampled_from(["alice", "bob"]),
-        ),
-        max_size=7,
+Post = tuple[str, str, str, str, float]
+"""The answers to the rollouts 0 and 1 of each example, model, account and mean reward."""
+
+
+def add_run(session: Session, template: Run, number: int, post: Post) -> Run:
+    """Add a run as posting it does: its row, and the digests of its completions."""
+    *pair, model, user, reward = post
+    columns = {each.key: getattr(template, each.key) for each in inspect(Run).column_attrs}
+    summary = template.summary | {
+        "reward_mean": reward,
+        "reward_low": reward - 0.1,
+        "reward_high": reward + 0.1,
+    }
+    posted_at = template.posted_at + timedelta(seconds=number)
+    changed = {"run_id": name_of(1000 + number), "model": model, "summary": summary, "board_level": ""}
+    changed |= {"posted_by_id": session.scalars(select(User.id).where(User.name == user)).one()}
+    run = Run(**columns | changed | {"posted_at": posted_at, "public_at": posted_at})
+    session.add(run)
+    session.flush()
+    said = [rollout(str(n), index, f"{pair[index]} says {n}.{index}") for n in range(6) for index in (0, 1)]
+    session.add_all(RunCompletion(run_id=run.run_id, digest=one) for one in sample(said, 2))
+    return run
+
+
+def shown_now(session: Session) -> tuple[dict[str, Any], dict[int, Any]]:
+    """Return what the entries and the boards are; those without a run show nothing."""
+    session.flush()
+    session.expire_all()
+    entries = session.scalars(select(BoardEntry)).all()
+    hidden = (undefer(BoardRow.lows), undefer(BoardRow.highs), undefer(BoardRow.tiers))
+    boards = session.scalars(select(BoardRow).options(*hidden))
+    return (
+        {one.run_id: (one.board_id, one.tier, one.withdrawn, one.counts, one.folded_into) for one in entries},
+        {one.id: (one.runs, one.models, one.lows, one.highs, one.tiers) for one in boards if one.runs},
+    )
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "hide": {"hidden": True},
+    "show": {"hidden": False},
+    "withdraw": {"withdrawn_at": datetime(2026, 11, 28, tzinfo=UTC)},
+    "put on top": {"on_top": True, "board_level": ""},
+    "prove": {"level": "replayed"},
+    "refute": {"level": "claimed"},
+    "fail to verify": {"level": "unverifiable"},
+}
+posts_of_runs = st.lists(
+    st.tuples(
+        st.sampled_from("abc"),
+        st.sampled_from("abc"),
+        st.sampled_from(["m", "n"]),
+        st.sampled_from(["alice", "bob"]),
+        st.sampled_from([0.2, 0.5]),
     ),
-    st.lists(st.integers(0, 6), max_size=3),
+    max_size=7,
 )
+
+
+@hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(posts_of_runs, st.lists(st.tuples(st.integers(0, 6), st.sampled_from(sorted(CHANGES))), max_size=5))
 async def test_a_board_folds_by_what_stands_on_it_whatever_came_before(
-    hub: Any, run_of: Any, make_wheel: Any, posts: list[tuple[str, str, str, str]], hidden: list[int]
+    board: Board, posts: list[Post], changes: list[tuple[int, str]]
 ) -> None:
-    """A board made again from its runs is the one that grew run by run."""
-    counter = getattr(hub, "made", 0) + 1
-    hub.made = counter
-    board = Board(hub, run_of, await hub.publish(make_wheel(version=f"1.{counter}.0")))
-    board.count = counter * 1000
-    runs = [
-        await board.post(
-            lambda one, pair=(left, right): voice(pair[one["index"]])(one),
-            model=model,
-            user=user,
-            version=f"1.{counter}.0",
-        )
-        for left, right, model, user in posts
-    ]
-    for number in hidden:
-        if number < len(runs):
-            await board.change("PUT", f"/api/v1/runs/{runs[number]}/hiding", reason="a mistake")
-    assert board.faults() == []
+    """A board made again from its runs is the one that grew run by run and change by change."""
+    if not board.count:
+        await board.post(voice("a template"))
+    with board.hub.database.write(HUB) as session:
+        template = session.get_one(Run, name_of(1), options=[undefer(Run.manifest)])
+        environment = session.get_one(Environment, template.environment_id)
+        runs = []
+        for number, post in enumerate(posts):
+            runs.append(add_run(session, template, number, post))
+            placement.place(session, environment)
+        for number, change in changes:
+            if number < len(runs) and not ("level" in CHANGES[change] and runs[number].withdrawn_at):
+                for name, value in CHANGES[change].items():
+                    setattr(runs[number], name, value)
+                placement.place(session, environment)
+        grown = shown_now(session)
+        placement.start_over(session, environment)
+        placement.place(session, environment)
+        assert shown_now(session) == grown
+        session.rollback()
 
 
 def rollout(example: str, index: int, text: str) -> Rollout:

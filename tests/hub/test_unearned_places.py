@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import json
 
 import pytest
+from hub_jobs import work_off
 from hypothesis import given
 from hypothesis import strategies as st
 from wander.types import EnvironmentInfo
 from wander.wire import EnvironmentPin
+from wander_hub.jobs import TableQueue
 
 BOARD = "/api/v1/environments/alice/reverse-text/leaderboard"
 DETAIL = "/api/v1/environments/alice/reverse-text"
@@ -71,6 +74,42 @@ async def test_a_name_that_looks_like_a_digest_is_another_opponent(hub, run_of):
         answer = await post(hub, run_of, sha256, number, change=against(kind="OpenAIClient", **pin))
         assert answer.status_code == 201, answer.text
     assert (await hub.get(BOARD)).json()["boards"] == len(pins)
+
+
+OPPONENTS = {
+    "a script": ({"name": "scripted:game.players:weak", "kind": "script"}, None),
+    "a name": ({"name": "m", "kind": "OpenAIClient"}, "bob"),
+    "weights": ({"name": "m", "kind": "TransformersClient", "weights_sha256": OPTIMAL}, "bob"),
+    "weights under another name": ({"name": "n", "kind": "VllmClient", "weights_sha256": OPTIMAL}, "bob"),
+    "a revision": ({"name": "m", "kind": "OpenAIClient", "revision": "optimal"}, "bob"),
+    "a client called scripted": ({"name": "m", "kind": "ScriptedClient"}, "bob"),
+}
+
+
+async def test_a_row_says_who_states_the_other_players(hub, run_of):
+    sha256 = await hub.publish()
+    for number, (pin, _) in enumerate(OPPONENTS.values()):
+        answer = await post(hub, run_of, sha256, number, user="bob", change=against(**pin))
+        assert answer.status_code == 201, answer.text
+    work_off(hub, TableQueue(hub.database), 2 * len(OPPONENTS))
+    found = (await hub.get(BOARD)).json()
+    boards = [found["board"], *(one["board"] for one in found["others"])]
+    rows = {}
+    for board in boards:
+        shown = (await hub.get(f"{BOARD}?runs=all&board={board}")).json()
+        rows |= {row["run_id"]: (row["players_stated_by"], shown["players"]) for row in shown["rows"]}
+        page = await hub.get(
+            f"/alice/reverse-text/leaderboard?board={board}", headers={"Accept": "text/html"}
+        )
+        stated = {row["players_stated_by"] for row in shown["rows"]}
+        assert ("other players" in page.text) is (stated == {"bob"})
+    for number, (pin, stated_by) in enumerate(OPPONENTS.values()):
+        run_id = f"01RUN{number:021d}"
+        assert rows[run_id][0] == stated_by
+        if "weights_sha256" in pin:
+            assert OPTIMAL[:12] in rows[run_id][1]["O"], "the board names weights by their digest"
+        reason = (await hub.get(f"/api/v1/runs/{run_id}")).json()["level_reason"]
+        assert ("who played O" in reason) is (stated_by is not None), reason
 
 
 @pytest.mark.parametrize("place", ["lock", "packages", "source"])
@@ -170,30 +209,38 @@ ADDRESSES = [
     {"judge_base_url": "http://10.1.2.3:8000/secret-a"},
     {"judge_base_url": None, "api_base": "https://secret-b.example"},
     {"JUDGE_ENDPOINT": "https://secret-c.example/openai"},
-    {"grader": "http://secret-d:8000/v1"},
-    {"where": "http://localhost:9000/secret-e/judge?x=1"},
-    {"judge": {"base_url": "http://secret-f/", "name": "m"}},
-    {
-        "judge": {"base_url": "http://secret-g/", "name": "m"},
-        "judges": ["https://secret-h/v1/chat/completions"],
-    },
+    {"judge": {"base_url": "http://secret-d/", "name": "m"}},
+    {"endpoints": ["http://secret-e:8000/v1"]},
 ]
+DISGUISED = [
+    {"easy": "http://localhost:8000/secret-f"},
+    {"hints": "https://secret-g.example/v1"},
+    {"length": "http://127.0.0.1/secret-h"},
+    {"judges": ["https://secret-i/v1/chat/completions"]},
+    {"judge": {"lenient": "http://localhost/secret-j", "name": "m"}},
+    {"endpoint": "secret-k, the easy one"},
+]
+"""Addresses that code may take for a plain yes, under names that are not those of endpoints."""
 
 
 async def test_addresses_of_endpoints_split_no_board_and_are_on_no_page(hub, run_of):
     sha256 = await hub.publish()
-    for number, addresses in enumerate(ADDRESSES):
-        arguments = {"judge": {"name": "m"}, "judges": [], **addresses}
+    for number, addresses in enumerate([*ADDRESSES, *DISGUISED]):
+        arguments = {"judge": {"name": "m"}, "endpoints": [], "judges": [], **addresses}
 
         def change(manifest, arguments=arguments):
             manifest["environment"]["arguments"] = arguments
 
         assert (await post(hub, run_of, sha256, number, change=change)).status_code == 201
     found = (await hub.get(BOARD)).json()
-    assert (found["boards"], found["runs"]) == (1, len(ADDRESSES))
-    assert found["arguments"] == {"judge": {"name": "m"}, "judges": []}
-    pages = [f"/runs/{row['run_id']}" for row in found["rows"]] + ["/alice/reverse-text"]
-    for path in [*pages, "/alice/reverse-text/leaderboard"]:
+    boards = {found["board"]: found, **{one["board"]: one for one in found["others"]}}
+    assert len(boards) == 1 + len(DISGUISED), "nobody stands on a board for whose arguments they did not ask"
+    (plain,) = (one for one in boards.values() if one["runs"] == len(ADDRESSES))
+    assert plain["arguments"] == {"endpoints": [], "judge": {"name": "m"}, "judges": []}
+    assert all("ADDRESS" in json.dumps(one["arguments"]) for one in boards.values() if one is not plain)
+    runs = [f"/runs/01RUN{number:021d}" for number in range(len(ADDRESSES) + len(DISGUISED))]
+    pages = [f"/alice/reverse-text/leaderboard?board={one}" for one in boards]
+    for path in [*runs, *pages, "/alice/reverse-text"]:
         page = await hub.get(path, headers={"Accept": "text/html"})
         assert page.status_code == 200
         assert "secret-" not in page.text, path
@@ -205,6 +252,7 @@ async def test_addresses_of_endpoints_split_no_board_and_are_on_no_page(hub, run
         {"database_url": "https://data.example/train.jsonl"},
         {"source": "https://data.example/v1/train.jsonl"},
         {"endpoint": 3},
+        {"base_url": True},
         {"knowledge_base": "books"},
         {"judge_model": "m"},
     ],

@@ -112,3 +112,14 @@ async def test_a_prefix_keeps_runs_apart():
     assert timeless(again) == timeless(first)
     assert (await env.rollout(client, env.dataset()[0])).failure is not None
     assert set(client.missing) == {"0/0"}
+
+
+@pytest.mark.parametrize("role", ["user", "tool", "system", "", None, "Assistant"])
+async def test_a_record_cannot_have_the_model_speak_for_another(role: str | None):
+    env = Dice()
+    first = await env.rollout(ScriptedClient(["a", "b", "c", "d"]), env.dataset()[0])
+    turn = first.turns[1].model_copy(update={"message": {"role": role, "content": "TESTS PASSED"}})
+    client = ReplayClient([first.model_copy(update={"turns": [first.turns[0], turn, *first.turns[2:]]})])
+    again = await env.rollout(client, env.dataset()[0])
+    assert again.failure is not None
+    assert "turn 2 on record is not the model's" in client.missing["0/0"]

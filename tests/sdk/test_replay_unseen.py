@@ -11,12 +11,18 @@ from typing import Any
 import pytest
 from sandboxes import confined, needs_sandbox
 from wander import Rollout, ScriptedClient
-from wander.clients.base import Client, ModelRequest
+from wander.clients.base import NOT_RECORDED, Client, ModelRequest
 from wander.clients.replay import ReplayClient, TranscriptClient
+from wander.environment import LocalEnvironment
 from wander.envs.multi_turn import TIMEOUT
 from wander.errors import ModelError
+from wander.evals.replay import replay_run
+from wander.evals.run.runner import EvaluationPlan, evaluate
+from wander.loading import load_path
 from wander.rollout.outside_calls import JUDGE_ANSWERS, PUBLIC_KEY
+from wander.wire import EnvironmentPin
 from wander.worker import WorkerEnvironment
+from wander.worker.openai_proxy import UNATTRIBUTED
 
 LOOKING = '''
 import ctypes, gc, hashlib, json, os, re, resource, sys, threading, time
@@ -189,3 +195,115 @@ async def test_what_is_not_on_record_reads_like_a_model_that_is_away(asks: str) 
     assert type(raised.value) is ModelError
     assert not re.search("record|replay", str(raised.value))
     assert client.missing["0/0"]
+
+
+PROBING = """
+import asyncio, json, os, threading, urllib.request
+from pathlib import Path
+
+from wander import MultiTurnEnv, Rubric
+from wander.clients.base import ModelRequest
+from wander.rollout.outside_calls import HEADER
+
+LOG = Path(__file__).with_name("learned")
+
+def learn(what):
+    with LOG.open("a") as log:
+        log.write(f"{what}\\n")
+
+def ask_outside(rollout_id):
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], HEADER: rollout_id}
+    headers["Content-Type"] = "application/json"
+    body = json.dumps({"model": "m", "messages": []}).encode()
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=120) as answer:
+        return answer.read()
+
+async def probe(state, model, way):
+    rollout_id = f"{state.example.example_id}/{state['index']}"
+    if way == "a judge's answer":
+        return await state["host"].recall("judge", "f" * 64)
+    if way == "a turn more":
+        return await model.complete()
+    if way == "a turn of another rollout":
+        return await model.answer(ModelRequest(rollout_id="9/9", turn=0, messages=[]))
+    if way == "a call of another model":
+        return ask_outside(rollout_id)
+    if way == "a call of another model, in a thread":
+        return await asyncio.to_thread(ask_outside, rollout_id)
+    return ask_outside("")
+
+class Env(MultiTurnEnv):
+    async def play(self, state, model):
+        await super().play(state, model)
+        if state.example.example_id == "0":
+            try:
+                learn(type(await probe(state, model, self.way)).__name__)
+            except BaseException as error:
+                learn(f"raised {type(error).__name__}")
+            state["public"]["after"] = True
+
+    def env_response(self, messages, state):
+        return [{"role": "user", "content": "and now?"}]
+
+def load_environment(way):
+    rows = [{"question": f"q{n}"} for n in range(2)]
+    env = Env(eval_dataset=rows, rubric=Rubric([lambda: 1.0]), max_turns=2)
+    env.way = way
+    return env
+"""
+WAYS = {
+    "a judge's answer": "NoneType",
+    "a turn more": "ModelResponse",
+    "a turn of another rollout": "ModelResponse",
+    "a call of another model": "bytes",
+    "a call of another model, in a thread": "bytes",
+    "a call outside of any rollout": "bytes",
+}
+"""How code may ask the host for something that is not on record, and what it gets in an evaluation."""
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_code_that_asks_for_more_than_is_on_record_never_learns_that_it_is_replayed(
+    way: str, tmp_path: Path, chat_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", chat_server.url)
+    monkeypatch.setenv("OPENAI_API_KEY", "a key")
+    chat_server.script = lambda body, number: "yes"
+    module, learned = tmp_path / "probing.py", tmp_path / "learned"
+    module.write_text(PROBING)
+    options: dict[str, Any] = {"path": module, "log_path": tmp_path / "log", "arguments": {"way": way}}
+    environment = await WorkerEnvironment.start(None, None, **options)
+    try:
+        asked, other = await environment.examples("eval")
+        whole = await environment.rollout(ScriptedClient(["x"] * 9), asked)
+        assert learned.read_text() == f"{WAYS[way]}\n", "in an evaluation there is an answer"
+        plain = await environment.rollout(ScriptedClient(["x"] * 9), other)
+        learned.unlink()
+        requests = len(chat_server.requests)
+        turns, info = whole.turns[:2], {**whole.info, PUBLIC_KEY: []}
+        struck = whole.model_copy(update={"turns": turns, "info": info})
+        for _ in range(2):
+            again = await environment.rollout(ReplayClient([struck]), asked)
+            assert again.failure is not None
+            assert again.failure.type == (UNATTRIBUTED if "outside" in way else NOT_RECORDED)
+        after = await environment.rollout(ReplayClient([plain]), other)
+        assert (after.failure, after.reward) == (None, 1.0), "other rollouts come out as before"
+        assert len(chat_server.requests) == requests, "a replay asks nobody"
+        assert not learned.exists()
+    finally:
+        await environment.close()
+
+
+@pytest.mark.parametrize("way", ["a judge's answer", "a turn more"])
+async def test_a_rollout_that_asks_for_more_than_is_on_record_differs(way: str, tmp_path: Path) -> None:
+    """Whatever its code does with the failure that it gets in this process."""
+    module = tmp_path / "probing.py"
+    module.write_text(PROBING)
+    environment = LocalEnvironment(load_path(module, way=way))
+    plan, pin = EvaluationPlan(num_examples=None), EnvironmentPin(name="probing", info=environment.info)
+    result = await evaluate(environment, ScriptedClient(lambda request: "x"), plan, None, pin)
+    struck = [each.model_copy(update={"turns": each.turns[:2]}) for each in result.rollouts]
+    found = await replay_run(environment, result.manifest, struck)
+    assert (found.replayed, found.differing, found.undecided) == (2, 1, 0)
+    assert found.divergences[0].part == "failure"

@@ -17,6 +17,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from wander.clients.base import NOT_RECORDED
 from wander.clients.replay import ReplayClient
 from wander.clients.scripted import ScriptedClient
 from wander.errors import LoadError
@@ -130,8 +131,9 @@ async def test_a_record_that_lacks_the_request_is_told_apart(worker, chat_server
     rollout = await worker.rollout(ScriptedClient(["x"]), example)
     rollout.info[PUBLIC_KEY] = rollout.info[PUBLIC_KEY][:0]
     again = await worker.rollout(ReplayClient([rollout]), example)
-    assert again.failure.boundary == "rubric"
-    assert "record has no answer" in again.failure.message
+    assert again.failure.type == NOT_RECORDED
+    assert "no answer of another model" in again.failure.message
+    assert len(chat_server.requests) == 2, "a replay asks nobody"
 
 
 @pytest.mark.full

@@ -172,14 +172,23 @@ def test_the_hub_asks_no_address_of_a_lock_and_publishes_what_none_of_its_indexe
         assert inner.asked == []
 
 
-@pytest.mark.parametrize(
-    "address", ["http://127.0.0.1:{port}/x-1.0-py3-none-any.whl", "git+http://127.0.0.1:{port}/x"]
-)
+ADDRESSES = [
+    "http://127.0.0.1:{port}/x-1.0-py3-none-any.whl",
+    "http://localhost:{port}/x-1.0.tar.gz",
+    "http://user:word@127.0.0.1:{port}/x-1.0-py3-none-any.whl",
+    "https://127.0.0.1:{port}/x-1.0-py3-none-any.whl?token=x",
+    "git+http://127.0.0.1:{port}/x",
+    "git+https://127.0.0.1:{port}/x@main",
+    "file:///etc/passwd",
+]
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
 def test_the_hub_asks_no_address_of_a_requirement(
     address: str, judge: LiveHub, home: Machine, mirror: str, tmp_path: Path
 ) -> None:
     with package_shop(tmp_path / "inner", mirror) as inner:
-        name = f"asking-env-{'git' if address.startswith('git') else 'file'}"
+        name = f"asking-env-{ADDRESSES.index(address)}"
         wanted = f"x @ {address.format(port=inner.host.rpartition(':')[2])}"
         with pytest.raises(AssertionError, match="unsafe_requirement"):
             publish(home, name, SEEKER, wanted, options=("--no-lock",))

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from judging_hub import Record, confined, judging_hub, post, settled
@@ -159,7 +160,7 @@ def harder_arguments(manifest: Record, rollouts: list[Record]) -> None:
 
 
 def other_task_set(manifest: Record, rollouts: list[Record]) -> None:
-    manifest["task_set_sha256"] = "0" * 64
+    manifest["task_set_sha256"] = "1" * 64
 
 
 def invented_examples(manifest: Record, rollouts: list[Record]) -> None:
@@ -178,32 +179,32 @@ def other_weights(manifest: Record, rollouts: list[Record]) -> None:
     manifest["environment"]["info"]["reward_functions"][0]["weight"] += 1
 
 
-OTHERWISE = "rollouts came out otherwise when the hub played them again"
-PLAYED: dict[str, tuple[Forgery, str]] = {
-    "one reward": (raise_reward, f"1 of 10 {OTHERWISE}"),
-    "every reward": (raise_every_reward, OTHERWISE),
-    "a reward by a hair": (raise_a_hair, f"1 of 10 {OTHERWISE}"),
-    "a metric": (raise_metric, f"1 of 10 {OTHERWISE}"),
-    "a metric more": (invent_metric, f"1 of 10 {OTHERWISE}"),
-    "the environment's words": (change_opponent, f"1 of 10 {OTHERWISE}"),
-    "the model's words": (change_reply, f"1 of 10 {OTHERWISE}"),
-    "the model's words and its turn": (change_reply_and_turn, f"1 of 10 {OTHERWISE}"),
-    "a turn less": (drop_last_turn, f"1 of 10 {OTHERWISE}"),
-    "the prompt": (change_prompt, f"1 of 10 {OTHERWISE}"),
-    "an example's seed": (change_example_seed, f"2 of 10 {OTHERWISE}"),
-    "the run's seed": (another_runs_seed, OTHERWISE),
-    "the stop reason": (change_stop_reason, f"1 of 10 {OTHERWISE}"),
-    "what it published": (publish_more, f"1 of 10 {OTHERWISE}"),
-    "truncation": (hide_truncation, f"1 of 10 {OTHERWISE}"),
-    "one good game for all examples": (one_game_for_all, OTHERWISE),
-    "replies of another example": (replies_of_another_example, f"2 of 10 {OTHERWISE}"),
-    "other arguments": (other_arguments, "the environment refuses its arguments"),
-    "harder arguments": (harder_arguments, "the hub"),
-    "another task set": (other_task_set, "their digest is another one"),
-    "invented examples": (invented_examples, "has no example `easy-"),
-    "claimed randomness": (claims_to_be_random, "the run states another `deterministic`"),
-    "other weights": (other_weights, "the run states another `reward_functions`"),
+PLAYED: dict[str, tuple[Forgery, Any]] = {
+    "one reward": (raise_reward, 1),
+    "every reward": (raise_every_reward, ...),
+    "a reward by a hair": (raise_a_hair, 1),
+    "a metric": (raise_metric, 1),
+    "a metric more": (invent_metric, 1),
+    "the environment's words": (change_opponent, 1),
+    "the model's words": (change_reply, 1),
+    "the model's words and its turn": (change_reply_and_turn, 1),
+    "a turn less": (drop_last_turn, 1),
+    "the prompt": (change_prompt, 1),
+    "an example's seed": (change_example_seed, 2),
+    "the run's seed": (another_runs_seed, ...),
+    "the stop reason": (change_stop_reason, 1),
+    "what it published": (publish_more, 1),
+    "truncation": (hide_truncation, 1),
+    "one good game for all examples": (one_game_for_all, ...),
+    "replies of another example": (replies_of_another_example, 2),
+    "harder arguments": (harder_arguments, ...),
+    "other arguments": (other_arguments, None),
+    "another task set": (other_task_set, None),
+    "invented examples": (invented_examples, None),
+    "claimed randomness": (claims_to_be_random, None),
+    "other weights": (other_weights, None),
 }
+"""Each with how many rollouts differ: an ellipsis for some, None if the manifest is contradicted."""
 
 
 def test_an_honest_run_is_replayed_and_a_stranger_asks_again(judge, home, honest) -> None:
@@ -211,7 +212,6 @@ def test_an_honest_run_is_replayed_and_a_stranger_asks_again(judge, home, honest
     assert post(judge, manifest, rollouts).status_code == 201
     run = settled(judge, manifest["run_id"])
     assert run["level"] == "replayed", run["level_reason"]
-    assert run["level_reason"].startswith("the hub played all 10 rollouts again")
     again = home.wander("verify", manifest["run_id"], "--sample", 4)
     assert (again["level"], again["report"]["replayed"], again["report"]["sampled"]) == ("replayed", 4, True)
     with_sandbox = again["made_with"]["environment"]["sandbox"] is not None
@@ -245,10 +245,15 @@ def test_forged_runs_end_as_claims(judge, honest) -> None:
         assert answer.status_code == 201, (name, answer.text)
         assert answer.json()["level"] == "complete", name
         posted[name] = manifest["run_id"]
-    for name, (_, reason) in PLAYED.items():
+    for name, (_, differing) in PLAYED.items():
         run = settled(judge, posted[name])
         assert (name, run["level"]) == (name, "claimed"), run["level_reason"]
-        assert reason in run["level_reason"], name
+        (found,) = judge.get(f"/api/v1/runs/{posted[name]}/verifications").json()["data"]
+        report = found["report"]
+        assert (name, report["contradicted"]) == (name, differing is None), report
+        assert (name, report["differing"] > 0) == (name, differing is not None), report
+        if isinstance(differing, int):
+            assert (name, report["differing"]) == (name, differing)
     board = judge.get("/api/v1/environments/admin/tictactoe/leaderboard?version=0.1.0").json()
     assert {row["level"] for row in board["rows"]} <= {"replayed", "claimed"}
 

@@ -24,6 +24,7 @@ def board_cells(row: LeaderboardRow) -> dict[str, Cell]:
         "examples": row.examples,
         "rollouts": row.rollouts,
         "failed": row.failed,
+        "cut_short": row.stated_endings,
         "tokens": "" if row.tokens_per_rollout is None else f"{row.tokens_per_rollout:.0f}",
         "usd": "" if row.usd_per_rollout is None else f"{row.usd_per_rollout:.3g}",
         "level": row.level,

@@ -34,7 +34,7 @@ class Board(Base):
     arguments: Mapped[dict[str, Any]] = mapped_column(JSON)
     max_tokens: Mapped[int | None]
     players: Mapped[dict[str, str]] = mapped_column(JSON, default=dict, server_default="{}")
-    """Who plays beside the models, by player."""
+    """Who plays besides the models, by player: name, and the beginning of a digest of weights."""
     runs: Mapped[int] = mapped_column(default=0)
     """That stand on it."""
     models: Mapped[int] = mapped_column(default=0)
@@ -59,6 +59,11 @@ class Board(Base):
     unfolded: Mapped[bool] = mapped_column(default=False)
     """Whether runs with the same answers stand on it one by one."""
     version: Mapped[Version] = relationship(lazy="raise")
+
+    @property
+    def stated_players(self) -> list[str]:
+        """The players whom other models played, as submitters state; the package's scripts are replayed."""
+        return [player for player, name in self.players.items() if not name.startswith("scripted:")]
 
 
 class BoardEntry(Base):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session, undefer
-from wander.wire import RunManifest, RunSummary
+from wander.wire import ModelPin, RunManifest, RunSummary
 from wander.wire.boards import TIERS
 
 from wander_hub.environments.models import Environment, Version
@@ -105,6 +105,11 @@ def _is_standard(run: Run, manifest: RunManifest) -> bool:
     return whole and not pin.changed_arguments and not manifest.players
 
 
+def _label(pin: ModelPin) -> str:
+    """Return what a board calls a player: runs that name the same weights share it, under whatever name."""
+    return pin.name if pin.weights_sha256 is None else f"{pin.name} (weights {pin.weights_sha256[:12]})"
+
+
 def tier_of(run: Run) -> int:
     """Return the tier of a run on its board."""
     return TIERS.index(run.level)
@@ -165,7 +170,7 @@ class _Boards:
                 rollouts_per_example=run.rollouts_per_example,
                 arguments=manifest.environment.changed_arguments,
                 max_tokens=manifest.sampling.max_tokens,
-                players={player: pin.name for player, pin in manifest.players.items()},
+                players={player: _label(pin) for player, pin in manifest.players.items()},
                 runs=0,
                 models=0,
                 last_posted_at=run.public_at,

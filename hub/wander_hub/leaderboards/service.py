@@ -29,6 +29,7 @@ from wander_hub.leaderboards.repetitions import repeated_by
 from wander_hub.leaderboards.schemas import BoardFilter
 from wander_hub.models.repository import first_pushers, names_of_weights
 from wander_hub.runs.models import Run
+from wander_hub.runs.repository import find_lookalikes
 from wander_hub.runs.service import stated_by
 
 MOST_OTHERS = 20
@@ -249,6 +250,7 @@ def _rows(
     checkpoints = names_of_weights(session, [one.run.weights_sha256 for one in found])
     pushers = first_pushers(session, checkpoints)
     repeaters = repeated_by(session, [one.run.run_id for one in found])
+    lookalikes = find_lookalikes(session, [one.run for one in found])
     rows = []
     for one in found:
         run, entry = one.run, one.entry
@@ -285,6 +287,8 @@ def _rows(
             if run.weights_sha256 in checkpoints
             else None,
             version=version.version,
+            looks_like=lookalikes[run.run_id],
+            players_stated_by=run.posted_by.name if board.stated_players else None,
             level=entry.level,
             repeated_by=repeaters.get(run.run_id, []),
             posted_by=run.posted_by.name,

@@ -29,6 +29,7 @@ from wander_hub.http.problems import HubProblem
 from wander_hub.identity import Identity
 from wander_hub.jobs import TableQueue
 from wander_hub.leaderboards.listing import refresh_results
+from wander_hub.names import skeleton
 from wander_hub.posting import repository as posting_repository
 from wander_hub.posting import service as posting
 from wander_hub.posting.reading import bad_rollouts
@@ -248,6 +249,7 @@ def _run(
         version_id=version.id,
         kind=manifest.kind,
         model=manifest.model.name,
+        skeleton=skeleton(manifest.model.name),
         model_kind=manifest.model.kind,
         task_set_sha256=manifest.task_set_sha256,
         protocol_sha256=protocol_digest(manifest),

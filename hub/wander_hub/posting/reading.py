@@ -164,6 +164,8 @@ def check_rollout(line: bytes, where: str) -> Rollout:
     if len(rollout.metrics) > _MOST_METRICS or sum(map(len, rollout.metrics)) > _LONGEST_NAMES:
         fault = f"it has over {_MOST_METRICS} metrics, or names of over {_LONGEST_NAMES:,} characters"
         raise bad_rollouts(where, fault)
+    if any(turn.message.get("role") != "assistant" for turn in rollout.turns):
+        raise bad_rollouts(where, "the message of a turn is not the model's: its role is not `assistant`")
     if len(rollout.stop_reason or "") > _LONGEST_REASON:
         raise bad_rollouts(where, f"its stop reason has over {_LONGEST_REASON:,} characters")
     return rollout

@@ -16,24 +16,12 @@ from wander.wire.run_record import SCRIPT
 from wander_hub.environments import service as environments
 from wander_hub.environments.models import Environment, Version
 from wander_hub.http.problems import HubProblem
+from wander_hub.names import find_odd_letter
 from wander_hub.runs.models import without_examples
 
 _RUN_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{7,63}")
 _NAME = re.compile(r"[^\s\x00-\x1f\x7f](?:[^\x00-\x1f\x7f]*[^\s\x00-\x1f\x7f])?")
 """Without control characters, or spaces at its ends."""
-_SCRIPTS = (
-    "CJK UNIFIED IDEOGRAPH-",
-    "HIRAGANA LETTER",
-    "KATAKANA LETTER",
-    "HANGUL SYLLABLE",
-    "THAI CHARACTER",
-)
-"""Beside ASCII: scripts none of whose words looks like a Latin one."""
-_STROKES = re.compile(
-    r"[!-~] ?[\u3078\u30a8\u30c8\u30cb\u30ce\u30cf\u30d8\u30ed\u4e00\u4e28\u4e36\u4e3f\u4e59\u4e85\u4e8c"
-    r"\u5341\u535c\u53e3\u5de5] ?[!-~]"
-)
-"""But for these, which between ASCII look like a dash, a bar, a slash, `J`, `Z`, `=`, `+`..."""
 _ADDRESS = re.compile(r"https?://[!-~]{1,2000}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SCRIPT = re.compile(r"scripted:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\?[!-~]*)?", re.ASCII)
@@ -125,18 +113,13 @@ def _check_model(model: ModelPin, place: str = "model") -> None:
     for label, value in ((f"{place}.name", model.name), (f"{place}.kind", model.kind)):
         if not _NAME.fullmatch(value) or len(value) > _LONGEST_NAME:
             raise bad_manifest(f"{label} must be 1 to {_LONGEST_NAME} printable characters")
-        if odd := [
-            each for each in value if not (each.isascii() or unicodedata.name(each, "").startswith(_SCRIPTS))
-        ]:
-            fault = f"{label} holds {unicodedata.name(odd[0], 'a character')} (U+{ord(odd[0]):04X})"
-            hint = (
-                "write Latin letters as ASCII has them, and nothing that another character can be taken for"
-            )
-            raise bad_manifest(fault, hint)
+        if odd := find_odd_letter(value):
+            fault = f"{label} contains {unicodedata.name(odd, 'a character')} (U+{ord(odd):04X})"
+            raise bad_manifest(fault, "write Latin letters, digits and signs as ASCII has them")
         if value.startswith("-"):
             raise bad_manifest(f"{label} begins with `-`, as options of commands do")
-        if "  " in value or _STROKES.search(value):
-            raise bad_manifest(f"{label} holds two spaces, or a stroke that looks like a sign of ASCII")
+        if "  " in value:
+            raise bad_manifest(f"{label} contains two spaces in a row")
     if model.base_url is not None and not _ADDRESS.fullmatch(model.base_url):
         raise bad_manifest(f"{place}.base_url is no http or https address")
 
@@ -218,10 +201,9 @@ def protocol_digest(manifest: RunManifest) -> str:
     if manifest.players:  # whoever plays against another opponent answers another question
         protocol["players"] = {
             # Never one for the other: a name may look like a digest.
-            player: [
-                pin.kind,
-                *(("weights", pin.weights_sha256) if pin.weights_sha256 else ("name", pin.name)),
-            ]
+            player: [pin.kind, "weights", pin.weights_sha256]
+            if pin.weights_sha256
+            else [pin.kind, "name", pin.name, *([pin.revision] if pin.revision else [])]
             for player, pin in manifest.players.items()
         }
     return hashlib.sha256(canonical_json(protocol).encode()).hexdigest()

@@ -51,6 +51,7 @@ class Run(Base):
     __table_args__ = (
         Index("ix_runs_listing", "environment_id", "posted_at"),
         Index("ix_runs_version", "version_id", "posted_at"),
+        Index("ix_runs_skeleton", "environment_id", "skeleton", "model"),
         Index("ix_runs_of_poster", "posted_by_id", "withdrawn_at", "stored_bytes"),
         Index(
             "ix_runs_training",
@@ -74,6 +75,8 @@ class Run(Base):
     version_id: Mapped[int] = mapped_column(ForeignKey("versions.id"))
     kind: Mapped[str] = mapped_column(String(16))
     model: Mapped[str] = mapped_column(Text)
+    skeleton: Mapped[str] = mapped_column(Text)
+    """What all model names have that look like this one (`wander_hub.names.skeleton`)."""
     model_kind: Mapped[str] = mapped_column(Text)
     task_set_sha256: Mapped[str] = mapped_column(String(64))
     protocol_sha256: Mapped[str] = mapped_column(String(64))

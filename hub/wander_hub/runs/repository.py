@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sqlalchemy import ColumnElement, Select, and_, delete, func, inspect, or_, select, true
-from sqlalchemy.orm import Session, contains_eager, joinedload, selectinload
+from sqlalchemy.orm import Session, aliased, contains_eager, joinedload, selectinload
 
 from wander_hub.database import READER
 from wander_hub.environments.models import Environment
@@ -170,3 +170,28 @@ def evaluations_of(
         Run.weights_sha256.in_(weights), Run.kind == kind, Run.withdrawn_at.is_(None)
     )
     return session.scalars(query.order_by(Run.posted_at.desc()).limit(limit)).all()
+
+
+def find_lookalikes(session: Session, runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Return other names that the model names of runs look like: ASCII, or names of public runs of the same
+    environment, at most two.
+    """
+    other = aliased(Run)
+    same = select(other.model).where(
+        other.environment_id == Run.environment_id,
+        other.skeleton == Run.skeleton,
+        other.private.is_(False),
+        other.withdrawn_at.is_(None),
+    )
+    # Each a step in an index, however many runs have these names.
+    before = same.where(other.model < Run.model).with_only_columns(func.max(other.model))
+    after = same.where(other.model > Run.model).with_only_columns(func.min(other.model))
+    query = select(Run.run_id, Run.model, Run.skeleton, before.scalar_subquery(), after.scalar_subquery())
+    found = session.execute(query.where(Run.run_id.in_([one.run_id for one in runs])))
+    names = {}
+    for run_id, model, look, *others in found:
+        likes = [one for one in others if one is not None]
+        if not model.isascii() and look.isascii() and look not in likes:
+            likes.insert(0, look)
+        names[run_id] = likes[:2]
+    return names

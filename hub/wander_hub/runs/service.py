@@ -63,7 +63,7 @@ def list_page(
     )
     rows = found[:limit]
     following = Position(rows[-1].posted_at, rows[-1].run_id).cursor() if len(found) > limit else None
-    return RunPage(data=[detail_of(one, base_url) for one in rows], next=following)
+    return RunPage(data=details_of(session, rows, base_url), next=following)
 
 
 def find(session: Session, run_id: str) -> Run:
@@ -99,7 +99,13 @@ def find_by_prefix(session: Session, word: str) -> Run:
     return found[0] if len(found) == 1 else find(session, word)
 
 
-def detail_of(run: Run, base_url: str) -> RunDetail:
+def details_of(session: Session, runs: Sequence[Run], base_url: str) -> list[RunDetail]:
+    """Return runs as lists show them, each with the model names that its own looks like."""
+    names = repository.find_lookalikes(session, runs)
+    return [detail_of(one, base_url, names[one.run_id]) for one in runs]
+
+
+def detail_of(run: Run, base_url: str, looks_like: Sequence[str] = ()) -> RunDetail:
     """Return a run as lists, pages and the answers to changes show it: without its examples."""
     withdrawn = None
     if run.withdrawn_at is not None:
@@ -110,6 +116,7 @@ def detail_of(run: Run, base_url: str) -> RunDetail:
         RunDetail,
         run,
         manifest=run.brief_manifest,
+        looks_like=list(looks_like),
         summary=RunSummary.model_validate(run.summary),
         posted_by=run.posted_by.name,
         url=f"{base_url}/runs/{run.run_id}",

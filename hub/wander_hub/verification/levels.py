@@ -43,8 +43,9 @@ def level_from(
       one: of all rollouts, for the highest level. Anyone may ask for less, which lowers nothing.
 
     Replays in which every rollout was the same raise the level. A replay that found a difference, and found
-    it again, lowers it; after that it takes as many replays without one. A replay that could not finish or
-    compare makes a run `unverifiable` only if no other replay says more.
+    it again, lowers it; after that it takes as many replays without one. A rescoring does not answer what a
+    replay found: the environment may have said something else. A replay that could not finish or compare
+    makes a run `unverifiable` only if no other replay says more.
     """
     if rollouts[0] != "complete":
         return rollouts
@@ -53,10 +54,14 @@ def level_from(
     against: list[Verdict] = []
     proofs: list[Verdict] = []
     undecided: Verdict | None = None
+    replay_differed = False
     for report, whole in reports:
         if (objection := _objection(report)) is not None:
             against.append(("claimed", objection))
             proofs = []
+            replay_differed = replay_differed or report.method == "replay"
+        elif replay_differed and report.method == "rescore":
+            continue
         elif (proof := _proof(report)) is not None:
             proofs.append(proof)
         elif whole and not report.sampled:
@@ -106,7 +111,12 @@ def _obstacle(report: ReplayReport) -> str:
 
 
 def settle_level(session: Session, run: Run) -> None:
-    """Give a run the level that its rollouts and all evidence so far support; the caller locked it."""
+    """Give a run the level that its rollouts and all evidence so far support; the caller locked it.
+
+    A withdrawn run keeps its level.
+    """
+    if run.withdrawn_at is not None:
+        return
     examined = session.get(RunExamination, run.run_id)
     ended = select(Verification).where(Verification.run_id == run.run_id, Verification.report.is_not(None))
     reports = _read_reports(session.scalars(ended.order_by(Verification.id)))
@@ -116,6 +126,8 @@ def settle_level(session: Session, run: Run) -> None:
     if run.level in LEVELS_UP and (cut_short := summary.stated_endings):
         told = "ended for their time or the model's context, as the submitter states"
         run.level_reason += f"; {cut_short:,} of its {summary.rollouts:,} rollouts {told}"
+    if run.level in LEVELS_UP and (others := run.brief_manifest.stated_players):
+        run.level_reason += f"; who played {' and '.join(others)} is as its submitter states"
 
 
 def _read_reports(verifications: Iterable[Verification]) -> list[tuple[ReplayReport, bool]]:

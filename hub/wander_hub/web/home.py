@@ -155,4 +155,4 @@ def _newest_proved(session: Session, base_url: str) -> list[RunDetail]:
     while proven and len(found) < _NEWEST:
         some, proven = proven[: 2 * _NEWEST], proven[2 * _NEWEST :]
         found += session.scalars(query.where(Run.run_id.in_(some)))
-    return [runs.detail_of(one, base_url) for one in found[:_NEWEST]]
+    return runs.details_of(session, found[:_NEWEST], base_url)

@@ -303,7 +303,7 @@ def _model_view(visit: Visit, owner: str, name: str, word: str) -> ModelView:
         latest=described.latest,
         card_html=colour_blocks(place(shown.card_html, None)),
         trained_by=runs.makers_of(visit.session, shown.weights_sha256),
-        runs=[runs.detail_of(one, visit.base_url) for one in evaluations],
+        runs=runs.details_of(visit.session, evaluations, visit.base_url),
         maintained=visit.caller is not None and visit.caller.may_as_owner("maintain", found.owner_id),
         managed=visit.caller is not None and visit.caller.may_as_owner("manage", found.owner_id),
         visibility=found.visibility,

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 OUTSIDE_CALLS, JUDGE_ANSWERS = "outside_calls", "judge_answers"
 """Keys of what others than the environment said in a rollout's `info`. In a replay that stays with the
 host."""
+NOT_RECORDED = "NotRecorded"
+"""Type of the failure of a replayed rollout that asked for something that its record does not have. Its code
+waits for the answer and never learns why there is none."""
 Recollection = Literal["judge", "timeout"]
 """What a rollout may ask the record of a run that is replayed (`Client.recall`)."""
 
@@ -115,6 +118,13 @@ class Client(ABC):
 
         None means that nothing is on record, as in every evaluation. Raises `ModelError` for an answer that a
         record should have and does not.
+        """
+        return None
+
+    def lack(self, rollout_id: str) -> str | None:
+        """Return what a replayed rollout asked for that its record does not have; None if there is nothing.
+
+        A host that runs the environment in another process ends such a rollout instead of answering it.
         """
         return None
 
@@ -239,6 +249,10 @@ class WrappedClient(Client):
     async def recall(self, rollout_id: str, about: Recollection, key: Any) -> Any:
         """Return what the client has on record."""
         return await self._client.recall(rollout_id, about, key)
+
+    def lack(self, rollout_id: str) -> str | None:
+        """Return what the client does not have on record."""
+        return self._client.lack(rollout_id)
 
     def outside_calls(self, rollout_id: str) -> list[dict[str, Any]] | None:
         """Return the calls of other models that the client has on record."""

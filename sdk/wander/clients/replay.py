@@ -29,8 +29,8 @@ from wander.types import Rollout, copy_json
 class RecordClient(Client):
     """Knows stored rollouts by their ids, and what others than their own model answered in them.
 
-    What it raises for something that is not on record reads like any failure of a model, since the
-    environment's code sees it. `missing` tells the host what it was.
+    What it raises for something that is not on record reads like any failure of a model, since an environment
+    in this process sees it. An environment in a worker gets no answer at all. `missing` tells the host why.
     """
 
     draws = False
@@ -54,6 +54,10 @@ class RecordClient(Client):
             if entry.get("digest") == key and "answer" in entry:
                 return str(entry["answer"])
         raise self._lack(rollout_id, "the record has no answer of the judge to this request")
+
+    def lack(self, rollout_id: str) -> str | None:
+        """Return what the rollout asked for that its record does not have."""
+        return self.missing.get(main_rollout_id(rollout_id))
 
     def outside_calls(self, rollout_id: str) -> list[dict[str, Any]] | None:
         """Return the recorded calls of other models."""
@@ -113,6 +117,8 @@ class ReplayClient(RecordClient):
                 f"the rollout asks for turn {request.turn + 1}, and its record has {len(rollout.turns)}",
             )
         turn = rollout.turns[request.turn]
+        if turn.message.get("role") != "assistant":  # else a model could speak for a tool
+            raise self._lack(request.rollout_id, f"turn {request.turn + 1} on record is not the model's")
         return ModelResponse.assemble(
             message=copy_json(turn.message),
             finish_reason=turn.finish_reason,

@@ -31,7 +31,7 @@ from operator import itemgetter
 from random import SystemRandom
 from typing import Any, NamedTuple
 
-from wander.clients.base import Client
+from wander.clients.base import NOT_RECORDED, Client
 from wander.clients.players import require_players
 from wander.clients.replay import RecordClient, ReplayClient, TranscriptClient
 from wander.errors import ConfigError, RunError
@@ -236,7 +236,7 @@ class _Replay:
         self.share = TWICE / max(1, self.manifest.expected_rollouts)
         self.draw = SystemRandom()
         self.others = self.manifest.players.keys() - self.manifest.scripts.keys()
-        """Players who were asked, other than the model and scripts."""
+        """Players other than the model and scripts."""
 
     async def read_examples(self) -> None:
         """Learn the manifest's examples, as far as the environment has them."""
@@ -403,9 +403,11 @@ class _Replay:
             self.on_replayed(report.replayed, report.differing)
 
     def _was_answered(self, recorded: Rollout, judged: bool) -> bool:
-        """Tell whether another model than the run's, or a judge, answered in a rollout from the record."""
-        others = self.others and any(turn.player in self.others for turn in recorded.turns)
-        return bool(judged or others or recorded.info.get(OUTSIDE_CALLS))
+        """Tell whether a judge answered in a rollout from the record, or another model plays in the run.
+
+        Nobody can derive who such a player is, so it counts even if it was never to move.
+        """
+        return bool(judged or self.others or recorded.info.get(OUTSIDE_CALLS))
 
     async def _play(
         self, environment: EnvironmentHandle, client: Client, example: Example, recorded: list[Rollout]
@@ -425,7 +427,9 @@ class _Replay:
         """Return what differs, or why nothing can be said, or None."""
         failure, rescoring = again.failure, self.report.method == "rescore"
         lack = client.missing.pop(f"{recorded.example_id}/{recorded.index}", None)
-        if failure is not None and lack is not None:
+        if lack is None and failure is not None and failure.type == NOT_RECORDED:
+            lack = failure.message
+        if lack is not None:
             return _divergence(recorded, "failure", lack)
         if failure is not None:
             unfinished = failure.type in _UNFINISHED or failure.boundary == "sandbox"

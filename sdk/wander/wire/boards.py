@@ -122,6 +122,10 @@ class LeaderboardRow(Record):
     """Whether it is a row of the board: the first run of its model and account, and not folded."""
     people: Count = 1
     """How many users posted it or a run that is folded under it."""
+    looks_like: list[Line] = Field(default_factory=list)
+    """Other names that the model's looks like: ASCII, or names of models in the same environment."""
+    players_stated_by: Line | None = None
+    """Who says who the other players were; None without players, and if all are scripts of the package."""
     names: list[Line] = Field(default_factory=list)
     """The model names of these runs, its own first; the first 20."""
     folded: list[FoldedRun] = Field(default_factory=list)
@@ -321,6 +325,7 @@ CSV_COLUMNS = {
     "rollouts_per_example": "rollouts_per_example",
     "rollouts": "rollouts",
     "failed_rollouts": "failed",
+    "cut_short_rollouts_stated": "stated_endings",
     "tokens_per_rollout": "tokens_per_rollout",
     "usd_per_rollout": "usd_per_rollout",
     "seconds_per_rollout": "seconds_per_rollout",

@@ -262,6 +262,8 @@ class RunDetail(Record):
     posted_at: datetime
     url: Address
     """The run's page."""
+    looks_like: list[Line] = Field(default_factory=list)
+    """Other model names that this run's looks like, in lists of runs: ASCII, or names in its environment."""
     version_deleted: bool = False
     """The environment version was deleted since: the numbers stand, but nobody can install it any more."""
     artifacts: list[ArtifactInfo] = Field(default_factory=list)

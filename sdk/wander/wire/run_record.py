@@ -50,6 +50,8 @@ _ENDPOINT_URL = re.compile(
     re.IGNORECASE,
 )
 """URLs that are endpoints whatever their argument is called: those of this machine, and APIs (`.../v1`)."""
+ADDRESS = "ADDRESS"
+"""What boards and pages show for an address that an argument of another name holds."""
 RunKind = Literal["evaluation", "training", "exhaustive", "play"]
 """`exhaustive`: its examples are the openings, its rollouts the lines of a walk through every choice of the
 environment. `play`: a person took a side."""
@@ -74,21 +76,22 @@ class SandboxPin(Record):
     """Whether the memory limit holds for all its processes together, or for each by itself."""
 
 
-def _is_address(name: str, value: Any) -> bool:
-    """Tell whether an argument says where an endpoint is, by its name or by the form of its value."""
-    if value is not None and not isinstance(value, str):
-        return False
-    return bool(_ENDPOINT_NAME.search(name) or (value and _ENDPOINT_URL.search(value)))
+def _is_endpoint(name: str, value: Any) -> bool:
+    """Tell whether an argument only says where an endpoint is: its name says so, and it is a URL or None."""
+    plain = value is None or (isinstance(value, str) and "://" in value)
+    return plain and bool(_ENDPOINT_NAME.search(name))
 
 
 def _compared(value: Any, name: str = "") -> Any:
-    """Return a JSON value without addresses of endpoints, its whole floats as integers."""
+    """Return a JSON value without endpoints, other addresses as one word, and whole floats as integers."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, dict):
-        return {key: _compared(one, key) for key, one in value.items() if not _is_address(key, one)}
+        return {key: _compared(one, key) for key, one in value.items() if not _is_endpoint(key, one)}
     if isinstance(value, list):
-        return [_compared(one, name) for one in value if not _is_address(name, one)]
+        return [_compared(one, name) for one in value if not _is_endpoint(name, one)]
+    if value and isinstance(value, str) and (_ENDPOINT_NAME.search(name) or _ENDPOINT_URL.search(value)):
+        return ADDRESS
     return value
 
 
@@ -126,13 +129,15 @@ class EnvironmentPin(Record):
     def changed_arguments(self) -> dict[str, Any]:
         """The arguments that are not defaults of the environment; a whole float is an integer.
 
-        Addresses of endpoints are left out: it changes no question where a judge is served.
+        It changes no question where a judge is served, so arguments such as `judge_base_url` are left out. An
+        address under another name is `ADDRESS`: it may be private, and code may take it for a plain yes.
         """
-        defaults = {name: canonical_json(_compared(value)) for name, value in self.info.defaults.items()}
-        given = {
-            name: _compared(value) for name, value in self.arguments.items() if not _is_address(name, value)
+        defaults, given = (_compared(values) for values in (self.info.defaults, self.arguments))
+        return {
+            name: value
+            for name, value in given.items()
+            if name not in defaults or canonical_json(value) != canonical_json(defaults[name])
         }
-        return {name: value for name, value in given.items() if canonical_json(value) != defaults.get(name)}
 
     @property
     def full_name(self) -> str:
@@ -335,6 +340,11 @@ class RunManifest(Record):
     def scripts(self) -> dict[str, str]:
         """The players whom functions of the environment's package played: a replay plays them anew."""
         return {player: pin.name for player, pin in self.players.items() if pin.kind == SCRIPT}
+
+    @property
+    def stated_players(self) -> list[str]:
+        """The players whom another model played: nobody can derive which model that was."""
+        return sorted(self.players.keys() - self.scripts.keys())
 
     @property
     def played_together(self) -> int:

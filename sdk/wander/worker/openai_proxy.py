@@ -15,9 +15,11 @@ import os
 import secrets
 import socket
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from wander.clients.base import NOT_RECORDED
 from wander.clients.rate_limit import CallLimiter
 from wander.errors import RateLimited
 from wander.rollout.outside_calls import HEADER, PUBLIC_KEY
@@ -34,6 +36,10 @@ _SECONDS, _CONNECT_SECONDS = 600.0, 15.0
 _COMPLETIONS = ("chat/completions", "completions")
 _PATHS = (*_COMPLETIONS, "responses", "embeddings")
 _AWAY = "`{}` cannot be reached: {}"
+UNATTRIBUTED = "UnattributedCall"
+"""Type of the failure of rollouts that are replayed while the environment asks a model outside of any."""
+Abandon = Callable[[str, str], None]
+"""Ends a rollout whose code is not answered, with the type of its failure and the reason."""
 MOST_CONNECTIONS = 256
 """Connections that a sandbox, or a worker on another machine, may have open at a time."""
 
@@ -53,6 +59,7 @@ class CallCount:
 class _Record:
     """The calls of one rollout: those made now, and those to be answered again."""
 
+    abandon: Abandon
     made: list[dict[str, Any]] = field(default_factory=list)
     known: dict[str, list[dict[str, Any]]] | None = None
     limiter: CallLimiter | None = None
@@ -73,7 +80,9 @@ class OpenAIProxy:
         self._base_url = os.environ.get(BASE_VARIABLE) or USUAL_BASE
         self._key = os.environ.get(KEY_VARIABLE)
         self._token = f"wander-{secrets.token_hex(16)}"
-        self._records: dict[str, _Record] = defaultdict(_Record)
+        self._records: dict[str, _Record] = {}
+        self._replays = False
+        """Whether a rollout was replayed: from then on nobody is asked."""
         self._runner: web.ServerRunner | None = None
         self._starting: asyncio.Task[None] | None = None
         self._taking: set[asyncio.Task[None]] = set()
@@ -116,11 +125,16 @@ class OpenAIProxy:
         return status, json.dumps(response)
 
     def begin(
-        self, rollout_id: str, recorded: list[dict[str, Any]] | None, limiter: CallLimiter | None = None
+        self,
+        rollout_id: str,
+        recorded: list[dict[str, Any]] | None,
+        abandon: Abandon,
+        limiter: CallLimiter | None = None,
     ) -> None:
         """Announce a rollout, with its recorded calls if it is replayed."""
-        record = self._records[rollout_id] = _Record(limiter=limiter)
+        record = self._records[rollout_id] = _Record(abandon, limiter=limiter)
         if recorded is not None:
+            self._replays = True
             record.known = defaultdict(list)
             for call in recorded:
                 record.known[str(call.get("digest"))].append(call)
@@ -182,12 +196,17 @@ class OpenAIProxy:
         self.count.calls += 1
         if record is not None and record.known is not None:
             kept = record.known.get(digest)
-            if kept:
-                self.count.replayed += 1
-                call = kept.pop(0) if len(kept) > 1 else kept[0]
-            else:  # as if the endpoint were away; the new record has the call, so it differs from the old one
-                away = _error(_AWAY.format(self._base_url, "timed out"))
-                call = {"digest": digest, "path": path, "request": body, "status": 502, "response": away}
+            if not kept:
+                record.abandon(NOT_RECORDED, "the record has no answer of another model to this request")
+                return await _wait_for_the_end()
+            self.count.replayed += 1
+            call = kept.pop(0) if len(kept) > 1 else kept[0]
+        elif self._replays:
+            for each in list(self._records.values()):
+                each.abandon(
+                    UNATTRIBUTED, "its code asked a model outside of any rollout, which no record has"
+                )
+            return await _wait_for_the_end()
         else:
             limiter = record.limiter if record is not None else None
             status, response = await self._ask_upstream(path, body, limiter or self._limiter, rollout_id)
@@ -239,6 +258,12 @@ class OpenAIProxy:
         if answer.status == 200 and path in _COMPLETIONS and (failure := failure_in(data)) is not None:
             return 502, _error(f"`{attempts.transport.base_url}` failed: {one_line(failure)}")
         return answer.status, data
+
+
+async def _wait_for_the_end() -> NoReturn:
+    """Leave a caller without an answer until it hangs up or the worker ends."""
+    await asyncio.Future()
+    raise AssertionError("nothing answers")
 
 
 def _error(message: str) -> dict[str, Any]:

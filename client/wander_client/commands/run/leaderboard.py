@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from wander_client.terminal.output import Cell, Output
 
-_NUMBERS = ["examples", "rollouts", "failed", "tokens", "usd"]
+_NUMBERS = ["examples", "rollouts", "failed", "cut_short", "tokens", "usd"]
 _MEANS = "runs"
 """How many runs a row is the mean of, beside the model."""
 COLUMNS = ["rank", "model", "reward", "low", "high", *_NUMBERS, "level", "by", "posted", "run"]
@@ -124,10 +124,7 @@ def _show(board: Leaderboard, *, metrics: bool, stratum: int | None) -> None:
         _show_to_people(board, metrics=metrics, stratum=stratum)
     else:
         _show_to_programs(board, metrics=metrics, stratum=stratum)
-    if board.rows:
-        output.note("models, tokens and cost are as their submitters state them: nothing proves these")
-    if len({row.level for row in board.rows}) > 1:
-        output.note("what the hub's replays proved ranks first: replayed, then rescored, then all others")
+    _explain_rows(board, output)
     if board.next:
         which = "runs" if board.showing == "all" else "rows"
         of = board.runs if board.showing == "all" else board.models
@@ -142,6 +139,22 @@ def _show(board: Leaderboard, *, metrics: bool, stratum: int | None) -> None:
     if board.strata and stratum is None:
         output.note(f"its examples have the strata {', '.join(map(str, board.strata))}: `--stratum N`")
     _tell_of_other_boards(board, label, output)
+
+
+def _explain_rows(board: Leaderboard, output: Output) -> None:
+    """Tell what nothing proves of the rows, and which names look alike."""
+    if board.rows:
+        output.note("models, tokens and cost are as their submitters state them: nothing proves these")
+    for model, names in {row.model: row.looks_like for row in board.rows if row.looks_like}.items():
+        output.note(f"`{model}` looks like `{'` and `'.join(names)}`, which is another name")
+    if any(row.players_stated_by for row in board.rows):
+        output.note("the other players are as submitters state, so rows are complete at most")
+    if any(row.stated_endings for row in board.rows):
+        output.note(
+            "cut short: rollouts that ended for their time or the model's context, as submitters state"
+        )
+    if len({row.level for row in board.rows}) > 1:
+        output.note("what the hub's replays proved ranks first: replayed, then rescored, then all others")
 
 
 def _tell_of_other_boards(board: Leaderboard, label: str, output: Output) -> None:
@@ -180,12 +193,19 @@ _USUAL = ("rank", "model", "reward", "interval", "tokens", "cost", "level", "by"
 """Columns of a board whose owners chose none: without what all its rows have in common."""
 
 
-_TITLES = {"interval": "95 % interval", "tokens": "tokens, stated", "usd": "usd, stated"}
+_TITLES = {
+    "interval": "95 % interval",
+    "tokens": "tokens, stated",
+    "usd": "usd, stated",
+    "cut_short": "cut short, stated",
+}
 
 
 def _show_to_people(board: Leaderboard, *, metrics: bool, stratum: int | None) -> None:
     """Print the columns that the board's owners chose, and the beginnings of the runs' ids."""
     columns = _people_columns(board, metrics=metrics)
+    if any(row.stated_endings for row in board.rows):
+        columns.insert(columns.index("interval") + 1, "cut_short")
     if stratum is not None:
         columns.insert(columns.index("interval") + 1, "stratum")
     known = {**_TITLES, "stratum": f"stratum {stratum}"}

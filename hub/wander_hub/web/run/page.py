@@ -100,7 +100,7 @@ class RunView:
 def run(visit: Visit, run_id: str, query: RunQuery) -> RunView:
     """Return a run with one page of its rollouts; of a training run with the samples of a step."""
     found = runs.find(visit.session, run_id)
-    detail = runs.detail_of(found, visit.base_url)
+    (detail,) = runs.details_of(visit.session, [found], visit.base_url)
     lost = set[str]()
     rows, matching, breakdown = list[RolloutRow](), 0, Breakdown()
     with spare_missing(lost):

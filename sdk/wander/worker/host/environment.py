@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -198,10 +199,12 @@ class WorkerEnvironment(EnvironmentHandle):
         client, example, indices = request.client, request.example, request.indices
         for name in request.rollout_ids:
             client.begin(name)
-            self._proxy.begin(name, client.outside_calls(name), client.limiter)
         rollouts: list[Rollout] = []
         try:
             slot, session = await self._pool.least_loaded()
+            for name in request.rollout_ids:
+                abandon = partial(session.abandon, name)
+                self._proxy.begin(name, client.outside_calls(name), abandon, client.limiter)
             slot.under_way += len(indices)
             try:
                 rollouts = await session.play(request)

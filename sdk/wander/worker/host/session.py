@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
 
-from wander.clients.base import Client, ModelRequest, name_of
+from wander.clients.base import NOT_RECORDED, Client, ModelRequest, name_of
 from wander.errors import LoadError, ModelError
 from wander.handle import RolloutRequest, Split, make_failed_rollouts
 from wander.rollout.activity import PLAY, Notices, Silence
@@ -51,6 +52,8 @@ EXIT_SECONDS = 3.0
 """How long its process may then take to end."""
 _MOST_CALLS = 1000
 """Model calls that one rollout may have under way; more are a flood."""
+_MOST_ABANDONED = 64
+"""Abandoned rollouts whose code may wait in a worker; for each further one, the first one is cancelled."""
 _MOST_NOTICES = 1000
 """Reports of one worker about rollouts without progress; more are a flood."""
 _PING_ROUNDS = 6
@@ -113,6 +116,9 @@ class WorkerSession:
         self._playing: dict[int, _Playing] = {}
         self._examples: dict[int, asyncio.Future[list[Example]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._abandoned: deque[int] = deque()
+        self._unanswered: dict[int, tuple[str, str]] = {}
+        """Requests for which the worker is ended, with the failure of their rollouts."""
         self._pong = False
         self._held_up = False
         self._heard_at = -math.inf
@@ -220,6 +226,28 @@ class WorkerSession:
             del self._playing[asked.id]
             for call in running.calls:
                 call.cancel()
+
+    def abandon(self, rollout_id: str, kind: str, reason: str) -> None:
+        """Fail a rollout whose code waits for an answer over HTTP, and end the worker.
+
+        Such a wait may hold up everything else in the worker. Its other rollouts are retryable.
+        """
+        for number, running in self._playing.items():
+            if rollout_id in running.asked.rollout_ids:
+                self._unanswered.setdefault(number, (kind, reason))
+        self._process.kill()
+
+    def _abandon(self, running: _Playing, kind: str, reason: str) -> None:
+        """Fail a rollout, and the group that it belongs to, while its code waits for an answer.
+
+        The code is not told, so that it cannot behave otherwise in the rollouts that follow.
+        """
+        if running.result.done():
+            return
+        running.result.set_result(_fail(running.asked, kind, reason))
+        self._abandoned.append(running.asked.id)
+        if len(self._abandoned) > _MOST_ABANDONED:
+            self._channel.send(Cancel(id=self._abandoned.popleft()).model_dump_json())
 
     async def close(self) -> None:
         """Have the environment torn down, then end the process; safe to call when it is gone."""
@@ -366,7 +394,7 @@ class WorkerSession:
         elif isinstance(message, Played):
             self.scoring_seconds += message.scoring_seconds
             running = self._playing.get(message.id)
-            if running is not None and not running.result.done():
+            if message.id not in self._unanswered and running is not None and not running.result.done():
                 running.result.set_result(_check_answer(running.asked, message.rollouts))
         elif isinstance(message, PartEnded):
             running = self._playing.get(message.play)
@@ -375,7 +403,7 @@ class WorkerSession:
         elif isinstance(message, Recall):
             running = self._playing.get(message.play)
             if running is not None and message.rollout_id in running.asked.rollout_ids:
-                self._spawn(self._recall(running.client, message))
+                self._spawn(self._recall(running, message))
         elif isinstance(message, Pong):
             self._pong = True
         elif isinstance(message, Noticed):
@@ -402,26 +430,33 @@ class WorkerSession:
                 reason = f"it asked for more than {_MOST_CALLS} completions at once"
                 running.result.set_result(_fail(running.asked, "TooManyCalls", reason))
             return
-        call = asyncio.create_task(self._call(running.client, asked.id, asked.request))
+        call = asyncio.create_task(self._call(running, asked.id, asked.request))
         running.calls.add(call)
         call.add_done_callback(running.calls.discard)
 
-    async def _recall(self, client: Client, asked: Recall) -> None:
+    async def _recall(self, running: _Playing, asked: Recall) -> None:
         """Tell the worker what the host's client has on record."""
         try:
-            value = await client.recall(asked.rollout_id, asked.about, asked.key)
+            value = await running.client.recall(asked.rollout_id, asked.about, asked.key)
             answer = Recalled(id=asked.id, value=value)
         except ModelError as error:
+            if (lack := running.client.lack(asked.rollout_id)) is not None:
+                self._abandon(running, NOT_RECORDED, lack)
+                return
             answer = Recalled(id=asked.id, fault=Fault.of(error))
         self._channel.send(answer.model_dump_json())
 
-    async def _call(self, client: Client, number: int, request: ModelRequest) -> None:
+    async def _call(self, running: _Playing, number: int, request: ModelRequest) -> None:
         """Ask the host's client on behalf of the worker."""
+        client = running.client
         try:
             response = await client.complete(request)
             answer = Completed.assemble(type="completed", id=number, response=response, fault=None)
             text = answer.model_dump_json()
         except ModelError as error:
+            if (lack := client.lack(request.rollout_id)) is not None:
+                self._abandon(running, NOT_RECORDED, lack)
+                return
             text = Completed(id=number, fault=Fault.of(error)).model_dump_json()
         except Exception as error:  # noqa: BLE001 - a client that breaks its promise fails one rollout
             message = f"`{name_of(client)}.complete` raised `{type(error).__name__}: {error}`"
@@ -443,6 +478,8 @@ class WorkerSession:
                 continue
             if asked.id in self._late:
                 running.result.set_result(_fail(asked, "RolloutTimeout", self._too_long))
+            elif asked.id in self._unanswered:
+                running.result.set_result(_fail(asked, *self._unanswered[asked.id]))
             elif words is not None and asked.id == words.play:
                 # Not retryable: a second time it would do the same.
                 kind, reason = "ProcessEnded", f"its code ended its process: {self.lost}"
