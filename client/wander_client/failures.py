@@ -34,6 +34,7 @@ _OS_HINTS = {
     errno.ENOTDIR: ("not_a_folder", "pass a folder"),
     errno.ELOOP: ("is_a_link", "pass the file itself"),
     errno.EFBIG: ("too_large", "pass a smaller file"),
+    errno.ENAMETOOLONG: ("name_too_long", "choose a shorter name"),
     errno.ENXIO: ("not_a_file", "pass a plain file"),
 }
 

@@ -175,3 +175,26 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(
         source.bring_project(str(home / name), home / "work", None)  # type: ignore[arg-type]
     assert refused.value.code == "unsafe_package"
     assert sum(path.stat().st_size for path in (home / "work").rglob("*") if path.is_file()) == 0
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(
+            "workers = 1" + "0" * 30,
+            "workers = 257",
+            "rollouts = 1" + "0" * 30,
+            "num_examples = 1" + "0" * 30,
+        ),
+        *('model = "' + "x" * 5000 + '"', 'environment = "./' + "x" * 5000 + '"', 'model = "a\\u0000b"'),
+        *('environment = "./a\\u0000b"', "seed = 1" + "0" * 30, "max_tokens = 1" + "0" * 30),
+    ],
+)
+def test_values_of_a_suite_beyond_all_bounds_are_refused(line: str, folder: Path, wander: Wander) -> None:
+    key = line.partition(" ")[0]
+    entry = {"environment": '"./say-env"', "model": '"scripted:say_env:solver"'}
+    lines = [f"{name} = {value}" for name, value in entry.items() if name != key]
+    Path("x.toml").write_text("\n".join(["[[eval]]", *lines, line]) + "\n")
+    for words in (("eval", "x.toml", "--dry-run"), ("eval", "x.toml")):
+        ended = wander(*words, "--json")
+        assert ended.json.get("error", {}).get("code") != "internal", ended.out

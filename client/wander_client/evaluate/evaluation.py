@@ -152,7 +152,7 @@ def fresh_folder(runs_dir: Path, *names: str) -> Path:
     """Return a folder that is not there, called after some names and the time."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     parts = (*names, f"{stamp}-{secrets.token_hex(2)}")
-    return runs_dir / "--".join(re.sub(r"[^A-Za-z0-9._=-]+", "-", part).strip("-.") for part in parts)
+    return runs_dir / "--".join(re.sub(r"[^A-Za-z0-9._=-]+", "-", part)[:100].strip("-.") for part in parts)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from wander_client.environments.sandbox import SANDBOX, SANDBOX_LIMIT, choose_policy
-from wander_client.environments.workers import AUTOMATIC, absolute_path, read_worker_count
+from wander_client.environments.workers import AUTOMATIC, MOST_WORKERS, absolute_path, read_worker_count
 from wander_client.errors import UsageError
 from wander_client.evaluate.schema import BESIDE, EVAL, FILE, FREE, MODEL, SAMPLED, Option, Rule
 from wander_client.models.reference import KEY_VARIABLE, START_SECONDS
@@ -405,6 +405,7 @@ class EvaluationOptions(Record):
         Option(
             *("--workers", "processes of the environment", FREE, EVAL, PROCESSES),
             min=1,
+            max=MOST_WORKERS,
             shown="auto",
             metavar="N|auto",
             parser=read_worker_count,

@@ -190,6 +190,10 @@ def find_mentioned(schema: type, said: Mapping[str, Any]) -> list[Setting]:
     return [field for field in fields if any(option.key in said for option in field.options)]
 
 
+MOST = 2**53
+"""The largest number in a suite; every program that reads JSON knows it exactly."""
+
+
 def suite_keys(schema: type, table: str) -> dict[str, Any]:
     """Return the fields of a suite's table, all optional, as `pydantic.create_model` takes them."""
     from pydantic import Field
@@ -201,7 +205,7 @@ def suite_keys(schema: type, table: str) -> dict[str, Any]:
                 kind: Any = field.kind if len(field.options) == 1 else option.kind
                 # The command line allows a millisecond at least; a suite any time at all.
                 real = float in (kind, *get_args(kind))
-                bound = Field(gt=0) if real else Field(ge=option.min)
+                bound = Field(gt=0) if real else Field(ge=option.min, le=option.max or MOST)
                 suite: Any = Annotated[kind, bound]
                 if option.suite is not None:
                     suite = Annotated[option.suite, Field(pattern=option.pattern)]

@@ -223,7 +223,8 @@ def name_run(
     sampling = "".join(f" {name}={value}" for name, value in settings.sampling.given().items())
     seed = f" seed={settings.seed}" if settings.seed else ""
     name = f"{label + ': ' if label else ''}{environment} {model}{sampling}{seed}"
-    stem = re.sub(r"[^A-Za-z0-9._=-]+", "-", f"{environment}--{model}").strip("-.")
+    # A file system takes names of 255 bytes; the digest behind tells names apart that begin in the same way.
+    stem = re.sub(r"[^A-Za-z0-9._=-]+", "-", f"{environment}--{model}")[:200].strip("-.")
     return SuiteRun(name=name, folder=f"{stem}--{_identity(settings, alias)}", settings=settings, where=where)
 
 

@@ -14,11 +14,15 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
+MOST_WORKERS = 256
+"""Each is a process; a machine that bears more is rare, and a slip of the finger is not."""
+
+
 def _check_workers(value: Any) -> Any:
-    number = isinstance(value, int) and value >= 1
+    number = isinstance(value, int) and 1 <= value <= MOST_WORKERS
     if number or (isinstance(value, list) and value and all(isinstance(each, str) for each in value)):
         return value
-    raise ValueError('write how many, from 1 on, or addresses such as `["tcp://HOST:7100"]`')
+    raise ValueError(f'write how many, 1 to {MOST_WORKERS}, or addresses such as `["tcp://HOST:7100"]`')
 
 
 Workers = Annotated[int | list[str], BeforeValidator(_check_workers)]

@@ -179,6 +179,8 @@ def read_toml(text: bytes, kind: TextKind) -> dict[str, Any]:
         raise Refused(f"{kind.name} has keys of too many parts", too_large=True)
     if _LONG_NUMBER in text.translate(_SHAPES, b"_"):
         raise Refused(f"{kind.name} has a number of over {MOST_DIGITS} digits", too_large=True)
+    if b"\\u0000" in text or b"\\U00000000" in text:
+        raise Refused(f"{kind.name} holds the character of code 0, which no path or name has")
     try:
         found = tomllib.loads(text.decode())
         is_deep = _is_deep(found, MOST_DEPTH)
