@@ -204,8 +204,9 @@ def suite_keys(schema: type, table: str) -> dict[str, Any]:
             if TABLES[table].intersection(option.marks):
                 kind: Any = field.kind if len(field.options) == 1 else option.kind
                 # The command line allows a millisecond at least; a suite any time at all.
-                real = float in (kind, *get_args(kind))
-                bound = Field(gt=0) if real else Field(ge=option.min, le=option.max or MOST)
+                kinds = (kind, *get_args(kind))
+                most = (option.max or MOST) if int in kinds else None
+                bound = Field(gt=0) if float in kinds else Field(ge=option.min, le=most)
                 suite: Any = Annotated[kind, bound]
                 if option.suite is not None:
                     suite = Annotated[option.suite, Field(pattern=option.pattern)]
