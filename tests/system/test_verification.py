@@ -197,7 +197,7 @@ PLAYED: dict[str, tuple[Forgery, Any]] = {
     "truncation": (hide_truncation, 1),
     "one good game for all examples": (one_game_for_all, ...),
     "replies of another example": (replies_of_another_example, 2),
-    "harder arguments": (harder_arguments, ...),
+    "harder arguments": (harder_arguments, None),
     "other arguments": (other_arguments, None),
     "another task set": (other_task_set, None),
     "invented examples": (invented_examples, None),
