@@ -31,7 +31,7 @@ def evaluate(said: dict[str, Any]) -> int:
     wander eval admin/tictactoe -m NAME -b http://127.0.0.1:8000/v1 -r 4
     wander eval admin/tictactoe -m ./checkpoint --serve vllm
     wander eval ./my-env -m scripted:my_env:solver
-    wander eval someone/new-env -m NAME --sandbox --budget-tokens 1000000
+    wander eval someone/new-env -m NAME -b http://127.0.0.1:8000/v1 --sandbox
     wander eval --resume runs/RUN
     wander eval admin/tictactoe -m ./checkpoint --exhaustive
     wander eval suite.toml --dry-run

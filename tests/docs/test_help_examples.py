@@ -1,0 +1,146 @@
+"""Every example in the help of `wander` works on a fresh hub, after the first commands of the README."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from chat_endpoint import chat_endpoint
+from live_hub import clean_environment, live_hub
+from machine import Machine
+from package_mirror import build_mirror
+from sandboxes import needs_sandbox
+from wander_client.commands import COMMANDS
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900), needs_sandbox]
+ROOT = Path(__file__).resolve().parents[2]
+BIN_WORDS = re.compile(r"(?m)^ {2,}(wander (?:.*\S))$")
+
+CANNOT = {
+    "hf:": "asks Hugging Face",
+    "smollm2": "needs the weights of SmolLM2 from a package index",
+    "--serve vllm": "needs vLLM",
+    "https://hub.example.org": "is another hub",
+    "--token-stdin": "is another hub",
+    "--worker tcp://HOST": "needs another machine",
+    "wander worker": "serves until it is stopped",
+    "wander train": "trains for minutes: the README's page trains",
+    "wander model sft": "trains for minutes: the README's page trains",
+    "wander model new tiny --env": "loads PyTorch: tests/client/training",
+    "wander model new tiny --tr": "loads PyTorch: tests/client/training",
+    "wander env play": "needs a terminal",
+    "wander view": "needs a terminal",
+    "--exhaustive": "needs a trained checkpoint",
+    "./sft/model": "needs a trained checkpoint",
+    "acme/ttt": "needs a trained checkpoint",
+    "runs plot": "needs training runs",
+    "--shard": "plays a part: tests/client/test_shards.py",
+    "runs merge": "plays a part: tests/client/test_shards.py",
+    "owner leave": "asks on a terminal, and the last owner may not leave",
+    "--exclude-newer": "needs an index that has packages of that date",
+    "completion": "writes to the shell's own folder",
+    "runs verify": "needs a hub that replays: tests/system/test_verification.py",
+    "wander login": "asks for a token: the README's page logs in",
+}
+"""What an example holds if a fresh hub alone is not enough for it, and why."""
+
+
+def examples() -> list[tuple[str, str]]:
+    """Return each example of the help with the command whose help it is."""
+    found = []
+    for name in sorted(COMMANDS):
+        command = [*name.split(), "--help"]
+        shown = subprocess.run(
+            ["wander", *command], capture_output=True, text=True, check=True, env=clean_environment()
+        ).stdout.partition("\nOptions:\n")[0]
+        found += [(name, line) for line in BIN_WORDS.findall(shown)]
+    return found
+
+
+LATER = (
+    *("env deprecate", "env yank", "model yank", "env uninstall", "runs withdraw", "env delete"),
+    "auth logout",
+)
+"""Commands that take something away, in the order in which they run after all others."""
+MAY_DIFFER = ("runs rerun", "runs compare", "runs diff", "runs replay", "check")
+"""Commands whose exit status 1 is an answer about what they looked at."""
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """A fresh hub after the README's `publish`, `eval` and `post`, with what the examples name."""
+    mirror = build_mirror(tmp_path_factory.mktemp("mirror"), ["wander-sdk", "wander-client", "hatchling"])
+    home = tmp_path_factory.mktemp("home")
+    with live_hub(tmp_path_factory.mktemp("hub")) as hub:
+        operator = {**clean_environment(), "WANDER_HUB_DATA": str(hub.data)}
+        for words in (
+            ["user", "add", "ada"],
+            ["org", "add", "acme", "--owner", "admin"],
+            ["org", "add", "lab", "--owner", "admin"],
+        ):
+            subprocess.run(["wander-hub", *words], env=operator, check=True, capture_output=True)
+        yield prepare(Machine(home, hub, mirror))
+
+
+def prepare(machine: Machine) -> Machine:
+    home, ignored = machine.home, shutil.ignore_patterns("__pycache__", "build", "dist")
+    for name in ("tictactoe", "reverse_text"):
+        shutil.copytree(ROOT / "environments" / name, home / name, ignore=ignored)
+        machine.wander("publish", home / name, "--no-check")
+    for name in ("wordle", "wordle2", "my-env"):
+        machine.wander("new", name)
+        for file in ("README.md", "pyproject.toml"):  # what `wander check` asks for
+            text = re.sub(r"(?m)^.*came with `wander new`.*\n", "", (home / name / file).read_text())
+            (home / name / file).write_text(re.sub("(?m)^description.*", 'description = "Guess."', text))
+    project = home / "wordle" / "pyproject.toml"
+    for version in ("0.1.0", "0.2.0"):
+        project.write_text(re.sub(r'(?m)^version = ".*"', f'version = "{version}"', project.read_text()))
+        machine.wander("publish", "wordle", "--no-check", "--owner", "acme")
+    machine.wander("publish", "wordle2", "--no-check", "--owner", "acme")
+    for number, name in enumerate(("RUN", "before", "after", "mine", "ONE", "TWO")):
+        words = ("-m", "scripted:tictactoe.players:careless", "-n", 20, "--seed", number % 2)
+        machine.wander("eval", "admin/tictactoe", *words, "--out", f"runs/{name}")
+    machine.wander("post", "runs/before")
+    (home / "suite.toml").write_text(
+        '[models.player]\nmodel = "scripted:tictactoe.players:careless"\n'
+        '[[eval]]\nenvironment = "admin/tictactoe"\nmodel = "player"\nnum_examples = 2\n'
+    )
+    machine.wander("eval", "suite.toml", "--out", "runs/nightly")
+    return machine
+
+
+def test_every_example_works(machine: Machine) -> None:
+    run_id = machine.wander("runs", "show", "runs/before")["run_id"]
+    board = machine.wander("leaderboard", "admin/tictactoe")["board"]
+    found = examples()
+    assert len(found) > 100
+    found.sort(key=lambda one: next((1 + n for n, start in enumerate(LATER) if one[0].startswith(start)), 0))
+    failed, left_out, made = [], set[str](), list[Path]()
+    with chat_endpoint(lambda messages: "<move>5</move>") as endpoint:
+        for name, line in found:
+            if reasons := {held for held in CANNOT if held in f"{line} {name}"}:
+                left_out |= reasons
+                continue
+            typed = re.split(r" {2,}", line)[0].replace("http://127.0.0.1:8000/v1", endpoint.base_url)
+            typed = re.sub(r"\bRUN_ID\b|(?<=[ ])RUN\b", run_id, typed).replace("1f3a5c7e", str(board))
+            typed = typed.replace("someone/new-env", "admin/reverse-text")
+            typed = typed.replace("check .", "check ./my-env")
+            if name in ("runs withdraw", "env delete") and "--yes" not in typed:
+                typed += " --yes"  # which it asks for on a terminal
+            if name == "env uninstall":
+                machine.wander("install", "admin/tictactoe")
+            place = machine.home
+            if name in ("new", "env fork"):  # they make a folder
+                (place := machine.home / f"made-{len(made)}").mkdir()
+                made.append(place)
+            shell = ["bash", "-c", typed]
+            options = {"cwd": place, "env": machine.environment, "capture_output": True}
+            done = subprocess.run(shell, text=True, **options)
+            if done.returncode not in ((0, 1) if name.startswith(MAY_DIFFER) else (0,)):
+                failed.append(f"{typed}\n  -> {done.returncode} {done.stderr.strip()[-400:]}")
+    assert failed == [], "\n".join(failed)
+    assert left_out == {*CANNOT}, "these reasons have no example any more"
