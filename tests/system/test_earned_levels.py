@@ -6,17 +6,21 @@ waits until the hub has replayed them.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import json
+import os
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 from chat_endpoint import ChatEndpoint, chat_endpoint
-from judging_hub import Record, judging_hub, post, settled
+from judging_hub import Record, awaited, judging_hub, post, settled
 from live_hub import LiveHub, hub_command, make_token
 from machine import Machine
 from sandboxes import needs_sandbox
@@ -473,3 +477,47 @@ def test_halves_of_surrogate_pairs_are_kept_escaped_and_replayed(arena: Arenas) 
         kept = arena.judge.get(f"/api/v1/runs/{run_id}/rollouts/{number}").json()
         assert half in kept["completion"][0]["content"]
         assert kept["completion"][0]["content"] == said[number]
+
+
+# C1: a lost process is no divergence.
+
+
+def processes_below(pid: int) -> dict[int, str]:
+    """Return the command lines of the processes that descend from one, by their ids."""
+    parents, commands = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, IndexError):
+            stat = (folder / "stat").read_text()
+            parents[int(folder.name)] = int(stat.rpartition(")")[2].split()[1])
+            commands[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    below, found = {pid}, {}
+    while new := {each for each, parent in parents.items() if parent in below} - below:
+        below |= new
+        found |= {each: commands[each] for each in new}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("part", "number"),
+    [
+        ("inside.py", signal.SIGKILL),
+        ("inside.py", signal.SIGSEGV),
+        ("bwrap", signal.SIGKILL),
+        ("--stream", signal.SIGKILL),
+        ("--stream", signal.SIGTERM),
+    ],
+    ids=lambda each: str(getattr(each, "name", each)),
+)
+def test_a_lost_process_lowers_nothing(arena: Arenas, part: str, number: signal.Signals) -> None:
+    run_id = arena.post(*arena.evaluate("-a", "slow=0.5"))
+
+    def struck() -> bool | None:
+        found = [pid for pid, command in processes_below(arena.judge.process.pid).items() if part in command]
+        if not found:
+            return None
+        os.kill(max(found) if part == "inside.py" else min(found), number)
+        return True
+
+    awaited(arena.judge, struck)
+    run, report = arena.settled(run_id)
+    assert (run["level"], report["differing"]) == ("replayed", 0), report
