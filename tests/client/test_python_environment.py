@@ -200,7 +200,7 @@ def test_a_handle_of_another_process_or_a_closed_one_says_so(folder):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"sandbox": "yes"}, "`sandbox='yes'` is no choice"),
+        ({"sandbox": "yes"}, "`sandbox='yes'` is not a choice"),
         ({"workers": "4"}, "`workers='4'` is no number"),
     ],
 )

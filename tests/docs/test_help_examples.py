@@ -1,4 +1,4 @@
-"""Every example in the help of `wander` works on a fresh hub, after the first commands of the README."""
+"""Every example in the help of `wander` and `wander-hub` works on a fresh hub."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
+import typer
 from chat_endpoint import chat_endpoint
 from live_hub import clean_environment, live_hub
 from machine import Machine
 from package_mirror import build_mirror
 from sandboxes import needs_sandbox
 from wander_client.commands import COMMANDS
+from wander_hub.cli.main import app
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900), needs_sandbox]
 ROOT = Path(__file__).resolve().parents[2]
-BIN_WORDS = re.compile(r"(?m)^ {2,}(wander (?:.*\S))$")
+BIN_WORDS = re.compile(r"(?m)^ {2,}(wander(?:-hub)? (?:.*\S))$")
 
 CANNOT = {
     "hf:": "asks Hugging Face",
@@ -51,14 +54,14 @@ CANNOT = {
 
 def examples() -> list[tuple[str, str]]:
     """Return each example of the help with the command whose help it is."""
-    found = []
-    for name in sorted(COMMANDS):
-        command = [*name.split(), "--help"]
-        shown = subprocess.run(
-            ["wander", *command], capture_output=True, text=True, check=True, env=clean_environment()
-        ).stdout.partition("\nOptions:\n")[0]
-        found += [(name, line) for line in BIN_WORDS.findall(shown)]
-    return found
+    return [(name, line) for name in sorted(COMMANDS) for line in shown_by("wander", *name.split())]
+
+
+def shown_by(*command: str) -> list[str]:
+    """Return the examples in the help of one command."""
+    asked = [*command, "--help"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=True, env=clean_environment())
+    return BIN_WORDS.findall(done.stdout.partition("\nOptions:\n")[0])
 
 
 LATER = (
@@ -144,3 +147,53 @@ def test_every_example_works(machine: Machine) -> None:
                 failed.append(f"{typed}\n  -> {done.returncode} {done.stderr.strip()[-400:]}")
     assert failed == [], "\n".join(failed)
     assert left_out == {*CANNOT}, "these reasons have no example any more"
+
+
+HUB_CANNOT = {
+    "wander-hub serve": "serves until it is stopped: every test of this module",
+    "wander-hub work": "works until it is stopped: tests/hub/test_hub_work_command.py",
+}
+"""Examples of `wander-hub` that do not end, and what runs them."""
+HUB_LATER = ("restore", "import", "user disable", "user enable", "user remove")
+
+
+def hub_commands(command: click.Command, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield words
+    for name, below in getattr(command, "commands", {}).items():
+        yield from hub_commands(below, (*words, name))
+
+
+def test_every_example_for_operators_works(tmp_path: Path) -> None:
+    data, backups = tmp_path / "wander-hub-data", tmp_path / "backups"
+    backups.mkdir()
+    with live_hub(data):  # makes it
+        pass
+    environment = {**clean_environment(), "WANDER_HUB_DATA": str(data)}
+    people = (["user", "add", "ada"], ["user", "add", "bob"], ["org", "add", "games", "--owner", "admin"])
+    for words in people:
+        subprocess.run(["wander-hub", *words], env=environment, check=True, capture_output=True)
+    found = [
+        (" ".join(words), re.split(r" {2,}", line)[0])
+        for words in hub_commands(typer.main.get_command(app))
+        for line in shown_by("wander-hub", *words)
+    ]
+    assert len(found) > 15
+    found.sort(key=lambda one: next((1 + n for n, start in enumerate(HUB_LATER) if start in one[1]), 0))
+    failed = []
+    for name, line in found:
+        if line.startswith(tuple(HUB_CANNOT)):
+            continue
+        if line == "wander-hub user add ada":
+            line = line.replace("ada", "ben")  # she is there for the examples that name her
+        typed, own = line.replace("/backups", str(backups)), environment
+        if name in ("restore", "import"):
+            into = tmp_path / f"hub-{len(list(tmp_path.iterdir()))}"
+            own = {**environment, "WANDER_HUB_DATA": str(into)}
+            typed = re.sub("--data [a-z]+", "", typed)
+            if name == "import":
+                with live_hub(into):
+                    pass
+        done = subprocess.run(["bash", "-c", typed], cwd=tmp_path, env=own, capture_output=True, text=True)
+        if done.returncode:
+            failed.append(f"{typed}\n  -> {done.returncode} {(done.stdout + done.stderr).strip()[-400:]}")
+    assert failed == [], "\n".join(failed)

@@ -64,7 +64,7 @@ def show_members(
 
     \b
     wander-hub org members lab
-    wander-hub org members lab --add ada --role owner
+    wander-hub org members lab --add bob
     wander-hub org members lab --remove bob
     """
     from wander_hub import audit

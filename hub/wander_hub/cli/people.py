@@ -157,7 +157,7 @@ def identities_of(
 
     \b
     wander-hub user identity ada
-    wander-hub user identity ada --link 248289761001
+    wander-hub user identity ada --link 248289761001 --issuer https://id.example.org
     """
     from wander_hub.people import identities
 

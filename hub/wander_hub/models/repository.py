@@ -97,8 +97,11 @@ def names_of_weights(session: Session, weights: Iterable[str | None]) -> dict[st
 
 def first_pushers(session: Session, weights: Iterable[str]) -> dict[str, int]:
     """Return who pushed weights first, by their digest; weights that the reader may not see count too."""
+    wanted = set(weights)
+    if not wanted:
+        return {}
     query = select(Revision.weights_sha256, Revision.pushed_by_id)
-    query = query.where(Revision.weights_sha256.in_(set(weights))).order_by(Revision.id.desc())
+    query = query.where(Revision.weights_sha256.in_(wanted)).order_by(Revision.id.desc())
     return {sha256: user_id for sha256, user_id in session.execute(query)}
 
 

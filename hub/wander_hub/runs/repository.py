@@ -176,6 +176,8 @@ def find_lookalikes(session: Session, runs: Sequence[Run]) -> dict[str, list[str
     """Return other names that the model names of runs look like: ASCII, or names of public runs of the same
     environment, at most two.
     """
+    if not runs:
+        return {}
     other = aliased(Run)
     same = select(other.model).where(
         other.environment_id == Run.environment_id,

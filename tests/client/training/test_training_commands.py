@@ -215,7 +215,7 @@ def test_a_run_plays_elsewhere_and_is_verified_there(
         (("--worker", "unix://sock"), "names no socket by its whole path"),
         (("--worker-token-file", "grpo.toml"), "needs a worker elsewhere: `--worker tcp://HOST:PORT`"),
         (("--worker", "tcp://far:1", "--worker-token-file", "none"), "cannot read the token file"),
-        (("--set", "environment.workers=0"), "`: write how many, from 1 on"),
+        (("--set", "environment.workers=0"), "`: write how many, 1 to 256"),
         (("--set", "environment.workers=[]"), 'or addresses such as `["tcp://HOST:7100"]`'),
     ],
 )
