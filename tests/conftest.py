@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -43,6 +44,16 @@ TOGETHER = (*PYTORCH, "tests/system", "tests/house")
 
 PAGES = "tests/docs/test_pages.py"
 """In the long run each of its tests is given out by itself: every page has a hub of its own."""
+
+LACKING = {
+    "a sandbox": (r"bwrap|bubblewrap|namespaces|sandbox", "apt install bubblewrap"),
+    "Chromium": ("Chromium", "apt install chromium"),
+    "nginx": ("nginx", "apt install nginx-light"),
+    "libseccomp": ("libseccomp", "apt install libseccomp2"),
+    "fish or zsh": ("(fish|zsh) is not installed", "apt install fish zsh"),
+    "ray": ("import 'ray'", ".venv/bin/python -m pip install ray"),
+}
+"""What a machine may lack: how the reasons of skipped tests name it, and the command that gets it."""
 
 gc.disable()  # until all is imported: a fifth of the collection's time went into looking for garbage
 
@@ -182,3 +193,14 @@ def migrated_database(tmp_path_factory: pytest.TempPathFactory, shared_statement
     database.migrate()
     database.close()
     return path
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+    """Say in one line at the end which tests this machine left out, and how to get what they need."""
+    yield
+    reasons = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", [])]
+    counts = {name: sum(bool(re.search(LACKING[name][0], one)) for one in reasons) for name in LACKING}
+    said = [f"{count} without {name} (`{LACKING[name][1]}`)" for name, count in counts.items() if count]
+    if said:
+        terminalreporter.write_line(f"skipped on this machine: {', '.join(said)}")
