@@ -370,7 +370,7 @@ from sandboxes import answered, confined
 async def main():
     folder = Path({folder!r})
     async with confined(folder, environ=["SANDBOX_TEST_HOST"]) as environment:
-        code = "answer = subprocess.call(['sh', '-c', 'setsid sleep 600 & exit 0'])"
+        code = {code!r} + "answer = subprocess.call(['sh', '-c', 'setsid sleep 600 & exit 0'])"
         print(await answered(environment, code), flush=True)
         await asyncio.sleep({seconds})
 
@@ -378,9 +378,11 @@ asyncio.run(main())
 """
 
 
-def host(folder: Path, seconds: int) -> list[str]:
+def host(folder: Path, seconds: int, code: str = "") -> list[str]:
     harness = str(ROOT / "tests" / "harness")
-    (folder / "host.py").write_text(HOST.format(harness=harness, folder=str(folder), seconds=seconds))
+    (folder / "host.py").write_text(
+        HOST.format(harness=harness, folder=str(folder), seconds=seconds, code=code)
+    )
     return [sys.executable, str(folder / "host.py")]
 
 
@@ -395,6 +397,60 @@ async def test_nothing_outlives_a_host_that_is_killed(tmp_path, monkeypatch):
     started.send_signal(signal.SIGKILL)
     await started.wait()
     assert await none_left(mark)
+
+
+TAKE_OVER = r"""
+import os, platform
+# prctl(PR_SET_PDEATHSIG, 0), then pause() for ever, where process 1 goes on once a child of its has ended
+code = bytes.fromhex("b89d000000bf0100000031f60f05b8220000000f05ebf7")
+if platform.machine() == "x86_64":
+    place = int(open("/proc/1/syscall").read().split()[-1], 16)
+    with open("/proc/1/mem", "r+b", buffering=0) as memory:
+        memory.seek(place)
+        memory.write(code)
+    subprocess.call(["sh", "-c", "sleep 0.1 & exit 0"])
+    time.sleep(1)
+    assert open("/proc/1/syscall").read().startswith("34 ")
+"""
+"""Has process 1 of the sandbox run code of the package's."""
+
+
+@pytest.mark.full
+async def test_a_sandbox_that_took_over_its_process_1_ends_with_its_host(tmp_path, monkeypatch):
+    mark = f"host-{os.getpid()}-{tmp_path.name}"
+    monkeypatch.setenv("SANDBOX_TEST_HOST", mark)
+    started = await asyncio.create_subprocess_exec(*host(tmp_path, 600, TAKE_OVER), stdout=subprocess.PIPE)
+    assert started.stdout is not None
+    assert await started.stdout.readline() == b"0\n"
+    assert await came_up(mark, 4)
+    started.send_signal(signal.SIGKILL)
+    await started.wait()
+    assert await none_left(mark)
+
+
+FLOOD = """
+import array, socket
+kept = [socket.socketpair() for _ in range(64)]
+sent = 0
+try:
+    for pair in kept:
+        for _ in range(60):
+            whole = array.array("i", [1] * 250).tobytes()
+            pair[0].sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, whole)])
+            sent += 250
+except OSError:
+    pass
+answer = sent
+"""
+
+
+async def test_descriptors_under_way_in_one_sandbox_keep_no_other_from_starting(tmp_path):
+    (tmp_path / "other").mkdir()
+    async with confined(tmp_path) as flooding:
+        assert await answered(flooding, FLOOD) >= 1000
+        async with confined(tmp_path / "other") as other:
+            code = "import resource; answer = resource.getrlimit(resource.RLIMIT_NOFILE)"
+            assert await answered(other, code) == [1024, 1024]
 
 
 @pytest.mark.skipif("os.geteuid() != 0", reason="this is an ordinary user already")

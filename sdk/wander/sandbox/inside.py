@@ -27,6 +27,7 @@ def main(plan: dict[str, Any]) -> None:
     """Become what the plan names.
 
     - `processes`: the most processes and threads.
+    - `files`: the most open files of a process.
     - `path`, `prefix`, `executable`: where packages are, the virtual environment's folder, and its Python.
     - `keep`: descriptors that the worker uses; every other one is closed.
     - `host`: null, or a descriptor of a socket to the host, and the address at which programs in here find
@@ -50,6 +51,11 @@ def main(plan: dict[str, Any]) -> None:
     sys.argv = plan["arguments"]
     if host:
         sys.argv += ["--fd", str(_connect(*host))]
+    # Not before: a process may send as many descriptors as it may open, and the kernel counts those under way
+    # for all sandboxes of a user. Another one, whose limit is this, could have used them up.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    files = plan["files"] if most == resource.RLIM_INFINITY else min(plan["files"], most)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     os.write(plan["ready"], b"1")
     os.close(plan["ready"])
     if plan["module"] is not None:

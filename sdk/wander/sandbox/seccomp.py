@@ -24,6 +24,7 @@ _NUMBER, _MACHINE, _ARGUMENTS = 0, 4, 16
 
 CLONE_NEW_ANY = 0x7E020000
 """Every CLONE_NEW* flag that `clone` knows: mount, cgroup, UTS, IPC, user, process, network."""
+_SET_DEATH_SIGNAL, _SIGKILL = 1, 9
 TERMINAL_REQUESTS = (0x5412, 0x541C, 0x5423)
 """TIOCSTI and TIOCLINUX type into a terminal, TIOCSETD loads line disciplines."""
 _AF_UNIX, _AF_INET, _AF_INET6, _SOCK_STREAM, _SOCK_SEQPACKET, _IPPROTO_TCP = 1, 2, 10, 1, 5, 6
@@ -85,6 +86,17 @@ def _rules() -> dict[str, list[Instruction]]:
         "clone": [_argument(0), (_JUMP_BITS, 0, 1, CLONE_NEW_ANY), refuse, allow],
         "clone3": [_refuse(errno.ENOSYS)],
         "ioctl": [*terminal, allow],
+        # Process 1 has to go with bubblewrap's outermost process. It runs what others in here write into its
+        # memory (`/proc/1/mem`), and without this the sandbox could have it stay when its host is killed.
+        "prctl": [
+            _argument(0),
+            (_JUMP_EQUAL, 1, 0, _SET_DEATH_SIGNAL),
+            allow,
+            _argument(1),
+            (_JUMP_EQUAL, 1, 0, _SIGKILL),
+            refuse,
+            allow,
+        ],
         # TCP, whose only network is the sandbox's own loopback. A socket of another family could reach the
         # kernel's rarer protocols, and one of `AF_UNIX` the sockets of programs outside, by a path that is
         # shown.

@@ -99,6 +99,7 @@ JUDGED: dict[str, tuple[int, int | None]] = {
     "clone": (56, 220),
     "clone3": (435, 435),
     "ioctl": (16, 29),
+    "prctl": (157, 167),
     "socket": (41, 198),
     "socketpair": (53, 199),
     "sendto": (44, 206),

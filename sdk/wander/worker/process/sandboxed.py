@@ -34,6 +34,8 @@ _HEAD = 4096
 _PAUSE = 0.05
 """Once the log is full: between two reads, so that a flood costs the sandbox time and not this process."""
 _LAST_OUTPUT_SECONDS = 2.0
+_FILES_AT_FIRST = 1 << 20
+"""Open files of the first program, before anything untrusted runs; it then takes the policy's limit."""
 
 
 @dataclass(frozen=True)
@@ -244,6 +246,7 @@ def confine(
     os.set_blocking(ready, False)
     whole = {
         "processes": policy.processes,
+        "files": policy.files,
         "path": list(sees.import_path),
         "prefix": sees.prefix,
         "executable": sees.executable,
@@ -282,7 +285,7 @@ def _limits(policy: SandboxPolicy, group: Group) -> dict[str, tuple[int, int]]:
         "RLIMIT_CORE": 0,
         "RLIMIT_MEMLOCK": 0,
         "RLIMIT_FSIZE": policy.file,
-        "RLIMIT_NOFILE": policy.files,
+        "RLIMIT_NOFILE": _FILES_AT_FIRST,
     }
     if group.memory_bound == "process":
         limits["RLIMIT_AS"] = policy.memory
