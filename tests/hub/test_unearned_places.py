@@ -150,6 +150,9 @@ NO_STANDARD = {
     "other arguments": lambda manifest: manifest["environment"]["arguments"].update(length=1),
     "an unknown argument": lambda manifest: manifest["environment"]["arguments"].update(easy=True),
     "an opponent": against(),
+    "a game of several that the model plays alone": lambda manifest: manifest["environment"]["info"].update(
+        players=["X", "O"]
+    ),
     "part of the split": lambda manifest: manifest["environment"]["info"].update(eval_examples=4),
     "a split without end": lambda manifest: manifest["environment"]["info"].update(eval_examples=None),
 }

@@ -99,8 +99,13 @@ def _place_one(session: Session, boards: _Boards, run: Run, stands: BoardEntry |
 
 
 def _is_standard(run: Run, manifest: RunManifest) -> bool:
-    """Tell whether a run has the environment's own defaults and its whole evaluation split."""
+    """Tell whether a run has the environment's own defaults and its whole evaluation split.
+
+    A game of several players has no opponent by default, and who plays everybody can let the first one win.
+    """
     pin = manifest.environment
+    if len(pin.info.players) > 1:
+        return False
     whole = manifest.split == "eval" and run.examples == pin.info.eval_examples
     return whole and not pin.changed_arguments and not manifest.players
 
