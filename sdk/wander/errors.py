@@ -263,6 +263,24 @@ def error_type(name: str) -> type[WanderError] | None:
     return found if isinstance(found, type) and issubclass(found, WanderError) else None
 
 
+def raised_while_loading(name: str) -> type[WanderError] | None:
+    """Return the class of that name if it says something about the package that raised it, else None.
+
+    A package may raise any class. One that tells of the machine, of the connection or of a model would make a
+    fault of the package look like one of its host.
+    """
+    found = error_type(name)
+    return found if found in _OF_PACKAGES else None
+
+
+_OF_PACKAGES = frozenset(
+    {
+        *(LoadError, NeedsOutside, NeedsKey, NeedsDownload, NeedsGPU, DatasetError),
+        *(ConfigError, ArgumentsRefused, ArgumentsUnfit),
+    }
+)
+
+
 def model_error_type(name: str) -> type[ModelError]:
     """Return the model error class of that name, else `ModelError`."""
     found = error_type(name)

@@ -26,8 +26,8 @@ from wander.errors import (
     DatasetError,
     EnvironmentFault,
     LoadError,
+    NeedsKey,
     ModelError,
-    SandboxError,
 )
 from wander.evals.run.runner import EvaluationPlan, evaluate
 from wander.handle import EnvironmentHandle
@@ -518,8 +518,38 @@ async def test_what_loading_raises_arrives_with_its_class(tmp_path: Path, body: 
     assert type(caught.value) is kind
 
 
+GARBAGE = """
+from wander.worker import channel
+def load_environment():
+    send = channel.Channel.send
+    channel.Channel.send = lambda self, message: send(self, '{"type": "nonsense"}')
+"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(
+            f"from wander import errors\ndef load_environment():\n    raise errors.{name}('no space left')"
+            for name in (
+                *("SandboxError", "WorkerUnreachable", "WorkerRefusedToken", "RunError"),
+                *("ModelError", "AuthenticationFailed", "RateLimited", "WanderError"),
+            )
+        ),
+        GARBAGE,
+    ],
+)
+async def test_nothing_that_a_package_does_while_it_loads_looks_like_a_fault_of_the_host(
+    tmp_path: Path, body: str
+) -> None:
+    with pytest.raises(LoadError) as caught:
+        async with worker(tmp_path, body):
+            pass
+    assert type(caught.value) is LoadError
+
+
 def test_faults_keep_their_class_and_those_of_older_workers_are_load_errors() -> None:
-    for error in (DatasetError("x", hint="y"), ArgumentsRefused("x", hint="y"), SandboxError("x", hint="y")):
+    for error in (DatasetError("x", hint="y"), ArgumentsRefused("x", hint="y"), NeedsKey("x", hint="y")):
         again = Fault.model_validate_json(Fault.of(error).model_dump_json()).load_error()
         assert (type(again), str(again), again.hint) == (type(error), "x", "y")
     old = Fault(type="LoadError", message="`load_environment` of `x` raised `ConfigError: y`").load_error()

@@ -18,7 +18,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter
 
 from wander.clients.base import ModelRequest, ModelResponse, Recollection, Transcript
-from wander.errors import LoadError, MissingExtra, ModelError, WanderError, error_type, model_error_type
+from wander.errors import (
+    LoadError,
+    ModelError,
+    WanderError,
+    error_type,
+    model_error_type,
+    raised_while_loading,
+)
 from wander.handle import Split
 from wander.rollout.activity import Silence
 from wander.types import Boundary, EnvironmentInfo, Example, Record, Rollout, SamplingArgs
@@ -55,11 +62,10 @@ class Fault(Record):
     def load_error(self) -> WanderError:
         """Return the exception again, for what was asked while loading or reading examples.
 
-        It has the class it was raised with. A worker of an older wander-sdk knows fewer classes: it says
-        `LoadError` of arguments that were refused.
+        It has the class it was raised with, if that says something about the environment. A worker of an
+        older wander-sdk knows fewer classes: it says `LoadError` of arguments that were refused.
         """
-        kind = error_type(self.type)
-        if kind is not None and kind is not MissingExtra:  # which is made of an extra's name
+        if (kind := raised_while_loading(self.type)) is not None:
             return kind(self.message, hint=self.hint)
         # An exception of the author's code: its message alone (`'size'` for a KeyError) would say nothing.
         return LoadError(f"the environment raised `{self.type}: {self.message}`", hint=self.hint)

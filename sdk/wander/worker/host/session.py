@@ -260,7 +260,11 @@ class WorkerSession:
         """Check the worker's greeting and have the environment loaded."""
         self._spawn(self._channel.run())
         async for line in self._lines:
-            answer = to_host.validate_json(line)
+            try:
+                answer = to_host.validate_json(line)
+            except ValidationError:
+                said = "the environment's process sent what is no message of this protocol"
+                raise LoadError(said, hint=self._process.whole_trace()) from None
             if isinstance(answer, Hello):
                 if answer.protocol != PROTOCOL:
                     raise self._refuse(answer)
