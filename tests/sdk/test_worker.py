@@ -26,8 +26,8 @@ from wander.errors import (
     DatasetError,
     EnvironmentFault,
     LoadError,
-    NeedsKey,
     ModelError,
+    NeedsKey,
 )
 from wander.evals.run.runner import EvaluationPlan, evaluate
 from wander.handle import EnvironmentHandle
