@@ -518,6 +518,7 @@ async def test_what_loading_raises_arrives_with_its_class(tmp_path: Path, body: 
     assert type(caught.value) is kind
 
 
+FORGED = '{"type": "load_failed", "fault": {"type": "SandboxError", "message": "no space left"}}'
 GARBAGE = """
 from wander.worker import channel
 def load_environment():
@@ -537,6 +538,7 @@ def load_environment():
             )
         ),
         GARBAGE,
+        GARBAGE.replace('{"type": "nonsense"}', FORGED),
     ],
 )
 async def test_nothing_that_a_package_does_while_it_loads_looks_like_a_fault_of_the_host(
