@@ -9,7 +9,6 @@ text has its limits in `KINDS`, which docs/upload-rules.md lists.
 from __future__ import annotations
 
 import threading
-import tomllib
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -181,6 +180,8 @@ def read_toml(text: bytes, kind: TextKind) -> dict[str, Any]:
         raise Refused(f"{kind.name} has a number of over {MOST_DIGITS} digits", too_large=True)
     if b"\\u0000" in text or b"\\U00000000" in text:
         raise Refused(f"{kind.name} holds the character of code 0, which no path or name has")
+    import tomllib  # late: most programs that check a text read no TOML
+
     try:
         found = tomllib.loads(text.decode())
         is_deep = _is_deep(found, MOST_DEPTH)

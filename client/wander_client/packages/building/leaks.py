@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import tarfile
 import tempfile
-import zipfile
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -142,6 +140,9 @@ def secret_variables() -> dict[str, str]:
 
 
 def _leaks_in(folder: Path, wheel: Path, sdist: Path, values: Mapping[str, str]) -> Iterator[Leak]:
+    import tarfile  # late: whoever posts a run reads no archive
+    import zipfile
+
     names: dict[str, list[str]] = {}
     with tarfile.open(sdist) as archive:
         for member in archive:
