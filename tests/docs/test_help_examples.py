@@ -7,8 +7,8 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import click
 import pytest
 import typer
 from chat_endpoint import chat_endpoint
@@ -157,7 +157,7 @@ HUB_CANNOT = {
 HUB_LATER = ("restore", "import", "user disable", "user enable", "user remove")
 
 
-def hub_commands(command: click.Command, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def hub_commands(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     yield words
     for name, below in getattr(command, "commands", {}).items():
         yield from hub_commands(below, (*words, name))
