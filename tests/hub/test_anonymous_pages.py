@@ -19,6 +19,12 @@ API = "/api/v1/environments/alice/reverse-text"
 RUN = "01JRUN0000000000000000000A"
 
 
+@pytest.fixture(autouse=True)
+def one_span(monkeypatch):
+    """Keep the tests within one span of time, at whose end pages are drawn again."""
+    monkeypatch.setattr(anonymous, "SPAN_SECONDS", 10**12)
+
+
 @contextmanager
 def statements(hub) -> Iterator[list[str]]:
     """Collect the statements that the hub's sessions execute."""
