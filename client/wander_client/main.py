@@ -189,8 +189,8 @@ def _overview(output: Output) -> None:
     output.line()
     for example in (
         "wander new my-env                        start an environment",
-        "wander install admin/tictactoe          get one by name",
-        "wander eval admin/tictactoe -m smollm2  evaluate a model on it",
+        "wander install admin/tictactoe           get one by name",
+        "wander eval admin/tictactoe -m smollm2   evaluate a model on it",
         "wander post runs/RUN                     put the result on the leaderboard",
     ):
         output.line(f"  {example}")

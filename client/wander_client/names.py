@@ -35,6 +35,10 @@ class EnvironmentName:
     def __str__(self) -> str:
         return f"{self.owner}/{self.name}" + (f"@{self.version}" if self.version else "")
 
+    def fits(self, version: str | None) -> bool:
+        """Tell whether the name means this version: it names none, or the same release."""
+        return self.version is None or (version is not None and is_same_release(self.version, version))
+
 
 def is_scripted(model: str) -> bool:
     """Return whether a model's name means a function of the environment's package: `scripted:MODULE:NAME`."""

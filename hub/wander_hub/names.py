@@ -97,20 +97,15 @@ def normalise_version(version: str) -> str:
     return str(Version(version))
 
 
-def release_of(version: str) -> str:
-    """Return what all spellings of a version share: `1.0` for `1.0`, `1.0.0` and `v1` (PEP 440).
+def release_of(version: str) -> str | None:
+    """Return what all spellings of a version share: `1` for `1.0`, `1.0.0` and `v1` (PEP 440).
 
-    Raises `ValueError` for what is none.
+    None for a text that is not a version.
     """
-    return canonicalize_version(normalise_version(version))
-
-
-def is_same_release(version: str, other: str) -> bool:
-    """Tell whether two texts spell the same version."""
     try:
-        return release_of(version) == release_of(other)
+        return canonicalize_version(normalise_version(version))
     except ValueError:
-        return False
+        return None
 
 
 def distribution_of(filename: str) -> str:

@@ -28,15 +28,7 @@ def mine(room: HubRoom) -> Hub:
 @pytest.fixture
 def asked(room: HubRoom, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The addresses that the hub is asked for."""
-    found: list[str] = []
-    request = room.http.request
-
-    def count(method: str, url: str, **options: object) -> object:
-        found.append(url)
-        return request(method, url, **options)
-
-    monkeypatch.setattr(room.http, "request", count)
-    return found
+    return room.note_requests(monkeypatch)
 
 
 def test_a_posted_run_is_read_as_one_of_this_machine(mine: Hub, home: Path, asked: list[str]) -> None:

@@ -103,14 +103,7 @@ def test_lists_are_read_page_by_page_and_only_as_far_as_they_are_wanted(
         mine.post(
             write_run(home / "runs" / f"r{number}", rewards=[1.0], said=str(number), model=f"m{number}")
         )
-    asked: list[str] = []
-    request = room.http.request
-
-    def count(method: str, url: str, **options: object) -> object:
-        asked.append(url)
-        return request(method, url, **options)
-
-    monkeypatch.setattr(room.http, "request", count)
+    asked = room.note_requests(monkeypatch)
     monkeypatch.setattr("wander_client.hub.api.PAGE", 1)
     board = mine.leaderboard("admin/say-env@0.1.0")
     assert sorted(row.model for row in board) == ["m0", "m1", "m2"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Wander
-from received_folders import make_socket, sparse
+from received_folders import UNPLAIN, make_socket, sparse
 from wander.errors import ConfigError
 from wander.train.settings_file import settings_data
 from wander.wire.gate import PROJECT, Refused, read_project, read_toml
@@ -30,12 +30,7 @@ def text(content: str) -> Callable[[Path], object]:
 
 HEAD = '[project]\nname = "x"\nversion = "1"\n'
 PUTS: dict[str, Callable[[Path], object]] = {
-    "a FIFO": os.mkfifo,
-    "a folder": Path.mkdir,
-    "a socket": make_socket,
-    "a link to a device": lambda path: path.symlink_to("/dev/zero"),
-    "a link to itself": lambda path: path.symlink_to(path.name),
-    "zeros": sparse(1 << 36),
+    **UNPLAIN,
     "deep": text("a = " + "[" * 50_000),
     "closed and deep": text("a = " + "[" * 90 + "]" * 90),
     "long keys": text(".".join("a" * 9000) + " = 1\n"),

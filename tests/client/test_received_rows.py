@@ -9,19 +9,14 @@ from pathlib import Path
 
 import pytest
 from command_line import Wander
-from received_folders import ALL_USERS_FILE, make_socket, sparse
+from received_folders import ALL_USERS_FILE, UNPLAIN
 from wander.errors import ConfigError, RunError
 from wander.evals.foreign_run import read_results
 from wander.train.data import read_rows
 
 ROW = b'{"messages": [{"role": "user", "content": "x"}]}\n'
 PUTS: dict[str, Callable[[Path], object]] = {
-    "a FIFO": os.mkfifo,
-    "a folder": Path.mkdir,
-    "a socket": make_socket,
-    "a link to a device": lambda path: path.symlink_to("/dev/zero"),
-    "a link to itself": lambda path: path.symlink_to(path.name),
-    "zeros": sparse(1 << 36),
+    **UNPLAIN,
     "deep": lambda path: path.write_text("[" * 100_000 + "\n"),
     "deep messages": lambda path: path.write_text('{"messages": [' * 10_000 + "\n"),
     "digits": lambda path: path.write_text('{"messages": ' + "9" * 100_000 + "}\n"),

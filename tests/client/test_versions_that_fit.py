@@ -82,3 +82,9 @@ def test_a_deleted_version_says_so_and_names_what_there_is(api: HubApi, hub: Hub
     assert "0.9" not in (refused.value.hint or "")
     done = hub.wander("install", f"admin/say-env@{word}", "--json")
     assert done.status == 3
+
+
+@pytest.mark.parametrize("word", ["1.3rc1", "1.3.0rc1", "1.3.0.0rc1"])
+def test_a_leaderboard_is_found_by_any_spelling_of_its_version(hub: HubRoom, api: HubApi, word: str) -> None:
+    assert api.whole_leaderboard("admin", "say-env", version=word).version == "1.3rc1"
+    assert hub.wander("leaderboard", f"admin/say-env@{word}").status == 0

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from starlette.testclient import TestClient
 
 ENVIRONMENT = """
@@ -107,6 +108,18 @@ class HubRoom:
     @property
     def transport(self) -> HubTransport:
         return HubTransport(self.http)
+
+    def note_requests(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """Return a list that gets the address of every request from now on."""
+        asked: list[str] = []
+        request = self.http.request
+
+        def note(method: str, url: str, **options: Any) -> Any:
+            asked.append(url)
+            return request(method, url, **options)
+
+        monkeypatch.setattr(self.http, "request", note)
+        return asked
 
     def publish(self, wheel: Path, owner: str = "admin") -> None:
         """Upload a wheel as any package tool does."""

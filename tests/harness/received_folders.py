@@ -57,6 +57,17 @@ def make_socket(path: Path) -> None:
         os.chdir(here)
 
 
+UNPLAIN: dict[str, Callable[[Path], object]] = {
+    "a FIFO": os.mkfifo,
+    "a folder": Path.mkdir,
+    "a socket": make_socket,
+    "a link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "a link to itself": lambda path: path.symlink_to(path.name),
+    "zeros": sparse(1 << 36),
+}
+"""What may be in the place of a file that is read, by name; each makes it at a path."""
+
+
 def make_bomb(path: Path) -> None:
     """Write 400 KB that unpack to 13 GB: blocks of one repeated byte."""
     block = struct.pack("<I", (1 << 17) << 3 | 1 << 1)[:3] + b"\n"

@@ -17,7 +17,7 @@ from wander_client.environments.workers import AUTOMATIC, MOST_WORKERS, absolute
 from wander_client.errors import UsageError
 from wander_client.evaluate.schema import BESIDE, EVAL, FILE, FREE, MODEL, SAMPLED, Option, Rule
 from wander_client.models.reference import KEY_VARIABLE, START_SECONDS
-from wander_client.names import is_same_release, parse_environment
+from wander_client.names import parse_environment
 from wander_client.terminal.suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -183,9 +183,7 @@ def _same_environment(word: str, held: str) -> bool:
     had = Path(held) if Path(held).is_absolute() else parse_environment(held)
     if isinstance(wanted, Path) or isinstance(had, Path):
         return wanted == had
-    if wanted.version is not None and not (had.version and is_same_release(wanted.version, had.version)):
-        return False
-    return (wanted.owner, wanted.name) == (had.owner, had.name)
+    return (wanted.owner, wanted.name) == (had.owner, had.name) and wanted.fits(had.version)
 
 
 def _same_model(word: str, held: str) -> bool:

@@ -78,13 +78,13 @@ async def repeat_run(
     policy = choose_policy(*sandbox, default=by_default)
     pin = choose_arguments(found, arguments, confined=policy is not None, is_own=own is not None)
     if model is None:
-        model = weights_of(context, found)
+        model = _find_weights(context, found)
     if own is not None and model is None:
         model, base_url = own.model, base_url or own.base_url
     if own is None:
-        require_chosen(found, model, base_url)
+        _require_chosen(found, model, base_url)
     location = locate_pinned(context, pin, folder=folder, is_own=own is not None)
-    settings = rerun_settings(found.manifest, location, model, base_url, own).model_copy(
+    settings = _settings(found.manifest, location, model, base_url, own).model_copy(
         update={
             "arguments": pin.arguments,
             "key_variable": key_variable,
@@ -100,7 +100,7 @@ async def repeat_run(
     return Repetition(result, result.run_dir, said)
 
 
-def require_chosen(found: FoundRun, model: str | None, base_url: str | None) -> None:
+def _require_chosen(found: FoundRun, model: str | None, base_url: str | None) -> None:
     """Raise `UsageError` for an endpoint, a program or a folder that only the author of the run chose."""
     pin, words = found.manifest.model, ["wander", "runs", "rerun", found.place]
     if model is None and base_url is None and pin.base_url not in (None, OPENAI_URL, endpoint_of(None)):
@@ -128,7 +128,7 @@ def require_chosen(found: FoundRun, model: str | None, base_url: str | None) -> 
         )
 
 
-def weights_of(context: Invocation, found: FoundRun) -> str | None:
+def _find_weights(context: Invocation, found: FoundRun) -> str | None:
     """Return the model of a hub whose weights a run names by their digest, fetched unless it is here.
 
     None where the run asked an endpoint, or where nobody pushed its weights.
@@ -154,7 +154,7 @@ def weights_of(context: Invocation, found: FoundRun) -> str | None:
     return f"hub:{pull_model(context, parse_model(name))[0].record}" if name is not None else None
 
 
-def rerun_settings(
+def _settings(
     manifest: RunManifest,
     location: Location,
     model: str | None,
@@ -177,12 +177,12 @@ def rerun_settings(
         seed=manifest.seed,
         sampling=manifest.sampling,
         rerun_of=manifest.run_id,
-        template_date=template_date(manifest),
+        template_date=_template_date(manifest),
         players=own.players if own else {player: pin.name for player, pin in manifest.players.items()},
     )
 
 
-def template_date(manifest: RunManifest) -> str | None:
+def _template_date(manifest: RunManifest) -> str | None:
     """Return the date that the chat template of the run's model showed, if it showed one that is known."""
     details = manifest.model.details
     shown = (details.get("server") or details).get("template_date")

@@ -51,7 +51,7 @@ from wander_client.hub.connection import (
     StreamedAnswer,
     hub_fault,
 )
-from wander_client.names import environment_path, is_same_release, quote_part, run_path
+from wander_client.names import EnvironmentName, environment_path, is_same_release, quote_part, run_path
 
 RETRY_STATUSES = frozenset({429, 502, 503, 504})
 ATTEMPTS = 3
@@ -400,7 +400,8 @@ class HubApi:
         answer = self._send("GET", environment_path(owner, name, "leaderboard"), params=chosen | wanted)
         found = self._parse(answer, Leaderboard)
         same = _environment_in(answer.url) == (found.owner, found.name)
-        self.require(same and version in (None, found.version), f"the leaderboard of {owner}/{name}")
+        fits = EnvironmentName(owner, name, version).fits(found.version)
+        self.require(same and fits, f"the leaderboard of {owner}/{name}")
         return found
 
     def whole_leaderboard(

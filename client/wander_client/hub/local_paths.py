@@ -24,7 +24,7 @@ HF_SCHEME = "hf:"
 
 def publish_text(text: str) -> str:
     """Return a text in which the home folder is `~`."""
-    pattern = _home_pattern()
+    pattern = _compile(_homes())
     return text if pattern is None else pattern.sub("~", text)
 
 
@@ -58,7 +58,7 @@ def publish_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def publish_rollout(line: bytes) -> bytes:
     """Return the line of a rollout as it is posted: of one that failed, the error names no home folder."""
-    if not any(home in line for home in _homes_in_json()):
+    if not any(home in line for home in _in_json(_homes())):
         return line
     rollout = parse_object(line)
     failure = rollout.get("failure")
@@ -70,7 +70,7 @@ def publish_rollout(line: bytes) -> bytes:
 
 def publish_lines(content: bytes) -> bytes:
     """Return a file of JSON lines as it is posted."""
-    if not any(home in content for home in _homes_in_json()):
+    if not any(home in content for home in _in_json(_homes())):
         return content
     *whole, _torn = content.split(b"\n")
     lines = [json.dumps(_walk(parse_object(line), publish_text)).encode() for line in whole]
@@ -124,19 +124,20 @@ def _walk(value: Any, change: Callable[[str], str], skipped: str = "") -> Any:
     return value
 
 
-def _homes() -> list[str]:
-    """Return the home folder as it is written and as it resolves, the longer first; a root is none."""
-    home = os.path.expanduser("~")
+def _homes() -> tuple[str, ...]:
+    return _find_homes(os.path.expanduser("~"))
+
+
+@functools.lru_cache(maxsize=8)
+def _find_homes(home: str) -> tuple[str, ...]:
+    """Return the home folder as it is written and as it resolves, the longer first; `/` does not count."""
     found = {home.rstrip("/"), os.path.realpath(home).rstrip("/")}
-    return sorted((each for each in found if each.startswith("/")), key=len, reverse=True)
+    return tuple(sorted((each for each in found if each.startswith("/")), key=len, reverse=True))
 
 
-def _homes_in_json() -> list[bytes]:
-    return [text.encode() for home in _homes() for text in {home, json.dumps(home)[1:-1]}]
-
-
-def _home_pattern() -> re.Pattern[str] | None:
-    return _compile(tuple(_homes()))
+@functools.lru_cache(maxsize=8)
+def _in_json(homes: tuple[str, ...]) -> list[bytes]:
+    return [text.encode() for home in homes for text in {home, json.dumps(home)[1:-1]}]
 
 
 @functools.lru_cache(maxsize=8)

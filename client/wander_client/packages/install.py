@@ -359,7 +359,7 @@ def _fill(
 
 
 def wheel_file(detail: VersionDetail, python: Interpreter = HERE) -> FileInfo:
-    """Return the wheel of a version that a Python can install: of several that fit alike, the last build."""
+    """Return the wheel of a version that a Python can install; if several fit equally, the highest build."""
     supported = {tag: rank for rank, tag in enumerate(python.tags)}
     ranked = [
         (-supported[tag], build, file.filename, file)

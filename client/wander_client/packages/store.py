@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 from wander_client.errors import ClientError
-from wander_client.names import EnvironmentName, is_same_release
+from wander_client.names import EnvironmentName
 from wander_client.packages.virtualenvs import (
     Space,
     VirtualEnvironments,
@@ -175,7 +175,7 @@ class EnvironmentStore:
             for one in self.all()
             if (one.record.owner, one.record.name) == (name.owner, name.name)
             and one.record.hub == hub
-            and (name.version is None or is_same_release(name.version, one.record.version))
+            and name.fits(one.record.version)
         ]
 
     def place(self, hub: str, name: EnvironmentName, wheel_sha256: str, *, locked: bool = True) -> Path:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 from wander.errors import RunError
-from wander.evals.store.jsonl import LONGEST_LINE, open_record, parse_object, read_whole, split_lines
+from wander.evals.store.jsonl import numbered_lines, open_record, parse_object, read_whole
 from wander.types import Usage, first_fault
 
 _MOST_BYTES, _LARGEST_OBJECT = 4 << 30, 16 << 20
@@ -30,12 +29,8 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     with open_record(path) as file:
         if os.fstat(file.fileno()).st_size > _MOST_BYTES:
             raise RunError(f"`{path}` has more than {_MOST_BYTES >> 30} GiB")
-        lines = split_lines(iter(partial(file.read, 1 << 20), b""), LONGEST_LINE)
-        number = 0
         try:
-            for number, line in enumerate(lines, start=1):
-                if not line.strip():
-                    continue
+            for number, line in numbered_lines(file, path):
                 try:
                     value = parse_object(line.decode("utf-8", "replace").encode())
                 except ValueError as error:
@@ -43,8 +38,8 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                         return
                     raise RunError(f"line {number} of `{path}` is no object: {error}") from error
                 yield number, value
-        except OverflowError:
-            raise RunError(f"line {number + 1} of `{path}` has over {LONGEST_LINE:,} bytes") from None
+        except OverflowError as error:
+            raise RunError(str(error)) from None
 
 
 @contextmanager

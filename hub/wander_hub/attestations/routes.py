@@ -14,7 +14,7 @@ from wander_hub.http.routing import HubRouter
 from wander_hub.index import service as index
 from wander_hub.index.negotiation import accepts
 from wander_hub.index.schemas import Place
-from wander_hub.names import is_same_release
+from wander_hub.names import release_of
 
 router = HubRouter(tags=["index"])
 
@@ -44,7 +44,7 @@ def get_provenance(
     with database.read(optional_identity(request)) as session:
         file, _environment = index.find_file(session, Place(owner, project), filename)
         found = session.get(FileProvenance, file.id)
-        if found is None or not is_same_release(version, file.version.version):
+        if found is None or file.version.release != release_of(version):
             detail = f"nobody attested `{filename}` of version `{version[:80]}`"
             raise HubProblem(404, "no_provenance", detail)
     return Response(found.document, media_type=INTEGRITY_V1, headers={"Cache-Control": "no-cache"})

@@ -94,7 +94,7 @@ class FormerName(Base):
     moved_at: Mapped[datetime]
 
 
-def _release(context: DefaultExecutionContext) -> str:
+def _release(context: DefaultExecutionContext) -> str | None:
     values: dict[str, Any] = context.get_current_parameters()  # type: ignore[no-untyped-call]
     return release_of(values["version"])
 

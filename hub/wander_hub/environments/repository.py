@@ -191,10 +191,7 @@ def packages_of(session: Session, owner_id: int, limit: int) -> Sequence[str]:
 
 def version_of(session: Session, environment: Environment, version: str) -> Version | None:
     """Return one version, in whatever spelling, with files, documents and uploader."""
-    try:
-        release = release_of(version)
-    except ValueError:
-        return None
+    release = release_of(version)  # None finds nothing
     query = select(Version).where(Version.environment_id == environment.id, Version.release == release)
     return session.scalar(query.options(*_whole_version()))
 

@@ -153,7 +153,8 @@ def find_version(
 ) -> Version:
     """Return a version (`latest` means the newest), of those `known` or not, or raise a 404."""
     wanted = environment.latest_version if version == "latest" else version
-    found = next((one for one in known if names.is_same_release(wanted, one.version)), None)
+    release = names.release_of(wanted)
+    found = next((one for one in known if one.release == release), None)
     if found := found or repository.version_of(session, environment, wanted):
         return found
     label, numbers = environment.label, repository.numbers_of(session, environment)

@@ -8,7 +8,6 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -282,16 +281,11 @@ def read_rows(file: Path) -> Iterator[dict[str, Any]]:
             hint="make it with `wander runs data RUN --out rows.jsonl`",
         ) from error
     with stream:
-        lines = jsonl.split_lines(iter(partial(stream.read, 1 << 20), b""), jsonl.LONGEST_LINE)
-        number = 0
         try:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield _read_row(line, number, file)
-        except OverflowError:
-            raise ConfigError(
-                f"line {number + 1} of `{file}` has over {jsonl.LONGEST_LINE:,} bytes"
-            ) from None
+            for number, line in jsonl.numbered_lines(stream, file):
+                yield _read_row(line, number, file)
+        except OverflowError as error:
+            raise ConfigError(str(error)) from None
 
 
 def _read_row(line: bytes, number: int, file: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ class Section(BaseModel):
 
 
 MOST_WORKERS = 256
-"""Each is a process; a machine that bears more is rare, and a slip of the finger is not."""
+"""Each worker is a process. A larger number is almost always a typing error."""
 
 
 def _check_workers(value: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from wander_client.context import current
 from wander_client.environments.sandbox import BuildFlag, allow_builds, choose_policy
 from wander_client.errors import NotFound
-from wander_client.names import is_same_release, parse_name
+from wander_client.names import parse_name
 from wander_client.terminal.command import Argument, Option
 
 if TYPE_CHECKING:
@@ -125,8 +125,7 @@ def uninstall(
     found = [
         one
         for one in store.all()
-        if (one.record.owner, one.record.name) == (name.owner, name.name)
-        and (name.version is None or is_same_release(name.version, one.record.version))
+        if (one.record.owner, one.record.name) == (name.owner, name.name) and name.fits(one.record.version)
     ]
     if not found:
         raise NotFound(

@@ -140,7 +140,7 @@ def secret_variables() -> dict[str, str]:
 
 
 def _leaks_in(folder: Path, wheel: Path, sdist: Path, values: Mapping[str, str]) -> Iterator[Leak]:
-    import tarfile  # late: whoever posts a run reads no archive
+    import tarfile  # late: posting a run reads no archive
     import zipfile
 
     names: dict[str, list[str]] = {}

@@ -14,6 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import IO, Any, TypeVar
@@ -186,6 +187,20 @@ def split_lines(blocks: Iterable[bytes], longest: int | None = None) -> Iterator
                 raise OverflowError
     if rest:
         yield b"".join(rest)
+
+
+def numbered_lines(file: IO[bytes], path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the number, from 1, and the bytes of every line of an open file that is not blank.
+
+    Raises `OverflowError` that names a line of more than `LONGEST_LINE` bytes.
+    """
+    number = 0
+    try:
+        for number, line in enumerate(split_lines(iter(partial(file.read, _BLOCK), b""), LONGEST_LINE), 1):
+            if line.strip():
+                yield number, line
+    except OverflowError:
+        raise OverflowError(f"line {number + 1} of `{path}` has over {LONGEST_LINE:,} bytes") from None
 
 
 def key_at_start(line: bytes) -> tuple[str, int] | None:
