@@ -192,7 +192,7 @@ BOARD = (
 def test_a_leaderboard_without_end_is_left(
     liar: LyingHub, monkeypatch: pytest.MonkeyPatch, cursors: Iterator[str]
 ) -> None:
-    monkeypatch.setattr("wander_client.hub.api.MOST_PAGES", 20)
+    monkeypatch.setattr("wander_client.hub.connection.MOST_PAGES", 20)
     liar.alter("leaderboard", lambda _: Reply(200, {}, BOARD % next(cursors).encode()))
     with client_of(liar.url) as api, pytest.raises(Unavailable) as refused:
         api.whole_leaderboard("a", "b")

@@ -12,9 +12,9 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeVar, overload
+from typing import IO, Any, TypeVar, overload
 from urllib.parse import unquote
 
 import httpx
@@ -25,6 +25,7 @@ from wander.wire import (
     EnvironmentPage,
     EnvironmentSummary,
     Leaderboard,
+    LeaderboardRow,
     Problem,
     RolloutPage,
     RolloutRow,
@@ -44,12 +45,15 @@ from wander.wire.verification import (
 from wander_client.credentials import Credential
 from wander_client.errors import ClientError, LoginRequired, NotFound, Unavailable, UsageError
 from wander_client.hub.connection import (
+    MOST_PAGES,
     REQUEST_ID_HEADER,
     Answer,
     HubConnection,
     Limits,
     StreamedAnswer,
     hub_fault,
+    read_pages,
+    read_rows,
 )
 from wander_client.names import EnvironmentName, environment_path, is_same_release, quote_part, run_path
 
@@ -63,7 +67,6 @@ _AS_JSON = {"Accept": INDEX_JSON}
 
 PAGE = 200
 """Rows of a page, where all of them are read."""
-MOST_PAGES = 10_000
 ERROR_BYTES = 1 << 20
 LARGEST_FILE = 4 << 30
 """Bytes of a file whose size the hub does not state."""
@@ -76,16 +79,6 @@ _SECONDS = re.compile(r"\d{1,6}(?:\.\d{1,6})?")
 """The form of `Retry-After` that is obeyed."""
 
 Model = TypeVar("Model", bound=BaseModel)
-Row = TypeVar("Row", covariant=True)
-
-
-class _Page(Protocol[Row]):
-    """A page of a list, and the cursor of the next one."""
-
-    @property
-    def data(self) -> Sequence[Row]: ...
-    @property
-    def next(self) -> str | None: ...
 
 
 @contextlib.contextmanager
@@ -153,7 +146,9 @@ class HubApi:
 
     def every_environment(self, query: str = "", **filters: Any) -> Iterator[EnvironmentSummary]:
         """Yield every environment that matches, page by page."""
-        return _rows(self.url, lambda cursor: self.environments(query, limit=PAGE, cursor=cursor, **filters))
+        return read_rows(
+            self.url, lambda cursor: self.environments(query, limit=PAGE, cursor=cursor, **filters)
+        )
 
     def environment(self, owner: str, name: str) -> EnvironmentDetail:
         """Return one environment with its newest version; one that has moved is found by its old name."""
@@ -303,7 +298,9 @@ class HubApi:
 
     def every_run(self, *, environment: str | None = None, model: str | None = None) -> Iterator[RunDetail]:
         """Yield every posted run that matches, the newest first, page by page."""
-        return _rows(self.url, lambda cursor: self.runs(environment=environment, model=model, cursor=cursor))
+        return read_rows(
+            self.url, lambda cursor: self.runs(environment=environment, model=model, cursor=cursor)
+        )
 
     def rollout_rows(self, run_id: str) -> Iterator[RolloutRow]:
         """Yield the rows of a posted run's rollouts, without messages, page by page."""
@@ -396,12 +393,12 @@ class HubApi:
         `wanted` are the filters of the API: `runs`, `sort`, `level`, `model`, `since`, `until`, `stratum`,
         `limit`, `cursor`; those that are None are left out.
         """
-        chosen = {"version": version, "task_set": task_set, "board": board}
-        answer = self._send("GET", environment_path(owner, name, "leaderboard"), params=chosen | wanted)
+        wanted |= {"version": version, "task_set": task_set, "board": board}
+        answer = self._send("GET", environment_path(owner, name, "leaderboard"), params=wanted)
         found = self._parse(answer, Leaderboard)
         same = _environment_in(answer.url) == (found.owner, found.name)
-        fits = EnvironmentName(owner, name, version).fits(found.version)
-        self.require(same and fits, f"the leaderboard of {owner}/{name}")
+        asked = EnvironmentName(owner, name, version)
+        self.require(same and asked.fits(found.version), f"the leaderboard of {asked}")
         return found
 
     def whole_leaderboard(
@@ -417,20 +414,18 @@ class HubApi:
     ) -> Leaderboard:
         """Return a leaderboard as `leaderboard` does, with up to `most` rows, for None with all."""
         which = {"version": version, "task_set": task_set, "board": board}
-        size = PAGE if most is None else min(most, PAGE)
-        shown = self.leaderboard(owner, name, limit=size, **which, **wanted)
-        rows, following = list(shown.rows), shown.next
-        which = {"version": shown.version, "board": shown.board}
-        cursors: set[str] = set()
-        while following is not None and (most is None or len(rows) < most):
-            if following in cursors or len(cursors) == MOST_PAGES:
-                raise hub_fault(self.url, "lists a leaderboard without end")
-            cursors.add(following)
+        rows: list[LeaderboardRow] = []
+
+        def fetch(cursor: str | None) -> Leaderboard:
             size = PAGE if most is None else min(most - len(rows), PAGE)
-            page = self.leaderboard(owner, name, limit=size, cursor=following, **which, **wanted)
+            return self.leaderboard(owner, name, limit=size, cursor=cursor, **which, **wanted)
+
+        for page in read_pages(self.url, fetch):
             rows += page.rows
-            following = page.next
-        return shown.model_copy(update={"rows": rows, "next": following})
+            which = {"version": page.version, "board": page.board}
+            if most is not None and len(rows) >= most:
+                break
+        return page.model_copy(update={"rows": rows})
 
     def require(self, fits: bool, what: str) -> None:
         """Raise `Unavailable` if the hub answered something else than it was asked for."""
@@ -585,17 +580,3 @@ def require_room(file: IO[bytes], more: int) -> None:
                 hint="`wander cache prune` removes what is not used",
                 code="disk_full",
             )
-
-
-def _rows(hub: str, fetch: Callable[[str | None], _Page[Row]]) -> Iterator[Row]:
-    """Yield the rows of every page; `fetch` gets the cursor of a page, None for the first."""
-    cursors: set[str | None] = set()
-    cursor = None
-    while cursor not in cursors and len(cursors) < MOST_PAGES:
-        cursors.add(cursor)
-        page = fetch(cursor)
-        yield from page.data
-        if page.next is None:
-            return
-        cursor = page.next
-    raise hub_fault(hub, "lists pages without end")

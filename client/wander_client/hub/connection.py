@@ -11,10 +11,10 @@ import queue
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version as installed_version
-from typing import Any
+from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
@@ -24,11 +24,17 @@ from wander_client.errors import ClientError, LoginRequired, Unavailable
 
 REQUEST_ID_HEADER = "X-Request-ID"
 """Names the request in the hub's log too."""
+MOST_PAGES = 10_000
+"""Pages of a list that are read."""
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MOST_REDIRECTS = 5
 _MIB = 1 << 20
 _GZIP = 31
 """What `zlib` calls the form of gzip."""
+
+
+Row = TypeVar("Row", covariant=True)
+AnyPage = TypeVar("AnyPage", bound="Page")
 
 
 @dataclass(frozen=True)
@@ -303,3 +309,42 @@ def hub_fault(
 
 def _loses_tls(before: str, after: str) -> bool:
     return (urlsplit(before).scheme, urlsplit(after).scheme) == ("https", "http")
+
+
+class Page(Protocol):
+    """A page of a list."""
+
+    @property
+    def next(self) -> str | None:
+        """The cursor of the next page; None after the last one."""
+
+
+class RowPage(Page, Protocol[Row]):
+    """A page whose rows are its `data`."""
+
+    @property
+    def data(self) -> Sequence[Row]:
+        """The rows of the page."""
+
+
+def read_rows(hub: str, fetch: Callable[[str | None], RowPage[Row]]) -> Iterator[Row]:
+    """Yield the rows of every page, as `read_pages` reads them."""
+    for page in read_pages(hub, fetch):
+        yield from page.data
+
+
+def read_pages(hub: str, fetch: Callable[[str | None], AnyPage]) -> Iterator[AnyPage]:
+    """Yield every page; `fetch` gets the cursor of a page, None for the first.
+
+    Raises `Unavailable` if a cursor comes twice, or if there are too many pages.
+    """
+    cursors: set[str | None] = set()
+    cursor = None
+    while cursor not in cursors and len(cursors) < MOST_PAGES:
+        cursors.add(cursor)
+        page = fetch(cursor)
+        yield page
+        if page.next is None:
+            return
+        cursor = page.next
+    raise hub_fault(hub, "lists pages without end")
