@@ -53,19 +53,29 @@ def token_hash(token: str) -> str:
 
 
 def token_from_header(authorization: str | None) -> str | None:
-    """Take the token out of `Bearer TOKEN` or of Basic `__token__:TOKEN`; None when there is none."""
+    """Return the token of `Bearer TOKEN` or of Basic authentication; None without credentials.
+
+    Basic authentication takes any user name: a netrc file of a company has one for all its hosts. The token
+    is the password, or the user name if the password is not a token.
+
+    Raises `ValueError` for a header that has no password.
+    """
     if not authorization:
         return None
     scheme, _, value = authorization.strip().partition(" ")
     if scheme.lower() == "bearer":
         return value.strip()
     if scheme.lower() != "basic":
-        return ""
+        raise ValueError(f"the scheme `{scheme[:40]}` of `Authorization` is neither `Bearer` nor `Basic`")
     try:
-        user, _, password = base64.b64decode(value, validate=True).decode().partition(":")
-    except (binascii.Error, UnicodeDecodeError):
-        return ""
-    return password if user in ("__token__", "") else ""
+        user, colon, password = base64.b64decode(value.strip(), validate=True).decode().partition(":")
+    except (binascii.Error, UnicodeDecodeError) as error:
+        raise ValueError("`Authorization: Basic` is not followed by base64 of `USER:TOKEN`") from error
+    if well_formed(user) and not well_formed(password):
+        return user
+    if not colon or not password:
+        raise ValueError("the password of Basic authentication is empty; it must be an API token")
+    return password
 
 
 def without_secrets(text: str) -> str:

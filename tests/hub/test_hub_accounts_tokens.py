@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import logging
 import re
 from contextvars import Context
+from dataclasses import replace
 from datetime import timedelta
 from urllib.parse import quote, unquote
 
@@ -192,3 +194,72 @@ def test_a_percent_encoded_token_is_cut_too(encode):
     assert shown == f'"GET /?token={secret[:10]}...&page=2 HTTP/1.1" 200'
     harmless = "GET /simple/wnd%20notes/%25wnd_/?q=wnd_short%2C"
     assert without_secrets(harmless) == harmless
+
+
+def basic(user: str, password: str) -> dict[str, str]:
+    return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
+
+
+WRONG_CREDENTIALS = {
+    "another host's": basic("company", "hunter2"),
+    "unknown": basic("__token__", security.new_token()),
+    "cut": basic("__token__", security.new_token()[:-1]),
+    "empty": basic("company", ""),
+    "no colon": {"Authorization": "Basic " + base64.b64encode(b"company").decode()},
+    "not base64": {"Authorization": "Basic *"},
+    "not text": {"Authorization": "Basic " + base64.b64encode(b"\xff\xfe").decode()},
+    "nothing": {"Authorization": "Basic"},
+    "another scheme": {"Authorization": "Negotiate YII="},
+}
+
+
+@pytest.mark.parametrize("user", ["__token__", "", "company", "alice@example.org", "aé", "token"])
+async def test_basic_authentication_takes_any_user_name(hub, wheel_spec, user):
+    headers = basic(user, hub.tokens["alice"])
+    assert (await hub.get("/api/v1/whoami", headers=headers)).json()["user"] == "alice"
+    assert (await hub.upload(wheel_spec.build(), wheel_spec.wheel_name, headers=headers)).status_code == 200
+
+
+@pytest.mark.parametrize("password", ["", "x-oauth-basic"])
+async def test_basic_authentication_takes_a_token_as_user_name(hub, password):
+    headers = basic(hub.tokens["alice"], password)
+    assert (await hub.get("/api/v1/whoami", headers=headers)).json()["user"] == "alice"
+
+
+@pytest.mark.parametrize("kind", WRONG_CREDENTIALS)
+async def test_wrong_credentials_hide_nothing_public_and_are_named(hub, wheel_spec, kind):
+    headers = WRONG_CREDENTIALS[kind]
+    await hub.publish(wheel_spec)
+    await hub.publish(
+        replace(
+            wheel_spec,
+            name="secret-text",
+            entry_points=None,
+            files={"secret_text.py": b"def load_environment(): ...\n"},
+        )
+    )
+    path = "/api/v1/environments/alice/secret-text/visibility"
+    assert (await hub.client.put(path, json={"private": True}, headers=hub.auth("alice"))).is_success
+    public = f"/alice/files/reverse-text/{wheel_spec.wheel_name}"
+    for path in (
+        "/alice/simple/reverse-text/",
+        "/alice/index/reverse-text/",
+        public,
+        public + ".metadata",
+        "/",
+    ):
+        plain, answer = await hub.get(path), await hub.get(path, headers=headers)
+        assert (answer.status_code, answer.content) == (200, plain.content), path
+    details = set()
+    for name in ("secret-text", "free-text"):
+        answer = await hub.get(f"/alice/simple/{name}/", headers=headers)
+        assert (answer.status_code, answer.json()["code"]) == (401, "bad_token")
+        assert answer.headers["www-authenticate"].startswith("Basic")
+        details.add((answer.json()["detail"], answer.json()["hint"]))
+    assert len(details) == 1
+    for answer in (
+        await hub.get("/api/v1/whoami", headers=headers),
+        await hub.upload(wheel_spec.build(), wheel_spec.wheel_name, headers=headers),
+    ):
+        assert (answer.status_code, answer.json()["code"]) == (401, "bad_token")
+        assert answer.json()["detail"] in {detail for detail, _ in details}

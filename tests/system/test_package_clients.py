@@ -281,7 +281,7 @@ def test_a_private_package_is_had_with_a_token_alone(machine, hub, tmp_path):
     auth = {"Authorization": f"Bearer {token}"}
     assert httpx.put(path, json={"private": True}, headers=auth, timeout=30).is_success
     for name in ("pip", "uv"):
-        for login, well in (("", False), (f"__token__:{token}@", True)):
+        for login, well in (("", False), (f"company:{token}@", True)):
             python = machine.fresh_venv(f"{name}-{well}")
             index = ("--index-url" if name == "pip" else "--default-index", index_of(hub, "vault", login))
             install = ("install", "--quiet", *index, "two-versions")
@@ -299,6 +299,10 @@ def test_the_combined_index_serves_names_in_their_owners_namespace(machine, hub,
     package = Package(tmp_path / "package", "admin-two-versions")
     package.build()
     assert UV.run(BIN / "uv", package, f"{hub.url}/admin/legacy/", hub.token).returncode == 0
+    # An entry for another service of the host must not hide what is public.
+    netrc = machine.home / ".netrc"
+    netrc.write_text("machine 127.0.0.1 login company password hunter2\n")
+    netrc.chmod(0o600)
     for name in ("pip", "uv"):
         python = machine.fresh_venv(f"{name}-combined")
         where, index = ("--python", python), f"{hub.url}/simple/"

@@ -51,7 +51,7 @@ def test_wander_publishes_what_a_second_machine_installs_by_name(machine, bundle
 def test_twine_uploads_and_the_hub_reads_the_wheel(machine, package, hub):
     files = built(machine, package)
     upload = ["upload", "--non-interactive", "--disable-progress-bar", "--repository-url", upload_url(hub)]
-    upload += ["--username", "__token__", "--password", hub.token]
+    upload += ["--username", "alice@example.org", "--password", hub.token]
     done = machine.run("twine", *upload, *files)
     assert done.returncode == 0, done.stdout + done.stderr
     shown = machine.wander("info", f"admin/{package.name}")

@@ -21,12 +21,13 @@ from starlette.routing import BaseRoute
 from wander_hub import audit, security
 from wander_hub.database import Database, Result
 from wander_hub.http import cookies
-from wander_hub.http.problems import HubProblem
+from wander_hub.http.problems import HubProblem, refused_credentials
 from wander_hub.identity import Identity, Permission, scope_for
 from wander_hub.settings import Settings
 from wander_hub.storage import Storage
 
 _ACTION = "audited_action"
+_BASIC = "in the index's address, netrc file or keyring, give any user name, and a live API token as password"
 _FOR_JOBS = "is_open_to_jobs"
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
@@ -140,7 +141,10 @@ def caller_of(request: Request) -> Identity | None:
 
 
 def optional_identity(request: Request) -> Identity | None:
-    """Return the caller, None for an anonymous one; a bad token is a 401 even where none is needed.
+    """Return the caller, None for an anonymous one; a bad Bearer token is a 401 even where none is needed.
+
+    Basic credentials come from netrc files and proxies too, for hosts of which the hub is only one. If they
+    are not good, whatever is public can still be read; a 401 then says what was wrong with them.
 
     A browser says who it is by its cookie, which is good for changes from the hub's own pages alone; one
     whose session is over is anybody's.
@@ -148,21 +152,40 @@ def optional_identity(request: Request) -> Identity | None:
     known = caller_of(request)
     if known is not None:
         return known
-    secret = security.token_from_header(request.headers.get("authorization"))
+    header = request.headers.get("authorization")
+    if header is not None and refused_credentials(request) is None:
+        try:
+            return _authenticate(request, header)
+        except HubProblem as refusal:
+            is_bearer = header.strip().lower().startswith("bearer ")
+            if refusal.status != 401 or is_bearer or request.method not in cookies.SAFE_METHODS:
+                raise
+            request.state.refused_credentials = refusal
+    if cookie := cookies.read(request, base_url_of(request)):
+        known = request.app.state.authenticate_browser(
+            database_of(request), request.app.state.settings, cookie
+        )
+        if known is not None:
+            cookies.require_own_page(request, base_url_of(request))
+        request.state.identity = known
+    return known
+
+
+def _authenticate(request: Request, header: str) -> Identity | None:
+    try:
+        secret = security.token_from_header(header)
+    except ValueError as error:
+        raise HubProblem(401, "bad_token", str(error), hint=_BASIC, headers=challenge(request)) from error
     if secret is None:
-        if cookie := cookies.read(request, base_url_of(request)):
-            known = request.app.state.authenticate_browser(
-                database_of(request), request.app.state.settings, cookie
-            )
-            if known is not None:
-                cookies.require_own_page(request, base_url_of(request))
-            request.state.identity = known
-        return known
+        return None
     try:
         owner = request.path_params.get("owner")
         identity: Identity = request.app.state.authenticate(database_of(request), secret, owner)
     except HubProblem as refusal:
         refusal.headers = challenge(request)
+        if not header.strip().lower().startswith("bearer "):
+            refusal.detail += ", which was sent as the password of Basic authentication"
+            refusal.hint = _BASIC
         raise
     if identity.only_version is not None and not getattr(request.scope["endpoint"], _FOR_JOBS, False):
         raise HubProblem(403, "token_scope", "the token of a job reads nothing but what the job is about")

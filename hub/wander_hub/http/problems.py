@@ -89,6 +89,8 @@ def install_handlers(app: FastAPI, render_page: PageRenderer) -> None:
 
     def answer(request: Request, error: Exception) -> Response:
         failure = error if isinstance(error, HubProblem) else problem_of(error)
+        if failure.status == HTTPStatus.UNAUTHORIZED:
+            failure = refused_credentials(request) or failure
         request.app.state.metrics.count_problem(failure.code)
         problem = describe(request, failure)
         # An unexpected failure is answered outside of all middleware, so the headers are completed here too.
@@ -105,6 +107,12 @@ def install_handlers(app: FastAPI, render_page: PageRenderer) -> None:
     app.add_exception_handler(Moved, _redirect)
     for kind in (*_HANDLED, Exception):
         app.add_exception_handler(kind, answer)
+
+
+def refused_credentials(request: Request) -> HubProblem | None:
+    """Return what was wrong with credentials that a reader sent and that what is public does not need."""
+    refusal: HubProblem | None = getattr(request.state, "refused_credentials", None)
+    return refusal
 
 
 def describe(request: Request, failure: HubProblem) -> Problem:
