@@ -10,7 +10,7 @@ from sqlalchemy import update
 from wander.wire.verification import ReplayReport
 from wander_hub.database import now
 from wander_hub.fsck import check as fsck
-from wander_hub.jobs import Job, JobWorker, TableQueue, hide_paths
+from wander_hub.jobs import MAX_ATTEMPTS, Job, JobWorker, TableQueue, hide_paths
 from wander_hub.operation.job_queue import settle_failures
 from wander_hub.verification import service
 
@@ -154,7 +154,7 @@ async def test_a_worker_that_dies_on_every_attempt_lowers_nothing(room: Room):
 
 async def test_attempts_that_failed_lower_nothing_however_many(room: Room):
     run_id = await room.post(1, 0.9, "a")
-    for _ in range(3):
+    for _ in range(MAX_ATTEMPTS):
         room.play(RuntimeError("[Errno 5] Input/output error: '/srv/the hub/data/x.json'"))
         assert (await room.run(run_id))[0] == "complete"
     (told,) = (await room.hub.get(f"/api/v1/runs/{run_id}/verifications")).json()["data"]

@@ -34,15 +34,13 @@ def parrot(request):
 
 class Env(MultiTurnEnv):
     def env_response(self, messages, state):
-        Path(self.gate + ".reached").touch()
-        while not Path(self.gate).exists():
+        Path("@gate@.reached").touch()
+        while not Path("@gate@").exists():
             time.sleep(0.05)
         return [{"role": "user", "content": "go on"}]
 
-def load_environment(gate):
-    env = Env(eval_dataset=[{"question": f"q{i}"} for i in range(6)], rubric=Rubric([length]), max_turns=2)
-    env.gate = gate
-    return env
+def load_environment(notes=None):
+    return Env(eval_dataset=[{"question": f"q{i}"} for i in range(6)], rubric=Rubric([length]), max_turns=2)
 """
 
 
@@ -84,20 +82,19 @@ def settings(request: pytest.FixtureRequest, mirror: str, tmp_path_factory: Any)
         yield chosen
 
 
-def published(machine: Machine) -> None:
+def published(machine: Machine, gate: Path) -> None:
     folder = machine.home / "gated-env"
     folder.mkdir()
     (folder / "pyproject.toml").write_text(pyproject("gated-env"))
     (folder / "README.md").write_text("# gated-env\n")
-    (folder / "gated_env.py").write_text(MODULE)
+    (folder / "gated_env.py").write_text(MODULE.replace("@gate@", str(gate)))
     machine.wander("publish", folder, "--no-check", "--no-lock")
 
 
-def posted(machine: Machine, gate: Path) -> str:
+def posted(machine: Machine, gate: Path, *words: str) -> str:
     """Post a run that was played while the gate was open, and shut it; returns the run's id."""
-    run = machine.wander(
-        "eval", "admin/gated-env", "-m", "scripted:gated_env:parrot", "-n", 6, "-a", f"gate={gate}"
-    )
+    model = "scripted:gated_env:parrot"
+    run = machine.wander("eval", "admin/gated-env", "-m", model, "-n", 6, *words)
     gate.unlink()
     Path(f"{gate}.reached").unlink()
     return str(machine.wander("post", machine.home / run["run_dir"])["run_id"])
@@ -112,7 +109,7 @@ def test_a_verification_survives_the_death_of_the_hub(
     gate.touch()
     with live_hub(tmp_path / "hub", **settings) as hub:
         machine = Machine(home, hub, mirror, {"UV_CACHE_DIR": settings["UV_CACHE_DIR"]})
-        published(machine)
+        published(machine, gate)
         run_id = posted(machine, gate)
         until(reached.exists, "the hub plays the run again", hub)
         (running,) = hub.get(f"/api/v1/runs/{run_id}/verifications").json()["data"]
@@ -167,7 +164,7 @@ def test_a_verification_survives_the_death_of_its_worker_and_of_the_hub(
 
         with live_hub(data, **settings) as hub:
             machine = Machine(home, hub, mirror, {"UV_CACHE_DIR": settings["UV_CACHE_DIR"]})
-            published(machine)
+            published(machine, gate)
             run_id = posted(machine, gate)
             first = start_worker(hub)
             until(reached.exists, "the first worker plays the run again", hub)
@@ -187,3 +184,22 @@ def test_a_verification_survives_the_death_of_its_worker_and_of_the_hub(
             second.send_signal(signal.SIGTERM)
             assert second.wait(PATIENCE) == 0
         until(lambda: not processes_with(run_id), "what the first worker had started has ended")
+
+
+def test_a_hub_without_a_sandbox_opens_no_file_that_a_run_names(mirror: str, tmp_path: Path) -> None:
+    """The run says so at its page, and does not wait for a sandbox for ever."""
+    gate, home = tmp_path / "gate", tmp_path / "home"
+    home.mkdir()
+    gate.touch()
+    settings = {
+        "WANDER_HUB_VERIFICATION": "unconfined",
+        "WANDER_HUB_CHECK_VERSIONS": "false",
+        "UV_DEFAULT_INDEX": mirror,
+    }
+    with live_hub(tmp_path / "hub", **settings) as hub:
+        machine = Machine(home, hub, mirror, {})
+        published(machine, gate)
+        run_id = posted(machine, gate, "-a", f"notes={gate}")
+        found = settled(hub, run_id)
+        assert found["level"] == "unverifiable"
+        assert "`notes`" in found["level_reason"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, case, func, or_, select, update
+from sqlalchemy import ColumnElement, and_, func, or_, select, update
 from sqlalchemy.orm import Session
 from wander.wire.verification import JobState
 
@@ -18,7 +18,7 @@ from wander_hub.jobs.models import Job
 from wander_hub.settings import Settings
 
 LEASE_SECONDS = 30.0
-MAX_ATTEMPTS = 3
+MAX_ATTEMPTS = 5
 _LONGEST_PAUSE, _LONGEST_WAIT = 4, 11
 """Doublings of the pause after an attempt that failed, and after one that met a fault of the hub: from 10 s
 to 160 s, and to 6 hours."""
@@ -150,17 +150,20 @@ class TableQueue:
 
     def claim(self, owner: str, kinds: Iterable[str]) -> Lease | None:
         """Requeue the jobs of dead workers and take the next job; return None if no job is due."""
-        due = Job.run_after <= self.database.moment()
-        wanted = and_(Job.state == "queued", Job.kind.in_(list(kinds)), due)
+        of_kinds = Job.kind.in_(list(kinds))
+
+        def wanted() -> ColumnElement[bool]:
+            return and_(Job.state == "queued", of_kinds, Job.run_after <= self.database.moment())
+
         with self.database.read() as session:  # look without taking the write lock, which uploads want too
-            if session.scalar(select(Job.id).where(or_(wanted, self._dead())).limit(1)) is None:
+            if session.scalar(select(Job.id).where(or_(wanted(), self._dead())).limit(1)) is None:
                 return None
 
         def take(session: Session) -> Lease | None:
             self._requeue_dead(session)
             job = session.scalar(
                 select(Job)
-                .where(wanted)
+                .where(wanted())
                 .order_by(Job.priority.desc(), Job.turn, Job.id)
                 .limit(1)
                 .with_for_update(skip_locked=True)
@@ -204,7 +207,6 @@ class TableQueue:
             called_off = job is not None and job.cancel_requested
             state: JobState = "cancelled" if called_off else "queued" if again else "failed"
             most = _LONGEST_WAIT if postponed else _LONGEST_PAUSE
-            pause = timedelta(seconds=self._retry_seconds * 2 ** min(lease.attempt - 1, most))
             _write(
                 session,
                 lease,
@@ -213,7 +215,7 @@ class TableQueue:
                 turn=Job.turn + Job.cost,
                 error=storable(hide_paths(error))[:_LONGEST_ERROR],
                 lease_until=None,
-                run_after=self.database.moment(pause),
+                run_after=self.database.moment(self._pause(lease.attempt, most)),
                 finished_at=None if state == "queued" else now(),
             )
             self._settle(session, [lease.job_id])
@@ -227,21 +229,24 @@ class TableQueue:
             _write(session, lease, state="queued", lease_until=None, max_attempts=Job.max_attempts + 1)
 
     def _requeue_dead(self, session: Session) -> None:
-        """Requeue jobs whose lease ran out, fail those that were tried often enough."""
+        """Requeue jobs whose lease ran out after a pause, fail those that were tried often enough."""
         # Rows that another worker is looking at are its own to requeue; waiting for each other is a deadlock.
-        dead = list(session.scalars(select(Job.id).where(self._dead()).with_for_update(skip_locked=True)))
-        if not dead:
-            return
-        tried = Job.attempt >= Job.max_attempts
-        _update(
-            session,
-            Job.id.in_(dead),
-            state=case((Job.cancel_requested, "cancelled"), (tried, "failed"), else_="queued"),
-            error=case((tried, "the worker that had the job died, on every attempt"), else_=Job.error),
-            finished_at=case((tried | Job.cancel_requested, now()), else_=None),
-            lease_until=None,
-        )
-        self._settle(session, dead)
+        dead = session.scalars(select(Job).where(self._dead()).with_for_update(skip_locked=True)).all()
+        for job in dead:
+            job.lease_until = None
+            if job.cancel_requested:
+                job.state, job.finished_at = "cancelled", now()
+            elif job.attempt < job.max_attempts:
+                job.state = "queued"
+                job.run_after = self.database.moment(self._pause(job.attempt, _LONGEST_PAUSE))
+            else:
+                job.state, job.finished_at = "failed", now()
+                job.error = "the worker that had the job died, on every attempt"
+        session.flush()
+        self._settle(session, [job.id for job in dead])
+
+    def _pause(self, attempt: int, most_doublings: int) -> timedelta:
+        return timedelta(seconds=self._retry_seconds * 2 ** min(attempt - 1, most_doublings))
 
     def _settle(self, session: Session, job_ids: Sequence[int]) -> None:
         """See to what those of some jobs leave that ended without a result."""

@@ -5,8 +5,9 @@ job is about and lives as long as the job. An environment's code runs in its san
 the hub's process.
 
 A command that ends without a result either says something about the run or package that it worked on
-(`JobRefused`), or it met a fault of the hub: no sandbox, no disk, no index, a killed process. Then the job
-waits (`JobPostponed`).
+(`JobRefused`), or it met a fault of the hub: no sandbox, no disk, no index. Then the job waits
+(`JobPostponed`). A command that was killed is tried again a few times (`JobUnfinished`): a package can have
+itself killed for good.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from wander_hub.accounts.models import User
 from wander_hub.database import Database
 from wander_hub.environments.models import Version
 from wander_hub.identity import JOB_TOKEN
-from wander_hub.jobs import JobContext, JobPostponed, JobRefused, storable
+from wander_hub.jobs import JobContext, JobPostponed, JobRefused, JobUnfinished, storable
 from wander_hub.rights.models import Token
 from wander_hub.rights.tokens import add_token
 
@@ -72,7 +73,8 @@ _OF_THE_PACKAGE = frozenset(
         *("run_error", "bad_rollouts", "other_environment", "other_lock", "bad_lock", "lock_platform"),
         *("lock_unserved", "unlockable", "python_version", "incompatible_sdk", "no_sdk", "no_wheel"),
         *("no_environment", "no_digest", "bad_arguments", "yanked", "uv_failed", "bad_pyproject"),
-        *("lock_address", "unsafe_package"),
+        *("lock_address", "unsafe_package", "bad_wheel", "build_needed", "unpublished_release"),
+        "arguments_of_another",
         *("version_not_found", "version_deleted", "version_yanked", "run_withdrawn", "run_not_found"),
     }
 )
@@ -217,7 +219,7 @@ class ClientProgram:
                     until = time.monotonic() + limit + _GRACE_SECONDS
                 context.progress.update(last)
         if "data" not in last and "error" not in last:
-            raise JobPostponed(f"`wander` ended with status {process.wait()} and no answer")
+            raise JobUnfinished(f"`wander` ended with status {process.wait()} and no answer")
         return last
 
     @contextmanager
