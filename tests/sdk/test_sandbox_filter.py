@@ -76,7 +76,7 @@ def test_what_is_newer_does_not_exist(name):
 def test_calls_of_other_machines_kill(name):
     for other in {each.audit for each in MACHINES.values()} | {0x40000003, 0x40000028}:
         expected = ALLOW if other == MACHINES[name].audit else KILL
-        assert verdict(name, 0, audit=other) == expected
+        assert verdict(name, NEWEST, audit=other) == expected
     assert verdict("x86_64", 0x40000000 | 39) == KILL
     assert verdict("x86_64", 0xFFFFFFFF) == KILL
 
@@ -98,6 +98,15 @@ def test_nothing_is_typed_into_terminals(name, request_number):
     assert verdict(name, ioctl, 0, request_number) == refused(errno.EPERM)
     assert verdict(name, ioctl, 0, request_number | 0xABCD << 32) == refused(errno.EPERM)
     assert verdict(name, ioctl, 0, 0x5401) == ALLOW
+
+
+@pytest.mark.parametrize("request_number", [1024, 1026, 1040])  # F_SETLEASE, F_NOTIFY, F_SETDELEG
+def test_no_program_outside_waits_for_a_file(name, request_number):
+    fcntl = judged(name, "fcntl")
+    assert verdict(name, fcntl, 3, request_number) == refused(errno.EPERM)
+    assert verdict(name, fcntl, 3, request_number | 1 << 32) == refused(errno.EPERM)
+    for harmless in (*range(16), 1025, 1030, 1033):
+        assert verdict(name, fcntl, 3, harmless) == ALLOW
 
 
 def test_sockets_are_of_tcp_and_pairs_are_connected(name):

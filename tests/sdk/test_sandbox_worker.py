@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -453,21 +455,44 @@ async def test_descriptors_under_way_in_one_sandbox_keep_no_other_from_starting(
             assert await answered(other, code) == [1024, 1024]
 
 
-@pytest.mark.skipif("os.geteuid() != 0", reason="this is an ordinary user already")
-def test_an_ordinary_user_has_a_sandbox_too():
+@contextlib.contextmanager
+def ordinary_user() -> Iterator[tuple[Path, Callable[..., str]]]:
+    """Give a folder of an ordinary user, and what returns the output of a command that the user runs."""
     user = 61_234
     become = [sys.executable, "-I", str(ROOT / "tests" / "harness" / "ordinary_user.py"), str(user)]
     tried = subprocess.run([*become, sys.executable, "-c", ""], capture_output=True, text=True, check=False)
     if tried.returncode != 0:
         pytest.skip(f"cannot become an ordinary user here: {tried.stderr.splitlines()[-1]}")
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="wander-test-") as name:
-        folder = Path(name)
-        command = [*become, *host(folder, 0)]
-        os.chown(folder, user, user)
+        os.chown(name, user, user)
         environ = {"HOME": name, "TMPDIR": name}
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
-        assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
-        assert (folder / "worker.log").stat().st_uid == user
+
+        def run(*command: str) -> str:
+            done = subprocess.run(
+                [*become, *command], capture_output=True, text=True, check=False, env=environ
+            )
+            assert done.returncode == 0, done.stderr
+            assert (Path(name) / "worker.log").stat().st_uid == user
+            return done.stdout
+
+        yield Path(name), run
+
+
+@pytest.mark.skipif("os.geteuid() != 0", reason="this is an ordinary user already")
+def test_an_ordinary_user_has_a_sandbox_too():
+    with ordinary_user() as (folder, run):
+        assert run(*host(folder, 0)) == "0\n"
+
+
+@pytest.mark.skipif("os.geteuid() != 0", reason="needs a user without other processes")
+def test_a_package_uses_up_nothing_that_the_kernel_counts_for_an_ordinary_user():
+    with ordinary_user() as (folder, run):
+        script = str(ROOT / "tests" / "harness" / "user_counts.py")
+        inside, outside = json.loads(run(sys.executable, script, str(folder)))
+    timers, refused = inside.pop("timers")
+    assert (0 < timers <= 256, refused) == (True, "EAGAIN")
+    assert inside == {key: [0, "EPERM"] for key in inside}
+    assert {error for _, error in outside.values()} == {None}
 
 
 async def test_files_that_are_roots_alone_are_refused_with_the_remedy(tmp_path):

@@ -311,6 +311,7 @@ _OTHERS: dict[str, Probe] = {
     "typing into a terminal": lambda _: _syscall(JUDGED["ioctl"], 0, 0x5412, 0),
     "typing by a longer number": lambda _: _syscall(JUDGED["ioctl"], 0, 0x1_0000_5412, 0),
     "console selection": lambda _: _syscall(JUDGED["ioctl"], 0, 0x541C, 0),
+    "a lease on a file": lambda _: _syscall(JUDGED["fcntl"], -1, fcntl.F_SETLEASE, fcntl.F_WRLCK),
     "calls of x32": _calls_of_x32,
     "calls of 32 bits": _calls_of_32_bits,
     "becoming root": _do("user 0", os.setuid, 0),

@@ -27,6 +27,8 @@ CLONE_NEW_ANY = 0x7E020000
 _SET_DEATH_SIGNAL, _SIGKILL = 1, 9
 TERMINAL_REQUESTS = (0x5412, 0x541C, 0x5423)
 """TIOCSTI and TIOCLINUX type into a terminal, TIOCSETD loads line disciplines."""
+FILE_REQUESTS = (1024, 1026, 1040)
+"""F_SETLEASE, F_NOTIFY, F_SETDELEG."""
 _AF_UNIX, _AF_INET, _AF_INET6, _SOCK_STREAM, _SOCK_SEQPACKET, _IPPROTO_TCP = 1, 2, 10, 1, 5, 6
 _X32 = 0x40000000 - 1
 
@@ -79,13 +81,19 @@ def compile_filter(machine: Machine) -> bytes:
 def _rules() -> dict[str, list[Instruction]]:
     """Return, for each judged call, instructions that end with its verdict."""
     allow, refuse = (_RETURN, 0, 0, ALLOW), _refuse(errno.EPERM)
-    terminal: list[Instruction] = [_argument(1)]  # the low half alone is what the kernel looks at
-    for request in TERMINAL_REQUESTS:
-        terminal += [(_JUMP_EQUAL, 0, 1, request), refuse]
+
+    def unless(requests: tuple[int, ...]) -> list[Instruction]:
+        """Refuse these values of the second argument, of which the kernel reads the low half alone."""
+        each = [((_JUMP_EQUAL, 0, 1, request), refuse) for request in requests]
+        return [_argument(1), *(line for pair in each for line in pair), allow]
+
     return {
         "clone": [_argument(0), (_JUMP_BITS, 0, 1, CLONE_NEW_ANY), refuse, allow],
         "clone3": [_refuse(errno.ENOSYS)],
-        "ioctl": [*terminal, allow],
+        "ioctl": unless(TERMINAL_REQUESTS),
+        # The sandbox of an ordinary user owns what that user does. With a lease on a file that is shown, it
+        # would make every program outside wait 45 s to open it.
+        "fcntl": unless(FILE_REQUESTS),
         # Process 1 has to go with bubblewrap's outermost process. It runs what others in here write into its
         # memory (`/proc/1/mem`), and without this the sandbox could have it stay when its host is killed.
         "prctl": [

@@ -37,6 +37,9 @@ _LAST_OUTPUT_SECONDS = 2.0
 _FILES_AT_FIRST = 1 << 20
 """Open files of the first program, before anything untrusted runs; it then takes the policy's limit."""
 
+_SIGNALS = 256
+"""Timers and queued signals. The kernel counts them for the user, as whom the host may run."""
+
 
 @dataclass(frozen=True)
 class Sandbox:
@@ -284,6 +287,7 @@ def _limits(policy: SandboxPolicy, group: Group) -> dict[str, tuple[int, int]]:
     limits = {
         "RLIMIT_CORE": 0,
         "RLIMIT_MEMLOCK": 0,
+        "RLIMIT_SIGPENDING": _SIGNALS,
         "RLIMIT_FSIZE": policy.file,
         "RLIMIT_NOFILE": _FILES_AT_FIRST,
     }
