@@ -85,7 +85,7 @@ async def test_private_environments_are_seen_by_their_readers_alone(filled, make
 async def test_namespaces_are_described(filled):
     listed = (await filled.get("/simple/namespaces")).json()
     assert [(one["name"], one["owner"]) for one in listed] == [("alice", "alice"), ("bob", "bob")]
-    assert (await filled.get("/simple/namespace/Bob")).json() == listed[1]
+    assert (await filled.get("/simple/namespace/Bob", follow_redirects=True)).json() == listed[1]
     assert (await filled.get("/simple/namespace/carol")).status_code == 404
 
 

@@ -21,6 +21,7 @@ from wander.wire.gate import CONTROL, Refused, TextKind, read_json
 from wander_hub.http.bodies import whole
 from wander_hub.http.boundary import Needs, needs_of
 from wander_hub.http.problems import HubProblem
+from wander_hub.http.spelling import may_be_misspelt, redirect_misspelt
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -65,8 +66,11 @@ class HubRoute(APIRoute):
     def get_route_handler(self) -> Handler:
         """Return what answers a request."""
         handle, needs, kind = super().get_route_handler(), needs_of(self.dependant), self.body_kind
+        is_upload = self.path.rstrip("/").endswith("/legacy")  # twine and uv follow no redirect of one
 
         async def admit(request: Request) -> Response:
+            if not is_upload and may_be_misspelt(request) and (redirect := redirect_misspelt(request)):
+                return redirect
             if isinstance(needs, Needs) and kind is not None:
                 await run_in_threadpool(needs, request)
             return await handle(request if kind is None else await _read(request, kind))

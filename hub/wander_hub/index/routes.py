@@ -15,7 +15,6 @@ from fastapi import Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
-from wander_hub import names
 from wander_hub.database import Database
 from wander_hub.environments import service as environment_service
 from wander_hub.environments.models import File
@@ -72,16 +71,7 @@ def list_namespaces(request: Request, database: HubDatabase) -> list[NamespaceIn
 def get_namespace(request: Request, database: HubDatabase, namespace: str) -> NamespaceInfo:
     """Tell whose a namespace is (PEP 752)."""
     with database.read(optional_identity(request)) as session:
-        return service.find_namespace(session, names.normalise_environment(namespace))
-
-
-@router.api_route("/simple", methods=["GET", "HEAD"], include_in_schema=False)
-@router.api_route("/simple/{project}", methods=["GET", "HEAD"], include_in_schema=False)
-@router.api_route("/{owner}/simple", methods=["GET", "HEAD"], include_in_schema=False)
-@router.api_route("/{owner}/simple/{project}", methods=["GET", "HEAD"], include_in_schema=False)
-def add_slash(request: Request, owner: str | None = None, project: str | None = None) -> Response:
-    """Every address of the index ends with a slash."""
-    return _redirect(request, _index_path(owner, project))
+        return service.find_namespace(session, namespace)
 
 
 @_serve("/simple/", _PAGES, 401, 406, 422)
@@ -143,8 +133,6 @@ async def list_sole_files(
 
     A name that the hub holds never comes from elsewhere. With `held`, every other name is a 404.
     """
-    if names.normalise_environment(project) != project:
-        return _redirect(request, f"/{owner}/index/{names.normalise_environment(project)}/")
     upstream: Upstream = request.app.state.upstream
     media_type, encoding = (
         _media_type(request, format),
@@ -223,8 +211,6 @@ def get_file(
 
 
 def _project_page(request: Request, database: Database, place: Place, wanted: str | None) -> Response:
-    if names.normalise_environment(place.project) != place.project:
-        return _redirect(request, _index_path(*place))
     media_type = _media_type(request, wanted)
     encoding = choose_encoding(request.headers.get("accept-encoding"))
     with database.read(optional_identity(request)) as session:
@@ -286,7 +272,7 @@ def _answer(request: Request, answer: Answer) -> Response:
 
 def _index_path(owner: str | None, project: str | None) -> str:
     root = f"/{owner}/simple/" if owner else "/simple/"
-    return root + (f"{names.normalise_environment(project)}/" if project else "")
+    return root + (f"{project}/" if project else "")
 
 
 def _redirect(request: Request, path: str, status: int = 301) -> Response:

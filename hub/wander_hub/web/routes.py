@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
-from urllib.parse import quote
 
 from fastapi import Depends, Query, Request
 from fastapi.routing import APIRoute
 from pydantic import BeforeValidator, Field
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 from wander.wire import Problem, RunDetail
 from wander.wire.models import ModelRevision
 from wander.wire.postings import LinkedRun
@@ -137,11 +136,8 @@ def list_models(visit: Visiting) -> Response:
 @router.get("/{owner}")
 def show_owner(visit: Visiting, owner: str, cursor: Cursor = None) -> Response:
     """One owner's environments."""
-    name = names.normalise_owner(owner)
-    owner_id = environments.require_owner(visit.session, name).id
-    if name != owner:
-        return RedirectResponse(f"/{name}", 301)
-    wanted = EnvironmentFilter(owner=name, limit=_PER_PAGE, cursor=cursor)
+    owner_id = environments.require_owner(visit.session, owner).id
+    wanted = EnvironmentFilter(owner=owner, limit=_PER_PAGE, cursor=cursor)
     found = environments.list_page(visit.session, wanted)
     if visit.as_json:
         return as_json(found)
@@ -151,7 +147,7 @@ def show_owner(visit: Visiting, owner: str, cursor: Cursor = None) -> Response:
     viewer = visit.caller
     return visit.page(
         "owner.html",
-        owner=name,
+        owner=owner,
         found=found,
         packages=packages,
         models=pushed,
@@ -164,8 +160,6 @@ def show_owner(visit: Visiting, owner: str, cursor: Cursor = None) -> Response:
 @router.get("/{owner}/{name}/versions/{version}")
 def show_environment(visit: Visiting, owner: str, name: str, version: str = "latest") -> Response:
     """One environment: what it is, how to run it, who published what, and its best results."""
-    if moved := _moved(owner, name):
-        return moved
     if visit.as_json:
         if version == "latest":
             return as_json(environments.detail(visit.session, owner, name, visit.base_url))
@@ -186,8 +180,6 @@ def show_source(
     archive: source.Archive = "wheel",
 ) -> Response:
     """The source code of one version, a file at a time: of its wheel, or of its source archive."""
-    if moved := _moved(owner, name, f"/versions/{quote(version)}/source"):
-        return moved
     found = environments.find(visit.session, owner, name)
     files = source.find_source(visit.session, visit.storage, found, version, file, archive)
     if visit.as_json:
@@ -215,8 +207,6 @@ def show_changes(
     new: Annotated[str, Query(max_length=100)] = "latest",
 ) -> Response:
     """What a version changed of another one, or of the one before it, line by line."""
-    if moved := _moved(owner, name, f"/changes{query_string(old=old, new=new)}"):
-        return moved
     found = changes.show_changes(visit.session, visit.storage, owner, name, old, new)
     return as_json(found) if visit.as_json else visit.page("changes.html", view=found)
 
@@ -234,8 +224,6 @@ def show_leaderboard(
     stratum: Stratum = None,
 ) -> Response:
     """One leaderboard; `column` names what to show beside what every board shows, `stratum` a part of it."""
-    if moved := _moved(owner, name, "/leaderboard"):
-        return moved
     if visit.as_json:
         found = environments.find(visit.session, owner, name)
         shown = leaderboards.leaderboard(
@@ -262,8 +250,6 @@ def show_leaderboard(
 @router.get("/models/{owner}/{name}/{revision}")
 def show_model(visit: Visiting, owner: str, name: str, revision: str = LATEST) -> Response:
     """One model: its card, its files, how to run it, and which runs used these weights."""
-    if moved := _moved(owner, name, under="/models"):
-        return moved
     if visit.as_json:
         found = find(visit.session, owner, name)
         if "revision" not in visit.request.path_params:
@@ -327,12 +313,6 @@ def problem_page(request: Request, problem: Problem, headers: dict[str, str]) ->
     own = "Content-Security-Policy"  # it lets the scripts of pages in
     answer.headers.update({**headers, own: answer.headers[own]})
     return answer
-
-
-def _moved(owner: str, name: str, page: str = "", under: str = "") -> RedirectResponse | None:
-    """Send a differently spelt name to where it lives; None when it is spelt right."""
-    right = f"/{names.normalise_owner(owner)}/{names.normalise_environment(name)}"
-    return RedirectResponse(f"{under}{right}{page}", 301) if right != f"/{owner}/{name}" else None
 
 
 for _route in (*router.routes, *(one for part in _PARTS for one in part.routes)):

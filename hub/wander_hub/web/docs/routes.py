@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import Annotated
 
 from fastapi import Depends, Query, Request
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from wander.types import Record
 
 from wander_hub.database import fill
@@ -73,17 +73,13 @@ def show_page(request: Request, path: str) -> Response:
     """One page, as Markdown where its address ends so or the request asks for that."""
     pages = list(list_pages().values())
     names = [one.path for one in pages]
-    wanted = path.removesuffix(_MARKDOWN).strip("/")
-    if not wanted:
-        return RedirectResponse("/docs", 301)
+    wanted = path.removesuffix(_MARKDOWN)
     if wanted not in names:
         hint = "`/docs` lists all pages and searches them"
         raise HubProblem(404, "no_such_page", f"the documentation has no page `{path[:100]}`", hint=hint)
     if path.endswith(_MARKDOWN) or wants(request, _MARKDOWN_TYPE):
         headers = {"Cache-Control": REVALIDATE, "Vary": "Accept"}
         return PlainTextResponse(_library(request).read(wanted), media_type=_MARKDOWN_TYPE, headers=headers)
-    if wanted != path:
-        return RedirectResponse(f"/docs/{wanted}", 301)
     place = names.index(wanted)
     if wants_json(request):
         text = _library(request).read(wanted)

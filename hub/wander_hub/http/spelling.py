@@ -1,0 +1,89 @@
+"""One address for everything: other spellings of it redirect to the one that the hub writes itself.
+
+Capital letters, and slashes that are missing, doubled or at the end, make no other address; neither do the
+spellings of a project that PEP 503 takes for one. Paths of this module have no `//` at their beginning, so a
+redirect never leads to another host.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from fastapi import FastAPI
+from fastapi.routing import iter_route_contexts
+from starlette.requests import Request
+from starlette.responses import RedirectResponse
+from starlette.routing import compile_path
+
+from wander_hub.names import (
+    RESERVED_ENVIRONMENTS,
+    RESERVED_OWNERS,
+    normalise_environment,
+    normalise_owner,
+)
+
+_SPELLINGS = {
+    **dict.fromkeys(("owner", "user", "organisation", "part", "path"), normalise_owner),
+    **dict.fromkeys(("name", "project", "namespace"), normalise_environment),
+}
+"""How parameters of paths are written; all others have one spelling, as has the `name` of a file."""
+_SAFE = frozenset({"GET", "HEAD"})
+
+
+@dataclass(frozen=True)
+class _Pattern:
+    matches: re.Pattern[str]
+    """The path of a route in any letters, without a slash at its end."""
+    format: str
+    methods: frozenset[str]
+
+
+def _patterns_of(app: FastAPI) -> list[_Pattern]:
+    known: list[_Pattern] | None = getattr(app.state, "patterns", None)
+    if known is not None:
+        return known
+    patterns = []
+    for context in iter_route_contexts(app.routes):
+        path = context.path or "/"
+        pattern = compile_path(path.rstrip("/"))[0].pattern
+        methods = frozenset(getattr(context.original_route, "methods", None) or ())
+        patterns.append(_Pattern(re.compile(pattern, re.IGNORECASE), compile_path(path)[1], methods))
+    app.state.patterns = patterns
+    return patterns
+
+
+def may_be_misspelt(request: Request) -> bool:
+    """Return whether the path that a route matches may be another spelling of a path of the hub."""
+    path, params = request.scope["path"], request.path_params
+    return (
+        (params.get("owner") or params.get("project")) in RESERVED_OWNERS
+        or params.get("name") in RESERVED_ENVIRONMENTS
+        or _write(params) != params
+        or "//" in path
+        or ("path" in params and path.endswith("/"))
+    )
+
+
+def redirect_misspelt(request: Request) -> RedirectResponse | None:
+    """Return the redirect to the hub's spelling of a path; None for that spelling and for an unknown path."""
+    given = request.scope["path"]
+    path = re.sub("/+", "/", given).rstrip("/")
+    for pattern in _patterns_of(request.app):
+        found = pattern.matches.fullmatch(path)
+        if found is None or request.method not in pattern.methods:
+            continue
+        right = pattern.format.format(**_write(found.groupdict()))
+        if right == given:
+            return None
+        query = f"?{request.url.query}" if request.url.query else ""
+        return RedirectResponse(quote(right, safe="/@+!:,~") + query, 301 if request.method in _SAFE else 308)
+    return None
+
+
+def _write(params: dict[str, str]) -> dict[str, str]:
+    return {
+        name: value if name == "name" and "owner" not in params else _SPELLINGS.get(name, str)(value)
+        for name, value in params.items()
+    }
