@@ -116,8 +116,8 @@ def test_a_verification_survives_the_death_of_the_hub(
         assert running["state"] == "running"
         os.kill(hub.process.pid, signal.SIGKILL)
         hub.process.wait()
-        gate.touch()
         until(lambda: not processes_with(run_id), "what the hub had started has ended")
+        gate.touch()
     with live_hub(tmp_path / "hub", **settings) as hub:
         found = settled(hub, run_id)
         assert found["level"] == "replayed", found["level_reason"]
@@ -171,6 +171,7 @@ def test_a_verification_survives_the_death_of_its_worker_and_of_the_hub(
             reached.unlink()
             first.kill()
             first.wait()
+            until(lambda: not processes_with(run_id), "what the first worker had started has ended")
             second = start_worker(hub)
             until(reached.exists, "the second one takes it up", hub)
             os.kill(hub.process.pid, signal.SIGKILL)
@@ -183,7 +184,6 @@ def test_a_verification_survives_the_death_of_its_worker_and_of_the_hub(
             assert (once["report"]["same"], once["report"]["differing"]) == (6, 0)
             second.send_signal(signal.SIGTERM)
             assert second.wait(PATIENCE) == 0
-        until(lambda: not processes_with(run_id), "what the first worker had started has ended")
 
 
 def test_a_hub_without_a_sandbox_opens_no_file_that_a_run_names(mirror: str, tmp_path: Path) -> None:

@@ -41,6 +41,18 @@ from wander_hub.rights.tokens import add_token
 
 logger = logging.getLogger("wander_hub")
 
+_START = """
+import os, runpy, signal, threading
+
+def end_with_hub(lifeline):
+    os.read(lifeline, 1)
+    os.killpg(0, signal.SIGKILL)
+
+threading.Thread(target=end_with_hub, args=(os.dup(0),), daemon=True).start()
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+runpy.run_module("wander_client", run_name="__main__", alter_sys=True)
+"""
+"""Runs `wander` until the hub ends, however that ends: standard input is a pipe whose other end it holds."""
 _PASSED = ("PATH", "LANG", "TMPDIR", "HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "HTTPS_PROXY", "NO_PROXY")
 _PASSED_STARTS = ("UV_", "PIP_")
 """How operators name the package index that environments' dependencies come from."""
@@ -161,8 +173,8 @@ class ClientProgram:
                 each.unlink(missing_ok=True)
         try:
             process = subprocess.Popen(  # noqa: S603 - this interpreter, our own words
-                [sys.executable, "-P", "-m", "wander_client", *words],
-                stdin=subprocess.DEVNULL,
+                [sys.executable, "-P", "-c", _START, *words],
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env={
@@ -178,6 +190,7 @@ class ClientProgram:
             )
         except OSError as error:
             raise JobPostponed(f"`wander` cannot be started: {error.strerror}") from error
+        assert process.stdin is not None
         assert process.stderr is not None
         own_log = self._folder / f"{words[0]}-{context.lease.job_id}.log"  # others may run at the same time
         log = threading.Thread(target=_keep_log, args=(process.stderr, own_log), daemon=True)
@@ -188,6 +201,7 @@ class ClientProgram:
             with suppress(ProcessLookupError):  # it has ended, with all that it started
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            process.stdin.close()
             log.join(_GRACE_SECONDS)
             with suppress(FileNotFoundError):
                 own_log.replace(self._folder / f"{words[0]}.log")
