@@ -50,6 +50,8 @@ def main(argv: Sequence[str] | None = None, *, transport: httpx.BaseTransport | 
     """
     # To look for plugins, pydantic reads the metadata of every installed package: 30 ms of each command.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    # httpx imports a command line of its own, with click, rich and pygments, if they are there: 40 ms more.
+    sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
     arguments = list(sys.argv[1:] if argv is None else argv)
     output = Output("json" if "--json" in arguments else "plain")
     debug = "--debug" in arguments
