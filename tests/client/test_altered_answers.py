@@ -23,6 +23,7 @@ from command_line import HubRoom, Result, Wander
 from lying_hub import LyingHub, Reply
 from saved_runs import write_run
 from small_models import checkpoint
+from wander_client.commands import COMMANDS as ALL_COMMANDS
 from wander_client.hub import connection
 from wander_client.hub.connection import Limits
 
@@ -82,7 +83,30 @@ COMMANDS: list[list[str]] = [
     ["auth", "invitation", "list"],
     ["login", "--token-file", "./token"],
     ["install", "admin/say-env@0.1.0"],
+    ["check", "admin/say-env"],
+    ["eval", "admin/say-env", "-m", "scripted:say", "-n", "1"],
+    ["train", "admin/say-env", "--model", "admin/tiny", "--dry-run"],
+    ["worker", "admin/say-env"],
+    ["env", "use", "admin/say-env"],
+    ["env", "play", "admin/say-env"],
+    ["env", "lock", "admin/say-env@0.1.0"],
+    ["env", "export", "admin/say-env", "--to", "skyrl", "--out", "./out"],
+    ["env", "publisher", "list", "admin/say-env"],
+    ["model", "delete", "admin/tiny", "--yes"],
+    ["env", "delete", "admin/say-env", "--yes"],
+    ["auth", "logout"],
 ]
+ASK_NO_HUB = {
+    *("new", "runs merge", "runs plot", "runs schema", "env uninstall", "env import", "cache", "sandbox"),
+    *("model new", "model tools", "model sft", "completion"),
+}
+BUILD_FIRST = {"publish"}
+"""A hub's answers come after a build of seconds."""
+
+
+def test_every_command_is_tried_or_asks_no_hub() -> None:
+    tried = {name for words in COMMANDS for name in ALL_COMMANDS if " ".join(words).startswith(name)}
+    assert set(ALL_COMMANDS) - tried == ASK_NO_HUB | BUILD_FIRST
 
 
 def places_in(value: Any, here: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

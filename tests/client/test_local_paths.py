@@ -18,7 +18,7 @@ from saved_runs import write_run
 from wander.evals.store.folder import RunFolder
 from wander.types import Failure
 from wander.wire.models import CheckpointFacts
-from wander_client.hub.local_paths import publish_manifest, publish_settings, publish_text
+from wander_client.hub.local_paths import local_arguments, publish_manifest, publish_settings, publish_text
 from wander_client.training.card import write_card
 
 FACTS = CheckpointFacts("LlamaForCausalLM", 32)
@@ -77,6 +77,7 @@ def test_the_hub_has_no_path_of_the_publisher(
     failing(evaluated, f"[Errno 2] No such file: '{person}/rows.jsonl' (also {person}: gone)")
     posted = hub.wander("post", str(evaluated), "--json")
     assert posted.status == 0, posted.out
+    assert "`root`" in posted.json["warnings"][0], "which anybody else would look for in vain"
     trained = write_run(home / "runs" / "two", rewards=[1.0], model="mine")
     change_manifest(trained, kind="training", training=settings_of(person))
     alert = {"step": 1, "rule": "entropy_low", "message": f"see {person}/x"}
@@ -119,6 +120,18 @@ def test_settings_name_where_weights_can_be_got(home: Path, person: Path) -> Non
     assert found["teacher"] == {"path": "mine"}
     assert found["players"]["opponent"]["model"] == "mine"
     assert found["environment"]["arguments"] == {"rows": "~/rows.jsonl", "root": "/tmp"}
+
+
+def test_arguments_that_are_paths_of_this_machine_are_found(person: Path, tmp_path: Path) -> None:
+    (person / "rows.jsonl").touch()
+    arguments = {
+        "one": "~/rows.jsonl",
+        "two": {"inner": [str(tmp_path)]},
+        "three": "/nowhere/of this/machine",
+        "four": "openai/gsm8k",
+        "five": 5,
+    }
+    assert local_arguments(arguments) == ["one", "two"]
     for path, name in (
         ("Qwen/Qwen3-0.6B", "hf:Qwen/Qwen3-0.6B"),
         ("hf:Qwen/Qwen3-0.6B", "hf:Qwen/Qwen3-0.6B"),

@@ -56,6 +56,23 @@ def publish_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def local_arguments(arguments: Mapping[str, Any]) -> list[str]:
+    """Return the names of an environment's arguments in which something of this machine is named by its path.
+
+    What is played depends on arguments, so they are posted unchanged, but for the home folder.
+    """
+    found: set[str] = set()
+    for name, value in arguments.items():
+
+        def note(text: str, name: str = name) -> str:
+            if _is_full(text) and os.path.lexists(os.path.expanduser(text)):
+                found.add(name)
+            return text
+
+        _walk(value, note)
+    return sorted(found)
+
+
 def publish_rollout(line: bytes) -> bytes:
     """Return the line of a rollout as it is posted: of one that failed, the error names no home folder."""
     if not any(home in line for home in _in_json(_homes())):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from wander_client.environments.location import require_published
 from wander_client.errors import ClientError
 from wander_client.hub import posting
+from wander_client.hub.local_paths import local_arguments
 
 if TYPE_CHECKING:
     from wander.evals.store.folder import RunFolder
@@ -48,6 +49,11 @@ def pack(context: Invocation, folder: RunFolder, *, incomplete: bool = False) ->
                 code="incomplete_run",
             )
         _refuse_secrets(context, folder)
+        for name in local_arguments(manifest.environment.arguments):
+            context.output.warn(
+                f"the environment's argument `{name}` is a path of this machine: it is posted as it is, and "
+                "the run is not played again elsewhere"
+            )
         yield parcel
 
 
