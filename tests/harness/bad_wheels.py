@@ -689,6 +689,7 @@ METADATA = [
     Case("a content type that is none", "bad_metadata", lambda: meta("Description-Content-Type: text/html")),
     Case("an extra that is none", "bad_metadata", lambda: meta("Provides-Extra: a b")),
     Case("a licence that is no expression", "bad_metadata", lambda: meta("License-Expression: Free Beer")),
+    Case("two licences", "bad_metadata", lambda: meta("License-Expression: MIT\nLicense: MIT")),
     Case("a licence file outside", "bad_metadata", lambda: meta("License-File: ../LICENSE")),
     Case("a field before its time", "bad_metadata", lambda: meta("License-Expression: MIT", version="2.1")),
     Case("a dynamic name", "bad_metadata", lambda: meta("Dynamic: Name")),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 from datetime import datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from wander_hub.environments import readme
 from wander_hub.environments.readme import clean, list_headings, place, render
 from wander_hub.web import text
 
@@ -114,9 +116,125 @@ def test_remote_images_become_links():
     assert '<img src="image?file=plot.png" alt="local"' in page
 
 
-def test_other_formats_are_shown_as_written():
-    assert render("Title\n=====\n<b>", "text/x-rst") == "<pre>Title\n=====\n&lt;b&gt;</pre>"
+def test_plain_text_is_shown_as_written():
+    assert render("Title\n=====\n<b>", "text/plain") == "<pre>Title\n=====\n&lt;b&gt;</pre>"
     assert render("  ", "text/plain") == ""
+
+
+def rst(text: str) -> str:
+    return render(text, "text/x-rst")
+
+
+def test_restructuredtext_is_rendered():
+    page = rst(
+        "reverse-text\n============\n\nSee `the code <src/a.py>`_ and Part_. [1]_\n\n.. [1] So.\n\n"
+        "Part\n----\n\n.. image:: img/a.png\n\n.. code:: python\n\n   x = 1\n\n"
+        "=== ===\n a   b\n=== ===\n 1   2\n=== ===\n\n:math:`x^2`\n"
+    )
+    assert '<h1 id="readme-reverse-text">reverse-text</h1>' in page
+    assert list_headings(page) == [(2, "readme-part", "Part")]
+    for part in ('<a href="src/a.py"', '<a href="#readme-part"', '<img src="image?file=img/a.png"', "<msup>"):
+        assert part in page
+    assert '<pre><code class="language-python">x = 1</code></pre>' in page
+    assert (page.count("<th>"), page.count("<td>")) == (2, 2)
+    assert clean(page) == page
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        ".. raw:: html\n\n   <script>alert(1)</script>",
+        ".. role:: raw-html(raw)\n   :format: html\n\n:raw-html:`<script>alert(1)</script>`",
+        ".. include:: /etc/passwd",
+        ".. literalinclude:: /etc/passwd",
+        ".. csv-table::\n   :file: /etc/passwd",
+        ".. csv-table::\n   :url: http://127.0.0.1:1/x",
+        ".. image:: /etc/passwd\n   :scale: 50",
+        "`x <javascript:alert(1)>`_",
+        ".. image:: https://evil.example/pixel.png\n   :target: javascript:alert(1)",
+        ".. meta::\n   :http-equiv=refresh: 0;url=https://evil.example",
+        ".. class:: top\n\n.. container:: x\n   :name: main\n\n   x",
+        "`x",
+    ],
+)
+def test_nothing_in_restructuredtext_acts_or_reads_a_file(hostile):
+    page = rst(f"before\n\n{hostile}\n\nafter").lower()
+    for forbidden in ("<script", "<img", "<meta", 'href="javascript', "root:x:0", ' class="top', ' id="main'):
+        assert forbidden not in page
+    assert "before" in page
+    assert "after" in page
+
+
+def test_restructuredtext_that_takes_long_is_shown_as_written(monkeypatch):
+    text = "- a\n" * 1000
+    assert "<li>" in rst(text)
+    monkeypatch.setattr(readme, "_RST_SECONDS", 0.0)
+    assert rst(text) == f"<pre>{text}</pre>"
+    assert rst("x\n" * 40_000).startswith("<pre>"), "too long"
+    assert sys.getprofile() is None
+
+
+def test_roles_of_one_readme_are_not_those_of_the_next():
+    assert "<em>x</em>" in rst(".. role:: shout(emphasis)\n\n:shout:`x`")
+    assert rst(":shout:`x`").startswith("<pre>")
+    assert "<em>x</em>" in rst(".. role:: strong(emphasis)\n\n:strong:`x`")
+    assert "<strong>x</strong>" in rst(":strong:`x`")
+
+
+@given(st.text(st.sampled_from("a` *|_:.-=+\n[]<>#"), max_size=300))
+def test_no_text_breaks_the_renderer_of_restructuredtext(written):
+    page = rst(written)
+    assert "<script" not in page
+    assert clean(page) == page or page.startswith("<pre>")
+
+
+@pytest.mark.parametrize(
+    ("link", "target"),
+    [
+        ("src/a.py", "source?file=src/a.py"),
+        ("./src/../LICENSE", "source?file=LICENSE"),
+        ("/docs/a%20b.md#part-1", "source?file=docs/a%20b.md#part-1"),
+        ("docs/", "source?file=docs"),
+        ("a.py?raw=1#L3", "source?file=a.py#L3"),
+        (".", "source"),
+        ("a&b.py", "source?file=a%26b.py"),
+        ("../other", None),
+        ("%2e%2e/other", None),
+        ("#part", "#readme-part"),
+        ("https://example.org/a", "https://example.org/a"),
+        ("//example.org/a", "//example.org/a"),
+        ("mailto:a@example.org", "mailto:a@example.org"),
+    ],
+)
+def test_relative_links_lead_into_the_source(link, target):
+    for page in (html(f"[x]({link})"), html(f'<a title="t" href="{link}">x</a>'), rst(f"`x <{link}>`__")):
+        placed = place(page, "/alice/reverse-text/versions/1.0+a/")
+        found = re.findall(r'href="([^"]*)"', placed)
+        at = "/alice/reverse-text/versions/1.0+a/" if target and target.startswith("source") else ""
+        assert found == ([at + target] if target else []), page
+        assert 'href="source' not in place(page, None)
+
+
+@pytest.mark.parametrize(
+    ("written", "addresses"),
+    [
+        ("See https://example.org/a?b=1&c=2#d.", ["https://example.org/a?b=1&amp;c=2#d"]),
+        ("(https://example.org/x_(y))", ["https://example.org/x_(y)"]),
+        ("<b>http://a.example</b>, https://b.example!", ["http://a.example", "https://b.example"]),
+        ("[https://a.example](https://b.example)", ["https://b.example"]),
+        ("[`a` https://a.example](https://b.example)", ["https://b.example"]),
+        ("`https://a.example` xhttps://a.example https:// javascript:https", []),
+        ("    https://a.example/in/code", []),
+        ("| a |\n|---|\n| https://a.example |", ["https://a.example"]),
+        ('https://a.example/"onclick="x', ["https://a.example/"]),
+        ("<https://a.example>", ["https://a.example"]),
+    ],
+)
+def test_bare_addresses_become_links(written, addresses):
+    page = html(written)
+    assert re.findall(r'<a href="([^"]*)" rel="nofollow noopener noreferrer">', page) == addresses
+    assert page.count("<a ") == len(addresses)
+    assert clean(page) == page
 
 
 @given(st.text(max_size=300))

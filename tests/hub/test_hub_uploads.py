@@ -72,6 +72,11 @@ async def test_wheel_and_source_archive_share_a_version(hub, make_wheel, monkeyp
     told = (await hub.get(tests, headers={"Accept": "application/json"})).json()
     assert (told["archive"], told["wheel"], told["text"]) == ("source", SDIST, "assert 1 < 2\n")
     assert (await hub.get(f"{page}?archive=source&file=../x")).status_code == 404
+    for file in ("tests/test_it.py", "tests", "tests/"):  # as a README links to them
+        found = (await hub.get(page, params={"file": file}, headers={"Accept": "application/json"})).json()
+        assert (found["archive"], found["shown"]) == ("source", "tests/test_it.py")
+    for file in ("test", "x.py", ""):
+        assert (await hub.get(page, params={"file": file})).status_code == 404
     monkeypatch.setattr(files, "_MOST_BYTES", 100)
     answer = await hub.get(tests, headers={"Accept": "application/json", "Cookie": "none=1"})
     assert answer.json()["code"] == "source_too_large"

@@ -1,4 +1,4 @@
-"""Renders a README to HTML that is safe to show: markdown, then an allow-list of tags and attributes.
+"""Renders a README to HTML that is safe to show: Markdown or reStructuredText, then an allow-list of tags.
 
 Remote images are turned into links: showing them would tell their server who reads the page. Images that the
 package ships are shown, from the hub.
@@ -9,10 +9,13 @@ from __future__ import annotations
 import html
 import posixpath
 import re
+import sys
+import threading
+import time
 from collections import Counter
 from itertools import islice
-from typing import NamedTuple
-from urllib.parse import quote, unquote
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote, urlsplit
 from xml.etree import ElementTree
 
 from markupsafe import Markup
@@ -40,6 +43,7 @@ _ATTRIBUTES = {
     "mover": {"accent"},
     "mfrac": {"linethickness"},
     "mtable": {"columnalign", "rowspacing", "columnspacing"},
+    "span": {"id"},
     **{tag: {"id"} for tag in _NAMED},
 }
 PREFIX = "readme-"
@@ -75,6 +79,39 @@ _MOST_HEADINGS = 200
 _LONG_TEXT = re.compile(r"(?<=>)[^<>]{2001,}")
 _PIECE = re.compile(r"[^<>]{2000}(?:[^<>&;\s]{0,40};)?")
 _LONGEST_FORMULA = 2000
+_LINK = re.compile(r'(<a\b[^<>]*?\bhref=)"([^"]*)"')
+_ADDRESS = re.compile(
+    r"""(?P<kept><(a|pre|code|math)\b.*?</\2>|<[^<>]*>)|\bhttps?://[A-Za-z0-9\[](?:[^\s<>"'&]|&amp;)*""",
+    re.DOTALL,
+)
+"""An address in the text of cleaned HTML; or a tag, or what keeps its text as it is."""
+_AFTER_ADDRESS = re.compile(r"[?!.,:;*_~]+$")
+"""What ends a sentence and not the address in it."""
+_SECTION = re.compile(r'<section id="([^"]*)">\s*<(h[1-6])>')
+_RST_CODE = re.compile(r'<pre class="code (\w+) literal-block"><code>')
+_MOST_RST = 64 * 1024
+"""Characters of reStructuredText that is rendered: docutils takes a second for 100,000."""
+_RST_SECONDS = 0.8
+"""Processor time of docutils for one text; some texts take it time by their square."""
+_RST_CALLS = 64
+_RST = {
+    "file_insertion_enabled": False,
+    "raw_enabled": False,
+    "_disable_config": True,
+    "doctitle_xform": False,
+    "docinfo_xform": False,
+    "initial_header_level": 1,
+    "line_length_limit": 10_000,
+    "math_output": "MathML",
+    "syntax_highlight": "none",
+    "strip_comments": True,
+    "report_level": 5,
+    "halt_level": 2,
+    "warning_stream": False,
+    "traceback": True,
+}
+_DOCUTILS = threading.Lock()
+"""docutils keeps the roles that a text defines in a table of the process."""
 _MOST_MATH, _OF_FORMULA = 100_000, 50
 """Characters of the formulas of one README that become MathML, which is far longer, and what each costs."""
 
@@ -89,13 +126,23 @@ class Heading(NamedTuple):
 
 
 def render(text: str, content_type: str) -> str:
-    """Return safe HTML, in a time that grows as the text; what is not Markdown is shown as it was written."""
-    import pyromark
+    """Return safe HTML, in a bounded time.
 
+    Plain text, and a text that cannot be rendered or takes too long, is shown as it was written.
+    """
     text = _DECEIVING.sub("\ufffd", text)
     plain = f"<pre>{html.escape(text)}</pre>" if text.strip() else ""
-    if content_type != "text/markdown" or len(text) > _MOST_RENDERED:
+    draw = {"text/markdown": _draw_markdown, "text/x-rst": _draw_rst}.get(content_type)
+    raw = draw(text) if draw is not None and len(text) <= _MOST_RENDERED else None
+    if raw is None or len(raw) > _MOST_HTML or _is_deep(raw):
         return plain
+    cleaned = _REMOTE.sub("", clean(_IMAGE.sub(_image, raw)))
+    return _add_anchors(_ADDRESS.sub(_link_address, cleaned))
+
+
+def _draw_markdown(text: str) -> str:
+    import pyromark
+
     options = pyromark.Options
     raw = pyromark.html(
         text,
@@ -105,11 +152,56 @@ def render(text: str, content_type: str) -> str:
         | options.ENABLE_TASKLISTS
         | options.ENABLE_MATH,
     )
-    if len(raw) > _MOST_HTML or _is_deep(raw):
-        return plain
+    if len(raw) > _MOST_HTML:
+        return raw
     raw = _TASK.sub(lambda box: "☑ " if box[1] else "☐ ", _ALIGNED.sub(r'align="\1"', raw))
-    raw = _FORMULA.sub(_Formulas().draw, raw)
-    return _add_anchors(_REMOTE.sub("", clean(_IMAGE.sub(_image, raw))))
+    return _FORMULA.sub(_Formulas().draw, raw)
+
+
+class _TooSlow(BaseException):
+    """Raised inside docutils, which catches every `Exception` of some directives."""
+
+
+def _draw_rst(text: str) -> str | None:
+    """Return HTML of reStructuredText; None for a text with errors, and for one that takes too long."""
+    from docutils.core import publish_parts
+    from docutils.parsers.rst import roles
+
+    if len(text) > _MOST_RST:
+        return None
+    ends, calls = time.thread_time() + _RST_SECONDS, 0
+
+    def watch(*_event: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls % _RST_CALLS == 0 and time.thread_time() > ends:
+            raise _TooSlow
+
+    with _DOCUTILS:
+        before = sys.getprofile()
+        sys.setprofile(watch)
+        try:
+            raw: str = publish_parts(text, writer="html5", settings_overrides=_RST)["body"]
+        except (Exception, _TooSlow):  # noqa: BLE001 - hostile text finds faults of many kinds
+            return None
+        finally:
+            sys.setprofile(before)
+            roles._roles.clear()
+    raw = raw.replace("<aside", "<div").replace("</aside>", "</div>")  # footnotes
+    raw = _RST_CODE.sub(r'<pre><code class="language-\1">', raw)
+    return _SECTION.sub(r'<\2 id="\1">', raw)
+
+
+def _link_address(found: re.Match[str]) -> str:
+    """Return a link to an address that stands in the text of a README."""
+    if found["kept"]:
+        return found[0]
+    address = _AFTER_ADDRESS.sub("", found[0])
+    surplus = address.count(")") - address.count("(")  # `(see https://example.org)`
+    if surplus > 0:
+        closing = len(address) - len(address.rstrip(")"))
+        address = address[: len(address) - min(surplus, closing)]
+    return f'<a href="{address}" rel="nofollow noopener noreferrer">{address}</a>{found[0][len(address) :]}'
 
 
 def _is_deep(raw: str) -> bool:
@@ -162,16 +254,33 @@ def clean(text: str) -> str:
 
 
 def place(rendered: str, base: str | None) -> str:
-    """Return a rendered README for a page: wide tables scroll, and its images are under an address.
+    """Return a rendered README for a page: wide tables scroll, and its images and files are under an address.
 
-    That ends with `/`; without one their names stand for them.
+    That ends with `/`; without one the names of images stand for them, and relative links are no links.
     """
+    rendered = _LINK.sub(lambda link: _place_link(link, base), rendered)
     if base is None:
         rendered = _PLACED.sub(r"<em>[\1]</em>", rendered)
     else:
         rendered = rendered.replace(f'<img src="{_SHIPPED}', f'<img src="{html.escape(base)}{_SHIPPED}')
     region = '<div class="scroll" tabindex="0" role="region" aria-label="table">'
     return rendered.replace("<table>", f"{region}<table>").replace("</table>", "</table></div>")
+
+
+def _place_link(link: re.Match[str], base: str | None) -> str:
+    """Lead a link to a file of the package to its source."""
+    try:
+        address = urlsplit(html.unescape(link[2]))
+    except ValueError:
+        return link[0]
+    if address.scheme or address.netloc or not address.path or (base is None and address.path[0] == "/"):
+        return link[0]
+    path = posixpath.normpath("/" + unquote(address.path)).lstrip("/")
+    if base is None or unquote(address.path).startswith("../"):
+        return link[1].removesuffix(" href=")
+    target = f"{base}source" + (f"?file={quote(path)}" if path else "")
+    anchor = f"#{quote(address.fragment)}" if address.fragment else ""
+    return f'{link[1]}"{html.escape(target + anchor)}"'
 
 
 def list_headings(rendered: str) -> list[Heading]:

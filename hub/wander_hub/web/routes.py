@@ -177,7 +177,7 @@ def show_source(
     name: str,
     version: str,
     file: Annotated[str | None, Query(max_length=1000)] = None,
-    archive: source.Archive = "wheel",
+    archive: source.Archive | None = None,
 ) -> Response:
     """The source code of one version, a file at a time: of its wheel, or of its source archive."""
     found = environments.find(visit.session, owner, name)

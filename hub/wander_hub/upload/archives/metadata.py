@@ -55,6 +55,9 @@ def package_from(
     for classifier in metadata.classifiers or []:
         if classifier not in known_classifiers and not classifier.startswith(_PRIVATE):
             findings.note("unknown_classifier", f"`{clip(classifier)}` is no known classifier")
+    if metadata.license_expression and metadata.license:
+        detail = f"{what} has both `License-Expression` and `License`, which it replaces (PEP 639)"
+        raise refusal("bad_metadata", detail)
     licence = metadata.license_expression or metadata.license
     readme = metadata.description or ""
     readme_type = (metadata.description_content_type or "text/x-rst").split(";")[0].strip().lower()

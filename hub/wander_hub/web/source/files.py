@@ -115,9 +115,28 @@ class SourceView:
 
 
 def find_source(
-    session: Session, storage: Storage, found: Environment, version: str, path: str | None, archive: Archive
+    session: Session,
+    storage: Storage,
+    found: Environment,
+    version: str,
+    path: str | None,
+    archive: Archive | None,
 ) -> SourceFiles:
-    """Return a version's files and one of them: the one asked for, or the module with its entry point."""
+    """Return a version's files and one of them: the one asked for, or the module with its entry point.
+
+    A file for which no archive is named is looked for in the wheel, then in the source archive: links of a
+    README lead to both.
+    """
+    if archive is None:
+        try:
+            return find_source(session, storage, found, version, path, "wheel")
+        except HubProblem as missing:
+            if missing.code != "file_not_found":
+                raise
+            try:
+                return find_source(session, storage, found, version, path, "source")
+            except HubProblem:
+                raise missing from None
     chosen = environments.find_version(session, found, version)
     names: dict[str, Any] = {"owner": found.owner.name, "name": found.name, "version": chosen.version}
     kinds = {one.kind for one in environments.list_offered_files(found, chosen)}
@@ -247,10 +266,13 @@ def _order(member: ZipInfo) -> tuple[bool, str]:
 
 
 def _choose(files: Mapping[str, object], path: str | None, first: Sequence[str]) -> str:
-    """Return the path that is asked for; else the first of some that is there, or of all."""
+    """Return the path that is asked for, the first file of a folder; else the first of some that is there."""
     if path is None:
         path = next((one for one in (*first, *files) if one in files), "")
     if path not in files:
+        folder = path.rstrip("/") + "/"
+        if (inside := next((one for one in files if one.startswith(folder)), None)) is not None:
+            return inside
         path = path[:200]
         hint = did_you_mean(path, islice(files, _MOST_NAMES))
         raise HubProblem(404, "file_not_found", f"this version has no file `{path}`", hint=hint)
