@@ -5,9 +5,12 @@ do fifty readers at once wait? The hub has 10,000 jobs, users and entries in its
     python benchmarks/pages.py --quick       500 runs and 5,000 rollouts
     python benchmarks/pages.py --runs 100    so many runs on the board: two such tables tell how answers grow
     python benchmarks/pages.py --only run compare   pages whose name begins so
+    python benchmarks/pages.py --rates --runs 100   requests a second, next to a bare FastAPI route
 
-Processor time and bytes are those of the application in this process, one request after the other; the waits
-are those of a hub in a process of its own (SQLite, a folder), whose clients share the machine with it.
+Processor time and bytes are those of the application in this process, one request after the other: of the
+first answer, of a later one that the hub keeps, and of one that it draws each time, as for visitors with a
+cookie. The waits are those of a hub in a process of its own, on SQLite; its clients share the machine.
+`--rates` needs `wrk` and `nginx`; each server is one process and sends the same bytes.
 """
 
 from __future__ import annotations
@@ -43,10 +46,13 @@ from wander_hub.runs.models import Run
 from wander_hub.settings import Settings
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "harness"))
+sys.path[:0] = [str(ROOT / "tests" / "harness"), str(ROOT / "benchmarks" / "index_contenders")]
 
+import servers  # noqa: E402 - beside this file
 from command_line import ENVIRONMENT  # noqa: E402 - the tests' own
-from live_hub import LiveHub, live_hub  # noqa: E402
+from index_server import load  # noqa: E402
+from live_hub import LiveHub, free_port, live_hub  # noqa: E402
+from nginx_files import write_configuration  # noqa: E402
 from small_models import checkpoint  # noqa: E402
 from staged_uploads import pushed  # noqa: E402
 
@@ -104,6 +110,9 @@ PAGES = {
     "badge": "/admin/say-env/badge.svg",
     "card": "/admin/say-env/card.png",
 }
+RATED = ("first page", "environment", "leaderboard", "runs")
+ROUNDS, SECONDS = 3, 2
+"""Of each measurement of a rate."""
 SIGNED_IN = {
     "account": "/account",
     "owner's settings": "/admin/settings",
@@ -268,14 +277,17 @@ def measured(
         async with httpx.AsyncClient(
             transport=transport, base_url="http://hub.test", headers=headers
         ) as client:
-            return await cost_of(client, path, times)
+            first, kept, *sizes = await cost_of(client, path, times)
+            client.headers["Cookie"] = "other=1"  # so that it is drawn each time
+            asked.clear()
+            drawn = (await cost_of(client, path, times))[1]
+        return [first, kept, drawn, *sizes]
 
     for name, pattern in (PAGES | SIGNED_IN).items():
         if not name.startswith(only):
             continue
         path = pattern.format(middle=middle)
         headers = HEADERS | ({"Authorization": f"Bearer {hub.token}"} if name in SIGNED_IN else {})
-        asked.clear()
         found = asyncio.run(cost(path, headers))
         found.append(len(asked) / (5 * times))
         if waits:
@@ -283,6 +295,36 @@ def measured(
             found += [statistics.median(waited), statistics.quantiles(waited, n=100)[98]]
         yield name, found
     database.close()
+
+
+def print_rates(place: Path) -> None:
+    """Print how many requests a second pages of a filled hub answer, and as a ratio to a bare route."""
+    print("| page | bare FastAPI route, a second | kept | 304 | drawn | behind nginx |")
+    print("|---|---:|---:|---:|---:|---:|")
+    with servers.wander(place, place / "hub", reads_per_minute="0") as hub:
+        folder, port = place / "nginx", free_port()
+        folder.mkdir()
+        upstream = hub.base.removeprefix("http://")
+        write_configuration(folder, listen=f"127.0.0.1:{port}", upstreams=[upstream], data=None)
+        with servers.nginx(folder, f"include {folder / 'wander.conf'};", port) as process:
+            front = servers.Server("nginx", f"http://127.0.0.1:{port}", "", "", process)
+            for name in RATED:
+                answer = httpx.get(hub.base + PAGES[name], headers={"Accept-Encoding": "identity"})
+                static = place / name / "simple" / "page"
+                static.mkdir(parents=True)
+                (static / "index.json").write_bytes(answer.content)
+                asked = {"304": {"If-None-Match": answer.headers["etag"]}, "drawn": {"Cookie": "other=1"}}
+                with servers.uvicorn(place, place / name, "app", "FastAPI") as bare:
+                    samples: dict[str, list[float]] = {}
+                    for _ in range(ROUNDS):
+                        own = load(bare, f"{bare.base}/simple/page/", {}, SECONDS)[0]
+                        samples.setdefault("bare", []).append(own)
+                        for way in ("kept", "304", "drawn", "behind nginx"):
+                            server = front if way == "behind nginx" else hub
+                            rate = load(server, server.base + PAGES[name], asked.get(way, {}), SECONDS)[0]
+                            samples.setdefault(way, []).append(rate / own)
+                own, *ratios = (statistics.median(found) for found in samples.values())
+                print(f"| {name} | {own:,.0f} | {' | '.join(f'{one:.2g}' for one in ratios)} |", flush=True)
 
 
 def main() -> None:
@@ -293,9 +335,18 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=5, help="requests a round, of five")
     parser.add_argument("--only", nargs="+", default=[""], help="pages whose name begins so")
     parser.add_argument("--no-waits", action="store_true", help="leave out the fifty at once")
+    parser.add_argument("--rates", action="store_true", help="requests a second, next to a bare route")
     given = parser.parse_args()
     runs, rollouts = (500, 5_000) if given.quick else (10_000, 100_000)
     runs = given.runs or runs
+    if given.rates:
+        with tempfile.TemporaryDirectory() as name:
+            with live_hub(Path(name) / "hub") as hub:
+                fill(hub, Path(name), runs, ROLLOUTS)
+                (Path(name) / "hub" / "token").write_text(hub.token)
+            print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; {runs:,} runs")
+            print_rates(Path(name))
+        return
     with (
         tempfile.TemporaryDirectory() as name,
         live_hub(Path(name) / "hub", WANDER_HUB_READS_PER_MINUTE="0") as hub,
@@ -304,13 +355,13 @@ def main() -> None:
         load = os.getloadavg()[0]
         print(f"load {load:.1f} on {os.cpu_count()} cores; {runs:,} runs, {rollouts:,} rollouts")
         waits = [] if given.no_waits else ["p50 of 50, ms", "p99, ms"]
-        heads = ["page", "first, ms", "later, ms", "kB", "kB sent", "statements", *waits]
+        heads = ["page", "first, ms", "kept, ms", "drawn, ms", "kB", "kB sent", "statements", *waits]
         print(f"| {' | '.join(heads)} |\n|---{'|---:' * (len(heads) - 1)}|")
-        for page, (first, later, size, sent, *rest) in measured(
+        for page, (first, kept, drawn, size, sent, *rest) in measured(
             hub, rollouts // 2, given.times, tuple(given.only), waits=not given.no_waits
         ):
             told = " | ".join(f"{one:.0f}" for one in (size / 1000, sent / 1000, *rest))
-            print(f"| {page} | {first:.0f} | {later:.1f} | {told} |", flush=True)
+            print(f"| {page} | {first:.0f} | {kept:.1f} | {drawn:.1f} | {told} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ def write_configuration(folder: Path, *, listen: str, upstreams: Sequence[str], 
     """
     text = (DEPLOY / "wander.conf").read_text()
     text = text.replace("listen 443 ssl;", f"listen {listen};")
+    text = text.replace("/var/cache/wander-pages", str(folder / "pages"))
     text = re.sub(r" +ssl_\w+ .*\n", "", text)
     servers = "".join(f"    server {one};\n" for one in upstreams)
     text = re.sub(r" +server 127.0.0.1:8600;.*\n", servers, text)

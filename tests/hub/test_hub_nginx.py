@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -156,6 +157,55 @@ def test_nginx_stops_what_is_too_large_too_slow_or_too_much(tmp_path):
             wait_until(lambda: client.get("/health").status_code == 429)
         wait_until(lambda: client.get("/health").status_code == 200)
         assert slow.recv(100) == b"", "nginx waits for a head no longer than it says"
+
+
+def test_nginx_keeps_pages_of_visitors_who_are_not_signed_in_for_seconds(tmp_path, make_wheel):
+    with live_hub(tmp_path / "data", WANDER_HUB_BUNDLED_PACKAGES="false") as hub, ExitStack() as stack:
+        address = f"127.0.0.1:{hub.port}"
+        client = stack.enter_context(nginx_before(tmp_path / "nginx", address, data=hub.data))
+        known = {"Authorization": f"Bearer {hub.token}", "Accept": "text/html"}
+        for spec, fields in (
+            (make_wheel(requires_dist=()), {}),
+            (make_wheel(name="kept-secret", requires_dist=()), {"wander_visibility": "private"}),
+        ):
+            files = {"content": (spec.wheel_name, spec.build(), "application/octet-stream")}
+            sent = client.post("/admin/legacy/", data=fields, files=files, headers=known)
+            assert sent.status_code == 200, sent.text
+        page, secret, api = "/admin/reverse-text", "/admin/kept-secret", "/api/v1/environments/admin"
+        first = ask(client, page)
+        wait_until(
+            lambda: ask(client, page).headers["x-request-id"] == ask(client, page).headers["x-request-id"]
+        )
+        held = {"Accept": "text/html", "If-None-Match": first.headers["etag"]}
+        assert client.get(page, headers=held).status_code == 304
+        assert (
+            "application/json"
+            in client.get(page, headers={"Accept": "application/json"}).headers["content-type"]
+        )
+        # Nobody who is signed in gets what is kept, and nothing of theirs is kept.
+        assert client.put(f"{api}/reverse-text/star", headers=known).is_success
+        starred = client.get(page, headers=known)
+        assert "Starred" in starred.text
+        assert starred.headers["cache-control"] == "private, no-store"
+        assert "Starred" not in ask(client, page).text
+        assert client.get(secret, headers=known).status_code == 200
+        assert ask(client, secret).status_code == 404
+        wheel = make_wheel(requires_dist=())
+        assert client.get(f"/admin/files/{wheel.name}/{wheel.wheel_name}").content == wheel.build()
+        # What its owner hides is gone for its owner immediately, and for everybody when the seconds are over.
+        assert ask(client, page).status_code == 200
+        assert client.put(f"{api}/reverse-text/visibility", json={"private": True}, headers=known).is_success
+        assert "private" in client.get(page, headers=known).text
+        wait_until(lambda: ask(client, page).status_code == 404)
+        # Files may be hidden at any time, so only pages are kept.
+        kept = [one.read_bytes() for one in (tmp_path / "nginx" / "pages").rglob("*") if one.is_file()]
+        named = {re.search(rb"^KEY: (.*)$", one, re.M)[1].decode() for one in kept}
+        assert {one.rpartition(":")[2].partition("/")[2] for one in named} == {"admin/reverse-text"}
+
+
+def ask(client: httpx.Client, path: str) -> httpx.Response:
+    """Ask for a page as a visitor who is not signed in."""
+    return client.get(path, headers={"Accept": "text/html"})
 
 
 def begun_post(length: int) -> bytes:

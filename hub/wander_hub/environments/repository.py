@@ -196,10 +196,10 @@ def version_of(session: Session, environment: Environment, version: str) -> Vers
     return session.scalar(query.options(*_whole_version()))
 
 
-def versions_of(session: Session, environment: Environment) -> Sequence[Version]:
-    """Return every version with files, documents and uploader, in order of upload."""
+def versions_of(session: Session, environment: Environment, *, whole: bool = True) -> Sequence[Version]:
+    """Return every version in order of upload; a whole one has its files, documents and uploader."""
     query = select(Version).where(Version.environment_id == environment.id).order_by(Version.id)
-    return session.scalars(query.options(*_whole_version())).all()
+    return session.scalars(query.options(*_whole_version()) if whole else query).all()
 
 
 class OfferedFile(NamedTuple):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import cache
+from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Select, bindparam, select
 from sqlalchemy.orm import Session, aliased
 from wander.wire import VerificationLevel
 from wander.wire.boards import LEVELS_UP
@@ -16,18 +18,8 @@ from wander_hub.runs.repository import counts
 
 def repeated_by(session: Session, run_ids: Collection[str]) -> dict[str, list[str]]:
     """Return who repeated each run: other users whose public run agrees and was proved at least as far."""
-    original = aliased(Run)
-    query = (
-        select(RunExamination.rerun_of, User.name, Run.level, original.level)
-        .join(Run, Run.run_id == RunExamination.run_id)
-        .join(User, User.id == Run.posted_by_id)
-        .join(original, original.run_id == RunExamination.rerun_of)
-        .where(RunExamination.rerun_of.in_(run_ids), RunExamination.agrees, counts())
-        .where(Run.version_id == original.version_id, Run.posted_by_id != original.posted_by_id)
-        .order_by(Run.posted_at)
-    )
     found: dict[str, dict[str, None]] = {}
-    for run_id, name, level, own in session.execute(query):
+    for run_id, name, level, own in session.execute(_repetitions(), {"run_ids": list(run_ids)}):
         if run_id is not None and proved_as_far(level, own):
             found.setdefault(run_id, {})[name] = None
     return {run_id: list(names) for run_id, names in found.items()}
@@ -38,3 +30,20 @@ def proved_as_far(level: VerificationLevel, other: VerificationLevel) -> bool:
     if level not in LEVELS_UP:
         return False
     return other not in LEVELS_UP or LEVELS_UP.index(level) >= LEVELS_UP.index(other)
+
+
+@cache
+def _repetitions() -> Select[Any]:
+    """Return the statement on the runs that agree with those of `run_ids`; built once, as that is slow."""
+    original = aliased(Run)
+    return (
+        select(RunExamination.rerun_of, User.name)
+        .add_columns(Run.level, original.level)
+        .join(Run, Run.run_id == RunExamination.run_id)
+        .join(User, User.id == Run.posted_by_id)
+        .join(original, original.run_id == RunExamination.rerun_of)
+        .where(RunExamination.rerun_of.in_(bindparam("run_ids", expanding=True)))
+        .where(RunExamination.agrees, counts())
+        .where(Run.version_id == original.version_id, Run.posted_by_id != original.posted_by_id)
+        .order_by(Run.posted_at)
+    )

@@ -10,12 +10,11 @@ from sqlalchemy.orm import Session, aliased, defer, joinedload
 from wander.wire.boards import LEVELS_UP, TIERS
 
 from wander_hub.database import UtcDateTime
-from wander_hub.environments.models import Environment
 from wander_hub.leaderboards.bounds import Place
 from wander_hub.leaderboards.models import Board, BoardEntry, HiddenRun, place_of
 from wander_hub.leaderboards.schemas import BoardFilter, BoardPosition
 from wander_hub.runs.models import INCOMPLETE, Run, RunCompletion
-from wander_hub.runs.repository import readable_run
+from wander_hub.runs.repository import readable_runs
 
 _UNKNOWN = 1e300
 """What stands for tokens and costs that nobody knows, so that they come last."""
@@ -146,6 +145,9 @@ def runs_like(session: Session, entry: BoardEntry) -> Sequence[BoardEntry]:
 def folded_under(session: Session, run_ids: Collection[str]) -> dict[str, list[tuple[BoardEntry, Run]]]:
     """Return the runs that are folded under each of these rows, the earliest first."""
     entry, top = BoardEntry, BoardEntry.folded_into.label("top")
+    some = select(entry.run_id).where(entry.folded_into.in_(run_ids)).limit(1)
+    if session.scalar(some) is None:  # as on most boards
+        return {}
     first = select(entry.run_id, top).where(entry.folded_into.in_(run_ids)).cte("folded", recursive=True)
     whole = first.union_all(select(entry.run_id, first.c.top).where(entry.folded_into == first.c.run_id))
     query = (
@@ -207,5 +209,4 @@ def count_incomplete(session: Session, version_id: int, task_set: str | None) ->
 
 def _thin(session: Session) -> Select[Any]:
     """Return the statement on the runs that the caller may see, which reads nothing long of them."""
-    query = select(Run).join(Run.environment).join(Environment.owner).where(readable_run(session))
-    return query.options(defer(Run.brief), joinedload(Run.posted_by))
+    return readable_runs(session).options(defer(Run.brief), joinedload(Run.posted_by))

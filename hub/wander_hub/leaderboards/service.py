@@ -57,7 +57,9 @@ def leaderboard(
     those of the environment, the newest first, where the caller has them.
     """
     if versions is None:
-        versions = environments.newest_first(list(environment_repository.versions_of(session, environment)))
+        versions = environments.newest_first(
+            list(environment_repository.versions_of(session, environment, whole=False))
+        )
     chosen = _version(session, environment, versions, version)
     boards = repository.boards_of(session, chosen.id, MOST_OTHERS + 1)
     if task_set is not None or board is not None:
@@ -250,7 +252,7 @@ def _rows(
     checkpoints = names_of_weights(session, [one.run.weights_sha256 for one in found])
     pushers = first_pushers(session, checkpoints)
     repeaters = repeated_by(session, [one.run.run_id for one in found])
-    lookalikes = find_lookalikes(session, [one.run for one in found])
+    lookalikes = find_lookalikes(session, [one.run.run_id for one in found])
     rows = []
     for one in found:
         run, entry = one.run, one.entry

@@ -69,6 +69,6 @@ def _break_down(
 
 def _find_runs(session: Session, rows: Sequence[LeaderboardRow]) -> list[Run]:
     """Return the runs of rows in their order."""
-    query = run_repository.visible(session).where(Run.run_id.in_([row.run_id for row in rows]))
+    query = run_repository.readable_runs(session).where(Run.run_id.in_([row.run_id for row in rows]))
     found = {run.run_id: run for run in session.scalars(query)}
     return [found[row.run_id] for row in rows if row.run_id in found]

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from datetime import datetime
+from functools import cache
+from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Select, and_, delete, func, inspect, or_, select, true
+from sqlalchemy import ColumnElement, Select, and_, bindparam, delete, func, inspect, or_, select, true
 from sqlalchemy.orm import Session, aliased, contains_eager, joinedload, selectinload
+from wander.wire import VerificationLevel
 
+from wander_hub.accounts.models import Owner, User
 from wander_hub.database import READER
-from wander_hub.environments.models import Environment
+from wander_hub.environments.models import Environment, Version
 from wander_hub.environments.repository import lock_environment, readable
 from wander_hub.environments.schemas import Position
 from wander_hub.identity import Identity
-from wander_hub.runs.models import TRAINING, Run, RunArtifact, RunCheckpoint, RunChunk, SigningKey
+from wander_hub.runs.models import Run, RunArtifact, RunCheckpoint, RunChunk, SigningKey
 
 
 def readable_run(session: Session) -> ColumnElement[bool]:
@@ -46,18 +51,53 @@ def counts() -> ColumnElement[bool]:
     return and_(Run.private.is_(False), Run.withdrawn_at.is_(None))
 
 
+def readable_runs(session: Session, *fields: Any) -> Select[Any]:
+    """Return the statement on the runs that the caller may see, or on these fields of them."""
+    query = select(*(fields or (Run,))).join(Run.environment).join(Environment.owner)
+    return query.where(readable_run(session))
+
+
 def visible(session: Session) -> Select[Run]:
-    """Return the statement every read builds on: the runs the caller may see, with what a row shows."""
-    environment = contains_eager(Run.environment).contains_eager(Environment.owner)
-    query = select(Run).join(Run.environment).join(Environment.owner).where(readable_run(session))
-    return query.options(
-        environment,
+    """Return the statement every read of whole runs builds on, with what belongs to them."""
+    return readable_runs(session).options(
+        contains_eager(Run.environment).contains_eager(Environment.owner),
         joinedload(Run.version),
         joinedload(Run.posted_by),
         joinedload(Run.withdrawn_by),
         joinedload(Run.signing_key).joinedload(SigningKey.user),
         selectinload(Run.artifacts),
     )
+
+
+class ListedRun(NamedTuple):
+    """What a table of runs shows of one."""
+
+    run_id: str
+    kind: str
+    model: str
+    level: VerificationLevel
+    level_reason: str
+    summary: dict[str, Any]
+    posted_at: datetime
+    posted_by: str
+    owner: str
+    environment: str
+    version: str
+    looks_like: Sequence[str] = ()
+
+
+def listed(session: Session) -> Select[Any]:
+    """Return the statement on the runs that the caller may see, of each the fields of `ListedRun`."""
+    fields = (Run.run_id, Run.kind, Run.model, Run.level, Run.level_reason, Run.summary, Run.posted_at)
+    query = readable_runs(session, *fields, User.name, Owner.name, Environment.name, Version.version)
+    return query.join(User, User.id == Run.posted_by_id).join(Run.version)
+
+
+def list_rows(session: Session, query: Select[Any]) -> list[ListedRun]:
+    """Return what tables show of the runs of a `listed` statement, with the names that theirs look like."""
+    found = [ListedRun(*row) for row in session.execute(query)]
+    names = find_lookalikes(session, [one.run_id for one in found])
+    return [one._replace(looks_like=names[one.run_id]) for one in found]
 
 
 def own_run(session: Session, user_id: int, sha256: str) -> str | None:
@@ -80,16 +120,16 @@ def run_named(session: Session, run_id: str) -> Run | None:
     return session.scalar(visible(session).where(Run.run_id == run_id))
 
 
-def page(
-    session: Session,
+def newest_first(
+    query: Select[Any],
     *,
-    environment_id: int | None,
+    environment_id: int | None = None,
     model: str | None = None,
     limit: int,
     cursor: str | None = None,
-) -> Sequence[Run]:
-    """Return up to `limit + 1` runs, newest first; withdrawn ones are not listed."""
-    query = visible(session).where(Run.withdrawn_at.is_(None))
+) -> Select[Any]:
+    """Return a statement for up to `limit` runs of it, newest first; withdrawn ones are not listed."""
+    query = query.where(Run.withdrawn_at.is_(None))
     if environment_id is not None:
         query = query.where(Run.environment_id == environment_id)
     if model is not None:
@@ -98,13 +138,7 @@ def page(
         at = Position.from_cursor(cursor)
         same_moment = and_(Run.posted_at == at.moment, Run.run_id < at.row)
         query = query.where(or_(Run.posted_at < at.moment, same_moment))
-    return session.scalars(query.order_by(Run.posted_at.desc(), Run.run_id.desc()).limit(limit + 1)).all()
-
-
-def find_training_runs(session: Session, environment_id: int, limit: int) -> Sequence[Run]:
-    """Return the newest training runs on an environment that count."""
-    query = visible(session).where(Run.environment_id == environment_id, TRAINING, counts())
-    return session.scalars(query.order_by(Run.posted_at.desc(), Run.run_id.desc()).limit(limit)).all()
+    return query.order_by(Run.posted_at.desc(), Run.run_id.desc()).limit(limit)
 
 
 def count_runs(session: Session, environment_id: int | None = None, *, most: int | None = None) -> int:
@@ -163,21 +197,33 @@ def find_makers(session: Session, weights_sha256: str, limit: int) -> Sequence[t
 
 
 def evaluations_of(
-    session: Session, weights: Sequence[str], limit: int, *, kind: str = "evaluation"
-) -> Sequence[Run]:
-    """Return evaluations of these weights, or the trainings that began with them, the newest first."""
-    query = visible(session).where(
-        Run.weights_sha256.in_(weights), Run.kind == kind, Run.withdrawn_at.is_(None)
-    )
-    return session.scalars(query.order_by(Run.posted_at.desc()).limit(limit)).all()
+    query: Select[Any], weights: Sequence[str], limit: int, *, kind: str = "evaluation"
+) -> Select[Any]:
+    """Return a statement for evaluations of these weights, or trainings that began with them."""
+    return newest_first(query.where(Run.weights_sha256.in_(weights), Run.kind == kind), limit=limit)
 
 
-def find_lookalikes(session: Session, runs: Sequence[Run]) -> dict[str, list[str]]:
+def find_lookalikes(session: Session, run_ids: Collection[str]) -> dict[str, list[str]]:
     """Return other names that the model names of runs look like: ASCII, or names of public runs of the same
     environment, at most two.
     """
-    if not runs:
+    if not run_ids:
         return {}
+    names = {}
+    for run_id, model, look, *others in session.execute(_neighbors_of_names(), {"run_ids": list(run_ids)}):
+        likes = [one for one in others if one is not None]
+        if not model.isascii() and look.isascii() and look not in likes:
+            likes.insert(0, look)
+        names[run_id] = likes[:2]
+    return names
+
+
+@cache
+def _neighbors_of_names() -> Select[Any]:
+    """Return the statement on the names closest to those of `run_ids` in the order of look-alike names.
+
+    It is built once: that takes longer than to execute it.
+    """
     other = aliased(Run)
     same = select(other.model).where(
         other.environment_id == Run.environment_id,
@@ -189,11 +235,4 @@ def find_lookalikes(session: Session, runs: Sequence[Run]) -> dict[str, list[str
     before = same.where(other.model < Run.model).with_only_columns(func.max(other.model))
     after = same.where(other.model > Run.model).with_only_columns(func.min(other.model))
     query = select(Run.run_id, Run.model, Run.skeleton, before.scalar_subquery(), after.scalar_subquery())
-    found = session.execute(query.where(Run.run_id.in_([one.run_id for one in runs])))
-    names = {}
-    for run_id, model, look, *others in found:
-        likes = [one for one in others if one is not None]
-        if not model.isascii() and look.isascii() and look not in likes:
-            likes.insert(0, look)
-        names[run_id] = likes[:2]
-    return names
+    return query.where(Run.run_id.in_(bindparam("run_ids", expanding=True)))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 from wander.types import Rollout
 from wander.wire import (
@@ -26,6 +27,7 @@ from wander_hub.models.repository import first_pushers, names_of_weights
 from wander_hub.runs import chunks, repository, signing
 from wander_hub.runs.models import Run, RunCheckpoint
 from wander_hub.runs.order import RolloutOrder
+from wander_hub.runs.repository import ListedRun
 from wander_hub.storage import Storage
 
 MOST_LINKED = 50
@@ -52,18 +54,43 @@ def list_page(
     cursor: str | None = None,
 ) -> RunPage:
     """Return one page of runs, newest first."""
+    query = _narrow(session, repository.visible(session), environment, model, limit, cursor)
+    found = session.scalars(query).all()
+    return RunPage(data=details_of(session, found[:limit], base_url), next=_position_after(found, limit))
+
+
+def list_rows(
+    session: Session, *, environment: str | None, model: str | None, limit: int, cursor: str | None
+) -> tuple[list[ListedRun], str | None]:
+    """Return the same as the page shows it, and the cursor of the next page."""
+    query = _narrow(session, repository.listed(session), environment, model, limit, cursor)
+    found = repository.list_rows(session, query)
+    return found[:limit], _position_after(found, limit)
+
+
+def _narrow(
+    session: Session,
+    query: Select[Any],
+    environment: str | None,
+    model: str | None,
+    limit: int,
+    cursor: str | None,
+) -> Select[Any]:
+    """Return a statement for one more than a page of runs."""
     environment_id = None
     if environment is not None:
         owner, slash, name = environment.partition("/")
         if not slash:
             raise HubProblem(422, "invalid_request", "`environment` is written `owner/name`")
         environment_id = environments.resolve(session, owner, name).id
-    found = list(
-        repository.page(session, environment_id=environment_id, model=model, limit=limit, cursor=cursor)
+    return repository.newest_first(
+        query, environment_id=environment_id, model=model, limit=limit + 1, cursor=cursor
     )
-    rows = found[:limit]
-    following = Position(rows[-1].posted_at, rows[-1].run_id).cursor() if len(found) > limit else None
-    return RunPage(data=details_of(session, rows, base_url), next=following)
+
+
+def _position_after(found: Sequence[Run | ListedRun], limit: int) -> str | None:
+    last = found[limit - 1 : limit]
+    return Position(last[0].posted_at, last[0].run_id).cursor() if len(found) > limit else None
 
 
 def find(session: Session, run_id: str) -> Run:
@@ -101,7 +128,7 @@ def find_by_prefix(session: Session, word: str) -> Run:
 
 def details_of(session: Session, runs: Sequence[Run], base_url: str) -> list[RunDetail]:
     """Return runs as lists show them, each with the model names that its own looks like."""
-    names = repository.find_lookalikes(session, runs)
+    names = repository.find_lookalikes(session, [one.run_id for one in runs])
     return [detail_of(one, base_url, names[one.run_id]) for one in runs]
 
 
@@ -215,15 +242,19 @@ def links(session: Session, run: Run) -> RunLinks:
     made = session.scalars(of_run.order_by(RunCheckpoint.step)).all()
     steps = {one.weights_sha256: one.step for one in made}
     kept = list(steps)[-_MOST_WEIGHTS:]
-    later = repository.evaluations_of(session, kept, MOST_LINKED, kind="training")
+    query = repository.evaluations_of(repository.visible(session), kept, MOST_LINKED, kind="training")
+    later = session.scalars(query).all()
     if run.weights_sha256 is not None:
         steps.setdefault(run.weights_sha256, 0)
-    found = repository.evaluations_of(session, list(steps)[-_MOST_WEIGHTS:], MOST_LINKED)
+    weights = list(steps)[-_MOST_WEIGHTS:]
+    found = session.scalars(
+        repository.evaluations_of(repository.visible(session), weights, MOST_LINKED)
+    ).all()
     return RunLinks(
         checkpoints=[fill(Checkpoint, one) for one in made],
         evaluated_by=_link_by_step(session, found, steps),
         continued_by=_link_by_step(session, [one for one in later if one.run_id != run.run_id], steps),
-        pushed=names_of_weights(session, list(steps)[-_MOST_WEIGHTS:]),
+        pushed=names_of_weights(session, weights),
     )
 
 

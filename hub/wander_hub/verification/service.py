@@ -258,10 +258,11 @@ def find_info(session: Session, version_id: int) -> EnvironmentInfo | None:
     """
     newest = select(Run.run_id).where(Run.version_id == version_id).order_by(Run.posted_at.desc())
     recent = Verification.run_id.in_(newest.limit(_NEWEST))
-    query = visible(session).where(recent, Verification.gave.is_not(None))
-    for one in session.scalars(query.order_by(Verification.id.desc()).limit(_LOOKED_AT)):
-        if one.made_with is not None:
-            return VerifiedWith.model_validate(one.made_with).environment.info
+    query = select(Verification.made_with).join(Verification.run).join(Run.environment)
+    query = query.where(readable_run(session), recent, Verification.gave.is_not(None))
+    for made_with in session.scalars(query.order_by(Verification.id.desc()).limit(_LOOKED_AT)):
+        if made_with is not None:
+            return VerifiedWith.model_validate(made_with).environment.info
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -59,6 +60,7 @@ def address_of(term: str) -> str:
     return f"/docs/{TERMS[term]}"
 
 
+@lru_cache(1000)
 def term(name: str, text: str) -> Markup:
     """Return words that lead to what they mean."""
     return Markup('<a class="term" href="{}">{}</a>').format(address_of(name), text)

@@ -96,7 +96,9 @@ def leaderboard(
 ) -> BoardView:
     """Return a board with what it takes to draw it."""
     found = environments.find(visit.session, owner, name)
-    versions = environments.newest_first(list(environment_repository.versions_of(visit.session, found)))
+    versions = environments.newest_first(
+        list(environment_repository.versions_of(visit.session, found, whole=False))
+    )
     shown = leaderboards.leaderboard(
         visit.session,
         found,
@@ -190,8 +192,8 @@ def find_info(session: Session, version: Version) -> EnvironmentInfo | None:
     heard = verification.find_info(session, version.id)
     if heard is not None:
         return heard
-    query = run_repository.visible(session).where(Run.version_id == version.id, run_repository.counts())
-    query = query.where(Run.posted_by_id == version.uploaded_by_id)
+    query = run_repository.readable_runs(session).where(Run.version_id == version.id)
+    query = query.where(Run.posted_by_id == version.uploaded_by_id, run_repository.counts())
     newest = session.scalar(query.order_by(Run.posted_at.desc(), Run.run_id).limit(1))
     return newest.brief_manifest.environment.info if newest else None
 

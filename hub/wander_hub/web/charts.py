@@ -348,10 +348,12 @@ def _keyed(drawn: Markup, rows: Sequence[tuple[str, str, float]]) -> Markup:
 
 def _dot(x: float, y: float, radius: float, said: str, css: str = "", *, reached: bool = False) -> Markup:
     """Draw a point that tells what it is; one that is `reached` by the keyboard, too."""
-    way = Markup(' tabindex="0" role="img" aria-label="{}"').format(said) if reached else ""
-    return Markup(
-        '<circle class="dot {}" cx="{:.1f}" cy="{:.1f}" r="{:.1f}"{}><title>{}</title></circle>'
-    ).format(css, x, y, radius, way, said)
+    said = escape(said)
+    way = f' tabindex="0" role="img" aria-label="{said}"' if reached else ""
+    return Markup(  # noqa: S704 - numbers, our words, and what is escaped
+        f'<circle class="dot {css}" cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}"{way}>'
+        f"<title>{said}</title></circle>"
+    )
 
 
 def _link(address: str, mark: Markup, said: str) -> Markup:
@@ -392,10 +394,8 @@ def _svg(
     width: int, height: int, css: str, title: str, body: str, *, stretch: bool = False, points: str = ""
 ) -> Markup:
     role = "group" if "<a " in body or "tabindex" in body else "img"  # nobody goes into a picture
-    head = Markup('<svg class="{}" viewBox="0 0 {} {}" role="{}" aria-label="{}"').format(
-        css, width, height, role, title
-    )
+    head = f'<svg class="{css}" viewBox="0 0 {width} {height}" role="{role}" aria-label="{escape(title)}"'
     ratio = ' preserveAspectRatio="none"' if stretch else ""
     size = f' width="{width}" height="{height}"{ratio}'
     size += f' data-points="{points}"' if points else ""
-    return head + Markup(f"{size}>{body}</svg>")  # noqa: S704 - only numbers inside
+    return Markup(f"{head}{size}>{body}</svg>")  # noqa: S704 - numbers, our words, and what is escaped

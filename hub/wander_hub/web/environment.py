@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 from wander.types import EnvironmentInfo
-from wander.wire import EnvironmentSummary, Leaderboard, LeaderboardRow, RunDetail, VersionDetail
+from wander.wire import EnvironmentSummary, Leaderboard, LeaderboardRow, VersionDetail
+from wander.wire.boards import TIERS
 from wander.wire.environments import UsedBy
 from wander.wire.verification import HubCheck
 
@@ -18,15 +22,18 @@ from wander_hub.database import now
 from wander_hub.environments import repository as environment_repository
 from wander_hub.environments import service as environments
 from wander_hub.environments import stars
-from wander_hub.environments.models import Environment
+from wander_hub.environments.models import Environment, Version
 from wander_hub.environments.readme import Heading, list_headings, place
 from wander_hub.http.problems import HubProblem
 from wander_hub.leaderboards import service as leaderboards
+from wander_hub.leaderboards.models import Board
+from wander_hub.leaderboards.schemas import BoardFilter
 from wander_hub.lifecycle.locks import list_packages
 from wander_hub.rights import rights
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
 from wander_hub.runs import use
+from wander_hub.runs.models import TRAINING, Run
 from wander_hub.storage import Storage, spare_missing
 from wander_hub.verification import version_checks
 from wander_hub.verification.evidence import PROVEN
@@ -35,7 +42,7 @@ from wander_hub.web.run import transcript
 from wander_hub.web.source.files import colour_blocks
 from wander_hub.web.visit import Visit
 
-_RECENT_RUNS = 10
+_RECENT_RUNS, _BEST_ROWS = 10, 5
 _DAYS = 30
 """Of downloads."""
 _MOST_MESSAGES = 12
@@ -77,8 +84,8 @@ class EnvironmentView:
     board: Leaderboard
     axis: tuple[float, float]
     """Common to the board's intervals."""
-    recent: list[RunDetail]
-    training: list[RunDetail]
+    recent: list[run_repository.ListedRun]
+    training: list[run_repository.ListedRun]
     """Newest training runs on it."""
     digest: str
     """SHA-256 of the wheel; empty when there is none."""
@@ -106,14 +113,18 @@ def show_environment(visit: Visit, owner: str, name: str, version: str) -> Envir
     label = found.label
     versions = environments.newest_first(list(environment_repository.versions_of(visit.session, found)))
     chosen = environments.find_version(visit.session, found, version, versions)
-    recent = run_repository.page(visit.session, environment_id=found.id, limit=_RECENT_RUNS)[:_RECENT_RUNS]
+    newest = partial(run_repository.newest_first, environment_id=found.id, limit=_RECENT_RUNS)
+    listed = run_repository.listed(visit.session)
     detail = environments.version_detail(found, chosen, visit.base_url)
     wheels = [file.sha256 for file in detail.files if file.kind == "wheel"]
     named = None if version == "latest" else chosen.version
     board = leaderboards.leaderboard(
-        visit.session, found, visit.base_url, version=named, versions=versions, brief=True
+        *(visit.session, found, visit.base_url),
+        version=named,
+        versions=versions,
+        wanted=BoardFilter(limit=_BEST_ROWS),
+        brief=True,
     )
-    training = run_repository.find_training_runs(visit.session, found.id, _RECENT_RUNS)
     sample, lost = None, set[str]()
     with spare_missing(lost):
         sample = _find_sample(visit.session, visit.storage, board)
@@ -132,12 +143,14 @@ def show_environment(visit: Visit, owner: str, name: str, version: str) -> Envir
         headings=list_headings(readme),
         sample=sample,
         sample_lost=bool(lost),
-        proved=sum(row.level in PROVEN for row in board.rows),
+        proved=_count_proved(visit.session, versions, board),
         info=find_info(visit.session, chosen),
         board=board,
         axis=common_axis(board.rows),
-        recent=runs.details_of(visit.session, recent, visit.base_url),
-        training=runs.details_of(visit.session, training, visit.base_url),
+        recent=run_repository.list_rows(visit.session, newest(listed)),
+        training=run_repository.list_rows(
+            visit.session, newest(listed.where(TRAINING, run_repository.counts()))
+        ),
         digest=wheels[0] if wheels else "",
         locked=locked,
         attesters=list_attesters(visit.session, environments.list_offered_files(found, chosen)),
@@ -152,11 +165,19 @@ def show_environment(visit: Visit, owner: str, name: str, version: str) -> Envir
     )
 
 
+def _count_proved(session: Session, versions: Sequence[Version], board: Leaderboard) -> int:
+    """Return the number of a board's rows whose rewards the hub derived again."""
+    ids = [one.id for one in versions if one.version == board.version]
+    query = select(Board.tiers).where(Board.version_id.in_(ids), Board.name == board.board)
+    counts = session.scalar(query) or []
+    return sum(count for level, count in zip(TIERS, counts, strict=False) if level in PROVEN)
+
+
 def _find_sample(session: Session, storage: Storage, board: Leaderboard) -> SampleRollout | None:
     """Return the beginning of the first rollout of the best result; None where its rollouts are gone."""
     for row in board.rows[:1]:
         with suppress(HubProblem):
-            run = runs.find(session, row.run_id)
+            run = session.scalars(run_repository.readable_runs(session).where(Run.run_id == row.run_id)).one()
             rollout = runs.rollout(session, storage, run, 0)
             manifest = run.brief_manifest
             messages, omitted = transcript.list_messages(rollout, view=manifest.environment.info.view)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
-from wander.wire import EnvironmentPage, EnvironmentSummary, RunDetail
+from wander.wire import EnvironmentPage, EnvironmentSummary
 
 from wander_hub.environments import browse, facets
 from wander_hub.environments import service as environments
@@ -20,7 +20,6 @@ from wander_hub.environments.models import Environment, Version
 from wander_hub.environments.repository import environment_named, visible
 from wander_hub.environments.schemas import EnvironmentFilter, mark
 from wander_hub.runs import repository as run_repository
-from wander_hub.runs import service as runs
 from wander_hub.runs.models import Run
 from wander_hub.verification.evidence import PROVEN
 from wander_hub.web.addresses import query_string
@@ -56,7 +55,7 @@ class HomeView:
     """Worth a look."""
     chosen: bool
     """An administrator chose these."""
-    proved: list[RunDetail]
+    proved: list[run_repository.ListedRun]
     """The newest results that this hub derived again."""
     filtered: bool
     """Not all environments were asked for, or in another order."""
@@ -80,9 +79,7 @@ class HomeView:
         return usable[0] if usable else "OWNER/NAME"
 
 
-def show_home(
-    session: Session, base_url: str, wanted: EnvironmentFilter, featured: Sequence[str]
-) -> HomeView:
+def show_home(session: Session, wanted: EnvironmentFilter, featured: Sequence[str]) -> HomeView:
     """Return the environments found, the hub's counts, and what is worth a look where nothing was sought."""
     asked = {name: getattr(wanted, name) for name in _FILTERS}
     asked = {name: "true" if value is True else value for name, value in asked.items()}
@@ -100,7 +97,7 @@ def show_home(
         first=[environments.summary_of(one) for one in first],
         chosen=bool(featured) and bool(first),
         facets=narrower,
-        proved=[] if filtered else _newest_proved(session, base_url),
+        proved=[] if filtered else _newest_proved(session),
     )
 
 
@@ -143,16 +140,16 @@ def _best_used(session: Session) -> Sequence[Environment]:
     return session.scalars(query.order_by(*order).limit(_SHOWN_FIRST)).all()
 
 
-def _newest_proved(session: Session, base_url: str) -> list[RunDetail]:
+def _newest_proved(session: Session) -> list[run_repository.ListedRun]:
     """Return the newest public results that the hub derived again, of environments that are in use."""
     order = Run.posted_at.desc(), Run.run_id.desc()
     newest = select(Run.run_id, Run.level).where(run_repository.counts()).order_by(*order).limit(_LOOKED_AT)
     # In two steps: PostgreSQL, which expects next to none of such a level, would go through all runs instead.
     proven = [run_id for run_id, level in session.execute(newest) if level in PROVEN]
-    query = run_repository.visible(session).order_by(*order)
+    query = run_repository.listed(session).order_by(*order)
     query = query.where(Environment.status == "active", Environment.quarantine_reason.is_(None))
-    found: list[Run] = []
+    found: list[run_repository.ListedRun] = []
     while proven and len(found) < _NEWEST:
         some, proven = proven[: 2 * _NEWEST], proven[2 * _NEWEST :]
-        found += session.scalars(query.where(Run.run_id.in_(some)))
-    return runs.details_of(session, found[:_NEWEST], base_url)
+        found += run_repository.list_rows(session, query.where(Run.run_id.in_(some)))
+    return found[:_NEWEST]

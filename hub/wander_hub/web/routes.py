@@ -9,7 +9,7 @@ from fastapi import Depends, Query, Request
 from fastapi.routing import APIRoute
 from pydantic import BeforeValidator, Field
 from starlette.responses import Response
-from wander.wire import Problem, RunDetail
+from wander.wire import Problem
 from wander.wire.models import ModelRevision
 from wander.wire.postings import LinkedRun
 
@@ -87,7 +87,7 @@ def home(
     )
     if visit.as_json:
         return as_json(environments.list_page(visit.session, wanted))
-    view = show_home(visit.session, visit.base_url, wanted, visit.settings.featured)
+    view = show_home(visit.session, wanted, visit.settings.featured)
     return visit.page("home.html", view=view, wanted=wanted, kinds=KINDS, q=q, tag=given["tag"])
 
 
@@ -116,15 +116,13 @@ def list_runs(
 ) -> Response:
     """Runs, newest first."""
     environment, model = environment or None, model or None  # of a form, which sends what is left empty
-    found = runs.list_page(
-        visit.session, visit.base_url, environment=environment, model=model, limit=_PER_PAGE, cursor=cursor
-    )
+    asked = {"environment": environment, "model": model}
     if visit.as_json:
+        found = runs.list_page(visit.session, visit.base_url, **asked, limit=_PER_PAGE, cursor=cursor)
         return as_json(found)
-    following = None
-    if found.next:
-        following = query_string(environment=environment, model=model, cursor=found.next)
-    return visit.page("runs.html", runs=found.data, environment=environment, model=model, following=following)
+    rows, after = runs.list_rows(visit.session, **asked, limit=_PER_PAGE, cursor=cursor)
+    following = query_string(**asked, cursor=after) if after else None
+    return visit.page("runs.html", runs=rows, **asked, following=following)
 
 
 @router.get("/models")
@@ -268,7 +266,7 @@ class ModelView:
     latest: str | None
     card_html: str
     trained_by: list[LinkedRun]
-    runs: list[RunDetail]
+    runs: list[run_repository.ListedRun]
     """Evaluations of these very weights, the newest first."""
     maintained: bool
     """Whether the reader may yank its revisions."""
@@ -282,14 +280,15 @@ def _model_view(visit: Visit, owner: str, name: str, word: str) -> ModelView:
     found = find(visit.session, owner, name)
     described = describe(visit.session, found, visit.base_url)
     shown = find_revision(visit.session, found, word)
-    evaluations = run_repository.evaluations_of(visit.session, [shown.weights_sha256], _RECENT_RUNS)
+    listed = run_repository.listed(visit.session)
+    evaluations = run_repository.evaluations_of(listed, [shown.weights_sha256], _RECENT_RUNS)
     return ModelView(
         revision=describe_revision(shown, visit.base_url),
         revisions=described.revisions,
         latest=described.latest,
         card_html=colour_blocks(place(shown.card_html, None)),
         trained_by=runs.makers_of(visit.session, shown.weights_sha256),
-        runs=runs.details_of(visit.session, evaluations, visit.base_url),
+        runs=run_repository.list_rows(visit.session, evaluations),
         maintained=visit.caller is not None and visit.caller.may_as_owner("maintain", found.owner_id),
         managed=visit.caller is not None and visit.caller.may_as_owner("manage", found.owner_id),
         visibility=found.visibility,

@@ -257,7 +257,9 @@ def _too_large(what: str, label: str, filename: str) -> HubProblem:
 
 def list_versions(session: Session, environment: Environment) -> list[str]:
     """Return the versions of an environment, the newest first."""
-    return [one.version for one in environments.newest_first(list(versions_of(session, environment)))]
+    return [
+        one.version for one in environments.newest_first(list(versions_of(session, environment, whole=False)))
+    ]
 
 
 def _order(member: ZipInfo) -> tuple[bool, str]:
