@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import stat
+import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -17,6 +21,7 @@ from wander_client.errors import Unavailable
 from wander_client.evaluate.settings import EvaluationSettings
 from wander_client.hub import posting
 from wander_client.hub.api import HubApi
+from wander_client.runs import posting as run_posting
 from wander_client.suites.file import Suite, SuiteRun
 
 
@@ -141,6 +146,28 @@ def test_post_private_then_publish(published: HubRoom, run: Path):
     shown = published.wander("runs", "publish", str(run))
     assert shown.status == 0, shown.err
     assert published.http.get(f"/api/v1/runs/{run_id}").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("here", "began", "warned"),
+    [
+        (0.0, 0.0, False),
+        (-3e8, 0.0, True),  # years behind
+        (3e9, 3e9, True),
+        (0.0, 3e9, True),  # played by a machine that was decades ahead
+        (0.0, -9e8, False),  # a run of long ago
+    ],
+)
+def test_a_clock_that_is_years_off_is_told_with_the_time_of_the_hub(
+    published: HubRoom, run: Path, monkeypatch: pytest.MonkeyPatch, here: float, began: float, warned: bool
+):
+    real, manifest = time.time, json.loads((run / "run.json").read_text())
+    manifest["started_at"] = datetime.fromtimestamp(real() + began, UTC).isoformat()
+    (run / "run.json").write_text(json.dumps(manifest))
+    with monkeypatch.context() as patch:
+        patch.setattr(run_posting, "time", SimpleNamespace(time=lambda: real() + here))
+        told = published.wander("post", str(run)).err
+    assert (f"{datetime.now(UTC):%Y-%m-%d}" in told) == warned, told
 
 
 def test_withdraw_says_why_and_is_for_good(published: HubRoom, run: Path):

@@ -144,6 +144,7 @@ async def test_rollouts_that_are_no_lines(hub, pinned, run_of, body):
         ({"model": {"name": "", "kind": "X"}}, 422, "bad_manifest"),
         ({"players": {"O": {"name": "m", "kind": "X"}}}, 422, "bad_manifest"),
         ({"started_at": "yesterday"}, 422, "bad_manifest"),
+        ({"started_at": "9000-01-01T00:00:00Z"}, 422, "bad_manifest"),
         ({"spending": {"prices": {"prompt": float("inf"), "completion": 1.0}}}, 422, "bad_manifest"),
         ({"sampling": {"min_p": float("nan")}}, 422, "bad_manifest"),
         ({"training": {"learning_rate": [float("inf")]}}, 422, "bad_manifest"),
@@ -247,7 +248,9 @@ async def test_artifacts_come_back_and_cannot_act(hub, pinned, run_of):
 async def test_runs_are_listed_newest_first_by_environment_and_model(hub, pinned, run_of, make_wheel):
     await hub.publish(make_wheel(name="other"))
     for number in range(5):
-        manifest, rollouts = run_of(pinned, run_id=f"01RUN{number:021d}", model=f"model {number % 2}")
+        century = "7Z" if number == 0 else "01"  # the first is of a machine whose clock is far ahead
+        manifest, rollouts = run_of(pinned, run_id=f"{century}RUN{number:021d}", model=f"model {number % 2}")
+        manifest["started_at"] = "2190-01-01T00:00:00Z" if number == 0 else manifest["started_at"]
         assert (await hub.post_run(manifest, rollouts)).status_code == 201
     seen: list[str] = []
     cursor = None

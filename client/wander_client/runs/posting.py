@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from wander_client.environments.location import require_published
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 
     from wander_client.context import Invocation
     from wander_client.hub.posting import Parcel
+
+_CLOCKS_APART = timedelta(hours=1)
+"""The difference of two clocks of which the user is told."""
 
 
 @contextmanager
@@ -74,11 +79,26 @@ def send(context: Invocation, parcel: Parcel, *, private: bool, sign: bool) -> t
             progress=bar.update,
             trouble=context.output.note,
         )
+    if new:
+        _compare_clocks(context, detail)
     if private and not detail.private:
         context.output.warn("this run was already posted publicly; `wander runs withdraw` removes it")
     if sign and detail.signature is None:
         context.output.warn("this run was already posted without a signature")
     return detail, new
+
+
+def _compare_clocks(context: Invocation, posted: RunDetail) -> None:
+    """Warn if the clock of this machine, or of the one that played the run, is not that of the hub."""
+    here, hub = datetime.fromtimestamp(time.time(), UTC), posted.posted_at
+    began = posted.manifest.started_at
+    if abs(here - hub) > _CLOCKS_APART:
+        wrong = f"the clock of this machine says {here:%Y-%m-%d %H:%M} UTC"
+    elif began - hub > _CLOCKS_APART:
+        wrong = f"the run began at {began:%Y-%m-%d %H:%M} UTC, says the machine that played it"
+    else:
+        return
+    context.output.warn(f"{wrong}, but the hub's time is {hub:%Y-%m-%d %H:%M} UTC: set the clock right")
 
 
 def _refuse_secrets(context: Invocation, folder: RunFolder) -> None:

@@ -13,6 +13,7 @@ from wander.wire import ModelPin, RunManifest
 from wander.wire.gate import MANIFEST, MANIFEST_HEAD, Refused, read_record
 from wander.wire.run_record import SCRIPT
 
+from wander_hub.database import now
 from wander_hub.environments import service as environments
 from wander_hub.environments.models import Environment, Version
 from wander_hub.http.problems import HubProblem
@@ -29,7 +30,7 @@ _LONGEST_NAME = 300
 _MOST_ROLLOUTS = 1_000_000
 _MOST_USD = 1_000_000
 _LARGEST = 1e15
-_FIRST_YEAR, _LAST_YEAR = 2000, 2200
+_FIRST_YEAR, _LAST_YEAR = 1970, 2200
 _MOST_TOKENS = 2**31 - 1
 
 
@@ -130,7 +131,8 @@ def _check_plan(manifest: RunManifest) -> None:
         raise bad_manifest(f"spending.prices are over {_MOST_USD:,} USD for a million tokens")
     for label, moment in (("started_at", manifest.started_at), ("ended_at", manifest.ended_at)):
         if moment is not None and not _FIRST_YEAR <= moment.year <= _LAST_YEAR:
-            raise bad_manifest(f"{label} is not between the years {_FIRST_YEAR} and {_LAST_YEAR}")
+            fault = f"{label} is not between the years {_FIRST_YEAR} and {_LAST_YEAR}"
+            raise bad_manifest(f"{fault}; the hub's time is {now():%Y-%m-%d %H:%M} UTC")
     info = manifest.environment.info
     bounds = [one for one in (info.reward_bounds, *(each.bounds for each in info.reward_functions)) if one]
     numbers = [*(end for one in bounds for end in one), *(one.weight for one in info.reward_functions)]
