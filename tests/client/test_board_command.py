@@ -165,6 +165,8 @@ def test_runs_with_the_same_answers_are_one_entry_and_the_owner_chooses(room: Hu
 
     busy = names(room)[0]
     assert rows() == {posted[0]: 1}
+    shown = room.wander("leaderboard", NAME, "--board", busy)
+    assert "`first` also stands for `renamed`" in shown.err, "who looks for a model finds it"
     chosen = room.wander("board", "top", posted[1])
     assert chosen.out == f"run {posted[1]} stands for 1 other run\n", chosen.err
     assert rows() == {posted[1]: 1}

@@ -89,8 +89,10 @@ class BarProgress(Progress):
         super().update(done, note)
         self._bar.total = self.total
         self._bar.set_postfix_str(note, refresh=False)
-        self._bar.update(done - self._bar.n)
-        self._bar.refresh()
+        if done != self._bar.n:
+            self._bar.update(done - self._bar.n)  # tqdm draws at most ten times a second
+        else:
+            self._bar.refresh()
 
 
 def open_invocation(

@@ -142,9 +142,14 @@ def _show(board: Leaderboard, *, metrics: bool, stratum: int | None) -> None:
 
 
 def _explain_rows(board: Leaderboard, output: Output) -> None:
-    """Tell what nothing proves of the rows, and which names look alike."""
+    """Tell what nothing proves of the rows, which other models they stand for, and which names look alike."""
     if board.rows:
         output.note("models, tokens and cost are as their submitters state them: nothing proves these")
+    for row in board.rows:
+        others = [name for name in row.names if name != row.model]
+        if others:
+            named = "`, `".join(others)
+            output.note(f"the row of `{row.model}` also stands for `{named}`: their answers agree")
     for model, names in {row.model: row.looks_like for row in board.rows if row.looks_like}.items():
         output.note(f"`{model}` looks like `{'` and `'.join(names)}`, which is another name")
     if any(row.players_stated_by for row in board.rows):
