@@ -464,3 +464,23 @@ async def test_pages_say_where_the_store_has_lost_a_file_and_the_log_says_it_onc
     assert told
     assert len(told) == len(set(told))
     assert all("is missing: `wander-hub fsck` tells what needs it" in one for one in told)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *(
+            "/runs?sort=bogus",
+            "/api/v1/runs?sort=posted",
+            "/alice/reverse-text?cursor=x",
+            "/models?owner=alice",
+        ),
+        *("/api/v1/environments/alice/reverse-text?limit=1", "/docs/search?q=replay&cursor=2"),
+    ],
+)
+async def test_a_query_that_only_other_addresses_take_is_refused(hub, address):
+    await hub.publish()
+    answer = await hub.get(address, headers={"Accept": "application/json"})
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+    path = address.partition("?")[0]
+    assert (await hub.get(f"{path}?utm_source=letter", headers=HTML)).status_code == 200

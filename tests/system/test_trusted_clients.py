@@ -104,6 +104,15 @@ def test_twine_publishes_with_the_token_of_a_trusted_workflow(workflow: Workflow
     assert workflow.versions("with-twine") == ["0.1.0"]
 
 
+def test_a_certificate_of_another_authority_is_named(workflow: Workflow) -> None:
+    environment = {name: value for name, value in workflow.environment.items() if name != "SSL_CERT_FILE"}
+    command = [BIN / "wander", "search", "echo", "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["code"]) == (5, "hub_untrusted")
+    assert "SSL_CERT_FILE" in error["hint"]
+
+
 def test_uv_publishes_from_a_trusted_workflow(workflow: Workflow, tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path, "with-uv")
     trust(workflow, "with-uv")

@@ -273,6 +273,14 @@ class HubConnection:
                 code="timeout",
             ) from error
         except httpx.ConnectError as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise Unavailable(
+                    f"the certificate of the hub at `{self.url}` is not trusted here",
+                    hint="name the certificates of your organization in `SSL_CERT_FILE`",
+                    code="hub_untrusted",
+                    retryable=False,
+                    detail=str(error),
+                ) from error
             raise Unavailable(
                 f"nothing answers at the hub `{self.url}`",
                 hint="start one with `wander-hub serve`, or name another with `--hub URL` or `WANDER_HUB`",

@@ -8,10 +8,11 @@ dependencies were asked. A route that does neither gets an empty body (`bodies.a
 from __future__ import annotations
 
 import email.message
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
+from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute, iter_route_contexts
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
@@ -26,6 +27,8 @@ from wander_hub.http.spelling import may_be_misspelt, redirect_misspelt
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 _KIND = "body_kind"
+_QUERY_NAMES = set[str]()
+"""The names that some route of the hub takes in its query."""
 _ON_THE_LOOP = 16 * 1024
 """Bytes of JSON up to which a thread costs more than parsing."""
 
@@ -66,11 +69,15 @@ class HubRoute(APIRoute):
     def get_route_handler(self) -> Handler:
         """Return what answers a request."""
         handle, needs, kind = super().get_route_handler(), needs_of(self.dependant), self.body_kind
+        names = set(_names_of_query(self.dependant))
+        _QUERY_NAMES.update(names)
         is_upload = self.path.rstrip("/").endswith("/legacy")  # twine and uv follow no redirect of one
 
         async def admit(request: Request) -> Response:
             if not is_upload and may_be_misspelt(request) and (redirect := redirect_misspelt(request)):
                 return redirect
+            if misplaced := sorted((_QUERY_NAMES & set(request.query_params)) - names):
+                raise _refuse_query(misplaced, names)
             if isinstance(needs, Needs) and kind is not None:
                 await run_in_threadpool(needs, request)
             return await handle(request if kind is None else await _read(request, kind))
@@ -89,6 +96,21 @@ def find_foreign_routes(routes: Iterable[BaseRoute]) -> list[str]:
     """Return the paths of routes that would read a body without its limits."""
     found = (context.original_route for context in iter_route_contexts(list(routes)))
     return [str(getattr(route, "path", route)) for route in found if not isinstance(route, HubRoute)]
+
+
+def _names_of_query(dependant: Dependant) -> Iterator[str]:
+    """Yield the names that a route takes in its query, itself or by what it depends on."""
+    for field in dependant.query_params:
+        yield from getattr(field.field_info.annotation, "model_fields", [field.alias])
+    for one in dependant.dependencies:
+        yield from _names_of_query(one)
+
+
+def _refuse_query(misplaced: list[str], names: set[str]) -> HubProblem:
+    """Refuse a query for something that only other routes do; names that no route takes are ignored."""
+    hint = "it takes " + ", ".join(f"`{one}`" for one in sorted(names)) if names else "it takes no query"
+    detail = f"this address takes no {', '.join(f'`{one}`' for one in misplaced)}"
+    return HubProblem(422, "invalid_request", detail, hint=hint)
 
 
 async def _read(request: Request, kind: TextKind) -> Request:

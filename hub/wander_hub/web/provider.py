@@ -52,7 +52,7 @@ async def leave_to_link(request: Request, base_url: BaseUrl) -> Response:
 
 @router.get(_BACK)
 @audited("user.sign_in")
-async def come_back(request: Request, base_url: BaseUrl) -> Response:
+async def come_back(request: Request, base_url: BaseUrl, state: str = "") -> Response:
     """Begin a session for who comes back from the provider, or link their account."""
     provider = _provider(request)
     cookie = cookies.read(request, base_url, _COOKIE)

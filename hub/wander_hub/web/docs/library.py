@@ -49,13 +49,19 @@ class DrawnPage:
     """A page as HTML."""
 
     title: str
-    body: Markup
+    plain: str
+    """HTML whose blocks of code have no colors: the search needs none, and they take a third of the time."""
     headings: list[Heading]
+
+    @cached_property
+    def body(self) -> Markup:
+        """What is shown."""
+        return Markup(colour_blocks(self.plain))  # noqa: S704 - cleaned by `render`
 
     @property
     def summary(self) -> str:
         """Its first paragraph as text."""
-        first = str(self.body).partition("<p>")[2].partition("</p>")[0]
+        first = self.plain.partition("<p>")[2].partition("</p>")[0]
         return Markup(first).striptags()  # noqa: S704 - tags are taken off
 
 
@@ -74,6 +80,7 @@ class Library:
         self._openapi = openapi
         self._lock = threading.RLock()  # what is drawn once is not drawn by all who ask at once
         self._drawn: dict[str, DrawnPage] = {}
+        self._is_preparing = False
 
     def read(self, path: str) -> str:
         """Return the Markdown of a page, with what is generated where it belongs."""
@@ -91,9 +98,14 @@ class Library:
         title, _, text = self.read(path).partition("\n")
         drawn = render(_name_files(text), "text/markdown")
         headings = [one._replace(name=one.name.removeprefix(PREFIX)) for one in list_headings(drawn)]
-        drawn = colour_blocks(_turn_links(_OWN_ID.sub(r"\1", drawn), path))
-        body = Markup(_name_rows(place(drawn, None)))  # noqa: S704 - cleaned by `render`
-        return DrawnPage(title.lstrip("# "), body, headings)
+        drawn = _turn_links(_OWN_ID.sub(r"\1", drawn), path)
+        return DrawnPage(title.lstrip("# "), _name_rows(place(drawn, None)), headings)
+
+    def prepare_search(self) -> None:
+        """Begin to draw all pages, which a search needs, while the visitor reads the first one."""
+        if not self._is_preparing:
+            self._is_preparing = True
+            threading.Thread(target=lambda: self.index, daemon=True).start()
 
     @property
     def index(self) -> SearchIndex:
@@ -108,7 +120,7 @@ class Library:
     def _sections(self, path: str) -> Iterator[Section]:
         """Yield a page in parts, each with the heading above it."""
         page = self.draw(path)
-        first, *parts = _SECTION.split(page.body)
+        first, *parts = _SECTION.split(page.plain)
         yield Section(path, "", page.title, "", _plain(first))
         for anchor, heading, text in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
             yield Section(path, anchor, page.title, _plain(heading), _plain(text))

@@ -55,6 +55,7 @@ def show_contents(request: Request) -> Response:
         return as_json(
             DocsEntries(data=[DocsEntry(address=f"/docs/{one.path}", title=one.title) for one in pages])
         )
+    _library(request).prepare_search()
     return page(request, "docs/contents.html", shared=True, menu=_menu(), q="", found=None)
 
 
@@ -84,6 +85,7 @@ def show_page(request: Request, path: str) -> Response:
     if wants_json(request):
         text = _library(request).read(wanted)
         return as_json(DocsText(path=wanted, title=pages[place].title, text=text))
+    _library(request).prepare_search()
     return page(
         *(request, "docs/page.html"),
         shared=True,
