@@ -202,7 +202,7 @@ def test_a_machine_that_asks_its_indexes_alone_takes_no_address_of_a_lock(
             lock.install_lines(hub, tmp_path, strange(url), own)
         assert refused.value.code == usual
     fetched.clear()
-    monkeypatch.setenv("WANDER_INDEXES_ONLY", "1")
+    monkeypatch.setenv("WANDER_HUB_JOB", "1")
     lines = lock.install_lines(hub, tmp_path, strange(url), own).splitlines()
     assert lines[1:] == [f"rules==1.0 --hash=sha256:{'a' * 64}"]
     archive = {"name": "rules", "archive": file_at(url.replace("-py3-none-any.whl", ".zip"))}
@@ -229,7 +229,7 @@ def test_what_is_configured_is_asked(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv(variable, value)
-    monkeypatch.setenv("WANDER_INDEXES_ONLY", "1")
+    monkeypatch.setenv("WANDER_HUB_JOB", "1")
     url = "https://index.example/files/rules-1.0-py3-none-any.whl"
     lines = lock.install_lines(hub, tmp_path, strange(url), own_wheel(tmp_path)).splitlines()
     assert lines[1:] == [f"rules==1.0 --hash=sha256:{'a' * 64}"]

@@ -465,7 +465,7 @@ def ordinary_user() -> Iterator[tuple[Path, Callable[..., str]]]:
         pytest.skip(f"cannot become an ordinary user here: {tried.stderr.splitlines()[-1]}")
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="wander-test-") as name:
         os.chown(name, user, user)
-        environ = {"HOME": name, "TMPDIR": name}
+        environ = {"HOME": name, "TMPDIR": name, "WANDER_HUB_JOB": "1"}
 
         def run(*command: str) -> str:
             done = subprocess.run(

@@ -37,6 +37,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
+from wander.system.child_environ import HUB_JOB
 from wander.wire.gate import LOCK as LOCK_TEXT
 from wander.wire.gate import read_toml
 from wander.wire.package_index import (
@@ -57,7 +58,6 @@ from wander_client.packages.interpreters import HERE, OLDEST_PYTHON, Interpreter
 from wander_client.packages.needs import (
     HUB_OWNER,
     HUB_PACKAGES,
-    INDEXES_ONLY,
     Needs,
     Wheel,
     fetch_file,
@@ -317,7 +317,7 @@ class _Addresses:
         self._home = {origin_of(url) for url in [hub.url, *urls] if url is not None}
         """Origins of the hub: the current one, and the one when the lock was made."""
         self._indexes = configured_origins(os.environ) | {_PYPI_FILES}
-        self._strict = os.environ.get(INDEXES_ONLY) == "1"
+        self._strict = os.environ.get(HUB_JOB) == "1"
 
     def read(self, package: Package, url: str) -> FileAddress:
         """Return an address in its parts; raises `ClientError` for one that is not plain."""

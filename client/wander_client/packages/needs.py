@@ -25,6 +25,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
+from wander.system.child_environ import HUB_JOB
 from wander.wire import FileInfo
 from wander.wire.package_index import FileAddress, IndexFile, check_requirement, parse_file_address
 
@@ -35,9 +36,6 @@ from wander_client.paths import path_below
 
 HUB_OWNER = "wander"
 """The owner under which a hub serves the packages it runs with."""
-INDEXES_ONLY = "WANDER_INDEXES_ONLY"
-"""The variable that, set to 1, has packages fetched from the configured indexes alone. A hub sets it for its
-jobs: an address of a stranger must not make it ask machines that only it can reach."""
 LARGEST_METADATA = 16 << 20
 LARGEST_UNPACKED = 32 << 30
 _FREE_UNPACKED, _MOST_RATIO = 1 << 30, 100
@@ -177,7 +175,7 @@ def _bring_linked(cache_dir: Path, own: list[Wheel], what: str) -> tuple[list[Wh
             name = canonicalize_name(requirement.name)
             if requirement.url is None or name in linked or name in HUB_PACKAGES:
                 continue
-            if os.environ.get(INDEXES_ONLY) == "1":
+            if os.environ.get(HUB_JOB) == "1":
                 raise ClientError(
                     f"`{what}` requires `{name}` from an address; this machine asks only its indexes",
                     hint="require a release of it that a package index has",

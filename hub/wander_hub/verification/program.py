@@ -29,6 +29,7 @@ from typing import IO, Any
 
 from sqlalchemy import delete, select
 from sqlalchemy.orm import joinedload
+from wander.system.child_environ import HUB_JOB
 
 from wander_hub import security
 from wander_hub.accounts.models import User
@@ -56,8 +57,6 @@ runpy.run_module("wander_client", run_name="__main__", alter_sys=True)
 _PASSED = ("PATH", "LANG", "TMPDIR", "HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "HTTPS_PROXY", "NO_PROXY")
 _PASSED_STARTS = ("UV_", "PIP_")
 """How operators name the package index that environments' dependencies come from."""
-_STRICT = {"WANDER_INDEXES_ONLY": "1"}
-"""Has packages fetched from those indexes alone, whatever address a lock or a requirement names."""
 _FOLDERS = {
     "DATA": ".local/share/wander",
     "CACHE": ".cache/wander",
@@ -180,7 +179,7 @@ class ClientProgram:
                 env={
                     **passed,
                     **folders,
-                    **_STRICT,
+                    HUB_JOB: "1",
                     "WANDER_KEPT_FREE_BYTES": str(self._min_free_bytes),
                     "WANDER_HUB": self._hub_url,
                     "WANDER_TOKEN": secret,

@@ -9,10 +9,12 @@ exist either (the C library then takes `clone`, whose flags can be seen).
 from __future__ import annotations
 
 import errno
+import os
 import struct
 from dataclasses import dataclass
 
-from wander.sandbox.syscalls import DENIED, JUDGED, NEWEST
+from wander.sandbox.syscalls import DENIED, JUDGED, NEWEST, WATCHERS
+from wander.system.child_environ import HUB_JOB
 
 ALLOW = 0x7FFF0000
 KILL = 0x80000000
@@ -55,8 +57,8 @@ Instruction = tuple[int, int, int, int]
 """Code, jump where true, jump where false, operand."""
 
 
-def program(machine: Machine) -> list[Instruction]:
-    """Return the filter of a machine."""
+def program(machine: Machine, *, watchers: bool) -> list[Instruction]:
+    """Return the filter of a machine; `watchers` are allowed or denied."""
     code: list[Instruction] = [
         (_LOAD, 0, 0, _MACHINE),
         (_JUMP_EQUAL, 1, 0, machine.audit),
@@ -66,7 +68,7 @@ def program(machine: Machine) -> list[Instruction]:
     if machine.column == 0:
         code += [(_JUMP_ABOVE, 0, 1, _X32), (_RETURN, 0, 0, KILL)]
     code += [(_JUMP_ABOVE, 0, 1, NEWEST), _refuse(errno.ENOSYS)]
-    for numbers in DENIED.values():
+    for numbers in (DENIED if watchers else DENIED | WATCHERS).values():
         code += _for_call(numbers[machine.column], [_refuse(errno.EPERM)])
     for name, rule in _rules().items():
         code += _for_call(JUDGED[name][machine.column], rule)
@@ -75,7 +77,9 @@ def program(machine: Machine) -> list[Instruction]:
 
 def compile_filter(machine: Machine) -> bytes:
     """Return the filter as the kernel reads it: an array of `struct sock_filter`."""
-    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program(machine))
+    # The sandboxes of root have users of their own.
+    watchers = os.geteuid() == 0 or os.environ.get(HUB_JOB) != "1"
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program(machine, watchers=watchers))
 
 
 def _rules() -> dict[str, list[Instruction]]:

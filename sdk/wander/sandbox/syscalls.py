@@ -51,12 +51,7 @@ DENIED: dict[str, tuple[int, int | None]] = {
     "add_key": (248, 217),
     "request_key": (249, 218),
     "keyctl": (250, 219),
-    # what the kernel counts for a user or the machine, whatever the namespace: programs outside would find it
-    # used up. Python's event loop falls back to `poll`.
-    "epoll_create": (213, None),
-    "epoll_create1": (291, 20),
-    "inotify_init": (253, None),
-    "inotify_init1": (294, 26),
+    # what the kernel counts for a user or the machine, whatever the namespace
     "mq_open": (240, 180),
     "io_setup": (206, 0),
     # files past the mounts
@@ -102,6 +97,15 @@ DENIED: dict[str, tuple[int, int | None]] = {
     "set_mempolicy_home_node": (450, 450),
 }
 """Answered with EPERM."""
+
+WATCHERS: dict[str, tuple[int, int | None]] = {
+    "epoll_create": (213, None),
+    "epoll_create1": (291, 20),
+    "inotify_init": (253, None),
+    "inotify_init1": (294, 26),
+}
+"""Calls of many honest programs. The kernel counts what they watch for a user, whatever the namespace. They
+are denied if that user is a hub's, which would find nothing left. Python's event loop then takes `poll`."""
 
 JUDGED: dict[str, tuple[int, int | None]] = {
     "clone": (56, 220),

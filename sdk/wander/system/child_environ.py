@@ -13,6 +13,10 @@ from collections.abc import Iterable
 
 ALWAYS = ("PATH", "HOME", "LANG", "TMPDIR")
 """The variables that every child gets."""
+HUB_JOB = "WANDER_HUB_JOB"
+"""The variable that a hub sets to 1 for its jobs. Packages then come from the configured indexes alone: an
+address of a stranger must not make it ask machines that only it can reach. Sandboxes that count as its user
+take nothing that the kernel counts for a user."""
 LOCALE = ("LC_ALL", "LC_CTYPE", "LANGUAGE", "TZ")
 NETWORK = (
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
