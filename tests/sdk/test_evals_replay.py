@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import itertools
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from asked_model import AskedModel
-from wander import LocalEnvironment, Rollout, Rubric, ScriptedClient, SingleTurnEnv, load_environment
+from wander import (
+    LocalEnvironment,
+    MultiTurnEnv,
+    Rollout,
+    Rubric,
+    ScriptedClient,
+    SingleTurnEnv,
+    load_environment,
+)
 from wander.clients.base import ModelRequest
 from wander.clients.scripted import scripted_client_from_spec
 from wander.errors import ModelError, RunError
@@ -16,8 +25,10 @@ from wander.evals.replay import TRIES, first_difference, replay_run
 from wander.evals.run.runner import EvaluationPlan, EvaluationResult, evaluate
 from wander.evals.store.folder import RunFolder
 from wander.rubrics.judge import JudgeRubric, judge_score
-from wander.types import Turn
-from wander.wire import EnvironmentPin
+from wander.types import EnvironmentInfo, Failure, GridView, SamplingArgs, Turn, TurnTokens, Usage
+from wander.wire import EnvironmentPin, ModelPin, Platform, RunManifest
+from wander.wire.boards import LeaderboardRow
+from wander.wire.run_record import EndpointUse, MixedEnvironment, Shard, Spending
 from wander.wire.verification import ReplayReport
 
 
@@ -29,6 +40,19 @@ def environment(rubric: Rubric | None = None, **options: Any) -> LocalEnvironmen
     rows = [{"question": f"{i}?", "answer": str(i)} for i in range(6)]
     return LocalEnvironment(
         SingleTurnEnv(eval_dataset=rows, rubric=rubric or Rubric([exact]), name="echo", **options)
+    )
+
+
+def drawing() -> LocalEnvironment:
+    """Return an environment whose answers depend on the seed of the run."""
+
+    class Drawing(MultiTurnEnv):
+        def env_response(self, messages: list[dict[str, Any]], state: Any) -> list[dict[str, Any]]:
+            return [{"role": "user", "content": f"{self.rng(state, 1).random()}?"}]
+
+    rows = [{"question": f"{i}?", "answer": str(i), "stratum": i} for i in range(6)]
+    return LocalEnvironment(
+        Drawing(rows[:1], eval_dataset=rows, rubric=Rubric([exact]), name="echo", max_turns=2)
     )
 
 
@@ -260,15 +284,180 @@ async def test_an_environment_that_declares_outside_observations_is_not_compared
     assert (report.replayed, report.level) == (0, "complete")
 
 
-@pytest.mark.parametrize("name", ["deterministic", "group_rewards", "max_turns", "reward_functions"])
+STATED_OF_THE_ENVIRONMENT: dict[str, Any] = {
+    "name": "other",
+    "kind": "tool",
+    "summary": "The hardest of all.",
+    "tags": ["hard"],
+    "reward_functions": [],
+    "reward_bounds": (0.0, 2.0),
+    "max_turns": 9,
+    "timeout_seconds": 5.0,
+    "deterministic": False,
+    "group_rewards": True,
+    "train_examples": 7,
+    "eval_examples": 5,
+    "strata": 3,
+    "reference_scores": {"human": 0.1},
+    "arguments": {"size": 9},
+    "defaults": {"size": 9},
+    "players": ["X", "O"],
+    "view": GridView(columns=3, cells={"x": "X"}),
+}
+
+
+DESCRIPTION = {"name", "kind", "tags", "reference_scores", "arguments"}
+"""No page takes these from a run: arguments are shown as the run's own, and resolved by the defaults."""
+
+
+@pytest.mark.parametrize("name", EnvironmentInfo.model_fields)
 async def test_a_manifest_that_states_another_environment_is_contradicted(name: str) -> None:
+    env = environment()
+    env.env.argument_defaults = {"size": 8}
+    result = await played(env)
+    pin = result.manifest.environment
+    pin.info = pin.info.model_copy(update={name: STATED_OF_THE_ENVIRONMENT[name]})
+    pin.arguments = {"size": 9} if name == "defaults" else {}
+    report = await replayed(result, env=env)
+    assert (report.contradicted, report.level == "claimed") == (name not in DESCRIPTION,) * 2, report.refused
+
+
+FOREIGN = EnvironmentPin(name="foreign", info=EnvironmentInfo(name="foreign", kind="tool"))
+STATED_OF_A_RUN: dict[str, Any] = {
+    "run_id": "0" * 26,
+    "schema_": "wander.run/1",
+    "kind": "play",
+    "environment": FOREIGN,
+    "model": ModelPin(name="other", kind="X"),
+    "sampling": SamplingArgs(temperature=0.5),
+    "split": "train",
+    "example_ids": [str(i) for i in range(5)],
+    "rollouts_per_example": 3,
+    "strata": [1] * 6,
+    "task_set_sha256": "0" * 64,
+    "choice": "shuffled",
+    "rerun_of": "0" * 26,
+    "seed": 1,
+    "started_at": datetime.now(UTC),
+    "ended_at": datetime.now(UTC),
+    "platform": Platform(wander="0", python="0", system="x", machine="x"),
+    "training": {},
+    "mixture": [
+        MixedEnvironment(label="a", weight=1, environment=FOREIGN, examples=1, task_set_sha256="0" * 64)
+    ],
+    "reproduction": None,
+    "endpoints": EndpointUse(calls=1),
+    "spending": Spending(usd=0.0),
+    "lines": 1,
+    "notes": "the best",
+    "shard": Shard(first=0, end=1, of=2),
+    "players": {"X": ModelPin(name="m", kind="X")},
+}
+PROVED_OF_A_RUN = {
+    *("environment", "split", "example_ids", "rollouts_per_example", "strata", "task_set_sha256", "seed"),
+    *("players", "lines", "shard"),
+}
+"""All else that a manifest states is the submitter's word, as `wander.wire.verification.STATED` says."""
+
+
+@pytest.mark.parametrize("name", RunManifest.model_fields)
+async def test_what_a_manifest_states_of_a_run_is_proved_or_named_as_stated(name: str) -> None:
+    result = await played(drawing(), ScriptedClient(lambda request: "1"))
+    other = result.manifest.model_copy(update={name: STATED_OF_A_RUN[name]})
+    try:
+        level = (await replay_run(drawing(), other, result.rollouts)).level
+    except RunError:
+        level = "refused"
+    assert (level != "replayed") == (name in PROVED_OF_A_RUN), level
+
+
+DERIVED_OF_A_ROW = {
+    *("rank_low", "rank_high", "reward_mean", "reward_low", "reward_high", "examples", "rollouts", "failed"),
+    *("rollouts_per_example", "metrics", "metric_intervals", "pass_rates", "stratum", "runs"),
+}
+OF_THE_HUB = {
+    *(
+        "run_id",
+        "version",
+        "level",
+        "posted_by",
+        "posted_at",
+        "url",
+        "best",
+        "people",
+        "repeated_by",
+        "on_top",
+    ),
+    *("looks_like", "folded", "folded_runs", "folded_into", "stated", "checkpoint_stated_by"),
+    *("players_stated_by", "names"),
+}
+"""What the hub knows of its users and runs. `names` repeats `model`, of runs that are folded."""
+
+
+def test_a_row_names_every_field_that_nothing_proves() -> None:
+    stated = set(LeaderboardRow.model_fields["stated"].default.split())
+    parts = [stated, DERIVED_OF_A_ROW, OF_THE_HUB]
+    assert sorted(name for part in parts for name in part) == sorted(LeaderboardRow.model_fields)
+
+
+MESSAGE = {"role": "user", "content": "so"}
+STATED_OF_A_ROLLOUT: dict[str, Any] = {
+    "example_id": "1",
+    "index": 1,
+    "seed": 5,
+    "prompt": [MESSAGE],
+    "completion": [MESSAGE],
+    "turns": [],
+    "answer": "7",
+    "stop_reason": "won",
+    "truncated": True,
+    "reward": 0.5,
+    "metrics": {"exact": 0.5},
+    "failure": Failure(boundary="model", type="X", message=""),
+    "usage": Usage(prompt_tokens=9),
+    "started_at": "2026-01-01T00:00:00Z",
+    "seconds": 9.0,
+    "scoring_seconds": 9.0,
+    "info": {"won": True},
+    "tools": [{"type": "function"}],
+    "step": 3,
+    "rewards": {"X": 1.0},
+    "player_metrics": {"O": {"exact": 1.0}},
+}
+STATED_OF_A_TURN: dict[str, Any] = {
+    "message": {"role": "assistant", "content": "77"},
+    "context_messages": 0,
+    "finish_reason": "eos",
+    "usage": Usage(prompt_tokens=9),
+    "model_seconds": 9.0,
+    "environment_seconds": 9.0,
+    "tokens": TurnTokens(prompt_ids=[1], completion_ids=[2], logprobs=[-0.5]),
+    "cached": True,
+    "player": "X",
+    "left_out": (0, 1),
+}
+UNPROVED = {
+    *("usage", "started_at", "seconds", "scoring_seconds", "step"),
+    *("turn finish_reason", "turn usage", "turn model_seconds", "turn environment_seconds", "turn tokens"),
+    *("turn cached", "turn left_out", "turn context_messages", "tools"),
+}
+"""Tokens, times and what an endpoint says, as `wander.wire.verification.STATED` says."""
+
+
+@pytest.mark.parametrize("name", [*Rollout.model_fields, *(f"turn {name}" for name in Turn.model_fields)])
+async def test_what_a_rollout_states_is_proved_or_named_as_stated(name: str) -> None:
     result = await played(environment())
-    info = result.manifest.environment.info
-    other = {"deterministic": False, "group_rewards": True, "max_turns": 9, "reward_functions": []}[name]
-    result.manifest.environment.info = info.model_copy(update={name: other})
-    report = await replayed(result)
-    assert report.refused == f"the run states another `{name}` than the environment has"
-    assert (report.contradicted, report.level) == (True, "claimed")
+    first, field = result.rollouts[0], name.removeprefix("turn ")
+    if field == name:
+        changes = {name: STATED_OF_A_ROLLOUT[name]}
+    else:
+        changes = {"turns": [first.turns[0].model_copy(update={field: STATED_OF_A_TURN[field]})]}
+    result.rollouts[0] = first.model_copy(update=changes)
+    try:
+        level = (await replayed(result)).level
+    except RunError:  # two of one place
+        level = "refused"
+    assert (level != "replayed") == (name not in UNPROVED), level
 
 
 async def test_a_sample_is_drawn_by_its_seed_and_raises_no_level() -> None:

@@ -345,6 +345,7 @@ STATED: dict[str, Change] = {
     "a huge stratum": lambda manifest, rollouts: manifest.update(strata=[0, 0, 1, 10**18]),
     "a negative stratum": lambda manifest, rollouts: manifest.update(strata=[-1, 0, 1, 1]),
     "another summary": info(summary="The hardest of all."),
+    "a view": info(view={"columns": 3, "cells": {"x": "X"}}),
     "other bounds": info(reward_bounds=[0.0, 2.0]),
     "a larger split": info(eval_examples=5),
     "a split without end": info(eval_examples=None),

@@ -41,7 +41,7 @@ from wander.rollout.garbage import fewer_collections
 from wander.rollout.outside_calls import JUDGE_ANSWERS, SCRIPTED
 from wander.rollout.outside_calls import PUBLIC_KEY as OUTSIDE_CALLS
 from wander.seeding import derived_rng
-from wander.types import Example, Rollout
+from wander.types import EnvironmentInfo, Example, Rollout
 from wander.wire import RunManifest
 from wander.wire.verification import Divergence, LevelSought, Method, ReplayReport
 
@@ -62,11 +62,11 @@ COMPARED = (
 """What must be the same in every playing of a rollout, in the order in which a difference is told."""
 RESCORED = ("seed", "answer", "failure", "reward", "metrics", "rewards", "player_metrics", "info")
 """What must be the same when a transcript is scored again."""
-_STATED = (
-    *("deterministic", "group_rewards", "max_turns", "timeout_seconds", "players", "strata"),
-    *("reward_functions", "reward_bounds", "train_examples", "eval_examples", "summary"),
-)
-"""What a manifest states of its environment that the environment itself must state too."""
+_NOT_COMPARED = {
+    *("name", "kind", "tags", "reference_scores"),  # pages take them from the environment
+    *("arguments", "defaults"),  # compared by what they come to
+}
+"""What a manifest states of its environment that the environment itself need not state too."""
 WITH_LINES = ("exhaustive", "play")
 """Kinds of runs in which the environment's choices were made for it, and are made so again."""
 TWICE = 64
@@ -270,7 +270,9 @@ class _Replay:
                     ],
                 }
             )
-        for name in _STATED:
+        if stated.view is None:  # then no page draws one
+            actual = actual.model_copy(update={"view": None})
+        for name in (each for each in EnvironmentInfo.model_fields if each not in _NOT_COMPARED):
             if getattr(stated, name) != getattr(actual, name):
                 return f"the run states another `{name}` than the environment has"
         pin = self.manifest.environment

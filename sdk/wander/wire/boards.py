@@ -145,7 +145,9 @@ class LeaderboardRow(Record):
     stratum: StratumScore | None = Field(default=None, exclude_if=lambda stratum: stratum is None)
     """Of the stratum that was asked for; None of runs whose rollouts are too many to be read for a board."""
 
-    stated: Text = "model tokens_per_rollout usd_per_rollout seconds_per_rollout"
+    stated: Text = (
+        "model model_kind checkpoint stated_endings tokens_per_rollout usd_per_rollout seconds_per_rollout"
+    )
     """Which of its fields nothing proves: they are as the submitter stated them."""
 
     def interval(self, metric: str) -> tuple[float, float] | tuple[None, None]:

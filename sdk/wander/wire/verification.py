@@ -63,8 +63,9 @@ LEVEL_FACTS: dict[VerificationLevel, LevelFacts] = {
 """Every level, the lowest first."""
 
 STATED = (
-    "which model wrote the completions, with which sampling and on which platform, and the tokens, seconds "
-    "and cost that they took"
+    "which model wrote the completions, with which sampling and tools and on which platform, how the "
+    "examples were chosen, what the endpoint refused, filtered or cut short, and the tokens, seconds and "
+    "cost that they took"
 )
 """What no level proves: the submitter's word."""
 
