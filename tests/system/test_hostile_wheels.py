@@ -5,22 +5,26 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import shutil
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import tomlkit
 from archive_forge import DATA, WHEEL_NAME, wheel_of
 from chat_endpoint import chat_endpoint
-from judging_hub import Record, awaited, judging_hub, settled
+from judging_hub import Record, awaited, judging_hub, post, settled
 from live_hub import LiveHub
 from machine import Machine
 from package_shop import PackageShop, package_shop
 from sandboxes import needs_sandbox
 from small_project import pyproject
+from wander.evals.store.folder import RunFolder
+from wander.evals.store.manifest import new_run_id
 
 pytestmark = [pytest.mark.full, needs_sandbox]
 
@@ -170,6 +174,96 @@ def test_the_hub_asks_no_address_of_a_lock_and_publishes_what_none_of_its_indexe
         author.wander("runs", "verify", run_id)
         assert settled(judge, run_id)["level"] == "replayed"
         assert inner.asked == []
+        posted = {
+            name: post_with_lock(
+                author, judge, RunFolder.open(author.home / run["run_dir"]), number, change, inner
+            )
+            for number, (name, change) in enumerate(LOCKS.items(), 1)
+        }
+        levels = {name: settled(judge, run_id)["level"] for name, run_id in posted.items()}
+        assert inner.asked == []
+        lacking = {"all packages", "a file that no index has", "an archive"}
+        assert levels == {name: "unverifiable" if name in lacking else "replayed" for name in LOCKS}
+
+
+def moved(lock: Record, names: Collection[str], change: Callable[[str], str]) -> None:
+    """Change the addresses of the files of some packages."""
+    for package in lock["packages"]:
+        for file in package.get("wheels", []) if package["name"] in names else []:
+            file["url"] = change(file["url"])
+
+
+def with_unknown_file(lock: Record, inner: PackageShop, judge: LiveHub) -> None:
+    (package,) = (one for one in lock["packages"] if one["name"] == "inner-dep")
+    package["version"] = "2.0"
+    name = "inner_dep-2.0-py3-none-any.whl"
+    package["wheels"] = [{"url": f"{inner.url}/inner-dep/{name}", "hashes": {"sha256": "ab" * 32}}]
+
+
+def as_archive(lock: Record, inner: PackageShop, judge: LiveHub) -> None:
+    (package,) = (one for one in lock["packages"] if one["name"] == "inner-dep")
+    (file,) = package.pop("wheels")
+    del package["version"]
+    package["archive"] = {"url": file["url"], "hashes": dict(file["hashes"])}
+
+
+LOCKS: dict[str, Callable[[Record, PackageShop, LiveHub], object]] = {
+    "another path": lambda lock, inner, judge: moved(
+        lock, ["inner-dep"], lambda url: url.replace("/simple/", "/elsewhere/")
+    ),
+    "all packages": lambda lock, inner, judge: moved(
+        lock,
+        [one["name"] for one in lock["packages"] if one["name"] != "locked-env"],
+        lambda url: f"{inner.url}/any/{url.rpartition('/')[2]}",
+    ),
+    "the package itself": lambda lock, inner, judge: moved(
+        lock, ["locked-env"], lambda url: f"{inner.url}/any/{url.rpartition('/')[2]}"
+    ),
+    "a file that no index has": with_unknown_file,
+    "an archive": as_archive,
+    "a file of the hub that is not a package": lambda lock, inner, judge: moved(
+        lock, ["inner-dep"], lambda url: f"{judge.url}/metrics/{url.rpartition('/')[2]}"
+    ),
+}
+"""Locks that name addresses which the hub reaches and has no reason to ask."""
+
+
+def post_with_lock(
+    author: Machine,
+    judge: LiveHub,
+    run: RunFolder,
+    number: int,
+    change: Callable[[Record, PackageShop, LiveHub], object],
+    inner: PackageShop,
+) -> str:
+    """Publish a version whose lock is changed, and post a run of it; return the run's id."""
+    api, version = "/api/v1/environments/admin/locked-env/versions", f"0.1.{number}"
+    folder = author.home / "locked-env"
+    text = (folder / "pyproject.toml").read_text()
+    text = re.sub(r'version = "0\.1\.\d+"', f'version = "{version}"', text)
+    (folder / "pyproject.toml").write_text(text)
+    author.wander("publish", folder, "--no-check", "--no-lock")
+    (wheel,) = (one for one in judge.get(f"{api}/{version}").json()["files"] if one["kind"] == "wheel")
+    lock = tomlkit.parse(judge.get(f"{api}/0.1.0/pylock.toml").text).unwrap()
+    (own,) = (one for one in lock["packages"] if one["name"] == "locked-env")
+    own["version"] = version
+    own["wheels"] = [{"url": wheel["url"], "hashes": {"sha256": wheel["sha256"]}}]
+    change(lock, inner, judge)
+    token = {"Authorization": f"Bearer {judge.token}"}
+    answer = httpx.put(
+        f"{judge.url}{api}/{version}/pylock.toml", content=tomlkit.dumps(lock), headers=token, timeout=60
+    )
+    assert answer.status_code == 200, answer.text
+    manifest = run.manifest.model_dump(mode="json", by_alias=True) | {"run_id": new_run_id()}
+    manifest["environment"] |= {
+        "version": version,
+        "wheel_sha256": wheel["sha256"],
+        "lock_sha256": answer.json()["lock"]["sha256"],
+    }
+    rollouts = [one.model_dump(mode="json") for one in run.rollouts()]
+    posted = post(judge, manifest, rollouts)
+    assert posted.status_code == 201, posted.text
+    return str(manifest["run_id"])
 
 
 ADDRESSES = [
