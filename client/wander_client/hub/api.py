@@ -19,6 +19,7 @@ from urllib.parse import unquote
 
 import httpx
 from pydantic import BaseModel, ValidationError
+from wander.system.proxies import find_proxy
 from wander.types import Rollout
 from wander.wire import (
     EnvironmentDetail,
@@ -509,9 +510,11 @@ class HubApi:
         try:
             problem = Problem.model_validate_json(answer.content, extra="ignore")
         except ValidationError:
-            if answer.status >= 500:
+            if answer.status >= 500 or answer.status == 407:
+                proxy = find_proxy(self.url)
+                place = f"the hub at `{self.url}`" + (f", or the proxy {proxy} before it," if proxy else "")
                 return Unavailable(
-                    f"the hub at `{self.url}` failed ({answer.status})",
+                    f"{place} failed ({answer.status})",
                     hint="try again in a moment",
                     code="server_error",
                     request_id=answer.headers.get(REQUEST_ID_HEADER),

@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
+from wander.system.proxies import BadProxy, find_proxy
 from wander.wire.package_index import origin_of
 
 from wander_client.errors import ClientError, LoginRequired, Unavailable
@@ -146,11 +147,11 @@ class HubConnection:
                 )
             self._token["Authorization"] = f"Bearer {token}"
         self._http = httpx.Client(
+            transport=transport or _Routes(),
             headers={
                 "User-Agent": f"wander-client/{installed_version('wander-client')}",
                 "Accept-Encoding": "gzip",
             },
-            transport=transport,
             timeout=httpx.Timeout(30, read=120, write=120),
         )
 
@@ -266,26 +267,17 @@ class HubConnection:
     def _reach(self) -> Iterator[None]:
         try:
             yield
+        except BadProxy as error:
+            raise ClientError(
+                str(error), hint=f"correct it, or leave it out: {_no_proxy(self.url)}", code="bad_proxy"
+            ) from error
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError) as error:
+            raise self._unreachable(error) from error
         except httpx.TimeoutException as error:
             raise Unavailable(
                 f"the hub at `{self.url}` did not answer in time",
                 hint="try again in a moment",
                 code="timeout",
-            ) from error
-        except httpx.ConnectError as error:
-            if "CERTIFICATE_VERIFY_FAILED" in str(error):
-                raise Unavailable(
-                    f"the certificate of the hub at `{self.url}` is not trusted here",
-                    hint="name the certificates of your organization in `SSL_CERT_FILE`",
-                    code="hub_untrusted",
-                    retryable=False,
-                    detail=str(error),
-                ) from error
-            raise Unavailable(
-                f"nothing answers at the hub `{self.url}`",
-                hint="start one with `wander-hub serve`, or name another with `--hub URL` or `WANDER_HUB`",
-                code="hub_unreachable",
-                detail=str(error),
             ) from error
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
             raise hub_fault(self.url, f"names an address that cannot be asked: {error}") from error
@@ -295,6 +287,67 @@ class HubConnection:
                 hint="try again in a moment",
                 code="hub_unreachable",
             ) from error
+
+    def _unreachable(self, error: httpx.TransportError) -> Unavailable:
+        """Return the error of a hub to which no connection could be made, or of the proxy before it."""
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            return Unavailable(
+                f"the certificate of the hub at `{self.url}` is not trusted here",
+                hint="name the certificates of your organization in `SSL_CERT_FILE`",
+                code="hub_untrusted",
+                retryable=False,
+                detail=str(error),
+            )
+        if (proxy := find_proxy(str(error.request.url))) is not None:
+            fault = "refuses to lead" if isinstance(error, httpx.ProxyError) else "does not answer; it leads"
+            return Unavailable(
+                f"the proxy {proxy} {fault} to the hub `{self.url}`",
+                hint=f"start the proxy, or ask the hub without it: {_no_proxy(self.url)}",
+                code="proxy_unreachable",
+                detail=str(error),
+            )
+        return Unavailable(
+            f"nothing answers at the hub `{self.url}`",
+            hint="start one with `wander-hub serve`, or name another with `--hub URL` or `WANDER_HUB`",
+            code="hub_unreachable",
+            detail=str(error),
+        )
+
+
+class _Routes(httpx.BaseTransport):
+    """Sends each request directly, or through the proxy that is set for its address.
+
+    httpx reads the same variables, but ends every request if one entry of `NO_PROXY` is odd.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[str | None, httpx.HTTPTransport] = {}
+        self._lock = threading.Lock()
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request."""
+        proxy = find_proxy(str(request.url))
+        address = proxy.url if proxy is not None else None
+        with self._lock:
+            if address not in self._made:
+                try:
+                    self._made[address] = httpx.HTTPTransport(proxy=address)
+                except ImportError as error:
+                    raise ClientError(
+                        f"the proxy {proxy} needs packages that are not installed",
+                        hint="run `pip install 'wander-client[socks]'`",
+                        code="missing_extra",
+                    ) from error
+        return self._made[address].handle_request(request)
+
+    def close(self) -> None:
+        """Close the connections."""
+        for transport in self._made.values():
+            transport.close()
+
+
+def _no_proxy(url: str) -> str:
+    return f"`export NO_PROXY={urlsplit(url).hostname}`"
 
 
 def hub_fault(

@@ -52,7 +52,7 @@ def uv_settings(environ: Mapping[str, str], first: str | None = None) -> dict[st
         if proxy := next(filter(None, map(environ.get, stated)), None):
             found[name] = proxy
     direct = (environ.get("no_proxy") or environ.get("NO_PROXY") or "").split(",")
-    found["no-proxy"] = [*(each.strip() for each in direct if each.strip()), "127.0.0.1", "localhost"]
+    found["no-proxy"] = [*filter(None, (each.strip(" []") for each in direct)), "127.0.0.1", "localhost"]
     return found
 
 

@@ -21,9 +21,11 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
-from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
+
+from wander.errors import ConfigError
+from wander.system.proxies import SOCKS, BadProxy, find_proxy
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -33,7 +35,7 @@ _UNITS = (86400, 3600, 60, 1, 0.001)
 _YEAR_2001 = 1e9
 _LARGE_BODY = 1 << 20
 """Above this aiohttp wants a stream, which it sends in parts."""
-_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+_DIRECT = "name an HTTP proxy, `export HTTPS_PROXY=http://HOST:PORT`, or none: `export NO_PROXY={host}`"
 _OPEN_HEADERS = ("Content-Type", "Accept")
 _SHORTEST_SECRET = 8
 """What is shorter (`x`, `EMPTY`) is a placeholder, and may be a word of an answer."""
@@ -140,7 +142,15 @@ class AiohttpTransport(Transport):
         )
         self._timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=connect_timeout)
         self._limit = max_connections or 0
-        self._proxy = _proxy(self.base_url)
+        try:
+            self._proxy = find_proxy(self.base_url)
+        except BadProxy as error:
+            raise ConfigError(str(error), hint=_DIRECT.format(host=parts.hostname)) from error
+        if self._proxy is not None and self._proxy.scheme in SOCKS:
+            raise ConfigError(
+                f"endpoints are not reached through a SOCKS proxy, which is {self._proxy}",
+                hint=_DIRECT.format(host=parts.hostname),
+            )
         self._session: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -159,7 +169,7 @@ class AiohttpTransport(Transport):
                 method,
                 self.base_url + path + self._query,
                 data=data,
-                proxy=self._proxy,
+                proxy=self._proxy.url if self._proxy is not None else None,
                 allow_redirects=False,
             ) as response:
                 return Answer(response.status, response.headers, await self._body(response))
@@ -171,6 +181,8 @@ class AiohttpTransport(Transport):
             raise TransportError("the connection broke in the middle of the answer") from error
         except aiohttp.ClientSSLError as error:
             raise TransportError(self._describe(error), "untrusted") from error
+        except (aiohttp.ClientProxyConnectionError, aiohttp.ClientHttpProxyError) as error:
+            raise TransportError(f"the proxy {self._proxy} fails: {self._describe(error)}") from error
         except aiohttp.ClientResponseError as error:
             raise TransportError(f"that is no HTTP: {self._describe(error)}", "garbled") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -294,11 +306,3 @@ def _read_time(text: str, now: float) -> float | None:
             return None
         moment = max(0.0, moment)  # a date may have passed
     return moment if 0 <= moment < math.inf else None
-
-
-def _proxy(url: str) -> str | None:
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    if host in _LOOPBACK or proxy_bypass(host):
-        return None
-    return getproxies().get(parts.scheme)
