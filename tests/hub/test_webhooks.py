@@ -21,6 +21,7 @@ from wander_hub.database import now
 from wander_hub.environments import repository as environments
 from wander_hub.identity import HUB
 from wander_hub.jobs import Job, TableQueue
+from wander_hub.jobs.table import MAX_ATTEMPTS
 from wander_hub.operation.job_queue import settle_failures
 from wander_hub.runs.models import Run
 from wander_hub.settings import Settings
@@ -301,7 +302,7 @@ async def test_a_worker_that_dies_loses_nothing(hub, receiver, deliver):
     await hub.client.post(f"{HOOKS}/{number}/test", headers=hub.auth())
     queue = TableQueue(hub.database, lease_seconds=60, retry_seconds=0)
     delivery.Dispatcher(hub.database, queue)()
-    for attempt in (1, 2, 3):  # killed with -9, each time before it said anything
+    for attempt in range(MAX_ATTEMPTS):  # killed with -9, each time before it said anything
         assert queue.claim(f"worker {attempt}", [delivery.KIND]) is not None
         with hub.database.write(HUB) as session:
             session.execute(update(Job).values(lease_until=now() - timedelta(seconds=1)))
@@ -310,6 +311,38 @@ async def test_a_worker_that_dies_loses_nothing(hub, receiver, deliver):
     assert (found["state"], found["attempts"]) == ("waiting", 1)
     let_time_pass(hub)
     await deliver()
+    assert (await deliveries(hub, number))[0]["state"] == "delivered"
+
+
+async def test_a_delivery_is_one_job_which_failed_if_no_attempt_was_accepted(hub, receiver, deliver):
+    number, _ = await hooked(hub, receiver.url, events=["webhook.test"])
+    receiver.answers[:] = [500]
+    await hub.client.post(f"{HOOKS}/{number}/test", headers=hub.auth())
+
+    async def jobs(**asked) -> list[dict]:
+        answer = await hub.get("/api/v1/jobs", params={"kind": "webhook"} | asked, headers=hub.auth("admin"))
+        return answer.json()["data"]
+
+    await deliver()
+    (waiting,) = await jobs()
+    assert (waiting["state"], waiting["attempt"]) == ("queued", 1)
+    assert "500" in waiting["error"]
+    for _ in delivery.PAUSES:
+        let_time_pass(hub)
+        await deliver()
+    (failed,) = await jobs(state="failed")
+    assert (failed["id"], failed["attempt"]) == (waiting["id"], 1 + len(delivery.PAUSES))
+    assert "500" in failed["error"]
+    page = await hub.get("/system/jobs?kind=webhook", headers={"Accept": "text/html"} | hub.auth("admin"))
+    assert "/account/forms/retry-jobs-of" in page.text
+    # All of a kind are tried again by one request, and others are left alone.
+    receiver.answers[:] = [200]
+    for kind, retried in (("replay", 0), ("webhook", 1)):
+        answer = await hub.client.post(f"/api/v1/jobs/retry?kind={kind}", headers=hub.auth("admin"))
+        assert answer.json()["retried"] == retried
+    await deliver()
+    (done,) = await jobs()
+    assert (done["state"], done["error"]) == ("done", None)
     assert (await deliveries(hub, number))[0]["state"] == "delivered"
 
 

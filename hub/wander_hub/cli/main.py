@@ -284,18 +284,23 @@ def doctor(data: Data = None, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def retry(data: Data = None, as_json: AsJson = False) -> None:
+def retry(
+    kind: Annotated[str | None, typer.Option(help="of jobs, such as `webhook`")] = None,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
     """Try all replays, examinations and checks again that wait for the hub, or that it gave up.
 
     \b
     wander-hub retry                         once the sandbox starts, or the disk has room again
+    wander-hub retry --kind webhook          all deliveries that failed or wait for another attempt
     """
     from wander_hub.jobs import TableQueue
     from wander_hub.operation import job_queue
 
     settings = read_settings(data=data)
     with open_database(settings) as database, database.write() as session:
-        found = job_queue.retry_all(session, TableQueue.of(settings, database))
+        found = job_queue.retry_all(session, TableQueue.of(settings, database), kind)
     print_row(found.model_dump(), as_json, f"{found.retried} jobs are tried again")
 
 

@@ -101,6 +101,25 @@ class TableQueue:
         session.flush()
         return job.id
 
+    def renew(
+        self,
+        session: Session,
+        key: str,
+        payload: dict[str, Any],
+        *,
+        error: str | None = None,
+        failed: bool = False,
+        priority: int = 0,
+        pause: timedelta = timedelta(),
+    ) -> bool:
+        """Have the job of this key done once more after a pause, or give it up; False if there is none."""
+        state: JobState = "failed" if failed else "queued"
+        ended: dict[str, Any] = {"finished_at": now() if failed else None, "lease_until": None}
+        ended |= {"cancel_requested": False, "error": storable(error)[:_LONGEST_ERROR] if error else None}
+        again = {"max_attempts": Job.attempt + MAX_ATTEMPTS, "run_after": self.database.moment(pause)}
+        values = {"state": state, "payload": payload, "priority": priority, **ended, **again}
+        return bool(_update(session, Job.key == key, **values))
+
     def _next_turn(self, session: Session, user_id: int | None) -> float:
         """Return the turn of a user's next job: after their own last one, and after what is done now."""
         waiting = session.scalar(select(func.min(Job.turn)).where(Job.state == "queued"))

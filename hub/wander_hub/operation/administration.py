@@ -86,11 +86,16 @@ def retry_job(request: Request, context: ForAdministrator, job: Number) -> JobIn
     return found
 
 
-@router.post("/jobs/retry", responses=refusals(401, 403))
+@router.post("/jobs/retry", responses=refusals(401, 403, 422))
 @audited("job.retry")
-def retry_jobs(request: Request, context: ForAdministrator) -> RetriedJobs:
-    """Try all replays, examinations and checks again that wait for the hub, or failed. For administrators."""
-    found = context.commit(lambda session: job_queue.retry_all(session, request.app.state.jobs))
+def retry_jobs(
+    request: Request, context: ForAdministrator, kind: Annotated[str | None, Query(max_length=40)] = None
+) -> RetriedJobs:
+    """Try all jobs of a kind again that wait after a failure, or failed. For administrators.
+
+    Without a kind, all replays, examinations and checks.
+    """
+    found = context.commit(lambda session: job_queue.retry_all(session, request.app.state.jobs, kind))
     wake_jobs(request)
     return found
 

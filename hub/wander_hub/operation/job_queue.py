@@ -149,9 +149,9 @@ def find_held_up(session: Session) -> HeldUp | None:
     return HeldUp(waiting, given_up, last or "")
 
 
-def retry_all(session: Session, queue: TableQueue) -> RetriedJobs:
-    """Have all replays, examinations and checks tried now that wait for the hub, or failed."""
-    count = queue.retry_all(session, RETRIED)
+def retry_all(session: Session, queue: TableQueue, kind: str | None = None) -> RetriedJobs:
+    """Have all jobs tried now that wait after a failure, or failed: of a kind, or of those of the hub."""
+    count = queue.retry_all(session, RETRIED if kind is None else [kind])
     audit.about(session, target=f"{count} jobs")
     return RetriedJobs(retried=count)
 

@@ -1,4 +1,4 @@
-"""Delivers what the outbox holds: a job for each attempt, ever longer pauses, an end to what is in vain."""
+"""Delivers what the outbox holds: a job for each delivery, ever longer pauses, an end to what is in vain."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from secrets import SystemRandom
+from typing import Any
 
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session, undefer
@@ -22,7 +23,7 @@ from wander_hub.webhooks.outcome import Outcome
 from wander_hub.webhooks.signing import signed_headers
 
 KIND = "webhook"
-"""Of the jobs that make one attempt."""
+"""Of the jobs that make the attempts of a delivery."""
 PAUSES = (5, 300, 1800, 7200, 18000, 36000, 50400, 72000, 86400)
 """Seconds after each attempt that failed, give or take a fifth; then no more is made."""
 _JITTER = 0.2
@@ -83,7 +84,7 @@ class Deliverer:
                 signers.append(hook.former_secret)
             headers = signed_headers(found.message_id, int(time.time()), body, signers)
         if refusal is not None:
-            return lambda session: _give_up(session, number, attempt, refusal)
+            return lambda session: _give_up(session, self._queue, number, attempt, refusal)
         outcome = self._send(hook.url, headers, body)
         return lambda session: keep(session, self._queue, number, attempt, outcome)
 
@@ -108,7 +109,7 @@ def keep(session: Session, queue: TableQueue, number: int, attempt: int, outcome
     elif now() - hook.failing_since > _FAILING:
         disable(hook, f"every delivery failed for {_FAILING.days} days")
     if hook.disabled_at is not None or found.failures > len(PAUSES):
-        found.state = "failed"
+        _fail(session, queue, found)
         return
     _submit(session, queue, found, hook, pause=_pause(found.failures))
 
@@ -171,16 +172,23 @@ def _submit(
     pause: timedelta = timedelta(),
 ) -> None:
     found.state, found.next_at = "waiting", now() + pause
-    attempt = found.attempts + 1
+    key, payload = _job_of(found)
     behind = hook.slow or hook.failing_since is not None
-    queue.submit(
-        session,
-        KIND,
-        f"{KIND} {found.message_id} {attempt}",
-        {"delivery": found.id, "attempt": attempt},
-        priority=-1 if behind else 0,
-        pause=pause,  # not the time above: this machine's clock may be another than the database's
-    )
+    # Not the time above: this machine's clock may be another than the database's.
+    when: dict[str, Any] = {"priority": -1 if behind else 0, "pause": pause}
+    if not queue.renew(session, key, payload, error=found.error, **when):
+        queue.submit(session, KIND, key, payload, **when)
+
+
+def _fail(session: Session, queue: TableQueue, found: WebhookDelivery) -> None:
+    """Give a delivery up; its job is failed too, and makes the next attempt if it is tried again."""
+    found.state = "failed"
+    queue.renew(session, *_job_of(found), error=found.error, failed=True)
+
+
+def _job_of(found: WebhookDelivery) -> tuple[str, dict[str, Any]]:
+    """Return the key of a delivery's job, and its payload for the next attempt."""
+    return f"{KIND} {found.message_id}", {"delivery": found.id, "attempt": found.attempts + 1}
 
 
 def _awaits(found: WebhookDelivery, attempt: int) -> bool:
@@ -201,12 +209,13 @@ def _refusal(session: Session, hook: Webhook) -> str | None:
     return f"`{user.name}`, who kept it, may not any more"
 
 
-def _give_up(session: Session, number: int, attempt: int, refusal: str) -> None:
+def _give_up(session: Session, queue: TableQueue, number: int, attempt: int, refusal: str) -> None:
     found = session.get(WebhookDelivery, number, with_for_update=True)
     if found is None or not _awaits(found, attempt):
         return
-    found.state, found.attempts, found.next_at = "failed", attempt, None
+    found.attempts, found.next_at = attempt, None
     found.attempted_at, found.error, found.status, found.answer = now(), refusal, None, None
+    _fail(session, queue, found)
     hook = session.get_one(Webhook, found.webhook_id, with_for_update=_LOCK)
     if hook.disabled_at is None:
         disable(hook, refusal)

@@ -141,6 +141,7 @@ _USER = "/api/v1/users/{user}"
 FORMS |= {
     "retry-job": Form("POST", "/api/v1/jobs/{job}/retry"),
     "retry-jobs": Form("POST", "/api/v1/jobs/retry"),
+    "retry-jobs-of": Form("POST", "/api/v1/jobs/retry?kind={kind}"),
     "cancel-job": Form("DELETE", "/api/v1/jobs/{job}"),
     "add-user": Form("POST", "/api/v1/users", {"name": _text}),
     "user-link": Form("POST", _USER + "/link"),
