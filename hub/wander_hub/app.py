@@ -29,7 +29,7 @@ from wander_hub.http.hosts import Hosts, misdirected
 from wander_hub.http.limits import AGREE_SECONDS, Limits, agree
 from wander_hub.http.live import Streams
 from wander_hub.http.middleware import AnswerHeaders
-from wander_hub.http.problems import install_handlers
+from wander_hub.http.problems import install_handlers, log_failure
 from wander_hub.http.routing import find_foreign_routes
 from wander_hub.index import routes as index
 from wander_hub.index.anonymous import AnonymousReader
@@ -171,8 +171,8 @@ async def _try(work: Callable[[], object], failed: str) -> bool:
     except asyncio.CancelledError:
         await asyncio.wait([thread])
         raise
-    except Exception:
-        logger.exception(failed)
+    except Exception as error:  # noqa: BLE001 - it is logged, and the work is tried again
+        log_failure(failed, error)
         return False
     return True
 

@@ -268,6 +268,8 @@ class Database:
         """Bring the schema to the newest migration; hubs that start together take turns."""
         with self._turn():
             if self.is_current():
+                if self.is_newer():
+                    logger.warning("a newer release made this database; this one leaves alone what it added")
                 return
             from alembic import command
 
@@ -309,6 +311,12 @@ class Database:
         if "" < revision < FIRST_REVISION:
             raise UnreleasedDatabase(revision)
         return revision >= newest_revision()  # numbers of four digits
+
+    def is_newer(self) -> bool:
+        """Tell whether a later release has changed the schema."""
+        with self.engine.connect() as connection:
+            revision = connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one()
+        return bool(revision > newest_revision())
 
     def is_begun(self) -> bool:
         """Tell whether a hub, of whatever release, has made its schema here."""

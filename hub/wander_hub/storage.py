@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import obstore
+from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, ObjectStore, S3Store, from_url
 
 from wander_hub.settings import DATABASE, Settings
@@ -77,6 +78,10 @@ def object_key(sha256: str) -> str:
     return f"sha256/{sha256[:2]}/{sha256[2:]}"
 
 
+AWAY = "away"
+"""Stands for the digests of objects while the store does not answer."""
+
+
 class ObjectMissing(FileNotFoundError):
     """An object that something points to is not in the store; `wander-hub fsck` tells what."""
 
@@ -93,12 +98,18 @@ def log_missing(sha256: str) -> None:
 
 @contextlib.contextmanager
 def spare_missing(lost: set[str]) -> Iterator[None]:
-    """Go on behind a block where an object of it is missing, which is logged; its digest joins `lost`."""
+    """Continue after a block if an object of it is missing or the store is away, which is logged.
+
+    The digest of a missing object joins `lost`; `AWAY` stands for what could not be asked for.
+    """
     try:
         yield
     except ObjectMissing as error:
         log_missing(error.sha256)
         lost.add(error.sha256)
+    except BaseError as error:
+        logger.error("the object store does not work: %s", error)
+        lost.add(AWAY)
 
 
 @contextlib.contextmanager

@@ -54,11 +54,13 @@ def test_migrations_go_down_and_up_again(tmp_path):
     database.close()
 
 
-def test_a_hub_starts_on_the_schema_of_a_newer_release(hub):
+def test_a_hub_starts_on_the_schema_of_a_newer_release_and_says_so_in_a_line(hub, caplog):
     with hub.database.engine.execution_options(writes=True).begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9000'"))
     hub.database.migrate()
     assert hub.database.is_current()
+    (line,) = [one for one in caplog.records if one.levelname == "WARNING"]
+    assert "newer release" in line.getMessage()
 
 
 @pytest.mark.parametrize("revision", ["0001", "0043"])

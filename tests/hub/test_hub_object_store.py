@@ -117,7 +117,9 @@ def test_fsck_finds_and_mends_what_lies_in_a_bucket(remote, address, objects, ma
 
 
 @pytest.mark.full
-async def test_a_store_that_does_not_answer_is_said(hub, make_wheel, objects, monkeypatch):
+async def test_a_store_that_does_not_answer_is_said(hub, make_wheel, run_of, objects, monkeypatch, caplog):
+    sha256 = await hub.publish(make_wheel(version="0.0.1"))
+    await hub.post_run(*run_of(sha256, version="0.0.1"))
     for name, value in {**objects.variables, "AWS_SECRET_ACCESS_KEY": "wrong"}.items():
         monkeypatch.setenv(name, value)
     app = create_app(
@@ -130,7 +132,16 @@ async def test_a_store_that_does_not_answer_is_said(hub, make_wheel, objects, mo
     ) as client:
         health = await client.get("/health")
         posted = await client.post("/alice/legacy/", files={"content": (spec.wheel_name, spec.build())})
-        page = await client.get("/alice/simple/reverse-text/")
+        page = await client.get("/alice/simple/other/")
+        del client.headers["Authorization"]
+        caplog.clear()
+        shown = await client.get("/alice/reverse-text", headers={"Accept": "text/html"})
+        logged = [one for one in caplog.records if "object store" in one.getMessage()]
+    # The page of an environment only lacks the recorded rollout, for as long as the store is away.
+    assert (shown.status_code, "cannot be shown" in shown.text) == (200, True)
+    assert "s-maxage" not in shown.headers["cache-control"]
+    assert [one.exc_info for one in logged] == [None] * len(logged)
+    assert logged
     assert (health.status_code, health.json()["storage"]) == (503, False)
     assert (posted.status_code, posted.json()["code"]) == (503, "storage_unavailable")
     assert "wrong" not in posted.text

@@ -180,25 +180,42 @@ def problem_of(error: Exception) -> HubProblem:
     if isinstance(error, IntegrityError):
         hint = "send the same request again"
         return HubProblem(409, "concurrent_change", "another request changed the same thing", hint=hint)
-    full = ("No space left on device", "database or disk is full")
-    no_space = isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}
-    if no_space or any(words in str(error) for words in full):
-        logger.error("the disk is full: %s", error)
-        return HubProblem(507, "storage_full", "the hub's disk is full", hint="tell the hub's operator")
+    if (outage := _outage_of(error)) is not None:
+        logger.error("%s: %s", outage.detail, _first_line(error))
+        return outage
     if isinstance(error, ObjectMissing):
         log_missing(error.sha256)
         hint = "tell the hub's operator: `wander-hub fsck` names what the storage has lost"
         return HubProblem(500, "object_missing", "a file of this is missing in the hub's storage", hint=hint)
-    if isinstance(error, BaseError):
-        logger.error("the object store does not work: %s", error)
-        hint = "try again; if the error persists, tell the hub's operator"
-        return HubProblem(503, "storage_unavailable", "the hub's object store does not answer", hint=hint)
-    if _is_away(error):
-        logger.error("the database does not work: %s", getattr(error, "orig", error))
-        hint = "try again; if the error persists, tell the hub's operator"
-        return HubProblem(503, "database_unavailable", "the hub's database does not answer", hint=hint)
     logger.error("unexpected failure", exc_info=error)
     return HubProblem(500, "internal_error", "the hub failed; the operator's log has the request id")
+
+
+def log_failure(what: str, error: Exception) -> None:
+    """Log a failure of work that no request waits for, in one line if a part of the hub is away."""
+    outage = _outage_of(error)
+    if outage is None:
+        logger.error("%s", what, exc_info=error)
+    else:
+        logger.error("%s: %s: %s", what, outage.detail, _first_line(error))
+
+
+def _outage_of(error: Exception) -> HubProblem | None:
+    """Return the problem of a full disk, and of a database or an object store that is away."""
+    full = ("No space left on device", "database or disk is full")
+    no_space = isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}
+    if no_space or any(words in str(error) for words in full):
+        return HubProblem(507, "storage_full", "the hub's disk is full", hint="tell the hub's operator")
+    hint = "try again; if the error persists, tell the hub's operator"
+    if isinstance(error, BaseError):
+        return HubProblem(503, "storage_unavailable", "the hub's object store does not answer", hint=hint)
+    if _is_away(error):
+        return HubProblem(503, "database_unavailable", "the hub's database does not answer", hint=hint)
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    return str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
 
 
 def _is_away(error: Exception) -> bool:

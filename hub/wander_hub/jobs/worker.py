@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from wander_hub.http.problems import problem_of
+from wander_hub.http.problems import log_failure, problem_of
 from wander_hub.jobs.table import Lease, LeaseLost, TableQueue
 
 logger = logging.getLogger("wander_hub.jobs")
@@ -234,7 +234,7 @@ class JobWorker:
                     self._look()
                 if self.run_one():
                     continue
-            except Exception:
+            except Exception as error:  # noqa: BLE001 - it is logged
                 # Nobody else would notice that this thread ended, and nothing was verified any more.
-                logger.exception("no job could be taken")
+                log_failure("no job could be taken", error)
             self._woken.wait(POLL_SECONDS)

@@ -122,7 +122,7 @@ def list_runs(
         return as_json(found)
     rows, after = runs.list_rows(visit.session, **asked, limit=_PER_PAGE, cursor=cursor)
     following = query_string(**asked, cursor=after) if after else None
-    return visit.page("runs.html", runs=rows, **asked, following=following)
+    return visit.page("runs.html", runs=rows, environment=environment, model=model, following=following)
 
 
 @router.get("/models")
@@ -165,7 +165,7 @@ def show_environment(visit: Visiting, owner: str, name: str, version: str = "lat
         chosen = environments.find_version(visit.session, found, version)
         return as_json(environments.version_detail(found, chosen, visit.base_url))
     view = environment.show_environment(visit, owner, name, version)
-    return visit.page("environment.html", view=view)
+    return visit.page("environment.html", view=view, complete=not view.sample_lost)
 
 
 @router.get("/{owner}/{name}/versions/{version}/source")

@@ -33,9 +33,9 @@ class Visit:
         """Whether what the page shows is asked for as JSON."""
         return wants_json(self.request)
 
-    def page(self, template: str, **values: Any) -> Response:
-        """Draw the page."""
-        return page(self.request, template, shared=True, **values)
+    def page(self, template: str, *, complete: bool = True, **values: Any) -> Response:
+        """Draw the page; one from which something is missing for now is not kept for others."""
+        return page(self.request, template, shared=complete, **values)
 
 
 Visiting = Annotated[Visit, Depends()]

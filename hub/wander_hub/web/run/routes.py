@@ -89,7 +89,7 @@ def show_run(visit: Visiting, run_id: str, query: Annotated[RunQuery, Query()]) 
     scripts = ["rollouts.js"]
     scripts += ["curves.js"] if view.training else []
     scripts += ["live.js"] if view.replays.under_way else []
-    return visit.page("run.html", scripts=scripts, view=view)
+    return visit.page("run.html", scripts=scripts, view=view, complete=not view.incomplete)
 
 
 @router.get("/{run_id}/rows")
