@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -84,10 +85,10 @@ def test_a_checkpoint_is_served_evaluated_and_let_go(
     until(lambda: not any(alive(pid) for pid in started(pids)), "server and engine end")
 
 
-def test_the_log_is_told_while_it_starts(wander: Wander, folder: Path, pids: Path) -> None:
-    result = wander("eval", str(folder), "-m", "acme/model", "-n", "1", "--serve", "vllm")
+def test_the_log_is_told_while_it_starts(wander: Wander, folder: Path, pids: Path, checkpoint: Path) -> None:
+    result = wander("eval", str(folder), "-m", str(checkpoint), "-n", "1", "--serve", "vllm")
     assert result.status == 0, result.err
-    assert "starting vllm for acme/model; its log: " in result.err
+    assert f"starting vllm for {checkpoint.name}; its log: " in result.err
     assert "vllm answers after" in result.err
 
 
@@ -186,10 +187,11 @@ def test_a_scripted_model_cannot_be_served(wander: Wander, folder: Path, pids: P
     ],
 )
 def test_the_server_ends_however_the_command_ends(
-    number: signal.Signals, behave: str, folder: Path, pids: Path, home: Path
+    number: signal.Signals, behave: str, folder: Path, pids: Path, home: Path, checkpoint: Path
 ) -> None:
     """While it starts (`sick`) and while rollouts play (`hangs`)."""
-    words = ["eval", str(folder), "-m", "m", "-c", "1", "--serve", "vllm", f"--serve-arg=--behave={behave}"]
+    words = ["eval", str(folder), "-m", str(checkpoint), "-c", "1"]
+    words += ["--serve", "vllm", f"--serve-arg=--behave={behave}"]
     command = subprocess.Popen(
         [sys.executable, "-m", "wander_client", *words],
         stdout=subprocess.DEVNULL,
@@ -243,7 +245,8 @@ def test_evaluations_of_one_model_in_a_suite_share_its_server(
     wander: Wander, folder: Path, pids: Path, checkpoint: Path, home: Path
 ) -> None:
     served = '[[eval]]\nenvironment = "./say-env"\nnum_examples = 2\nserve = "vllm"\nmodel = '
-    (home / "suite.toml").write_text(f'{served}"./my-checkpoint"\nseed = [0, 1]\n{served}"acme/other"\n')
+    shutil.copytree(checkpoint, home / "other")
+    (home / "suite.toml").write_text(f'{served}"./my-checkpoint"\nseed = [0, 1]\n{served}"./other"\n')
     result = wander("eval", "suite.toml", "--json")
     assert result.status == 0, result.out
     assert len(started(pids)) == 4, "two servers, each of two processes"
