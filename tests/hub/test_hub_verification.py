@@ -194,6 +194,11 @@ def test_a_smaller_request_lowers_nothing_unless_it_finds_a_difference():
     for found in (REFUSED, UNDECIDED, SOME):
         assert level_from(COMPLETE, [(report(**found), False)]) == COMPLETE
     assert level_from(COMPLETE, [(report(**ONE_OF_SOME), False)])[0] == "claimed"
+    scored = report(**ONE_DIFFERS, **SCORED), False
+    assert level_from(COMPLETE, [scored]) == COMPLETE
+    for reports in ([(report(), True), scored, scored], [scored, (report(), True)]):
+        assert level_from(COMPLETE, reports)[0] == "replayed"
+    assert level_from(COMPLETE, [(report(**ONE_DIFFERS), True), scored])[0] == "claimed"
 
 
 async def test_who_asked_calls_it_off_and_who_manages_puts_it_off(hub, run):

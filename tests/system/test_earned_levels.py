@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from chat_endpoint import ChatEndpoint, chat_endpoint
 from judging_hub import Record, awaited, judging_hub, post, settled
@@ -47,6 +48,9 @@ def found(completion, answer):
 
 def words(completion):
     return float(sum(len(each["content"].split()) for each in completion))
+
+def heard(state):
+    return float(state.get("heard", 0))
 
 def resigned(completion):
     return float(any(each["content"] == "I resign." for each in completion))
@@ -106,6 +110,7 @@ class Arena(MultiTurnEnv):
                 pass
 
     def env_response(self, messages, state):
+        state["heard"] = state.get("heard", 0) + 1
         time.sleep(self.slow)
         for _ in range(self.loud):
             print("x" * 1_000_000)
@@ -121,7 +126,7 @@ def load_environment(
 ):
     asked = "Which number is meant by {}?"
     rows = [{"question": asked.format(n), "answer": str(n), "stratum": n // 2} for n in range(size)]
-    rubric = Rubric([found, words], weights=[1.0, 0.0])
+    rubric = Rubric([found, words, heard], weights=[1.0, 0.0, 0.0])
     if judged:
         rubric = JudgeRubric([judge_score], client=ScriptedClient(strict))
     if players:
@@ -380,7 +385,10 @@ def test_an_end_by_a_limit_that_the_environment_has_is_counted(arena: Arenas) ->
     end_by_time(manifest, rollouts)
     said = rollouts[0]["completion"][0]["content"]
     right = float(rollouts[0]["answer"] in said)
-    rollouts[0] |= {"reward": right, "metrics": {"found": right, "words": float(len(said.split()))}}
+    rollouts[0] |= {
+        "reward": right,
+        "metrics": {"found": right, "words": float(len(said.split())), "heard": 0.0},
+    }
     cut = arena.post({**manifest, "model": {**manifest["model"], "name": "cut"}}, rollouts, arena.mallory)
     assert arena.level(honest) == "replayed"
     run, report = arena.settled(cut)
@@ -496,6 +504,20 @@ def processes_below(pid: int) -> dict[int, str]:
         below |= new
         found |= {each: commands[each] for each in new}
     return found
+
+
+def test_whoever_asks_for_less_lowers_nothing(arena: Arenas) -> None:
+    """Without the state that playing leaves, the rubric says something else of each of these transcripts."""
+    run_id = arena.post(*arena.evaluate())
+    assert arena.level(run_id) == "replayed"
+    asked = {"Authorization": f"Bearer {arena.mallory}"}
+    for more in ({"level": "rescored"}, {"level": "rescored", "sample": 1}, {"level": "rescored"}):
+        answer = httpx.post(f"{arena.judge.url}/api/v1/runs/{run_id}/verifications", json=more, headers=asked)
+        assert answer.status_code == 201, answer.text
+        assert settled(arena.judge, run_id)["level"] == "replayed"
+        newest = arena.judge.get(f"/api/v1/runs/{run_id}/verifications").json()["data"][0]["report"]
+        assert newest["method"] == "rescore"
+        assert newest["differing"] > 0
 
 
 @pytest.mark.parametrize(

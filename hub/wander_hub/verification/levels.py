@@ -40,7 +40,8 @@ def level_from(
 
     - `rollouts`: what the rollouts alone support (`level_of`). A run that is only claimed by that stays so.
     - `reports`: those of every verification that ended, the oldest first, each with whether it was a `whole`
-      one: of all rollouts, for the highest level. Anyone may ask for less, which lowers nothing.
+      one: of all rollouts, for the highest level. Anyone may ask for less, which lowers nothing unless a
+      replay finds a difference: a rubric may need the state that only playing leaves.
 
     Replays in which every rollout was the same raise the level. A replay that found a difference, and found
     it again, lowers it; after that it takes as many replays without one. A rescoring does not answer what a
@@ -57,6 +58,8 @@ def level_from(
     replay_differed = False
     for report, whole in reports:
         if (objection := _objection(report)) is not None:
+            if report.method == "rescore" and not whole:
+                continue
             against.append(("claimed", objection))
             proofs = []
             replay_differed = replay_differed or report.method == "replay"
