@@ -19,7 +19,7 @@ from wander_hub.accounts.repository import user_named
 from wander_hub.app import create_app
 from wander_hub.cli.main import app as command
 from wander_hub.http.health import free_bytes
-from wander_hub.operation import metrics
+from wander_hub.operation import doctor, metrics
 from wander_hub.rights.tokens import add_token
 from wander_hub.server.log import JsonFormatter
 from wander_hub.settings import Settings
@@ -42,7 +42,8 @@ async def samples(hub) -> dict[tuple[str, ...], float]:
 
 
 async def test_a_full_disk_is_not_ready_for_uploads_and_an_ending_hub_for_nothing(hub):
-    assert (await hub.get("/live")).json() == {"status": "ok", "scheme": "http", "address": "127.0.0.1"}
+    seen = {"status": "ok", "scheme": "http", "address": "127.0.0.1", "forwarded_for": None}
+    assert (await hub.get("/live")).json() == seen
     assert (await hub.get("/ready?uploads=true")).json()["room"] is True
     client, app = of(hub, min_free_bytes=2**62)
     for path, status in (("/live", 200), ("/health", 200), ("/ready", 200), ("/ready?uploads=true", 503)):
@@ -132,6 +133,21 @@ def test_the_doctor_says_what_works_and_what_does_not(hub, style, monkeypatch):
     status, states = ask()
     assert status == 1
     assert (states["disk"], states["proxy"], states["database"]) == ("failed", "failed", "ok")
+
+
+@pytest.mark.parametrize(
+    ("stated", "state"), [("203.0.113.7", "warning"), ("10.0.0.2", "ok"), (None, "ok")], ids=str
+)
+def test_the_doctor_compares_the_visitor_that_the_proxy_names_with_the_one_that_the_hub_sees(
+    hub, stated, state, monkeypatch
+):
+    seen = {"scheme": "https", "address": "10.0.0.2", "forwarded_for": stated}
+    answer = httpx.Response(200, json=seen, request=httpx.Request("GET", "https://hub.test/live"))
+    monkeypatch.setattr(httpx, "get", lambda *given, **options: answer)
+    settings = hub.settings.model_copy(update={"public_url": "https://hub.test"})
+    (found,) = [one for one in doctor.examine(settings) if one.check == "proxy"]
+    assert found.state == state
+    assert ("FORWARDED_ALLOW_IPS=10.0.0.2" in found.told) is (state == "warning")
 
 
 async def test_an_administrator_is_told_over_the_api(hub):

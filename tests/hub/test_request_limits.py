@@ -170,3 +170,16 @@ async def test_a_known_token_is_not_kept_out_by_made_up_ones(hub, still):
     for number in range(12):
         await client.get("/live", headers={"Authorization": f"Bearer {number}"})
     assert (await client.get("/api/v1/whoami", headers=hub.auth())).status_code == 200
+
+
+async def test_behind_a_proxy_that_is_not_named_one_visitor_does_not_lock_out_others(hub, still):
+    app = create_app(hub.settings.model_copy(update={"reads_per_minute": 20}), database=hub.database)
+    proxy, public = of(hub, "10.1.2.3", app), of(hub, "8.8.8.8", app)
+    bad, good = {"X-Forwarded-For": "203.0.113.7"}, {"X-Forwarded-For": "spoofed, 203.0.113.8"}
+    assert await statuses(proxy, 30, headers=bad) == {200: 20, 429: 10}
+    assert await statuses(proxy, 20, headers=good) == {200: 20}
+    seen = (await of(hub, "10.1.2.3").get("/live", headers=good)).json()
+    assert (seen["address"], seen["forwarded_for"]) == ("10.1.2.3", "203.0.113.8")
+    # What a visitor of the internet makes up counts for nothing.
+    assert await statuses(public, 10, headers=bad) == {200: 10}
+    assert await statuses(public, 20, headers=good) == {200: 10, 429: 10}

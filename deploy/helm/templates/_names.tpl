@@ -21,6 +21,7 @@ volumeMounts:
 
 {{- define "wander.variables" -}}
 - {name: WANDER_HUB_PUBLIC_URL, value: {{ required "set publicUrl: the address under which users reach the hub" .Values.publicUrl | quote }}}
+- {name: FORWARDED_ALLOW_IPS, value: {{ .Values.proxies | default "127.0.0.1" | quote }}}
 - {name: WANDER_HUB_HOSTS, value: '["{{ .Release.Name }}-hub"]'}
 {{- range $name, $value := .Values.settings }}
 - {name: {{ $name }}, value: {{ if and (kindIs "float64" $value) (eq (floor $value) $value) }}{{ $value | int64 | quote }}{{ else }}{{ $value | quote }}{{ end }}}

@@ -11,6 +11,7 @@ from wander.wire import HealthStatus
 from wander_hub import __version__
 from wander_hub.database import Database
 from wander_hub.http.boundary import HubDatabase, HubSettings, HubStorage
+from wander_hub.http.limits import forwarded_for
 from wander_hub.http.problems import refusals
 from wander_hub.http.routing import HubRouter
 from wander_hub.settings import Settings
@@ -29,6 +30,7 @@ def live(request: Request) -> JSONResponse:
     """Tell that the process answers, and how the request looks from here, behind whatever proxy."""
     address = request.client.host if request.client is not None else None
     seen = {"status": "ok", "scheme": request.url.scheme, "address": address}
+    seen["forwarded_for"] = forwarded_for(request.scope)
     return JSONResponse(seen, headers=_NO_STORE)
 
 

@@ -34,6 +34,7 @@ _KEPT = 5
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _UPLOADS = ("/api/v1/uploads", "/api/v1/postings")
 """Beginnings of the paths that take in parts of something large, of which there are many."""
+_LONGEST_ADDRESS = 45
 _UNPROVEN = "wander.unproven"
 """Goes before an address in its spending with credentials that nobody verified, and marks such a request."""
 _MOST_PROVEN = 50_000
@@ -187,10 +188,31 @@ def agree(database: Database, untold: list[tuple[Budget, dict[str, int]]]) -> No
         budget.hear(told, totals)
 
 
+def forwarded_for(scope: Scope) -> str | None:
+    """Return the address for which a proxy sends a request; None without a proxy."""
+    given = [value for name, value in scope["headers"] if name == b"x-forwarded-for"]
+    return given[-1].decode("latin-1").rpartition(",")[2].strip()[:_LONGEST_ADDRESS] if given else None
+
+
 def sender_of(scope: Scope) -> str:
-    """Return the address that a request comes from; of IPv6 the network."""
+    """Return the address that a request comes from; of IPv6 the network.
+
+    Behind a proxy of a private network that `FORWARDED_ALLOW_IPS` does not name, it includes what the proxy
+    says, so that one visitor does not use up the limits of all others.
+    """
     host = scope["client"][0] if scope.get("client") else ""
-    return network_of(host) if ":" in host else host
+    sender = network_of(host) if ":" in host else host
+    stated = forwarded_for(scope)
+    if stated is not None and stated != host and _is_private(host):
+        return f"{sender} for {network_of(stated)}"
+    return sender
+
+
+def _is_private(host: str) -> bool:
+    try:
+        return ip_address(host.partition("%")[0]).is_private
+    except ValueError:
+        return False
 
 
 def _sender(scope: Scope) -> tuple[str, str | None]:

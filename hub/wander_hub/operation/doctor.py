@@ -137,7 +137,13 @@ def _look_at_proxy(settings: Settings) -> str:
         raise RuntimeError(
             f"the hub takes requests to {url} for {seen.get('scheme')}: pass `X-Forwarded-Proto`"
         )
-    if seen.get("address") in _LOOPBACK and here.hostname not in _LOOPBACK:
+    address, stated = seen.get("address"), seen.get("forwarded_for")
+    if stated not in (None, address):
+        raise Doubt(
+            f"the proxy names {stated} as the visitor, and the hub does not believe it: "
+            f"start the hub with `FORWARDED_ALLOW_IPS={address}`"
+        )
+    if address in _LOOPBACK and here.hostname not in _LOOPBACK:
         raise Doubt(
             "every request seems to come from this machine: have the proxy pass `X-Forwarded-For`, and name "
             "it in `FORWARDED_ALLOW_IPS` where it runs elsewhere"
