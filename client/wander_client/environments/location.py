@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,10 +133,17 @@ def ensure_installed(context: Invocation, name: EnvironmentName, *, no_lock: boo
     return installed
 
 
+def log_folder(context: Invocation) -> Path:
+    """Return the folder of logs of no run: in the cache, or a temporary one if that is only read."""
+    folder = context.settings.cache_dir / "logs"
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder if os.access(folder, os.W_OK) else Path(tempfile.mkdtemp(prefix="wander-logs-"))
+
+
 def default_log(context: Invocation, location: Location) -> Path:
     """Return where the environment's prints go when no run has a folder for them."""
-    folder = context.settings.cache_dir / "logs"
-    return folder / f"{location.label.replace('/', '--')}.log"
+    return log_folder(context) / f"{location.label.replace('/', '--')}.log"
 
 
 _PYTHON_VALUES = {"True": True, "False": False, "None": None}

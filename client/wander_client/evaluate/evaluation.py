@@ -19,7 +19,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wander_client.environments.location import Location, locate
+from wander_client.environments.location import Location, locate, log_folder
 from wander_client.environments.opening import open_environment
 from wander_client.environments.replay import locate_begun
 from wander_client.errors import ClientError, Interrupted, NotFound, NothingScored, UsageError
@@ -237,7 +237,7 @@ async def begin(
     from wander.evals.run.stopping import StopRequest
 
     settings, location, run_dir = evaluation.settings, evaluation.location, evaluation.run_dir
-    logs = evaluation.context.settings.cache_dir / "logs"
+    logs = log_folder(evaluation.context)
     log_path, server_log = logs / f"{run_dir.name}.log", logs / f"{run_dir.name}.server.log"
     settings.plan()
     choice = _choice_of(settings, run_dir)

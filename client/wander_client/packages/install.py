@@ -158,14 +158,22 @@ def install(
     unlocked: Unlocked | None = None
     if detail.lock is None or no_lock:
         unlocked = "none_published" if detail.lock is None else "chosen"
+    wanted = (detail.lock.sha256 if detail.lock is not None and not no_lock else None, unlocked)
+
+    def find_present() -> Installed | None:
+        for one in () if force else store.find(exact, hub.url):
+            digest = listed.sha256 == one.record.wheel_sha256
+            if digest and (one.record.lock_sha256, one.record.unlocked) == wanted and one.is_complete:
+                store.choose(one)
+                return one
+        return None
+
+    if (present := find_present()) is not None:  # nothing is written, so nothing is locked
+        return present, False
     place = store.place(hub.url, exact, listed.sha256, locked=unlocked != "chosen")
     with store.lock(exact), _with_a_way_out(exact, unlocked):
-        wanted = (detail.lock.sha256 if detail.lock is not None and not no_lock else None, unlocked)
-        for one in () if force else store.find(exact, hub.url):
-            same = one.path == place and (one.record.lock_sha256, one.record.unlocked) == wanted
-            if same and one.is_complete:
-                store.choose(one)
-                return one, False
+        if (present := find_present()) is not None:  # another process installed it meanwhile
+            return present, False
         # An environment may have been renamed since; its wheels keep the name that they were built under.
         wheel = fetch_file(hub, cache_dir, parse_wheel_filename(listed.filename)[0], listed)
         with stage_folder(place) as work:

@@ -254,10 +254,12 @@ def show_plans(evaluations: list[Evaluation], output: Output) -> int:
 async def _plan_all(evaluations: list[Evaluation]) -> list[dict[str, Any]]:
     from wander.evals.run.plan import planned_examples
 
+    from wander_client.environments.location import log_folder
+
     shown = []
     for each in evaluations:
         require_settings(each.settings)
-        async with each.open(each.context.settings.cache_dir / "logs" / "dry-run.log") as environment:
+        async with each.open(log_folder(each.context) / "dry-run.log") as environment:
             examples = await planned_examples(environment.handle, each.settings.plan())
             shown.append(_plan(each.settings, environment, examples))
     return shown

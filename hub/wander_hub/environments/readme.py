@@ -91,7 +91,7 @@ _SECTION = re.compile(r'<section id="([^"]*)">\s*<(h[1-6])>')
 _RST_CODE = re.compile(r'<pre class="code (\w+) literal-block"><code>')
 _MOST_RST = 64 * 1024
 """Characters of reStructuredText that is rendered: docutils takes a second for 100,000."""
-_RST_SECONDS = 0.8
+_RST_SECONDS = 0.5
 """Processor time of docutils for one text; some texts take it time by their square."""
 _RST_CALLS = 64
 _RST = {

@@ -325,7 +325,9 @@ def _load(
 
     from wander.worker.host.environment import WorkerEnvironment
 
-    log = current().settings.cache_dir / "logs" / f"import-{package.name}.log"
+    from wander_client.environments.location import log_folder
+
+    log = log_folder(current()) / f"import-{package.name}.log"
     log.unlink(missing_ok=True)
 
     async def load() -> EnvironmentInfo:
