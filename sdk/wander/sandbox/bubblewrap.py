@@ -49,7 +49,7 @@ def arguments(policy: SandboxPolicy, sees: Visible, filter_fd: int, host_name: s
         *("--size", str(policy.tmp), "--tmpfs", SCRATCH, "--size", str(policy.shm), "--tmpfs", "/dev/shm"),  # noqa: S108
         *(word for words in shown for word in words),
         *(part for target, path in sees.links for part in ("--symlink", target, path)),
-        *("--chdir", SCRATCH, "--remount-ro", "/", "--seccomp", str(filter_fd), "--"),
+        *("--chdir", SCRATCH, "--remount-ro", "/", "--remount-ro", "/dev", "--seccomp", str(filter_fd), "--"),
     ]
 
 

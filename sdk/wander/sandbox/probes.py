@@ -107,6 +107,17 @@ def _call(name: str, _: dict[str, Any]) -> object:
     return _syscall(DENIED[name], 0, 0, 0, 0, 0, 0)
 
 
+def _write_elsewhere(_: dict[str, Any]) -> object:
+    """Make a file on every mount but the two whose size is bounded."""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        place = line.split()[4]
+        if place not in ("/tmp", "/dev/shm"):  # noqa: S108
+            with contextlib.suppress(OSError):
+                os.mknod(f"{place}/probe")
+                return f"a file in {place}"
+    return _nothing()
+
+
 def _open_socket(family: int, kind: int, protocol: int, _: dict[str, Any]) -> object:
     with contextlib.closing(_socket.socket(family, kind, protocol)):
         return "a socket"
@@ -317,6 +328,7 @@ _OTHERS: dict[str, Probe] = {
     "becoming root": _do("user 0", os.setuid, 0),
     "becoming roots group": _do("group 0", os.setgid, 0),
     "leaving groups": _do("no groups", os.setgroups, []),
+    "a file elsewhere": _write_elsewhere,
     "making a device": _do("a disk", os.mknod, "/tmp/device", 0o600 | stat.S_IFBLK, os.makedev(254, 0)),  # noqa: S108
     "raising a limit": _raising_a_limit,
     "memory of the worker": _memory_of_the_worker,
