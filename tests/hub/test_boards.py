@@ -250,6 +250,22 @@ async def test_another_token_limit_is_another_board(posted):
     assert ("at most 64 tokens" if board["max_tokens"] is None else "no limit of tokens") in other
 
 
+async def test_a_leaderboard_lists_models_of_other_boards_once_and_says_why(posted):
+    await posted.run("a", 9)
+    for model, ones in (("a", 1), ("b", 2)):
+        await posted.run(model, ones, sampling={"max_tokens": 64})
+    await posted.run("b", 1, sampling={"max_tokens": 32})
+    seen = set()
+    for one in (board := await posted.board())["board"], *(one["board"] for one in board["others"]):
+        address = f"/alice/reverse-text/leaderboard?board={one}"
+        text = (await posted.hub.get(address, headers={"Accept": "text/html"})).text
+        _, _, rest = text.partition('<h2 id="elsewhere">')
+        names = re.findall(r'<a href="/runs/[^"]+">(\w+)</a>', rest.partition("</table>")[0])
+        reasons = re.findall(r'<td class="wide">([^<]+)</td></tr>', rest.partition("</table>")[0])
+        seen.add((tuple(names), *reasons))
+    assert seen == {(("b",), "at most 64 tokens a turn"), (("a",), "no limit of tokens"), ((),)}
+
+
 async def test_another_opponent_is_another_board(posted):
     def played_by(name, **more):
         return {"O": {"name": name, "kind": "script" if name.startswith("scripted:") else "Some", **more}}

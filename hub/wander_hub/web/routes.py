@@ -241,7 +241,7 @@ def show_leaderboard(
         wanted_columns=column or (),
         stratum=stratum,
     )
-    return visit.page("leaderboard.html", view=view)
+    return visit.page("leaderboard.html", view=view, name_board=board_page.name_board)
 
 
 @router.get("/models/{owner}/{name}")
