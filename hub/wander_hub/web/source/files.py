@@ -42,7 +42,7 @@ _IMAGES = {
     ".webp": "image/webp",
 }
 _MOST_TEXT = 256 * 1024
-_MOST_COLOURED = 64 * 1024
+_MOST_COLOURED = 32 * 1024
 _MOST_LINES = 4_000
 _MOST_NAMES = 500
 """That are compared with one that is not there: 10,000 take a second and more."""
