@@ -147,6 +147,8 @@ async def test_many_posts_make_no_board_the_first(hub, run_of):
 
 NO_STANDARD = {
     "another split": lambda manifest: manifest.update(split="train"),
+    "another order": lambda manifest: manifest.update(choice="shuffled"),
+    "an order by strata": lambda manifest: manifest.update(choice="strata"),
     "other arguments": lambda manifest: manifest["environment"]["arguments"].update(length=1),
     "an unknown argument": lambda manifest: manifest["environment"]["arguments"].update(easy=True),
     "an opponent": against(),

@@ -107,6 +107,7 @@ def _is_standard(run: Run, manifest: RunManifest) -> bool:
     if len(pin.info.players) > 1:
         return False
     whole = manifest.split == "eval" and run.examples == pin.info.eval_examples
+    whole = whole and manifest.choice == "first"  # another order of the examples is another task set
     return whole and not pin.changed_arguments and not manifest.players
 
 
