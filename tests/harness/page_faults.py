@@ -38,7 +38,9 @@ _FAULTS = """() => {
 _SERIOUS = """async () => {
   const options = {resultTypes: ["violations"], rules: {"target-size": {enabled: true}}};
   const found = await axe.run({exclude: ["#viewer"]}, options);
-  return found.violations.filter((one) => ["serious", "critical"].includes(one.impact)).map(
+  const named = ["landmark-unique", "heading-order"];
+  const bad = (one) => ["serious", "critical"].includes(one.impact) || named.includes(one.id);
+  return found.violations.filter(bad).map(
     (one) => `${one.id}: ${one.nodes.map((node) => node.html.slice(0, 120)).slice(0, 3).join(" ")}`);
 }"""
 

@@ -7,6 +7,7 @@ package ships are shown, from the hub.
 from __future__ import annotations
 
 import html
+import itertools
 import posixpath
 import re
 import sys
@@ -263,8 +264,13 @@ def place(rendered: str, base: str | None) -> str:
         rendered = _PLACED.sub(r"<em>[\1]</em>", rendered)
     else:
         rendered = rendered.replace(f'<img src="{_SHIPPED}', f'<img src="{html.escape(base)}{_SHIPPED}')
-    region = '<div class="scroll" tabindex="0" role="region" aria-label="table">'
-    return rendered.replace("<table>", f"{region}<table>").replace("</table>", "</table></div>")
+    numbers = itertools.count(1)  # each region has a name of its own
+
+    def wrap(_table: re.Match[str]) -> str:
+        name = f"table {next(numbers)}"
+        return f'<div class="scroll" tabindex="0" role="region" aria-label="{name}"><table>'
+
+    return re.sub("<table>", wrap, rendered).replace("</table>", "</table></div>")
 
 
 def _place_link(link: re.Match[str], base: str | None) -> str:
