@@ -78,7 +78,7 @@ def page_run(request, tmp_path, mirror, endpoint) -> Iterator[PageRun]:
         yield run
 
 
-TABLES = {"deprecation", "rights", "threat-model", "upload-rules", "walks"}
+TABLES = {"rights", "threat-model", "upload-rules", "walks"}
 """Pages of which another test compares every row with the code."""
 
 

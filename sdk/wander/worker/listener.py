@@ -6,7 +6,7 @@ several workers of one host, are served at once, up to a number. No code of an e
 process: its event loop always turns and answers the hosts' heartbeats, whatever their workers compute.
 
 A host must give the token, which is compared before anything else is read. Messages are not encrypted. Across
-a network that others use, forward a Unix socket or a loopback port with `ssh -L` (docs/workers.md).
+a network that others use, forward a Unix socket or a loopback port with `ssh -L` (docs/workers.md#workers).
 """
 
 from __future__ import annotations
