@@ -40,6 +40,8 @@ _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
 _RETRIES: RetryConfig = {"max_retries": 4, "retry_timeout": timedelta(seconds=20)}
 """Somebody waits for the answer; the default would keep trying for three minutes."""
 _STAGING = "staging/"
+PRIVATE = 0o700
+"""Rights of a folder for the hub's user alone."""
 _KEY = re.compile(r"sha256/([0-9a-f]{2})/([0-9a-f]{62})")
 
 
@@ -50,22 +52,23 @@ def make_data_folder(settings: Settings) -> None:
     """
     if not settings.data.is_dir():
         settings.data.mkdir(parents=True)
-        settings.data.chmod(_folder_mode(settings))
+        settings.data.chmod(folder_mode(settings))
     if settings.database_url is None:
         (settings.data / DATABASE).touch(0o600)  # SQLite gives its other files the same mode
 
 
 def find_open_path(settings: Settings) -> Path | None:
     """Return the data folder or its database if other users of this machine may read it."""
-    for path, allowed in ((settings.data, _folder_mode(settings)), (settings.data / DATABASE, 0o600)):
+    for path, allowed in ((settings.data, folder_mode(settings)), (settings.data / DATABASE, 0o600)):
         with contextlib.suppress(OSError):
             if stat.S_IMODE(path.stat().st_mode) & ~allowed & 0o077:
                 return path
     return None
 
 
-def _folder_mode(settings: Settings) -> int:
-    return 0o750 if settings.accel_prefix is not None or settings.public_files else 0o700
+def folder_mode(settings: Settings) -> int:
+    """Return the rights of the data folder, of which its files have no more."""
+    return 0o750 if settings.accel_prefix is not None or settings.public_files else PRIVATE
 
 
 def close_hint(path: Path) -> str:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from command_line import make_wheel
 from wander_hub import security
 from wander_hub.server.serve import raise_file_limit
 
@@ -124,10 +125,21 @@ def test_the_data_folder_is_private_and_an_open_one_is_said(tmp_path):
         if mode is not None:
             data.chmod(mode)
         start: list[str] = []
-        with served(data, start=start):
+        with served(data, start=start) as (process, address):
             assert stat.S_IMODE(data.stat().st_mode) == (mode or 0o700)
-            databases = list(data.glob("hub.db*"))
-            assert {stat.S_IMODE(path.stat().st_mode) for path in databases} == {0o600}
+            if mode is None:
+                upload = {":action": "file_upload", "protocol_version": "1"}
+                answer = httpx.post(
+                    f"{address}/admin/legacy/",
+                    auth=("admin", process.stdout.readline().strip()),
+                    data=upload,
+                    files={"content": ("say_env-0.1.0-py3-none-any.whl", make_wheel(tmp_path).read_bytes())},
+                )
+                assert answer.status_code == 200, answer.text
+            inside = [path for path in data.rglob("*") if not path.is_symlink()]
+            assert any(path.is_file() and "objects" in path.parts for path in inside)
+            modes = {(path.is_dir(), stat.S_IMODE(path.stat().st_mode)) for path in inside}
+            assert modes == {(True, 0o700), (False, 0o600)}
         assert any(f"can read `{data}`" in line for line in start) == warned
         findings = json.loads(run("doctor", "--data", str(data), "--json").stdout)
         (found,) = [one for one in findings if one["check"] == "data folder"]

@@ -43,7 +43,7 @@ from wander_hub.cli.webhooks import webhook_app
 from wander_hub.database import Database, UnreleasedDatabase
 from wander_hub.http.problems import HubProblem
 from wander_hub.server.data_folder import DataFolderInUse, NoHub
-from wander_hub.storage import Storage, make_data_folder
+from wander_hub.storage import PRIVATE, Storage, make_data_folder
 
 _LEAVE_SECONDS = 10.0
 
@@ -71,6 +71,7 @@ app.add_typer(webhook_app, name="webhook")
 
 def main() -> None:
     """Run the command; the one place that prints errors and chooses the exit status."""
+    os.umask(0o777 & ~PRIVATE)  # `read_settings` opens it to a group that sends files
     try:
         status = app(standalone_mode=False, prog_name="wander-hub")
         _leave_soon(status or 0)

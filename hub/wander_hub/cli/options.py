@@ -19,7 +19,7 @@ from wander_hub.database import Database, Result
 from wander_hub.identity import HUB
 from wander_hub.server.data_folder import NoHub
 from wander_hub.settings import Settings
-from wander_hub.storage import make_data_folder
+from wander_hub.storage import PRIVATE, folder_mode, make_data_folder
 
 Data = Annotated[
     Path | None,
@@ -43,7 +43,10 @@ def group(help: str) -> typer.Typer:
 
 def read_settings(**given: Any) -> Settings:
     """Return the hub's settings, with the options that were given."""
-    return Settings(**{name: value for name, value in given.items() if value is not None})
+    settings = Settings(**{name: value for name, value in given.items() if value is not None})
+    if folder_mode(settings) != PRIVATE:
+        os.umask(0o777 & ~folder_mode(settings))
+    return settings
 
 
 @contextmanager

@@ -29,7 +29,6 @@ from typing import IO, Any
 
 from sqlalchemy import delete, select
 from sqlalchemy.orm import joinedload
-from wander.system.child_environ import HUB_JOB
 
 from wander_hub import security
 from wander_hub.accounts.models import User
@@ -179,7 +178,7 @@ class ClientProgram:
                 env={
                     **passed,
                     **folders,
-                    HUB_JOB: "1",
+                    "WANDER_HUB_JOB": "1",
                     "WANDER_KEPT_FREE_BYTES": str(self._min_free_bytes),
                     "WANDER_HUB": self._hub_url,
                     "WANDER_TOKEN": secret,
