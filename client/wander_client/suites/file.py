@@ -296,7 +296,7 @@ def _fault(path: Path, error: ValidationError) -> UsageError:
     if first["type"] == "extra_forbidden":
         return UsageError(f"`{path}`: `{key}` is no setting of a suite", hint=_hint(place))
     if first["type"] == "missing":
-        return UsageError(f"`{path}`: `{key}` is missing", hint="`docs/evaluating.md#suites-budgets-and-servers` shows a whole suite")
+        return UsageError(f"`{path}`: `{key}` is missing", hint="`docs/evaluating.md` shows a whole suite")
     return UsageError(
         f"`{path}`: `{key}`: {first_fault(error)[1]}", hint="correct the file; nothing was played"
     )

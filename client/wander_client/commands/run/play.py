@@ -144,7 +144,7 @@ async def _play_environment(
     if not openings:
         raise UsageError(
             f"`{opened.handle.info.name}` does not declare what it may answer",
-            hint="leave `--against` out to play the model's side; docs/players.md#every-line says how to declare it",
+            hint="leave `--against` out to play the model's side; docs/players.md says how to declare it",
         )
     names = [each.example_id for each in openings]
     if game.opening is not None and game.opening not in names:
