@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Annotated, Any, TypeAlias, TypeVar
+from urllib.parse import urlencode
 
 from fastapi import Path, Query, Request
 from starlette.concurrency import run_in_threadpool
@@ -276,6 +277,7 @@ def _index_path(owner: str | None, project: str | None) -> str:
 
 
 def _redirect(request: Request, path: str, status: int = 301) -> Response:
-    query = f"?{request.url.query}" if request.url.query else ""
+    taken = {name: value for name, value in request.query_params.items() if name == "format"}
+    query = f"?{urlencode(taken)}" if taken else ""  # all that every address of the index takes
     # What leads elsewhere for now must be asked for again.
     return RedirectResponse(path + query, status, {"Cache-Control": "no-cache"} if status == 307 else None)
