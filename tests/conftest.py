@@ -64,6 +64,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if ours or collection_path not in [config.rootpath / one for one in PYTORCH] else True
 
 
+@pytest.fixture(autouse=True)
+def umask() -> Iterator[None]:
+    """Take back the umask that a command of the hub sets, which counts for the whole process."""
+    before = os.umask(0o022)
+    os.umask(before)
+    yield
+    os.umask(before)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
     """Wait for the first worker, whose byte code the others read: to compile all takes each 20 s."""

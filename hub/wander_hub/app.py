@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from functools import cache, partial
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI
@@ -29,7 +30,7 @@ from wander_hub.http.hosts import Hosts, misdirected
 from wander_hub.http.limits import AGREE_SECONDS, Limits, agree
 from wander_hub.http.live import Streams
 from wander_hub.http.middleware import AnswerHeaders
-from wander_hub.http.problems import install_handlers, log_failure
+from wander_hub.http.problems import install_handlers, log_failure, refusals
 from wander_hub.http.routing import find_foreign_routes
 from wander_hub.index import routes as index
 from wander_hub.index.anonymous import AnonymousReader
@@ -118,7 +119,18 @@ class Hub(FastAPI):
         if "Problem" not in schemas:  # the document is made once and kept
             problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
             schemas |= {**problem.pop("$defs", {}), "Problem": problem}
+            _document_body_limits(document)
         return document
+
+
+def _document_body_limits(document: dict[str, Any]) -> None:
+    """Describe, for each route that reads a body, the answer to one that is too large."""
+    status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    too_large = {str(status.value): refusals(status)[status]}
+    for methods in document["paths"].values():
+        for described in methods.values():
+            if "requestBody" in described:
+                described["responses"] = too_large | described["responses"]
 
 
 @asynccontextmanager

@@ -60,7 +60,7 @@ def echo(messages: list[dict[str, str]]) -> str:
             "`eval[1].sampling.temperature`: input should",
             "correct",
         ),
-        ("name = 'x'", "`eval` is missing", "evaluating.md#evaluating"),
+        ("name = 'x'", "`eval` is missing", "evaluating.md"),
         ("eval = []", "`eval`: list should have at least 1 item", "correct the file"),
         ("[[eval]]\nenvironment = 'x'", "suite.toml: eval[1]: `model` is missing", "write `model"),
         ("[[eval]", "is no valid TOML", "correct the file"),

@@ -47,7 +47,7 @@ async def test_who_is_disabled_is_nobody_from_now_on(lab, make_wheel):
     async with browser(hub) as client:
         assert (await form(client, "/login", name="alice", password=PASSWORD)).status_code == 303
         assert (await ask(hub, "PUT", "/users/alice/disabled", "bob")).status_code == 403
-        changed = (await ask(hub, "PUT", "/users/Alice/disabled")).json()
+        changed = (await ask(hub, "PUT", "/users/Alice/disabled", follow_redirects=True)).json()
         assert (changed["ownerless"], changed["ended_tokens"]) == (["alice", "lab"], 3)
         assert (await client.get("/api/v1/whoami")).status_code == 401
         for secret in ("alice", "job", "workflow"):

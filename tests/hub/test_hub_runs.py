@@ -59,7 +59,7 @@ async def test_lists_leave_the_examples_out_and_read_no_whole_manifest(hub, pinn
     whole = (await hub.get(run_url(manifest))).json()
     assert whole == listed | {"manifest": manifest}, "as it was posted"
     with hub.database.read(HUB) as session:
-        (run,) = repository.page(session, environment_id=None, limit=1)
+        (run,) = session.scalars(repository.newest_first(repository.visible(session), limit=1))
         assert "manifest" in inspect(run).unloaded, "a list reads no whole manifest"
         assert run.brief_manifest.example_ids == []
     with hub.database.write(HUB) as session:

@@ -98,6 +98,8 @@ def _probe(operation, mode, headers, examples: int) -> None:
     @given(case=operation.as_strategy(generation_mode=mode))
     def once(case):
         response = case.call(headers=headers)
+        if response.status_code in (301, 308):
+            return  # another spelling of an address: `test_hub_interface` tells where that leads
         case.validate_response(response, checks=CHECKS, headers=headers)
 
     once()

@@ -29,7 +29,7 @@ async def ask(hub, method: str, path: str, who: str = "alice", **options):
 
 
 async def invite(hub, name: str, role: str = "maintainer", where: str = TEAM, who: str = "alice"):
-    answer = await ask(hub, "PUT", f"{where}/{name}", who, json={"role": role})
+    answer = await ask(hub, "PUT", f"{where}/{name}", who, json={"role": role}, follow_redirects=True)
     assert answer.status_code == 200, answer.text
     return answer
 

@@ -23,6 +23,7 @@ from wander_hub.names import (
     normalise_environment,
     normalise_owner,
 )
+from wander_hub.security import without_secrets
 
 _SPELLINGS = {
     **dict.fromkeys(("owner", "user", "organisation", "part", "path"), normalise_owner),
@@ -78,7 +79,10 @@ def redirect_misspelt(request: Request) -> RedirectResponse | None:
         if right == given:
             return None
         query = f"?{request.url.query}" if request.url.query else ""
-        return RedirectResponse(quote(right, safe="/@+!:,~") + query, 301 if request.method in _SAFE else 308)
+        address = quote(right, safe="/@+!:,~") + query
+        if without_secrets(given + address) != given + address:
+            return None  # whoever puts a token where a name belongs does not find it in an answer
+        return RedirectResponse(address, 301 if request.method in _SAFE else 308)
     return None
 
 

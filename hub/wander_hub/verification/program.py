@@ -185,6 +185,7 @@ class ClientProgram:
                 },
                 cwd=self._folder,
                 start_new_session=True,
+                umask=0o022,  # the sandbox reads what it installs, for a hub of root as another user
             )
         except OSError as error:
             raise JobPostponed(f"`wander` cannot be started: {error.strerror}") from error

@@ -47,8 +47,8 @@ TERMS: dict[str, str] = {
     "curve": "watching-training#plots",
     "alert": "watching-training#alerts",
     "sample": "watching-training#what-the-policy-writes",
-    "evaluation": "training-schedules#evaluations",
-    "phase": "training-schedules#a-whole-run-in-one-file",
+    "evaluation": "watching-training#evaluations",
+    "phase": "watching-training#a-whole-run-in-one-file",
     "checkpoint": "models",
     "mode": "reproducible-training#exact-and-fast",
 }
