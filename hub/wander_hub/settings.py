@@ -133,7 +133,7 @@ class Settings(BaseSettings):
     max_path_chars: int = Field(default=512, gt=0, le=4096)
     """Limit of a member's path."""
     upload_policy: dict[str, Action] = Field(default_factory=dict)
-    """Actions of optional rules: `{"startup_file": "refuse"}`. The rules: docs/upload-rules.md."""
+    """Actions of optional rules: `{"startup_file": "refuse"}`. The rules: docs/package-index.md."""
     max_run_bytes: int = Field(default=16 * 1024 * MIB, gt=0)
     """Limit of the rollouts of one posted run, decompressed; in a single request at most 1 GiB."""
     posting_hours: float = Field(default=72, gt=0)

@@ -1,6 +1,6 @@
 """Every reason for which an upload is refused or flagged: stable code, what is wrong, what to do.
 
-`docs/upload-rules.md` shows this table; a test holds the two together. A rule with `optional` is a matter of
+`docs/package-index.md` shows this table; a test holds the two together. A rule with `optional` is a matter of
 taste or trust and not of soundness: an operator chooses `allow`, `flag` or `refuse` for it
 (`WANDER_HUB_UPLOAD_POLICY`).
 """

@@ -45,7 +45,7 @@ def test_every_exit_status_is_documented():
 
 
 def test_every_setting_of_the_hub_is_documented():
-    known = words("docs/hub-settings.md")
+    known = words("docs/self-hosting.md")
     assert [name for name in Settings.model_fields if f"WANDER_HUB_{name.upper()}" not in known] == []
 
 

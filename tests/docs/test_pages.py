@@ -78,7 +78,7 @@ def page_run(request, tmp_path, mirror, endpoint) -> Iterator[PageRun]:
         yield run
 
 
-TABLES = {"rights", "threat-model", "upload-rules", "walks"}
+TABLES = {"rights", "threat-model", "package-index", "walks"}
 """Pages of which another test compares every row with the code."""
 
 

@@ -67,7 +67,7 @@ def test_of_many_who_ask_first_for_a_page_one_draws_it(library, monkeypatch):
 def test_what_is_in_code_is_listed_from_code(library):
     commands = library.draw("api/commands").body
     assert "--num-examples" in commands
-    assert "WANDER_HUB_READS_PER_MINUTE" in library.draw("hub-settings").body.partition("every-setting")[2]
+    assert "WANDER_HUB_READS_PER_MINUTE" in library.draw("self-hosting").body.partition("every-setting")[2]
     assert "GET /api/v1/runs/{run_id}/evidence" in library.draw("api/http").body
     python = library.draw("api").body
     assert "class</span> <span" in python
@@ -83,7 +83,7 @@ def test_words_find_sections_as_they_are_nearly_written(library):
     assert first("tokens counted") == "/docs/verification#tokens-counted"
     assert first("interval".replace("e", "")) == first("interval")
     settings = {one.address for one in library.index.find("WANDER_HUB_FEATURED")}
-    assert "/docs/hub-settings#every-setting" in settings
+    assert "/docs/self-hosting#every-setting" in settings
     guides = [one.address for one in library.index.find("interval")[:3]]
     assert not any("/api/" in one for one in guides), "a guide stands before what is looked up"
     assert library.index.find("no-such-thing-anywhere-xyzzy") == []
@@ -133,6 +133,6 @@ async def test_the_documentation_says_who_reads_it_and_what_it_lacks(hub):
         answer = await hub.get(path, headers=HTML)
         assert answer.status_code == 404, path
     assert (await hub.get("/docs/", headers=HTML, follow_redirects=False)).status_code in (200, 301)
-    assert (await hub.client.head("/docs/finding")).status_code == 200
-    signed_in = await hub.get("/docs/finding", headers=HTML | hub.auth())
+    assert (await hub.client.head("/docs/authoring")).status_code == 200
+    signed_in = await hub.get("/docs/authoring", headers=HTML | hub.auth())
     assert '<a href="/account">alice</a>' in signed_in.text

@@ -21,7 +21,7 @@ CORPUS = [*BAD_WHEELS, *BAD_SDISTS]
 ELSEWHERE = {"too_large", "wheel_differs_from_source", "source_tree_mismatch"}
 """Refused before the archive is there to be read (test_hub_limits.py), or of two archives together
 (test_upload_sources.py)."""
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "upload-rules.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "package-index.md"
 
 
 def judged(case) -> None:
@@ -79,7 +79,7 @@ def test_the_gate_and_the_table_name_the_same_codes():
 
 
 def test_the_guide_shows_the_table():
-    """To mend it, put what this test expects between the headings of docs/upload-rules.md."""
+    """To mend it, put what this test expects between the headings of docs/package-index.md."""
     text = DOCS.read_text()
     always = [f"|`{rule.code}`|{rule.what}|" for rule in RULES.values() if not rule.optional]
     chosen = [f"|`{rule.code}`|{rule.default}|{rule.what}|" for rule in RULES.values() if rule.optional]

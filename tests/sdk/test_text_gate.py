@@ -15,7 +15,7 @@ from wander.types import Record
 from wander.wire import gate
 from wander.wire.gate import KINDS, MIB, MOST_DEPTH, MOST_DIGITS, Refused, TextKind
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "upload-rules.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "package-index.md"
 NUMBERS = st.integers(-(10**30), 10**30) | st.floats(allow_nan=False, allow_infinity=False)
 TEXTS = st.text('ab",:[]{}\\\n\u2028\U0001f600', max_size=8)
 KEYS = st.text('k"\\:,', max_size=4)
@@ -169,7 +169,7 @@ def test_kinds_have_names_and_limits_of_their_own():
 
 
 def test_the_documentation_lists_every_kind():
-    """If this fails, put the expected rows at the end of docs/upload-rules.md."""
+    """If this fails, put the expected rows at the end of docs/package-index.md."""
 
     def size(number: int) -> str:
         return f"{number // MIB} MiB" if number >= MIB else f"{number // gate.KIB} KiB"

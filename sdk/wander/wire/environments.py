@@ -123,7 +123,7 @@ class CheckSummary(Record):
 
 
 class UploadWarning(Record):
-    """Something in a file that its hub accepts and does not like; docs/upload-rules.md has the rules."""
+    """Something in a file that its hub accepts and does not like; docs/package-index.md has the rules."""
 
     code: str = Field(pattern=r"^[a-z0-9_]{1,64}$")
     detail: str = Field(default="", max_length=2000)

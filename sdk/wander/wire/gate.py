@@ -3,7 +3,7 @@
 A few hundred bytes can describe millions of values, and a parser that is handed them stops a whole server.
 So a text is counted before anything is built of it: its bytes, the values that its commas and brackets can
 make, their depth, and the digits of its numbers. Counting costs some milliseconds per megabyte. Every kind of
-text has its limits in `KINDS`, which docs/upload-rules.md lists.
+text has its limits in `KINDS`, which docs/package-index.md lists.
 """
 
 from __future__ import annotations
@@ -302,4 +302,4 @@ KINDS = (
     *(METRICS, TOOL_ARGUMENTS, LOCK, PROJECT, WEIGHTS_HEADER, MODEL_CONFIG, TOKENIZER_TEXT),
     *(CLAIMS, PROVIDER_ANSWER, UPSTREAM_PAGE),
 )
-"""Every kind that a hub reads, for the table in docs/upload-rules.md."""
+"""Every kind that a hub reads, for the table in docs/package-index.md."""

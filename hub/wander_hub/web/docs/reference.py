@@ -30,7 +30,7 @@ _COMMAND_SECONDS = 60
 
 def fill(path: str, text: str, openapi: Callable[[], dict[str, Any]]) -> str:
     """Return a page's Markdown with what is generated where it belongs."""
-    if path == "hub-settings":
+    if path == "self-hosting":
         return text + list_settings()
     if path == "api/http":
         return text + list_operations(openapi())
