@@ -250,6 +250,14 @@ async def test_another_token_limit_is_another_board(posted):
     assert ("at most 64 tokens" if board["max_tokens"] is None else "no limit of tokens") in other
 
 
+@pytest.mark.parametrize("odd", [5, 7, 64, 4097, 10**9])
+async def test_an_odd_limit_of_tokens_makes_no_first_board(posted, odd):
+    await posted.run("a", 1, sampling={"max_tokens": odd})
+    await posted.run("b", 1)
+    board = await posted.board()
+    assert (board["max_tokens"], [one["max_tokens"] for one in board["others"]]) == (None, [odd])
+
+
 async def test_a_leaderboard_lists_models_of_other_boards_once_and_says_why(posted):
     await posted.run("a", 9)
     for model, ones in (("a", 1), ("b", 2)):

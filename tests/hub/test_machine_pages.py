@@ -48,7 +48,9 @@ async def test_machines_find_what_is_public(hub, make_wheel, monkeypatch):
         "http://hub.test/alice/reverse-text",
         "http://hub.test/alice",
     ]
-    assert {"http://hub.test/", "http://hub.test/docs/authoring"} <= set(await places("/sitemap.xml?page=docs"))
+    assert {"http://hub.test/", "http://hub.test/docs/authoring"} <= set(
+        await places("/sitemap.xml?page=docs")
+    )
     assert await places("/sitemap.xml?page=models") == []
     monkeypatch.setattr(machines, "_MOST", 2)
     for number in range(4):

@@ -78,11 +78,11 @@ def redirect_misspelt(request: Request) -> RedirectResponse | None:
         right = pattern.format.format(**_write(found.groupdict()))
         if right == given:
             return None
-        query = f"?{request.url.query}" if request.url.query else ""
-        address = quote(right, safe="/@+!:,~") + query
-        if without_secrets(given + address) != given + address:
+        asked = f"{given} {request.url.query}"
+        if without_secrets(asked) != asked:
             return None  # whoever puts a token where a name belongs does not find it in an answer
-        return RedirectResponse(address, 301 if request.method in _SAFE else 308)
+        query = f"?{request.url.query}" if request.url.query else ""
+        return RedirectResponse(quote(right, safe="/@+!:,~") + query, 301 if request.method in _SAFE else 308)
     return None
 
 

@@ -18,9 +18,13 @@ from wander_hub.runs.repository import readable_runs
 
 _UNKNOWN = 1e300
 """What stands for tokens and costs that nobody knows, so that they come last."""
-BOARD_ORDER = (Board.pinned.desc(), Board.standard.desc(), Board.examples.desc(), Board.id)
+BOARD_ORDER = (
+    *(Board.pinned.desc(), Board.standard.desc(), Board.examples.desc()),
+    *(Board.max_tokens.is_not(None), Board.id),
+)
 """The pinned board of a version first, then the environment's defaults over its whole evaluation split, then
-those of most examples. Runs decide nothing here: anyone may post many."""
+those of most examples; of equals, one whose turns may have any length. Runs decide nothing here: anyone may
+post many."""
 _MEANS = ("shortfall", "low", "high", "tokens", "usd")
 
 
