@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import find_spec
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 _MODULE = re.compile(r"(?m)^::: (\S+)$")
 _LONGEST_LINE = 90
 _COMMAND_SECONDS = 60
+_PARSER = threading.Lock()
+"""Held while a source is parsed: up to Python 3.12, two threads that do so at once end in a `SystemError`."""
 
 
 def fill(path: str, text: str, openapi: Callable[[], dict[str, Any]]) -> str:
@@ -41,10 +44,8 @@ def fill(path: str, text: str, openapi: Callable[[], dict[str, Any]]) -> str:
 
 def list_settings() -> str:
     """Return a table of every setting of a hub."""
-    import griffe  # a hub starts without
-
     file = Path(inspect.getfile(Settings))
-    settings = griffe.visit(Settings.__module__, filepath=file, code=file.read_text())["Settings"]
+    settings = _parse(Settings.__module__, file)["Settings"]
     rows = []
     for name, field in Settings.model_fields.items():
         said = settings.members[name]
@@ -102,15 +103,20 @@ def describe_module(name: str) -> str:
 @cache
 def _read_module(name: str) -> griffe.Module | None:
     """Read the source of one module, None where there is none: a whole package takes five times as long."""
-    import griffe
-
     package, *rest = name.split(".")
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         return None
     place = Path(spec.submodule_search_locations[0]).joinpath(*rest)
     file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
-    return griffe.visit(name, filepath=file, code=file.read_text()) if file.is_file() else None
+    return _parse(name, file) if file.is_file() else None
+
+
+def _parse(name: str, file: Path) -> griffe.Module:
+    import griffe  # a hub starts without
+
+    with _PARSER:
+        return griffe.visit(name, filepath=file, code=file.read_text())
 
 
 def _find(path: str) -> griffe.Object | None:
