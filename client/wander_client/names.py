@@ -12,9 +12,13 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from wander_client.errors import NotFound, UsageError
+
+if TYPE_CHECKING:
+    from wander.wire.postings import NewRunName
 
 _OWNER = r"[a-z0-9](?:[a-z0-9-]{0,37}[a-z0-9])?"
 _PINNED = r"(?P<name>[^=<>~!@\s]+)\s*(?P<how>===?|[<>~!]=|[<>])(?P<version>.*)"
@@ -53,6 +57,17 @@ def looks_like_path(spec: str) -> bool:
 def as_folder(path: Path) -> str:
     """Return a folder's path as every command takes it for one: `./wordle`."""
     return str(path) if looks_like_path(str(path)) else f"./{path}"
+
+
+def parse_run_name(text: str) -> NewRunName:
+    """Return the name of a run, or none for an empty text; more than a short line is a usage error."""
+    from pydantic import ValidationError
+    from wander.wire.postings import NewRunName
+
+    try:
+        return NewRunName(name=text.strip())
+    except ValidationError:
+        raise UsageError("the name of a run is one line of at most 100 characters") from None
 
 
 def parse_name(spec: str) -> EnvironmentName:

@@ -647,6 +647,7 @@ def upgrade() -> None:
         sa.Column('environment_id', sa.Integer(), nullable=False),
         sa.Column('version_id', sa.Integer(), nullable=False),
         sa.Column('kind', sa.String(length=16), nullable=False),
+        sa.Column('name', sa.String(length=100), nullable=True),
         sa.Column('model', sa.Text(), nullable=False),
         sa.Column('skeleton', sa.Text(), nullable=False),
         sa.Column('model_kind', sa.Text(), nullable=False),

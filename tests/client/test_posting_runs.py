@@ -170,6 +170,24 @@ def test_a_clock_that_is_years_off_is_told_with_the_time_of_the_hub(
     assert (f"{datetime.now(UTC):%Y-%m-%d}" in told) == warned, told
 
 
+def test_a_posted_run_is_named_and_renamed(published: HubRoom, run: Path):
+    long = published.wander("post", str(run), "--name", "x" * 101)
+    assert (long.status, "at most 100 characters" in long.err) == (2, True)
+    made = published.wander("post", str(run), "--name", " the short prompt ", "--json")
+    assert (made.status, made.data["name"]) == (0, "the short prompt"), made.err
+    run_id = made.data["run_id"]
+    again = published.wander("post", str(run), "--name", "another")
+    assert "already posted as `the short prompt`; `wander runs rename" in again.err
+    for command in (("runs", "list", "--posted"), ("leaderboard", "admin/say-env"), ("runs", "show", run_id)):
+        assert "the short prompt" in published.wander(*command).out, command
+    done = published.wander("runs", "rename", str(run), "the long prompt", "--json")
+    assert (done.status, done.data["name"]) == (0, "the long prompt")
+    assert done.data["sha256"] == made.data["sha256"]
+    assert published.wander("runs", "rename", run_id, "two\nlines").status == 2
+    assert published.wander("runs", "rename", run_id, "").status == 0
+    assert published.http.get(f"/api/v1/runs/{run_id}").json()["name"] is None
+
+
 def test_withdraw_says_why_and_is_for_good(published: HubRoom, run: Path):
     run_id = published.wander("post", str(run), "--json").data["run_id"]
     unsure = published.wander("runs", "withdraw", run_id[:10], "--reason", "wrong prompt")

@@ -37,11 +37,11 @@ async def test_a_token_is_made_shown_once_and_revoked(hub, alice):
     secret = re.search(r"wnd_\w+", made.text)[0]
     whoami = (await hub.get("/api/v1/whoami", headers={"Authorization": f"Bearer {secret}"})).json()
     assert (whoami["user"], whoami["token"]["scopes"]) == ("alice", ["read", "publish"])
-    page = (await alice.get("/account")).text
+    page = (await alice.get("/account/tokens")).text
     assert "ci &lt;b&gt;" in page
     assert secret not in page
-    revoked = await send(alice, "revoke", at_prefix=whoami["token"]["prefix"], back="/account")
-    assert (revoked.status_code, revoked.headers["location"]) == (303, "/account?done=revoke")
+    revoked = await send(alice, "revoke", at_prefix=whoami["token"]["prefix"], back="/account/tokens")
+    assert (revoked.status_code, revoked.headers["location"]) == (303, "/account/tokens?done=revoke")
     assert (await hub.get("/api/v1/whoami", headers={"Authorization": f"Bearer {secret}"})).status_code == 401
     with hub.database.read() as session:
         assert [one.action for one in list_entries(session, actor="alice")][:2] == [
@@ -73,9 +73,9 @@ async def test_a_refused_form_comes_back_with_what_was_typed(hub, alice):
     typed = {"name": 'ci "<b>"', "scopes": ["results", "publish"], "days": "never", "target": "alice"}
     lost = await send(alice, "token", **typed, back="//elsewhere.test")
     assert (lost.status_code, "elsewhere" in lost.text) == (422, False)
-    wrong = await send(alice, "token", **typed)
+    wrong = await send(alice, "token", **typed, back="/account/tokens")
     assert wrong.status_code == 422
-    assert "<h1>alice</h1>" in wrong.text, "on the page from which it came"
+    assert "<h1>Tokens</h1>" in wrong.text, "on the page from which it came"
     banner = re.search(r'role="alert".*?</div>', wrong.text, re.DOTALL)[0]
     assert "days must be a whole number." in banner
     assert 'value="ci &#34;&lt;b&gt;&#34;"' in wrong.text
@@ -83,7 +83,7 @@ async def test_a_refused_form_comes_back_with_what_was_typed(hub, alice):
     assert re.search(r'name="days"[^>]* value="never" aria-invalid=true', wrong.text)
     assert "is missing" in (await send(alice, "token", scopes="read", days="7")).text
     secrets = {"old": "my old words", "new": "my new words", "again": "other words", "code": "123456"}
-    apart = await send(alice, "password", **secrets, back="/account#password")
+    apart = await send(alice, "password", **secrets, back="/account/password")
     assert "the new password was typed in two ways" in apart.text
     assert not any(one in apart.text for one in secrets.values())
     await hub.publish()
@@ -112,7 +112,7 @@ async def test_owners_invite_and_invited_people_answer(hub, alice):
     ).status_code == 303
     assert "invited until" in (await alice.get(back)).text
     assert (await send(alice, "new-environments", at_owner="lab", visibility="internal")).status_code == 303
-    assert 'value="internal" checked' in (await alice.get(back)).text
+    assert 'value="internal" checked' in (await alice.get(f"{back}/new-environments")).text
     assert '<a href="/lab/settings">' in (await alice.get("/lab", headers=HTML)).text
     async with browser(hub) as bob:
         await form(bob, "/login", name="bob", password=PASSWORD)
@@ -124,14 +124,13 @@ async def test_owners_invite_and_invited_people_answer(hub, alice):
         assert back not in (await bob.get("/lab", headers=HTML)).text, "a maintainer does not manage it"
     made = await send(alice, "webhook", owner="lab", url="https://example.org/hook", events=["run.posted"])
     assert "Shown this once" in made.text
-    await see_to_a_webhook(alice, back)
-    page = html.unescape((await alice.get(back)).text)
-    assert "https://example.org/hook" in page
-    assert "invitation.accept" in page.partition("Audit log")[2]
-    log = html.unescape((await alice.get(back + "?action=invitation")).text).partition("Audit log")[2]
+    await see_to_a_webhook(alice, f"{back}/webhooks")
+    assert "https://example.org/hook" in html.unescape((await alice.get(f"{back}/webhooks")).text)
+    log = html.unescape((await alice.get(f"{back}/audit")).text)
+    assert ("invitation.accept" in log, "role: maintainer" in log) == (True, True), "details in words"
+    log = html.unescape((await alice.get(f"{back}/audit?action=invitation")).text)
     assert ("invitation.accept" in log, "owner.settings" in log) == (True, False)
-    assert "role: maintainer" in page.partition("Audit log")[2], "details in words"
-    assert "Nothing fits." in (await alice.get(back + "?before=1")).text
+    assert "Nothing fits." in (await alice.get(f"{back}/audit?before=1")).text
 
 
 async def see_to_a_webhook(alice: Any, settings: str) -> None:
@@ -165,13 +164,13 @@ async def test_an_environment_is_seen_to_on_its_page(hub, alice):
     assert page.status_code == 200, page.text
     own = {"owner": "alice", "environment": "reverse-text", "url": "https://example.org/one"}
     assert "Shown this once" in (await send(alice, "webhook", **own, back=back)).text
-    assert "https://example.org/one" in (await alice.get(back)).text
+    assert "https://example.org/one" in (await alice.get(f"{back}/webhooks")).text
     member = "/api/v1/environments/alice/reverse-text/members/bob"
     assert (await hub.client.put(member, json={"role": "owner"}, headers=hub.auth())).status_code == 200
     (offered,) = (await hub.get("/api/v1/account/invitations", headers=hub.auth("bob"))).json()["data"]
     accept = f"/api/v1/account/invitations/{offered['id']}/accept"
     assert (await hub.client.post(accept, headers=hub.auth("bob"))).status_code == 200
-    seen = (await hub.get(back, headers=hub.auth("bob") | HTML)).text
+    seen = (await hub.get(f"{back}/members", headers=hub.auth("bob") | HTML)).text
     assert "bob</td><td>owner</td>" in re.sub(r"\s", "", seen)
     listed = (await hub.get("/account", headers=hub.auth("bob") | HTML)).text
     assert f'>alice/reverse-text</a> <span class="muted">owner</span> · <a href="{back}">' in listed
@@ -179,12 +178,11 @@ async def test_an_environment_is_seen_to_on_its_page(hub, alice):
     assert (
         await send(alice, "environment-member", **there, at_user="nobody-yet", role="reader")
     ).status_code == 303
-    assert "Withdraw" in (await alice.get(back)).text
+    assert "Withdraw" in (await alice.get(f"{back}/members")).text
     gone = await send(alice, "remove-environment-member", **there, at_user="nobody-yet")
-    assert (gone.status_code, "Withdraw" in (await alice.get(back)).text) == (303, False)
-    assert ("Who sees it" in seen, "Make a webhook" in seen) == (True, False), (
-        "those are for the owner's owners"
-    )
+    assert (gone.status_code, "Withdraw" in (await alice.get(f"{back}/members")).text) == (303, False)
+    assert ("Who sees it" in seen, "Webhooks" in seen) == (True, False), "those are for the owner's owners"
+    assert (await hub.get(f"{back}/webhooks", headers=hub.auth("bob") | HTML)).status_code == 404
     assert "☆ 0 stars" in (await hub.get("/alice/reverse-text", headers=HTML)).text
     assert (await send(alice, "star", **at, back="/alice/reverse-text")).status_code == 303
     assert "★ Starred · 1" in (await alice.get("/alice/reverse-text")).text
@@ -197,32 +195,49 @@ async def test_an_environment_is_seen_to_on_its_page(hub, alice):
     assert "☆ Star · 0" in (await alice.get("/alice/reverse-text")).text
     api = "/api/v1/environments/alice/reverse-text"
     await send(alice, "yank", **at, at_version="0.1.0", reason="wrong <b>", back=back)
-    assert "yanked: wrong &lt;b&gt;" in (await alice.get(back)).text
+    assert "yanked: wrong &lt;b&gt;" in (await alice.get(f"{back}/versions")).text
     assert (await hub.get(api)).json()["latest"]["yanked_reason"] == "wrong <b>"
     assert (await send(alice, "unyank", **at, at_version="0.1.0", back=back)).status_code == 303
     assert (await send(alice, "status", **at, status="archived", reason="done")).status_code == 303
     assert (await send(alice, "status", **at, status="active")).status_code == 303
-    assert (await send(alice, "visibility", **at, private="1")).status_code == 303
+    assert (await send(alice, "visibility", **at, visibility="private")).status_code == 303
     assert (await hub.get(api)).status_code == 404
-    assert "<b>private</b>" in (await alice.get(back)).text
-    assert (await send(alice, "visibility", **at)).status_code == 303
+    assert 'value="private" checked' in (await alice.get(f"{back}/visibility")).text
+    assert (await send(alice, "visibility", **at, visibility="public")).status_code == 303
     assert (await send(alice, "transfer", **at, owner="alice", name="other-name")).status_code == 303
     assert (await hub.get("/api/v1/environments/alice/other-name")).status_code == 200
     stale = await send(alice, "status", **at, status="archived")
     assert (stale.status_code, "another name by now" in stale.text) == (409, True)
 
 
+async def test_settings_are_sections_beside_a_menu(hub, alice):
+    await hub.publish()
+    for here in ("/account", "/alice/settings", "/alice/reverse-text/settings"):
+        menu = (await alice.get(here)).text.partition('class="side-menu"')[2].partition("</nav>")[0]
+        links = re.findall(r'href="([^"]+)"', menu)
+        assert (links[0], len(links) > 5) == (here, True)
+        for link in links:
+            section = await alice.get(link)
+            assert section.status_code == 200, link
+            assert f'<a href="{link}" aria-current="page">' in section.text
+            assert section.text.count("<h1>") == 1
+            assert section.text.count('class="primary"') <= 1, "one button is what the section is for"
+        assert (await alice.get(f"{here}/no-such")).status_code == 404
+    asked = await alice.get("/alice/reverse-text/settings/members", headers=hub.auth("bob"))
+    assert asked.status_code == 403
+
+
 async def test_keys_and_publishers_are_added_and_taken_back(hub, alice):
     public = base64.b64encode(bytes(range(32))).decode()
-    assert "None yet" in (await alice.get("/account")).text.partition("Keys that sign")[2]
+    assert "None yet" in (await alice.get("/account/keys")).text
     assert (await send(alice, "key", name="laptop <b>", public_key="short")).status_code == 422
     assert (await send(alice, "key", name="laptop <b>", public_key=public)).status_code == 303
-    page = (await alice.get("/account")).text
+    page = (await alice.get("/account/keys")).text
     assert "laptop &lt;b&gt;" in page
     fingerprint = re.search(r'name="at_fingerprint" value="(\w+)"', page)[1]
     assert (await send(alice, "revoke-key", at_fingerprint=fingerprint)).status_code == 303
-    assert fingerprint not in re.findall(r'value="(\w+)"', (await alice.get("/account")).text)
-    back = "/alice/settings"
+    assert fingerprint not in re.findall(r'value="(\w+)"', (await alice.get("/account/keys")).text)
+    back = "/alice/settings/publishers"
     typed = {
         "at_owner": "alice",
         "kind": "github",
@@ -261,12 +276,12 @@ async def test_a_run_is_hidden_shown_and_withdrawn_on_its_page(hub, alice, run_o
     gone = (await alice.get(page)).text
     assert "wrong &amp; &lt;b&gt;?" in gone
     assert "Withdraw it" not in gone
-    log = (await alice.get("/alice/settings")).text.partition("Audit log")[2]
+    log = (await alice.get("/alice/settings/audit")).text
     assert f'<a href="{page}">' in log
 
 
 async def test_a_password_and_a_second_factor_are_changed_on_the_page_alone(hub, alice):
-    back, new = "/account#password", "eight red bottles fell"
+    back, new = "/account/password", "eight red bottles fell"
     stolen, other = browser(hub), browser(hub)
     stolen.cookies.update(alice.cookies)
     await form(other, "/login", name="alice", password=PASSWORD)
@@ -276,8 +291,8 @@ async def test_a_password_and_a_second_factor_are_changed_on_the_page_alone(hub,
     weak = await send(alice, "password", old=PASSWORD, new="password12", again="password12")
     assert (weak.status_code, "guessed first" in weak.text) == (422, True)
     changed = await send(alice, "password", old=PASSWORD, new=new, again=new, back=back)
-    assert changed.headers["location"] == "/account?done=password#password"
-    assert "signed out in all other browsers" in (await alice.get("/account?done=password")).text
+    assert changed.headers["location"] == "/account/password?done=password"
+    assert "signed out in all other browsers" in (await alice.get(f"{back}?done=password")).text
     for one in (stolen, other):
         assert (await one.get("/account", headers=HTML)).status_code == 303, "a copied cookie ends too"
     begun = await send(alice, "second-factor", password=new, back="/account")

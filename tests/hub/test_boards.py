@@ -271,6 +271,8 @@ async def test_a_leaderboard_lists_models_of_other_boards_once_and_says_why(post
         names = re.findall(r'<a href="/runs/[^"]+">(\w+)</a>', rest.partition("</table>")[0])
         reasons = re.findall(r'<td class="wide">([^<]+)</td></tr>', rest.partition("</table>")[0])
         seen.add((tuple(names), *reasons))
+        told = (await posted.board(board=one))["elsewhere"]
+        assert [(each["model"], each["because"]) for each in told] == list(zip(names, reasons, strict=True))
     assert seen == {(("b",), "at most 64 tokens a turn"), (("a",), "no limit of tokens"), ((),)}
 
 

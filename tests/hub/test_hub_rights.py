@@ -164,6 +164,7 @@ ATTEMPTS = {
     ("DELETE", MODEL): Attempt(status=204),
     ("POST", "/api/v1/runs"): Attempt(status=201),
     ("POST", "/api/v1/runs/{run_id}/publish"): Attempt(),
+    ("PUT", "/api/v1/runs/{run_id}/name"): Attempt({"name": "the third try"}),
     ("DELETE", "/api/v1/runs/{run_id}"): Attempt(query={"reason": "wrong"}),
     ("PUT", ENVIRONMENT + "/versions/{version}/boards/{board}"): Attempt({"title": "Easy"}),
     ("PUT", "/api/v1/runs/{run_id}/hiding"): Attempt({"reason": "its author asked"}),

@@ -102,7 +102,7 @@ async def test_administrators_follow_the_queue_and_look_together(hub, run, monke
     assert 'data-live="/system/jobs/live"' in page
     assert "data-live" not in (await hub.get("/system/jobs?state=done", headers=HTML | admin)).text
     for settings in ("/alice/settings", "/alice/reverse-text/settings"):
-        seen = (await hub.get(settings, headers=HTML | hub.auth("alice"))).text
+        seen = (await hub.get(f"{settings}/jobs", headers=HTML | hub.auth("alice"))).text
         assert f'href="/runs/{RUN}#verification">run {RUN[-10:]} on alice/reverse-text</a>' in seen
         assert f'id="open-jobs" data-live="{settings}/live"' in seen
         assert (await hub.get(f"{settings}/live", headers=hub.auth("bob"))).status_code == 403
@@ -119,7 +119,7 @@ async def test_administrators_follow_the_queue_and_look_together(hub, run, monke
     (_, part), (end, _) = told((await hub.get("/alice/settings/live", headers=hub.auth("alice"))).text)
     assert ("No replay or check" in part, end) == (True, "end")
     assert len(reads) < len(looks), "they share their looks"
-    nothing = (await hub.get("/alice/settings", headers=HTML | hub.auth("alice"))).text
+    nothing = (await hub.get("/alice/settings/jobs", headers=HTML | hub.auth("alice"))).text
     assert "No replay or check waits or runs" in nothing
     assert (await hub.get("/system/jobs/live", headers=hub.auth("bob"))).status_code == 403
 

@@ -84,6 +84,7 @@ async def fill(hub, run_of, make_wheel) -> None:
         artifacts = {"metrics.jsonl": b'{"step": 1}\n'} if run_id == RUN else {}
         assert (await hub.post_run(manifest, rollouts, user=user, artifacts=artifacts)).status_code == 201
     work_off(hub, TableQueue(hub.database), 6)
+    await change("PUT", f"/api/v1/runs/{RUN}/name", {"name": "the short prompt"}, "bob")
     await change("PUT", f"/api/v1/runs/{HIDDEN}/hiding", {"reason": "it read the answers"})
     await change("DELETE", f"/api/v1/runs/{GONE}?reason=twice", user="bob")
     board = (await hub.get(API + BOARD)).json()["board"]
@@ -141,7 +142,8 @@ def test_every_table_is_carried_or_left_out():
 async def test_an_archive_becomes_the_same_pages_elsewhere(hub, run_of, make_wheel, tmp_path, request):
     await fill(hub, run_of, make_wheel)
     before, path = await pages(hub), tmp_path / "hub.tar"
-    assert before[f"/runs/{RUN} text/html"][0] == 200
+    status, page = before[f"/runs/{RUN} text/html"]
+    assert (status, b"the short prompt" in page) == (200, True)
     told = await written(hub, path)
     assert (told["environments"], path.stat().st_mode & 0o777) == (3, 0o600)
     assert not list(tmp_path.glob(".*"))

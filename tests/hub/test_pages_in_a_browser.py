@@ -66,6 +66,7 @@ def press(page: Any, name: str, within: str = "main") -> None:
 def see_to_an_account(url: str) -> None:
     """Make a token and revoke it, mark an environment, yank a version, and see to a webhook."""
     with signed_in(url, "alice") as page:
+        page.get_by_role("link", name="Tokens").click()
         page.fill('form[action$="/token"] input[name="name"]', f"ci {ACTS}")
         page.fill('form[action$="/token"] input[name="target"]', "nobody/nothing/here")
         press(page, "Make it")
@@ -82,11 +83,12 @@ def see_to_an_account(url: str) -> None:
         see(page, f"{url}{ENVIRONMENT}")
         page.get_by_role("button", name="☆ Star · 0").click()
         page.get_by_role("button", name="★ Starred · 1").wait_for()
-        see(page, f"{url}{ENVIRONMENT}/settings")
+        see(page, f"{url}{ENVIRONMENT}/settings/versions")
         page.fill('td input[name="reason"]', "wrong")
         press(page, "Yank")
         page.get_by_text("yanked: wrong").wait_for()
         press(page, "Offer it again")
+        page.get_by_role("link", name="Webhooks").click()
         page.fill('input[name="url"]', "https://example.org/?<script>alert(1)</script>")
         press(page, "Make a webhook")
         page.get_by_text("Shown this once").wait_for()
@@ -105,7 +107,7 @@ def see_to_an_account(url: str) -> None:
         assert not page.get_by_role("button", name="Remove it").is_visible(), "no stray click removes it"
         page.get_by_text("Remove it…").click()
         press(page, "Remove it")
-        page.wait_for_url("**/settings?done=remove-webhook#webhooks")
+        page.wait_for_url("**/settings/webhooks?done=remove-webhook")
         assert page.locator('a[href^="/account/webhooks/"]').count() == 0
 
 

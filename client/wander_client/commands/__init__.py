@@ -91,6 +91,7 @@ COMMANDS: dict[str, Command] = {
     "runs verify": Command("run.replay:verify", "have the hub replay a posted run"),
     "runs evidence": Command("run.runs:evidence", "tell what the hub proved of a posted run"),
     "runs publish": Command("run.runs:publish", "show a private run of yours to everybody"),
+    "runs rename": Command("run.runs:rename", "name a run that you posted"),
     "runs withdraw": Command("run.runs:withdraw", "remove the rollouts of a posted run for good"),
     "runs schema": Command("run.runs:schema", "print the JSON Schema of a file of the run folder"),
     "env info": Command("find.search:info", "show one environment or version"),

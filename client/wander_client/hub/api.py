@@ -416,6 +416,7 @@ class HubApi:
         """Return a leaderboard as `leaderboard` does, with up to `most` rows, for None with all."""
         which = {"version": version, "task_set": task_set, "board": board}
         rows: list[LeaderboardRow] = []
+        first: Leaderboard | None = None  # which also tells of the board itself
 
         def fetch(cursor: str | None) -> Leaderboard:
             size = PAGE if most is None else min(most - len(rows), PAGE)
@@ -423,10 +424,11 @@ class HubApi:
 
         for page in read_pages(self.url, fetch):
             rows += page.rows
+            first = first or page
             which = {"version": page.version, "board": page.board}
             if most is not None and len(rows) >= most:
                 break
-        return page.model_copy(update={"rows": rows})
+        return (first or page).model_copy(update={"rows": rows, "next": page.next})
 
     def require(self, fits: bool, what: str) -> None:
         """Raise `Unavailable` if the hub answered something else than it was asked for."""

@@ -142,6 +142,7 @@ def post(
     parcel: Parcel,
     *,
     private: bool = False,
+    name: str = "",
     signer: Signer | None = None,
     progress: Callable[[int], None] = lambda rollouts: None,
     trouble: Callable[[str], None] = lambda words: None,
@@ -154,16 +155,21 @@ def post(
     """
     sender = Sender(hub, PATIENCE, _GO_ON, trouble=trouble, sleep=sleep)
     try:
-        return _send(sender, parcel, private, signer, progress)
+        return _send(sender, parcel, private, name, signer, progress)
     except NotFound as error:
         if error.code != "posting_not_found":
             raise
         # Another `wander post` finished it meanwhile, or it was left alone for days: begin again, once.
-        return _send(sender, parcel, private, signer, progress)
+        return _send(sender, parcel, private, name, signer, progress)
 
 
 def _send(
-    sender: Sender, parcel: Parcel, private: bool, signer: Signer | None, progress: Callable[[int], None]
+    sender: Sender,
+    parcel: Parcel,
+    private: bool,
+    name: str,
+    signer: Signer | None,
+    progress: Callable[[int], None],
 ) -> tuple[RunDetail, bool]:
     """Send what the hub lacks of a run and finish it."""
     hub, place = sender.hub, f"/api/v1/postings/{parcel.sha256}"
@@ -183,7 +189,7 @@ def _send(
             sender.put(f"{place}/chunks/{count}?digest={digest}", compressor.compress(lines), PostedChunk)
         sent, count = sent + rollouts, count + 1
         progress(sent)
-    body = FinishPosting(chunks=count, signature=signer(parcel.sha256) if signer else None)
+    body = FinishPosting(chunks=count, signature=signer(parcel.sha256) if signer else None, name=name)
     made = sender.persist(lambda: hub.change("POST", f"{place}/finish", RunDetail, body))
     return _require_own(hub, parcel, made), True
 

@@ -38,6 +38,7 @@ from wander_client.runs.ranking import board_cells, protocol_text
 if TYPE_CHECKING:
     import httpx
     from wander.wire import BoardInfo, Leaderboard, LeaderboardRow
+    from wander.wire.boards import ModelElsewhere
 
 RunLike = str | os.PathLike[str]
 """A run's folder, or its id or the beginning of it; a run that `evaluate` returned is its folder."""
@@ -67,6 +68,11 @@ class Board(Sequence["LeaderboardRow"]):
     def others(self) -> list[BoardInfo]:
         """The busiest other boards of the version; pass one as `hub.leaderboard(environment, board=...)`."""
         return self.leaderboard.others
+
+    @property
+    def elsewhere(self) -> list[ModelElsewhere]:
+        """Models that only other boards of the environment have, and why these cannot be compared."""
+        return self.leaderboard.elsewhere
 
     def __len__(self) -> int:
         return len(self.leaderboard.rows)
@@ -258,19 +264,26 @@ class HubCalls:
 
     @Request
     def post(
-        self, run: RunLike, *, private: bool = False, sign: bool = False, incomplete: bool = False
+        self,
+        run: RunLike,
+        *,
+        private: bool = False,
+        sign: bool = False,
+        name: str = "",
+        incomplete: bool = False,
     ) -> RunDetail:
         """Put a run of this machine on the hub's leaderboard, with every rollout, for all to read.
 
         `private` shows it to those alone who have a role on the environment, `sign` takes this machine's key
-        (`wander auth key new`), `incomplete` takes a run that lacks rollouts. Posting again changes nothing.
+        (`wander auth key new`), `name` is what lists and boards call it, `incomplete` takes a run that lacks
+        rollouts. Posting again changes nothing.
         """
         from wander_client.runs import posting
 
         here = self._session
         folder = run_folder(here, os.fspath(run))
         with posting.pack(here, folder, incomplete=incomplete) as parcel:
-            return posting.send(here, parcel, private=private, sign=sign)[0]
+            return posting.send(here, parcel, private=private, sign=sign, name=name)[0]
 
     @Request
     def push_model(

@@ -130,6 +130,7 @@ def describe_standing(found: FoundRun) -> dict[str, Any]:
     detail = found.detail
     return {
         "place": detail.url,
+        "name": detail.name,
         "sha256": detail.sha256,
         "level": detail.level,
         "level_reason": detail.level_reason,

@@ -85,6 +85,7 @@ def list_posted(context: Invocation, environment: str | None) -> Iterator[dict[s
     with context.hub() as hub:
         for run in hub.every_run(environment=exact):
             row = _row({"url": run.url}, run.run_id, run.manifest, run.summary.rollouts, run.summary)
+            row["name"] = run.name
             yield row | {"expected": run.summary.expected, "level": run.level, "posted_by": run.posted_by}
 
 

@@ -13,6 +13,7 @@ from wander_client.environments.location import require_published
 from wander_client.errors import ClientError
 from wander_client.hub import posting
 from wander_client.hub.local_paths import local_arguments
+from wander_client.names import parse_run_name
 
 if TYPE_CHECKING:
     from wander.evals.store.folder import RunFolder
@@ -62,19 +63,25 @@ def pack(context: Invocation, folder: RunFolder, *, incomplete: bool = False) ->
         yield parcel
 
 
-def send(context: Invocation, parcel: Parcel, *, private: bool, sign: bool) -> tuple[RunDetail, bool]:
+def send(
+    context: Invocation, parcel: Parcel, *, private: bool, sign: bool, name: str = ""
+) -> tuple[RunDetail, bool]:
     """Send a run, signed with this machine's key if it is to be; return it and whether it is new to the hub.
+
+    `name` is what the hub calls it.
 
     Warns where it had been posted otherwise than it was to be now.
     """
     from wander_client.hub.signing_keys import read_key
 
+    name = parse_run_name(name).name
     signer = read_key(context.settings.config_dir).sign if sign else None
     with context.hub(login=True) as hub, context.output.progress("posting", parcel.count) as bar:
         detail, new = posting.post(
             hub,
             parcel,
             private=private,
+            name=name,
             signer=signer,
             progress=bar.update,
             trouble=context.output.note,
@@ -83,6 +90,11 @@ def send(context: Invocation, parcel: Parcel, *, private: bool, sign: bool) -> t
         _compare_clocks(context, detail)
     if private and not detail.private:
         context.output.warn("this run was already posted publicly; `wander runs withdraw` removes it")
+    if name and detail.name != name:
+        context.output.warn(
+            f"this run was already posted {f'as `{detail.name}`' if detail.name else 'without a name'}; "
+            f"`wander runs rename {detail.run_id} NAME` renames it"
+        )
     if sign and detail.signature is None:
         context.output.warn("this run was already posted without a signature")
     return detail, new

@@ -17,6 +17,7 @@ def board_cells(row: LeaderboardRow) -> dict[str, Cell]:
     cells: dict[str, Cell] = {
         "rank": str(low) if low == high else f"{low}-{high}",
         "model": row.model,
+        "name": row.name,
         "reward": number_text(row.reward_mean),
         "low": number_text(row.reward_low),
         "high": number_text(row.reward_high),

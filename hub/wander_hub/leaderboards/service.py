@@ -24,6 +24,7 @@ from wander_hub.environments.models import Environment, Version
 from wander_hub.http.problems import HubProblem
 from wander_hub.leaderboards import repository
 from wander_hub.leaderboards.bounds import Bounds
+from wander_hub.leaderboards.elsewhere import list_elsewhere
 from wander_hub.leaderboards.models import Board, BoardEntry, HiddenRun
 from wander_hub.leaderboards.repetitions import repeated_by
 from wander_hub.leaderboards.schemas import BoardFilter
@@ -97,6 +98,7 @@ def leaderboard(
             for one in sorted(proven, key=lambda one: one.posted_at)
         ]
         update["versions"] = _other_versions(session, chosen, versions, shown)
+        update["elsewhere"] = list_elsewhere(session, versions, shown, filled)
     return filled.model_copy(update=update)
 
 

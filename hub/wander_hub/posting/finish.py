@@ -124,6 +124,7 @@ def finish(context: Context, queue: TableQueue, sha256: str, wanted: FinishPosti
         environments.lock_environment(session, place[0])
         audit.about(session, target=row.run_id, sha256=sha256, private=row.private)
         run = _run(row, place, pinned.manifest, finished, caller, order_sha256)
+        run.name = wanted.name.strip() or None
         run.signing_key_id = key.id if key is not None else None
         run.signature = wanted.signature.signature if wanted.signature is not None else None
         run.stored_bytes = _stored_bytes(run, finished, chunks, artifacts)

@@ -6,13 +6,15 @@ import tempfile
 from typing import Annotated
 
 from fastapi import Query, Request
+from pydantic import ValidationError
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData
 from starlette.responses import Response
 from wander.wire import RunDetail
 from wander.wire.fields import fold
-from wander.wire.gate import MANIFEST
+from wander.wire.gate import MANIFEST, refusal_of
+from wander.wire.postings import NewRunName
 
 from wander_hub.http.bodies import form_body, multipart_form
 from wander_hub.http.boundary import Context, ForPoster, audited
@@ -37,6 +39,7 @@ _BODY = form_body(
         "rollouts": {"type": "string", "format": "binary", "description": "rollouts.jsonl, plain or zstd"},
         "artifacts": {"type": "array", "items": {"type": "string", "format": "binary"}},
         "private": {"type": "string", "enum": ["true", "false"]},
+        "name": {"type": "string", "maxLength": 100, "description": "what the run is called on the hub"},
     },
     required="manifest",
 )
@@ -79,6 +82,18 @@ def publish_run(context: ForPoster, run_id: RunId) -> RunDetail:
     return context.commit(record)
 
 
+@router.put("/{run_id}/name", responses=refusals(401, 403, 404, 422))
+@audited("run.rename")
+def rename_run(context: ForPoster, run_id: RunId, body: NewRunName) -> RunDetail:
+    """Name a run that you posted, or take its name away; its record and its digest stay as they are."""
+
+    def record(session: Session) -> RunDetail:
+        named = posting.rename_run(session, run_id, body.name, context.caller)
+        return service.detail_of(named, context.base_url)
+
+    return context.commit(record)
+
+
 @router.delete("/{run_id}", responses=refusals(401, 403, 404, 422))
 @audited("run.withdraw")
 def withdraw_run(
@@ -117,6 +132,10 @@ def _post(form: FormData, context: Context, queue: TableQueue) -> tuple[str, boo
     private = form.get("private", "false")
     if private not in ("true", "false"):
         raise HubProblem(400, "bad_form", "`private` is `true` or `false`")
+    try:
+        name = NewRunName.model_validate({"name": form.get("name", "")}).name
+    except ValidationError as error:
+        raise refusal_of(error) from None
     with context.read() as session:
         posting.require_permission(session, manifest, context.caller)
     with tempfile.TemporaryFile() as plain:
@@ -124,4 +143,4 @@ def _post(form: FormData, context: Context, queue: TableQueue) -> tuple[str, boo
         if rollouts is not None:
             unpack(rollouts.file, plain, settings.max_run_bytes, "the rollouts are")
             lines = lines_that_count(plain, PinnedRun.of(manifest))
-        return post_whole(context, queue, text, plain, lines, artifacts, private=private == "true")
+        return post_whole(context, queue, text, plain, lines, artifacts, private=private == "true", name=name)

@@ -279,6 +279,18 @@ def publish_run(session: Session, run_id: str, caller: Identity) -> Run:
     return run
 
 
+def rename_run(session: Session, run_id: str, name: str, caller: Identity) -> Run:
+    """Give a run a name for lists and boards, or none for an empty one; only its submitter may."""
+    run = _find_own_run(session, run_id, caller, "rename")
+    run_repository.lock_run(session, run)
+    before, run.name = run.name, name.strip() or None
+    if run.name == before:
+        audit.nothing_done(session)
+    audit.about(session, before=before, name=run.name)
+    session.flush()
+    return run
+
+
 def withdraw_run(context: Context, run_id: str, reason: str) -> None:
     """Remove the rollouts and files of a run, leave a tombstone with the reason; who posted it may."""
 

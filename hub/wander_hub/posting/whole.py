@@ -29,6 +29,7 @@ def post_whole(
     artifacts: Sequence[PostedFile],
     *,
     private: bool,
+    name: str = "",
     expected: str | None = None,
 ) -> tuple[str, bool]:
     """Post a run by the same steps as one that comes in parts; `lines` of `plain` are its rollouts.
@@ -53,7 +54,7 @@ def post_whole(
             posting.add_chunk(context.part, sha256, count - 1, io.BytesIO(text), stated)
         for artifact in artifacts:
             posting.add_artifact(context.part, sha256, artifact)
-        return finishing.finish(context, queue, sha256, FinishPosting(chunks=count))
+        return finishing.finish(context, queue, sha256, FinishPosting(chunks=count, name=name))
     except Exception as error:
         with context.read() as session:
             if posting.is_known(session, opened.run_id, sha256):
@@ -61,7 +62,10 @@ def post_whole(
         gone = getattr(error, "code", None) == "posting_not_found"
         if gone and not created:  # the request that began it failed, and dropped it
             return post_whole(
-                context, queue, manifest, plain, lines, artifacts, private=private, expected=expected
+                *(context, queue, manifest, plain, lines, artifacts),
+                private=private,
+                name=name,
+                expected=expected,
             )
         if created and not gone:
             posting.drop(context.part, sha256)

@@ -74,6 +74,7 @@ class ListedRun(NamedTuple):
 
     run_id: str
     kind: str
+    name: str | None
     model: str
     level: VerificationLevel
     level_reason: str
@@ -88,8 +89,10 @@ class ListedRun(NamedTuple):
 
 def listed(session: Session) -> Select[Any]:
     """Return the statement on the runs that the caller may see, of each the fields of `ListedRun`."""
-    fields = (Run.run_id, Run.kind, Run.model, Run.level, Run.level_reason, Run.summary, Run.posted_at)
-    query = readable_runs(session, *fields, User.name, Owner.name, Environment.name, Version.version)
+    fields = (Run.run_id, Run.kind, Run.name, Run.model, Run.level, Run.level_reason, Run.summary)
+    query = readable_runs(
+        session, *fields, Run.posted_at, User.name, Owner.name, Environment.name, Version.version
+    )
     return query.join(User, User.id == Run.posted_by_id).join(Run.version)
 
 

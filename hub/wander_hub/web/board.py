@@ -18,7 +18,7 @@ from wander_hub.environments import repository as environment_repository
 from wander_hub.environments import service as environments
 from wander_hub.environments.models import Version
 from wander_hub.leaderboards import service as leaderboards
-from wander_hub.leaderboards.models import Board, BoardEntry
+from wander_hub.leaderboards.elsewhere import set_apart
 from wander_hub.leaderboards.schemas import BoardFilter
 from wander_hub.leaderboards.strata import score_stratum, with_strata
 from wander_hub.runs import repository as run_repository
@@ -33,25 +33,11 @@ _METRIC_COLUMNS = 5
 """Of metrics that nobody chose one by one."""
 _MOST_METRICS = 30
 """That can be chosen."""
-_MOST_ELSEWHERE, _LOOKED_AT = 50, 500
-"""Models of other boards, and rows of those among which they are found."""
 _USUAL = ("rank", "model", "reward", "interval", "level", "by", "posted", "pass", "cost", "tokens")
 """Columns of a board, without the examples, which all rows share and which stand above them."""
 _ORDER = (*_USUAL, "examples", "metrics")
 _SORTS = {"reward": "reward", "posted": "posted", "tokens": "tokens", "cost": "cost"}
 """Columns by which a board can be sorted."""
-
-
-class ModelElsewhere(NamedTuple):
-    """A model that has no run on a board, with its best one on another board of the environment."""
-
-    model: str
-    run_id: str
-    reward: float
-    version: str
-    board: BoardInfo
-    because: str
-    """Why it cannot be compared."""
 
 
 class RowFacts(NamedTuple):
@@ -92,8 +78,6 @@ class BoardView:
     """Where the next page is."""
     others: list[tuple[BoardInfo, str]]
     """Other boards of the version, each with what sets it apart."""
-    elsewhere: list[ModelElsewhere]
-    """Models that are not on it."""
     history: Markup
     stratum: int | None
     """The one whose rewards have a column."""
@@ -169,8 +153,7 @@ def leaderboard(
         asked=query_string(**asked, sort=wanted.sort),
         sorts={column: query_string(**kept, sort=sort) for column, sort in _SORTS.items()},
         following=following,
-        others=[(one, _set_apart(shown, one)) for one in shown.others],
-        elsewhere=_list_elsewhere(visit.session, versions, shown) if wanted.cursor is None else [],
+        others=[(one, set_apart(shown, one)) for one in shown.others],
         history=charts.history(shown.history),
         stratum=chosen,
     )
@@ -186,58 +169,6 @@ def name_board(board: BoardInfo | Leaderboard) -> str:
     if board.arguments:
         said.append(shorten(canonical_json(board.arguments), 60))
     return ", ".join(said)
-
-
-def _list_elsewhere(
-    session: Session, versions: Sequence[Version], board: Leaderboard
-) -> list[ModelElsewhere]:
-    """Return the models that only other boards of an environment have, each once, newest versions first."""
-    names = {one.id: one.version for one in versions}
-    shown = Board.version_id.in_([key for key, name in names.items() if name == board.version])
-    board_id = session.scalar(select(Board.id).where(shown, Board.name == board.board))
-    here = select(BoardEntry.model).where(BoardEntry.board_id == board_id, BoardEntry.counts)
-    query = select(BoardEntry, Board).join(Board, Board.id == BoardEntry.board_id)
-    query = query.where(Board.version_id.in_(names), Board.id != board_id, BoardEntry.counts)
-    query = query.where(BoardEntry.model.not_in(here))
-    order = (Board.version_id.desc(), BoardEntry.tier, BoardEntry.shortfall, BoardEntry.run_id)
-    found = dict[str, ModelElsewhere]()
-    for entry, other in session.execute(query.order_by(*order).limit(_LOOKED_AT)):
-        if entry.model not in found and len(found) < _MOST_ELSEWHERE:
-            info, version = leaderboards.info_of(other), names[other.version_id]
-            because = _tell_apart(board, info, version)
-            reward = 0.0 - entry.shortfall
-            found[entry.model] = ModelElsewhere(entry.model, entry.run_id, reward, version, info, because)
-    return list(found.values())
-
-
-def _tell_apart(board: Leaderboard, other: BoardInfo, version: str) -> str:
-    """Say why runs of two boards cannot be compared."""
-    said = [f"version {version}"] if version != board.version else []
-    said += [f"{other.split} split"] if other.split != board.split else []
-    said += [f"{count(other.examples)} examples"] if other.examples != board.examples else []
-    if other.rollouts_per_example != board.rollouts_per_example:
-        said.append(f"{count(other.rollouts_per_example)} rollouts of each")
-    differing = _set_apart(board, other)
-    is_other_task_set = other.task_set_sha256 != board.task_set_sha256
-    # Another version has other task sets anyway, and so have other examples.
-    return ", ".join(said) if said and (is_other_task_set or not differing) else ", ".join([*said, differing])
-
-
-def _set_apart(board: Leaderboard, other: BoardInfo) -> str:
-    """Say what another board does not share with this one, but for what has a column of its own."""
-    said = []
-    if other.max_tokens != board.max_tokens:
-        said.append(
-            f"at most {count(other.max_tokens)} tokens a turn" if other.max_tokens else "no limit of tokens"
-        )
-    if other.arguments != board.arguments:
-        said.append(shorten(canonical_json(other.arguments), 80) if other.arguments else "no arguments")
-    if other.players != board.players:
-        said += [f"{player}: {shorten(name, 80)}" for player, name in other.players.items()] or ["no players"]
-    if other.task_set_sha256 != board.task_set_sha256:
-        said.append(f"task set {other.task_set_sha256[:12]}")
-    alike = not said and other.rollouts_per_example == board.rollouts_per_example
-    return "other weights of its players" if alike else ", ".join(said)
 
 
 def common_axis(rows: Sequence[LeaderboardRow]) -> tuple[float, float]:

@@ -153,7 +153,7 @@ def feed_of_board(session: ReadSession, base_url: BaseUrl, owner: str, name: str
             row.posted_at,
             f"rank {row.rank_low} to {row.rank_high}, level {row.level}, by {row.posted_by}",
         )
-        for row in leaderboards.leaderboard(session, found, base_url, wanted=newest).rows
+        for row in leaderboards.leaderboard(session, found, base_url, wanted=newest, brief=True).rows
     ]
     here = f"/{found.label}/leaderboard"
     return _feed(f"{here}/feed.atom", here, f"Leaderboard of {found.label}", entries, base_url)

@@ -20,6 +20,7 @@ from wander.wire.fields import (
     ProjectName,
     Release,
     RunId,
+    RunName,
     Sha256,
     Text,
     Values,
@@ -68,6 +69,7 @@ class FoldedRun(Record):
 
     run_id: RunId
     model: Line
+    name: RunName | None = None
     reward_mean: float
     level: VerificationLevel
     posted_by: Line
@@ -85,6 +87,8 @@ class LeaderboardRow(Record):
     that the 95 % intervals do not overlap. A row is the first run of a model by an account. Runs that the hub
     could not verify share the ranks below all others."""
     run_id: RunId
+    name: RunName | None = None
+    """As who posted it calls the run."""
     model: Line
     model_kind: Line
     reward_mean: float
@@ -212,11 +216,26 @@ class HistoryPoint(Record):
     posted_at: datetime
 
 
+class ModelElsewhere(Record):
+    """A model that has no row on a board, with its best row on another board of the environment."""
+
+    model: Line
+    run_id: RunId
+    name: RunName | None = None
+    """As who posted it calls the run."""
+    reward_mean: float
+    version: Release
+    board: BoardInfo
+    because: Text
+    """Why the two boards cannot be compared."""
+
+
 class HiddenRunInfo(Record):
     """A run that the environment's owners keep off its board, and why."""
 
     run_id: RunId
     model: Line
+    name: RunName | None = None
     reward_mean: float | None
     posted_by: Line
     posted_at: datetime
@@ -274,6 +293,8 @@ class Leaderboard(Record):
     or else that of the environment's own defaults over its whole evaluation split."""
     others: list[BoardInfo] = Field(default_factory=list)
     """The first of the others."""
+    elsewhere: list[ModelElsewhere] = Field(default_factory=list)
+    """Models that only other boards of the environment have, each once; the first 50."""
     versions: list[VersionBoard] = Field(default_factory=list)
     """Boards of other versions, the newest first."""
 
@@ -320,6 +341,7 @@ CSV_COLUMNS = {
     "rank_low": "rank_low",
     "rank_high": "rank_high",
     "model": "model",
+    "name": "name",
     "reward_mean": "reward_mean",
     "reward_low_95": "reward_low",
     "reward_high_95": "reward_high",

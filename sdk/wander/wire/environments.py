@@ -20,6 +20,7 @@ from wander.wire.fields import (
     ProjectName,
     Release,
     RunId,
+    RunName,
     Sha256,
     Target,
     Text,
@@ -252,6 +253,8 @@ class RunDetail(Record):
     """A posted run as the hub knows it."""
 
     run_id: RunId
+    name: RunName | None = None
+    """As who posted it calls it; no part of its record or digest."""
     manifest: RunManifest = Field(repr=False)
     summary: RunSummary
     level: VerificationLevel

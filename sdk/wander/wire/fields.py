@@ -40,6 +40,8 @@ Word = Annotated[str, Field(pattern=r"^[!-~]*$", max_length=200)]
 """A code, a media type, a version of a program, the name of a field."""
 Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$", max_length=5000)]
 """A name or a sentence, in one line."""
+RunName = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$", max_length=100)]
+"""The name that somebody gave a run, in one line."""
 Text = Annotated[str, Field(max_length=100_000)]
 """What somebody wrote, or a program printed."""
 LongText = Annotated[str, Field(max_length=16_000_000)]

@@ -22,7 +22,7 @@ from pydantic import Field
 
 from wander.system.plain_files import open_file
 from wander.types import Record
-from wander.wire.fields import Count, FileName, Line, RunId, Sha256, Text, Word
+from wander.wire.fields import Count, FileName, Line, RunId, RunName, Sha256, Text, Word
 
 __all__ = ["RolloutsDigest", "key_fingerprint", "line_digest", "run_digest", "signed_text"]
 
@@ -132,6 +132,14 @@ class FinishPosting(Record, defer_build=False):
     chunks: int = Field(ge=0, le=MAX_CHUNKS)
     """How many there are; those with higher numbers are left out."""
     signature: RunSignature | None = None
+    name: RunName = ""
+    """What the run is called on the hub; empty for no name."""
+
+
+class NewRunName(Record, defer_build=False):
+    """Names a run, or takes its name away with an empty one."""
+
+    name: RunName
 
 
 class SignatureInfo(RunSignature):
@@ -169,6 +177,7 @@ class LinkedRun(Record):
     weights_sha256: Sha256
     environment: Line
     model: Line
+    name: RunName | None = None
     reward_mean: float | None = None
     stated_by: Line | None = None
     """Who posted that run and names the weights in it; None if the same user pushed the weights first."""

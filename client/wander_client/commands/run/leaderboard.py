@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _NUMBERS = ["examples", "rollouts", "failed", "cut_short", "tokens", "usd"]
 _MEANS = "runs"
 """How many runs a row is the mean of, beside the model."""
-COLUMNS = ["rank", "model", "reward", "low", "high", *_NUMBERS, "level", "by", "posted", "run"]
+COLUMNS = ["rank", "model", "name", "reward", "low", "high", *_NUMBERS, "level", "by", "posted", "run"]
 
 Level = Literal["complete", "rescored", "replayed"]
 Sort = Literal["reward", "posted", "tokens", "cost"]
@@ -170,6 +170,11 @@ def _tell_of_other_boards(board: Leaderboard, label: str, output: Output) -> Non
             output.note(f"  {one.board}  {runs}: {protocol_text(one)}")
     if board.boards > 1 + len(board.others):
         output.note(f"  and {board.boards - 1 - len(board.others)} more")
+    for each in board.elsewhere:
+        output.note(
+            f"`{each.model}`, {each.reward_mean:.4f} on board {each.board.board} of {each.version}, is not "
+            f"comparable because of {each.because}"
+        )
     for older in board.versions:
         best = f"best {older.best_reward:.4f} by {older.best_model}"
         runs = f"{older.runs} run{'' if older.runs == 1 else 's'}"
@@ -209,6 +214,8 @@ _TITLES = {
 def _show_to_people(board: Leaderboard, *, metrics: bool, stratum: int | None) -> None:
     """Print the columns that the board's owners chose, and the beginnings of the runs' ids."""
     columns = _people_columns(board, metrics=metrics)
+    if any(row.name for row in board.rows):
+        columns.insert(columns.index("model") + 1, "name")
     if any(row.stated_endings for row in board.rows):
         columns.insert(columns.index("interval") + 1, "cut_short")
     if stratum is not None:
@@ -226,7 +233,7 @@ def _show_to_people(board: Leaderboard, *, metrics: bool, stratum: int | None) -
         title for title, one in zip(titles, columns, strict=True) if one.startswith(("metric:", "pass@"))
     ][::-1]
     current().output.table(
-        [*titles, "run"], rows, shrink=[one for one in ("model", "by") if one in titles], drop=drop
+        [*titles, "run"], rows, shrink=[one for one in ("model", "name", "by") if one in titles], drop=drop
     )
 
 

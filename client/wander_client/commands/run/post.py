@@ -26,6 +26,7 @@ def post(
     sign: Annotated[
         bool, Option("--sign", help="sign with this machine's key (`wander auth key new`)")
     ] = False,
+    name: Annotated[str, Option(help="what the run is called in lists and on boards")] = "",
     incomplete: Annotated[bool, Option("--incomplete", help="post even though rollouts are missing")] = False,
     dry_run: Annotated[bool, Option("--dry-run", help="show what would be sent")] = False,
 ) -> None:
@@ -35,12 +36,14 @@ def post(
     wander post runs/RUN --dry-run
     wander post runs/RUN
     wander post runs/RUN --private
+    wander post runs/RUN --name "longer prompt"
     wander post runs/nightly                the runs of a suite
 
     The hub derives every number again from the rollouts. Rollouts go in chunks: when the network or a machine
     fails, the same command continues where it stopped. Posting the same run twice changes nothing. Of several
     runs, none is sent before all of them are found fit to be posted.
     """
+    from wander_client.errors import UsageError
     from wander_client.runs import posting
     from wander_client.runs.lookup import run_folder
     from wander_client.suites.folder import expand_suites
@@ -49,6 +52,8 @@ def post(
     words = expand_suites(here.settings.runs_dir, runs or (), incomplete=incomplete)
     found_folders = [run_folder(here, word) for word in words] or [run_folder(here, None)]
     folders = {folder.manifest.run_id: folder for folder in found_folders}
+    if name and len(folders) > 1:
+        raise UsageError("`--name` names one run", hint="post them one by one, or without it")
     is_one = len(words) <= 1 and words == list(runs or ())
     found: list[tuple[dict[str, Any], str]] = []
     with ExitStack() as stack:
@@ -61,7 +66,7 @@ def post(
             if dry_run:
                 said = f"would post {data['run_id']} to {here.settings.hub} ({data['environment']})"
             else:
-                detail, new = posting.send(here, parcel, private=private, sign=sign)
+                detail, new = posting.send(here, parcel, private=private, sign=sign, name=name)
                 data |= {**detail.model_dump(mode="json", by_alias=True), "new": new}
                 said = _lines(detail, new=new)
                 here.output.note(detail.url)

@@ -106,8 +106,12 @@ def _show_list(data: list[dict[str, Any]], posted: bool) -> None:
     ]
     columns = ["run", "started", "environment", "model", "rollouts", "reward"]
     columns.append("level" if posted else "folder")
+    if any(row.get("name") for row in data):
+        columns.insert(4, "name")
+        for cells, row in zip(rows, data, strict=True):
+            cells.insert(4, row["name"])
     drop = ["started"] if posted else ["folder", "started"]
-    output.table(columns, rows, shrink=["model"], drop=drop)
+    output.table(columns, rows, shrink=["model", "name"] if "name" in columns else ["model"], drop=drop)
 
 
 Run = Annotated[str | None, Argument(help="folder, run id, or nothing for the newest run")]
@@ -463,6 +467,29 @@ def publish(
         run_id = resolve_posted_id(hub, run)
         detail = hub.change("POST", run_path(run_id, "publish"), RunDetail)
     here.output.answer(detail, f"public: {detail.url}")
+
+
+def rename(
+    run: Annotated[str, Argument(help="a run on the hub: its id, or the folder here")],
+    name: Annotated[str, Argument(help='what it is called in lists and on boards; `""` takes the name away')],
+) -> None:
+    """Name a run that you posted. Its record, its digest and its place on the leaderboard stay as they are.
+
+    \b
+    wander runs rename RUN "longer prompt"
+    wander runs rename RUN ""
+    """
+    from wander.wire import RunDetail
+
+    from wander_client.names import parse_run_name
+
+    here = current()
+    wanted = parse_run_name(name)
+    with here.hub(login=True) as hub:
+        run_id = resolve_posted_id(hub, run)
+        detail = hub.change("PUT", run_path(run_id, "name"), RunDetail, wanted)
+    said = f"named {detail.name}" if detail.name else "without a name"
+    here.output.answer(detail, f"{said}: {detail.url}")
 
 
 def withdraw(

@@ -35,10 +35,6 @@ def _chosen(given: Given, name: str) -> str:
     return _word(given, name)
 
 
-def _flag(given: Given, name: str) -> bool:
-    return name in given
-
-
 def _chooses(visibility: str) -> Callable[[Given, str], bool]:
     return lambda given, _name: _word(given, "visibility") == visibility
 
@@ -73,6 +69,7 @@ class Form:
     """What its page tells afterwards."""
 
 
+_VISIBILITY = {"private": _chooses("private"), "internal": _chooses("internal")}
 _OWNER, _ENVIRONMENT = "/api/v1/owners/{owner}", "/api/v1/environments/{owner}/{name}"
 _WEBHOOK, _RUN, _MODEL = "/api/v1/webhooks/{webhook}", "/api/v1/runs/{run}", "/api/v1/models/{owner}/{name}"
 FORMS = {
@@ -110,7 +107,7 @@ FORMS = {
     "try-webhook": Form("POST", _WEBHOOK + "/test"),
     "redeliver": Form("POST", _WEBHOOK + "/deliveries/{delivery}/redeliver"),
     "remove-webhook": Form("DELETE", _WEBHOOK),
-    "visibility": Form("PUT", _ENVIRONMENT + "/visibility", {"private": _flag, "internal": _flag}),
+    "visibility": Form("PUT", _ENVIRONMENT + "/visibility", _VISIBILITY),
     "status": Form("PUT", _ENVIRONMENT + "/status", {"status": _text, "reason": _text, "successor": _text}),
     "transfer": Form("POST", _ENVIRONMENT + "/transfer", {"owner": _text, "name": _text}),
     "star": Form("PUT", _ENVIRONMENT + "/star"),
@@ -125,11 +122,12 @@ FORMS = {
         dict.fromkeys(("name", "kind", "subject", "workflow", "deployment", "issuer"), _text),
     ),
     "remove-publisher": Form("DELETE", _OWNER + "/publishers/{publisher}"),
+    "rename-run": Form("PUT", _RUN + "/name", {"name": _word}, said="The run has its new name."),
     "publish-run": Form("POST", _RUN + "/publish"),
     "withdraw-run": Form("DELETE", _RUN + "?reason={reason}"),
     "hide-run": Form("PUT", _RUN + "/hiding", {"reason": _text}),
     "show-run": Form("DELETE", _RUN + "/hiding"),
-    "model-visibility": Form("PUT", _MODEL + "/visibility", {"private": _flag, "internal": _flag}),
+    "model-visibility": Form("PUT", _MODEL + "/visibility", _VISIBILITY),
     "yank-revision": Form("PUT", _MODEL + "/revisions/{revision}/yank", {"reason": _text}),
     "unyank-revision": Form("DELETE", _MODEL + "/revisions/{revision}/yank"),
     "verify": Form("POST", _RUN + "/verifications", {"level": _text}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import Depends, Query, Request
@@ -39,7 +39,7 @@ from wander_hub.rights import invitations, members, rights
 from wander_hub.rights import repository as rights_repository
 from wander_hub.runs import signing
 from wander_hub.web.account import forms
-from wander_hub.web.account.visit import OwnVisiting
+from wander_hub.web.account.visit import OwnVisit, OwnVisiting
 from wander_hub.web.addresses import query_string
 from wander_hub.web.refusals import Refused
 from wander_hub.web.sign_in import local_path
@@ -52,11 +52,49 @@ _ENTRIES, _DELIVERIES, _STARS = 100, 50, 50
 """Of the audit log, of a webhook's deliveries, and of marked environments, on a page."""
 
 
+_ACCOUNT = {
+    "": "Owners and roles",
+    "tokens": "Tokens",
+    "keys": "Keys that sign runs",
+    "password": "Password",
+    "second-factor": "Second factor",
+    "browsers": "Browsers",
+    "stars": "Stars",
+}
+_OF_OWNER = {
+    "": "Members",
+    "new-environments": "New environments",
+    "jobs": "Waiting and running",
+    "quota": "Quota",
+    "publishers": "Trusted publishers",
+    "webhooks": "Webhooks",
+    "audit": "Audit log",
+}
+_OF_MAINTAINER = {"": "Status", "versions": "Versions", "jobs": "Waiting and running"}
+_OF_MANAGER = {
+    "members": "Members",
+    "visibility": "Who sees it",
+    "webhooks": "Webhooks",
+    "move": "Another owner or name",
+}
+"""Sections of settings, by the end of their address."""
+
+
+@router.get("/account/stars")
+def show_stars(visit: OwnVisiting, cursor: Annotated[int, Query(ge=0, le=1_000_000)] = 0) -> Response:
+    """The environments that one marked, the last marked first."""
+    found = stars.list_page(visit.session, visit.user.user_id, cursor, _STARS)
+    if visit.as_json:
+        return as_json(found)
+    return _show_section(visit, "account.html", "/account", _ACCOUNT, "stars", caller=visit.user, found=found)
+
+
 @router.get("/account")
-def show_account(visit: OwnVisiting) -> Response:
-    """One's tokens, second factor, owners and invitations."""
-    return visit.page(
-        "account.html",
+@router.get("/account/{section}")
+def show_account(visit: OwnVisiting, section: str = "") -> Response:
+    """One's owners and invitations, tokens, keys, password, second factor and browsers."""
+    return _show_section(
+        *(visit, "account.html", "/account", _ACCOUNT, section),
         caller=visit.user,
         tokens=members.tokens(visit.session, visit.user),
         owners=organisations.of_caller(visit.session, visit.user),
@@ -68,11 +106,14 @@ def show_account(visit: OwnVisiting) -> Response:
     )
 
 
-@router.get("/account/stars")
-def show_stars(visit: OwnVisiting, cursor: Annotated[int, Query(ge=0, le=1_000_000)] = 0) -> Response:
-    """The environments that one marked, the last marked first."""
-    found = stars.list_page(visit.session, visit.user.user_id, cursor, _STARS)
-    return as_json(found) if visit.as_json else visit.page("stars.html", found=found)
+def _show_section(
+    visit: OwnVisit, template: str, here: str, sections: dict[str, str], section: str, **values: Any
+) -> Response:
+    """Draw one section of settings, beside the menu of all."""
+    if section not in sections:
+        detail = f"these settings have no section `{section[:40]}`"
+        raise HubProblem(404, "not_found", detail, hint=f"all of them stand at `{here}`")
+    return visit.page(template, here=here, sections=sections, section=section, **values)
 
 
 @router.post("/account/forms/{form}", dependencies=[Depends(ByBody())])
@@ -134,9 +175,21 @@ def show_delivery(visit: OwnVisiting, webhook: Number, delivery: Number) -> Resp
     )
 
 
+@router.get("/{owner}/settings/live")
+def follow_owner_jobs(visit: OwnVisiting, owner: str) -> Response:
+    """What waits and runs for an owner, as server-sent events; for its owners."""
+    found = rights.owner_for(visit.session, visit.user, "manage", normalise_owner(owner))
+    return _follow_jobs(visit.request, found.id)
+
+
 @router.get("/{owner}/settings")
+@router.get("/{owner}/settings/{section}")
 def show_owner_settings(
-    visit: OwnVisiting, owner: str, action: Annotated[str, Query(max_length=40)] = "", before: Before = None
+    visit: OwnVisiting,
+    owner: str,
+    section: str = "",
+    action: Annotated[str, Query(max_length=40)] = "",
+    before: Before = None,
 ) -> Response:
     """Who may do what with an owner, its limits, webhooks and audit log; for its owners."""
     name = normalise_owner(owner)
@@ -146,8 +199,8 @@ def show_owner_settings(
     )
     more = len(entries) > _ENTRIES
     jobs = job_queue.list_open(visit.session, found.id)
-    return visit.page(
-        "owner_settings.html",
+    return _show_section(
+        *(visit, "owner_settings.html", f"/{found.name}/settings", _OF_OWNER, section),
         scripts=["live.js"] if jobs else [],
         owner=found.name,
         action=action,
@@ -163,13 +216,6 @@ def show_owner_settings(
         entries=entries[:_ENTRIES],
         following=query_string(action=action, before=entries[_ENTRIES - 1].id) if more else None,
     )
-
-
-@router.get("/{owner}/settings/live")
-def follow_owner_jobs(visit: OwnVisiting, owner: str) -> Response:
-    """What waits and runs for an owner, as server-sent events; for its owners."""
-    found = rights.owner_for(visit.session, visit.user, "manage", normalise_owner(owner))
-    return _follow_jobs(visit.request, found.id)
 
 
 @router.get("/{owner}/{name}/settings/live")
@@ -195,22 +241,26 @@ def _find_maintained(session: Session, caller: Identity, owner: str, name: str) 
 
 
 @router.get("/{owner}/{name}/settings")
-def show_environment_settings(visit: OwnVisiting, owner: str, name: str) -> Response:
+@router.get("/{owner}/{name}/settings/{section}")
+def show_environment_settings(visit: OwnVisiting, owner: str, name: str, section: str = "") -> Response:
     """Visibility, status, versions and transfer of an environment; for who maintains it."""
     found = _find_maintained(visit.session, visit.user, owner, name)
     manages = rights.may(visit.user, "manage", found)
     versions = environments.newest_first(list(environment_repository.versions_of(visit.session, found)))
     jobs = job_queue.list_open(visit.session, found.owner_id, found.id)
-    return visit.page(
-        "environment_settings.html",
+    hooks = webhooks.of_environment(visit.session, visit.user, found)
+    sections = _OF_MAINTAINER | (_OF_MANAGER if manages else {})
+    if hooks is None:  # those are for the owner's owners
+        sections.pop("webhooks", None)
+    return _show_section(
+        *(visit, "environment_settings.html", f"/{found.label}/settings", sections, section),
         scripts=["live.js"] if jobs else [],
         summary=environments.summary_of(found),
         visibility=visibility_of(found.private, internal=found.internal),
-        manages=manages,
         members=members.of_environment(visit.session, visit.user, found.owner.name, found.name)
         if manages
         else [],
-        webhooks=webhooks.of_environment(visit.session, visit.user, found),
+        webhooks=hooks,
         events=EVENTS,
         reason=environments.reason_of(found),
         jobs=jobs,

@@ -1,0 +1,85 @@
+"""Models that stand on other boards of an environment, and why these cannot be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+from wander.types import canonical_json
+from wander.wire import BoardInfo, Leaderboard
+from wander.wire.boards import ModelElsewhere
+
+from wander_hub.database import fill
+from wander_hub.environments.models import Version
+from wander_hub.leaderboards.models import Board, BoardEntry
+from wander_hub.runs.models import Run
+
+_MOST, _LOOKED_AT = 50, 500
+"""Models of other boards, and rows of those among which they are found."""
+_LONGEST = 80
+"""Characters of arguments and players that are told."""
+
+
+def list_elsewhere(
+    session: Session, versions: Sequence[Version], board: Board, shown: Leaderboard
+) -> list[ModelElsewhere]:
+    """Return the models that only other boards of an environment have, each once, newest versions first."""
+    names = {one.id: one.version for one in versions}
+    here = select(BoardEntry.model).where(BoardEntry.board_id == board.id, BoardEntry.counts)
+    query = select(BoardEntry, Board, Run.name).join(Board, Board.id == BoardEntry.board_id)
+    query = query.join(Run, Run.run_id == BoardEntry.run_id)
+    query = query.where(Board.version_id.in_(names), Board.id != board.id, BoardEntry.counts)
+    query = query.where(BoardEntry.model.not_in(here))
+    order = (Board.version_id.desc(), BoardEntry.tier, BoardEntry.shortfall, BoardEntry.run_id)
+    found = dict[str, ModelElsewhere]()
+    for entry, other, name in session.execute(query.order_by(*order).limit(_LOOKED_AT)):
+        if entry.model not in found and len(found) < _MOST:
+            info, version = fill(BoardInfo, other, board=other.name), names[other.version_id]
+            found[entry.model] = ModelElsewhere(
+                model=entry.model,
+                run_id=entry.run_id,
+                name=name,
+                reward_mean=0.0 - entry.shortfall,
+                version=version,
+                board=info,
+                because=_tell_apart(shown, info, version),
+            )
+    return list(found.values())
+
+
+def set_apart(board: Leaderboard, other: BoardInfo) -> str:
+    """Say what another board does not share with this one, but for what has a column of its own."""
+    said = []
+    if other.max_tokens != board.max_tokens:
+        limit = (
+            "no limit of tokens"
+            if other.max_tokens is None
+            else f"at most {other.max_tokens:,} tokens a turn"
+        )
+        said.append(limit)
+    if other.arguments != board.arguments:
+        said.append(_cut(canonical_json(other.arguments)) if other.arguments else "no arguments")
+    if other.players != board.players:
+        said += [f"{player}: {_cut(name)}" for player, name in other.players.items()] or ["no players"]
+    if other.task_set_sha256 != board.task_set_sha256:
+        said.append(f"task set {other.task_set_sha256[:12]}")
+    alike = not said and other.rollouts_per_example == board.rollouts_per_example
+    return "other weights of its players" if alike else ", ".join(said)
+
+
+def _tell_apart(board: Leaderboard, other: BoardInfo, version: str) -> str:
+    """Say why runs of two boards cannot be compared."""
+    said = [f"version {version}"] if version != board.version else []
+    said += [f"{other.split} split"] if other.split != board.split else []
+    said += [f"{other.examples:,} examples"] if other.examples != board.examples else []
+    if other.rollouts_per_example != board.rollouts_per_example:
+        said.append(f"{other.rollouts_per_example:,} rollouts of each")
+    differing = set_apart(board, other)
+    is_other_task_set = other.task_set_sha256 != board.task_set_sha256
+    # Another version has other task sets anyway, and so have other examples.
+    return ", ".join(said) if said and (is_other_task_set or not differing) else ", ".join([*said, differing])
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
