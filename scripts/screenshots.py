@@ -112,7 +112,7 @@ def train_model(place: Workplace) -> None:
             f"wander train {environment} train.toml --model {model} --out {run} "
             f"--set schedule.learning_rate={rate}"
         )
-        place.type(f"wander post {run}")
+        place.type(f"wander post {run} --name '{name}, learning rate {rate}'")
     place.type("wander model push admin/player runs/fast/model")
     place.type(f"wander eval {environment} -m runs/fast/model -n 40 -r 2 --max-tokens 16 --out runs/trained")
     place.type("wander post runs/trained")
@@ -195,6 +195,7 @@ def list_pages(page: Any, hub: str) -> dict[str, str]:
         "training-overlay": "/runs/compare?" + "&".join(f"run={one}" for one in trained),
         "training-phases": f"/runs/compare?run={trained[0]}&run={trained[-1]}&joined=true",
         "model": "/models/admin/player",
+        "models": "/models",
         "docs": "/docs",
         "docs-page": "/docs/verification",
         "docs-search": "/docs/search?q=interval",
@@ -206,9 +207,20 @@ def list_pages(page: Any, hub: str) -> dict[str, str]:
         "password": "/login/password",
         "missing": f"/{label}x",
         "account": "/account",
+        **{
+            f"account-{part}": f"/account/{part}"
+            for part in ("tokens", "keys", "password", "second-factor", "browsers", "stars")
+        },
         "owner-settings": f"/{environment['owner']}/settings",
+        **{
+            f"owner-settings-{part}": f"/{environment['owner']}/settings/{part}"
+            for part in ("new-environments", "jobs", "quota", "publishers", "webhooks", "audit")
+        },
         "environment-settings": f"/{label}/settings",
-        "account-stars": "/account/stars",
+        **{
+            f"environment-settings-{part}": f"/{label}/settings/{part}"
+            for part in ("versions", "jobs", "members", "visibility", "webhooks", "move")
+        },
         "webhook": "/account/webhooks/1",
         "webhook-delivery": "/account/webhooks/1/deliveries/1",
         "system": "/system",

@@ -67,7 +67,9 @@ def test_people_see_the_columns_that_the_owners_chose(room: HubRoom, monkeypatch
     done = room.wander("board", "edit", NAME, board, "--columns", columns, "--description", "Short words.")
     assert done.status == 0, done.err
     plain = room.wander("leaderboard", NAME, "--board", board)
-    assert plain.out.startswith("rank\tmodel\treward\tlow\thigh\t"), "programs get the same of every board"
+    assert plain.out.startswith("rank\tmodel\tname\treward\tlow\thigh\t"), (
+        "programs get the same of every board"
+    )
     assert "Short words." in plain.err
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("WANDER_OUTPUT", "human")

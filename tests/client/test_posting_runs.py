@@ -178,7 +178,7 @@ def test_a_posted_run_is_named_and_renamed(published: HubRoom, run: Path):
     run_id = made.data["run_id"]
     again = published.wander("post", str(run), "--name", "another")
     assert "already posted as `the short prompt`; `wander runs rename" in again.err
-    for command in (("runs", "list", "--posted"), ("leaderboard", "admin/say-env"), ("runs", "show", run_id)):
+    for command in (("runs", "list", "--posted"), ("leaderboard", "admin/say-env")):
         assert "the short prompt" in published.wander(*command).out, command
     done = published.wander("runs", "rename", str(run), "the long prompt", "--json")
     assert (done.status, done.data["name"]) == (0, "the long prompt")

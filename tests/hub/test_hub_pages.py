@@ -199,7 +199,7 @@ async def test_training_page_draws_curves_and_shows_plots(hub, run_of):
     tags = parsed(page)
     images = [attributes["src"] for tag, attributes in tags.seen if tag == "img"]
     assert images == [f"/api/v1/runs/{manifest['run_id']}/artifacts/curve.svg"]
-    assert page.text.count('class="chart"') == 1
+    assert page.text.count('class="chart large"') == 1
     assert "0.1 → 0.4" in page.text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import html
 import io
 import json
@@ -10,9 +11,11 @@ import re
 from typing import Any
 
 import pytest
+from small_models import checkpoint
+from staged_uploads import pushed
 from wander.types import Rollout
 from wander_hub.leaderboards import strata
-from wander_hub.runs import explorer, models
+from wander_hub.runs import explorer, models, token_texts
 from wander_hub.runs.kept import OF_ENTRY, Kept
 
 HTML = {"Accept": "text/html,application/xhtml+xml"}
@@ -297,6 +300,54 @@ async def test_tokens_are_shown_on_demand(hub, run_of):
     assert "3 sampled after 2 of the prompt, mean log-probability −1.170" in page
     assert re.findall(r'<li class="(p\d)"', page) == ["p3", "p2", "p0"]
     assert (await hub.get(f"{here}/1/turns/0", headers=HTML)).status_code == 404
+
+
+async def test_tokens_have_the_texts_of_the_tokenizer_of_a_pushed_model(hub, run_of):
+    parts = {
+        "model": {"type": "BPE", "vocab": {"Ġre": 4, "ä": 5, "Ċ<b>": 6}, "merges": []},
+        "decoder": {"type": "ByteLevel"},
+        "added_tokens": [{"id": 7, "content": "<|end|>"}],
+    }
+    files = checkpoint(tokenizer_json=json.dumps(parts).encode())
+    made = await pushed(hub.client, hub.auth(), files)
+    assert made.status_code == 200, made.text
+    sha256, shown = await hub.publish(), []
+    for number, weights in enumerate((made.json()["weights_sha256"], "ab" * 32)):
+        run_id = f"01JRUNTOKENS000000000000A{number}"
+        manifest, rollouts = run_of(sha256, run_id=run_id)
+        manifest["model"]["weights_sha256"] = weights
+        for line, ids in zip(rollouts, ([4, 5, 6], [7, 3]), strict=False):
+            tokens = {"prompt_ids": [1], "completion_ids": ids, "logprobs": [-0.5] * len(ids)}
+            line["turns"][0]["tokens"] = tokens
+        answer = await hub.post_run(manifest, rollouts)
+        assert answer.status_code == 201, answer.text
+        pages = [await hub.get(f"/runs/{run_id}/rollouts/{one}/turns/0", headers=HTML) for one in (0, 1)]
+        text = pages[0].text + pages[1].text
+        shown.append(re.findall(r'chance [^"]*"><span class="mono">([^<]*)</span>', text))
+    known, unknown = shown
+    assert known == ["␣re", "\\xe4", "↵&lt;b&gt;", "&lt;|end|&gt;", "3"]
+    assert unknown == ["4", "5", "6", "7", "3"], "no tokenizer of these weights is here"
+
+
+TEXTS = [
+    ({"vocab": {"▁a": 0, "<0x0A>": 1, "<0xE4>": 2, "##b": 3}}, {"type": "Fuse"}, [" a", "\n", "\\xe4", "b"]),
+    ({"vocab": [["▁", -1.0], ["x", -2.0]]}, None, [" ", "x"]),
+    ({"vocab": {"Ġ": 0}}, {"type": "Sequence", "decoders": [{"type": "ByteLevel"}]}, [" "]),
+    ({"vocab": {"a": "0", "b": True}}, {"decoders": 7}, []),
+    ({"vocab": [1, []]}, [], []),
+    (None, None, []),
+]
+
+
+@pytest.mark.parametrize(("model", "decoder", "texts"), TEXTS)
+def test_a_tokenizer_of_another_kind_tells_texts_or_nothing(model, decoder, texts):
+    text = json.dumps({"model": model, "decoder": decoder, "added_tokens": [5, {"id": "x"}]}).encode()
+    found = token_texts.read_texts(hashlib.sha256(text).hexdigest(), lambda: text).texts
+    assert list(found.values()) == texts
+
+
+def test_what_is_no_tokenizer_tells_nothing():
+    assert token_texts.read_texts("broken", lambda: b"{").texts == {}
 
 
 async def test_a_state_is_drawn_as_the_environment_says(hub, run_of):

@@ -20,7 +20,8 @@ from wander.wire.run_record import EnvironmentPin
 FREE = {
     "AllowedChange.before",
     "AllowedChange.after",
-    "_Tokenizer.added_tokens",
+    "TokenizerParts.added_tokens",
+    "TokenizerParts.decoder",
     "_Vocabulary.vocab",
 }
 """Settings before and after a change, of any type: they are printed and nothing else. What numbers the tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from sqlalchemy import ColumnElement, Select, and_, func, or_, select, true
-from sqlalchemy.orm import Session, contains_eager, joinedload, selectinload
+from sqlalchemy.orm import Session, contains_eager, defer, joinedload, selectinload
 
 from wander_hub.accounts.models import Owner
 from wander_hub.database import READER
@@ -35,7 +35,8 @@ def visible(session: Session) -> Select[Model]:
     return query.where(_readable(session))
 
 
-def _visible_revisions(session: Session) -> Select[Revision]:
+def visible_revisions(session: Session) -> Select[Revision]:
+    """Return the statement on the revisions of models that the caller may see, with their files."""
     whole = (joinedload(Revision.pushed_by), selectinload(Revision.files))
     owned = contains_eager(Revision.model).contains_eager(Model.owner)
     query = select(Revision).join(Revision.model).join(Model.owner)
@@ -69,9 +70,23 @@ def newest_of(session: Session, limit: int) -> Sequence[Revision]:
     return session.scalars(query.order_by(Revision.id.desc()).limit(limit)).all()
 
 
+def list_newest(session: Session, word: str, before: int | None, limit: int) -> Sequence[Revision]:
+    """Return the newest revision of each model that the caller may see and whose name holds a word, the last
+    pushed first, from before a revision on.
+    """
+    live = select(func.max(Revision.id)).where(Revision.deleted_at.is_(None)).group_by(Revision.model_id)
+    query = visible_revisions(session).options(defer(Revision.card_html))
+    query = query.where(Revision.id.in_(live), Model.deleted_at.is_(None))
+    if word:
+        query = query.where((Owner.name + "/" + Model.name).icontains(word, autoescape=True))
+    if before is not None:
+        query = query.where(Revision.id < before)
+    return session.scalars(query.order_by(Revision.id.desc()).limit(limit)).all()
+
+
 def revisions_of(session: Session, model: Model) -> Sequence[Revision]:
     """Return every revision of a model, the newest first."""
-    query = _visible_revisions(session).where(Revision.model_id == model.id)
+    query = visible_revisions(session).where(Revision.model_id == model.id)
     return session.scalars(query.order_by(Revision.id.desc())).all()
 
 

@@ -191,6 +191,30 @@ def remove_contents(session: Session, run: Run) -> list[str]:
     return loose
 
 
+class RunsOfWeights(NamedTuple):
+    """What was posted of a model's weights: how many evaluations, and the one with the best mean reward."""
+
+    runs: int
+    run_id: str
+    reward_mean: float | None
+    environment: str
+
+
+def runs_of_weights(session: Session, weights: Collection[str]) -> dict[str, RunsOfWeights]:
+    """Return by their digest what was posted of weights, for those of which anything was."""
+    own = Run.weights_sha256
+    place = func.row_number().over(
+        partition_by=own, order_by=(Run.reward_mean.desc().nulls_last(), Run.run_id)
+    )
+    total = func.count().over(partition_by=own)
+    label = Owner.name + "/" + Environment.name
+    query = readable_runs(session, own, total, Run.run_id, Run.reward_mean, label, place.label("place"))
+    query = query.where(own.in_(weights), Run.kind == "evaluation", counts())
+    ranked = query.subquery()
+    best = select(*list(ranked.c)[:-1]).where(ranked.c.place == 1)
+    return {sha256: RunsOfWeights(*rest) for sha256, *rest in session.execute(best)}
+
+
 def find_makers(session: Session, weights_sha256: str, limit: int) -> Sequence[tuple[Run, int]]:
     """Return training runs that made these weights, and at which step."""
     query = visible(session).join(RunCheckpoint, RunCheckpoint.run_id == Run.run_id)

@@ -196,13 +196,17 @@ class Mark:
 
 @lru_cache(_KEPT)
 def curves(
-    name: str, runs: tuple[tuple[tuple[float, float], ...], ...], marks: tuple[Mark, ...] = ()
+    name: str,
+    runs: tuple[tuple[tuple[float, float], ...], ...],
+    marks: tuple[Mark, ...] = (),
+    *,
+    large: bool = False,
 ) -> Markup:
     """Draw one metric over the steps, of one run or of several in the colours of `series-N`.
 
     A script reads what points are drawn. A run may have none; where all have none, so has the answer.
     """
-    width, height, left, bottom, top = 360, 160, 52, 26, 10
+    width, height, left, bottom, top = (640, 240, 64, 34, 10) if large else (360, 160, 52, 26, 10)
     finite = [[(x, y) for x, y in points if math.isfinite(y)] for points in runs]
     every = [point for points in finite for point in points]
     if not every:
@@ -235,7 +239,8 @@ def curves(
     title = title if len(runs) == 1 else f"{name} of {len(runs)} runs over the steps"
     values = ";".join(" ".join(f"{x:.10g},{y:.4g}" for x, y in points) for points in shown)
     body = f"{_grid(up, left, width - 8)}{_ticks(across, height - bottom, 5)}{marked}{lines}{dots}"
-    return _svg(width, height, "chart", title, body, points=values)
+    frame = f"{left} {width - 8} {height - bottom}"
+    return _svg(width, height, "chart large" if large else "chart", title, body, points=values, frame=frame)
 
 
 def history(points: Sequence[HistoryPoint]) -> Markup:
@@ -393,11 +398,19 @@ def _mean_marker(axis: Axis, mean: float, base: float) -> str:
 
 
 def _svg(
-    width: int, height: int, css: str, title: str, body: str, *, stretch: bool = False, points: str = ""
+    width: int,
+    height: int,
+    css: str,
+    title: str,
+    body: str,
+    *,
+    stretch: bool = False,
+    points: str = "",
+    frame: str = "",
 ) -> Markup:
     role = "group" if "<a " in body or "tabindex" in body else "img"  # nobody goes into a picture
     head = f'<svg class="{css}" viewBox="0 0 {width} {height}" role="{role}" aria-label="{escape(title)}"'
     ratio = ' preserveAspectRatio="none"' if stretch else ""
     size = f' width="{width}" height="{height}"{ratio}'
-    size += f' data-points="{points}"' if points else ""
+    size += f' data-points="{points}" data-frame="{frame}"' if points else ""
     return Markup(f"{head}{size}>{body}</svg>")  # noqa: S704 - numbers, our words, and what is escaped

@@ -126,9 +126,18 @@ def list_runs(
 
 
 @router.get("/models")
-def list_models(visit: Visiting) -> Response:
-    """The newest revisions of models."""
-    return visit.page("models.html", newest=machines.list_newest_models(visit.session))
+def list_models(
+    visit: Visiting,
+    q: Annotated[str, Query(max_length=200)] = "",
+    before: Annotated[int | None, Query(ge=1, lt=2**31)] = None,
+) -> Response:
+    """Models, the last pushed first, with what was posted of their weights."""
+    word = q.strip()
+    found = models.list_newest(visit.session, word, before, _PER_PAGE + 1)
+    shown = found[:_PER_PAGE]
+    posted = run_repository.runs_of_weights(visit.session, [one.weights_sha256 for one in shown])
+    following = query_string(q=word, before=shown[-1].id) if len(found) > _PER_PAGE else None
+    return visit.page("models.html", q=word, models=shown, posted=posted, following=following)
 
 
 @router.get("/{owner}")

@@ -270,13 +270,14 @@ class _Vocabulary(BaseModel):
     vocab: Any = None
 
 
-class _Tokenizer(BaseModel):
-    """The parts of a `tokenizer.json` that number tokens."""
+class TokenizerParts(BaseModel):
+    """The parts of a `tokenizer.json` that number tokens, and how their names are made texts."""
 
     model_config = ConfigDict(extra="ignore")
 
     model: _Vocabulary | None = None
     added_tokens: Any = None
+    decoder: Any = None
 
 
 def _read_tokenizer(sizes: Mapping[str, int], read: Read) -> dict[str, Any]:
@@ -287,7 +288,7 @@ def _read_tokenizer(sizes: Mapping[str, int], read: Read) -> dict[str, Any]:
     try:
         TOKENIZER_TEXT.check_size(sizes[TOKENIZER])
         text = read(TOKENIZER, 0, sizes[TOKENIZER])
-        return read_part(_Tokenizer, text, TOKENIZER_TEXT).model_dump()
+        return read_part(TokenizerParts, text, TOKENIZER_TEXT).model_dump()
     except Refused as error:
         raise ConfigError(f"`{TOKENIZER}`: {error}") from error
 

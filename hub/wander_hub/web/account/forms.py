@@ -7,7 +7,7 @@ from (`docs/decisions/forms.md`), so a page elsewhere can send none.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,7 +63,7 @@ class Form:
     method: str
     path: str
     """With the names of fields in braces."""
-    fields: dict[str, Callable[[Given, str], object]] = field(default_factory=dict)
+    fields: Mapping[str, Callable[[Given, str], object]] = field(default_factory=dict)
     """Of the body; empty where the request has none."""
     said: str = "Done."
     """What its page tells afterwards."""

@@ -73,6 +73,11 @@ class OverlayView:
     pins: Differences
 
     @property
+    def folded(self) -> dict[str, list[Overlay]]:
+        """All curves but the first, by heading."""
+        return training.group_curves(self.curves[1:])
+
+    @property
     def address(self) -> str:
         """The query that names the runs."""
         return "&".join(f"run={one.run.run_id}" for one in self.runs)
@@ -168,9 +173,10 @@ def _overlays(
     marks: Sequence[Mark],
 ) -> Iterator[Overlay]:
     names = list(dict.fromkeys(name for one in series for name in one))[: training.MOST_CURVES]
-    for name in names:
+    for place, name in enumerate(names):
         points = tuple(one.get(name, ()) for one in series)
-        yield Overlay(name, charts.curves(name, points, tuple(marks)), [one.get(name) for one in ends])
+        chart = charts.curves(name, points, tuple(marks), large=not place)
+        yield Overlay(name, chart, [one.get(name) for one in ends])
 
 
 def _evaluations(storage: Storage, details: Sequence[RunDetail], begins: Sequence[float]) -> Markup:

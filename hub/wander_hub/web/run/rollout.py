@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sqlalchemy.orm import Session
@@ -15,7 +16,9 @@ from wander_hub.runs import service as runs
 from wander_hub.runs.chunks import call_text, message_text
 from wander_hub.runs.explorer import RolloutFilter
 from wander_hub.runs.models import Run
-from wander_hub.storage import Storage
+from wander_hub.runs.token_texts import find_tokenizer_file, read_texts
+from wander_hub.storage import Storage, spare_missing
+from wander_hub.verification.tokens import find_tokenizer
 from wander_hub.web.addresses import query_of
 from wander_hub.web.run import transcript
 from wander_hub.web.run.transcript import RewardPart, ShownMessage
@@ -70,11 +73,18 @@ class Token:
 
     id: int
     logprob: float
+    text: str | None
+    """None where no tokenizer tells."""
 
     @property
     def probability(self) -> float:
         """What chance it had."""
         return math.exp(min(self.logprob, 0.0))
+
+    @property
+    def shown(self) -> str:
+        """The text with signs for its blanks."""
+        return (self.text or "").replace(" ", "\u2423").replace("\n", "\u21b5").replace("\t", "\u21e5")
 
 
 @dataclass(frozen=True)
@@ -93,6 +103,10 @@ class TurnView:
     """Tokens that the model saw before these."""
     mean: float | None
     """Mean log-probability of all."""
+    tokenizer: str
+    """What tells the texts; empty where nothing does."""
+    incomplete: bool
+    """Whether the store lost the tokenizer."""
 
 
 def rollout(visit: Visit, run_id: str, number: int, wanted: RolloutFilter, first: int = 0) -> RolloutView:
@@ -149,18 +163,38 @@ def turn(visit: Visit, run_id: str, number: int, place: int, offset: int) -> Tur
         detail = f"rollout {number} has no tokens of turn {place}"
         raise HubProblem(404, "tokens_not_found", detail, hint="only local models and trainers record them")
     pairs = list(zip(tokens.completion_ids, tokens.logprobs, strict=False))
+    lost = set[str]()
+    texts: Mapping[int, str] = {}
+    tokenizer = ""
+    with spare_missing(lost):
+        texts, tokenizer = _find_texts(visit, found)
     return TurnView(
         run=runs.detail_of(found, visit.base_url),
         label=found.environment.label,
         number=number,
         place=place,
         turn=whole.turns[place],
-        tokens=[Token(*pair) for pair in pairs[offset : offset + _TOKENS]],
+        tokens=[Token(*pair, texts.get(pair[0])) for pair in pairs[offset : offset + _TOKENS]],
         offset=offset,
         total=len(pairs),
         prompt=len(tokens.prompt_ids),
         mean=sum(logprob for _, logprob in pairs) / len(pairs) if pairs else None,
+        tokenizer=tokenizer,
+        incomplete=bool(lost),
     )
+
+
+def _find_texts(visit: Visit, run: Run) -> tuple[Mapping[int, str], str]:
+    """Return the texts of the tokens of a run's model, and whose tokenizer tells them."""
+    file = find_tokenizer_file(visit.session, run)
+    if file is not None:
+        texts = read_texts(file.sha256, lambda: visit.storage.read(file.sha256)).texts
+        return texts, "of a model on this hub that has these weights"
+    path = find_tokenizer(visit.settings.tokenizers, run.model)
+    if path is None:
+        return {}, ""
+    texts = read_texts(f"{path} {path.stat().st_mtime_ns}", path.read_bytes).texts
+    return texts, "that this hub's operator gave for the model's name"
 
 
 def list_siblings(

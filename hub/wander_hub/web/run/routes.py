@@ -148,4 +148,4 @@ def show_turn(
 ) -> Response:
     """The tokens of one turn with their log-probabilities."""
     view = rollout_page.turn(visit, run_id, number, place, offset)
-    return visit.page("turn.html", view=view)
+    return visit.page("turn.html", view=view, complete=not view.incomplete)

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from markupsafe import Markup
 from wander.evals.store.jsonl import split_lines
@@ -74,6 +74,13 @@ _FIRST = (
     "learning_rate",
 )
 """Is it learning, is the signal alive, is the policy sane: in this order, the rest by name."""
+_GROUPS = {
+    "Rewards": ("reward", "groups_without", "frac_reward"),
+    "Policy": ("entropy", "kl", "tokens", "truncated", "failed", "clip", "completions", "sampling"),
+    "Optimiser": ("loss", "grad", "learning_rate"),
+    "Time": ("seconds",),
+}
+"""Headings under which curves are folded, with the beginnings of their names."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,26 @@ class Curve:
     bucketed: bool
     table: list[tuple[float, float]] = field(default_factory=list)
     """Some of its points, step and value, for who cannot see the drawing."""
+
+
+class Named(Protocol):
+    """What is drawn of a metric."""
+
+    @property
+    def name(self) -> str:
+        """The metric's."""
+
+
+Drawn = TypeVar("Drawn", bound=Named)
+
+
+def group_curves(curves: Sequence[Drawn]) -> dict[str, list[Drawn]]:
+    """Return curves by the headings under which pages fold them."""
+    groups: dict[str, list[Drawn]] = {heading: [] for heading in (*_GROUPS, "Others")}
+    for one in curves:
+        heading = next((key for key, begins in _GROUPS.items() if one.name.startswith(begins)), "Others")
+        groups[heading].append(one)
+    return {heading: some for heading, some in groups.items() if some}
 
 
 @dataclass(frozen=True)
@@ -151,6 +178,11 @@ class TrainingView:
     """The settings as TOML, without weights that nobody else can get."""
     unavailable: list[str]
     """Names of weights that the settings name and nobody else can get."""
+
+    @property
+    def folded(self) -> dict[str, list[Curve]]:
+        """All curves but the first, by heading."""
+        return group_curves(self.curves[1:])
 
 
 def describe_training(
@@ -293,12 +325,12 @@ def read_series(storage: Storage, detail: RunDetail) -> Series:
 
 def _curves(series: Series, marks: Sequence[Mark]) -> Iterator[Curve]:
     """Yield a chart for each metric."""
-    for name, points in series.points.items():
+    for place, (name, points) in enumerate(series.points.items()):
         last = len(points) - 1
         shown = sorted({round(last * part / _TABLE_ROWS) for part in range(_TABLE_ROWS + 1)})
         yield Curve(
             name=name,
-            chart=charts.curves(name, (points,), tuple(marks)),
+            chart=charts.curves(name, (points,), tuple(marks), large=not place),
             first=series.ends[name][0],
             last=series.ends[name][1],
             points=series.counts[name],

@@ -1,6 +1,5 @@
 // Training curves: values of a step under the pointer or by arrow keys, smoothing, and steps chosen by dragging or + and -.
 "use strict";
-const LEFT = 52, RIGHT = 352, BASE = 134;
 const SVG = "http://www.w3.org/2000/svg";
 // Of each chart the points of its runs, and a line for each run with more than one point.
 const charts = [...document.querySelectorAll("svg[data-points]")].map((svg) => {
@@ -11,9 +10,10 @@ const charts = [...document.querySelectorAll("svg[data-points]")].map((svg) => {
   let low = Math.min(...values), high = Math.max(...values);
   const room = low === high ? Math.abs(low) / 2 || 0.5 : 0;
   [low, high] = [low - room, high + room];
+  const [left, right, base] = svg.dataset.frame.split(" ").map(Number);
   const said = svg.closest("figure").querySelector("figcaption span");
   const lines = [...svg.querySelectorAll(".curve")].map((line) => ({ line, points: runs[line.dataset.series], raw: null }));
-  return { svg, runs, points, low, high, lines, said, was: said.textContent };
+  return { svg, left, right, base, runs, points, low, high, lines, said, was: said.textContent };
 }).filter((chart) => chart.lines.length);
 let from = -Infinity, to = Infinity, weight = 0;
 
@@ -32,9 +32,10 @@ function smoothed(points) {
 function scales(chart) {
   const points = within(chart);
   const start = points[0]?.[0] ?? 0, end = points.at(-1)?.[0] ?? 1;
-  const across = (x) => LEFT + ((x - start) / (end - start || 1)) * (RIGHT - LEFT);
-  const up = (y) => BASE - ((y - chart.low) / (chart.high - chart.low)) * (BASE - 10);
-  return { points, start, end, across, up, step: (px) => start + ((px - LEFT) / (RIGHT - LEFT)) * (end - start) };
+  const { left, base } = chart, wide = chart.right - left;
+  const across = (x) => left + ((x - start) / (end - start || 1)) * wide;
+  const up = (y) => base - ((y - chart.low) / (chart.high - chart.low)) * (base - 10);
+  return { points, start, end, across, up, step: (px) => start + ((px - left) / wide) * (end - start) };
 }
 
 function element(chart, name, attributes, text = "") {
@@ -52,8 +53,8 @@ function number(chart) {
   chart.svg.querySelectorAll('.axis, .tick[text-anchor="middle"]').forEach((one) => one.remove());
   for (let step = Math.ceil(start / by) * by; step <= end; step += by) {
     const x = across(step).toFixed(1);
-    element(chart, "line", { class: "axis", x1: x, x2: x, y1: BASE, y2: BASE + 4 });
-    element(chart, "text", { class: "tick", x, y: BASE + 17, "text-anchor": "middle" }, step);
+    element(chart, "line", { class: "axis", x1: x, x2: x, y1: chart.base, y2: chart.base + 4 });
+    element(chart, "text", { class: "tick", x, y: chart.base + 20, "text-anchor": "middle" }, step);
   }
 }
 
@@ -131,7 +132,7 @@ all.addEventListener("click", () => show([-Infinity, Infinity]));
 for (const chart of charts) {
   let began = null;
   chart.step = chart.points[0][0];
-  chart.at = element(chart, "line", { class: "at hidden", y1: 10, y2: BASE });
+  chart.at = element(chart, "line", { class: "at hidden", y1: 10, y2: chart.base });
   for (const [name, value] of Object.entries({ role: "slider", tabindex: 0, "aria-valuenow": chart.step })) chart.svg.setAttribute(name, value);
   chart.svg.addEventListener("pointermove", (event) => tell(chart, scales(chart).step(place(chart, event))));
   chart.svg.addEventListener("pointerleave", () => hush(chart));

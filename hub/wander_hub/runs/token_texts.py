@@ -1,0 +1,102 @@
+"""The texts of tokens, from the tokenizer of a model that lies on this hub or that its operator gave.
+
+Only the names of tokens are read, never a tokenizer's own rules: these are strangers' regular expressions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import or_, select
+from sqlalchemy.orm import Session
+from wander.wire.gate import TOKENIZER_TEXT, Refused, read_part
+from wander.wire.models import TOKENIZER, TokenizerParts
+
+from wander_hub.models.models import Revision, RevisionFile
+from wander_hub.models.repository import visible_revisions
+from wander_hub.runs.kept import KEPT
+from wander_hub.runs.models import Run, RunCheckpoint
+
+_PLAIN = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_BYTES = {chr(one): one for one in _PLAIN} | {
+    chr(256 + place): one for place, one in enumerate(sorted(set(range(256)) - set(_PLAIN)))
+}
+"""The letter that stands for each byte in the tokens of GPT-2 and most models since."""
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+_OF_TOKEN = 10
+"""Numbers that have the room of a token's text."""
+
+
+@dataclass(frozen=True)
+class TokenTexts:
+    """The texts of tokens by their ids."""
+
+    texts: Mapping[int, str]
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers have the room of it."""
+        return _OF_TOKEN * len(self.texts)
+
+
+def find_tokenizer_file(session: Session, run: Run) -> RevisionFile | None:
+    """Return the `tokenizer.json` of a model here that has the weights of a run, or that it made."""
+    made = select(RunCheckpoint.weights_sha256).where(RunCheckpoint.run_id == run.run_id)
+    own = or_(Revision.weights_sha256 == run.weights_sha256, Revision.weights_sha256.in_(made))
+    query = visible_revisions(session).where(own, Revision.deleted_at.is_(None))
+    for revision in session.scalars(query.order_by(Revision.id).limit(1)):
+        return next((one for one in revision.files if one.filename == TOKENIZER), None)
+    return None
+
+
+def read_texts(sha256: str, read: Callable[[], bytes]) -> TokenTexts:
+    """Return the texts of a `tokenizer.json`, which are kept by its digest; none of one that is malformed."""
+
+    def find() -> TokenTexts:
+        try:
+            return TokenTexts(_texts(read_part(TokenizerParts, read(), TOKENIZER_TEXT)))
+        except Refused:
+            return TokenTexts({})
+
+    kept: TokenTexts = KEPT.get((sha256, "token texts"), find)
+    return kept
+
+
+def _texts(parts: TokenizerParts) -> dict[int, str]:
+    vocab = parts.model.vocab if parts.model is not None else None
+    if isinstance(vocab, list):  # of pairs of a token and its score
+        vocab = {one[0]: place for place, one in enumerate(vocab) if isinstance(one, list) and one}
+    decode = _decode_bytes if "ByteLevel" in _kinds(parts.decoder) else _decode_words
+    found = {
+        number: decode(name)
+        for name, number in (vocab.items() if isinstance(vocab, dict) else ())
+        if isinstance(name, str) and type(number) is int
+    }
+    for one in parts.added_tokens if isinstance(parts.added_tokens, list) else ():
+        if isinstance(one, dict) and type(one.get("id")) is int and isinstance(one.get("content"), str):
+            found[one["id"]] = one["content"]
+    return found
+
+
+def _kinds(decoder: Any) -> set[str]:
+    """Return the kinds of a decoder, or of those that it is a sequence of."""
+    inner = decoder.get("decoders") if isinstance(decoder, dict) else None
+    every = [decoder, *(inner if isinstance(inner, list) else [])]
+    return {str(one.get("type")) for one in every if isinstance(one, dict)}
+
+
+def _decode_bytes(name: str) -> str:
+    """Return the text of a token of bytes; of a part of a letter, the bytes as `\\xe4`."""
+    if any(one not in _BYTES for one in name):
+        return name
+    return bytes(_BYTES[one] for one in name).decode(errors="backslashreplace")
+
+
+def _decode_words(name: str) -> str:
+    """Return the text of a token of SentencePiece, where `\u2581` is a space, or of WordPiece."""
+    if byte := _BYTE.fullmatch(name):
+        return bytes.fromhex(byte[1]).decode(errors="backslashreplace")
+    return name.removeprefix("##").replace("\u2581", " ")
