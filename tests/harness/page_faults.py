@@ -34,13 +34,15 @@ _FAULTS = """() => {
   if (small.size) faults.push(`letters of charts are ${[...small].join(", ")} pixels tall`);
   return faults;
 }"""
-# What draws the OpenAPI document is not of this repository.
+# What draws the OpenAPI document is not of this repository, but its colours are set here.
 _SERIOUS = """async () => {
   const options = {resultTypes: ["violations"], rules: {"target-size": {enabled: true}}};
   const found = await axe.run({exclude: ["#viewer"]}, options);
+  const viewer = document.querySelector("#viewer")
+    ? (await axe.run({include: ["#viewer"]}, {runOnly: ["color-contrast"]})).violations : [];
   const named = ["landmark-unique", "heading-order"];
   const bad = (one) => ["serious", "critical"].includes(one.impact) || named.includes(one.id);
-  return found.violations.filter(bad).map(
+  return [...found.violations, ...viewer].filter(bad).map(
     (one) => `${one.id}: ${one.nodes.map((node) => node.html.slice(0, 120)).slice(0, 3).join(" ")}`);
 }"""
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import event
-from wander.wire.boards import LeaderboardRow, csv_table
+from wander.wire.boards import HistoryPoint, LeaderboardRow, csv_table
 from wander.wire.run_record import PassRate
 from wander_hub.database import now
 from wander_hub.fsck import check as fsck
@@ -20,6 +20,7 @@ from wander_hub.leaderboards.repository import page as board_page
 from wander_hub.leaderboards.schemas import BoardFilter
 from wander_hub.runs.models import Run
 from wander_hub.runs.service import find
+from wander_hub.web import charts
 
 BOARD = "/api/v1/environments/alice/reverse-text/leaderboard"
 HTML = {"Accept": "text/html"}
@@ -362,6 +363,25 @@ async def test_history_shows_the_leading_rows_by_time(posted):
     await posted.put(f"/api/v1/runs/{runs[0]}/hiding", {"reason": "a mistake"})
     points = (await posted.board())["history"]
     assert [(one["model"], one["reward_mean"]) for one in points] == [("a", 1.0), ("b", 0.15), ("c", 0.4)]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "labels"),
+    [
+        (0, ["12:00:00"]),
+        (40, ["12:00:00", "12:00:40"]),
+        (7200, ["2026-11-29 12:00", "2026-11-29 14:00"]),
+        (10 * 86_400, ["2026-11-29", "2026-12-09"]),
+    ],
+)
+def test_the_axis_of_a_history_never_says_one_thing_twice(seconds, labels):
+    first = datetime(2026, 11, 29, 12, tzinfo=UTC)
+    times = (first, first + timedelta(seconds=seconds))
+    points = [HistoryPoint(run_id="a", model="m", reward_mean=0.5, posted_at=one) for one in times]
+    ticks = re.findall(
+        r'<text class="tick"[^>]*>([^<]+:[^<]+|\d{4}-[^<]+)</text>', str(charts.history(points))
+    )
+    assert ticks == labels
 
 
 async def test_a_new_version_starts_a_new_board_and_names_the_old(posted, make_wheel):

@@ -254,10 +254,12 @@ def history(points: Sequence[HistoryPoint]) -> Markup:
     across = Axis(min(times), max(times), left, width - right)
     up = Axis.around(min(rewards) - room, max(rewards) + room, height - bottom, top)
     grid = _grid(up, left, width - right)
-    ends = (("start", points[0], left), ("end", points[-1], width - right))
+    ends = [("start", points[0], left), ("end", points[-1], width - right)]
     moment = "%Y-%m-%d" if max(times) - min(times) > _SHORT else "%Y-%m-%d %H:%M"
     is_short = points[0].posted_at.strftime(moment) == points[-1].posted_at.strftime(moment)
     tick = "%H:%M:%S" if is_short else moment
+    if points[0].posted_at.strftime(tick) == points[-1].posted_at.strftime(tick):
+        ends = ends[:1]  # all within one second
     dates = "".join(
         f'<text class="tick" x="{place}" y="{height - 8}" text-anchor="{anchor}">'
         f"{one.posted_at.strftime(tick)}</text>"
