@@ -264,7 +264,10 @@ async def test_a_run_is_hidden_shown_and_withdrawn_on_its_page(hub, alice, run_o
         {"at_run": manifest["run_id"], "back": f"/runs/{manifest['run_id']}"},
     )
     nobody = (await hub.get(page, headers=hub.auth("bob") | HTML)).text
-    assert not any(word in nobody for word in ("Keep it off its leaderboard", "Withdraw it"))
+    assert not any(word in nobody for word in ("Keep it off its leaderboard", "Withdraw it", "Name it"))
+    assert (await send(alice, "rename-run", **at, name="x" * 101)).status_code == 422
+    assert (await send(alice, "rename-run", **at, name="a longer <b>")).status_code == 303
+    assert '<span class="called">a longer &lt;b&gt;</span>' in (await alice.get(page)).text
     assert "at least 3 characters" in (await send(alice, "hide-run", **at, reason="x")).text
     assert (await send(alice, "hide-run", **at, reason="made by <b>")).status_code == 303
     hidden = (await alice.get(page)).text

@@ -168,7 +168,7 @@ async def test_leaderboard_without_runs_says_how_to_make_one(hub):
 
 def test_equal_rewards_are_one_bar_whose_number_can_be_read():
     drawn = str(charts.histogram(Histogram(edges=[1.0, 1.0], counts=[80]), 1.0, linked=True))
-    assert ('width="71.0"' in drawn, drawn.count('class="tick"'), "mean-label" in drawn) == (True, 2, False)
+    assert ('width="71.0"' in drawn, drawn.count('class="tick'), "mean-label" in drawn) == (True, 2, False)
 
 
 async def test_run_page_gives_the_command_and_the_histogram(posted):

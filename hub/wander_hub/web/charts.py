@@ -33,6 +33,8 @@ _KEPT = 120
 """Curves that are kept as they were drawn: those of five pages, 40 MB where each compares six runs."""
 _DIGIT = 12
 """Pixels of a digit of a wide chart where a phone draws it, which enlarges its letters."""
+_NARROW, _SMALL_DIGIT = 400, 7
+"""Width up to which a chart is drawn as it is on phones too, and the pixels of its digits."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def histogram(data: Histogram, mean: float | None, *, linked: bool = False) -> M
                 f'<text class="{css}" x="{(start + end) / 2:.1f}" y="{height - bottom - tall - 4:.1f}" '
                 f'text-anchor="middle">{count}</text>'
             )
-    ticks = _ticks(axis, height - bottom, 6)
+    ticks = _ticks(axis, height - bottom, 6, width)
     marker = _mean_marker(axis, mean, height - bottom) if mean is not None and not alone else ""
     base = (
         f'<line class="axis" x1="{left}" x2="{width - left}" y1="{height - bottom}" y2="{height - bottom}"/>'
@@ -157,7 +159,7 @@ def scatter(examples: Iterable[tuple[str, float, float]], address: str) -> Marku
         for value in _round_ticks(low, high, 5)
     )
     title = f"Mean rewards of {sum(map(len, points.values()))} examples in both runs"
-    return _svg(side, side, "chart scatter", title, f"{frame}{_ticks(across, base, 5)}{marks}{dots}")
+    return _svg(side, side, "chart scatter", title, f"{frame}{_ticks(across, base, 5, side)}{marks}{dots}")
 
 
 def outcome_bar(parts: Sequence[tuple[str, str, int]]) -> Markup:
@@ -238,7 +240,8 @@ def curves(
     title = f"{name}: {number(first[1])} at step {first[0]:g}, {number(last[1])} at step {last[0]:g}"
     title = title if len(runs) == 1 else f"{name} of {len(runs)} runs over the steps"
     values = ";".join(" ".join(f"{x:.10g},{y:.4g}" for x, y in points) for points in shown)
-    body = f"{_grid(up, left, width - 8)}{_ticks(across, height - bottom, 5)}{marked}{lines}{dots}"
+    grid = _grid(up, left, width - 8, 6 if large else 4)
+    body = f"{grid}{_ticks(across, height - bottom, 5, width)}{marked}{lines}{dots}"
     frame = f"{left} {width - 8} {height - bottom}"
     return _svg(width, height, "chart large" if large else "chart", title, body, points=values, frame=frame)
 
@@ -259,7 +262,7 @@ def history(points: Sequence[HistoryPoint]) -> Markup:
     is_short = points[0].posted_at.strftime(moment) == points[-1].posted_at.strftime(moment)
     tick = "%H:%M:%S" if is_short else moment
     if points[0].posted_at.strftime(tick) == points[-1].posted_at.strftime(tick):
-        ends = ends[:1]  # all within one second
+        ends, tick = ends[:1], moment  # all within one second
     dates = "".join(
         f'<text class="tick" x="{place}" y="{height - 8}" text-anchor="{anchor}">'
         f"{one.posted_at.strftime(tick)}</text>"
@@ -290,7 +293,7 @@ def evaluations(cells: Mapping[str, Sequence[tuple[int, float, float, float]]]) 
     across = Axis(min(step for step, *_ in every), max(step for step, *_ in every), left, width - right)
     up = Axis.around(lowest, highest, height - bottom, top)
     grid = _grid(up, left, width - right)
-    ticks = _ticks(across, height - bottom, 5)
+    ticks = _ticks(across, height - bottom, 5, width)
     lines = Markup("")
     for place, (cell, points) in enumerate(cells.items()):
         css, path, marks = f"series-{place % 8}", "", Markup("")
@@ -334,13 +337,13 @@ def _round_ticks(low: float, high: float, most: int) -> list[float]:
     return [round(place * step, 12) + 0.0 for place in range(first, last + 1)]
 
 
-def _grid(up: Axis, left: float, right: float) -> str:
-    """Draw lines across at round values of the upright axis, each with its value at the left."""
+def _grid(up: Axis, left: float, right: float, most: int = 4) -> str:
+    """Draw at most so many lines across at round values of the upright axis, each with its value."""
     return "".join(
         f'<line class="grid" x1="{left}" x2="{right}" y1="{up(value):.1f}" y2="{up(value):.1f}"/>'
         f'<text class="tick" x="{left - 6}" y="{up(value) + 4:.1f}" text-anchor="end">'
         f"{_tick_text(value)}</text>"
-        for value in _round_ticks(up.low, up.high, 4)
+        for value in _round_ticks(up.low, up.high, most)
     )
 
 
@@ -370,14 +373,20 @@ def _link(address: str, mark: Markup, said: str) -> Markup:
     return Markup('<a href="{}" aria-label="{}">{}</a>').format(address, said, mark)
 
 
-def _ticks(axis: Axis, base: float, most: int) -> str:
-    """Draw at most so many ticks at round values below a horizontal axis, each with its value."""
-    places = [(axis(value), _tick_text(value)) for value in _round_ticks(axis.low, axis.high, most)]
-    return "".join(
-        f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{base}" y2="{base + 4}"/>'
-        f'<text class="tick" x="{x:.1f}" y="{base + 20}" text-anchor="middle">{text}</text>'
-        for x, text in places
-    )
+def _ticks(axis: Axis, base: float, most: int, width: float) -> str:
+    """Draw at most so many ticks at round values below a horizontal axis, each with its value.
+
+    A value that would go past the right edge of a chart ends there.
+    """
+    marks, digit = "", _DIGIT if width > _NARROW else _SMALL_DIGIT
+    for value in _round_ticks(axis.low, axis.high, most):
+        x, text = axis(value), _tick_text(value)
+        place, anchor = (width, "end") if x + digit * len(text) / 2 > width else (x, "middle")
+        marks += (
+            f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{base}" y2="{base + 4}"/>'
+            f'<text class="tick below" x="{place:.1f}" y="{base + 20}" text-anchor="{anchor}">{text}</text>'
+        )
+    return marks
 
 
 def _interval(mean: float, low: float, high: float) -> str:

@@ -49,12 +49,15 @@ function element(chart, name, attributes, text = "") {
 function number(chart) {
   const { start, end, across } = scales(chart);
   const rough = (end - start) / 5, power = 10 ** Math.floor(Math.log10(rough || 1));
+  const width = chart.svg.viewBox.baseVal.width;
   const by = Math.max(1, [1, 2, 5, 10].map((one) => one * power).find((one) => one >= rough * 0.999));
-  chart.svg.querySelectorAll('.axis, .tick[text-anchor="middle"]').forEach((one) => one.remove());
+  chart.svg.querySelectorAll(".axis, .below").forEach((one) => one.remove());
   for (let step = Math.ceil(start / by) * by; step <= end; step += by) {
     const x = across(step).toFixed(1);
     element(chart, "line", { class: "axis", x1: x, x2: x, y1: chart.base, y2: chart.base + 4 });
-    element(chart, "text", { class: "tick", x, y: chart.base + 20, "text-anchor": "middle" }, step);
+    const past = Number(x) + ((width > 400 ? 12 : 7) * String(step).length) / 2 > width;
+    const at = { x: past ? width : x, y: chart.base + 20, "text-anchor": past ? "end" : "middle" };
+    element(chart, "text", { class: "tick below", ...at }, step);
   }
 }
 
