@@ -141,7 +141,7 @@ async def test_openapi_documents_every_machine_route_and_its_errors(hub):
                 if status == "422":
                     assert "HTTPValidationError" not in str(response)
     body = document["paths"]["/api/v1/runs"]["post"]["requestBody"]["content"]["multipart/form-data"]
-    assert set(body["schema"]["properties"]) == {"manifest", "rollouts", "artifacts", "private"}
+    assert set(body["schema"]["properties"]) == {"manifest", "rollouts", "artifacts", "private", "name"}
 
 
 async def test_no_page_of_a_third_party_documents_the_interface(hub):

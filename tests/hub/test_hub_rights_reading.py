@@ -43,6 +43,8 @@ PRIVATE = {
     "webhook": "1",
     "delivery": "1",
     "path": "rights",
+    "section": "jobs",
+    "own_section": "tokens",
 }
 ABSENT = PRIVATE | {
     "name": "nowhere-known",

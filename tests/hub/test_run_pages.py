@@ -15,8 +15,9 @@ from small_models import checkpoint
 from staged_uploads import pushed
 from wander.types import Rollout
 from wander_hub.leaderboards import strata
-from wander_hub.runs import explorer, models, token_texts
+from wander_hub.runs import explorer, models
 from wander_hub.runs.kept import OF_ENTRY, Kept
+from wander_hub.web.run import token_texts
 
 HTML = {"Accept": "text/html,application/xhtml+xml"}
 REWARDS = [0.0, 0.25, None, 1.0, 0.5, 0.25, None, 0.75]

@@ -82,7 +82,7 @@ def publish_run(context: ForPoster, run_id: RunId) -> RunDetail:
     return context.commit(record)
 
 
-@router.put("/{run_id}/name", responses=refusals(401, 403, 404, 422))
+@router.put("/{run_id}/name", responses=refusals(400, 401, 403, 404, 422))
 @audited("run.rename")
 def rename_run(context: ForPoster, run_id: RunId, body: NewRunName) -> RunDetail:
     """Name a run that you posted, or take its name away; its record and its digest stay as they are."""

@@ -90,11 +90,11 @@ def show_stars(visit: OwnVisiting, cursor: Annotated[int, Query(ge=0, le=1_000_0
 
 
 @router.get("/account")
-@router.get("/account/{section}")
-def show_account(visit: OwnVisiting, section: str = "") -> Response:
+@router.get("/account/{own_section}")
+def show_account(visit: OwnVisiting, own_section: str = "") -> Response:
     """One's owners and invitations, tokens, keys, password, second factor and browsers."""
     return _show_section(
-        *(visit, "account.html", "/account", _ACCOUNT, section),
+        *(visit, "account.html", "/account", _ACCOUNT, own_section),
         caller=visit.user,
         tokens=members.tokens(visit.session, visit.user),
         owners=organisations.of_caller(visit.session, visit.user),

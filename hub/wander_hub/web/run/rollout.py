@@ -16,11 +16,11 @@ from wander_hub.runs import service as runs
 from wander_hub.runs.chunks import call_text, message_text
 from wander_hub.runs.explorer import RolloutFilter
 from wander_hub.runs.models import Run
-from wander_hub.runs.token_texts import find_tokenizer_file, read_texts
 from wander_hub.storage import Storage, spare_missing
 from wander_hub.verification.tokens import find_tokenizer
 from wander_hub.web.addresses import query_of
 from wander_hub.web.run import transcript
+from wander_hub.web.run.token_texts import find_tokenizer_file, read_texts
 from wander_hub.web.run.transcript import RewardPart, ShownMessage
 from wander_hub.web.visit import Visit
 
