@@ -13,6 +13,7 @@ import argparse
 import json
 import shutil
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
@@ -82,17 +83,18 @@ def fill_hub(place: Workplace) -> None:
 
 def publish_another_version(place: Workplace) -> None:
     """Publish a second version of an environment, which differs from the first in a few lines."""
-    folder = place.folder / "reverse_text"
-    shutil.copytree(
-        ROOT / "environments" / "reverse_text", folder, ignore=shutil.ignore_patterns("build", "dist")
-    )
-    for file, old, new in (
-        ("pyproject.toml", 'version = "0.1.0"', 'version = "0.1.1"'),
-        ("README.md", "\n## ", "\nVersion 0.1.1 says more of itself.\n\n## "),
-    ):
-        text = (folder / file).read_text()
-        (folder / file).write_text(text.replace(old, new, 1))
-    place.type(f"wander publish {folder} --no-check")
+    with tempfile.TemporaryDirectory() as outside:  # git ignores what lies in the folder of pictures
+        folder = Path(outside) / "reverse_text"
+        shutil.copytree(
+            ROOT / "environments" / "reverse_text", folder, ignore=shutil.ignore_patterns("build", "dist")
+        )
+        for file, old, new in (
+            ("pyproject.toml", 'version = "0.1.0"', 'version = "0.1.1"'),
+            ("README.md", "\n## ", "\nVersion 0.1.1 says more of itself.\n\n## "),
+        ):
+            text = (folder / file).read_text()
+            (folder / file).write_text(text.replace(old, new, 1))
+        place.type(f"wander publish {folder} --no-check")
 
 
 def train_model(place: Workplace) -> None:
