@@ -66,6 +66,7 @@ COMMANDS: list[list[str]] = [
     ["runs", "export", RUN_ID, "--out", "./out"],
     ["runs", "data", RUN_ID, "--out", "./out"],
     ["runs", "publish", RUN_ID],
+    ["runs", "rename", RUN_ID, "a name"],
     ["runs", "withdraw", RUN_ID, "--reason", "x"],
     ["view", RUN_ID],
     ["post", "./posted"],
