@@ -117,7 +117,7 @@ def main(pairs: int) -> None:
     ):
         game = shutil.copytree(GAME, Path(place, "tictactoe"))
         (game / "tictactoe" / "script.py").write_text(SCRIPT)
-        on_ray = ["--engine", "ray", "--shards", str(SHARDS), "--ray-address", address]
+        on_ray = ["--engine", f"ray://{address}/{SHARDS}"]
         cases = {
             "http": ([str(game), "-m", "instant", "-b", url, "-n", "1000", "--max-tokens", "16"], 1),
             "scripted": ([str(game), "-m", "scripted:tictactoe.script:answer", "-n", "1000"], 10),

@@ -22,8 +22,9 @@ PACKAGES = {
     "wander_compat": "compat",
     "wander_client": "client",
     "wander_hub": "hub",
+    "wander_ray": "plugins/wander-ray",
 }
-"""Import packages, each with the folder of its distribution."""
+"""Import packages, each with the folder of its distribution; plugins are counted apart."""
 ONE_IMPORTER_LINES = 110
 """A module of at most so many lines with a single importer is counted as one that could be merged."""
 FOLDER_MODULES = 15
@@ -38,7 +39,7 @@ def main() -> None:
     sys.path[:0] = [str(folder) for folder in found.values()]
     graph = grimp.build_graph(*found, cache_dir=None)
     print(f"{'package':<16}{'lines':>8}{'modules':>9}{'alone':>7}{'functions':>11}{'median':>8}")
-    totals = [0] * 4
+    totals = [[0] * 4, [0] * 4]
     for name, folder in found.items():
         files = list((folder / name).rglob("*.py"))
         lengths = [length for file in files for length in function_lengths(file)]
@@ -48,9 +49,11 @@ def main() -> None:
             len(single_importer_modules(graph, name, folder)),
             len(lengths),
         ]
-        totals = [total + value for total, value in zip(totals, row, strict=True)]
+        kind = folder.relative_to(root).parts[0] == "plugins"
+        totals[kind] = [total + value for total, value in zip(totals[kind], row, strict=True)]
         print(f"{name:<16}{row[0]:>8,}{row[1]:>9}{row[2]:>7}{row[3]:>11,}{median(lengths):>8.0f}")
-    print(f"{'in all':<16}{totals[0]:>8,}{totals[1]:>9}{totals[2]:>7}{totals[3]:>11,}")
+    for what, total in zip(("in all", "plugins"), totals, strict=True):
+        print(f"{what:<16}{total[0]:>8,}{total[1]:>9}{total[2]:>7}{total[3]:>11,}")
     for name, folder in found.items():
         for place, count in wide_folders(folder / name):
             print(f"wide: {place.relative_to(root)} holds {count} modules")

@@ -29,10 +29,9 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / ".wander-setup"
 CONSTRAINTS = ROOT / "constraints.txt"
-UNLOCKED_EXTRAS = {"vllm", "rg", "ta", "inspect", "openenv", "ray"}
+UNLOCKED_EXTRAS = {"vllm", "rg", "ta", "inspect", "openenv"}
 """vLLM pins a PyTorch of its own (a CUDA build), Inspect an fsspec and OpenEnv a fastmcp, so they cannot
-share one lock with the rest; Ray takes 240 MB, for slow tests alone; the other two are there only for
-published environments that ask for them."""
+share one lock with the rest; the other two are there only for published environments that ask for them."""
 COMPILED_EXTRA = "reasoning-gym"
 """pycosat, which reasoning-gym requires, is published as C source alone."""
 

@@ -12,6 +12,7 @@ from wander.wire.package_index import FileHashes, IndexFile
 from wander_client.packages import needs
 from wander_client.packages.lock import install_lines, read_lock
 from wander_client.packages.needs import Needs, Wheel, needs_of
+from wander_hub.upload.bundled import BUNDLED_DISTRIBUTIONS
 
 NATIVE = "import wander\n\ndef load_environment(): ...\n"
 CLASSIC = "import verifiers as vf\n\ndef load_environment(): ...\n"
@@ -180,4 +181,4 @@ def test_a_lock_brings_what_it_names_and_nothing_beside(tmp_path: Path, packages
 
 
 def test_every_package_of_a_hub_is_told_from_the_indexes() -> None:
-    assert set(needs.HUB_PACKAGES) == {"wander-sdk", "wander-client", "wander-compat", "verifiers"}
+    assert set(needs.HUB_PACKAGES) == set(BUNDLED_DISTRIBUTIONS)

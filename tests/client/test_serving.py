@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 from command_line import Wander
 from fake_vllm import install_fake_vllm
-from wander_client.cluster import Versions
 from wander_client.models.pool import ModelChoice
 from wander_client.models.server import ServeChoice
-from wander_client.ray_engine.models import ModelActor
+from wander_ray.cluster import Versions
+from wander_ray.models import ModelActor
 
 PATIENCE = 120.0
 

@@ -20,10 +20,10 @@ from shard_records import aggregates_of, records_of
 from wander.evals.store import jsonl
 from wander.evals.store.folder import RunFolder
 from wander.wire.run_record import Shard
+from wander_client.engines import EngineAddress
 from wander_client.errors import UsageError
-from wander_client.python.evaluation import choose_engine
-from wander_client.ray_engine import engine
 from wander_client.runs.shards import SHARDS_FILE
+from wander_ray import engine
 
 SOLVER, WRONG = "scripted:say_env:solver", "scripted:say_env:wrong"
 SUITE = """
@@ -154,8 +154,8 @@ def test_what_does_not_fit_together_is_told_and_nothing_is_written(wander: Wande
 
 def test_options_of_shards_and_engines_that_mean_nothing_are_told(wander: Wander, folder: Path) -> None:
     words = (str(folder), "-m", SOLVER, "-n", "4", "--in-process")
-    error = wander("eval", *words, "--shards", "2", "--json").json["error"]
-    assert "`--shards` is of an engine" in error["message"]
+    error = wander("eval", *words, "--engine", "dask", "--json").json["error"]
+    assert (error["code"], error["hint"]) == ("usage", "use `ray`")
     (Path("begun") / SHARDS_FILE).parent.mkdir()
     (Path("begun") / SHARDS_FILE).write_text("3")
     assert engine._count_shards(Path("begun"), None, 8) == 3
@@ -167,8 +167,11 @@ def test_options_of_shards_and_engines_that_mean_nothing_are_told(wander: Wander
     assert "`seed` cannot change while a run goes on" in error["message"], error
     error = wander("eval", "--resume", "on-ray", "--allow-changed-code", "--json").json["error"]
     assert "`--allow-changed-code` means nothing with `--engine`" in error["message"], error
-    with pytest.raises(UsageError, match="there is no engine `slurm`"):
-        choose_engine("slurm", None, None)
+    for wrong in ("ray://head:6379/", "ray://head:6379/0", "ray://head:6379/many"):
+        with pytest.raises(UsageError):
+            EngineAddress.parse(wrong)
+    assert EngineAddress.parse("ray://head:6379/32") == EngineAddress("ray", "head:6379", 32)
+    assert EngineAddress.parse("ray") == EngineAddress("ray")
     error = wander("eval", "--resume", "nowhere", "--engine", "ray", "--json").json["error"]
     assert "was not begun with `--engine ray`" in error["message"], error
     for wrong in ("3/3", "1", "a/b", "-1/3", "٠/٢"):
@@ -266,7 +269,7 @@ def test_python_plays_shards_and_merges_them(say_env: Any, tmp_path: Path) -> No
     assert (whole.summary.rollouts, whole.reward) == (3, 1.0)
     assert whole.path.stat().st_mode == shards[0].path.stat().st_mode, "no more may read it than its shards"
     on_ray: list[dict[str, Any]] = [
-        {"shards": 2},
+        {"engine": "dask"},
         {"engine": "ray", "shard": "0/2"},
         {"engine": "ray", "resume": whole, "only_failed": True},
         {"engine": "ray", "resume": whole, "concurrency": 2},

@@ -61,7 +61,7 @@ def test_workers_on_another_machine(wander: Wander, folder: Path, home: Path) ->
         (("--workers", "0"), "a number from 1 to 256, or `auto`"),
         (("--workers", "many"), "a number from 1 to 256, or `auto`"),
         (("--worker", "far:7100"), "no worker's address"),
-        (("--worker", "ray://far:1/many"), "`ray://far:1/many` names no number of workers"),
+        (("--worker", "ray://far:1/many"), "`ray://far:1/many` does not end with a number"),
         (("--worker-token-file", "token"), "cannot read the token file"),
         (("--worker", "tcp://far:1", "--worker", "tcp://far:2", "--workers", "1"), "fewer than the 2"),
         (("--worker", "tcp://far:1", "--pass-env", "HOME"), "`--pass-env` is for workers of this machine"),

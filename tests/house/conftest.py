@@ -13,8 +13,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = (
-    *("sdk", "client", "hub", "compat", "environments", "migrations", "tests", "benchmarks", "experiments"),
-    "scripts",
+    *("sdk", "client", "hub", "compat", "plugins", "environments", "migrations", "tests", "benchmarks"),
+    *("experiments", "scripts"),
 )
 SKIPPED = {"__pycache__", "build", "dist", ".venv", "node_modules"}
 

@@ -1,16 +1,17 @@
-"""Who may import whom: all import the sdk and nothing else of ours (compat is found by entry points)."""
+"""Who may import whom: all import the sdk, plugins also the client (entry points find them and compat)."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-OURS = {"wander", "wander_client", "wander_compat", "wander_hub"}
+OURS = {"wander", "wander_client", "wander_compat", "wander_hub", "wander_ray"}
 ALLOWED = {
     "sdk": {"wander"},
     "client": {"wander", "wander_client"},
     "hub": {"wander", "wander_hub"},
     "compat": {"wander", "wander_compat"},
+    "plugins": {"wander", "wander_client", "wander_ray"},
     "environments": {"wander"},
     "migrations": {"wander_hub"},
 }
@@ -77,7 +78,7 @@ def test_an_environment_imports_no_other_environment(sources, members):
 
 def test_bare_folders_are_never_imported(sources):
     """From the root `import hub` works by accident: the folder is a namespace package."""
-    bare = {"hub", "client", "sdk", "environments", "migrations", "tests", "benchmarks", "scripts"}
+    bare = {"hub", "client", "sdk", "plugins", "environments", "migrations", "tests", "benchmarks", "scripts"}
     found = [
         f"{source.path}:{line} imports {module}"
         for source in sources

@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wander_client.environments.location import Location, default_log, locate
-from wander_client.environments.ray_workers import placed
 from wander_client.environments.sandbox import hide_own, say_unconfined
-from wander_client.environments.workers import WorkerChoice
+from wander_client.environments.workers import WorkerChoice, placed
 from wander_client.errors import UsageError
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ async def open_environment(
                     sandbox=None if sandbox is None else hide_own(sandbox, context.settings),
                     runtime=location.runtime,
                     workers=workers.count,
-                    addresses=stack.enter_context(placed(location, workers.addresses, workers.count)),
+                    addresses=stack.enter_context(placed(location, workers)),
                     rollout_timeout=workers.rollout_timeout,
                     surroundings=surroundings,
                     notices=notices,

@@ -2,47 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from wander_client.engines import EngineAddress, load_engine, names_engine
 from wander_client.errors import UsageError
 
 if TYPE_CHECKING:
     from wander.train.sections import EnvironmentSection
-    from wander.worker.remote.address import WorkerAddress
+    from wander.worker.remote.address import WorkerAddress, WorkerPlace
+
+    from wander_client.environments.location import Location
 
 AUTOMATIC = 0
 """As a number of workers: one for 256 rollouts at once, at most one a core."""
 MOST_WORKERS = 256
 """Each is a process; a machine that bears more is rare, and a slip of the finger is not."""
-_RAY = "ray://"
-
-
-@dataclass(frozen=True)
-class RayAddress:
-    """A worker that a cluster is asked for."""
-
-    cluster: str
-
-    def __str__(self) -> str:
-        return f"{_RAY}{self.cluster}"
 
 
 def expand_addresses(words: Sequence[str]) -> list[str]:
     """Return addresses of workers with one for each that is asked of a cluster; raises `UsageError`."""
     found: list[str] = []
     for word in words:
-        place, _, count = word.removeprefix(_RAY).partition("/")
-        if not word.startswith(_RAY) or not count:
+        if not names_engine(word):
             found.append(word)
-        elif count.isdecimal() and 1 <= int(count) <= MOST_WORKERS:
-            found += [f"{_RAY}{place}"] * int(count)
-        else:
-            raise UsageError(
-                f"`{word}` names no number of workers", hint=f"write `{_RAY}{place}/8` for eight of them"
-            )
+            continue
+        address = EngineAddress.parse(word)
+        if (count := address.count or 1) > MOST_WORKERS:
+            raise UsageError(f"`{word}` asks for too many workers", hint=f"{MOST_WORKERS} are the most")
+        found += [str(address)] * count
     return found
 
 
@@ -60,7 +51,7 @@ def absolute_path(word: str) -> str:
     return str(Path(word).expanduser().resolve())
 
 
-def read_addresses(words: Sequence[str], token_file: str | None) -> tuple[WorkerAddress | RayAddress, ...]:
+def read_addresses(words: Sequence[str], token_file: str | None) -> tuple[WorkerAddress | EngineAddress, ...]:
     """Return where workers listen, with the token of a file; raises `ConfigError` for what is none."""
     from wander.worker.remote.address import WorkerAddress, read_token
 
@@ -70,7 +61,7 @@ def read_addresses(words: Sequence[str], token_file: str | None) -> tuple[Worker
             "`--worker-token-file` needs a worker elsewhere", hint="add `--worker tcp://HOST:PORT`"
         )
     return tuple(
-        RayAddress(each.removeprefix(_RAY)) if each.startswith(_RAY) else WorkerAddress.parse(each, token)
+        EngineAddress.parse(each) if names_engine(each) else WorkerAddress.parse(each, token)
         for each in expand_addresses(words)
     )
 
@@ -80,7 +71,7 @@ class WorkerChoice:
     """The processes that play an environment."""
 
     count: int = 1
-    addresses: tuple[WorkerAddress | RayAddress, ...] = ()
+    addresses: tuple[WorkerAddress | EngineAddress, ...] = ()
     """Where they listen; empty starts them here."""
     rollout_timeout: float | None = None
 
@@ -107,3 +98,22 @@ class WorkerChoice:
                 "`--pass-env` is for workers of this machine; `--worker` names another one",
                 hint="`wander worker --help` tells what can be said there",
             )
+
+
+@contextlib.contextmanager
+def placed(location: Location, workers: WorkerChoice) -> Iterator[Sequence[WorkerPlace]]:
+    """Yield where the workers of an environment listen; those of a cluster end with the block."""
+    addresses = workers.addresses
+    clusters = {each for each in addresses if isinstance(each, EngineAddress)}
+    if not clusters:
+        yield [each for each in addresses if not isinstance(each, EngineAddress)]
+        return
+    if len(clusters) > 1:
+        raise UsageError("workers of two clusters are asked for", hint="name one cluster alone")
+    (cluster,) = clusters
+    number = max(workers.count, len(addresses))
+    wanted = [addresses[turn % len(addresses)] for turn in range(number)]
+    count = sum(each == cluster for each in wanted)
+    with load_engine(cluster.engine).place_workers(location, cluster.cluster, count) as places:
+        others = iter(places)
+        yield [next(others) if isinstance(each, EngineAddress) else each for each in wanted]

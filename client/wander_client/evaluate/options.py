@@ -484,19 +484,11 @@ class CommandFlags:
     ] = False
     dry_run: Annotated[bool, Option("--dry-run", "show what would be played", BESIDE, THE_RUN)] = False
     engine: Annotated[
-        Literal["ray"] | None,
-        Option("--engine", "play in shards, on a cluster", BESIDE, PROCESSES, metavar="ray"),
-    ] = None
-    ray_address: Annotated[
         str | None,
         Option(
-            *("--ray-address", "head of the cluster (RAY_ADDRESS, or Ray here)", BESIDE, PROCESSES),
-            metavar="HOST:PORT",
+            *("--engine", "play in shards on a cluster, one a processor or GPU", BESIDE, PROCESSES),
+            metavar="ray[://HOST:PORT[/SHARDS]]",
         ),
-    ] = None
-    shards: Annotated[
-        int | None,
-        Option("--shards", "with --engine: parts (one a processor or GPU)", BESIDE, PROCESSES, min=1),
     ] = None
     fail_under: Annotated[
         float | None, Option("--fail-under", "exit 1 when the reward is lower", BESIDE, SAMPLED, THE_RUN)

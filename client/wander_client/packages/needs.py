@@ -1,8 +1,8 @@
 """What an environment needs beside its package index: its own wheel and packages that the hub serves itself.
 
-`wander-sdk`, `wander-client` and the classic API (`wander-compat`, `verifiers`) come from the hub's own index
-(`/wander/simple/`) when it serves them, and are resolved by direct URL: no index can offer another package
-under those names.
+`wander-sdk`, `wander-client`, the plugins and the classic API (`wander-compat`, `verifiers`) come from the
+hub's own index (`/wander/simple/`) when it serves them, and are resolved by direct URL: no index can offer
+another package under those names.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _FREE_UNPACKED, _MOST_RATIO = 1 << 30, 100
 """Bytes that a wheel of any size may unpack to, and how much more than its size a large one may."""
 _METADATA = re.compile(r"[^/]+\.dist-info/METADATA")
 SDK, CLIENT = "wander-sdk", "wander-client"
-HUB_PACKAGES = (SDK, CLIENT, classic.COMPAT, classic.PROJECT)
+HUB_PACKAGES = (SDK, CLIENT, classic.COMPAT, classic.PROJECT, "wander-ray")
 """What hubs serve themselves."""
 
 

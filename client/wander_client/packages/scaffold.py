@@ -160,7 +160,7 @@ def _owner_of(module: str) -> str | None:
         return "a keyword of Python"
     if module in sys.stdlib_module_names or module in ("test", "tests"):
         return "a module of Python's own"
-    if module in ("wander", "wander_sdk", "wander_client", "wander_compat", "wander_hub"):
+    if module in ("wander", "wander_sdk", "wander_client", "wander_compat", "wander_hub", "wander_ray"):
         return "a package of Wander"
     if module in POPULAR:
         return "a well-known package"

@@ -24,7 +24,6 @@ from wander_client.python.background import blocking, called_from_python, close_
 from wander_client.python.evaluation import (
     Loaded,
     Sampling,
-    choose_engine,
     evaluate,
     open_again,
     play_rollout,
@@ -39,9 +38,7 @@ from wander_client.terminal.suggestions import choose
 if TYPE_CHECKING:
     from wander.train.rollouts.own_trainer import EnvironmentRollouts
 
-_NO_OPTIONS = frozenset(
-    {"self", "model", "tokenizer", "out", "resume", "only_failed"} | {"engine", "ray_address", "shards"}
-)
+_NO_OPTIONS = frozenset({"self", "model", "tokenizer", "out", "resume", "only_failed", "engine"})
 """Arguments of `evaluate` that are not settings of an evaluation."""
 _PAGE = 500
 """Examples that are fetched at once while a dataset is walked."""
@@ -244,9 +241,7 @@ class LoadedEnvironment:
         budget_usd: float | None = None,
         prices: TokenPrices | None = None,
         shard: str | None = None,
-        engine: Literal["ray"] | None = None,
-        ray_address: str | None = None,
-        shards: int | None = None,
+        engine: str | None = None,
         out: str | os.PathLike[str] | None = None,
         resume: str | os.PathLike[str] | None = None,
         only_failed: bool = False,
@@ -266,8 +261,8 @@ class LoadedEnvironment:
         - `players`: who plays whom beside the model, `{"O": "scripted:tictactoe.players:optimal"}`.
         - `budget_tokens`, `budget_usd` with `prices`: no rollout begins once that is spent.
         - `shard`: `"0/8"` plays the first of eight parts of the run alone; `Run.merge` makes one run of them.
-        - `engine`: `"ray"` plays `shards` parts on the cluster at `ray_address`, a model that is named.
-          The parts are kept next to `out`, which must be on a file system that all nodes mount.
+        - `engine`: `"ray://HOST:PORT/32"` plays 32 shards on that cluster, a model that is named. The shards
+          are kept next to `out`, which must be on a file system that all nodes mount.
         - `out`: the run's folder; by default a new one below `runs`.
         - `resume`: a run, or its folder: what is missing or failed is played, with `only_failed` the latter.
 
@@ -281,7 +276,7 @@ class LoadedEnvironment:
             out=out,
             resume=resume,
             only_failed=only_failed,
-            engine=choose_engine(engine, ray_address, shards),
+            engine=engine,
         )
 
     rollout_sync = blocking(rollout)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,6 +15,7 @@ from pydantic import ValidationError
 from wander.types import SamplingArgs, first_fault
 
 from wander_client.context import Invocation
+from wander_client.engines import EngineAddress, load_engine
 from wander_client.environments.location import default_log
 from wander_client.environments.opening import OpenedEnvironment, open_environment
 from wander_client.environments.workers import WorkerChoice
@@ -44,8 +46,6 @@ if TYPE_CHECKING:
     from wander.handle import EnvironmentHandle
     from wander.sandbox import SandboxPolicy
     from wander.types import Example, Rollout
-
-    from wander_client.ray_engine.parts import RayChoice
 
 Checked = TypeVar("Checked")
 Sampling = SamplingArgs | Mapping[str, Any] | None
@@ -78,7 +78,7 @@ async def evaluate(
     out: str | os.PathLike[str] | None,
     resume: str | os.PathLike[str] | None,
     only_failed: bool,
-    engine: RayChoice | None = None,
+    engine: str | None = None,
 ) -> Run:
     """Evaluate, save the run, and return it; `options` that are None are not said."""
     context, location = loaded.context, loaded.opened.location
@@ -86,7 +86,7 @@ async def evaluate(
         if only_failed or options.get("shard") is not None:
             name = "only_failed" if only_failed else "shard"
             raise UsageError(f"`{name}` means nothing with `engine`", hint=f"leave out `{name}`")
-        return await _evaluate_on_ray(loaded, model, options, out, resume, engine)
+        return await _evaluate_on_engine(loaded, model, options, out, resume, engine)
     if only_failed and resume is None:
         raise UsageError("`only_failed` goes on with a run", hint="name it: `resume=run`")
     name, pool = open_model_pool(context, model, tokenizer)
@@ -113,52 +113,35 @@ async def evaluate(
     return Run(run_dir)
 
 
-def choose_engine(engine: str | None, address: str | None, shards: int | None) -> RayChoice | None:
-    """Return where shards are played; None where all is played here."""
-    from wander_client.ray_engine.parts import RayChoice
-
-    if engine is None and (address, shards) != (None, None):
-        raise UsageError(
-            "`ray_address` and `shards` are of an engine",
-            hint='add `engine="ray"`, or leave them out',
-        )
-    if engine not in (None, "ray"):
-        raise UsageError(f"there is no engine `{engine}`", hint='there is `engine="ray"`')
-    return None if engine is None else RayChoice(address, shards)
-
-
-async def _evaluate_on_ray(
+async def _evaluate_on_engine(
     loaded: Loaded,
     model: Model,
     options: Mapping[str, Any],
     out: str | os.PathLike[str] | None,
     resume: str | os.PathLike[str] | None,
-    engine: RayChoice,
+    word: str,
 ) -> Run:
-    """Play in shards on Ray; a cancellation ends them in order, and is passed on when all is kept."""
-    from wander_client.ray_engine import command as on_ray
-
+    """Play in shards on a cluster; a cancellation ends them in order, and is passed on when all is kept."""
     if not isinstance(model, str):
         raise UsageError(
-            '`engine="ray"` loads the model on other machines', hint="name it as `wander eval -m` does"
+            "an engine loads the model on other machines", hint="name the model as `wander eval -m` does"
         )
+    address = EngineAddress.parse(word)
+    engine, context, cancelled = load_engine(address.engine), loaded.context, threading.Event()
     if resume is not None:
-        said = {name: value for name, value in options.items() if value is not None}
-        playing: Coroutine[Any, Any, Any] = asyncio.to_thread(
-            on_ray.resume, loaded.context, Path(resume), engine, said
-        )
         place = Path(resume)
+        said = {name: value for name, value in options.items() if value is not None}
+        playing = asyncio.to_thread(engine.resume, context, place, address, said, cancelled)
     else:
         settings = new_settings(loaded, _said(loaded, model, options))
-        place = (
-            Path(out) if out else new_run_dir(loaded.context.settings.runs_dir, loaded.opened.location, model)
-        )
-        playing = asyncio.to_thread(on_ray.evaluate, loaded.context, settings, place, engine)
+        runs = context.settings.runs_dir
+        place = Path(out) if out else new_run_dir(runs, loaded.opened.location, model)
+        playing = asyncio.to_thread(engine.evaluate, context, settings, place, address, cancelled)
     ended = asyncio.ensure_future(playing)
     try:
         await asyncio.shield(ended)
     except asyncio.CancelledError:
-        engine.ended.set()
+        cancelled.set()
         await asyncio.wait([ended])
         raise
     return Run(place)

@@ -1,4 +1,4 @@
-"""The folder that holds the shards of a run while Ray plays them, beside the one that the run will have."""
+"""The folder of the shards of a run while an engine plays them, next to the one that the run will have."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def require_run(folder: Path) -> None:
     """Raise `UsageError` for the folder of a run's shards, which is no run."""
     if folder.name.endswith(_ENDING) and _holds_shards(folder):
         raise UsageError(
-            f"`{folder}` holds the shards of a run that Ray plays", hint=_how_to_end(run_of(folder))
+            f"`{folder}` holds the shards of a run that an engine plays", hint=_how_to_end(run_of(folder))
         )
 
 
 def require_no_shards(out: Path) -> None:
-    """Raise `UsageError` where Ray plays a run into a folder, or did and was not done."""
+    """Raise `UsageError` if an engine plays a run into a folder, or did and was not done."""
     if _holds_shards(parts_of(out)):
         raise UsageError(
-            f"`{parts_of(out)}` holds shards of `{out}`, which Ray plays",
+            f"`{parts_of(out)}` holds shards of `{out}`, which an engine plays",
             hint=f"choose another folder with `--out`, or {_how_to_end(out)}",
         )
 

@@ -1,4 +1,4 @@
-"""The hub's own packages, under the owner `wander`: the SDK, the client, and what serves the classic API.
+"""The hub's own packages, under the owner `wander`: the SDK, the client, the classic API, and the plugins.
 
 So a machine that reaches only this hub and a package mirror can install the command
 (`pip install --index-url HUB/wander/index/ wander-client`). From a source checkout the wheels are
@@ -37,7 +37,7 @@ from wander_hub.upload.schemas import Upload
 
 logger = logging.getLogger("wander_hub")
 
-BUNDLED_DISTRIBUTIONS = ("wander-sdk", "wander-compat", "wander-client", "verifiers")
+BUNDLED_DISTRIBUTIONS = ("wander-sdk", "wander-compat", "wander-client", "wander-ray", "verifiers")
 _EPOCH = (2020, 2, 2, 0, 0, 0)
 _NOT_SHIPPED = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json", "uv_build.json"}
 

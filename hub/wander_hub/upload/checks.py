@@ -35,7 +35,9 @@ CHECK_FIELD = "wander_check"
 _TAKEN = "sha256_digest"
 _FILENAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,240}\.(?:whl|tar\.gz)")
 _FILE_TYPES = {"bdist_wheel": "wheel", "sdist": "sdist"}
-_WANDER_MODULES = frozenset({"wander", "wander_client", "wander_compat", "wander_hub", "verifiers"})
+_WANDER_MODULES = frozenset(
+    {"wander", "wander_client", "wander_compat", "wander_hub", "wander_ray", "verifiers"}
+)
 
 
 def check(upload: Upload, settings: Settings, *, environment: bool = True) -> Package:

@@ -135,7 +135,7 @@ def test_a_cluster_that_is_down_is_told(wander: Wander, folder: Path) -> None:
     down = wander(*words, "ray://127.0.0.1:1")
     assert (down.status, "no Ray cluster answers at `127.0.0.1:1`" in down.err) == (5, True)
     nowhere = wander(*words, "ray://nowhere")
-    assert (nowhere.status, "`nowhere` is no address of Ray" in nowhere.err) == (2, True)
+    assert (nowhere.status, "not a Ray address: `nowhere`" in nowhere.err) == (2, True)
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_models_play_where_the_gpus_are_and_environments_where_the_processors_ar
         "concurrency = 1\n[defaults]\nnum_examples = 4\nrollouts = 2\n"
         '[[eval]]\nenvironment = "./say-env"\nmodel = ["./one", "./two"]\nsampling = [{max_tokens = 8}]\n'
     )
-    on_ray = ("--engine", "ray", "--ray-address", split_cluster, "--shards", "1", "--out", "ray", "--json")
+    on_ray = ("--engine", f"ray://{split_cluster}/1", "--out", "ray", "--json")
     done = wander("eval", "suite.toml", *on_ray)
     assert done.status == 0, done.out
     assert wander("eval", "suite.toml", "--out", "plain").status == 0

@@ -12,7 +12,6 @@ from wander_client.environments.sandbox import require_confined
 from wander_client.errors import FAILED, OK, PARTIAL, UsageError
 from wander_client.evaluate.options import NEWEST, CommandFlags, EvaluationOptions
 from wander_client.evaluate.schema import parameters_in
-from wander_client.ray_engine.parts import RayChoice
 from wander_client.runs.shards import has_begun, require_no_shards
 from wander_client.terminal.command import CommandLine
 
@@ -52,7 +51,7 @@ def evaluate(said: dict[str, Any]) -> int:
     flags = CommandFlags(**{each.name: said[each.name] for each in fields(CommandFlags) if each.name in said})
     _require_together(said, flags)
     if flags.engine is not None or (flags.resume is not None and has_begun(flags.resume)):
-        return _play_on_ray(said, flags)
+        return _play_on_engine(said, flags)
     if is_suite(said, flags) and not said.get("exhaustive"):
         from wander_client.suites import command as suite_command
 
@@ -74,26 +73,19 @@ def _require_together(said: dict[str, Any], flags: CommandFlags) -> None:
         raise UsageError("`--only-failed` goes on with a run", hint="name it: `--resume RUN --only-failed`")
     if str(flags.resume) == NEWEST and not said.get("environment", "").endswith(".toml"):
         raise UsageError("`--resume` names no run", hint="`wander runs` lists the runs here")
-    for name in ("ray_address", "shards"):
-        begun = flags.resume is not None and has_begun(flags.resume)
-        if getattr(flags, name) is not None and flags.engine is None and not begun:
-            option = f"--{name.replace('_', '-')}"
-            raise UsageError(
-                f"`{option}` is of an engine", hint=f"add `--engine ray`, or leave out `{option}`"
-            )
     if {"serve", "base_url"} <= said.keys():
         raise UsageError(
             "`--serve` starts a server, `-b` names one that runs", hint="leave one of the two out"
         )
 
 
-def _play_on_ray(said: dict[str, Any], flags: CommandFlags) -> int:
-    """Play an evaluation or a suite in shards on Ray, or go on with them, and report."""
+def _play_on_engine(said: dict[str, Any], flags: CommandFlags) -> int:
+    """Play an evaluation or a suite in shards on a cluster, or go on with them, and report."""
     from wander.evals.run.runner import EvaluationResult
 
+    from wander_client.engines import EngineAddress, load_engine
     from wander_client.evaluate.evaluation import fresh_folder
     from wander_client.evaluate.settings import require_needed, settings_for
-    from wander_client.ray_engine import command as on_ray
     from wander_client.suites import command as suite_command
     from wander_client.suites.folder import is_suite
 
@@ -101,23 +93,23 @@ def _play_on_ray(said: dict[str, Any], flags: CommandFlags) -> int:
         if said.get(name):
             option = f"--{name.replace('_', '-')}"
             raise UsageError(f"`{option}` means nothing with `--engine`", hint=f"leave out `{option}`")
-    context, choice = current(), RayChoice(flags.ray_address, flags.shards)
+    address = EngineAddress.parse(flags.engine or "ray")
+    engine, context = load_engine(address.engine), current()
     out, suite = flags.out, None
     if flags.resume is not None:
         out = flags.resume
         flag_names = {each.name for each in fields(CommandFlags)}
         settings_said = {key: value for key, value in said.items() if key not in flag_names}
-        resumed, merged = on_ray.resume(context, out, choice, settings_said)
-        suite = None if on_ray.is_alone(resumed) else resumed
+        suite, merged = engine.resume(context, out, address, settings_said)
     elif is_suite(said, flags):
         suite, _ = suite_command.find_suite(context, said, flags)
         out = out or fresh_folder(context.settings.runs_dir, suite.name)
-        merged = on_ray.evaluate_suite(context, suite, out, choice)
+        merged = engine.evaluate_suite(context, suite, out, address)
     else:
         _require_named(said)
         settings = settings_for({**said, "model": said["model"][0]}, context.settings)
         require_needed(settings, said)
-        merged = [on_ray.evaluate(context, settings, out, choice)]
+        merged = [engine.evaluate(context, settings, out, address)]
     if suite is not None and out is not None:
         return suite_command.report_merged(suite, out, merged, flags.fail_under, context.output)
     (run,) = merged

@@ -16,7 +16,7 @@ from time import monotonic
 
 from wander.clients.rate_limit import CallLimiter, Pace
 
-from wander_client.ray_engine.coordinator import Refusal, Terms, Trade
+from wander_ray.coordinator import Refusal, Terms, Trade
 
 TALK_SECONDS = 0.25
 

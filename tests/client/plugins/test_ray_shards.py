@@ -12,12 +12,12 @@ from wander.evals.store.folder import RunFolder
 from wander.evals.store.jsonl import blocks
 from wander.wire.run_record import Shard
 from wander_client.evaluate.evaluation import read_settings_of
-from wander_client.ray_engine import engine
-from wander_client.ray_engine.coordinator import Coordinator
-from wander_client.ray_engine.task import PROOF_FILE, Job, play_shard
 from wander_client.runs.shards import SHARDS_FILE, parts_of
 from wander_client.suites.file import Suite, name_run
 from wander_client.suites.merge import merge_part
+from wander_ray import engine
+from wander_ray.coordinator import Coordinator
+from wander_ray.task import PROOF_FILE, Job, play_shard
 
 
 class Near:
@@ -66,14 +66,5 @@ def test_a_lost_shard_goes_on_in_its_folder_and_the_record_is_that_played_here(
     assert kept_lines
     assert kept_lines <= {line for _, line in RunFolder.open(folders[0]).records()}, "none is played twice"
     merge_part(folders, Path("ray"), "ray")
-    engine.finish(Path("ray"))
-    assert not place.exists()
     assert records_of(Path("ray")) == records_of(Path("plain"))
     assert aggregates_of(Path("ray")) == aggregates_of(Path("plain"))
-
-
-def test_options_of_an_engine_need_one(wander: Wander, folder: Path) -> None:
-    words = ("eval", str(folder), "-m", "scripted:say_env:solver", "--out", "ray", "--json")
-    done = wander(*words, "--shards", "2")
-    assert done.status == 2
-    assert "--engine ray" in done.json["error"]["hint"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from wander.clients.rate_limit import CallLimiter, Pace
+from wander.clients.rate_limit import CallLimiter
 from wander.evals.run.budget import SharedBudget
 
 if TYPE_CHECKING:
@@ -117,7 +117,11 @@ class Coordinator:
             self._release(shard, trade.endpoint, int(number < refused))
             pace.note_refused(now, now - one.began_ago, one.told)
         granted = await self._grant(shard, attempt, trade) if trade.wanted else 0
-        return Terms(granted, self._count_kept(trade.endpoint, pace), self._budget.spent)
+        kept = 0
+        if pace.is_free(monotonic()) and not self._budget.is_bound:  # nothing but the bound on calls counts
+            there = {shard for shard, at in (self._held + self._waiting) if at == trade.endpoint}
+            kept = self._concurrency // max(1, len(there))
+        return Terms(granted, kept, self._budget.spent)
 
     async def _grant(self, shard: int, attempt: str, trade: Trade) -> int:
         """Wait for room for the calls of a shard, and return for how many there is."""
@@ -136,13 +140,6 @@ class Coordinator:
             self._release(shard, trade.endpoint, granted)
         self._require_current(shard, attempt)
         return granted
-
-    def _count_kept(self, endpoint: str, pace: Pace) -> int:
-        """Return how many calls a shard may replace without asking: its share, where nothing else counts."""
-        if not pace.is_free(monotonic()) or self._budget.is_bound:
-            return 0
-        there = {shard for (shard, at), calls in (self._held + self._waiting).items() if at == endpoint}
-        return self._concurrency // max(1, len(there))
 
     async def report(
         self, shard: int, attempt: str, progress: dict[str, Progress], tokens: int, usd: float

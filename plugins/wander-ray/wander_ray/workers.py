@@ -15,20 +15,19 @@ import secrets
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wander_client.cluster import Problem, Versions, connected
 from wander_client.context import CommonOptions, Invocation
-from wander_client.environments.workers import RayAddress
 from wander_client.errors import ClientError, UsageError
 from wander_client.terminal.output import Output
 
+from wander_ray.cluster import Problem, Versions, connected
+
 if TYPE_CHECKING:
     from wander.worker.remote.address import WorkerAddress, WorkerPlace
-
     from wander_client.environments.location import Location
 
 _START_SECONDS = 300.0
@@ -48,38 +47,25 @@ class _Job:
 
 
 @contextlib.contextmanager
-def placed(
-    location: Location, addresses: Sequence[WorkerAddress | RayAddress], count: int
-) -> Iterator[Sequence[WorkerPlace]]:
-    """Yield where workers of an environment listen, at least `count` where clusters give them.
-
-    The actors end with the block.
-    """
-    asked = [each for each in addresses if isinstance(each, RayAddress)]
-    if not asked:
-        yield [each for each in addresses if not isinstance(each, RayAddress)]
-        return
-    wanted = [addresses[number % len(addresses)] for number in range(max(count, len(addresses)))]
+def place_workers(location: Location, cluster: str, count: int) -> Iterator[list[WorkerPlace]]:
+    """Yield where workers of an environment listen; their actors end with the block."""
     variables = {"WANDER_HUB": os.environ["WANDER_HUB"]} if "WANDER_HUB" in os.environ else {}
     job = _Job(location.exact_name, secrets.token_hex(32), variables)
-    with connected(asked[0].cluster) as ray, contextlib.ExitStack() as stack:
-        if any(each != asked[0] for each in asked):
-            raise UsageError("workers of two clusters are asked for", hint="name one cluster alone")
+    with connected(cluster) as ray, contextlib.ExitStack() as stack:
         # Each process of a training run has as many of its own.
-        number = sum(isinstance(each, RayAddress) for each in wanted) * int(os.environ.get("WORLD_SIZE", "1"))
+        number = count * int(os.environ.get("WORLD_SIZE", "1"))
         if number > (there := int(ray.cluster_resources().get("CPU", 0))):
             raise UsageError(
-                f"the cluster at `{asked[0]}` has {there} processors, too few for {number} workers",
+                f"the cluster at `ray://{cluster}` has {there} processors, too few for {number} workers",
                 hint="ask for fewer, or add nodes: `ray start --address ...`",
             )
         kind = ray.remote(RayWorker).options(num_cpus=1, max_restarts=-1, max_task_retries=-1)
-
-        def start() -> WorkerPlace:
+        places: list[WorkerPlace] = []
+        for _ in range(count):
             actor = kind.remote(job)
             stack.callback(ray.kill, actor)
-            return _ActorPlace(actor, job.token)
-
-        yield [start() if isinstance(each, RayAddress) else each for each in wanted]
+            places.append(_ActorPlace(actor, job.token))
+        yield places
 
 
 class _ActorPlace:
@@ -104,7 +90,7 @@ class _ActorPlace:
         except Exception as error:  # Ray raises it as such where the cluster is gone
             raise WorkerUnreachable(
                 f"a worker failed on Ray: {str(error).splitlines()[0]}",
-                hint="`ray status` shows what there is of the cluster; all nodes need `wander-client[ray]`",
+                hint="`ray status` shows what there is of the cluster; all nodes need `wander-ray`",
             ) from error
         if isinstance(found, Problem):
             raise LoadError(found.message, hint=found.hint)
@@ -134,7 +120,6 @@ class RayWorker:
 
     def _start(self) -> str:
         import ray
-
         from wander_client.environments.location import default_log, locate
 
         context = Invocation(CommonOptions(mode="quiet"), Output("quiet"))

@@ -16,7 +16,6 @@ from time import monotonic
 from typing import Any
 
 from wander.version import __version__
-
 from wander_client.errors import ClientError, LoginRequired, NotFound, Unavailable, UsageError
 from wander_client.failures import explain
 
@@ -64,29 +63,33 @@ class Versions:
             raise ClientError(
                 f"node `{socket.gethostname()}` has wander {__version__} on Python {sys.version_info[0]}."
                 f"{sys.version_info[1]}, and the driver {there}",
-                hint="install the same `wander-client[ray]` on all nodes",
+                hint="install the same `wander-ray` on all nodes",
                 code="versions_differ",
             )
 
 
 _LOCK = threading.Lock()
 _USERS: list[str | None] = []
-"""Of whoever uses the one connection of this process, the address, which is the same for all."""
+"""The address that each user of this process's one connection asked for; all are the same."""
 _UNDO = contextlib.ExitStack()
-"""Disconnects, after the last of them."""
+"""Disconnects when the last user is gone."""
 
 
-def _join(wanted: str | None) -> Any:
-    """Return Ray, connected."""
+@contextlib.contextmanager
+def connected(address: str, *, go_on: str = "resume the run") -> Iterator[Any]:
+    """Yield Ray, connected to the cluster at `HOST:PORT` or `auto`; what it prints goes to standard error.
+
+    An empty address takes `RAY_ADDRESS`, or starts Ray on this machine, which `local` always does. Raises
+    `Unavailable` if the cluster is lost meanwhile, and says how to go on.
+    """
     try:
         import ray
         import ray.util.scheduling_strategies
     except ImportError as error:
         raise UsageError(
-            "a cluster needs Ray",
-            hint="install it: `pip install 'wander-client[ray]'`",
-            code="missing_extra",
+            "a cluster needs Ray", hint="install it: `pip install 'ray>=2.49'`", code="missing_extra"
         ) from error
+    wanted = address or os.environ.get("RAY_ADDRESS")
     with _LOCK:
         if _USERS and wanted != _USERS[0]:
             raise UsageError(
@@ -96,7 +99,16 @@ def _join(wanted: str | None) -> Any:
         if not _USERS:
             _connect(ray, wanted)
         _USERS.append(wanted)
-    return ray
+    try:
+        yield ray
+    except ray.exceptions.RayError as error:
+        hint = f"see with `ray status` whether it runs, then {go_on}; what was played is kept"
+        raise failed(f"lost the cluster at `{wanted or 'this machine'}`", error, hint) from error
+    finally:
+        with _LOCK:
+            _USERS.pop()
+            if not _USERS:
+                _UNDO.close()
 
 
 def _connect(ray: Any, wanted: str | None) -> None:
@@ -118,27 +130,6 @@ def _connect(ray: Any, wanted: str | None) -> None:
                 raise _cannot_connect(wanted, error) from error
             stack.callback(ray.shutdown)
         _UNDO.push(stack.pop_all())
-
-
-@contextlib.contextmanager
-def connected(address: str | None, *, go_on: str = "resume the run") -> Iterator[Any]:
-    """Yield Ray, connected to the cluster at `HOST:PORT` or `auto`; what it prints goes to standard error.
-
-    None takes `RAY_ADDRESS`, or starts Ray on this machine, which `local` always does. Raises `Unavailable`
-    where the cluster is lost meanwhile, and says how to go on.
-    """
-    address = address or os.environ.get("RAY_ADDRESS")
-    ray = _join(address)
-    try:
-        yield ray
-    except ray.exceptions.RayError as error:
-        hint = f"see with `ray status` whether it runs, then {go_on}; what was played is kept"
-        raise failed(f"lost the cluster at `{address or 'this machine'}`", error, hint) from error
-    finally:
-        with _LOCK:
-            _USERS.pop()
-            if not _USERS:
-                _UNDO.close()
 
 
 def failed(what: str, error: Exception, hint: str, code: str = "ray_unavailable") -> Unavailable:
@@ -172,7 +163,7 @@ def _require_reachable(address: str) -> None:
         raise UsageError(f"`{address}` is an address of Ray Client, which Wander does not use", hint=hint)
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
-        raise UsageError(f"`{address}` is no address of Ray", hint="write `HOST:6379`, or `auto`")
+        raise UsageError(f"not a Ray address: `{address}`", hint="write `HOST:6379`, or `auto`")
     try:
         socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
     except OSError as error:

@@ -20,24 +20,23 @@ from typing import TYPE_CHECKING, Any
 
 from wander.evals.run.budget import SharedBudget
 from wander.wire.run_record import Shard
-
-from wander_client.cluster import Problem, Versions
 from wander_client.context import CommonOptions, Invocation
 from wander_client.errors import ClientError
 from wander_client.models.pool import ModelChoice, ModelPool
-from wander_client.ray_engine.coordinator import Terms, Trade
-from wander_client.ray_engine.limiter import RayLimiter
-from wander_client.ray_engine.models import Actors, RayModelClient, key_of
 from wander_client.runs.lookup import SUITE_FILE
 from wander_client.suites.file import Suite
 from wander_client.suites.play import play_suite, prepare, share_budget
 from wander_client.suites.table import SuiteTable
 from wander_client.terminal.output import Output
 
+from wander_ray.cluster import Problem, Versions
+from wander_ray.coordinator import Terms, Trade
+from wander_ray.limiter import RayLimiter
+from wander_ray.models import Actors, RayModelClient, key_of
+
 if TYPE_CHECKING:
     from wander.clients.base import Client
     from wander.evals.run.stopping import StopRequest
-
     from wander_client.environments.location import Location
 
 PROOF_FILE = "shared"

@@ -1,4 +1,4 @@
-"""The driver: has Ray play the shards of a suite, shows how they go, and makes one record of them."""
+"""The engine `ray` of `wander eval`: has Ray play the shards of a suite, and makes one record of them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,24 @@ import shutil
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wander.wire.run_record import Shard
-
-from wander_client.cluster import Head, Problem, Versions, connected, failed
 from wander_client.errors import PARTIAL, ClientError, Interrupted, Unavailable, UsageError
-from wander_client.evaluate.evaluation import more_budget, resume_command
+from wander_client.evaluate.evaluation import more_budget, new_run_dir, resume_command, settle
+from wander_client.evaluate.settings import BUDGETS, EvaluationSettings
 from wander_client.models.reference import asks_endpoint
-from wander_client.ray_engine.coordinator import Coordinator, Overview
-from wander_client.ray_engine.models import (
+from wander_client.runs.shards import SHARDS_FILE, parts_of, require_free, require_run, run_of
+from wander_client.suites.file import Suite, name_run
+from wander_client.suites.merge import Merged, merge_part, merge_suite
+from wander_client.suites.table import SuiteTable
+
+from wander_ray.cluster import Head, Problem, Versions, connected, failed
+from wander_ray.coordinator import Coordinator, Overview
+from wander_ray.models import (
     MOST_CALLS,
     MOST_RESTARTS,
     Actors,
@@ -31,15 +36,13 @@ from wander_client.ray_engine.models import (
     key_of,
     models_of,
 )
-from wander_client.ray_engine.parts import RayChoice
-from wander_client.ray_engine.task import PROOF_FILE, Job, alone, play_shard
-from wander_client.runs.shards import SHARDS_FILE, parts_of, require_free, require_run, run_of
-from wander_client.suites.file import Suite, SuiteRun
-from wander_client.suites.table import SuiteTable
+from wander_ray.task import PROOF_FILE, Job, alone, play_shard
+from wander_ray.workers import place_workers as place_workers  # the engine's, too
 
 if TYPE_CHECKING:
     from wander.evals.run.runner import Progress
-
+    from wander_client.context import Invocation
+    from wander_client.engines import EngineAddress
     from wander_client.models.pool import ModelChoice
     from wander_client.terminal.output import Output
 
@@ -56,7 +59,97 @@ class BudgetSpent(ClientError):
     status = PARTIAL
 
 
-def play(suite: Suite, out: Path, choice: RayChoice, output: Output) -> Overview:
+def evaluate(
+    context: Invocation,
+    settings: EvaluationSettings,
+    out: Path | None,
+    address: EngineAddress,
+    ended: threading.Event | None = None,
+) -> Merged:
+    """Play one evaluation and return its run; a budget is that of all shards together.
+
+    The shards end in order once `ended` is set, as after Ctrl-C.
+    """
+    settings, location = settle(context, settings)
+    out = out or new_run_dir(context.settings.runs_dir, location, settings.model)
+    alone = settings.model_copy(update={"budget_tokens": None, "budget_usd": None})
+    suite = Suite(
+        name=out.name,
+        concurrency=settings.concurrency,
+        evaluations_at_once=1,
+        runs=[name_run(alone, "the evaluation")],
+        budget_tokens=settings.budget_tokens,
+        budget_usd=settings.budget_usd,
+    )
+    (merged,) = _play(context, suite, out, address, ended)
+    return merged
+
+
+def evaluate_suite(context: Invocation, suite: Suite, out: Path, address: EngineAddress) -> list[Merged]:
+    """Play a suite and return its runs, which lie in `out`."""
+    for run in suite.runs:
+        if run.settings.budget_tokens is not None or run.settings.budget_usd is not None:
+            raise UsageError(
+                f"{run.where}: a budget of one evaluation is not shared among shards",
+                hint="write the budget at the top of the suite's file",
+            )
+    exact = [
+        run.model_copy(update={"settings": settle(context, run.settings)[0]}) for run in suite.runs
+    ]  # an environment and a version that hold on all nodes
+    return _play(context, suite.model_copy(update={"runs": exact}), out, address)
+
+
+def resume(
+    context: Invocation,
+    out: Path,
+    address: EngineAddress,
+    said: Mapping[str, Any],
+    ended: threading.Event | None = None,
+) -> tuple[Suite | None, list[Merged]]:
+    """Go on with a suite, or with one evaluation, which has none to return.
+
+    The number of shards stays, and nothing but budgets may change.
+    """
+    if other := sorted(said.keys() - set(BUDGETS)):
+        raise UsageError(
+            f"`{other[0]}` cannot change while a run goes on", hint="only its budgets can: leave it out"
+        )
+    shard_folders(out)
+    hint = "play it again into another folder: `wander eval ... --engine ray --out NEW`"
+    suite = Suite.load_own(parts_of(out), hint).model_copy(update=dict(said))
+    merged = _play(context, suite, out, address, ended)
+    return None if _is_alone(suite) else suite, merged
+
+
+def _is_alone(suite: Suite) -> bool:
+    """Tell whether a suite is one evaluation."""
+    return suite.file is None and len(suite.runs) == 1
+
+
+def _play(
+    context: Invocation,
+    suite: Suite,
+    out: Path,
+    address: EngineAddress,
+    ended: threading.Event | None = None,
+) -> list[Merged]:
+    """Play what is missing of the shards, make the record of them, and remove them."""
+    require_free(out)
+    with hold(out):
+        play(suite, out, address, context.output, ended or threading.Event())
+        require_free(out)
+        folders = shard_folders(out)
+        if _is_alone(suite):
+            (run,) = suite.runs
+            merged = [merge_part([folder / run.folder for folder in folders], out, run.name)]
+        else:
+            merged = merge_suite(folders, out)
+            suite.write(out)  # with the calls at once of the whole
+        shutil.rmtree(parts_of(out))
+    return merged
+
+
+def play(suite: Suite, out: Path, address: EngineAddress, output: Output, ended: threading.Event) -> None:
     """Play a suite's shards beside `out`, or go on with them, until all are complete.
 
     Raises `Interrupted` after Ctrl-C, and what went wrong in a shard; what was played is kept.
@@ -65,17 +158,21 @@ def play(suite: Suite, out: Path, choice: RayChoice, output: Output) -> Overview
     _require_same(place, suite)
     proof = secrets.token_hex(16)
     budget = (suite.budget_tokens, suite.budget_usd)
-    with connected(choice.address, go_on=f"go on with `{resume_command(out)}`") as ray:
+    with connected(address.cluster, go_on=f"go on with `{resume_command(out)}`") as ray:
         require_free(out)  # connecting takes a while
         total, options, models = _place(ray, suite)
-        count = _count_shards(place, choice.shards, total)
+        count = _count_shards(place, address.count, total)
         (place / SHARDS_FILE).write_text(str(count))
         (place / PROOF_FILE).write_text(proof)
         suite.write(place)
         # Without an endpoint each shard has its share of the calls at once; so it has of a budget's rollouts.
         local, bound = _without_limiter(suite, models), budget != (None, None)
         parts = count if local else min(count, total) if bound else 1
-        sent = suite.model_copy(update={"runs": [_divided(run, parts) for run in suite.runs]})
+        runs = []
+        for run in suite.runs:
+            share = {"concurrency": -(-run.settings.concurrency // parts)}
+            runs.append(run.model_copy(update={"settings": run.settings.model_copy(update=share)}))
+        sent = suite.model_copy(update={"runs": runs})
         variables, sent_json = _variables(suite), sent.model_dump_json(by_alias=True)
         jobs = [
             Job(sent_json, str(place), number, count, proof, variables=variables) for number in range(count)
@@ -89,7 +186,7 @@ def play(suite: Suite, out: Path, choice: RayChoice, output: Output) -> Overview
         output.note(f"playing {count} shards on Ray, in {place}")
         with _served(ray, models, variables) as actors:
             refs = [task.remote(job, coordinator, actors) for job in jobs]
-            problems, overview, stopped = _wait(ray, refs, coordinator, suite, output, choice.ended)
+            problems, overview, stopped = _wait(ray, refs, coordinator, suite, output, ended)
     if stopped and not _broken(problems):
         done = sum(each.done for runs in overview.progress.values() for each in runs)
         raise Interrupted(
@@ -106,7 +203,6 @@ def play(suite: Suite, out: Path, choice: RayChoice, output: Output) -> Overview
             hint=f"go on with `{resume_command(out)}{more_budget(overview.tokens, overview.usd, *budget)}`",
             code="budget_spent",
         )
-    return overview
 
 
 @contextlib.contextmanager
@@ -157,11 +253,6 @@ def _is_complete(place: Path, suite: Suite, count: int) -> bool:
             if not (run / "run.json").is_file() or RunFolder.open(run).manifest.ended_at is None:
                 return False
     return True
-
-
-def finish(out: Path) -> None:
-    """Remove the shards of a record that is made."""
-    shutil.rmtree(parts_of(out))
 
 
 def shard_folders(out: Path) -> list[Path]:
@@ -230,7 +321,7 @@ def _count_shards(place: Path, wanted: int | None, usual: int) -> int:
     begun = int(file.read_text())
     if wanted not in (None, begun):
         raise UsageError(
-            f"`{place}` was begun with {begun} shards, not {wanted}", hint="leave out `--shards` to go on"
+            f"`{place}` was begun with {begun} shards, not {wanted}", hint="leave the number out to go on"
         )
     return begun
 
@@ -246,12 +337,6 @@ def _without_limiter(suite: Suite, models: Counter[ModelChoice]) -> bool:
         )
         for run in suite.runs
     )
-
-
-def _divided(run: SuiteRun, shards: int) -> SuiteRun:
-    """Return a run that has its share of the calls at once, in each of so many shards."""
-    at_once = -(-run.settings.concurrency // shards)
-    return run.model_copy(update={"settings": run.settings.model_copy(update={"concurrency": at_once})})
 
 
 def _variables(suite: Suite) -> dict[str, str]:
@@ -306,7 +391,7 @@ def _result(ray: Any, ref: Any) -> list[Problem]:
     except ray.exceptions.RayError as error:
         hint = "run the same command again: it goes on with what was played"
         if "No module named" in str(error):
-            hint = "install the same `wander-client[ray]` on all nodes"
+            hint = "install the same `wander-ray` on all nodes"
         return [Problem.of(failed("a shard failed on Ray", error, hint, "shard_failed"))]
     return found
 

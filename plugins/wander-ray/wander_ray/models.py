@@ -21,14 +21,14 @@ from wander.clients.base import Client, ModelRequest, ModelResponse
 from wander.errors import EndpointUnreachable, ModelError
 from wander.types import SamplingArgs
 from wander.worker.protocol import Fault
-
-from wander_client.cluster import Problem, Versions, failed
 from wander_client.context import CommonOptions, Invocation
 from wander_client.errors import ClientError
 from wander_client.models.pool import ModelChoice, ModelPool
 from wander_client.models.reference import is_local_model
 from wander_client.suites.file import Suite
 from wander_client.terminal.output import Output
+
+from wander_ray.cluster import Problem, Versions, failed
 
 MOST_CALLS = 100_000
 """Calls that an actor may have under way; the shards bound them."""
@@ -50,8 +50,12 @@ def key_of(choice: ModelChoice) -> ModelChoice:
 
 def models_of(suite: Suite) -> list[ModelChoice]:
     """Return the models of a suite that want a GPU, each once."""
-    choices = [run.settings.choose_model() for run in suite.runs]
-    return list(dict.fromkeys(key_of(each) for each in choices if _wants_gpu(each)))
+    found: dict[ModelChoice, None] = {}
+    for choice in (run.settings.choose_model() for run in suite.runs):
+        local = choice.base_url is None and is_local_model(choice.model) and choice.device != "cpu"
+        if choice.serve is not None or local:
+            found[key_of(choice)] = None
+    return list(found)
 
 
 def count_gpus(choice: ModelChoice) -> int:
@@ -72,11 +76,6 @@ def count_actors(suite: Suite, gpus: int) -> Counter[ModelChoice] | None:
     if not models or together > gpus:
         return None
     return Counter({each: gpus // together for each in models})
-
-
-def _wants_gpu(choice: ModelChoice) -> bool:
-    local = choice.base_url is None and is_local_model(choice.model) and choice.device != "cpu"
-    return choice.serve is not None or local
 
 
 @dataclass

@@ -1,6 +1,0 @@
-"""Play evaluations and suites on a Ray cluster: a task for each shard, and one record in the end.
-
-Ray places the tasks, and starts those again whose node or process died; such a shard goes on with what its
-folder has. One actor holds what the shards share: calls at once and the pace of each endpoint, budgets,
-progress, and whether to stop. Ray itself is imported by `engine` alone, when it is asked for.
-"""
