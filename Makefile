@@ -67,4 +67,4 @@ lock: setup  ## Resolve constraints.txt anew
 
 clean:  ## Remove what was built; keeps .venv and its downloads
 	@rm -rf demo-output screenshots-output site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
-	@find sdk client hub environments tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find sdk compat client plugins hub environments tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -22,6 +22,7 @@ PACKAGES = {
     "wander_compat": "compat",
     "wander_client": "client",
     "wander_hub": "hub",
+    "wander_integrations": "plugins/wander-integrations",
     "wander_ray": "plugins/wander-ray",
 }
 """Import packages, each with the folder of its distribution; plugins are counted apart."""

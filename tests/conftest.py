@@ -37,7 +37,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 PYTORCH = ("tests/sdk/training", "tests/client/training")
 """The folders that the first worker alone collects: to import PyTorch takes another 6 s and 500 MB."""
 
-LONGEST_FIRST = (*PYTORCH, "tests/docs", "tests/system", "tests/client", "tests/hub")
+LONGEST_FIRST = (*PYTORCH, "tests/docs", "tests/system", "tests/client", "tests/plugins", "tests/hub")
 
 TOGETHER = (*PYTORCH, "tests/system", "tests/house")
 """Folders whose short tests share a worker: each needs what is dear (PyTorch, a hub, all sources parsed)."""

@@ -69,11 +69,15 @@ def read_target(file: Path, python: str | None, torch: str | None) -> dict[str, 
 def wander_members() -> list[Path]:
     """Return the folders of the distributions that a GPU machine needs.
 
-    Those are all but the hub, the shim, the plugins, and the environments of another library
-    (`wander-sdk[gymnasium]`): some of these libraries have no wheel.
+    Those are all but the hub, the shim, the plugins, and the environments that need an extra
+    (`wander-integrations[gymnasium]`): some of these libraries have no wheel.
     """
     found = [path for path in members() if path.name not in ("hub", "shim") and path.parent.name != "plugins"]
-    return [path for path in found if not any(each.startswith("wander-sdk[") for each in dependencies(path))]
+    return [
+        path
+        for path in found
+        if not any(each.startswith("wander-") and "[" in each for each in dependencies(path))
+    ]
 
 
 def dependencies(member: Path) -> list[str]:

@@ -146,10 +146,10 @@ class ModelNotFound(ConfigError):
 class MissingExtra(WanderError):
     """An optional dependency is absent."""
 
-    def __init__(self, extra: str, *, needed_for: str) -> None:
+    def __init__(self, extra: str, *, needed_for: str, of: str = "wander-sdk") -> None:
         super().__init__(
             f"{needed_for} needs packages that are not installed",
-            hint=f"run `pip install 'wander-sdk[{extra}]'`",
+            hint=f"run `pip install '{of}[{extra}]'`",
         )
         self.extra = extra
 
@@ -249,12 +249,12 @@ class SandboxError(BoundaryError):
 
 
 @contextlib.contextmanager
-def require_extra(extra: str, *, needed_for: str) -> Iterator[None]:
-    """Raise `MissingExtra` where the block imports what is not installed."""
+def require_extra(extra: str, *, needed_for: str, of: str = "wander-sdk") -> Iterator[None]:
+    """Raise `MissingExtra`, with an extra of a distribution, if the block imports what is not installed."""
     try:
         yield
     except ImportError as error:
-        raise MissingExtra(extra, needed_for=needed_for) from error
+        raise MissingExtra(extra, needed_for=needed_for, of=of) from error
 
 
 def error_type(name: str) -> type[WanderError] | None:

@@ -72,7 +72,7 @@ def test_the_adapter_is_a_package(wander: Wander, home: Path, to: str) -> None:
     assert done.status == 0, done.err
     assert done.data["files"] == ["pyproject.toml", "README.md", f"tictactoe_{to.replace('-', '_')}.py"]
     project = tomllib.loads((home / "adapter" / "pyproject.toml").read_text())
-    assert "tictactoe" in project["project"]["dependencies"]
+    assert {"tictactoe", "wander-integrations"} <= set(project["project"]["dependencies"])
     library = {"prime-rl": "verifiers", "skyrl": "skyrl-gym", "tinker": "tinker-cookbook"}[to]
     assert any(each.startswith(library) for each in project["project"]["dependencies"])
     assert ("wander-compat" in project["project"]["dependencies"]) == (to == "prime-rl")
@@ -125,7 +125,8 @@ def test_skyrl_plays_the_same_rollouts(wander: Wander, home: Path) -> None:
 @pytest.mark.slow
 def test_the_library_of_prime_rl_plays_the_same_rollouts(wander: Wander, home: Path) -> None:
     assert wander("export", TICTACTOE, "--to", "prime-rl", "--out", "adapter").status == 0
-    ours = (str(wheel_of(ROOT / name, home / "wheels" / name)) for name in ("sdk", "compat"))
+    names = ("sdk", "compat", "plugins/wander-integrations")
+    ours = (str(wheel_of(ROOT / name, home / "wheels" / name)) for name in names)
     wanted = ["verifiers==0.4.0", *ours]
     wanted.append(str(wheel_of(ROOT / "environments" / "tictactoe", home / "game")))
     python = environment_with(home / "venv", wanted)

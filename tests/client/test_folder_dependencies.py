@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from command_line import Wander, make_wheel
 from package_mirror import build_mirror
+from wander_client.errors import ClientError
 from wander_client.packages.folder import declared_requirements, python_of
 
 MODULE = """
@@ -85,6 +87,21 @@ def test_where_they_cannot_be_had_the_line_that_installs_them_is_printed(
         hint = refused.json["error"]["hint"]
         assert f"uv pip install --python {sys.executable} 'tiny-luck>=1" in hint
     assert list((home / "data" / "virtualenvs").glob("[!.]*")) == []
+
+
+def test_the_plugin_is_copied_and_named_where_it_is_missing(
+    lucky: Path, mirror: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_DEFAULT_INDEX", mirror)
+    declare(lucky, "wander-sdk>=0.1", "wander-integrations>=0.1", "tiny-luck>=1")
+    python = python_of(lucky, home, print)
+    assert python != Path(sys.executable)
+    subprocess.run([python, "-P", "-c", "from wander_integrations import GameEnv"], check=True)
+    monkeypatch.setattr("wander_client.packages.folder.find_spec", lambda name: None)
+    with pytest.raises(ClientError) as refused:
+        python_of(lucky, home, print)
+    assert refused.value.code == "missing_extra"
+    assert "wander-integrations`" in str(refused.value.hint)
 
 
 def test_what_this_python_has_is_taken_as_it_is(lucky: Path, home: Path) -> None:

@@ -58,6 +58,7 @@ class Hub:
 
 
 SDK, COMPAT, CLIENT = (f"wander_{name}-0.1.0-py3-none-any.whl" for name in ("sdk", "compat", "client"))
+INTEGRATIONS = "wander_integrations-0.1.0-py3-none-any.whl"
 SHIM = "verifiers-0.3.1.post100-py3-none-any.whl"
 
 
@@ -97,6 +98,14 @@ def names(wheels: list[Wheel]) -> list[str]:
 )
 def test_the_classic_api_goes_where_it_is_named(of, source: str, requires: list[str], own: list[str]) -> None:
     assert names(of(source, requires, SDK, COMPAT, CLIENT, SHIM).own) == own
+
+
+def test_the_plugin_that_is_required_comes_from_the_hub(of) -> None:
+    requires = ["wander-sdk", "wander-integrations[gymnasium]>=0.1"]
+    warnings: list[str] = []
+    found = of(NATIVE, requires, SDK, INTEGRATIONS, warnings=warnings)
+    assert (names(found.own), warnings) == (["sayer", "wander-sdk", "wander-integrations"], [])
+    assert names(of(NATIVE, ["wander-sdk"], SDK, INTEGRATIONS).own) == ["sayer", "wander-sdk"]
 
 
 def test_what_a_dependency_requires_comes_from_the_hub_too(of) -> None:

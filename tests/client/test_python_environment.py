@@ -13,10 +13,10 @@ import time
 import pytest
 import wander
 from wander.errors import ArgumentsUnfit, LoadError, MissingClient, ModelError
-from wander.integrations import Episode, EpisodeFailed
 from wander.lazy import bring_name
 from wander_client.errors import ClientError, NotFound, Unavailable, UsageError
 from wander_client.python.background import background
+from wander_integrations import Episode, EpisodeFailed
 
 SOLVER, WRONG = "scripted:say_env:solver", "scripted:say_env:wrong"
 

@@ -1,4 +1,4 @@
-"""The public names of `wander` and `wander_client` with their signatures, read from the sources.
+"""The public names of our packages with their signatures, read from the sources.
 
 Nothing is imported, so it takes no torch and half a second. `make names` writes the committed list anew.
 """
@@ -14,12 +14,16 @@ ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "tests/house/public_names.txt"
 NAMESPACES = (
     *("wander", "wander.checks", "wander.clients", "wander.data_sources", "wander.envs", "wander.errors"),
-    *("wander.evals", "wander.handle", "wander.integrations", "wander.models", "wander.parsers"),
+    *("wander.evals", "wander.handle", "wander.models", "wander.parsers"),
     *("wander.rubrics", "wander.sandbox", "wander.seeding", "wander.train", "wander.types"),
-    *("wander.wire", "wander.wire.postings", "wander.worker", "wander_client"),
+    *("wander.wire", "wander.wire.postings", "wander.worker", "wander_client", "wander_integrations"),
 )
 """Whatever docs name; `docs/api` shows them to readers."""
-HOMES = {"wander": ROOT / "sdk", "wander_client": ROOT / "client"}
+HOMES = {
+    "wander": ROOT / "sdk",
+    "wander_client": ROOT / "client",
+    "wander_integrations": ROOT / "plugins/wander-integrations",
+}
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.AnnAssign | ast.Assign
 
 

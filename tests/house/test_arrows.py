@@ -5,14 +5,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-OURS = {"wander", "wander_client", "wander_compat", "wander_hub", "wander_ray"}
+OURS = {"wander", "wander_client", "wander_compat", "wander_hub", "wander_integrations", "wander_ray"}
 ALLOWED = {
     "sdk": {"wander"},
     "client": {"wander", "wander_client"},
     "hub": {"wander", "wander_hub"},
     "compat": {"wander", "wander_compat"},
-    "plugins": {"wander", "wander_client", "wander_ray"},
-    "environments": {"wander"},
+    "plugins/wander-integrations": {"wander", "wander_integrations"},
+    "plugins/wander-ray": {"wander", "wander_client", "wander_ray"},
+    "environments": {"wander", "wander_integrations"},
     "migrations": {"wander_hub"},
 }
 NAMED_FOR_TYPE_CHECKERS = ("sdk/wander/__init__.py", "wander_client")
@@ -36,7 +37,8 @@ def imported(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 def rooms(sources) -> Iterator[tuple[str, str, str, int]]:
     for source in sources:
-        room = source.path.split("/")[0]
+        first, second, *_ = source.path.split("/")
+        room = f"{first}/{second}" if first == "plugins" else first
         if room in ALLOWED and not source.is_test:
             for module, line in imported(source.tree):
                 yield room, source.path, module, line

@@ -19,7 +19,7 @@ def storage(hub):
 
 async def test_our_packages_are_offered_and_not_listed(hub, storage):
     fresh = bundled.publish_bundled(hub.database, storage, hub.settings)
-    packages = ["wander_sdk", "wander_compat", "wander_client", "wander_ray", "verifiers"]
+    packages = [name.replace("-", "_") for name in bundled.BUNDLED_DISTRIBUTIONS]
     assert [name.split("-")[0] for name in fresh] == packages
     assert bundled.publish_bundled(hub.database, storage, hub.settings) == []
     root = await hub.get("/wander/simple/", headers={"Accept": "application/vnd.pypi.simple.v1+json"})

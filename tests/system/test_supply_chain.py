@@ -30,6 +30,7 @@ OURS = (
     "wander-sdk",
     "wander-client",
     "wander-compat",
+    "wander-integrations",
     "wander-ray",
     "verifiers",
     "hop",
@@ -185,8 +186,8 @@ def bound_commands(hub: LiveHub) -> set[str]:
                 "environments/admin/next-number/versions/1.0",
                 text,
             )
-            if "wander-ray" not in text:  # Ray is too large for the tests' index
-                found.add(text)
+            if "wander-ray" not in text:  # Ray and Gymnasium are too large for the tests' index
+                found.add(text.replace("[gymnasium]", ""))
     return {each for each in found if "{" not in each}
 
 

@@ -24,11 +24,11 @@ from wander.wire.gate import read_project
 from wander_client.errors import ClientError
 from wander_client.packages import classic
 from wander_client.packages.interpreters import HERE, choose_python
-from wander_client.packages.needs import HUB_PACKAGES, SDK, read_requirement
+from wander_client.packages.needs import HUB_PACKAGES, INTEGRATIONS, SDK, read_requirement
 from wander_client.packages.uv import install_into, make_virtualenv
 from wander_client.packages.virtualenvs import VirtualEnvironments, key_of
 
-_COPIED = {SDK: "wander", classic.COMPAT: "wander_compat"}
+_COPIED = {SDK: "wander", classic.COMPAT: "wander_compat", INTEGRATIONS: "wander_integrations"}
 """What runs an environment, by distribution: the package that is copied."""
 
 
@@ -38,6 +38,13 @@ def python_of(folder: Path, data_dir: Path, note: Callable[[str], None]) -> Path
     Raises `ClientError`, with the line that installs them, when that cannot be done.
     """
     declared = declared_requirements(folder)
+    names = {canonicalize_name(each.name) for each in declared}
+    if INTEGRATIONS in names and find_spec(_COPIED[INTEGRATIONS]) is None:
+        raise ClientError(
+            f"`{folder.name}` needs `{INTEGRATIONS}`, which is not installed",
+            hint=f"install it: `pip install --index-url HUB/wander/index/ {INTEGRATIONS}`",
+            code="missing_extra",
+        )
     python = choose_python(_project(folder).get("requires-python"), f"`{folder.name}`", note)
     lacking = [each for each in declared if not _is_here(each)]
     if not lacking and python == HERE:
@@ -129,7 +136,7 @@ def _third_parties(declared: list[Requirement]) -> Iterator[str]:
     for requirement in declared:
         if canonicalize_name(requirement.name) not in HUB_PACKAGES:
             yield str(requirement)
-        elif canonicalize_name(requirement.name) == SDK:
+        elif canonicalize_name(requirement.name) in (SDK, INTEGRATIONS):
             yield from map(_without_marker, _of_extras(requirement))
     for name, _ in _sources():
         for text in distribution(name).requires or []:

@@ -42,7 +42,8 @@ _FREE_UNPACKED, _MOST_RATIO = 1 << 30, 100
 """Bytes that a wheel of any size may unpack to, and how much more than its size a large one may."""
 _METADATA = re.compile(r"[^/]+\.dist-info/METADATA")
 SDK, CLIENT = "wander-sdk", "wander-client"
-HUB_PACKAGES = (SDK, CLIENT, classic.COMPAT, classic.PROJECT, "wander-ray")
+INTEGRATIONS = "wander-integrations"
+HUB_PACKAGES = (SDK, CLIENT, classic.COMPAT, classic.PROJECT, INTEGRATIONS, "wander-ray")
 """What hubs serve themselves."""
 
 
@@ -127,7 +128,7 @@ def needs_of(hub: HubApi, cache_dir: Path, wheel: Wheel, warn: Callable[[str], N
     what, requires_dist = f"{wheel.project} {wheel.version}", requirements_in(metadata_of(wheel.path))
     wanted = requirements_of(requires_dist, what)
     own = [wheel]
-    for project in (SDK, CLIENT):
+    for project in (SDK, CLIENT, INTEGRATIONS):
         if project != SDK and project not in wanted:
             continue
         files = hub.index_files(HUB_OWNER, project)

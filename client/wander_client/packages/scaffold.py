@@ -160,7 +160,8 @@ def _owner_of(module: str) -> str | None:
         return "a keyword of Python"
     if module in sys.stdlib_module_names or module in ("test", "tests"):
         return "a module of Python's own"
-    if module in ("wander", "wander_sdk", "wander_client", "wander_compat", "wander_hub", "wander_ray"):
+    ours = ("sdk", "client", "compat", "hub", "integrations", "ray")
+    if module == "wander" or module in {f"wander_{name}" for name in ours}:
         return "a package of Wander"
     if module in POPULAR:
         return "a well-known package"

@@ -76,7 +76,7 @@ def write_adapter(
         "name": name,
         "module": module,
         "package": module.replace("_", "-"),
-        "dependencies": json.dumps(["wander-sdk", requirement, *trainer.requirements]),
+        "dependencies": json.dumps(["wander-sdk", "wander-integrations", requirement, *trainer.requirements]),
         "trainer": trainer.name,
         "index": index,
         # A literal of Python that holds JSON: true and null are none of Python's.

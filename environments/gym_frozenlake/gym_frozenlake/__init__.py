@@ -6,9 +6,9 @@ from typing import Any
 
 from wander import Example, ProceduralRows, State
 from wander.errors import ConfigError
-from wander.integrations import GymnasiumEnv
 from wander.seeding import derived_rng, derived_seed
 from wander.types import GridView
+from wander_integrations import GymnasiumEnv
 
 from gym_frozenlake.players import Player, expert, way
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from wander.integrations import ReasoningGymEnv
+from wander_integrations import ReasoningGymEnv
 
 __all__ = ["load_environment"]
 

@@ -37,7 +37,10 @@ from wander_hub.upload.schemas import Upload
 
 logger = logging.getLogger("wander_hub")
 
-BUNDLED_DISTRIBUTIONS = ("wander-sdk", "wander-compat", "wander-client", "wander-ray", "verifiers")
+BUNDLED_DISTRIBUTIONS = (
+    *("wander-sdk", "wander-compat", "wander-client", "verifiers"),
+    *("wander-integrations", "wander-ray"),
+)
 _EPOCH = (2020, 2, 2, 0, 0, 0)
 _NOT_SHIPPED = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json", "uv_build.json"}
 

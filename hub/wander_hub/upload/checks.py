@@ -36,7 +36,8 @@ _TAKEN = "sha256_digest"
 _FILENAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,240}\.(?:whl|tar\.gz)")
 _FILE_TYPES = {"bdist_wheel": "wheel", "sdist": "sdist"}
 _WANDER_MODULES = frozenset(
-    {"wander", "wander_client", "wander_compat", "wander_hub", "wander_ray", "verifiers"}
+    {"wander", "wander_client", "wander_compat", "wander_hub", "verifiers"}
+    | {"wander_integrations", "wander_ray"}
 )
 
 

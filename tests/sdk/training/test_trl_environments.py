@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import wander
 from wander.clients import ScriptedClient
-from wander.integrations import trl_environment_factory, trl_reward, trl_rows
+from wander_integrations import trl_environment_factory, trl_reward, trl_rows
 
 WORDS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 

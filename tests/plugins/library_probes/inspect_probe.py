@@ -1,4 +1,4 @@
-"""Plays Inspect tasks through the bridge; run where `wander-sdk[inspect]` is installed."""
+"""Plays Inspect tasks through the bridge; run where `wander-integrations[inspect]` is installed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from inspect_ai.model import ChatMessageSystem, ChatMessageUser
 from inspect_ai.scorer import Score, accuracy, choice, includes, match, scorer
 from wander import ScriptedClient
 from wander.errors import ConfigError
-from wander.integrations import InspectEnv
+from wander_integrations import InspectEnv
 
 
 @scorer(metrics=[accuracy()])

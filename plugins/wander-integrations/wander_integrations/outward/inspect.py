@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from wander.errors import require_extra
-from wander.integrations.episode import Steppable, episode_loop, require_sound
-from wander.integrations.stepped import SteppedRollout
 from wander.types import Usage
 
-with require_extra("inspect", needed_for="a task of Inspect"):
+from wander_integrations.episodes import Steppable, SteppedRollout, episode_loop, require_sound
+
+with require_extra("inspect", needed_for="a task of Inspect", of="wander-integrations"):
     from inspect_ai import Task
     from inspect_ai.dataset import MemoryDataset, Sample
     from inspect_ai.model import get_model, messages_from_openai, messages_to_openai
@@ -29,7 +29,7 @@ _MOST = 100
 """Examples of a task that says no number."""
 
 
-def make_task(
+def as_inspect_task(
     environment: Steppable, *, split: Split = "eval", limit: int | None = None, run_seed: int = 0
 ) -> Task:
     """Return the task of the first examples of a split, 100 of them or `limit`.

@@ -11,11 +11,12 @@ import string
 from typing import TYPE_CHECKING, Any
 
 from wander.errors import require_extra
-from wander.integrations.episode import Episode, Steppable
 from wander.parsers import message_text
 from wander.types import Messages
 
-with require_extra("gymnasium", needed_for="a `gymnasium.Env`"):
+from wander_integrations.episodes import Episode, Steppable
+
+with require_extra("gymnasium", needed_for="a `gymnasium.Env`", of="wander-integrations"):
     import gymnasium
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Plays on a real OpenEnv server through the bridge; run where `wander-sdk[openenv]` is installed."""
+"""Plays on a real OpenEnv server through the bridge, where `wander-integrations[openenv]` is installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from openenv.core.env_server.http_server import create_app
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
 from wander import ScriptedClient
-from wander.integrations import OpenEnvEnv
+from wander_integrations import OpenEnvEnv
 
 
 class Guess(Action):

@@ -15,9 +15,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from wander.errors import ConfigError, WanderError, did_you_mean, require_extra
-from wander.integrations.games import Game, GameEnv
 from wander.parsers import MaybeThinkParser
 from wander.types import State
+
+from wander_integrations.games import Game, GameEnv
 
 MAX_TURNS = 200
 """Turns of all players; most games end earlier by a limit of their own."""
@@ -154,7 +155,7 @@ def _count_players(name: str, settings: Mapping[str, Any], asked: int | None) ->
 
 def _make(name: str, settings: Mapping[str, Any]) -> Any:
     """Make a game that tells what is new, and reads actions as its default variant does."""
-    with require_extra("textarena", needed_for=f"playing `{name}`"):
+    with require_extra("textarena", needed_for=f"playing `{name}`", of="wander-integrations"):
         import textarena
         from textarena.envs.registration import ENV_REGISTRY
     plain = name

@@ -11,9 +11,10 @@ import json
 from typing import Any
 
 from wander.errors import EnvironmentFault, require_extra
-from wander.integrations.games import Game, GameEnv, NoAction
 from wander.parsers import MaybeThinkParser
 from wander.types import State
+
+from wander_integrations.games import Game, GameEnv, NoAction
 
 MAX_TURNS = 50
 """Turns unless `max_turns` is given; servers do not tell their limits."""
@@ -103,6 +104,6 @@ class _Session(Game):
 
 
 def _client_class() -> Any:
-    with require_extra("openenv", needed_for="playing on an OpenEnv server"):
+    with require_extra("openenv", needed_for="playing on an OpenEnv server", of="wander-integrations"):
         from openenv.core import GenericEnvClient
     return GenericEnvClient

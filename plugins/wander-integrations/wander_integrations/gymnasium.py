@@ -16,9 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from wander.errors import ConfigError, did_you_mean, require_extra
-from wander.integrations.games import Game, GameEnv, NoAction
 from wander.parsers import XMLParser
 from wander.types import State
+
+from wander_integrations.games import Game, GameEnv, NoAction
 
 if TYPE_CHECKING:
     from gymnasium import Space
@@ -229,7 +230,7 @@ def plain_text(rendered: str) -> str:
 
 def _make(name: str, /, **options: Any) -> Any:
     """Make an environment by its id, rendering text where it can."""
-    with require_extra("gymnasium", needed_for=f"playing `{name}`"):
+    with require_extra("gymnasium", needed_for=f"playing `{name}`", of="wander-integrations"):
         import gymnasium
     module, _, plain_name = name.rpartition(":")
     try:

@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from wander.errors import require_extra
-from wander.integrations.episode import Episode, EpisodeFailed, Steppable
 from wander.parsers import message_text
 from wander.types import Message
 
+from wander_integrations.episodes import Episode, EpisodeFailed, Steppable
+
 if TYPE_CHECKING:
     from datasets import Dataset
-
     from wander.handle import Split
 
 _TYPES = {"string": str, "integer": int, "number": float, "boolean": bool, "array": list, "object": dict}
@@ -40,7 +40,7 @@ _REPLY = {
 
 def trl_rows(environment: Steppable, count: int, *, split: Split = "train") -> Dataset:
     """Return the first examples of a split as a `train_dataset`; their place is what `reset` is told."""
-    with require_extra("train", needed_for="training with TRL"):
+    with require_extra("trl", needed_for="training with TRL", of="wander-integrations"):
         from datasets import Dataset
     examples = environment.dataset(split)
     return Dataset.from_list(

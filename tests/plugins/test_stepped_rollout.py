@@ -12,8 +12,8 @@ from wander.clients.base import ModelRequest
 from wander.envs.tool.env import ToolEnv
 from wander.errors import ConfigError, ModelError
 from wander.evals.replay import first_difference
-from wander.integrations.stepped import SteppedRollout
 from wander.types import Messages, Usage
+from wander_integrations.episodes import SteppedRollout
 
 
 async def in_steps(environment: Any, script: Any, place: int = 0, seed: int = 0) -> SteppedRollout:

@@ -19,12 +19,13 @@ from typing import Any
 from wander.dataset import ProceduralRows
 from wander.envs.single_turn import SingleTurnEnv
 from wander.errors import ConfigError, did_you_mean, require_extra
-from wander.integrations.games import require_count
 from wander.parsers import Parser, XMLParser
 from wander.rubrics import Rubric
 from wander.seeding import derived_seed
 from wander.system.child_environ import child_environ
 from wander.types import Example, Messages, State
+
+from wander_integrations.games import require_count
 
 Tasks = dict[str, dict[str, Any]]
 """The settings of each task, its `weight` among them."""
@@ -151,7 +152,7 @@ def _items(tasks: Tasks, seed: int, size: int) -> Callable[[int], dict[str, Any]
     def block(number: int) -> list[dict[str, Any]]:
         places = range(number * BLOCK, min(size, (number + 1) * BLOCK))
         code = (
-            "import json, sys; from wander.integrations.reasoning_gym import make_items; "
+            "import json, sys; from wander_integrations.reasoning_gym import make_items; "
             "asked = json.load(sys.stdin); made = make_items(*asked[:3]); "
             "print('\\n' + json.dumps([made[each] for each in asked[3]]))"
         )
@@ -202,7 +203,10 @@ def _require(name: Any, known: set[str], message: str) -> None:
 @functools.cache
 def _library() -> Any:
     needed_for = "playing tasks of reasoning-gym"
-    with require_extra("reasoning-gym", needed_for=needed_for), warnings.catch_warnings():
+    with (
+        require_extra("reasoning-gym", needed_for=needed_for, of="wander-integrations"),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")  # one of its dependencies does not compile without
         import reasoning_gym
     return reasoning_gym

@@ -9,11 +9,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
-
 from wander.errors import require_extra
-from wander.integrations.episode import Episode, Steppable
 
-with require_extra("openenv", needed_for="a server of OpenEnv"):
+from wander_integrations.episodes import Episode, Steppable
+
+with require_extra("openenv", needed_for="a server of OpenEnv", of="wander-integrations"):
     from openenv.core.env_server import Action, Environment, Observation, State, create_app
 
 if TYPE_CHECKING:
@@ -96,8 +96,8 @@ class WanderServerEnvironment(Environment):  # type: ignore[misc, type-arg, unus
         )
 
 
-def make_app(environment: Steppable, *, split: Split = "train", sessions: int = 64) -> Any:
-    """Return the server as an ASGI application, for as many clients at once as `sessions`."""
+def as_openenv_app(environment: Steppable, *, split: Split = "train", sessions: int = 64) -> Any:
+    """Return an OpenEnv server as an ASGI application, for as many clients at once as `sessions`."""
     return create_app(
         partial(WanderServerEnvironment, environment, split),
         Reply,

@@ -12,7 +12,7 @@ from wander_client.packages.uv import make_virtualenv, run_uv
 pytestmark = pytest.mark.full
 
 ROOT = Path(__file__).resolve().parents[2]
-OURS = ("sdk", "environments/tictactoe", "environments/math_tools")
+OURS = ("sdk", "plugins/wander-integrations", "environments/tictactoe", "environments/math_tools")
 
 AS_EVALUATED = """
 import asyncio
@@ -30,7 +30,7 @@ def evaluated(position, split, run_seed, index=0):
 GYMNASIUM = """
 import gymnasium
 from gymnasium.utils.env_checker import check_env
-from wander.integrations import WanderEnv
+from wander_integrations import WanderEnv
 
 player = WanderEnv(env, run_seed=5, render_mode="ansi")
 check_env(player, skip_render_check=True)
@@ -58,7 +58,7 @@ import asyncio
 
 from inspect_ai import eval as inspect_eval
 from inspect_ai.model import ModelOutput, ModelUsage, get_model
-from wander.integrations import as_inspect_task
+from wander_integrations import as_inspect_task
 
 def answers(request, tools, choice, config):
     said = sum(message.role == "assistant" for message in request)
@@ -102,7 +102,7 @@ OPENENV = """
 import socket, threading, time
 import uvicorn
 from openenv.core import GenericEnvClient
-from wander.integrations import as_openenv_app
+from wander_integrations import as_openenv_app
 
 with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))

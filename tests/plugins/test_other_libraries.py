@@ -15,13 +15,14 @@ import gymnasium
 import numpy
 import pytest
 from bundled_environments import needs_reasoning_gym
+from command_line import Wander
 from gymnasium import spaces
 from wander import Rollout, ScriptedClient
 from wander.clients.replay import TranscriptClient
 from wander.errors import ConfigError, MissingExtra
 from wander.evals.replay import RESCORED, first_divergence
-from wander.integrations import GymnasiumEnv, NoAction, OpenEnvEnv, ReasoningGymEnv, TextArenaEnv
-from wander.integrations.gymnasium import plain_text
+from wander_integrations import GymnasiumEnv, NoAction, OpenEnvEnv, ReasoningGymEnv, TextArenaEnv
+from wander_integrations.gymnasium import plain_text
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -319,7 +320,22 @@ def test_the_extra_that_is_missing_is_named(module, make, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtra) as caught:
         make()
-    assert caught.value.hint == f"run `pip install 'wander-sdk[{module}]'`"
+    assert caught.value.hint == f"run `pip install 'wander-integrations[{module}]'`"
+
+
+def test_what_a_bridge_reads_is_not_the_environments_doing(wander: Wander, home: Path) -> None:
+    """textarena draws from the global generator, which the bridge sets and sets back."""
+    (home / "cards").mkdir()
+    (home / "cards/pyproject.toml").write_text(
+        '[project]\nname = "cards"\nversion = "0.1.0"\ndependencies = ["wander-sdk"]\n'
+        '[project.entry-points."wander.environments"]\ncards = "cards:load_environment"\n'
+    )
+    (home / "cards/cards.py").write_text(
+        "from wander_integrations import TextArenaEnv\n\n\n"
+        "def load_environment():\n    return TextArenaEnv('KuhnPoker-v0', num_examples=4)\n"
+    )
+    checks = wander("check", "./cards", "--json").data["checks"]
+    assert {one["status"] for one in checks if one["id"] == "sources.random"} == {"pass"}, checks
 
 
 @pytest.mark.slow
@@ -329,8 +345,8 @@ def test_what_cannot_share_the_lock_plays_in_a_virtual_environment_of_its_own(li
     uv = shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
     python = tmp_path / "venv/bin/python"
     subprocess.run([uv, "venv", "-q", "--python", sys.executable, str(tmp_path / "venv")], check=True)
-    wanted = f"{ROOT / 'sdk'}[{library}]"
-    subprocess.run([uv, "pip", "install", "-q", "--python", str(python), wanted], check=True, cwd=tmp_path)
+    wanted = [str(ROOT / "sdk"), f"{ROOT / 'plugins/wander-integrations'}[{library}]"]
+    subprocess.run([uv, "pip", "install", "-q", "--python", str(python), *wanted], check=True, cwd=tmp_path)
     probe = Path(__file__).parent / "library_probes" / f"{library}_probe.py"
     done = subprocess.run([str(python), str(probe)], capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout.splitlines()[-1:] == ["played"], done.stderr[-3000:]
@@ -340,7 +356,7 @@ PROBE = """
 import asyncio, json, warnings
 warnings.simplefilter("ignore")
 from wander import ScriptedClient
-from wander.integrations import GymnasiumEnv, ReasoningGymEnv, TextArenaEnv
+from wander_integrations import GymnasiumEnv, ReasoningGymEnv, TextArenaEnv
 envs = [GymnasiumEnv("Taxi-v4", max_turns=3), *map(TextArenaEnv, ["2048-v0", "KuhnPoker-v0", "Set-v0"])]
 hashed = ("ransom_note,polynomial_multiplication", "word_ladder")
 envs += [ReasoningGymEnv(task, num_examples=3) for task in hashed]

@@ -36,7 +36,7 @@ class InspectEnv(SingleTurnEnv):
 
     def __init__(self, task: Any, *, arguments: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         if importlib.util.find_spec("inspect_ai") is None:
-            raise MissingExtra("inspect", needed_for="playing tasks of Inspect")
+            raise MissingExtra("inspect", needed_for="playing tasks of Inspect", of="wander-integrations")
         if isinstance(task, str):
             task = self._named(task, arguments or {})
         self.task = task
