@@ -42,7 +42,7 @@ LEVEL_FACTS: dict[VerificationLevel, LevelFacts] = {
         "anything",
     ),
     "unverifiable": LevelFacts(
-        "found what `complete` asks, and could not play it again: its page says why",
+        "found all that `complete` requires, but could not replay the run; its page says why",
         "that the rewards follow from the transcripts",
     ),
     "complete": LevelFacts(
@@ -51,13 +51,13 @@ LEVEL_FACTS: dict[VerificationLevel, LevelFacts] = {
     ),
     "rescored": LevelFacts(
         "ran the pinned version's rubric on the stored transcripts: the same rewards",
-        "that the environment and its tools answered so",
+        "that the environment and its tools gave these answers",
     ),
     "replayed": LevelFacts(
         "ran the whole environment with the recorded completions: "
         "the same messages, metrics and rewards, bit for bit",
-        "that the environment is fair: its owner can write one that pays for a certain text, or knows a "
-        "replay by the processor, the kernel or the true time",
+        "that the environment is fair: its owner can make it pay for a certain text, or recognize a replay "
+        "by the processor, the kernel or the true time",
     ),
 }
 """Every level, the lowest first."""
