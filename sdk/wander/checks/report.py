@@ -24,122 +24,122 @@ class Check(NamedTuple):
 CHECKS: dict[str, Check] = {
     "package.name": Check(
         "the package has a name and a version",
-        "Set `name` and `version` under `[project]` in pyproject.toml; the version as in `1.0.0`.",
+        "Set `name` and `version` under `[project]` in pyproject.toml; the version looks like `1.0.0`.",
     ),
     "package.entry-point": Check(
-        "the package declares its environment",
+        "the package has an entry point for its environment",
         'Add `[project.entry-points."wander.environments"]` with `name = "module:load_environment"`.',
     ),
     "package.summary": Check(
-        "the package says in one line what it is",
+        "the package has a one-line description",
         "Set `description` under `[project]` in pyproject.toml.",
     ),
     "package.readme": Check(
-        "the package has a README that explains it",
+        "the package has a README",
         'Write README.md (task, a sample rollout, reference scores) and set `readme = "README.md"`.',
     ),
     "package.license": Check(
-        "the package has a licence", "Set `license` under `[project]`: `Apache-2.0`, ..."
+        "the package has a license", "Set `license` under `[project]`: `Apache-2.0`, ..."
     ),
     "package.scaffold": Check(
-        "nothing of a template is left in it",
-        "Say in README.md and pyproject.toml what this environment does, and remove what a template said.",
+        "no text of the template is left",
+        "Describe this environment in README.md and pyproject.toml, and remove the text of the template.",
     ),
     "package.sdk": Check("the package depends on the SDK", "Add `wander-sdk` to the `dependencies`."),
     "load.works": Check(
-        "it loads in fresh processes",
-        "`load_environment` must work in a fresh process, from any folder, and return an environment.",
+        "the environment loads in a new process",
+        "`load_environment` must work in a new process, from any folder, and return an environment.",
     ),
     "load.light": Check(
-        "its module is imported quickly",
+        "the module imports quickly",
         "Import heavy packages inside the function that needs them: every listing imports the module.",
     ),
     "dataset.rows": Check(
-        "there are examples, and every row becomes one",
-        "Give at least one row; a row holds JSON values and a `prompt` or a `question`.",
+        "there are examples, and every row is a valid example",
+        "Provide at least one row. A row holds JSON values and a `prompt` or a `question`.",
     ),
     "dataset.ids": Check(
-        "every example has a name of its own",
-        "Make the `example_id` column unique, or leave it out: rows are numbered then.",
+        "every example has a different id",
+        "Make the `example_id` column unique, or leave it out. Rows are then numbered.",
     ),
     "dataset.stable": Check(
         "every load gives the same examples",
-        "Make rows from `wander.seeding.derived_rng(...)`, and sort what comes out of a set or a folder.",
+        "Make rows with `wander.seeding.derived_rng(...)`, and sort the contents of sets and folders.",
     ),
     "dataset.access": Check(
-        "an example does not depend on which were asked for before",
-        "Make each row from its index alone: `derived_rng(seed, split, index)`, not one generator for all.",
+        "an example does not depend on earlier requests",
+        "Make each row from its index with `derived_rng(seed, split, index)`, not with a shared generator.",
     ),
     "dataset.splits": Check(
-        "what is measured is not what is trained on",
-        "Give `eval_dataset` other rows than `dataset`, or make rows by `derived_rng(seed, split, index)`.",
+        "the evaluation rows differ from the training rows",
+        "Use different rows for `eval_dataset` and `dataset`, or `derived_rng(seed, split, index)`.",
     ),
     "prompt.answer": Check(
-        "a prompt does not tell its answer",
-        "Keep the answer in the `answer` column, and what leads to it out of the prompt.",
+        "no prompt contains its answer",
+        "Keep the answer in the `answer` column. Remove it, and what leads to it, from the prompt.",
     ),
     "determinism.replay": Check(
-        "a recorded rollout plays again bit for bit",
-        "Draw with `self.rng(state, ...)`; show nothing that the process decides: set order, `id`, time.",
+        "a replayed rollout is the same, bit for bit",
+        "Draw with `self.rng(state, ...)`. Do not show set order, `id` or time: they differ in each process.",
     ),
     "determinism.group": Check(
-        "rollouts of one example meet the same environment",
-        'Let nothing depend on `state["index"]` or on other rollouts: keep what changes in the state.',
+        "the environment is the same for all rollouts of an example",
+        'Do not use `state["index"]` or other rollouts. Keep everything that changes in `state`.',
     ),
     "determinism.shared": Check(
-        "no rollout leaves anything for the next",
-        "Count and draw in the rollout's `state`: all rollouts share the environment and its modules.",
+        "no rollout affects later rollouts",
+        "Keep counters and generators in `state`: all rollouts share the environment and its modules.",
     ),
     "determinism.declared": Check(
-        "outside observations are declared",
-        "Pass `deterministic=False` when a judge, the network or a live tool enters the rollouts.",
+        "observations from outside are declared",
+        "Pass `deterministic=False` if a judge, the network or a live tool affects the rollouts.",
     ),
     "sources.random": Check(
-        "nothing is drawn from the global `random`",
-        "Draw with `self.rng(state, ...)`, or at load with `derived_rng`.",
+        "the global `random` is not used",
+        "Draw with `self.rng(state, ...)`, or with `derived_rng` while loading.",
     ),
     "sources.numpy": Check(
-        "nothing is drawn from the global `numpy.random`",
+        "the global `numpy.random` is not used",
         "Use `numpy.random.default_rng(derived_seed(...))`.",
     ),
     "sources.clock": Check(
-        "nothing depends on the clock",
-        "Leave the time out, or put it into the row. Durations are measured by the SDK.",
+        "the clock is not read",
+        "Leave the time out, or put it into the row. The SDK measures durations.",
     ),
     "sources.entropy": Check(
-        "nothing comes from the system's randomness",
+        "the randomness of the operating system is not used",
         "Draw with `self.rng(state, ...)`, or seed from it: `reset(seed=...)`, `action_space.seed(...)`.",
     ),
     "sources.network": Check(
-        "nothing comes over the network",
+        "the network is not used",
         "Ship the data in the package. A live tool needs `deterministic=False`.",
     ),
     "sources.process": Check(
         "nothing depends on the process or the machine",
-        "Use `hashlib` for `hash` and a name for `id`; leave out host, process and the times of files.",
+        "Use `hashlib` instead of `hash`, names instead of `id`, and no host, process or file times.",
     ),
     "sources.sets": Check(
-        "nothing is taken from a set in its order",
-        "Write `sorted(...)` around the set: its order is another one in every process.",
+        "nothing depends on the order of a set",
+        "Write `sorted(...)` around the set: its order differs in every process.",
     ),
     "sources.eval": Check(
         "no text is run as code in the environment's process",
-        "Parse with `ast.literal_eval` or `json`, or run code in a process of its own, as `RLMEnv` does.",
+        "Parse with `ast.literal_eval` or `json`, or run code in a separate process, as `RLMEnv` does.",
     ),
     "rollout.faults": Check(
         "no reply makes the environment fail",
-        "Score a bad reply, do not raise on it: a model will write anything.",
+        "Score a bad reply instead of raising: a model may write anything.",
     ),
     "rollout.stops": Check(
-        "every rollout ends by itself",
-        "Give `max_turns`, or a `@stop` condition that every kind of reply reaches.",
+        "every rollout ends",
+        "Pass `max_turns`, or add a `@stop` condition that every kind of reply reaches.",
     ),
     "tools.answer": Check(
-        "no tool tells the answer to who has not found it",
-        "Let a tool check or compute, and return nothing that holds the answer.",
+        "no tool reveals the answer",
+        "A tool may check or compute. It must not return the answer.",
     ),
     "rewards.weights": Check(
-        "some reward function counts",
+        "at least one reward function counts",
         "Give at least one reward function a weight other than 0.",
     ),
     "rewards.bounds": Check(
@@ -148,19 +148,19 @@ CHECKS: dict[str, Check] = {
     ),
     "rewards.gold": Check(
         "a right answer earns a high reward",
-        "Override `gold(example)` so that it returns a right completion, or correct the reward functions.",
+        "Override `gold(example)` to return a right completion, or correct the reward functions.",
     ),
     "rewards.empty": Check(
         "an empty reply earns a low reward",
-        "Give no credit for silence: look for the answer before comparing it.",
+        "Give no reward for silence: check that there is an answer before you compare it.",
     ),
     "rewards.noop": Check(
         "a reply that does nothing earns a low reward",
-        "Give no credit for a refusal or for politeness.",
+        "Give no reward for a refusal or for politeness.",
     ),
     "rewards.injection": Check(
-        "a reply that asks for a high reward earns a low one",
-        "Parse the answer and compare it whole; `answer in completion` rewards lists of guesses.",
+        "a reply that asks for a high reward earns a low reward",
+        "Parse the answer and compare all of it: `answer in completion` rewards lists of guesses.",
     ),
     "rewards.judge": Check(
         "text in an answer does not decide a judge's verdict",
