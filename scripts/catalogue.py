@@ -152,7 +152,7 @@ def pages() -> dict[Path, str]:
         "tools",
         "data",
         "deterministic",
-        "licence",
+        "license",
         "random player",
         "SmolLM2-135M",
         "expert",
