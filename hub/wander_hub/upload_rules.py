@@ -47,7 +47,7 @@ FORM = (
         "the file name is not one that PEP 427 or PEP 625 allows for a wheel or a source archive",
         "keep the name that `python -m build` or `uv build` gave the file",
     ),
-    Rule("empty_file", "the file has no bytes", REBUILD),
+    Rule("empty_file", "the file is empty", REBUILD),
     Rule(
         "too_large",
         "the file is over the hub's limit",
@@ -157,7 +157,7 @@ WHEEL = (
     Rule("bad_record", "RECORD cannot be read", REBUILD),
     Rule("record_missing", "RECORD does not name a file of the wheel", REBUILD),
     Rule("record_extra", "RECORD names a file that the wheel does not hold", REBUILD),
-    Rule("record_weak_digest", "RECORD has no sha256, sha384 or sha512 for a file", REBUILD),
+    Rule("record_weak_digest", "RECORD lacks a sha256, sha384 or sha512 for a file", REBUILD),
     Rule("record_digest", "the digest in RECORD is not that of the file", REBUILD),
     Rule("record_size", "the size in RECORD is not that of the file", REBUILD),
     Rule(
