@@ -50,6 +50,10 @@ class Identity:
     browser_session: int | None = None
     """Id of the session of a browser, which may do all that its user may; None for a caller with a token."""
 
+    def __hash__(self) -> int:
+        """Return one number for all that are equal: statements are kept by who reads."""
+        return hash((self.user_id, self.token_id, self.browser_session, self.only_run))
+
     def may(
         self,
         permission: Permission,

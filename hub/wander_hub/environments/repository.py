@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import date, datetime
+from functools import cache, lru_cache
 from itertools import chain
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from sqlalchemy import (
     ColumnElement,
     Select,
     and_,
+    bindparam,
     event,
     exists,
     func,
@@ -39,6 +41,10 @@ from wander_hub.database import READER, now
 from wander_hub.environments.models import Downloads, Environment, File, FileProvenance, FormerName, Version
 from wander_hub.identity import Identity
 from wander_hub.names import release_of
+
+KEPT_STATEMENTS = 200
+"""Statements of one kind that are kept as they were built, each for a reader: to build one takes longer than
+to execute it."""
 
 
 def readable(session: Session) -> ColumnElement[bool]:
@@ -85,8 +91,21 @@ def _narrow_to_version(state: ORMExecuteState) -> None:
 
 def visible(session: Session) -> Select[Environment]:
     """Return the statement every read builds on: the environments the caller may see, owner loaded."""
+    return visible_to(session.info.get(READER))
+
+
+@lru_cache(KEPT_STATEMENTS)
+def visible_to(reader: Identity | None) -> Select[Environment]:
+    """Return the statement on the environments that somebody may see, owner loaded; None is the public."""
     query = select(Environment).join(Environment.owner).options(contains_eager(Environment.owner))
-    return query.where(readable(session))
+    return query.where(readable_by(reader))
+
+
+@lru_cache(KEPT_STATEMENTS)
+def _named(reader: Identity | None) -> Select[Environment]:
+    return visible_to(reader).where(
+        Owner.name == bindparam("owner"), Environment.name == bindparam("environment")
+    )
 
 
 def chosen(session: Session, found: FromClause) -> ColumnElement[bool]:
@@ -100,7 +119,8 @@ def chosen(session: Session, found: FromClause) -> ColumnElement[bool]:
 
 def environment_named(session: Session, owner: str, name: str) -> Environment | None:
     """Return one environment or package by its present name."""
-    return session.scalar(visible(session).where(Owner.name == owner, Environment.name == name))
+    named = _named(session.info.get(READER))
+    return session.scalar(named, {"owner": owner, "environment": name})
 
 
 def environment_once_named(session: Session, owner: str, name: str) -> Environment | None:
@@ -198,8 +218,13 @@ def version_of(session: Session, environment: Environment, version: str) -> Vers
 
 def versions_of(session: Session, environment: Environment, *, whole: bool = True) -> Sequence[Version]:
     """Return every version in order of upload; a whole one has its files, documents and uploader."""
-    query = select(Version).where(Version.environment_id == environment.id).order_by(Version.id)
-    return session.scalars(query.options(*_whole_version()) if whole else query).all()
+    return session.scalars(_versions(whole), {"environment_id": environment.id}).all()
+
+
+@cache
+def _versions(whole: bool) -> Select[Version]:
+    query = select(Version).where(Version.environment_id == bindparam("environment_id")).order_by(Version.id)
+    return query.options(*_whole_version()) if whole else query
 
 
 class OfferedFile(NamedTuple):
@@ -251,11 +276,16 @@ def numbers_of(session: Session, environment: Environment) -> list[NumberRow]:
 
 def downloads_of(session: Session, environment: Environment, since: date) -> Sequence[tuple[date, str, int]]:
     """Return day, version and count of an environment's downloads, the newest first."""
+    rows = session.execute(_downloads(), {"environment_id": environment.id, "since": since})
+    return [(day, version, count) for day, version, count in rows]
+
+
+@cache
+def _downloads() -> Select[date, str, int]:
     query = select(Downloads.day, Version.version, Downloads.count)
     query = query.join(Version, Downloads.version_id == Version.id)
-    query = query.where(Version.environment_id == environment.id, Downloads.day >= since)
-    rows = session.execute(query.order_by(Downloads.day.desc(), Version.id.desc()))
-    return [(day, version, count) for day, version, count in rows]
+    query = query.where(Version.environment_id == bindparam("environment_id"))
+    return query.where(Downloads.day >= bindparam("since")).order_by(Downloads.day.desc(), Version.id.desc())
 
 
 def count_downloads(session: Session, environment: Environment) -> int:

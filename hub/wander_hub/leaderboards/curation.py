@@ -109,7 +109,7 @@ def put_on_top(session: Session, caller: Identity, run_id: str, *, chosen: bool)
     entry = session.get(BoardEntry, run_id)
     if entry is None:
         raise HubProblem(422, "not_ranked", f"the run `{run_id}` stands on no board")
-    top = repository.top_of(session, entry)
+    top = repository.top_of(session, entry.folded_into) or entry
     alike = [top, *(one for one, _ in repository.folded_under(session, [top.run_id]).get(top.run_id, []))]
     for one in session.scalars(select(Run).where(Run.run_id.in_([each.run_id for each in alike]))):
         if one.on_top != (wanted := chosen and one.run_id == run_id):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
-from sqlalchemy import select
+from sqlalchemy import Integer, Select, bindparam, select
 from sqlalchemy.orm import Session
 from wander.types import canonical_json
 from wander.wire import BoardInfo, Leaderboard
@@ -26,14 +27,10 @@ def list_elsewhere(
 ) -> list[ModelElsewhere]:
     """Return the models that only other boards of an environment have, each once, newest versions first."""
     names = {one.id: one.version for one in versions}
-    here = select(BoardEntry.model).where(BoardEntry.board_id == board.id, BoardEntry.counts)
-    query = select(BoardEntry, Board, Run.name).join(Board, Board.id == BoardEntry.board_id)
-    query = query.join(Run, Run.run_id == BoardEntry.run_id)
-    query = query.where(Board.version_id.in_(names), Board.id != board.id, BoardEntry.counts)
-    query = query.where(BoardEntry.model.not_in(here))
-    order = (Board.version_id.desc(), BoardEntry.tier, BoardEntry.shortfall, BoardEntry.run_id)
     found = dict[str, ModelElsewhere]()
-    for entry, other, name in session.execute(query.order_by(*order).limit(_LOOKED_AT)):
+    for entry, other, name in session.execute(
+        _elsewhere(), {"board_id": board.id, "version_ids": list(names)}
+    ):
         if entry.model not in found and len(found) < _MOST:
             info, version = fill(BoardInfo, other, board=other.name), names[other.version_id]
             found[entry.model] = ModelElsewhere(
@@ -46,6 +43,18 @@ def list_elsewhere(
                 because=_tell_apart(shown, info, version),
             )
     return list(found.values())
+
+
+@cache
+def _elsewhere() -> Select[BoardEntry, Board, str]:
+    shown = bindparam("board_id", type_=Integer)
+    here = select(BoardEntry.model).where(BoardEntry.board_id == shown, BoardEntry.counts)
+    query = select(BoardEntry, Board, Run.name).join(Board, Board.id == BoardEntry.board_id)
+    query = query.join(Run, Run.run_id == BoardEntry.run_id)
+    some = Board.version_id.in_(bindparam("version_ids", expanding=True))
+    query = query.where(some, Board.id != shown, BoardEntry.counts, BoardEntry.model.not_in(here))
+    order = (Board.version_id.desc(), BoardEntry.tier, BoardEntry.shortfall, BoardEntry.run_id)
+    return query.order_by(*order).limit(_LOOKED_AT)
 
 
 def set_apart(board: Leaderboard, other: BoardInfo) -> str:

@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence, Set
+from datetime import datetime
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Select, Subquery, and_, func, literal, or_, select, tuple_
-from sqlalchemy.orm import Session, aliased, defer, joinedload
+from sqlalchemy import (
+    ColumnElement,
+    Integer,
+    Select,
+    Subquery,
+    Text,
+    and_,
+    bindparam,
+    cast,
+    func,
+    literal,
+    or_,
+    select,
+    tuple_,
+)
+from sqlalchemy.orm import Session, aliased, joinedload, load_only
+from wander.wire import VerificationLevel
 from wander.wire.boards import LEVELS_UP, TIERS
 
-from wander_hub.database import UtcDateTime
+from wander_hub.accounts.models import User
+from wander_hub.database import READER, UtcDateTime
+from wander_hub.environments.repository import KEPT_STATEMENTS
+from wander_hub.identity import Identity
 from wander_hub.leaderboards.bounds import Place
 from wander_hub.leaderboards.models import Board, BoardEntry, HiddenRun, place_of
 from wander_hub.leaderboards.schemas import BoardFilter, BoardPosition
 from wander_hub.runs.models import INCOMPLETE, Run, RunCompletion
-from wander_hub.runs.repository import readable_runs
+from wander_hub.runs.repository import runs_readable_by
 
 _UNKNOWN = 1e300
 """What stands for tokens and costs that nobody knows, so that they come last."""
@@ -25,14 +45,31 @@ BOARD_ORDER = (
 """The pinned board of a version first, then the environment's defaults over its whole evaluation split, then
 those of most examples; of equals, one whose turns may have any length. Runs decide nothing here: anyone may
 post many."""
+_BOARD, _MOST = bindparam("board_id", type_=Integer), bindparam("most", type_=Integer)
+"""Of a statement that is built once: the board, and how many rows it returns."""
 _MEANS = ("shortfall", "low", "high", "tokens", "usd")
+_PLACE = (BoardEntry.tier, BoardEntry.low, BoardEntry.high)
+"""What `place_of` takes."""
 
 
 class BoardRow(NamedTuple):
     """A run of a board, and the numbers of its row: its own, or means of several runs."""
 
-    run: Run
-    entry: BoardEntry
+    run_id: str
+    model: str
+    model_kind: str
+    rollouts_per_example: int
+    weights_sha256: str | None
+    posted_by_id: int
+    posted_by: str
+    summary: str
+    """As JSON: pydantic parses that of fifty runs in a third of the time."""
+    level: VerificationLevel
+    place: Place
+    posted_at: datetime
+    on_top: bool
+    counts: bool
+    folded_into: str | None
     shortfall: float
     low: float | None
     high: float | None
@@ -43,21 +80,53 @@ class BoardRow(NamedTuple):
 
 def boards_of(session: Session, version_id: int, limit: int) -> Sequence[Board]:
     """Return the boards of a version in `BOARD_ORDER`."""
-    query = select(Board).where(Board.version_id == version_id, Board.runs > 0)
-    return session.scalars(query.order_by(*BOARD_ORDER).limit(limit)).all()
+    return session.scalars(_boards_of(), {"version_id": version_id, "most": limit}).all()
+
+
+@cache
+def _boards_of() -> Select[Board]:
+    query = select(Board).where(Board.version_id == bindparam("version_id"), Board.runs > 0)
+    return query.order_by(*BOARD_ORDER).limit(_MOST)
+
+
+_BEFORE_PLACE = BoardRow._fields.index("place")
+
+
+def find_versions_with_boards(session: Session, version_ids: Sequence[int]) -> set[int]:
+    """Return those of these versions that have a board with runs."""
+    return set(session.scalars(_with_boards(), {"version_ids": list(version_ids)}))
+
+
+@cache
+def _with_boards() -> Select[int]:
+    some = Board.version_id.in_(bindparam("version_ids", expanding=True))
+    return select(Board.version_id).where(some, Board.runs > 0).distinct()
 
 
 def page(session: Session, board: Board, wanted: BoardFilter) -> Sequence[BoardRow]:
     """Return up to `limit + 1` runs of a board, as the filter orders them."""
-    query = _thin(session).add_columns(BoardEntry).join(BoardEntry, BoardEntry.run_id == Run.run_id)
-    query = query.where(BoardEntry.board_id == board.id)
+    query = _page(session.info.get(READER), wanted)
+    found = session.execute(query, {"board_id": board.id})
+    at, end = _BEFORE_PLACE, _BEFORE_PLACE + len(_PLACE)
+    return [BoardRow._make([*row[:at], place_of(*row[at:end]), *row[end:]]) for row in found]
+
+
+@lru_cache(KEPT_STATEMENTS)
+def _page(reader: Identity | None, wanted: BoardFilter) -> Select[Any]:
+    run = (Run.run_id, Run.model, Run.model_kind, Run.rollouts_per_example, Run.weights_sha256)
+    poster = (Run.posted_by_id, User.name, cast(Run.summary, Text))
+    entry = (BoardEntry.level, *_PLACE, BoardEntry.posted_at, BoardEntry.on_top, BoardEntry.counts)
+    columns: tuple[Any, ...] = (*run, *poster, *entry)
+    query: Select[Any] = runs_readable_by(reader).with_only_columns(*columns, maintain_column_froms=True)
+    query = query.add_columns(BoardEntry.folded_into).join(User, User.id == Run.posted_by_id)
+    query = query.join(BoardEntry, BoardEntry.run_id == Run.run_id).where(BoardEntry.board_id == _BOARD)
     if wanted.showing == "all":
         query = query.where(BoardEntry.withdrawn.is_(False))
     else:
         query = query.where(BoardEntry.counts.is_(True))
     shown: Any = BoardEntry
     if wanted.showing == "mean":
-        shown = _means(board).c
+        shown = _means().c
         same = (shown.model == BoardEntry.model, shown.posted_by_id == BoardEntry.posted_by_id)
         query = query.join(shown.model.table, and_(*same))
     query = query.add_columns(*(getattr(shown, name) for name in _MEANS))
@@ -73,11 +142,10 @@ def page(session: Session, board: Board, wanted: BoardFilter) -> Sequence[BoardR
         query = query.where(BoardEntry.posted_at >= wanted.since)
     if wanted.until is not None:
         query = query.where(BoardEntry.posted_at < wanted.until)
-    query = _ordered(query, shown, wanted).limit(wanted.limit + 1)
-    return [BoardRow(*row) for row in session.execute(query)]
+    return _ordered(query, shown, wanted).limit(wanted.limit + 1)
 
 
-def _means(board: Board) -> Subquery:
+def _means() -> Subquery:
     """Return the means of each model's runs by one account that were proved as far as the one that counts."""
     every, counting = aliased(BoardEntry), aliased(BoardEntry)
     same = [getattr(every, name) == getattr(counting, name) for name in ("board_id", "model", "posted_by_id")]
@@ -85,7 +153,7 @@ def _means(board: Board) -> Subquery:
         select(every.model, every.posted_by_id, func.count().label("runs"))
         .add_columns(*(func.avg(getattr(every, name)).label(name) for name in _MEANS))
         .join(counting, and_(*same, counting.counts, every.tier <= counting.tier))
-        .where(every.board_id == board.id, every.withdrawn.is_(False))
+        .where(every.board_id == _BOARD, every.withdrawn.is_(False))
     )
     return query.group_by(every.model, every.posted_by_id).subquery("means")
 
@@ -114,7 +182,7 @@ def position(row: BoardRow, wanted: BoardFilter) -> BoardPosition:
     """Return where a page ends whose last row this is."""
     value = {"reward": row.shortfall, "posted": 0.0, "tokens": row.tokens, "cost": row.usd}[wanted.sort]
     known = value if value is not None else _UNKNOWN
-    return BoardPosition(wanted.sort, row.entry.tier, known, row.entry.posted_at, row.entry.run_id)
+    return BoardPosition(wanted.sort, row.place.tier, known, row.posted_at, row.run_id)
 
 
 def counting_places(session: Session, board: Board, models: Set[str]) -> dict[tuple[str, int], Place]:
@@ -149,14 +217,12 @@ def runs_like(session: Session, entry: BoardEntry) -> Sequence[BoardEntry]:
 def folded_under(session: Session, run_ids: Collection[str]) -> dict[str, list[tuple[BoardEntry, Run]]]:
     """Return the runs that are folded under each of these rows, the earliest first."""
     entry, top = BoardEntry, BoardEntry.folded_into.label("top")
-    some = select(entry.run_id).where(entry.folded_into.in_(run_ids)).limit(1)
-    if session.scalar(some) is None:  # as on most boards
+    if session.scalar(_any_folded(), {"run_ids": list(run_ids)}) is None:  # as on most boards
         return {}
     first = select(entry.run_id, top).where(entry.folded_into.in_(run_ids)).cte("folded", recursive=True)
     whole = first.union_all(select(entry.run_id, first.c.top).where(entry.folded_into == first.c.run_id))
-    query = (
-        _thin(session).join(BoardEntry, BoardEntry.run_id == Run.run_id).add_columns(BoardEntry, whole.c.top)
-    )
+    query = _thin(session.info.get(READER)).join(BoardEntry, BoardEntry.run_id == Run.run_id)
+    query = query.add_columns(BoardEntry, whole.c.top)
     query = query.join(whole, whole.c.run_id == Run.run_id).order_by(entry.posted_at, entry.run_id)
     found: dict[str, list[tuple[BoardEntry, Run]]] = {}
     for run, one, above in session.execute(query):
@@ -164,18 +230,31 @@ def folded_under(session: Session, run_ids: Collection[str]) -> dict[str, list[t
     return found
 
 
-def top_of(session: Session, entry: BoardEntry) -> BoardEntry:
-    """Return the row under which a run is folded, or the run itself."""
-    while entry.folded_into is not None:
-        entry = session.get_one(BoardEntry, entry.folded_into)
+@cache
+def _any_folded() -> Select[str]:
+    folded = BoardEntry.folded_into.in_(bindparam("run_ids", expanding=True))
+    return select(BoardEntry.run_id).where(folded).limit(1)
+
+
+def top_of(session: Session, above: str | None) -> BoardEntry | None:
+    """Return the row under which a run is folded, from the run that is right above it; None for a row."""
+    entry = None
+    while above is not None:
+        entry = session.get_one(BoardEntry, above)
+        above = entry.folded_into
     return entry
 
 
 def leaders(session: Session, board: Board, limit: int) -> Sequence[BoardEntry]:
     """Return the leading rows."""
-    query = select(BoardEntry).where(BoardEntry.board_id == board.id, BoardEntry.counts.is_(True))
+    return session.scalars(_leaders(), {"board_id": board.id, "most": limit}).all()
+
+
+@cache
+def _leaders() -> Select[BoardEntry]:
+    query = select(BoardEntry).where(BoardEntry.board_id == _BOARD, BoardEntry.counts.is_(True))
     key = BoardEntry.tier, BoardEntry.shortfall, BoardEntry.posted_at, BoardEntry.run_id
-    return session.scalars(query.order_by(*key).limit(limit)).all()
+    return query.order_by(*key).limit(_MOST)
 
 
 def leader_of(session: Session, board: Board) -> BoardEntry | None:
@@ -186,15 +265,21 @@ def leader_of(session: Session, board: Board) -> BoardEntry | None:
 
 def hidden_of(session: Session, board: Board, limit: int) -> Sequence[tuple[Run, HiddenRun]]:
     """Return the runs that owners keep off a board, the last ones first."""
-    query = (
-        _thin(session)
+    found = session.execute(_hidden(session.info.get(READER)), {"board_id": board.id, "most": limit})
+    return [(run, hidden) for run, hidden in found]
+
+
+@lru_cache(KEPT_STATEMENTS)
+def _hidden(reader: Identity | None) -> Select[Run, HiddenRun]:
+    return (
+        _thin(reader)
         .add_columns(HiddenRun)
         .join(HiddenRun, HiddenRun.run_id == Run.run_id)
-        .where(HiddenRun.board_id == board.id)
+        .where(HiddenRun.board_id == _BOARD)
         .options(joinedload(HiddenRun.hidden_by))
         .order_by(HiddenRun.hidden_at.desc(), Run.run_id)
+        .limit(_MOST)
     )
-    return [(run, hidden) for run, hidden in session.execute(query.limit(limit))]
 
 
 def find_hiding(session: Session, run_id: str) -> HiddenRun | None:
@@ -205,12 +290,21 @@ def find_hiding(session: Session, run_id: str) -> HiddenRun | None:
 
 def count_incomplete(session: Session, version_id: int, task_set: str | None) -> int:
     """Return how many evaluations of a version, or of one of its task sets, do not rank."""
-    query = select(func.count()).select_from(Run).where(Run.version_id == version_id, INCOMPLETE)
-    if task_set is not None:
-        query = query.where(Run.task_set_sha256 == task_set)
-    return session.scalar(query) or 0
+    values = {"version_id": version_id} | ({} if task_set is None else {"task_set": task_set})
+    return session.scalar(_incomplete(task_set is not None), values) or 0
 
 
-def _thin(session: Session) -> Select[Any]:
-    """Return the statement on the runs that the caller may see, which reads nothing long of them."""
-    return readable_runs(session).options(defer(Run.brief), joinedload(Run.posted_by))
+@cache
+def _incomplete(of_task_set: bool) -> Select[int]:
+    query = select(func.count()).select_from(Run).where(Run.version_id == bindparam("version_id"), INCOMPLETE)
+    return query.where(Run.task_set_sha256 == bindparam("task_set")) if of_task_set else query
+
+
+@lru_cache(KEPT_STATEMENTS)
+def _thin(reader: Identity | None) -> Select[Any]:
+    """Return the statement on the runs that a reader may see, which reads nothing long of them."""
+    shown = (Run.run_id, Run.model, Run.model_kind, Run.rollouts_per_example, Run.weights_sha256)
+    told = (Run.posted_by_id, Run.reward_mean, Run.level, Run.posted_at, Run.on_top)
+    return runs_readable_by(reader).options(
+        load_only(*shown, *told), joinedload(Run.posted_by).load_only(User.name)
+    )

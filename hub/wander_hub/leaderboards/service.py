@@ -171,12 +171,12 @@ def hidden_info(run: Run, hidden: HiddenRun, base_url: str) -> HiddenRunInfo:
 def place_of_run(session: Session, run: Run) -> LeaderboardPlace:
     """Return where a run stands on its board among the runs with the same answers."""
     entry = session.get_one(BoardEntry, run.run_id)
-    top = repository.top_of(session, entry)
+    top = repository.top_of(session, entry.folded_into)
     below = repository.folded_under(session, [run.run_id]).get(run.run_id, [])
     return LeaderboardPlace(
         run_id=run.run_id,
         on_top=run.on_top,
-        folded_into=top.run_id if top is not entry else None,
+        folded_into=top.run_id if top is not None else None,
         folded_runs=len(below),
     )
 
@@ -196,8 +196,7 @@ def _version(
 ) -> Version:
     if version is not None:
         return environments.find_version(session, environment, version)
-    ids = select(Board.version_id).where(Board.version_id.in_([one.id for one in versions]), Board.runs > 0)
-    with_boards = set(session.scalars(ids.distinct()))
+    with_boards = repository.find_versions_with_boards(session, [one.id for one in versions])
     for one in versions:
         if one.id in with_boards:
             return one
@@ -245,28 +244,27 @@ def _rows(
     version: Version,
     base_url: str,
 ) -> list[LeaderboardRow]:
-    folded = repository.folded_under(session, [one.entry.run_id for one in found if one.entry.counts])
-    own = {(entry.model, entry.posted_by_id): entry.place for _, entry, *_ in found if entry.counts}
-    if unknown := {(entry.model, entry.posted_by_id) for _, entry, *_ in found} - set(own):
+    folded = repository.folded_under(session, [one.run_id for one in found if one.counts])
+    own = {(one.model, one.posted_by_id): one.place for one in found if one.counts}
+    if unknown := {(one.model, one.posted_by_id) for one in found} - set(own):
         own |= repository.counting_places(session, board, {model for model, _ in unknown})
     session.refresh(board, ["lows", "highs", "tiers"])  # which no other reader of a board needs
     bounds = Bounds(board.lows, board.highs, board.tiers)
-    checkpoints = names_of_weights(session, [one.run.weights_sha256 for one in found])
+    checkpoints = names_of_weights(session, [one.weights_sha256 for one in found])
     pushers = first_pushers(session, checkpoints)
-    repeaters = repeated_by(session, [one.run.run_id for one in found])
-    lookalikes = find_lookalikes(session, [one.run.run_id for one in found])
+    repeaters = repeated_by(session, [one.run_id for one in found])
+    lookalikes = find_lookalikes(session, [one.run_id for one in found])
     rows = []
     for one in found:
-        run, entry = one.run, one.entry
-        top = repository.top_of(session, entry)
-        below = folded.get(entry.run_id, [])
-        row_place = own.get((entry.model, entry.posted_by_id)) if top is entry else top.place
-        ranks = bounds.ranks(entry.place, row_place)
-        summary = RunSummary.model_validate(run.summary)
+        top = repository.top_of(session, one.folded_into)
+        below = folded.get(one.run_id, [])
+        row_place = own.get((one.model, one.posted_by_id)) if top is None else top.place
+        ranks = bounds.ranks(one.place, row_place)
+        summary = RunSummary.model_validate_json(one.summary)
         mean = 0.0 - one.shortfall
         row = fill(
             LeaderboardRow,
-            run,
+            one,
             rank_low=ranks[0],
             rank_high=ranks[1],
             reward_mean=mean,
@@ -286,26 +284,21 @@ def _rows(
             usd_per_rollout=one.usd,
             seconds_per_rollout=summary.seconds_mean,
             pass_rates=summary.pass_rates,
-            checkpoint=checkpoints.get(run.weights_sha256 or ""),
-            checkpoint_stated_by=stated_by(run, run.weights_sha256, pushers)
-            if run.weights_sha256 in checkpoints
+            checkpoint=checkpoints.get(one.weights_sha256 or ""),
+            checkpoint_stated_by=stated_by(one.posted_by_id, one.posted_by, one.weights_sha256, pushers)
+            if one.weights_sha256 in checkpoints
             else None,
             version=version.version,
-            looks_like=lookalikes[run.run_id],
-            players_stated_by=run.posted_by.name if board.stated_players else None,
-            level=entry.level,
-            repeated_by=repeaters.get(run.run_id, []),
-            posted_by=run.posted_by.name,
-            posted_at=entry.posted_at,
-            url=f"{base_url}/runs/{run.run_id}",
-            best=entry.counts,
-            people=len({entry.posted_by_id, *(each.posted_by_id for each, _ in below)}),
-            names=list(dict.fromkeys([entry.model, *(each.model for each, _ in below)]))[:MOST_FOLDED],
+            looks_like=lookalikes[one.run_id],
+            players_stated_by=one.posted_by if board.stated_players else None,
+            repeated_by=repeaters.get(one.run_id, []),
+            url=f"{base_url}/runs/{one.run_id}",
+            best=one.counts,
+            people=len({one.posted_by_id, *(each.posted_by_id for each, _ in below)}),
+            names=list(dict.fromkeys([one.model, *(each.model for each, _ in below)]))[:MOST_FOLDED],
             folded=[_folded_run(*each, base_url) for each in below[:MOST_FOLDED]],
             folded_runs=len(below),
-            folded_into=top.run_id if top is not entry else None,
-            on_top=entry.on_top,
-            runs=one.runs,
+            folded_into=top.run_id if top is not None else None,
         )
         rows.append(row)
     return rows

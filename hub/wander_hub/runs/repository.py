@@ -4,20 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Select, and_, bindparam, delete, func, inspect, or_, select, true
+from sqlalchemy import (
+    ColumnElement,
+    Integer,
+    Select,
+    and_,
+    bindparam,
+    delete,
+    func,
+    inspect,
+    or_,
+    select,
+    true,
+)
 from sqlalchemy.orm import Session, aliased, contains_eager, joinedload, selectinload
 from wander.wire import VerificationLevel
 
 from wander_hub.accounts.models import Owner, User
 from wander_hub.database import READER
 from wander_hub.environments.models import Environment, Version
-from wander_hub.environments.repository import lock_environment, readable
+from wander_hub.environments.repository import KEPT_STATEMENTS, lock_environment, readable, readable_by
 from wander_hub.environments.schemas import Position
 from wander_hub.identity import Identity
-from wander_hub.runs.models import Run, RunArtifact, RunCheckpoint, RunChunk, SigningKey
+from wander_hub.runs.models import TRAINING, Run, RunArtifact, RunCheckpoint, RunChunk, SigningKey
 
 
 def readable_run(session: Session) -> ColumnElement[bool]:
@@ -25,15 +37,19 @@ def readable_run(session: Session) -> ColumnElement[bool]:
 
     A private run is for its submitter and for those with a role on its environment.
     """
-    reader: Identity | None = session.info.get(READER)
+    return readable_run_by(session.info.get(READER))
+
+
+def readable_run_by(reader: Identity | None) -> ColumnElement[bool]:
+    """Return the condition on runs that holds for those somebody may see; None is the public."""
     open_to_all = Run.private.is_(False)
     if reader is None:
-        return and_(readable(session), open_to_all)
+        return and_(readable_by(reader), open_to_all)
     if reader.only_version is not None:
         its_own = true() if reader.only_run is None else Run.run_id == reader.only_run
-        return and_(readable(session), Run.version_id == reader.only_version, its_own)
+        return and_(readable_by(reader), Run.version_id == reader.only_version, its_own)
     if reader.admin and reader.only_owner is None and reader.only_environment is None:
-        return readable(session)
+        return readable_by(reader)
     mine: ColumnElement[bool] = or_(
         true() if reader.admin else Run.posted_by_id == reader.user_id,
         Environment.owner_id.in_(reader.roles),
@@ -43,7 +59,7 @@ def readable_run(session: Session) -> ColumnElement[bool]:
         mine = and_(mine, Environment.owner_id == reader.only_owner)
     if reader.only_environment is not None:
         mine = and_(mine, Environment.id == reader.only_environment)
-    return and_(readable(session), or_(open_to_all, mine))
+    return and_(readable_by(reader), or_(open_to_all, mine))
 
 
 def counts() -> ColumnElement[bool]:
@@ -51,10 +67,16 @@ def counts() -> ColumnElement[bool]:
     return and_(Run.private.is_(False), Run.withdrawn_at.is_(None))
 
 
-def readable_runs(session: Session, *fields: Any) -> Select[Any]:
-    """Return the statement on the runs that the caller may see, or on these fields of them."""
-    query = select(*(fields or (Run,))).join(Run.environment).join(Environment.owner)
-    return query.where(readable_run(session))
+def readable_runs(session: Session) -> Select[Any]:
+    """Return the statement on the runs that the caller may see."""
+    return runs_readable_by(session.info.get(READER))
+
+
+@lru_cache(KEPT_STATEMENTS)
+def runs_readable_by(reader: Identity | None) -> Select[Any]:
+    """Return the statement on the runs that somebody may see; None is the public."""
+    query = select(Run).join(Run.environment).join(Environment.owner)
+    return query.where(readable_run_by(reader))
 
 
 def visible(session: Session) -> Select[Run]:
@@ -89,11 +111,35 @@ class ListedRun(NamedTuple):
 
 def listed(session: Session) -> Select[Any]:
     """Return the statement on the runs that the caller may see, of each the fields of `ListedRun`."""
+    return _listed_for(session.info.get(READER))
+
+
+@lru_cache(KEPT_STATEMENTS)
+def _listed_for(reader: Identity | None) -> Select[Any]:
     fields = (Run.run_id, Run.kind, Run.name, Run.model, Run.level, Run.level_reason, Run.summary)
-    query = readable_runs(
-        session, *fields, Run.posted_at, User.name, Owner.name, Environment.name, Version.version
-    )
+    names = (Run.posted_at, User.name, Owner.name, Environment.name, Version.version)
+    query = runs_readable_by(reader).with_only_columns(*fields, *names, maintain_column_froms=True)
     return query.join(User, User.id == Run.posted_by_id).join(Run.version)
+
+
+@lru_cache(KEPT_STATEMENTS)
+def _newest_listed(reader: Identity | None, *, training: bool) -> Select[Any]:
+    query = _listed_for(reader).where(Run.withdrawn_at.is_(None))
+    query = query.where(Run.environment_id == bindparam("environment_id"))
+    query = query.where(TRAINING, counts()) if training else query
+    return query.order_by(Run.posted_at.desc(), Run.run_id.desc()).limit(bindparam("most", type_=Integer))
+
+
+def newest_of(session: Session, environment_id: int, limit: int) -> tuple[list[ListedRun], list[ListedRun]]:
+    """Return the newest runs of an environment, and its newest training runs that count."""
+    reader, values = session.info.get(READER), {"environment_id": environment_id, "most": limit}
+    found = [
+        [ListedRun(*row) for row in session.execute(_newest_listed(reader, training=training), values)]
+        for training in (False, True)
+    ]
+    names = find_lookalikes(session, {one.run_id for some in found for one in some})
+    recent, training = ([one._replace(looks_like=names[one.run_id]) for one in some] for some in found)
+    return recent, training
 
 
 def list_rows(session: Session, query: Select[Any]) -> list[ListedRun]:
@@ -161,9 +207,14 @@ def chunks_of(session: Session, run_id: str) -> Sequence[RunChunk]:
 
 def chunk_with(session: Session, run_id: str, number: int) -> RunChunk | None:
     """Return the chunk that holds a rollout."""
-    query = select(RunChunk).where(RunChunk.run_id == run_id, RunChunk.first <= number)
-    found = session.scalar(query.order_by(RunChunk.first.desc()).limit(1))
+    found = session.scalar(_chunk_with(), {"run": run_id, "number": number})
     return found if found is not None and number < found.first + found.rollouts else None
+
+
+@cache
+def _chunk_with() -> Select[RunChunk]:
+    query = select(RunChunk).where(RunChunk.run_id == bindparam("run"), RunChunk.first <= bindparam("number"))
+    return query.order_by(RunChunk.first.desc()).limit(1)
 
 
 def chunks_around(session: Session, run_id: str, numbers: Sequence[int]) -> Sequence[RunChunk]:

@@ -236,7 +236,10 @@ def links(session: Session, run: Run) -> RunLinks:
         return RunLinks(
             trained_by=makers_of(session, run.weights_sha256),
             pushed=names_of_weights(session, [run.weights_sha256]),
-            stated_by=stated_by(run, run.weights_sha256, first_pushers(session, [run.weights_sha256])),
+            stated_by=stated_by(
+                *(run.posted_by_id, run.posted_by.name, run.weights_sha256),
+                first_pushers(session, [run.weights_sha256]),
+            ),
         )
     of_run = select(RunCheckpoint).where(RunCheckpoint.run_id == run.run_id)
     made = session.scalars(of_run.order_by(RunCheckpoint.step)).all()
@@ -280,13 +283,15 @@ def _link(run: Run, step: int, weights_sha256: str, pushers: Mapping[str, int]) 
         step=step,
         weights_sha256=weights_sha256,
         environment=run.environment.label,
-        stated_by=stated_by(run, weights_sha256, pushers),
+        stated_by=stated_by(run.posted_by_id, run.posted_by.name, weights_sha256, pushers),
     )
 
 
-def stated_by(run: Run, weights_sha256: str, pushers: Mapping[str, int]) -> str | None:
+def stated_by(
+    posted_by_id: int, posted_by: str, weights_sha256: str | None, pushers: Mapping[str, int]
+) -> str | None:
     """Return who names these weights in a run, unless it is the user who pushed them first.
 
     Anyone can name the digest of somebody else's weights.
     """
-    return None if pushers.get(weights_sha256) == run.posted_by_id else run.posted_by.name
+    return None if pushers.get(weights_sha256 or "") == posted_by_id else posted_by

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import lru_cache
 
-from sqlalchemy import select
+from sqlalchemy import Select, bindparam, select
 from sqlalchemy.orm import Session
 from wander.wire.environments import ModelUse, UsedBy
 
 from wander_hub.accounts.models import User
-from wander_hub.environments import browse, service
+from wander_hub.database import READER
+from wander_hub.environments import browse, search, service
 from wander_hub.environments.models import Environment
-from wander_hub.environments.repository import visible
+from wander_hub.environments.repository import KEPT_STATEMENTS, visible_to
 from wander_hub.environments.schemas import EnvironmentFilter
 from wander_hub.http.boundary import ReadSession
 from wander_hub.http.problems import refusals
 from wander_hub.http.routing import HubRouter
+from wander_hub.identity import Identity
 from wander_hub.names import BUNDLED_OWNER
 from wander_hub.runs.models import Run
-from wander_hub.runs.repository import counts, readable_run
+from wander_hub.runs.repository import counts, readable_run_by
 
 router = HubRouter(prefix="/api/v1/environments", tags=["environments"])
 _MOST_ENVIRONMENTS, _MOST_RUNS, _MOST_NAMES = 100, 500, 50
@@ -38,19 +41,33 @@ def used_by(session: Session, environment: Environment) -> UsedBy:
     wanted = EnvironmentFilter(
         requires=environment.name, owner=None if everybodys else owner, limit=_MOST_ENVIRONMENTS
     )
-    required_by, _ = browse.page(session, wanted)
-    forks = visible(session).where(Environment.parent_id == environment.id, Environment.deleted_at.is_(None))
-    newest = select(Run.model, User.name).join(Run.environment).join(User, Run.posted_by_id == User.id)
-    newest = newest.where(Run.environment_id == environment.id, readable_run(session), counts())
-    runs = session.execute(newest.order_by(Run.posted_at.desc()).limit(_MOST_RUNS)).all()
+    marked = search.marked(session, wanted, None if everybodys else environment.owner_id)
+    is_required = session.scalar(select(marked.c.id).limit(1)) is not None  # which most are not
+    required_by = browse.page(session, wanted)[0] if is_required else []
+    reader, values = session.info.get(READER), {"environment_id": environment.id}
+    runs = session.execute(_newest_runs(reader), values).all()
     models, authors = Counter(model for model, _ in runs), Counter(author for _, author in runs)
     return UsedBy(
         required_by=[service.summary_of(one) for one in required_by if one.id != environment.id],
-        forks=[
-            service.summary_of(one)
-            for one in session.scalars(forks.order_by(Environment.id).limit(_MOST_ENVIRONMENTS))
-        ],
+        forks=[service.summary_of(one) for one in session.scalars(_forks(reader), values)],
         runs=environment.run_count,
         models=[ModelUse(model=model, runs=number) for model, number in models.most_common(_MOST_NAMES)],
         authors=[author for author, _ in authors.most_common(_MOST_NAMES)],
     )
+
+
+@lru_cache(KEPT_STATEMENTS)
+def _newest_runs(reader: Identity | None) -> Select[str, str]:
+    newest = select(Run.model, User.name).join(Run.environment).join(User, Run.posted_by_id == User.id)
+    newest = newest.where(
+        Run.environment_id == bindparam("environment_id"), readable_run_by(reader), counts()
+    )
+    return newest.order_by(Run.posted_at.desc()).limit(_MOST_RUNS)
+
+
+@lru_cache(KEPT_STATEMENTS)
+def _forks(reader: Identity | None) -> Select[Environment]:
+    forks = visible_to(reader).where(
+        Environment.parent_id == bindparam("environment_id"), Environment.deleted_at.is_(None)
+    )
+    return forks.order_by(Environment.id).limit(_MOST_ENVIRONMENTS)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
-from sqlalchemy import Select, func, insert, literal, select
+from sqlalchemy import Select, bindparam, func, insert, literal, select
 from sqlalchemy.orm import Session, contains_eager, joinedload
 from wander.types import EnvironmentInfo
 from wander.wire import RunSummary
@@ -22,8 +22,9 @@ from wander.wire.verification import (
 )
 
 from wander_hub import __version__, audit
-from wander_hub.database import Database, fill, now
+from wander_hub.database import READER, Database, fill, now
 from wander_hub.environments.models import Environment, Version
+from wander_hub.environments.repository import KEPT_STATEMENTS
 from wander_hub.http.problems import HubProblem
 from wander_hub.identity import HUB, Identity
 from wander_hub.jobs import OPEN, Job, TableQueue
@@ -32,7 +33,7 @@ from wander_hub.rights import rights
 from wander_hub.runs import service as runs
 from wander_hub.runs.events import tell_of_run
 from wander_hub.runs.models import Run
-from wander_hub.runs.repository import lock_run, readable_run
+from wander_hub.runs.repository import lock_run, readable_run, readable_run_by
 from wander_hub.settings import Settings
 from wander_hub.verification import evidence
 from wander_hub.verification.aggregates import add_bounds
@@ -256,14 +257,19 @@ def find_info(session: Session, version_id: int) -> EnvironmentInfo | None:
 
     Its newest runs are looked at, so that a page costs the same however many there are.
     """
-    newest = select(Run.run_id).where(Run.version_id == version_id).order_by(Run.posted_at.desc())
-    recent = Verification.run_id.in_(newest.limit(_NEWEST))
-    query = select(Verification.made_with).join(Verification.run).join(Run.environment)
-    query = query.where(readable_run(session), recent, Verification.gave.is_not(None))
-    for made_with in session.scalars(query.order_by(Verification.id.desc()).limit(_LOOKED_AT)):
+    for made_with in session.scalars(_made_with(session.info.get(READER)), {"version_id": version_id}):
         if made_with is not None:
             return VerifiedWith.model_validate(made_with).environment.info
     return None
+
+
+@lru_cache(KEPT_STATEMENTS)
+def _made_with(reader: Identity | None) -> Select[Any]:
+    newest = select(Run.run_id).where(Run.version_id == bindparam("version_id"))
+    recent = Verification.run_id.in_(newest.order_by(Run.posted_at.desc()).limit(_NEWEST))
+    query = select(Verification.made_with).join(Verification.run).join(Run.environment)
+    query = query.where(readable_run_by(reader), recent, Verification.gave.is_not(None))
+    return query.order_by(Verification.id.desc()).limit(_LOOKED_AT)
 
 
 def cancel(session: Session, queue: TableQueue, number: int, caller: Identity) -> VerificationInfo:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
-from sqlalchemy import select
+from sqlalchemy import Select, bindparam, select
 from sqlalchemy.orm import Session
 from wander.types import EnvironmentInfo, canonical_json
-from wander.wire import BoardInfo, EnvironmentSummary, Leaderboard, LeaderboardRow
+from wander.wire import BoardInfo, EnvironmentSummary, Leaderboard, LeaderboardRow, RunManifest
 from wander.wire.boards import BOARD_COLUMNS, REQUIRED_COLUMNS
+from wander.wire.gate import MANIFEST_HEAD, read_record
 from wander.wire.verification import TokenCheck
 
+from wander_hub.database import READER
 from wander_hub.environments import repository as environment_repository
 from wander_hub.environments import service as environments
 from wander_hub.environments.models import Version
+from wander_hub.environments.repository import KEPT_STATEMENTS
+from wander_hub.identity import Identity
 from wander_hub.leaderboards import service as leaderboards
 from wander_hub.leaderboards.elsewhere import set_apart
 from wander_hub.leaderboards.schemas import BoardFilter
@@ -154,7 +159,12 @@ def leaderboard(
         sorts={column: query_string(**kept, sort=sort) for column, sort in _SORTS.items()},
         following=following,
         others=[(one, set_apart(shown, one)) for one in shown.others],
-        history=charts.history(shown.history),
+        history=charts.history(
+            tuple(
+                charts.HistoryDot(one.run_id, one.model, one.reward_mean, one.posted_at)
+                for one in shown.history
+            )
+        ),
         stratum=chosen,
     )
 
@@ -188,10 +198,17 @@ def find_info(session: Session, version: Version) -> EnvironmentInfo | None:
     heard = verification.find_info(session, version.id)
     if heard is not None:
         return heard
-    query = run_repository.readable_runs(session).where(Run.version_id == version.id)
-    query = query.where(Run.posted_by_id == version.uploaded_by_id, run_repository.counts())
-    newest = session.scalar(query.order_by(Run.posted_at.desc(), Run.run_id).limit(1))
-    return newest.brief_manifest.environment.info if newest else None
+    values = {"version_id": version.id, "poster_id": version.uploaded_by_id}
+    brief = session.scalar(_newest_brief(session.info.get(READER)), values)
+    return read_record(RunManifest, brief, MANIFEST_HEAD).environment.info if brief else None
+
+
+@lru_cache(KEPT_STATEMENTS)
+def _newest_brief(reader: Identity | None) -> Select[str]:
+    query = run_repository.runs_readable_by(reader).with_only_columns(Run.brief, maintain_column_froms=True)
+    query = query.where(Run.version_id == bindparam("version_id"), run_repository.counts())
+    query = query.where(Run.posted_by_id == bindparam("poster_id"))
+    return query.order_by(Run.posted_at.desc(), Run.run_id).limit(1)
 
 
 def _list_metrics(session: Session, version: Version, board: Leaderboard) -> list[str]:
@@ -219,11 +236,16 @@ def _columns(board: Leaderboard, metrics: Sequence[str], wanted: Sequence[str]) 
     return list(dict.fromkeys(columns))
 
 
-def _find_facts(session: Session, run_ids: Sequence[str]) -> dict[str, RowFacts]:
+@cache
+def _facts() -> Select[Any]:
     query = select(Run.run_id, Run.level_reason, RunExamination.tokens).outerjoin(
         RunExamination, RunExamination.run_id == Run.run_id
     )
-    found: Any = session.execute(query.where(Run.run_id.in_(run_ids)))
+    return query.where(Run.run_id.in_(bindparam("run_ids", expanding=True)))
+
+
+def _find_facts(session: Session, run_ids: Sequence[str]) -> dict[str, RowFacts]:
+    found: Any = session.execute(_facts(), {"run_ids": list(run_ids)})
     return {
         run_id: RowFacts(reason, TokenCheck.model_validate(tokens) if tokens else None)
         for run_id, reason, tokens in found

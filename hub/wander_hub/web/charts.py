@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 from urllib.parse import quote
 
 from markupsafe import Markup, escape
 from wander.wire import Histogram
-from wander.wire.boards import HistoryPoint
 
 from wander_hub.web.text import number, plain, shorten, visible
 
@@ -31,10 +31,21 @@ _KEY_LETTERS = 48
 _MOST_IN_KEY = 8
 _KEPT = 120
 """Curves that are kept as they were drawn: those of five pages, 40 MB where each compares six runs."""
+_KEPT_BARS = 4096
+"""Bars of intervals that are kept as they were drawn, of 500 bytes each."""
 _DIGIT = 12
 """Pixels of a digit of a wide chart where a phone draws it, which enlarges its letters."""
 _NARROW, _SMALL_DIGIT = 400, 7
 """Width up to which a chart is drawn as it is on phones too, and the pixels of its digits."""
+
+
+class HistoryDot(NamedTuple):
+    """A row of a board, and when it was posted."""
+
+    run_id: str
+    model: str
+    reward_mean: float
+    posted_at: datetime
 
 
 @dataclass(frozen=True)
@@ -99,6 +110,7 @@ def histogram(data: Histogram, mean: float | None, *, linked: bool = False) -> M
     return _svg(width, height, "chart large", title, "".join(bars) + base + ticks + marker)
 
 
+@lru_cache(_KEPT_BARS)
 def interval_bar(mean: float, low: float, high: float, axis_low: float, axis_high: float) -> Markup:
     """Draw a mean and its interval on an axis that all rows of a table share."""
     width, height = 200, 20
@@ -246,7 +258,8 @@ def curves(
     return _svg(width, height, "chart large" if large else "chart", title, body, points=values, frame=frame)
 
 
-def history(points: Sequence[HistoryPoint]) -> Markup:
+@lru_cache(_KEPT)
+def history(points: tuple[HistoryDot, ...]) -> Markup:
     """Draw rows over time, and the best score so far as steps; empty for fewer than two points."""
     if len(points) < 2:
         return Markup("")
@@ -268,7 +281,7 @@ def history(points: Sequence[HistoryPoint]) -> Markup:
         f"{one.posted_at.strftime(tick)}</text>"
         for anchor, one, place in ends
     )
-    records: list[HistoryPoint] = []
+    records: list[HistoryDot] = []
     path, dots = "", Markup("")
     for one in points:
         x, y = across(one.posted_at.timestamp()), up(one.reward_mean)

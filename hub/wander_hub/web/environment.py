@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -33,7 +32,7 @@ from wander_hub.rights import rights
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs import service as runs
 from wander_hub.runs import use
-from wander_hub.runs.models import TRAINING, Run
+from wander_hub.runs.models import Run
 from wander_hub.storage import Storage, spare_missing
 from wander_hub.verification import version_checks
 from wander_hub.verification.evidence import PROVEN
@@ -113,8 +112,7 @@ def show_environment(visit: Visit, owner: str, name: str, version: str) -> Envir
     label = found.label
     versions = environments.newest_first(list(environment_repository.versions_of(visit.session, found)))
     chosen = environments.find_version(visit.session, found, version, versions)
-    newest = partial(run_repository.newest_first, environment_id=found.id, limit=_RECENT_RUNS)
-    listed = run_repository.listed(visit.session)
+    recent, training = run_repository.newest_of(visit.session, found.id, _RECENT_RUNS)
     detail = environments.version_detail(found, chosen, visit.base_url)
     wheels = [file.sha256 for file in detail.files if file.kind == "wheel"]
     named = None if version == "latest" else chosen.version
@@ -147,10 +145,8 @@ def show_environment(visit: Visit, owner: str, name: str, version: str) -> Envir
         info=find_info(visit.session, chosen),
         board=board,
         axis=common_axis(board.rows),
-        recent=run_repository.list_rows(visit.session, newest(listed)),
-        training=run_repository.list_rows(
-            visit.session, newest(listed.where(TRAINING, run_repository.counts()))
-        ),
+        recent=recent,
+        training=training,
         digest=wheels[0] if wheels else "",
         locked=locked,
         attesters=list_attesters(visit.session, environments.list_offered_files(found, chosen)),

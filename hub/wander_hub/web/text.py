@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 
 from markupsafe import Markup, escape
 
@@ -106,6 +107,7 @@ def minute(value: datetime) -> Markup:
     return _time(value, "%Y-%m-%d %H:%M UTC")
 
 
+@lru_cache(4096)
 def _time(value: datetime, shown: str) -> Markup:
     # A run may state any date, and at the ends of what dates hold there is no other zone.
     stamp = value.astimezone(UTC) if 1 < value.year < _LAST_YEAR else value.replace(tzinfo=UTC)
