@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import struct
 import sys
+import tarfile
+import time
 from collections.abc import Callable
 
 import pytest
-from wander.wire import gate
+from wander.errors import ConfigError
+from wander.wire import gate, models
+from wander_hub.environments import browse, readme, search
 from wander_hub.environments.readme import list_headings, place, render
+from wander_hub.environments.schemas import EnvironmentFilter
+from wander_hub.http.problems import HubProblem
 from wander_hub.people import passwords
+from wander_hub.runs.kept import Kept
 from wander_hub.web.source import changes
 from wander_hub.web.source import files as source
+from wander_hub.web.text import visible
 
 SIZE = 2_000
 """Characters of the smaller text."""
@@ -39,7 +49,7 @@ def compare(text: str) -> None:
     changes._list_hunks("a.txt", lines, [*lines[1:], "end"])
 
 
-WORK: dict[str, tuple[Callable[[str], None], list[str]]] = {
+WORK: dict[str, tuple[Callable[[str], object], list[str]]] = {
     "Markdown": (
         draw_markdown,
         [
@@ -99,6 +109,7 @@ WORK: dict[str, tuple[Callable[[str], None], list[str]]] = {
         ],
     ),
     "changes": (compare, ["a\n", "a%d\n", "\n", "a\nb\n"]),
+    "hidden characters": (visible, ["\0", "\0\1", "a\0", "\u202e<", "\ufeff ", "\ud800"]),
 }
 
 
@@ -107,7 +118,7 @@ def make(unit: str, size: int) -> str:
     return "".join(parts)
 
 
-def count_calls(work: Callable[[str], None], text: str) -> int:
+def count_calls(work: Callable[[str], object], text: str) -> int:
     """Return how many functions were called: seconds would be those of a busy machine."""
     calls = 0
 
@@ -161,3 +172,149 @@ def test_dotted_keys_of_toml_are_bounded(text: str):
 def test_dots_of_strings_are_not_parts_of_keys():
     urls = "".join(f'a{number} = "https://files.example.org/a.b.c-1.2.3.whl"\n' for number in range(8_000))
     assert len(gate.read_toml(urls.encode(), gate.LOCK)) == 8_000
+
+
+@pytest.mark.parametrize("unit", ["\0", "\0\1", "a\0"])
+def test_a_text_of_hidden_characters_is_short_and_quick_to_show(unit: str):
+    text = make(unit, 1_000_000)
+    assert seconds_of(lambda: visible(text)) < 1
+    assert len(visible(text)) < 1_100_000
+    assert visible("a\0\0\0b") == 'a<span class="hidden-character">U+0000 × 3</span>b'
+
+
+def hostile_header(tensors: int, numbers: str) -> bytes:
+    """Return a file of weights whose header names so many tensors, each of that shape."""
+    named = ",".join(
+        f'"a{number}":{{"dtype":"F32","shape":[{numbers}],"data_offsets":[0,0]}}' for number in range(tensors)
+    )
+    header = f"{{{named}}}".encode()
+    return struct.pack("<Q", len(header)) + header
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """Return the least processor time of several tries: others who use the machine only add to it."""
+    found = []
+    for _ in range(4):
+        begun = time.thread_time()
+        work()
+        found.append(time.thread_time() - begun)
+    return min(found)
+
+
+@pytest.mark.parametrize("numbers", ["9", "99999999999", "9,9,9,9,9,9,9,9", ",".join(["99999999999"] * 200)])
+def test_a_header_of_weights_with_huge_shapes_costs_what_its_length_does(numbers: str):
+    def count(body: bytes) -> None:
+        with contextlib.suppress(ConfigError):
+            models.count_parameters(
+                {"model.safetensors": len(body)}, lambda _, start, size: body[start : start + size]
+            )
+
+    unit = len(hostile_header(2, numbers)) - len(hostile_header(1, numbers))
+    small, large = (hostile_header(size // unit, numbers) for size in (200_000, 800_000))
+    count(small)
+    once, fourfold = seconds_of(lambda: count(small)), seconds_of(lambda: count(large))
+    assert fourfold <= 2.5**2 * once
+    assert fourfold < 1
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        *["*", "`", "|a|", "|a%d| ", "- a\n", "a\n=\n", "a%d\n=====\n", ".. a::\n", "a_ ", "a%d_ ", "[1]_ "],
+        *["[#]_ ", "+-+\n", "::\n\n a\n", ".. _a%d: b\n", "**a* ", "`a <b>`_ ", ":a:`b` ", "\\", "a::\n  "],
+        *[".. |a%d| replace:: b\n", ".. role:: a%d\n", "> a\n  b\n", "= =\na a\n= =\n", "__ a\n", ":a: b\n"],
+    ],
+)
+@pytest.mark.full
+def test_re_structured_text_is_given_up_before_it_takes_long(unit: str):
+    text = make(unit, readme._MOST_RST)
+    begun = time.thread_time()
+    place(render(text, "text/x-rst"), "/a/b/versions/1/")
+    assert time.thread_time() - begun < 1
+
+
+@pytest.mark.parametrize(
+    "unit", ["a", "a ", "ab%d ", "mate ", "mat ", "*", '"', "é", "a\u0301", "-a ", "NEAR(", "a OR ", "\0 "]
+)
+async def test_a_search_costs_what_its_text_does(hub, make_wheel, unit: str):
+    for number in range(3):
+        await hub.publish(make_wheel(name=f"mate-{number}", summary="Mate in one, in letters."))
+    with hub.database.read() as session:
+
+        def find(text: str) -> None:
+            session.info.clear()
+            search.find(session, EnvironmentFilter(q=text), None, 20)
+
+        find(make(unit, 100))
+        small, large = (count_calls(find, make(unit, size)) for size in (SIZE, 2 * SIZE))
+    assert large <= 2.5 * small + 100, (small, large)
+
+
+@pytest.mark.parametrize("field", ["tag", "kind", "licence", "requires"])
+async def test_filters_cost_what_their_text_does(hub, field: str):
+    await hub.publish()
+    with hub.database.read() as session:
+
+        def narrow(text: str) -> None:
+            with contextlib.suppress(HubProblem):
+                browse.page(session, EnvironmentFilter(**{field: text}))
+
+        for unit in ("a", "%", "_", "a ", '"', "'", "a%d-"):
+            narrow(make(unit, 100))
+            small, large = (count_calls(narrow, make(unit, size)) for size in (SIZE, 2 * SIZE))
+            assert large <= 2.5 * small + 100, (unit, small, large)
+
+
+def wheel_with(make_wheel, version: str, members: int):
+    """Return a wheel of so many modules, each of which holds its version."""
+    modules = {
+        f"pkg/sub{number % 50}/file{number}.py": f"x = '{version}'\n".encode() for number in range(members)
+    }
+    return make_wheel(version=version, files={"reverse_text.py": b"", **modules})
+
+
+async def publish_source(hub, owner: str, members: int) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        metadata = b"Metadata-Version: 2.4\nName: reverse-text\nVersion: 0.2.0\nLicense-Expression: MIT\n"
+        project = (
+            b"[project]\nname='reverse-text'\nversion='0.2.0'\n"
+            b"[project.entry-points.'wander.environments']\nreverse-text='reverse_text:load_environment'\n"
+        )
+        files = {"PKG-INFO": metadata, "pyproject.toml": project, "reverse_text.py": b""}
+        files |= {f"pkg/sub{number % 50}/file{number}.py": b"x = 1\n" for number in range(members)}
+        for path, body in files.items():
+            member = tarfile.TarInfo(f"reverse_text-0.2.0/{path}")
+            member.size = len(body)
+            archive.addfile(member, io.BytesIO(body))
+    answer = await hub.upload(buffer.getvalue(), "reverse_text-0.2.0.tar.gz", owner=owner, user=owner)
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.full
+async def test_archives_of_many_members_cost_what_their_members_do(hub, make_wheel, monkeypatch):
+    """The processor time of all threads of this process, whose hub answers within it."""
+    spent: dict[str, list[float]] = {}
+    for members in (4_750, 19_000):
+        owner = "alice" if members == 4_750 else "bob"
+        for version in ("0.1.0", "0.2.0"):
+            await hub.publish(wheel_with(make_wheel, version, members), owner=owner)
+        at = f"/{owner}/reverse-text"
+        await publish_source(hub, owner, members)
+        for name, path in {
+            "source": "/versions/0.2.0/source",
+            "source archive": "/versions/0.2.0/source?archive=source",
+            "changes": "/changes?old=0.1.0&new=0.2.0",
+            "image": "/versions/0.2.0/image?file=none.png",
+        }.items():
+            times = []
+            for _ in range(3):
+                monkeypatch.setattr(changes, "_KEPT", Kept())
+                begun = time.process_time()
+                answer = await hub.get(at + path, headers={"Accept": "text/html", "Cookie": "none=1"})
+                times.append(time.process_time() - begun)
+                assert answer.status_code == (404 if name == "image" else 200), answer.text[:300]
+            spent.setdefault(name, []).append(min(times))
+    for name, (small, large) in spent.items():
+        assert large <= 2.5**2 * small, (name, small, large)
+        assert large < 1, (name, small, large)

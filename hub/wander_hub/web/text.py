@@ -12,12 +12,15 @@ from markupsafe import Markup, escape
 
 from wander_hub.environments.browse import COUNTED
 
-_HIDDEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]"
-    "|[\ufff0-\ufffb]|[\ud800-\udfff]"
+_HIDDEN_CHARACTER = (
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff"
+    "\ufff0-\ufffb\ud800-\udfff]"
 )
+_HIDDEN, _HIDDEN_SPAN = re.compile(_HIDDEN_CHARACTER), re.compile(rf"({_HIDDEN_CHARACTER})\1*")
 """What has no picture or reorders its neighbours; tab, line feed and the joiners of emoji stay."""
 
+_MOST_CODES = 1000
+"""Of hidden characters in one text."""
 _SEAM = re.compile(r"(?<=[:./@_])(?=[^\W_])")
 
 _LAST_YEAR = 9999
@@ -25,15 +28,25 @@ _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
 def visible(text: str) -> Markup:
-    """Escape text for HTML and write every hidden character as its code, so that none can deceive."""
+    """Escape text for HTML and write every hidden character as its code, so that none can deceive.
+
+    A code is fifty times as long as what it stands for, so one that is repeated is written once, and those
+    that come after the first thousand are `U+FFFD`.
+    """
     if not _HIDDEN.search(text):
         return escape(text)
-    parts, end = list[Markup](), 0
-    for match in _HIDDEN.finditer(text):
-        code = Markup('<span class="hidden-character">U+{:04X}</span>').format(ord(match.group()))
-        parts += [escape(text[end : match.start()]), code]
-        end = match.end()
-    return Markup("").join([*parts, escape(text[end:])])
+    left = _MOST_CODES
+
+    def show(hidden: re.Match[str]) -> str:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            return "\ufffd"
+        many = len(hidden[0])
+        times = f" × {count(many)}" if many > 1 else ""
+        return f'<span class="hidden-character">U+{ord(hidden[1]):04X}{times}</span>'
+
+    return Markup(_HIDDEN_SPAN.sub(show, str(escape(text))))  # noqa: S704 - escaped before
 
 
 def coded(text: str) -> Markup:

@@ -44,6 +44,8 @@ _IMAGES = {
 _MOST_TEXT = 256 * 1024
 _MOST_COLOURED = 32 * 1024
 _MOST_LINES = 4_000
+_MOST_LISTED = 2_000
+"""Files that a page links to."""
 _MOST_NAMES = 500
 """That are compared with one that is not there: 10,000 take a second and more."""
 _LEXERS = {
@@ -112,6 +114,8 @@ class SourceView:
     """The one that is offered first."""
     listed: bool
     lines: list[Markup]
+    files: list[SourceFile]
+    """Those that the page links to."""
 
 
 def find_source(
@@ -187,6 +191,7 @@ def draw_source(session: Session, environment: Environment, found: SourceFiles) 
         newest=environment.latest_version,
         listed=environment.listed,
         lines=lines,
+        files=found.files[:_MOST_LISTED],
     )
 
 
