@@ -79,6 +79,8 @@ from wander_hub.webhooks import routes as webhooks
 logger = logging.getLogger("wander_hub")
 
 _SWEEP_SECONDS = 900.0
+_SEARCH_SECONDS = 20.0
+"""After the start, when the search of the documentation is made, which takes a second of the processor."""
 
 _DESCRIPTION = """
 Registry of reinforcement-learning environments for language models, with a standard Python package index
@@ -246,8 +248,12 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         await run_in_threadpool(_start, settings, database, storage)
-        agreeing = agree_forever(app.state.limits, database)
-        async with keep_sweeping(database, storage), keep_counting(downloads), _beside(agreeing):
+        async with (
+            keep_sweeping(database, storage),
+            keep_counting(downloads),
+            _beside(agree_forever(app.state.limits, database)),
+            _beside(_prepare_search(app.state.library)),
+        ):
             yield
         await upstream.close()
         reader.close()
@@ -277,6 +283,11 @@ def create_app(
     app.add_middleware(AnonymousPages, reader=reader, settings=repr(settings))
     install_handlers(app, web.problem_page)
     return app
+
+
+async def _prepare_search(library: Library) -> None:
+    await asyncio.sleep(_SEARCH_SECONDS)
+    library.prepare_search()
 
 
 @cache

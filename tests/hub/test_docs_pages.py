@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import pytest
 from wander.wire.verification import LEVEL_FACTS
+from wander_hub import app as hub_app
 from wander_hub import web
 from wander_hub.app import create_app
+from wander_hub.database import Database
 from wander_hub.settings import Settings
 from wander_hub.web.addresses import TERMS
 from wander_hub.web.docs import library as docs
@@ -62,6 +65,19 @@ def test_of_many_who_ask_first_for_a_page_one_draws_it(library, monkeypatch):
     with ThreadPoolExecutor(4) as threads:
         pages = list(threads.map(fresh.draw, ["cli"] * 4))
     assert (len(drawing), len({id(one) for one in pages})) == (1, 1)
+
+
+async def test_the_search_is_made_soon_after_the_start_and_no_page_waits_for_it(tmp_path, monkeypatch):
+    begun = asyncio.Event()
+    monkeypatch.setattr(hub_app, "_SEARCH_SECONDS", 0)
+    monkeypatch.setattr(Library, "prepare_search", lambda library: begun.set())
+    database = Database(f"sqlite:///{tmp_path / 'hub.db'}")
+    database.migrate()
+    app = create_app(Settings(data=tmp_path, bundled_packages=False), database=database)
+    async with app.router.lifespan_context(app):
+        await begun.wait()
+    with app.state.library._index_lock:
+        assert app.state.library.draw("cli").title
 
 
 def test_what_is_in_code_is_listed_from_code(library):

@@ -78,7 +78,8 @@ class Library:
 
     def __init__(self, openapi: Callable[[], dict[str, Any]]) -> None:
         self._openapi = openapi
-        self._lock = threading.RLock()  # what is drawn once is not drawn by all who ask at once
+        # What is drawn once is not drawn by all who ask at once, and a page does not wait for the index.
+        self._lock, self._index_lock = threading.RLock(), threading.Lock()
         self._drawn: dict[str, DrawnPage] = {}
         self._is_preparing = False
 
@@ -102,7 +103,7 @@ class Library:
         return DrawnPage(title.lstrip("# "), _name_rows(place(drawn, None)), headings)
 
     def prepare_search(self) -> None:
-        """Begin to draw all pages, which a search needs, while the visitor reads the first one."""
+        """Begin to draw all pages, which a search needs, before somebody asks for one."""
         if not self._is_preparing:
             self._is_preparing = True
             threading.Thread(target=lambda: self.index, daemon=True).start()
@@ -110,7 +111,7 @@ class Library:
     @property
     def index(self) -> SearchIndex:
         """All of it, to be searched."""
-        with self._lock:
+        with self._index_lock:
             return self._index
 
     @cached_property
