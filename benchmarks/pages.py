@@ -108,7 +108,6 @@ PAGES = {
     "part of it": "/sitemap.xml?page=0",
     "llms.txt": "/llms.txt",
     "badge": "/admin/say-env/badge.svg",
-    "card": "/admin/say-env/card.png",
 }
 RATED = ("first page", "environment", "leaderboard", "runs")
 ROUNDS, SECONDS = 3, 2

