@@ -46,7 +46,7 @@ def list_elsewhere(
 
 
 @cache
-def _elsewhere() -> Select[BoardEntry, Board, str]:
+def _elsewhere() -> Select[BoardEntry, Board, str | None]:
     shown = bindparam("board_id", type_=Integer)
     here = select(BoardEntry.model).where(BoardEntry.board_id == shown, BoardEntry.counts)
     query = select(BoardEntry, Board, Run.name).join(Board, Board.id == BoardEntry.board_id)

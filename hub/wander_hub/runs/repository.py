@@ -259,7 +259,8 @@ def runs_of_weights(session: Session, weights: Collection[str]) -> dict[str, Run
     )
     total = func.count().over(partition_by=own)
     label = Owner.name + "/" + Environment.name
-    query = readable_runs(session, own, total, Run.run_id, Run.reward_mean, label, place.label("place"))
+    fields = (own, total, Run.run_id, Run.reward_mean, label, place.label("place"))
+    query = readable_runs(session).with_only_columns(*fields, maintain_column_froms=True)
     query = query.where(own.in_(weights), Run.kind == "evaluation", counts())
     ranked = query.subquery()
     best = select(*list(ranked.c)[:-1]).where(ranked.c.place == 1)
