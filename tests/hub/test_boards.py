@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import event
-from wander.wire.boards import HistoryPoint, LeaderboardRow, csv_table
+from wander.wire.boards import LeaderboardRow, csv_table
 from wander.wire.run_record import PassRate
 from wander_hub.database import now
 from wander_hub.fsck import check as fsck
@@ -377,10 +377,8 @@ async def test_history_shows_the_leading_rows_by_time(posted):
 def test_the_axis_of_a_history_never_says_one_thing_twice(seconds, labels):
     first = datetime(2026, 11, 29, 12, tzinfo=UTC)
     times = (first, first + timedelta(seconds=seconds))
-    points = [HistoryPoint(run_id="a", model="m", reward_mean=0.5, posted_at=one) for one in times]
-    ticks = re.findall(
-        r'<text class="tick"[^>]*>([^<]+:[^<]+|\d{4}-[^<]+)</text>', str(charts.history(points))
-    )
+    dots = tuple(charts.HistoryDot("a", "m", 0.5, one) for one in times)
+    ticks = re.findall(r'<text class="tick"[^>]*>([^<]+:[^<]+|\d{4}-[^<]+)</text>', str(charts.history(dots)))
     assert ticks == labels
 
 

@@ -57,6 +57,7 @@ class BoardRow(NamedTuple):
 
     run_id: str
     model: str
+    name: str | None
     model_kind: str
     rollouts_per_example: int
     weights_sha256: str | None
@@ -113,7 +114,7 @@ def page(session: Session, board: Board, wanted: BoardFilter) -> Sequence[BoardR
 
 @lru_cache(KEPT_STATEMENTS)
 def _page(reader: Identity | None, wanted: BoardFilter) -> Select[Any]:
-    run = (Run.run_id, Run.model, Run.model_kind, Run.rollouts_per_example, Run.weights_sha256)
+    run = (Run.run_id, Run.model, Run.name, Run.model_kind, Run.rollouts_per_example, Run.weights_sha256)
     poster = (Run.posted_by_id, User.name, cast(Run.summary, Text))
     entry = (BoardEntry.level, *_PLACE, BoardEntry.posted_at, BoardEntry.on_top, BoardEntry.counts)
     columns: tuple[Any, ...] = (*run, *poster, *entry)
@@ -303,7 +304,7 @@ def _incomplete(of_task_set: bool) -> Select[int]:
 @lru_cache(KEPT_STATEMENTS)
 def _thin(reader: Identity | None) -> Select[Any]:
     """Return the statement on the runs that a reader may see, which reads nothing long of them."""
-    shown = (Run.run_id, Run.model, Run.model_kind, Run.rollouts_per_example, Run.weights_sha256)
+    shown = (Run.run_id, Run.model, Run.name, Run.model_kind, Run.rollouts_per_example, Run.weights_sha256)
     told = (Run.posted_by_id, Run.reward_mean, Run.level, Run.posted_at, Run.on_top)
     return runs_readable_by(reader).options(
         load_only(*shown, *told), joinedload(Run.posted_by).load_only(User.name)

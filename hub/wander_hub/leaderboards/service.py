@@ -185,6 +185,7 @@ def _folded_run(entry: BoardEntry, run: Run, base_url: str) -> FoldedRun:
     return fill(
         FoldedRun,
         entry,
+        name=run.name,
         reward_mean=0.0 - entry.shortfall,
         posted_by=run.posted_by.name,
         url=f"{base_url}/runs/{entry.run_id}",
