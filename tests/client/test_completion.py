@@ -43,7 +43,7 @@ def test_the_first_word_is_a_command_or_a_group(wander: Wander) -> None:
 
 
 def test_a_group_and_a_command_of_several_offer_their_commands(wander: Wander) -> None:
-    assert words(wander, "wander runs re") == ["report", "replay", "rerun"]
+    assert words(wander, "wander runs re") == ["report", "replay", "rerun", "rename"]
     assert words(wander, "wander env board h") == ["hide"]
     assert words(wander, "wander --json auth token ") == ["new", "list", "revoke"]
 
