@@ -99,6 +99,21 @@ async def test_a_repetition_that_agrees_is_a_badge_and_no_level(board: Board) ->
         assert "repeated by bob" in (await board.hub.get(path, headers=HTML)).text
 
 
+async def test_a_run_that_was_private_is_repeated_under_the_id_of_its_folder(board: Board) -> None:
+    manifest, rollouts = board.run_of(board.sha256, reward=REWARDS, run_id=name_of(1), **SIZE)
+    lines = "".join(json.dumps(one) + "\n" for one in rollouts)
+    files = {"manifest": ("run.json", json.dumps(manifest)), "rollouts": ("rollouts.jsonl", lines)}
+    client, headers = board.hub.client, board.hub.auth()
+    made = await client.post("/api/v1/runs", files=files, data={"private": "true"}, headers=headers)
+    first = made.json()["run_id"]
+    assert (made.status_code, first.partition("~")[0]) == (201, name_of(1))
+    assert (await client.post(f"/api/v1/runs/{first}/publish", headers=headers)).status_code == 200
+    await rerun(board, REWARDS)
+    board.examine()
+    (one,) = (await board.evidence(first))["reruns"]
+    assert one["agreement"]["verdict"] == "agrees"
+
+
 @pytest.mark.parametrize(
     ("rewards", "changes", "verdict"),
     [

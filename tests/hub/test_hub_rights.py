@@ -42,7 +42,6 @@ from wander_hub.people.models import SecondFactor
 from wander_hub.people.passwords import hash_again
 from wander_hub.rights.models import Grant
 from wander_hub.rights.tokens import add_token, revoke_leaked
-from wander_hub.runs.models import Run
 from wander_hub.runs.service import find as find_run
 from wander_hub.security import token_hash
 from wander_hub.webhooks.models import WebhookDelivery
@@ -411,7 +410,7 @@ async def prepare(hub, method: str, path: str, make_wheel, run_of) -> None:
             assert (await attempt(hub, *begun, user, make_wheel, run_of)).status_code in (200, 201)
     if path.endswith("/publish"):
         with hub.database.write(HUB) as session:
-            session.get_one(Run, RUN).private = True
+            find_run(session, RUN).private = True
     if path.endswith("/finish"):
         sent = await attempt(hub, "PUT", POSTING + "/chunks/{chunk}", "alice", make_wheel, run_of)
         assert sent.status_code == 200, sent.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -69,7 +70,7 @@ async def test_a_private_run_becomes_public_once(hub, pinned, run_of):
     shown = await hub.client.post(f"/api/v1/runs/{RUN}/publish", headers=hub.auth("bob"))
     assert (shown.status_code, shown.json()["private"]) == (200, False)
     board = (await hub.get("/api/v1/environments/alice/reverse-text/leaderboard")).json()
-    assert [one["run_id"] for one in board["rows"]] == [RUN]
+    assert [one["run_id"].partition("~")[0] for one in board["rows"]] == [RUN]
     place = f"/api/v1/environments/alice/reverse-text/versions/0.1.0/boards/{board['board']}"
     arranged = await hub.client.put(place, json={"pinned": True}, headers=hub.auth("alice"))
     assert arranged.status_code == 200
@@ -191,3 +192,53 @@ async def test_nobody_raises_the_level_of_a_run(hub, pinned, run_of):
         )
         assert answer.status_code == 405
     assert (await hub.get(place)).json()["level"] == "claimed"
+
+
+async def stated_ids(hub, run_of, make_wheel, pinned) -> list[str]:
+    """Post what carol does not see: a private run, and one on a private environment; return their ids."""
+    spec = make_wheel(name="hidden-env")
+    body = spec.build()
+    made = await hub.upload(body, spec.wheel_name, fields={"wander_visibility": "private"})
+    assert made.status_code == 200, made.text
+    wheel = hashlib.sha256(body).hexdigest()
+    on_private = run_of(wheel, name="hidden-env", run_id="01JRUNPRIVATE000000000000B")
+    assert (await post(hub, *run_of(pinned, run_id=RUN), "alice", private=True)).status_code == 201
+    assert (await post(hub, *on_private, "alice")).status_code == 201
+    return [RUN, "01JRUNPRIVATE000000000000B"]
+
+
+async def test_a_stranger_who_posts_the_id_of_a_hidden_run_finds_nothing_out(hub, pinned, run_of, make_wheel):
+    hidden, free = await stated_ids(hub, run_of, make_wheel, pinned), "01JRUNPRIVATE000000000000C"
+    told = []
+    for number, run_id in enumerate((*hidden, free)):
+        manifest, rollouts = run_of(pinned, run_id=run_id, model=f"model-{number}")
+        answers = [
+            await post(hub, manifest, rollouts, "carol"),
+            await hub.post_run(manifest, rollouts, user="carol"),
+            await hub.post_run(*run_of(pinned, run_id=run_id, model="other"), user="carol"),
+            await post(hub, *run_of(pinned, run_id=run_id, model="third"), "carol", private=True),
+            await hub.get(f"/api/v1/runs/{run_id}"),
+        ]
+        codes = [(one.status_code, one.json().get("code")) for one in answers]
+        told.append((codes, answers[0].json()["run_id"] == run_id, answers[4].json()["posted_by"]))
+    assert told[0] == told[1] == told[2]
+    assert [status for status, _ in told[2][0]] == [201, 200, 409, 409, 200]
+
+
+async def test_who_posted_a_hidden_run_posts_and_finds_it_again(hub, pinned, run_of, make_wheel):
+    for run_id in await stated_ids(hub, run_of, make_wheel, pinned):
+        found = await hub.get(f"/api/v1/runs/{run_id}", headers=hub.auth())
+        kept = found.json()["run_id"]
+        assert (found.status_code, kept.partition("~")[0]) == (200, run_id)
+        assert (await hub.get(f"/runs/{kept}", headers=hub.auth("admin"))).status_code == 200
+        assert (await hub.get(f"/api/v1/runs/{run_id}", headers=hub.auth("carol"))).status_code == 404
+        stated = run_of(pinned, run_id=kept)
+        assert (await hub.post_run(*stated, user="carol")).json()["code"] == "bad_manifest"
+    manifest, rollouts = run_of(pinned, run_id=RUN)
+    for private in (True, False):
+        again = await post(hub, manifest, rollouts, "alice", private=private)
+        assert (again.status_code, again.json()["posted"]) == (200, True)
+    other = run_of(pinned, run_id=RUN, model="other")
+    for private in (True, False):
+        refused = await post(hub, *other, "alice", private=private)
+        assert (refused.status_code, refused.json()["code"]) == (409, "run_exists")

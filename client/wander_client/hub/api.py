@@ -286,7 +286,8 @@ class HubApi:
         """Return a posted run."""
         found = self.read(run_path(run_id), RunDetail)
         # The beginning of an id, or its end, names a run too.
-        same = run_id.lower() in found.run_id.lower() and found.run_id == found.manifest.run_id
+        stated = found.run_id.partition("~")[0]  # what follows is the hub's, of a run that is not for all
+        same = run_id.lower() in found.run_id.lower() and found.manifest.run_id.startswith(stated)
         self.require(same, run_id)
         return found
 

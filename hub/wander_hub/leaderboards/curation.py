@@ -60,6 +60,7 @@ def arrange(
 def hide(session: Session, caller: Identity, run_id: str, reason: str) -> tuple[Run, HiddenRun]:
     """Keep a run off its board; everybody can read who did so, when and why, and it can be taken back."""
     run = find_managed_run(session, caller, run_id)
+    run_id = run.run_id
     audit.about(session, reason=reason)
     known = repository.find_hiding(session, run_id)
     if known is not None:
@@ -93,6 +94,7 @@ def hide(session: Session, caller: Identity, run_id: str, reason: str) -> tuple[
 def show(session: Session, caller: Identity, run_id: str) -> None:
     """Let a hidden run rank again."""
     run = find_managed_run(session, caller, run_id)
+    run_id = run.run_id
     known = repository.find_hiding(session, run_id)
     if known is None:
         raise not_hidden(run_id)
@@ -106,6 +108,7 @@ def show(session: Session, caller: Identity, run_id: str) -> None:
 def put_on_top(session: Session, caller: Identity, run_id: str, *, chosen: bool) -> Run:
     """Let a run stand for all runs with its answers, in place of the earliest; or no longer."""
     run = find_managed_run(session, caller, run_id)
+    run_id = run.run_id
     entry = session.get(BoardEntry, run_id)
     if entry is None:
         raise HubProblem(422, "not_ranked", f"the run `{run_id}` stands on no board")

@@ -127,7 +127,7 @@ def arrange_board(
 def get_hiding(session: ReadSession, base_url: BaseUrl, run_id: str) -> HiddenRunInfo:
     """Tell why a run is kept off its board."""
     run = run_service.find(session, run_id)
-    hidden = repository.find_hiding(session, run_id)
+    hidden = repository.find_hiding(session, run.run_id)
     if hidden is None:
         raise curation.not_hidden(run_id)
     return service.hidden_info(run, hidden, base_url)

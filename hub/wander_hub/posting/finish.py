@@ -86,7 +86,7 @@ def finish(context: Context, queue: TableQueue, sha256: str, wanted: FinishPosti
             if done is not None:
                 return done, False
         row, pinned = posting.find(session, sha256, caller)
-        text = row.manifest
+        text, run_id = row.manifest, row.run_id
         chunks = _chunks(session, row, wanted.chunks)
         artifacts = posting_repository.artifacts_of(session, row.id)
         key = (
@@ -138,7 +138,7 @@ def finish(context: Context, queue: TableQueue, sha256: str, wanted: FinishPosti
         return True
 
     try:
-        return pinned.manifest.run_id, context.commit(record)
+        return run_id, context.commit(record)
     except HubProblem:
         objects.discard(context.database, storage, [order_sha256] if order_sha256 else [])
         raise
@@ -245,7 +245,7 @@ def _run(
     weights = manifest.model.weights_sha256
     posted_at = now()
     return Run(
-        run_id=manifest.run_id,
+        run_id=row.run_id,
         environment_id=environment.id,
         version_id=version.id,
         kind=manifest.kind,

@@ -76,9 +76,13 @@ def open_posting(context: Context, text: bytes, sha256: str, *, private: bool) -
     user_id, settings = context.caller.user_id, context.settings
     manifest, manifest_sha256 = manifests.parse(text), hashlib.sha256(text).hexdigest()
     with context.read() as session:
-        require_permission(session, manifest, context.caller)
-        if is_known(session, manifest.run_id, sha256):
-            return Posting(sha256=sha256, run_id=manifest.run_id, posted=True), False
+        environment, _ = require_permission(session, manifest, context.caller)
+        hidden = private or environment.visibility == "private"
+        run_id, other = manifest.run_id, run_repository.hidden_id(manifest.run_id, user_id)
+        run_id, other = (other, run_id) if hidden else (run_id, other)
+        for one in (run_id, *([other] if is_poster(session, other, user_id) else [])):
+            if is_known(session, one, sha256):
+                return Posting(sha256=sha256, run_id=one, posted=True), False
         own = quotas.poster(session, context.caller.user)
         quotas.foresee(session, settings, own, stored_bytes=len(text), runs=1)
     forget_expired(context.database, context.storage)
@@ -94,14 +98,14 @@ def open_posting(context: Context, text: bytes, sha256: str, *, private: bool) -
             posting = PostingRow(
                 user_id=user_id,
                 sha256=sha256,
-                run_id=manifest.run_id,
                 manifest=text.decode(),
                 manifest_sha256=manifest_sha256,
             )
             session.add(posting)
         elif posting.manifest_sha256 != manifest_sha256:
             raise HubProblem(409, "posting_differs", "this digest was opened with another run.json")
-        posting.private, posting.expires_at = private, now() + timedelta(hours=settings.posting_hours)
+        posting.run_id, posting.private = run_id, private
+        posting.expires_at = now() + timedelta(hours=settings.posting_hours)
         session.flush()
         return describe_posting(session, posting), created
 
@@ -251,6 +255,12 @@ def require_permission(
     if not rights.may(caller, "results", environment):
         raise rights.refusal(caller, "results", environment)
     return environment, version
+
+
+def is_poster(session: Session, run_id: str, user_id: int) -> bool:
+    """Tell whether a user posted the run of an id."""
+    known = session.get(Run, run_id)
+    return known is not None and known.posted_by_id == user_id
 
 
 def is_known(session: Session, run_id: str, sha256: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Sequence
 from datetime import datetime
 from functools import cache, lru_cache
@@ -30,6 +31,10 @@ from wander_hub.environments.repository import KEPT_STATEMENTS, lock_environment
 from wander_hub.environments.schemas import Position
 from wander_hub.identity import Identity
 from wander_hub.runs.models import TRAINING, Run, RunArtifact, RunCheckpoint, RunChunk, SigningKey
+
+_OF_HIDDEN = 8
+"""Digits of a digest in the id of a hidden run."""
+_LONGEST_STATED = 64 - _OF_HIDDEN - 1
 
 
 def readable_run(session: Session) -> ColumnElement[bool]:
@@ -164,9 +169,26 @@ def lock_run(session: Session, run: Run) -> None:
     session.refresh(run, set(inspect(Run).column_attrs.keys()) - never_change)
 
 
+def hidden_id(run_id: str, user_id: int) -> str:
+    """Return the id under which the hub keeps a user's run that is posted for some readers only.
+
+    No manifest can state such an id, so whoever posts a run with the id that another one states does not
+    find out whether the other one is here.
+    """
+    digest = hashlib.sha256(f"{user_id} {run_id}".encode()).hexdigest()
+    return f"{run_id[:_LONGEST_STATED]}~{digest[:_OF_HIDDEN]}"
+
+
 def run_named(session: Session, run_id: str) -> Run | None:
-    """Return one run."""
-    return session.scalar(visible(session).where(Run.run_id == run_id))
+    """Return one run by its id, or by the id that its manifest states where it is the only one."""
+    run = session.scalar(visible(session).where(Run.run_id == run_id))
+    if run is not None or "~" in run_id:
+        return run
+    start = f"{run_id[:_LONGEST_STATED]}~"
+    within = Run.run_id.between(start + "0" * _OF_HIDDEN, start + "f" * _OF_HIDDEN)  # which an index has
+    query = visible(session).where(within, Run.run_id.startswith(start, autoescape=True)).limit(2)
+    found = session.scalars(query).all()
+    return found[0] if len(found) == 1 else None
 
 
 def newest_first(

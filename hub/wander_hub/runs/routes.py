@@ -121,7 +121,7 @@ def get_artifact(
 ) -> Response:
     """Send a file that was posted with a run."""
     run = service.with_rollouts(service.find(session, run_id))
-    artifact = session.get(RunArtifact, (run_id, name))
+    artifact = session.get(RunArtifact, (run.run_id, name))
     if artifact is None:
         hint = did_you_mean(name[:100], [one.name for one in run.artifacts])
         raise HubProblem(404, "artifact_not_found", f"the run has no file `{name[:100]}`", hint=hint)

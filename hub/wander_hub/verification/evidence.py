@@ -119,8 +119,8 @@ class Examiner:
 
 def original_of(session: Session, run: Run) -> Run | None:
     """Return the run that this one repeats, if the hub has it under the same environment version."""
-    named = run.parsed_manifest.rerun_of
-    if named is None or named == run.run_id:
+    named = run.brief_manifest.rerun_of
+    if named is None or named in (run.run_id, run.brief_manifest.run_id):
         return None
     found = run_repository.run_named(session, named)
     if found is None or found.version_id != run.version_id or found.kind != "evaluation":
@@ -134,7 +134,8 @@ def keep_examination(session: Session, run_id: str, found: Findings) -> None:
     run_repository.lock_run(session, run)
     one = session.get(RunExamination, run_id) or RunExamination(run_id=run_id)
     one.tokens = found.tokens.model_dump(mode="json") if found.tokens is not None else None
-    one.rerun_of = run.parsed_manifest.rerun_of
+    original = original_of(session, run)
+    one.rerun_of = original.run_id if original is not None else run.brief_manifest.rerun_of
     one.agreement = found.agreement.model_dump(mode="json") if found.agreement is not None else None
     one.agrees = (
         found.agreement is not None and found.agreement.verdict == "agrees" and not found.agreement.differing

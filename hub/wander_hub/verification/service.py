@@ -78,7 +78,7 @@ def request(
     run = runs.find(session, run_id)
     if (refused := find_refusal(run, settings, caller)) is not None:
         raise refused
-    same = (Verification.run_id == run_id) & (Verification.level == wanted.level)
+    same = (Verification.run_id == run.run_id) & (Verification.level == wanted.level)
     of_size = Verification.sample.is_not_distinct_from(wanted.sample)
     waiting = visible(session).join(Verification.job).where(same, of_size, Job.state.in_(OPEN))
     under_way = session.scalar(waiting.order_by(Verification.id.desc()).limit(1))

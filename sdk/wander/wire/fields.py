@@ -33,7 +33,7 @@ Release = Annotated[str, Field(pattern=f"^{_VERSION}$", max_length=100)]
 """A version in the normal form of PEP 440."""
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+!-]{0,254}$")]
 """One part of a path, never hidden and never `..`."""
-RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_~-]{1,64}$")]
 Address = Annotated[str, Field(pattern=r"^[!-~]*$", max_length=4000)]
 """A URL, or the part of one, without spaces or characters beyond ASCII."""
 Word = Annotated[str, Field(pattern=r"^[!-~]*$", max_length=200)]

@@ -132,7 +132,7 @@ def run(visit: Visit, run_id: str, query: RunQuery) -> RunView:
         transcripts_searched=explorer.reads_transcripts(found),
         breakdown=breakdown,
         incomplete=bool(lost),
-        hidden=find_hiding(visit.session, run_id),
+        hidden=find_hiding(visit.session, found.run_id),
         own=visit.caller is not None and found.withdrawn_at is None and is_own(found, visit.caller),
         managed=visit.caller is not None and rights.may(visit.caller, "manage", found.environment),
         plots=_plots(detail.artifacts),

@@ -56,7 +56,7 @@ def list_replays(session: Session, settings: Settings, run: Run, caller: Identit
 
 def stream_replays(visit: Visit, run_id: str) -> Response:
     """Answer with how far they are whenever that changed, until no replay is under way."""
-    runs.find(visit.session, run_id)  # who may not see the run gets what its page answers
+    run_id = runs.find(visit.session, run_id).run_id  # who may not see the run gets what its page answers
 
     def draw(looking: Session) -> Part:
         found = list_replays(looking, visit.settings, runs.find(looking, run_id), visit.caller)
