@@ -187,7 +187,7 @@ async def test_other_protocols_and_private_runs_are_no_company(board: Board) -> 
         "/api/v1/runs", files=files, data={"private": "true"}, headers=board.hub.auth("bob")
     )
     assert answer.status_code == 201
-    hidden = manifest["run_id"]
+    hidden = answer.json()["run_id"]
     assert all(not folded for folded in (await board.entries()).values())
     assert (await board.change("POST", f"/api/v1/runs/{hidden}/publish", "bob")).status_code == 200
     named = (await board.hub.get(f"{API}/leaderboard")).json()

@@ -182,7 +182,7 @@ async def test_an_environment_without_training_runs_says_nothing_of_it(hub, run_
     assert "Used in training" not in said(read(await hub.get("/alice/reverse-text", headers=HTML)))
 
 
-async def post_privately(hub, manifest, rollouts) -> None:
+async def post_privately(hub, manifest, rollouts) -> str:
     answer = await hub.client.post(
         "/api/v1/runs",
         files=[
@@ -193,6 +193,7 @@ async def post_privately(hub, manifest, rollouts) -> None:
         headers=hub.auth("alice"),
     )
     assert answer.status_code == 201, answer.text
+    return answer.json()["run_id"]
 
 
 async def test_a_private_training_run_is_listed_for_nobody_else(hub, run_of):
@@ -277,8 +278,8 @@ async def test_training_runs_lie_over_each_other_and_end_to_end(hub, run_of, mon
     assert "Went on as tiny from step 30 (curves)" in made
     manifest, rollouts = run_of(await hub.publish(), run_id="01JTRAINED9000000000000000", kind="training")
     manifest["model"] |= {"name": "secret", "weights_sha256": "ab" * 32}
-    await post_privately(hub, manifest | {"training": TRAINING}, rollouts)
-    for headers, later in (({}, [second]), (hub.auth(), [second, manifest["run_id"]])):
+    private = await post_privately(hub, manifest | {"training": TRAINING}, rollouts)
+    for headers, later in (({}, [second]), (hub.auth(), [second, private])):
         links = (await hub.client.get(f"/api/v1/runs/{first}/links", headers=headers)).json()
         assert sorted((one["run_id"], one["step"]) for one in links["continued_by"]) == [
             (one, 30) for one in later

@@ -150,7 +150,8 @@ class LeaderboardRow(Record):
     """Of the stratum that was asked for; None of runs whose rollouts are too many to be read for a board."""
 
     stated: Text = (
-        "model model_kind checkpoint stated_endings tokens_per_rollout usd_per_rollout seconds_per_rollout"
+        "name model model_kind checkpoint stated_endings tokens_per_rollout usd_per_rollout "
+        "seconds_per_rollout"
     )
     """Which of its fields nothing proves: they are as the submitter stated them."""
 
