@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from wander import Rollout
 from wander.errors import ConfigError, RunError
@@ -81,6 +81,7 @@ def test_a_rollout_that_failed_in_one_run_leaves_it_open() -> None:
     st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=30),
     st.sampled_from([0.02, 0.1, 0.3]),
 )
+@example([(0.0, 5e-324)], 0.02)
 def test_as_many_examples_as_are_needed_decide(pairs: list[tuple[float, float]], margin: float) -> None:
     """The same differences, repeated until there are enough, give a verdict."""
     before, after = zip(*pairs, strict=True)

@@ -28,24 +28,26 @@ _MODULE = re.compile(r"(?m)^::: (\S+)$")
 _LONGEST_LINE = 90
 _COMMAND_SECONDS = 60
 _PARSER = threading.Lock()
-"""Held while a source is parsed: up to Python 3.12, two threads that do so at once end in a `SystemError`."""
+"""Held by the thread that reads sources: up to Python 3.12, two that parse Python at once may end in a
+`SystemError`."""
 
 
 def fill(path: str, text: str, openapi: Callable[[], dict[str, Any]]) -> str:
     """Return a page's Markdown with what is generated where it belongs."""
-    if path == "self-hosting":
-        return text + list_settings()
     if path == "api/http":
         return text + list_operations(openapi())
     if path == "api/commands":
         return text + list_commands()
-    return _MODULE.sub(lambda line: describe_module(line[1]), text)
+    with _PARSER:
+        if path == "self-hosting":
+            return text + list_settings()
+        return _MODULE.sub(lambda line: describe_module(line[1]), text)
 
 
 def list_settings() -> str:
     """Return a table of every setting of a hub."""
     file = Path(inspect.getfile(Settings))
-    settings = _parse(Settings.__module__, file)["Settings"]
+    settings = _read(Settings.__module__, file)["Settings"]
     rows = []
     for name, field in Settings.model_fields.items():
         said = settings.members[name]
@@ -109,14 +111,13 @@ def _read_module(name: str) -> griffe.Module | None:
         return None
     place = Path(spec.submodule_search_locations[0]).joinpath(*rest)
     file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
-    return _parse(name, file) if file.is_file() else None
+    return _read(name, file) if file.is_file() else None
 
 
-def _parse(name: str, file: Path) -> griffe.Module:
+def _read(name: str, file: Path) -> griffe.Module:
     import griffe  # a hub starts without
 
-    with _PARSER:
-        return griffe.visit(name, filepath=file, code=file.read_text())
+    return griffe.visit(name, filepath=file, code=file.read_text())
 
 
 def _find(path: str) -> griffe.Object | None:

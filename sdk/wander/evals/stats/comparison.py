@@ -14,6 +14,7 @@ clear and five within chance. Rewards are taken to lie between 0 and 1, or the l
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -41,8 +42,9 @@ class ExampleDifference(Record):
 
     @property
     def difference(self) -> float:
-        """How much better the second run did."""
-        return self.after - self.before
+        """How much better the second run did; 0 if a float cannot hold the difference with all its digits."""
+        difference = self.after - self.before
+        return difference if abs(difference) >= sys.float_info.min else 0.0
 
 
 class Comparison(Record):
