@@ -145,7 +145,7 @@ INTERRUPTED = """
 import sys, wander
 env = wander.load(sys.argv[1])
 try:
-    env.evaluate_sync("scripted:say_env:slow", n=8, concurrency=1, out="runs/stopped")
+    env.evaluate_sync("scripted:say_env:slow", n=8, rollouts=25, concurrency=1, out="runs/stopped")
 except KeyboardInterrupt:
     print(len(wander.Run("runs/stopped").rollouts) > 1)
 """

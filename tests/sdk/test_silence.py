@@ -130,7 +130,8 @@ async def noticed(folder: Path, place: str, *, sync: bool, worker: bool) -> list
 
     def tell(silence: Silence) -> None:
         reported.append(silence)
-        (folder / "sign").touch()
+        if silence.place == place:  # a busy machine may be silent before it comes there
+            (folder / "sign").touch()
 
     async with opened(folder, Notices(tell, 0.1), worker=worker, place=place, sync=sync) as handle:
         example = (await handle.examples("eval", 1, 1))[0]
@@ -164,7 +165,7 @@ async def test_the_place_in_this_process_is_named(tmp_path: Path, place: str, *,
 )
 async def test_the_place_in_a_worker_is_named_once(tmp_path: Path, place: str, *, sync: bool) -> None:
     found = await noticed(tmp_path, place, sync=sync, worker=True)
-    assert (found[0].place, found[0].examples) == (place, ["1"])
+    assert (found[-1].place, found[-1].examples) == (place, ["1"])
     assert len({each.place for each in found}) == len(found)
 
 
