@@ -138,20 +138,22 @@ def _newest_listed(reader: Identity | None, *, training: bool) -> Select[Any]:
 def newest_of(session: Session, environment_id: int, limit: int) -> tuple[list[ListedRun], list[ListedRun]]:
     """Return the newest runs of an environment, and its newest training runs that count."""
     reader, values = session.info.get(READER), {"environment_id": environment_id, "most": limit}
-    found = [
+    recent, trainings = (
         [ListedRun(*row) for row in session.execute(_newest_listed(reader, training=training), values)]
         for training in (False, True)
-    ]
-    names = find_lookalikes(session, {one.run_id for some in found for one in some})
-    recent, training = ([one._replace(looks_like=names[one.run_id]) for one in some] for some in found)
-    return recent, training
+    )
+    named = _with_lookalikes(session, [*recent, *trainings])
+    return named[: len(recent)], named[len(recent) :]
 
 
 def list_rows(session: Session, query: Select[Any]) -> list[ListedRun]:
     """Return what tables show of the runs of a `listed` statement, with the names that theirs look like."""
-    found = [ListedRun(*row) for row in session.execute(query)]
-    names = find_lookalikes(session, [one.run_id for one in found])
-    return [one._replace(looks_like=names[one.run_id]) for one in found]
+    return _with_lookalikes(session, [ListedRun(*row) for row in session.execute(query)])
+
+
+def _with_lookalikes(session: Session, runs: list[ListedRun]) -> list[ListedRun]:
+    names = find_lookalikes(session, [one.run_id for one in runs])
+    return [one._replace(looks_like=names[one.run_id]) for one in runs]
 
 
 def own_run(session: Session, user_id: int, sha256: str) -> str | None:
@@ -170,17 +172,17 @@ def lock_run(session: Session, run: Run) -> None:
 
 
 def hidden_id(run_id: str, user_id: int) -> str:
-    """Return the id under which the hub keeps a user's run that is posted for some readers only.
+    """Return the id under which the hub stores a user's run that only some readers may see.
 
-    No manifest can state such an id, so whoever posts a run with the id that another one states does not
-    find out whether the other one is here.
+    A manifest cannot state such an id. So if somebody posts a run with the id of a hidden run, the response
+    does not reveal that the hidden run exists.
     """
     digest = hashlib.sha256(f"{user_id} {run_id}".encode()).hexdigest()
     return f"{run_id[:_LONGEST_STATED]}~{digest[:_OF_HIDDEN]}"
 
 
 def run_named(session: Session, run_id: str) -> Run | None:
-    """Return one run by its id, or by the id that its manifest states where it is the only one."""
+    """Return one run by its id, or by the id in its manifest if only one run that is visible has it."""
     run = session.scalar(visible(session).where(Run.run_id == run_id))
     if run is not None or "~" in run_id:
         return run
@@ -265,7 +267,7 @@ def remove_contents(session: Session, run: Run) -> list[str]:
 
 
 class RunsOfWeights(NamedTuple):
-    """What was posted of a model's weights: how many evaluations, and the one with the best mean reward."""
+    """The evaluations of a model's weights: their number, and the one with the best mean reward."""
 
     runs: int
     run_id: str
@@ -274,7 +276,7 @@ class RunsOfWeights(NamedTuple):
 
 
 def runs_of_weights(session: Session, weights: Collection[str]) -> dict[str, RunsOfWeights]:
-    """Return by their digest what was posted of weights, for those of which anything was."""
+    """Return the evaluations of weights by digest; weights without an evaluation are left out."""
     own = Run.weights_sha256
     place = func.row_number().over(
         partition_by=own, order_by=(Run.reward_mean.desc().nulls_last(), Run.run_id)
