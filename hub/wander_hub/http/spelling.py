@@ -80,7 +80,7 @@ def redirect_misspelt(request: Request) -> RedirectResponse | None:
             return None
         asked = f"{given} {request.url.query}"
         if without_secrets(asked) != asked:
-            return None  # whoever puts a token where a name belongs does not find it in an answer
+            return None  # a response does not repeat a token that somebody wrote in place of a name
         query = f"?{request.url.query}" if request.url.query else ""
         return RedirectResponse(quote(right, safe="/@+!:,~") + query, 301 if request.method in _SAFE else 308)
     return None

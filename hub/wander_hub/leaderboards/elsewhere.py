@@ -1,4 +1,4 @@
-"""Models that stand on other boards of an environment, and why these cannot be compared."""
+"""Models that are only on other boards of an environment, and why their rows cannot be compared."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from wander_hub.leaderboards.models import Board, BoardEntry
 from wander_hub.runs.models import Run
 
 _MOST, _LOOKED_AT = 50, 500
-"""Models of other boards, and rows of those among which they are found."""
+"""Most models that are returned, and most rows that are read to find them."""
 _LONGEST = 80
-"""Characters of arguments and players that are told."""
+"""Most characters of an argument list or of a player's name."""
 
 
 def list_elsewhere(
@@ -58,7 +58,7 @@ def _elsewhere() -> Select[BoardEntry, Board, str | None]:
 
 
 def set_apart(board: Leaderboard, other: BoardInfo) -> str:
-    """Say what another board does not share with this one, but for what has a column of its own."""
+    """Return how another board differs from this one, except in what the table has columns for."""
     said = []
     if other.max_tokens != board.max_tokens:
         limit = (
@@ -78,7 +78,7 @@ def set_apart(board: Leaderboard, other: BoardInfo) -> str:
 
 
 def _tell_apart(board: Leaderboard, other: BoardInfo, version: str) -> str:
-    """Say why runs of two boards cannot be compared."""
+    """Return why runs of two boards cannot be compared."""
     said = [f"version {version}"] if version != board.version else []
     said += [f"{other.split} split"] if other.split != board.split else []
     said += [f"{other.examples:,} examples"] if other.examples != board.examples else []

@@ -75,7 +75,7 @@ class Run(Base):
     version_id: Mapped[int] = mapped_column(ForeignKey("versions.id"))
     kind: Mapped[str] = mapped_column(String(16))
     name: Mapped[str | None] = mapped_column(String(100))
-    """As who posted it calls it."""
+    """The name that its submitter gave the run, if any."""
     model: Mapped[str] = mapped_column(Text)
     skeleton: Mapped[str] = mapped_column(Text)
     """What all model names have that look like this one (`wander_hub.names.skeleton`)."""

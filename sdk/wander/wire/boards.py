@@ -88,7 +88,7 @@ class LeaderboardRow(Record):
     could not verify share the ranks below all others."""
     run_id: RunId
     name: RunName | None = None
-    """As who posted it calls the run."""
+    """The name that its submitter gave the run, if any."""
     model: Line
     model_kind: Line
     reward_mean: float
@@ -223,7 +223,7 @@ class ModelElsewhere(Record):
     model: Line
     run_id: RunId
     name: RunName | None = None
-    """As who posted it calls the run."""
+    """The name that its submitter gave the run, if any."""
     reward_mean: float
     version: Release
     board: BoardInfo

@@ -254,7 +254,7 @@ class RunDetail(Record):
 
     run_id: RunId
     name: RunName | None = None
-    """As who posted it calls it; no part of its record or digest."""
+    """The name that its submitter gave it, if any; not part of its record or digest."""
     manifest: RunManifest = Field(repr=False)
     summary: RunSummary
     level: VerificationLevel

@@ -77,7 +77,7 @@ _FIRST = (
 _GROUPS = {
     "Rewards": ("reward", "groups_without", "frac_reward"),
     "Policy": ("entropy", "kl", "tokens", "truncated", "failed", "rollouts", "clip", "completions"),
-    "Optimiser": ("loss", "grad", "learning_rate"),
+    "Optimizer": ("loss", "grad", "learning_rate"),
     "Time": ("seconds",),
 }
 """Headings under which curves are folded, with the beginnings of their names."""
