@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from processor_time import seconds_of
 from wander.parsers import MaybeThinkParser
 from wander.rubrics.boxed import boxed_answers, extract_boxed_answer, extract_json_answer
 
@@ -89,13 +89,9 @@ def test_no_text_makes_an_extractor_raise(text):
 def test_time_grows_with_the_length_and_not_its_square(piece):
     def seconds(times: int) -> float:
         text = piece * times
-        started = time.thread_time()  # what else the machine does is not counted
-        for extract in (extract_boxed_answer, extract_json_answer):
-            extract(text)
-        return time.thread_time() - started
+        return seconds_of(lambda: (extract_boxed_answer(text), extract_json_answer(text)))
 
-    short = max(min(seconds(2_000) for _ in range(3)), 1e-4)
-    assert min(seconds(40_000) for _ in range(3)) < 120 * short
+    assert seconds(40_000) < 120 * max(seconds(2_000), 1e-4)
 
 
 def test_an_extractor_serves_as_a_parser():
