@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from wander.clients.transport import AiohttpTransport, TransportError
 from wander.errors import ConfigError
@@ -180,6 +180,7 @@ def test_entries_of_no_proxy(monkeypatch: pytest.MonkeyPatch, listed: str, host:
 
 
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40))
+@example(" \u2003")
 def test_no_text_in_a_variable_breaks_what_finds_proxies(written: str):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HTTP_PROXY", "http://proxy.example:3128")

@@ -70,7 +70,7 @@ def _configured(scheme: str) -> Proxy | None:
     for name in names:
         if value := os.environ.get(name, "").strip():
             return Proxy(value, name)
-    stated = getproxies().get(scheme)  # of the system's settings, on macOS and Windows
+    stated = getproxies().get(scheme, "").strip()  # from the system's settings, on macOS and Windows
     return Proxy(stated, "system settings") if stated else None
 
 
