@@ -37,6 +37,13 @@ EXIT_CODES: dict[int, str] = {
 }
 
 
+def name_option(keyword: str, value: object = None, *, word: str = "", command: str = "") -> str:
+    """Return the name of an option for messages and hints, as `wander.errors.name_option` does."""
+    from wander import errors  # late: most commands load no SDK to be read
+
+    return errors.name_option(keyword, value, word=word, command=command)
+
+
 class ClientError(Exception):
     """Base of the command's errors: a message, what to do next, a stable code, an exit status."""
 

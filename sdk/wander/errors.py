@@ -1,6 +1,6 @@
 """Every error the SDK raises.
 
-WanderError                    has `.hint`: what to do next, as a command where possible
+WanderError                    has `.hint`: what to do next, as a command where possible (`Wording`)
 |- LoadError                   a package or module that gives no usable environment
 |  |- ArgumentsRefused         `load_environment` raised `ConfigError`; is a `ConfigError` too
 |  |  '- ArgumentsUnfit        arguments that its signature does not take
@@ -33,8 +33,10 @@ WanderError                    has `.hint`: what to do next, as a command where 
 from __future__ import annotations
 
 import contextlib
+import json
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from wander.types import Boundary, Failure
 
@@ -70,6 +72,46 @@ __all__ = [
 ]
 
 
+class Wording(str):
+    """A text that names options: itself as a terminal writes them, `python` as a program does.
+
+        "share it with " + name_option("workers", 4)    share it with `--workers 4`
+                                                        share it with `workers=4`
+
+    Join such texts by `+`: an f-string keeps only the words of the terminal.
+    """
+
+    python: str
+
+    def __new__(cls, terminal: str, python: str = "") -> Self:
+        wording = super().__new__(cls, terminal)
+        wording.python = python
+        return wording
+
+    def __add__(self, text: str) -> Wording:
+        return Wording(super().__add__(text), self.python + in_python(text))
+
+    def __radd__(self, text: str) -> Wording:
+        return Wording(text + str(self), in_python(text) + self.python)
+
+
+def name_option(keyword: str, value: object = None, *, word: str = "", command: str = "") -> Wording:
+    """Return the name of an option, which Python calls `keyword`, with a value unless that is None.
+
+    The terminal calls it `word`, by default `--` and the keyword, and may need a whole `command` before it.
+    """
+    dashes = "-" if len(keyword) == 1 else "--no-" if value is False else "--"
+    typed = [*command.split(), word or dashes + keyword.replace("_", "-")]
+    typed += [] if value is None or isinstance(value, bool) else [shlex.quote(str(value))]
+    literal = json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+    return Wording(f"`{' '.join(typed)}`", f"`{keyword}`" if value is None else f"`{keyword}={literal}`")
+
+
+def in_python(text: str) -> str:
+    """Return a text in the words of Python."""
+    return text.python if isinstance(text, Wording) else text
+
+
 class WanderError(Exception):
     """Base of all Wander errors; `hint` says what to do next."""
 
@@ -86,8 +128,9 @@ class WanderError(Exception):
 
     @hint.setter
     def hint(self, hint: str | None) -> None:
-        notes = [note for note in getattr(self, "__notes__", ()) if note != f"hint: {self._hint}"]
-        self.__notes__ = [*notes, f"hint: {hint}"] if hint else notes
+        shown = f"hint: {in_python(self._hint or '')}"
+        notes = [note for note in getattr(self, "__notes__", ()) if note != shown]
+        self.__notes__ = [*notes, f"hint: {in_python(hint)}"] if hint else notes
         self._hint = hint
 
 

@@ -39,7 +39,7 @@ def test_prices_come_from_the_option_or_the_settings_file(wander: Wander, folder
         unknown = wander(*words, "--budget-usd", "1")
         assert "needs the model's prices" in unknown.json["error"]["message"]
         bad = wander(*words, "--price", "cheap")
-        assert (bad.status, bad.json["error"]["message"]) == (2, "`--price cheap` is no price")
+        assert (bad.status, bad.json["error"]["message"]) == (2, "`--price cheap` is not a price")
         by_option = wander(*words, "--price", "1000/0", "--budget-usd", "0.025")
         assert by_option.data["summary"]["rollouts"] == 3
         assert by_option.data["spending"]["usd"] == pytest.approx(0.03)

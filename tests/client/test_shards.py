@@ -176,7 +176,7 @@ def test_options_of_shards_and_engines_that_mean_nothing_are_told(wander: Wander
     assert "was not begun with `--engine ray`" in error["message"], error
     for wrong in ("3/3", "1", "a/b", "-1/3", "٠/٢"):
         error = wander("eval", *words, f"--shard={wrong}", "--json").json["error"]
-        assert "no part of a run" in error["message"], error
+        assert error["code"] == "usage", error
         assert error["hint"] in ("the shards of 3 are `0/3` to `2/3`", "the shards of 8 are `0/8` to `7/8`")
 
 

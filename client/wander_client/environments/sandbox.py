@@ -13,7 +13,7 @@ import os
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Annotated
 
-from wander_client.errors import UsageError
+from wander_client.errors import UsageError, name_option
 from wander_client.names import is_scripted, looks_like_path
 from wander_client.terminal.command import Option
 
@@ -122,8 +122,9 @@ def say_unconfined(context: Invocation, location: Location) -> None:
     if mark.exists():
         return
     context.output.warn(
-        f"`{location.label}` is a program from {record.hub} and runs with your rights; `--sandbox` confines "
-        "it (`wander sandbox check` shows whether this machine can)"
+        f"`{location.label}` is a program from {record.hub} and runs with your rights; "
+        + name_option("sandbox", True)
+        + " confines it (`wander sandbox check` shows whether this machine can)"
     )
     with contextlib.suppress(OSError):  # it is said again next time
         mark.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -163,9 +164,8 @@ def policy_for_import(
         try:
             require_support()
         except SandboxError as error:
-            error.hint = (
-                f"{error.hint or 'install the sandbox'}; or pass `--no-sandbox` if you trust its author"
-            )
+            hint = error.hint or "install the sandbox"
+            error.hint = hint + "; or pass " + name_option("sandbox", False) + " if you trust its author"
             raise
     return policy
 
@@ -188,5 +188,5 @@ def require_confined(
     if is_scripted(model):
         said = f"`{model}` is code of the environment's package and runs outside of the sandbox"
         if location.installed is not None:
-            raise UsageError(said, hint="play another model, or pass `--no-sandbox`")
+            raise UsageError(said, hint="play another model, or pass " + name_option("sandbox", False))
         context.output.warn(said)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from wander_client.environments.location import Location, locate, log_folder
 from wander_client.environments.opening import open_environment
 from wander_client.environments.replay import locate_begun
-from wander_client.errors import ClientError, Interrupted, NotFound, NothingScored, UsageError
+from wander_client.errors import ClientError, Interrupted, NotFound, NothingScored, UsageError, name_option
 from wander_client.evaluate.settings import EvaluationSettings, resume_settings, settings_for
 from wander_client.models.pool import ModelChoice, ModelPool
 from wander_client.names import looks_like_path
@@ -108,7 +108,9 @@ def settle(
     else:
         location = locate_begun(context, settings.environment, begun)
     if settings.no_lock and location.folder is not None:
-        raise UsageError("a folder has no lock that could be left aside", hint="leave out `--no-lock`")
+        raise UsageError(
+            "a folder has no lock that could be left aside", hint="leave out " + name_option("no_lock", True)
+        )
     return with_exact_names(settings, location), location
 
 
@@ -303,9 +305,9 @@ def _require_examples(info: EnvironmentInfo, split: str) -> None:
     if counts[split] != 0:
         return
     other = "train" if split == "eval" else "eval"
-    hint = (
-        f"`--split {other}` has {counts[other]}" if counts[other] else "look at what `load_environment` reads"
-    )
+    hint = "look at what `load_environment` reads"
+    if counts[other]:
+        hint = name_option("split", other) + f" has {counts[other]}"
     raise UsageError(f"the {split} split of `{info.name}` has no examples", hint=hint, code="no_examples")
 
 
@@ -374,7 +376,7 @@ def explain_interruption(result: EvaluationResult) -> Interrupted:
     summary = result.summary
     return Interrupted(
         f"interrupted; {summary.rollouts} of {summary.expected} rollouts are kept in `{result.run_dir}`",
-        hint=f"go on with `{resume_command(result.run_dir)}`",
+        hint="go on with " + name_resumption(result.run_dir),
     )
 
 
@@ -387,7 +389,7 @@ def all_failed(result: EvaluationResult) -> ClientError:
     failed = "the only rollout failed; it is" if number == 1 else f"all {number} rollouts failed; they are"
     return NothingScored(
         f"{failed} kept in `{result.run_dir}`",
-        hint=f"mend the cause, then play again with `{resume_command(result.run_dir)}`",
+        hint="mend the cause, then play again with " + name_resumption(result.run_dir),
         retryable=set(result.summary.failures) == {"model"},
         detail="\n".join(f"{count} x {reason}" for reason, count in reasons),
     )
@@ -396,6 +398,11 @@ def all_failed(result: EvaluationResult) -> ClientError:
 def resume_command(run_dir: Path | None) -> str:
     """Return the command that continues a run."""
     return f"wander eval --resume {shlex.quote(str(run_dir))}"
+
+
+def name_resumption(run_dir: Path | None) -> str:
+    """Return how a run is continued, as a hint names it."""
+    return name_option("resume", str(run_dir), command="wander eval")
 
 
 def more_budget(spent_tokens: int, spent_usd: float, tokens: int | None, usd: float | None) -> str:

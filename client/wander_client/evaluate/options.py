@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from wander_client.environments.sandbox import SANDBOX, SANDBOX_LIMIT, choose_policy
 from wander_client.environments.workers import AUTOMATIC, MOST_WORKERS, absolute_path, read_worker_count
-from wander_client.errors import UsageError
+from wander_client.errors import UsageError, name_option
 from wander_client.evaluate.schema import BESIDE, EVAL, FILE, FREE, MODEL, SAMPLED, Option, Rule
 from wander_client.models.reference import KEY_VARIABLE, START_SECONDS
 from wander_client.names import parse_environment
@@ -60,6 +60,12 @@ def _read_number(given: dict[str, Any]) -> int | None:
     return None if number == "all" else number
 
 
+def _write_number(number: int | None) -> str:
+    from wander.errors import Wording
+
+    return Wording("`--all`", '`n="all"`') if number is None else name_option("n", number)
+
+
 def _no_sampling() -> "SamplingArgs":
     from wander.types import SamplingArgs
 
@@ -68,6 +74,7 @@ def _no_sampling() -> "SamplingArgs":
 
 def _read_sampling(given: dict[str, Any]) -> "SamplingArgs":
     """Return sampling arguments from options and a table, or a JSON object, of further ones."""
+    from wander.errors import Wording
     from wander.types import SamplingArgs
 
     more: Any = given.pop("sampling", None) or {}
@@ -75,11 +82,14 @@ def _read_sampling(given: dict[str, Any]) -> "SamplingArgs":
         try:
             more = json.loads(more)
         except ValueError as error:
-            raise UsageError(f"`--sampling` is no JSON: {error}") from error
+            raise UsageError(name_option("sampling") + f" is not JSON: {error}") from error
     if isinstance(more, SamplingArgs):
         more = more.given()
     if not isinstance(more, dict):
-        raise UsageError("`--sampling` is no JSON object", hint="write `--sampling '{\"min_p\": 0.1}'`")
+        raise UsageError(
+            name_option("sampling") + " is not a JSON object",
+            hint="write " + Wording("`--sampling '{\"min_p\": 0.1}'`", '`sampling={"min_p": 0.1}`'),
+        )
     return read_sampling({**more, **given})
 
 
@@ -125,14 +135,17 @@ def _read_arguments(given: dict[str, Any]) -> dict[str, Any]:
 
 def _read_players(given: dict[str, Any]) -> dict[str, str]:
     """Return who plays whom, from words `PLAYER=MODEL` or a table."""
+    from wander.errors import Wording
+
     said = given["players"]
     pairs = [each.partition("=") for each in said] if isinstance(said, list) else None
     players = dict(said) if pairs is None else {name: model for name, _, model in pairs}
     for name, model in players.items():
         if not name or not isinstance(model, str) or not model.strip():
             raise UsageError(
-                f"`--player {name}` names nobody",
-                hint="write `--player NAME=MODEL`, with a model as `-m` takes it",
+                f"player `{name}` has no model",
+                hint="write "
+                + Wording("`--player NAME=MODEL`, with a model as `-m` takes it", '`{"NAME": "MODEL"}`'),
             )
     if pairs is not None and len(players) < len(pairs):
         raise UsageError("`--player` names one player twice", hint="leave one of the two out")
@@ -140,6 +153,7 @@ def _read_players(given: dict[str, Any]) -> dict[str, str]:
 
 
 def _read_prices(given: dict[str, Any]) -> "TokenPrices":
+    from wander.errors import Wording
     from wander.wire import TokenPrices
 
     word = given["price"]
@@ -152,7 +166,9 @@ def _read_prices(given: dict[str, Any]) -> "TokenPrices":
         return TokenPrices(prompt=prompt, completion=completion)
     except (ValueError, AttributeError):
         raise UsageError(
-            f"`--price {word}` is no price", hint="write it as `--price 0.15/0.60`, USD per million tokens"
+            name_option("prices", word, word="--price") + " is not a price",
+            hint="write, in USD per million tokens, "
+            + Wording("`--price 0.15/0.60`", '`prices={"prompt": 0.15, "completion": 0.6}`'),
         ) from None
 
 
@@ -166,7 +182,7 @@ def _read_shard(given: dict[str, Any]) -> "Shard":
     if not (number.isdecimal() and of.isdecimal() and int(number) < int(of)):
         of = of if of.isdecimal() and int(of) > 1 else "8"
         hint = f"the shards of {of} are `0/{of}` to `{int(of) - 1}/{of}`"
-        raise UsageError(f"`--shard {word}` is no part of a run", hint=hint)
+        raise UsageError(name_option("shard", str(word)) + " is not a part of a run", hint=hint)
     return Shard(first=int(number), end=int(number) + 1, of=int(of))
 
 
@@ -221,7 +237,7 @@ class EvaluationOptions(Record):
             min=1,
         ),
         Option("--all", "play every example of the split", SAMPLED, EXAMPLES, kind=bool),
-        Rule(read=_read_number, write=lambda number: "`--all`" if number is None else f"`-n {number}`"),
+        Rule(read=_read_number, write=_write_number),
     ] = 20
     """None means all of the split."""
     rollouts_per_example: Annotated[

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from wander_client.errors import name_option
 from wander_client.evaluate.evaluation import Evaluation, Listeners, all_failed, run_evaluation
 from wander_client.evaluate.settings import EvaluationSettings
 from wander_client.models.pool import ModelPool
@@ -68,9 +69,10 @@ def told_stall(result: EvaluationResult, settings: EvaluationSettings) -> str | 
     if result.scoring_share > LARGE_SCORING_SHARE and result.scoring_seconds > LONG_STALL_SECONDS:
         waited = f"rollouts waited for the scoring of others: it took {result.scoring_share:.0%} of the time"
         if settings.in_process:
-            return f"{waited}; leave out `--in-process`, and share it with `--workers {max(2, cores)}`"
+            share = name_option("workers", max(2, cores))
+            return f"{waited}; leave out `--in-process`, and share it with " + share
         if result.processes < cores:
-            return f"{waited}; share it with `--workers {cores}`"
+            return f"{waited}; share it with " + name_option("workers", cores)
         return f"{waited}; make the reward functions asynchronous, or faster"
     if settings.in_process and result.longest_stall > LONG_STALL_SECONDS:
         held_up = f"the environment's code held up all rollouts for {result.longest_stall:.0f} s at a time"

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from wander_client.errors import UsageError
+from wander_client.errors import UsageError, name_option
 from wander_client.terminal.command import Option as Described
 from wander_client.terminal.command import Parameter
 from wander_client.terminal.suggestions import choose
@@ -36,6 +36,8 @@ class Mark(Enum):
 
 
 FREE, EVAL, MODEL, FILE, BESIDE, SAMPLED = Mark
+KEYWORDS = {"num_examples": "n", "price": "prices"}
+"""Keywords of Python that are not called as their key."""
 TABLES = {"file": {FILE}, "defaults": {EVAL, MODEL}, "eval": {EVAL, MODEL}, "models": {MODEL}}
 """Which marks make a key of which table of a suite's file; `file` is its top."""
 
@@ -74,6 +76,11 @@ class Option(Described):
         self.marks, self.kind, self.suite, self.shown, self.needs = marks, kind, suite, shown, needs
         self.several, self.pattern = several, pattern
 
+    def named(self, value: Any = None) -> str:
+        """Return the option, with a value unless that is None, as an error names it."""
+        word = "" if value is False else self.word
+        return name_option(KEYWORDS.get(self.key, self.key), value, word=word)
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -106,7 +113,7 @@ class Setting:
             value = given.get(option.key)
             least = None if option.parser else option.min
             if least is not None and isinstance(value, int | float) and value < least:
-                raise UsageError(f"`{option.word} {value}` is less than {least}")
+                raise UsageError(option.named(value) + f" is less than {least}")
         if self.rule.read is not None:
             return self.rule.read(given)
         (value,) = given.values()
@@ -138,16 +145,20 @@ class Setting:
         """Return the words that ask for a value, or for one value of a table."""
         if self.rule.write is not None:
             return self.rule.write(value)
+        if part is None:
+            return self.options[0].named(value)
+        from wander.errors import Wording
+
         words = {option.key: option.word for option in self.options}
-        if part is not None and (part == self.name or part not in words):
+        typed = f"{words.get(part)} {value}"
+        if part == self.name or part not in words:
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            return f"`{words[self.name]} {part}={text}`"
-        word = words[part] if part else self.options[0].word
-        return f"`{word}`" if value is True else f"`{word} {value}`"
+            typed = f"{words[self.name]} {part}={text}"
+        return Wording(f"`{typed}`", f'`{self.name}={{"{part}": {value!r}}}`')
 
 
 def _difference(asked: str, held: str | None) -> str:
-    return f"{asked}: the run was started without it" if held is None else f"{asked}: the run has {held}"
+    return asked + (": the run was started without it" if held is None else ": the run has " + held)
 
 
 @functools.cache

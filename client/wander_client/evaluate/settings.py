@@ -11,6 +11,7 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping
 from datetime import date, datetime
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from wander.wire.run_record import Shard
 
 from wander_client.environments.sandbox import confines, require_here
 from wander_client.environments.workers import AUTOMATIC, WorkerChoice, read_addresses
-from wander_client.errors import UsageError
+from wander_client.errors import UsageError, name_option
 from wander_client.evaluate import options
 from wander_client.evaluate.options import CommandFlags, EvaluationOptions
 from wander_client.evaluate.schema import SAMPLED, Setting, find_mentioned, options_in, settings_in
@@ -181,12 +182,12 @@ def resume_settings(
     bound = [field for field in fields if not field.free]
     changed = [line for field in bound for line in field.differences(said, getattr(stored, field.name))]
     if "out" in said and Path(said["out"]).resolve() != run_dir.resolve():
-        changed.append(f"`--out {said['out']}`: the run lies in `{run_dir}`")
+        changed.append(name_option("out", str(said["out"])) + f": the run lies in `{run_dir}`")
     if changed:
         raise UsageError(
             f"cannot resume `{run_dir}`: these settings changed since it started",
-            detail="\n".join(changed),
-            hint=f"go on with `{command}` alone, or start a new run without `--resume`",
+            detail=reduce(lambda whole, line: whole + "\n" + line, changed),
+            hint=f"go on with `{command}` alone, or start a new run without " + name_option("resume"),
             code="other_settings",
         )
     return stored.model_copy(update={field.name: field.read(said) for field in fields if field.free})

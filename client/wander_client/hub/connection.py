@@ -21,7 +21,7 @@ import httpx
 from wander.system.proxies import BadProxy, find_proxy
 from wander.wire.package_index import origin_of
 
-from wander_client.errors import ClientError, LoginRequired, Unavailable
+from wander_client.errors import ClientError, LoginRequired, Unavailable, name_option
 
 REQUEST_ID_HEADER = "X-Request-ID"
 """Names the request in the hub's log too."""
@@ -220,7 +220,7 @@ class HubConnection:
             return
         raise ClientError(
             f"the hub `{self.url}` leads to `{parts.scheme}://{parts.netloc}`, where nothing of it is sent",
-            hint="if the hub has moved, name its address: `--hub URL`",
+            hint="if the hub has moved, name its address: " + name_option("hub", "URL"),
             code="redirected",
         )
 
@@ -308,7 +308,9 @@ class HubConnection:
             )
         return Unavailable(
             f"nothing answers at the hub `{self.url}`",
-            hint="start one with `wander-hub serve`, or name another with `--hub URL` or `WANDER_HUB`",
+            hint="start one with `wander-hub serve`, or name another with "
+            + name_option("hub", "URL")
+            + " or `WANDER_HUB`",
             code="hub_unreachable",
             detail=str(error),
         )

@@ -15,7 +15,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wander_client.errors import LoginRequired, NotFound, UsageError
+from wander_client.errors import LoginRequired, NotFound, UsageError, name_option
 from wander_client.names import is_scripted, looks_like_path
 from wander_client.terminal.suggestions import did_you_mean
 
@@ -93,7 +93,7 @@ def open_model(
 def require_model(spec: str, base_url: str | None, key_variable: str = KEY_VARIABLE) -> None:
     """Raise what is wrong with a model's name, as far as that can be known without loading or asking it."""
     if not spec.strip():
-        raise UsageError("the model's name is empty", hint="pass `-m NAME`; see `wander eval --help`")
+        raise UsageError("the model's name is empty", hint="pass " + name_option("model", "NAME", word="-m"))
     if is_scripted(spec):
         return
     if base_url is None and is_local_model(spec):
@@ -157,7 +157,10 @@ def _require_endpoint(name: str, base_url: str | None, key_variable: str) -> str
     if url == OPENAI_URL:
         _require_name_of_openai(name, key_variable)
     if not url.startswith(("http://", "https://")):
-        raise UsageError(f"`{url}` is no endpoint URL", hint="pass one like `-b http://127.0.0.1:8000/v1`")
+        raise UsageError(
+            f"`{url}` is no endpoint URL",
+            hint="pass one like " + name_option("base_url", "http://127.0.0.1:8000/v1", word="-b"),
+        )
     return url
 
 
@@ -165,12 +168,11 @@ def _require_name_of_openai(name: str, key_variable: str) -> None:
     """Raise for a name that was meant for something else than OpenAI's endpoint, or that has no key there."""
     scheme, colon, rest = name.partition(":")
     if colon and scheme != _OPENAI_SCHEME:
-        meant = did_you_mean(scheme, ("hf", "hub", "scripted"), cutoff=0.5)
+        kinds = {kind: f"{kind}:{rest}" for kind in ("hf", "hub", "scripted")}
         raise UsageError(
             f"`{scheme}:` is no kind of model",
-            hint=meant.replace("`?", f":{rest}`?")
-            if meant
-            else "pass `-b URL` for a model of another endpoint",
+            hint=did_you_mean(scheme, kinds, cutoff=0.5, shown=kinds)
+            or "pass " + name_option("base_url", "URL", word="-b") + " for a model of another endpoint",
             code="unknown_kind_of_model",
             detail=KINDS,
         )
@@ -187,7 +189,9 @@ def _require_name_of_openai(name: str, key_variable: str) -> None:
     player = f"; a player of the environment is `scripted:MODULE:{name}`" if name.isidentifier() else ""
     raise LoginRequired(
         f"`{name}` is no model of this machine, and `{key_variable}` is not set for `{OPENAI_URL}`",
-        hint=f"pass `-b URL` for another endpoint, or `hf:NAME` or a folder for a local model{player}",
+        hint="pass "
+        + name_option("base_url", "URL", word="-b")
+        + f" for another endpoint, or `hf:NAME` or a folder for a local model{player}",
         code="no_api_key",
         detail=KINDS,
     )

@@ -49,7 +49,7 @@ from wander.wire.package_index import (
     parse_file_address,
 )
 
-from wander_client.errors import ClientError, Unavailable
+from wander_client.errors import ClientError, Unavailable, name_option
 from wander_client.hub.api import HubApi
 from wander_client.packages.classic import lower_bounds
 from wander_client.packages.front import serve_hub_names
@@ -84,7 +84,7 @@ _LINE = re.compile(
 """What uv is given for one package, and no more."""
 _LARGEST_DOWNLOAD = 16 << 30
 """Bytes of all files that a machine takes of a lock."""
-_NO_LOCK = "`--no-lock` publishes without a lock, and the version's page says so"
+_NO_LOCK = name_option("lock", False) + " publishes without a lock, and the version's page says so"
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def resolve_lock(
             here = ["--python", str(python.path), *newer]
             text, whole = compile_lock(hub, owner, needs, what, here), False
         except ClientError:
-            error.hint = f"correct what the package requires, or look at your package index; {_NO_LOCK}"
+            error.hint = "correct what the package requires, or look at your package index; " + _NO_LOCK
             raise error from None
         reason = (error.detail or "").strip().partition("\n")[0].removeprefix("error: ")
         warn(f"the lock is valid for {python} only; your package index lacks what others need: {reason}")

@@ -14,7 +14,7 @@ from wander.wire import CheckSummary
 from wander.wire.changes import MemberList
 from wander.wire.environments import Visibility, wanted_visibility
 
-from wander_client.errors import ClientError, NotFound, Unavailable, UsageError
+from wander_client.errors import ClientError, NotFound, Unavailable, UsageError, name_option
 from wander_client.hub.api import HubApi
 from wander_client.names import target_path
 from wander_client.packages import publish as publishing
@@ -168,7 +168,7 @@ def choose_owner(hub: HubApi, wanted: str | None) -> str:
         return who.user if who.user in who.owners else who.owners[0]
     raise UsageError(
         f"`{who.user}` may publish under {len(who.owners)} owners",
-        hint="choose one with `--owner NAME`",
+        hint="choose one with " + name_option("owner", "NAME"),
     )
 
 

@@ -25,7 +25,7 @@ from wander.wire.gate import ATTESTATIONS, read_json, read_project
 from wander.wire.source_tree import TreeEntry, is_source, tree_digest
 from wander.wire.uploads import NewUpload, UploadFile
 
-from wander_client.errors import ClientError, NotFound, UsageError
+from wander_client.errors import ClientError, NotFound, UsageError, name_option
 from wander_client.hub.api import HubApi
 from wander_client.hub.local_paths import publish_text
 from wander_client.hub.transfer import Publication, Told, publish_files
@@ -229,7 +229,7 @@ def require_sound(report: CheckReport, package: BuiltPackage, given: Path) -> No
         )
     raise ClientError(
         f"{len(report.failed)} of {looked} checks failed, so `{package.name}` was not published",
-        hint=f"{hint}; `--no-check` publishes anyway",
+        hint=f"{hint}; " + name_option("check", False) + " publishes anyway",
         code="check_failed",
         detail="\n".join(lines),
     )

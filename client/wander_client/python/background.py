@@ -13,17 +13,17 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from inspect import iscoroutinefunction
 from typing import Any, ParamSpec, TypeVar, cast
 
-from wander.errors import ArgumentsRefused, WanderError
+from wander.errors import ArgumentsRefused, WanderError, in_python
 from wander.loop_thread import LoopThread
 
 from wander_client.errors import ClientError, UsageError
 from wander_client.failures import explain_system
-from wander_client.python.words import UnknownKeyword, register, require_keywords, speak_python
+from wander_client.python.keywords import require_keywords
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -104,17 +104,16 @@ def close_later(stack: contextlib.AsyncExitStack, process: int) -> None:
 
 def called_from_python(call: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Make a function a call of Python: its errors are `explained`, and a keyword it lacks is told."""
-    register(call)
 
     @functools.wraps(call)
     def plain(*arguments: Any, **options: Any) -> Any:
-        with explained(call):
+        with explained():
             require_keywords(call, options)
             return call(*arguments, **options)
 
     @functools.wraps(call)
     async def awaited(*arguments: Any, **options: Any) -> Any:
-        with explained(call):
+        with explained():
             require_keywords(call, options)
             return await cast("Any", call)(*arguments, **options)
 
@@ -122,8 +121,8 @@ def called_from_python(call: Callable[Parameters, Result]) -> Callable[Parameter
 
 
 @contextlib.contextmanager
-def explained(*calls: Callable[..., Any]) -> Iterator[None]:
-    """Show an error's hint and details in its traceback, in the words of the `calls` that it comes from.
+def explained() -> Iterator[None]:
+    """Show an error's hint and details in its traceback, with options as keywords.
 
     What the system or the connection refused becomes a `ClientError`, as for the command.
     """
@@ -132,8 +131,7 @@ def explained(*calls: Callable[..., Any]) -> Iterator[None]:
     except (ClientError, WanderError) as error:
         # The command blames its line; here the environment's own error says it better.
         shown = error.__cause__ if isinstance(error.__cause__, ArgumentsRefused) else error
-        if not isinstance(shown, UnknownKeyword):
-            _translate(shown, calls)
+        _write_in_python(shown)
         _add_notes(shown)
         if shown is not error:
             raise shown from None
@@ -146,13 +144,12 @@ def explained(*calls: Callable[..., Any]) -> Iterator[None]:
         raise found from error
 
 
-def _translate(error: Any, calls: Sequence[Callable[..., Any]]) -> None:
-    """Name keywords of Python where an error names options of the command."""
-    if error.args and isinstance(error.args[0], str):
-        error.args = (speak_python(error.args[0], *calls), *error.args[1:])
-    for name in ("hint", "detail"):
-        if text := getattr(error, name, None):
-            setattr(error, name, speak_python(text, *calls))
+def _write_in_python(error: ClientError | WanderError) -> None:
+    """Name options as keywords in the message, the hint and the details of an error."""
+    error.args = tuple(in_python(text) if isinstance(text, str) else text for text in error.args)
+    error.hint = in_python(error.hint) if error.hint else None
+    if isinstance(error, ClientError) and error.detail:
+        error.detail = in_python(error.detail)
 
 
 def _add_notes(error: BaseException) -> None:

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from wander_client.python.background import explained
-from wander_client.python.words import require_keywords
+from wander_client.python.keywords import require_keywords
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,7 +58,7 @@ class Request(Generic[P, T]):
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            with explained(function, type(of).__init__):
+            with explained():
                 require_keywords(function, kwargs)
                 return function(of, *args, **kwargs)
 
@@ -89,7 +89,7 @@ class Listing(Generic[P, T]):
 
         @functools.wraps(function)
         def rows(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
-            with explained(function, type(of).__init__):
+            with explained():
                 require_keywords(function, kwargs)
                 yield from function(of, *args, **kwargs)
 

@@ -29,10 +29,10 @@ from wander_client.python.evaluation import (
     play_rollout,
     play_rollouts,
 )
+from wander_client.python.keywords import find_near
 from wander_client.python.models import Model
 from wander_client.python.output import open_invocation
 from wander_client.python.run import Run
-from wander_client.python.words import find_near
 from wander_client.terminal.suggestions import choose
 
 if TYPE_CHECKING:

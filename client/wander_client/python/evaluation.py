@@ -34,9 +34,9 @@ from wander_client.evaluate.progress import play, require_scored
 from wander_client.evaluate.settings import EvaluationSettings, settings_for
 from wander_client.models.pool import ModelPool
 from wander_client.python.background import background
+from wander_client.python.keywords import KEYS
 from wander_client.python.models import Model, open_model_pool
 from wander_client.python.run import Run
-from wander_client.python.words import KEYS
 from wander_client.runs.lookup import resumable_folder
 from wander_client.runs.shards import require_no_shards
 

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from wander.errors import in_python
+
 from wander_client.context import CommonOptions, Invocation
 from wander_client.credentials import Credential
-from wander_client.python.words import speak_python
 from wander_client.terminal.output import Output, Progress
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class PythonOutput(Output):
 
     def note(self, text: str) -> None:
         """Tell what happens, above a bar; in the log `wander` where nothing is to be shown."""
-        text = speak_python(text)
+        text = in_python(text)
         if self._tells:
             # Notebooks paint stderr red.
             stream = sys.stdout if "ipykernel" in sys.modules else sys.stderr
@@ -46,7 +47,7 @@ class PythonOutput(Output):
 
     def warn(self, text: str) -> None:
         """Warn as Python does."""
-        text = speak_python(text)
+        text = in_python(text)
         self.warnings.append(text)
         warnings.warn_explicit(text, UserWarning, *_find_caller())
 

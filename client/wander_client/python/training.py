@@ -17,9 +17,9 @@ from wander_client.environments.sandbox import choose_policy, confines
 from wander_client.errors import ClientError, Interrupted, UsageError
 from wander_client.python.background import called_from_python, wait_for
 from wander_client.python.environment import LoadedEnvironment
+from wander_client.python.keywords import find_near
 from wander_client.python.output import PythonOutput, open_invocation
 from wander_client.python.run import Run
-from wander_client.python.words import find_near
 from wander_client.terminal.output import counted
 
 if TYPE_CHECKING:

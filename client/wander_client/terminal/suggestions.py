@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-from wander_client.errors import UsageError
+from wander_client.errors import UsageError, name_option
 
 Word = TypeVar("Word", bound=str)
 
@@ -28,4 +28,5 @@ def choose(option: str, word: str, known: Iterable[Word]) -> Word:
     *most, last = (f"`{one}`" for one in words)
     listed = f"{', '.join(most)} or {last}" if most else last
     hint = did_you_mean(word, words) or f"use {listed}"
-    raise UsageError(f"`{option} {word}` is unknown", hint=hint)
+    named = name_option(option.lstrip("-").replace("-", "_"), word, word=option)
+    raise UsageError(named + " is unknown", hint=hint)

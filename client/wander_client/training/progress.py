@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from wander.train.distributed import is_beside_main
 
-from wander_client.errors import Interrupted
+from wander_client.errors import Interrupted, name_option
 from wander_client.terminal.output import counted
 from wander_client.training.panel import open_display
 from wander_client.training.run import (
@@ -74,7 +74,8 @@ def train_and_tell(
         reached = "before the end of the first step"
         if result.steps:
             reached = f"after step {result.steps}; a checkpoint and the model so far are in `{folder}`"
-        raise Interrupted(f"interrupted {reached}", hint=f"continue with `wander train --resume {folder}`")
+        go_on = name_option("resume", str(folder), command="wander train")
+        raise Interrupted(f"interrupted {reached}", hint="continue with " + go_on)
     plots = draw_curves(folder, command, output)
     require_not_collapsed(result.stopped, folder)
     return Trained(result, folder, plots)

@@ -24,7 +24,7 @@ from pydantic_core import from_json
 from wander.clients.base import ModelRequest, ModelResponse
 from wander.clients.http_errors import kind_of_refusal, one_line, page_text
 from wander.clients.transport import Answer
-from wander.errors import ContentFiltered, ContextOverflow, InvalidResponse, ModelError
+from wander.errors import ContentFiltered, ContextOverflow, InvalidResponse, ModelError, name_option
 from wander.types import FILTERED, Message, TurnTokens, Usage, refuse_constant
 
 _FAILED = frozenset(
@@ -174,7 +174,9 @@ def _error_of_failure(failure: Any, data: Any, base_url: str, model: str) -> Mod
     shown = said if not isinstance(failure, str) else f"{failure}: {one_line(data)}"
     return InvalidResponse(
         f"`{base_url}` answered 200 with a failure: {shown}",
-        hint="the provider behind the endpoint failed; resume with `--only-failed` when it works again",
+        hint="the provider behind the endpoint failed; resume with "
+        + name_option("only_failed", True)
+        + " when it works again",
         retryable=True,
     )
 

@@ -35,6 +35,7 @@ from wander.errors import (
     ModelError,
     UnsupportedParameter,
     WanderError,
+    name_option,
 )
 from wander.types import FILTERED, Message, SamplingArgs
 
@@ -214,13 +215,14 @@ class OpenAIClient(Client):
         if sampling.compact_at is not None:
             raise ModelError(
                 f"`compact_at` is for models in this process; `{self.model}` is behind an endpoint",
-                hint="leave it out, or name a checkpoint's folder without `-b` and `--serve`",
+                hint="leave it out, or name a checkpoint's folder without "
+                + name_option("base_url", word="-b"),
             )
         given = sampling.given()
         if given.get("stream") or given.get("n") not in (None, 1):
             raise ModelError(
                 "`stream` and `n` are not sampling arguments: each call reads one whole completion",
-                hint="leave them out; `--rollouts` asks for several completions",
+                hint="leave them out; " + name_option("rollouts") + " asks for several completions",
             )
 
     def describe(self) -> dict[str, Any]:

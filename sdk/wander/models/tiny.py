@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from wander.errors import ConfigError, InvalidResponse, require_extra
+from wander.errors import ConfigError, InvalidResponse, name_option, require_extra
 from wander.models.quiet import quiet_libraries
 from wander.models.tokenizer import train_tokenizer
 from wander.types import Message
@@ -123,7 +123,9 @@ def give_tools(name: str | Path, folder: str | Path) -> Path:
 def require_new(folder: Path) -> None:
     """Raise `ConfigError` for a folder that exists and is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"`{folder}` exists already", hint="choose another folder with `--out`")
+        raise ConfigError(
+            f"`{folder}` exists already", hint="choose another folder with " + name_option("out")
+        )
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from wander.errors import SandboxError
+from wander.errors import SandboxError, name_option
 from wander.sandbox import launcher
 from wander.sandbox.seccomp import MACHINES, Machine
 
@@ -81,19 +81,21 @@ def require_support() -> Support:
     if sys.platform != "linux":
         raise SandboxError(
             f"there is no sandbox on `{sys.platform}`: it is made of Linux namespaces",
-            hint="run it on Linux, or leave `--sandbox` out",
+            hint="run it on Linux, or leave " + name_option("sandbox", True) + " out",
         )
     name = os.uname().machine
     if name not in MACHINES:
         raise SandboxError(
             f"there is no system call filter for `{name}` yet",
-            hint=f"run it on one of {', '.join(MACHINES)}, or leave `--sandbox` out",
+            hint=f"run it on one of {', '.join(MACHINES)}, or leave " + name_option("sandbox", True) + " out",
         )
     release = os.uname().release
     if _numbers(release)[:2] < OLDEST_KERNEL:
         raise SandboxError(
             f"Linux {release} is too old to bound a sandbox's processes",
-            hint=f"run it on Linux {_dotted(OLDEST_KERNEL)} or newer, or leave `--sandbox` out",
+            hint=f"run it on Linux {_dotted(OLDEST_KERNEL)} or newer, or leave "
+            + name_option("sandbox", True)
+            + " out",
         )
     bwrap, packaged = _find_bubblewrap()
     as_root = os.geteuid() == 0

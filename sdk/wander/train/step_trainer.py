@@ -17,7 +17,7 @@ import torch
 from datasets import Dataset
 from transformers import Trainer, TrainerCallback
 
-from wander.errors import RunError
+from wander.errors import RunError, name_option
 from wander.models.engines.weights import whole_weights
 from wander.models.sampling import keeps_cache
 from wander.train.config import GRPOSettings
@@ -188,8 +188,8 @@ class StepTrainer(Trainer):  # type: ignore[misc]
                 own, version = self._play(slots), number
         except RunError as error:
             if self.keep_finished_steps():
-                resume = f"go on after step {number} with `wander train --resume {self._run_folder}`"
-                error.hint = f"{error.hint}; {resume}"
+                resume = name_option("resume", str(self._run_folder), command="wander train")
+                error.hint = (error.hint or "") + f"; go on after step {number} with " + resume
             raise
         shares = self.world.exchange([own])
         step = merge_shares(shares)

@@ -19,7 +19,7 @@ from packaging.version import Version
 from wander.wire import VersionDetail
 from wander.wire.gate import read_project
 
-from wander_client.errors import ClientError, NotFound, UsageError
+from wander_client.errors import ClientError, NotFound, UsageError, name_option
 from wander_client.hub.api import HubApi
 from wander_client.names import environment_path
 from wander_client.packages.needs import fetch_into
@@ -65,7 +65,8 @@ def fork(
 
     if name is not None and owner is not None:
         raise UsageError(
-            "under a new name nothing is copied on the hub", hint="give `--owner` when you publish it"
+            "under a new name nothing is copied on the hub",
+            hint="give " + name_option("owner") + " when you publish it",
         )
     new = None if name is None else package_name(name)
     place = (folder or Path(new or environment.name)).expanduser()
@@ -88,7 +89,8 @@ def fork(
             target = (owner or hub.whoami().user).lower()
             if (target, environment.name) == (environment.owner, environment.name):
                 raise UsageError(
-                    f"`{target}` has `{environment.name}` already", hint="name the fork: `--name NEW-NAME`"
+                    f"`{target}` has `{environment.name}` already",
+                    hint="name the fork: " + name_option("name", "NEW-NAME"),
                 )
             path = environment_path(environment.owner, environment.name, "fork")
             copied = NewPlace(owner=target, version=version.version)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import reduce
@@ -17,7 +16,7 @@ from itertools import pairwise
 from operator import add, itemgetter
 from pathlib import Path
 
-from wander.errors import RunError
+from wander.errors import RunError, name_option
 from wander.evals.stats.summary import RunningSummary, summarise_run
 from wander.evals.store.examples import Places
 from wander.evals.store.folder import SUMMARY, LinesInOrder, RunFolder, disk_errors, unrecordable
@@ -46,7 +45,9 @@ def merge_shards(
         _require_same(shards[0], other)
     _require_all(shards)
     if target.exists():
-        raise RunError(f"`{target}` is there already", hint="choose another folder with `--out`")
+        raise RunError(
+            f"`{target}` is there already", hint="choose another folder with " + name_option("out")
+        )
     require_outside(target, [each.path for each in shards])
     used = [each.manifest.endpoints for each in shards if each.manifest.endpoints is not None]
     manifest = first.model_copy(
@@ -85,7 +86,7 @@ def require_outside(target: Path, folders: Iterable[Path]) -> None:
         if target.resolve().is_relative_to(folder.resolve()):
             raise RunError(
                 f"`{target}` lies in the shard `{folder}`",
-                hint="choose a folder beside the shards with `--out`",
+                hint="choose a folder next to the shards with " + name_option("out"),
             )
 
 
@@ -94,7 +95,7 @@ def shard_of(folder: RunFolder) -> Shard:
     if folder.manifest.shard is None:
         raise RunError(
             f"`{folder.path}` is a whole run, not a shard of one",
-            hint="leave it out; a shard is what `wander eval --shard` plays",
+            hint="leave it out; a shard is what " + name_option("shard", command="wander eval") + " plays",
         )
     return folder.manifest.shard
 
@@ -121,7 +122,9 @@ def require_tiles(shards: Sequence[tuple[str, Shard]], *, what: str = "the run")
         subject, verb = ("shards", "are") if len(missing) > 1 else ("shard", "is")
         raise RunError(
             f"{subject} {shown} of {what} {verb} missing",
-            hint=f"play it with the command of the others and `--shard {missing[0]}`, then merge all of them",
+            hint="play it like the others and with "
+            + name_option("shard", missing[0])
+            + ", then merge all of them",
         )
 
 
@@ -132,7 +135,10 @@ def _require_same(one: RunFolder, other: RunFolder) -> None:
         raise RunError(
             f"`{one.path}` and `{other.path}` are no shards of one run: "
             f"they differ in {differences_in_words(differing)}",
-            hint="play all shards with one command, but for `--shard` and `--out`",
+            hint="play all shards with the same options except "
+            + name_option("shard")
+            + " and "
+            + name_option("out"),
         )
     before, after = one.manifest.platform, other.manifest.platform
     versions: dict[str, tuple[str | None, str | None]] = {"wander": (before.wander, after.wander)}
@@ -160,7 +166,8 @@ def _require_all(shards: Sequence[RunFolder]) -> None:
 
 
 def _go_on(shard: RunFolder) -> str:
-    return f"go on with `wander eval --resume {shlex.quote(str(shard.path))}`, then merge again"
+    resume = name_option("resume", str(shard.path), command="wander eval")
+    return "go on with " + resume + ", then merge again"
 
 
 def _run_id(shards: Sequence[RunFolder]) -> str:

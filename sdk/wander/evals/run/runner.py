@@ -23,7 +23,7 @@ from typing import Any
 from wander.clients.base import Client
 from wander.clients.players import require_players
 from wander.clients.rate_limit import SHARED_LIMITER, CallLimiter
-from wander.errors import ModelError
+from wander.errors import ModelError, name_option
 from wander.evals.run.admission import Admission
 from wander.evals.run.budget import Meter, MeteredClient, count_answers, count_tokens
 from wander.evals.run.plan import EvaluationPlan, planned_examples, planned_on_record
@@ -411,7 +411,7 @@ class _Evaluation:
         if self.meter.is_blind and self.watch.verdict is None:
             self.watch.verdict = ModelError(
                 f"the endpoint of `{self.client.model}` does not count tokens, so no budget can be kept",
-                hint="leave `--budget-tokens` and `--budget-usd` out, and bound the run by `-n`",
+                hint="bound the run by " + name_option("n") + " instead of a budget",
             )
             self.stop.requested.set()
         self.spent = self.spent or self.meter.spent

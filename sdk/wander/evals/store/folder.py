@@ -31,7 +31,7 @@ from typing import IO, Any
 
 from pydantic import ValidationError
 
-from wander.errors import RunError, did_you_mean
+from wander.errors import RunError, did_you_mean, name_option
 from wander.evals.store import jsonl
 from wander.evals.store.examples import Places
 from wander.evals.store.lines import LineRule
@@ -184,7 +184,7 @@ class RunFolder:
         if (path / MANIFEST).exists() or _rollouts_file(path) is not None:
             raise RunError(
                 f"`{path}` holds a run already",
-                hint="choose another folder, or resume that run with `--resume`",
+                hint="choose another folder, or resume that run with " + name_option("resume"),
             )
         folder = cls(path, manifest)
         with disk_errors(path):
@@ -573,11 +573,11 @@ def disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        kept = f"rollouts appended so far are kept in `{path}`; resume with `--resume`"
+        kept = f"rollouts appended so far are kept in `{path}`; resume with " + name_option("resume")
         hint = kept if _rollouts_file(path) else "choose another folder"
         if error.errno in jsonl.FULL:
             raise RunError(
-                f"the disk is full: cannot write to `{path}`", hint=f"free space; {hint}"
+                f"the disk is full: cannot write to `{path}`", hint="free space; " + hint
             ) from error
         raise RunError(f"cannot write to `{path}`: {error.strerror}", hint=hint) from error
 

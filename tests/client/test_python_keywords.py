@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 
 import pytest
 import wander
-from wander.errors import ArgumentsUnfit, ConfigError, RunError
+from wander.errors import ArgumentsUnfit, ConfigError, RunError, in_python, name_option
 from wander_client.errors import NotFound, UsageError
-from wander_client.python.environment import LoadedEnvironment
-from wander_client.python.words import UnknownKeyword, speak_python
+from wander_client.python.keywords import UnknownKeyword
 
 SOLVER = "scripted:say_env:solver"
 
@@ -20,35 +20,37 @@ def env(say_env, home):
 
 
 @pytest.mark.parametrize(
-    ("said", "heard"),
+    ("option", "typed", "written"),
     [
-        ("`-n 30`: the run has `--all`", '`n=30`: the run has `n="all"`'),
-        ("leave out `--only-failed`", "leave out `only_failed=True`"),
-        ("without `--resume`", "without `resume`"),
-        ("pass `-b URL`", 'pass `base_url="URL"`'),
-        ("`-t 0.7` `--sampling min_p=0.1`", '`sampling={"temperature": 0.7}` `sampling={"min_p": 0.1}`'),
-        ("`wander eval --resume 'a b' --cache`", '`env.evaluate(model, resume="a b", cache=True)`'),
-        ("leave `--sandbox` out", "leave `sandbox=True` out"),
-        ("`wander login --hub URL`, `--serve vllm`", "`wander login --hub URL`, `--serve vllm`"),
+        (name_option("workers", 4), "`--workers 4`", "`workers=4`"),
+        (name_option("n", 30), "`-n 30`", "`n=30`"),
+        (name_option("resume"), "`--resume`", "`resume`"),
+        (name_option("cache", True), "`--cache`", "`cache=True`"),
+        (name_option("sandbox", False), "`--no-sandbox`", "`sandbox=False`"),
+        (name_option("base_url", "URL", word="-b"), "`-b URL`", '`base_url="URL"`'),
+        (name_option("out", "a b", command="wander eval"), "`wander eval --out 'a b'`", '`out="a b"`'),
     ],
 )  # fmt: skip
-def test_options_read_as_keywords(said, heard):
-    assert speak_python(said, LoadedEnvironment.evaluate) == heard
-
-
-def test_an_option_is_called_as_the_call_has_it(hub, folder):
-    calls = wander.Hub(transport=None)
-    assert (
-        speak_python("`--no-check`, `--owner NAME`", type(calls).publish) == '`check=False`, `owner="NAME"`'
+def test_an_option_is_named_as_one_types_and_as_a_program_writes_it(option, typed, written):
+    text = "leave " + option + " out, or " + option
+    assert (text, in_python(text)) == (
+        f"leave {typed} out, or {typed}",
+        f"leave {written} out, or {written}",
     )
-    assert speak_python("`--no-lock`", type(calls).install) == "`lock=False`"
-    assert speak_python("`--no-lock`", wander.load) == "`no_lock=True`"
+    copied = pickle.loads(pickle.dumps(text))
+    assert (copied, in_python(copied)) == (text, in_python(text))
+    assert in_python("a plain sentence") == "a plain sentence"
+
+
+def test_hints_name_options_for_the_terminal_and_notes_for_python():
+    error = ConfigError("too slow", hint="share it with " + name_option("workers", 4))
+    assert error.hint == "share it with `--workers 4`"
+    assert error.__notes__ == ["hint: share it with `workers=4`"]
 
 
 async def test_a_keyword_that_there_is_not_is_told_with_the_near_one(env, folder):
     for wrong, right in {
         "num_examples": "n",
-        "limit": "n",
         "temperature": "sampling={",
         "seeds": "seed",
     }.items():
@@ -99,8 +101,8 @@ def test_a_mistyped_sampling_argument_is_told(env):
         ({"n": "5"}, "`n`: input should be a valid integer"),
         ({"rollouts": 0}, "`rollouts=0` is less than 1"),
         ({"call_timeout": -1}, "`call_timeout=-1` is less than 0.001"),
-        ({"prices": {"promt": 1}}, "is no price"),
-        ({"sampling": "hot"}, "`sampling` is no JSON"),
+        ({"prices": {"promt": 1}}, "is not a price"),
+        ({"sampling": "hot"}, "`sampling` is not JSON"),
     ],
 )
 def test_values_that_cannot_be_are_told(env, options, said):
@@ -113,7 +115,7 @@ def test_a_rollout_takes_an_example_or_its_position(env):
     for wrong in ("x", -1):
         with pytest.raises(UsageError, match="is no example"):
             env.rollout_sync(SOLVER, wrong)
-    with pytest.raises(UsageError, match="`sampling` is no JSON"):
+    with pytest.raises(UsageError, match="`sampling` is not JSON"):
         env.rollout_sync(SOLVER, 0, sampling="hot")
 
 
