@@ -108,9 +108,7 @@ def settle(
     else:
         location = locate_begun(context, settings.environment, begun)
     if settings.no_lock and location.folder is not None:
-        raise UsageError(
-            "a folder has no lock that could be left aside", hint="leave out " + name_option("no_lock", True)
-        )
+        raise UsageError("a folder has no lock that could be left aside", hint="leave out `no_lock`")
     return with_exact_names(settings, location), location
 
 

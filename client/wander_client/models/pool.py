@@ -11,7 +11,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from wander_client.errors import name_option
 from wander_client.models.reference import (
     asks_endpoint,
     is_local_model,
@@ -158,9 +157,7 @@ class ModelPool:
                 )
                 client = CachingClient(client, cache)
             elif choice.cache:
-                self._context.output.warn(
-                    name_option("cache", True) + f" keeps answers of endpoints; `{choice.model}` has none"
-                )
+                self._context.output.warn(f"`cache` keeps answers of endpoints; `{choice.model}` has none")
             yield await stack.enter_async_context(choice.join(self._context, client, location))
 
     def why_ended(self) -> ClientError | None:

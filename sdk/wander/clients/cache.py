@@ -15,7 +15,7 @@ from typing import Any
 import zstandard
 
 from wander.clients.base import Client, ModelRequest, ModelResponse, WrappedClient
-from wander.errors import ConfigError, name_option
+from wander.errors import ConfigError
 from wander.types import canonical_json
 
 _FORMAT = 1
@@ -61,7 +61,7 @@ class ResponseCache:
         except (sqlite3.Error, OSError) as error:
             raise ConfigError(
                 f"the cache of responses `{self.path}` cannot be used: {error}",
-                hint="remove the file, or leave " + name_option("cache", True) + " out",
+                hint="remove the file, or leave `cache` out",
             ) from error
 
     def _open(self) -> sqlite3.Connection:

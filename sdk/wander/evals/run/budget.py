@@ -10,7 +10,7 @@ from typing import NamedTuple
 from wander.clients.base import Client, ModelRequest, ModelResponse, WrappedClient
 from wander.clients.retries import WAITING_OUT
 from wander.clients.sub_calls import main_rollout_id
-from wander.errors import ConfigError, Wording
+from wander.errors import ConfigError
 from wander.evals.run.admission import Admission
 from wander.types import Rollout, Turn, Usage
 from wander.wire import Spending, TokenPrices
@@ -34,8 +34,7 @@ class Budget:
         if self.usd is not None and self.prices is None:
             raise ConfigError(
                 "a budget in USD needs the model's prices",
-                hint="give the prices in USD per million tokens: "
-                + Wording("`--price 0.15/0.60`", "`prices=TokenPrices(prompt=0.15, completion=0.6)`"),
+                hint="give `prices`, in USD per million tokens",
             )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 
 from wander.clients.base import Client
-from wander.errors import ConfigError, DatasetError, name_option
+from wander.errors import ConfigError, DatasetError
 from wander.evals.run.budget import Budget, Share
 from wander.evals.store.bookmark import RecordedExamples, recorded_examples
 from wander.evals.store.examples import PAGE, PackedExamples
@@ -85,7 +85,7 @@ async def planned_examples(environment: EnvironmentHandle, plan: EvaluationPlan)
     if plan.strata and not environment.info.strata:
         raise ConfigError(
             f"`{environment.info.name}` declares no strata to choose its examples from",
-            hint="leave " + name_option("strata", True) + " out; an environment declares them by `strata=`",
+            hint="leave `strata` out; an environment declares its strata by `strata=`",
         )
     if plan.shuffle or plan.strata:
         whole = await _packed(environment, plan, None)
