@@ -248,6 +248,8 @@ def require_fitting(name: str, factory: Callable[..., Any], arguments: Mapping[s
             problem = _misfit(hints[key], arguments[key])
         if problem is not None:
             kind, given = _write_annotation(parameter), json.dumps(arguments[key], ensure_ascii=False)
+            if _misfit(hints[key], given) is None:
+                taken += f"; as text, write `{json.dumps(given)}`"
             raise ArgumentsUnfit(
                 f"environment `{name}`: `{key}` must be `{kind}`, not `{given}` ({problem})", hint=taken
             )

@@ -442,7 +442,7 @@ def refuse_constant(text: str) -> None:
 def first_fault(error: ValidationError) -> tuple[str, str]:
     """Return the path of the first value that does not fit, empty for the whole, and what is wrong."""
     fault = error.errors(include_url=False, include_input=False)[0]
-    said = fault["msg"].removeprefix("Value error, ")
+    said = str(fault["ctx"]["error"]) if fault["type"] == "value_error" else fault["msg"]
     if not said[1:2].isupper():  # as in "URL scheme should be"
         said = said[:1].lower() + said[1:]
     return ".".join(map(str, fault["loc"])), said

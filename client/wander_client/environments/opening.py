@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from wander_client.context import Invocation
 
-_TRACE = "; the whole trace is in "
 """What a worker adds to the hint of a load that failed; a wrong argument needs no trace."""
 
 
@@ -174,7 +173,4 @@ def _blame_arguments(given: Mapping[str, Any]) -> Iterator[None]:
     except ArgumentsRefused as error:
         if not given:
             raise LoadError(str(error), hint=error.hint) from error
-        hint = (error.hint or "").partition(_TRACE)[0]
-        if "must be `str" in str(error):
-            hint += "; text that reads as JSON goes in quotes: `-a NAME='\"3\"'`"
-        raise UsageError(str(error), hint=hint or None, code="bad_arguments") from error
+        raise UsageError(str(error), hint=error.hint, code="bad_arguments") from error

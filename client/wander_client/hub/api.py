@@ -544,7 +544,6 @@ class HubApi:
 def problem_error(problem: Problem, hub: str, *, authenticated: bool) -> ClientError:
     """Return the error for a hub's problem answer; its code stays as the hub wrote it."""
     message = problem.detail or problem.title
-    text = message[:1].lower() + message[1:].rstrip(".") if message else f"refused ({problem.status})"
     lines = [str(item.get("msg") or item.get("message") or item) for item in (problem.errors or [])[:5]]
     kind: type[ClientError] = ClientError
     usual: str | None = None
@@ -560,7 +559,7 @@ def problem_error(problem: Problem, hub: str, *, authenticated: bool) -> ClientE
     elif problem.status in (405, 406):
         kind = UsageError
     return kind(
-        text,
+        message or f"refused ({problem.status})",
         hint=problem.hint or usual,
         code=problem.code,
         detail="\n".join(lines) or None,

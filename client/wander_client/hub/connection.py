@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import ssl
 import threading
 import time
 import zlib
@@ -290,7 +291,10 @@ class HubConnection:
 
     def _unreachable(self, error: httpx.TransportError) -> Unavailable:
         """Return the error of a hub to which no connection could be made, or of the proxy before it."""
-        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, ssl.SSLCertVerificationError):
+            cause = cause.__cause__
+        if cause is not None:
             return Unavailable(
                 f"the certificate of the hub at `{self.url}` is not trusted here",
                 hint="name the certificates of your organization in `SSL_CERT_FILE`",

@@ -107,8 +107,9 @@ def parse_call(line: str, tools: Sequence[Schema]) -> TypedCall:
     try:
         words = shlex.split(rest)
     except ValueError as error:
-        said = f"the line cannot be read: {str(error).lower()}"
-        raise UsageError(said, hint="close the quotation mark") from error
+        raise UsageError(
+            "the line ends within a quotation, or after a backslash", hint="close the quotation mark"
+        ) from error
     return TypedCall(name, dict(_pair(word, fields, known[name]) for word in words))
 
 

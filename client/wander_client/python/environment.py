@@ -88,9 +88,8 @@ def load(
     try:
         opened = wait_for(stack.enter_async_context(opening))
     except ArgumentsUnfit as error:
-        unknown = (name for name in more if f"no argument `{name}`" in str(error))
-        meant = [find_near(load, name) for name in unknown]
-        error.hint = "; ".join(each for each in (*meant, error.hint) if each)
+        meant = [find_near(load, name) for name in more]
+        error.hint = "; ".join(hint for hint in (*meant, error.hint) if hint)
         raise
     return LoadedEnvironment(Loaded(context, opened, policy, choice, files), stack)
 

@@ -24,8 +24,6 @@ _PASSED = (
 _PROTOCOLS = "https:http:ssh:git:file"
 _ADDRESS = re.compile(rf"(?:{_PROTOCOLS.replace(':', '|')})://.|[\w.-]+@[\w.-]+:.")
 _PARTS = re.compile(r"(?P<url>(?:\w+://[^/]*/|[\w.-]+@[\w.-]+:|)[^@]+)(?:@(?P<revision>.*))?")
-_UNREACHABLE = ("could not resolve host", "connection refused", "timed out", "unable to access")
-_NO_REVISION = ("couldn't find remote ref", "not our ref")
 _SETTINGS = (
     "core.hooksPath=/dev/null",
     "core.fsmonitor=false",
@@ -98,18 +96,9 @@ def _fetch(address: GitAddress, target: Path) -> None:
     try:
         _git(*command, "--", address.url, address.revision or "HEAD")
     except ClientError as error:
-        said = (error.detail or "").lower()
-        if any(sign in said for sign in _NO_REVISION):
-            revision = address.revision or "HEAD"
-            raise NotFound(
-                f"`{address.url}` has no revision `{revision}`",
-                hint="give a branch, a tag or a full commit",
-                detail=error.detail,
-            ) from None
-        kind = Unavailable if any(sign in said for sign in _UNREACHABLE) else ClientError
-        raise kind(
-            f"`{address.url}` cannot be fetched",
-            hint="check the address, and that git itself may read it",
+        raise ClientError(
+            f"`{address.revision or 'HEAD'}` of `{address.url}` cannot be fetched",
+            hint="check the address, the revision, and that git itself may read it",
             code="git_failed",
             detail=error.detail,
         ) from None

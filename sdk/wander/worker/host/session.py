@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from wander.clients.base import NOT_RECORDED, Client, ModelRequest, name_of
-from wander.errors import LoadError, ModelError
+from wander.errors import ArgumentsRefused, LoadError, ModelError
 from wander.handle import RolloutRequest, Split, make_failed_rollouts
 from wander.rollout.activity import PLAY, Notices, Silence
 from wander.types import Boundary, EnvironmentInfo, Example, Failure, Rollout
@@ -273,8 +273,9 @@ class WorkerSession:
                 return answer.info
             if isinstance(answer, LoadFailed):
                 error = answer.fault.load_error()
-                log = self._process.whole_trace()
-                error.hint = f"{error.hint}; {log}" if error.hint else log
+                if not isinstance(error, ArgumentsRefused):  # which says it all
+                    log = self._process.whole_trace()
+                    error.hint = f"{error.hint}; {log}" if error.hint else log
                 raise error
         await self._process.wait()
         raise explain_early_end(self._process)
