@@ -5,7 +5,7 @@ WanderError                    has `.hint`: what to do next, as a command where 
 |  |- ArgumentsRefused         `load_environment` raised `ConfigError`; is a `ConfigError` too
 |  |  '- ArgumentsUnfit        arguments that its signature does not take
 |  |- NeedsOutside            it wants of outside what it was not given:
-|  |  '- NeedsKey, NeedsDownload, NeedsGPU
+|  |  '- NeedsKey, NeedsDownload
 |  |- WorkerUnreachable        no worker answers, or it is busy; a later attempt may do better
 |  '- WorkerRefusedToken       a worker on another machine that does not take the token
 |- DatasetError                rows that cannot become examples
@@ -56,7 +56,6 @@ __all__ = [
     "ModelError",
     "ModelNotFound",
     "NeedsDownload",
-    "NeedsGPU",
     "NeedsKey",
     "NeedsOutside",
     "RateLimited",
@@ -148,10 +147,6 @@ class NeedsKey(NeedsOutside):
 
 class NeedsDownload(NeedsOutside):
     """An environment downloads something, and could not."""
-
-
-class NeedsGPU(NeedsOutside):
-    """An environment computes on a GPU, and there is none."""
 
 
 class WorkerUnreachable(LoadError):
@@ -318,7 +313,7 @@ def raised_while_loading(name: str) -> type[WanderError] | None:
 
 _OF_PACKAGES = frozenset(
     {
-        *(LoadError, NeedsOutside, NeedsKey, NeedsDownload, NeedsGPU, DatasetError),
+        *(LoadError, NeedsOutside, NeedsKey, NeedsDownload, DatasetError),
         *(ConfigError, ArgumentsRefused, ArgumentsUnfit),
     }
 )

@@ -1,6 +1,6 @@
 """How modules of environments and players are imported: a failure is a `LoadError` with the true cause.
 
-And what a script says of itself, and what an environment wants of outside: a key, a download or a GPU.
+And what a script says of itself, and what an environment wants of outside: a key or a download.
 """
 
 from __future__ import annotations
@@ -15,18 +15,11 @@ from pathlib import Path
 from types import ModuleType
 
 from wander.adapters import adapters
-from wander.errors import LoadError, NeedsDownload, NeedsGPU, NeedsKey, NeedsOutside, WanderError
+from wander.errors import LoadError, NeedsDownload, NeedsKey, NeedsOutside, WanderError
 
 _BLOCK = re.compile(r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
 
 _KEY = re.compile(r"\b[A-Z][A-Z0-9_]*_(?:API_KEY|KEY|TOKEN|SECRET)\b")
-_GPU = re.compile(r"NVIDIA driver|CUDA-capable|compiled with CUDA|CUDA_HOME|CUDA is not available", re.I)
-_DOWNLOAD = re.compile(
-    r"(?:can't|couldn't|cannot|could not) (?:reach|connect to|find) .*(?:hub|internet|https?:)"
-    r"|cannot be downloaded|nltk\.download|outgoing traffic has been disabled"
-    r"|name or service not known|temporary failure in name resolution",
-    re.I | re.S,
-)
 _UNREACHED = {
     *("gaierror", "URLError", "ConnectionError", "ConnectError", "ConnectTimeout", "MaxRetryError"),
     *("NameResolutionError", "ClientConnectorError", "ClientConnectorDNSError", "LocalEntryNotFoundError"),
@@ -97,12 +90,9 @@ def outside_need(error: BaseException) -> tuple[type[NeedsOutside], str] | None:
         if isinstance(each, KeyError) and frames and frames[-1].filename in ("<frozen os>", os.__file__):
             return NeedsKey, f"set the variable and add `--pass-env {each.args[0]}`"
     for each in _chain(error):
-        text = str(each)
-        if type(each).__name__ in _UNREACHED or _DOWNLOAD.search(text):
+        if type(each).__name__ in _UNREACHED:
             return NeedsDownload, "load it once where its network is reached; what it keeps is found again"
-        if _GPU.search(text):
-            return NeedsGPU, "run it on a machine with a GPU and the libraries for it"
-        key = None if isinstance(each, _OF_CODE) else _KEY.search(text)
+        key = None if isinstance(each, _OF_CODE) else _KEY.search(str(each))
         if key:
             return NeedsKey, f"set the variable and add `--pass-env {key[0]}`"
     return None

@@ -78,7 +78,7 @@ _ASKED = ("uv_failed", "index_unreachable")
 not published: the operator's log has it."""
 _OF_THE_PACKAGE = frozenset(
     {
-        *("load_error", "needs_outside", "needs_key", "needs_download", "needs_gpu", "missing_extra"),
+        *("load_error", "needs_outside", "needs_key", "needs_download", "missing_extra"),
         *("environment_fault", "dataset_error", "config_error", "arguments_refused", "arguments_unfit"),
         *("run_error", "bad_rollouts", "other_environment", "other_lock", "bad_lock", "lock_platform"),
         *("lock_unserved", "unlockable", "python_version", "incompatible_sdk", "no_sdk", "no_wheel"),
