@@ -142,7 +142,9 @@ class HubApi:
     ) -> EnvironmentPage:
         """Return a page of environments that match; filters are `kind`, `licence`, `sort` and the like."""
         params = {"q": query or None, "owner": owner, "tag": tag, "limit": limit, "cursor": cursor, **filters}
-        said = {name: str(one).lower() if isinstance(one, bool) else one for name, one in params.items()}
+        said = {
+            name: str(value).lower() if isinstance(value, bool) else value for name, value in params.items()
+        }
         return self.read("/api/v1/environments", EnvironmentPage, said)
 
     def every_environment(self, query: str = "", **filters: Any) -> Iterator[EnvironmentSummary]:
@@ -154,19 +156,19 @@ class HubApi:
     def environment(self, owner: str, name: str) -> EnvironmentDetail:
         """Return one environment with its newest version; one that has moved is found by its old name."""
         answer = self._send("GET", environment_path(owner, name))
-        found = self._parse(answer, EnvironmentDetail)
-        latest, named = found.latest, _environment_in(answer.url)
-        same = named == (found.owner, found.name) == (latest.owner, latest.name)
-        self.require(same and latest.version == found.latest_version, f"{owner}/{name}")
-        return found
+        detail = self._parse(answer, EnvironmentDetail)
+        latest, named = detail.latest, _environment_in(answer.url)
+        same = named == (detail.owner, detail.name) == (latest.owner, latest.name)
+        self.require(same and latest.version == detail.latest_version, f"{owner}/{name}")
+        return detail
 
     def version(self, owner: str, name: str, version: str) -> VersionDetail:
         """Return one version with its files."""
         answer = self._send("GET", environment_path(owner, name, "versions", version))
-        found = self._parse(answer, VersionDetail)
-        same = _environment_in(answer.url) == (found.owner, found.name)
-        self.require(same and is_same_release(found.version, version), f"{owner}/{name}@{version}")
-        return found
+        detail = self._parse(answer, VersionDetail)
+        same = _environment_in(answer.url) == (detail.owner, detail.name)
+        self.require(same and is_same_release(detail.version, version), f"{owner}/{name}@{version}")
+        return detail
 
     def index_files(self, owner: str, project: str) -> list[IndexFile] | None:
         """Return the files of a project in an owner's package index, or None when it has no such project."""
@@ -242,22 +244,22 @@ class HubApi:
             os.close(handle)
             place = Path(name)
         try:
-            found = self._save(url, place, size or LARGEST_FILE, told)
+            digest = self._save(url, place, size or LARGEST_FILE, told)
         except BaseException:
             if partial is None:
                 place.unlink()
             raise
         try:
-            if sha256 is not None and found != sha256:
+            if sha256 is not None and digest != sha256:
                 raise ClientError(
-                    f"`{target.name}` has digest {found[:12]}, not {sha256[:12]} as the hub lists",
+                    f"`{target.name}` has digest {digest[:12]}, not {sha256[:12]} as the hub lists",
                     hint="the file was changed on its way; try again, then tell whoever runs the hub",
                     code="digest_mismatch",
                 )
             os.replace(place, target)
         finally:
             place.unlink(missing_ok=True)
-        return found
+        return digest
 
     def _save(self, url: str, place: Path, most: int, told: Callable[[int], None]) -> str:
         """Write a file from where its bytes here end, and return the digest of all of them."""
@@ -284,12 +286,12 @@ class HubApi:
 
     def run(self, run_id: str) -> RunDetail:
         """Return a posted run."""
-        found = self.read(run_path(run_id), RunDetail)
+        detail = self.read(run_path(run_id), RunDetail)
         # The beginning of an id, or its end, names a run too.
-        stated = found.run_id.partition("~")[0]  # what follows is the hub's, of a run that is not for all
-        same = run_id.lower() in found.run_id.lower() and found.manifest.run_id.startswith(stated)
+        stated = detail.run_id.partition("~")[0]  # what follows is the hub's, of a run that is not for all
+        same = run_id.lower() in detail.run_id.lower() and detail.manifest.run_id.startswith(stated)
         self.require(same, run_id)
-        return found
+        return detail
 
     def runs(
         self, *, environment: str | None = None, model: str | None = None, cursor: str | None = None
@@ -366,9 +368,9 @@ class HubApi:
 
     def evidence(self, run_id: str) -> RunEvidence:
         """Return what a run's level rests on."""
-        found = self.read(run_path(run_id, "evidence"), RunEvidence)
-        self.require(run_id.lower() in found.run_id.lower(), run_id)
-        return found
+        proof = self.read(run_path(run_id, "evidence"), RunEvidence)
+        self.require(run_id.lower() in proof.run_id.lower(), run_id)
+        return proof
 
     def cancel_verification(self, number: int) -> VerificationInfo:
         """Cancel a verification."""
@@ -570,8 +572,8 @@ def problem_error(problem: Problem, hub: str, *, authenticated: bool) -> ClientE
 
 def _environment_in(url: str) -> tuple[str, str] | None:
     """Return owner and name in the address of an answer: those that were asked for, or led to."""
-    found = re.search(r"/api/v1/environments/([^/?]+)/([^/?]+)", url)
-    return (unquote(found[1]), unquote(found[2])) if found else None
+    match = re.search(r"/api/v1/environments/([^/?]+)/([^/?]+)", url)
+    return (unquote(match[1]), unquote(match[2])) if match else None
 
 
 def require_room(file: IO[bytes], more: int) -> None:

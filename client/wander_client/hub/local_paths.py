@@ -47,13 +47,13 @@ def publish_manifest(text: bytes) -> bytes:
 
 def publish_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings of a training run with names for the folders of models and environments."""
-    found: dict[str, Any] = {}
+    renamed: dict[str, Any] = {}
     for name, value in settings.items():
         published = _walk(value, _name_setting, skipped="arguments")
         if name in ("model", "teacher") and isinstance(value, Mapping) and isinstance(value.get("path"), str):
             published["path"] = _name_weights(value["path"])
-        found[name] = published
-    return found
+        renamed[name] = published
+    return renamed
 
 
 def local_arguments(arguments: Mapping[str, Any]) -> list[str]:
@@ -61,16 +61,16 @@ def local_arguments(arguments: Mapping[str, Any]) -> list[str]:
 
     What is played depends on arguments, so they are posted unchanged, but for the home folder.
     """
-    found: set[str] = set()
+    names: set[str] = set()
     for name, value in arguments.items():
 
         def note(text: str, name: str = name) -> str:
             if _is_full(text) and os.path.lexists(os.path.expanduser(text)):
-                found.add(name)
+                names.add(name)
             return text
 
         _walk(value, note)
-    return sorted(found)
+    return sorted(names)
 
 
 def publish_rollout(line: bytes) -> bytes:
@@ -132,7 +132,7 @@ def _walk(value: Any, change: Callable[[str], str], skipped: str = "") -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list):
-        return [_walk(each, change, skipped) for each in value]
+        return [_walk(item, change, skipped) for item in value]
     if isinstance(value, dict):
         return {
             key: _walk(inner, publish_text if key == skipped else change, skipped)
@@ -148,8 +148,8 @@ def _homes() -> tuple[str, ...]:
 @functools.lru_cache(maxsize=8)
 def _find_homes(home: str) -> tuple[str, ...]:
     """Return the home folder as it is written and as it resolves, the longer first; `/` does not count."""
-    found = {home.rstrip("/"), os.path.realpath(home).rstrip("/")}
-    return tuple(sorted((each for each in found if each.startswith("/")), key=len, reverse=True))
+    homes = {home.rstrip("/"), os.path.realpath(home).rstrip("/")}
+    return tuple(sorted((path for path in homes if path.startswith("/")), key=len, reverse=True))
 
 
 @functools.lru_cache(maxsize=8)

@@ -12,14 +12,14 @@ from wander_client.errors import ClientError, NotFound
 from wander_client.hub.api import HubApi
 
 
-def watch_verification(hub: HubApi, found: VerificationInfo) -> Iterator[VerificationInfo]:
+def watch_verification(hub: HubApi, verification: VerificationInfo) -> Iterator[VerificationInfo]:
     """Yield how far a verification is, now and then, until it has ended."""
     pause = 0.25
-    while found.state in ("queued", "running"):
+    while verification.state in ("queued", "running"):
         time.sleep(pause)
         pause = min(5.0, pause * 1.25)
-        found = hub.verification(found.id)
-        yield found
+        verification = hub.verification(verification.id)
+        yield verification
 
 
 @contextlib.contextmanager
@@ -38,11 +38,11 @@ def require_posted(run_id: str, given: str) -> Iterator[None]:
         ) from error
 
 
-def require_played(found: VerificationInfo) -> None:
+def require_played(verification: VerificationInfo) -> None:
     """Raise `ClientError` for a verification that ended without a report."""
-    if found.state in ("failed", "cancelled"):
+    if verification.state in ("failed", "cancelled"):
         raise ClientError(
-            f"the hub could not replay `{found.run_id}`: {found.error or 'it was cancelled'}",
-            hint=f"`wander runs replay {found.run_id}` does so on this machine",
+            f"the hub could not replay `{verification.run_id}`: {verification.error or 'it was cancelled'}",
+            hint=f"`wander runs replay {verification.run_id}` does so on this machine",
             code="verification_failed",
         )

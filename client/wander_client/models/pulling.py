@@ -58,13 +58,13 @@ def pull_model(context: Invocation, name: HubModel) -> tuple[PulledModel, int]:
 
 def _require_honest(record: ModelRevision, name: HubModel) -> None:
     """Raise for an answer that is not what was asked for: a revision says what its files are."""
-    digests = {one.filename: one.sha256 for one in record.files}
+    digests = {file.filename: file.sha256 for file in record.files}
     sound = (
         (record.owner, record.name) == (name.owner, name.name)
         and record.revision.startswith(name.revision or "")
         and revision_of(digests) == record.revision
         and weights_of(digests) == record.weights_sha256
-        and all(may_be_sent(one) for one in digests)
+        and all(may_be_sent(filename) for filename in digests)
     )
     if not sound:
         hint = "tell whoever runs the hub: something on the way changes its answers"
@@ -80,7 +80,7 @@ def _fetch(
     if model.folder.is_dir():  # something in it is wrong, and the rest need not come again
         model.folder.rename(work)
     work.mkdir(parents=True, exist_ok=True)
-    wanted = {one.filename for one in model.record.files}
+    wanted = {file.filename for file in model.record.files}
     for path in work.iterdir():
         if path.name.removesuffix(_PART) not in wanted:
             path.unlink()

@@ -146,9 +146,9 @@ def _variables(model: str, choice: ServeChoice) -> dict[str, str]:
 
 def server_environ(**more: str) -> dict[str, str]:
     """Return the environment of a model's server: what drivers and libraries read, and no key."""
-    found = [name for name in os.environ if name.startswith(_LIBRARIES) and not _SECRET.search(name.upper())]
+    names = [name for name in os.environ if name.startswith(_LIBRARIES) and not _SECRET.search(name.upper())]
     folders = ("LD_LIBRARY_PATH", "PYTHONPATH", "XDG_CACHE_HOME", "USER")
-    return child_environ(*LOCALE, *NETWORK, *found, *folders, **more)
+    return child_environ(*LOCALE, *NETWORK, *names, *folders, **more)
 
 
 def _require_no_remote_code(arguments: Sequence[str]) -> None:
@@ -186,12 +186,12 @@ async def _find_vllm(python: str) -> dict[str, str]:
         ) from error
     out, err = await asked.communicate()
     try:
-        found, versions = json.loads(out.splitlines()[-1])
+        has_vllm, versions = json.loads(out.splitlines()[-1])
     except (ValueError, IndexError):
         raise ClientError(
             f"`{python}` is no Python that works", detail=err.decode("utf-8", "replace")[-1000:]
         ) from None
-    if found:
+    if has_vllm:
         return {str(name): str(version) for name, version in versions.items()}
     own = python == sys.executable
     install = "pip install 'wander-sdk[vllm]'" if own else f"{python} -m pip install vllm"

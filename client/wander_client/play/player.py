@@ -101,7 +101,7 @@ class PlayerClient(Client):
         self.undone = False
         self._output.line()
         self._output.line("-- taken back", style="hint")
-        answers = [place for place, one in enumerate(self._seen) if one.get("role") == "assistant"]
+        answers = [place for place, message in enumerate(self._seen) if message.get("role") == "assistant"]
         self._seen = self._seen[: answers[-2] + 1] if len(answers) > 1 else []
 
     def _answer(self, line: str, call_id: str) -> Message | None:

@@ -96,13 +96,13 @@ def parse_call(line: str, tools: Sequence[Schema]) -> TypedCall:
     rest = rest.strip()
     if rest.startswith("{"):
         try:
-            found = json.loads(rest)
+            arguments = json.loads(rest)
         except ValueError as error:
             raise UsageError(
                 f"the arguments are not JSON: {error}",
                 hint='write `{"name": "value"}`, or `name=value` words',
             ) from error
-        return TypedCall(name, found)
+        return TypedCall(name, arguments)
     fields = (_function(known[name]).get("parameters") or {}).get("properties") or {}
     try:
         words = shlex.split(rest)

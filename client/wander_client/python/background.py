@@ -137,11 +137,11 @@ def explained() -> Iterator[None]:
             raise shown from None
         raise
     except Exception as error:
-        found = explain_system(error)
-        if found is None:
+        refusal = explain_system(error)
+        if refusal is None:
             raise
-        _add_notes(found)
-        raise found from error
+        _add_notes(refusal)
+        raise refusal from error
 
 
 def _write_in_python(error: ClientError | WanderError) -> None:

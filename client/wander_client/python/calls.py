@@ -96,8 +96,8 @@ class Listing(Generic[P, T]):
         @functools.wraps(function)
         async def rows_by_thread(*args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
             source = rows(*args, **kwargs)
-            while (found := await asyncio.to_thread(_take, source)) is not None:
-                yield found[0]
+            while (row := await asyncio.to_thread(_take, source)) is not None:
+                yield row[0]
 
         return rows if of._waits else rows_by_thread
 

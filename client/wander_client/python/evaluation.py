@@ -179,7 +179,7 @@ async def play_rollouts(
         plan, opened = settings.plan(), loaded.opened
         result = await play_plan(opened.handle, client, plan, None, opened.pin, checked=True)
     places = {example: place for place, example in enumerate(result.manifest.example_ids)}
-    return sorted(result.rollouts, key=lambda one: (places[one.example_id], one.index))
+    return sorted(result.rollouts, key=lambda rollout: (places[rollout.example_id], rollout.index))
 
 
 @contextlib.asynccontextmanager
@@ -204,8 +204,8 @@ async def open_again(loaded: Loaded) -> AsyncIterator[EnvironmentHandle]:
         sandbox=loaded.sandbox,
         workers=loaded.workers,
     )
-    async with again as found:
-        yield found.handle
+    async with again as opened_again:
+        yield opened_again.handle
 
 
 def new_settings(loaded: Loaded, said: Mapping[str, Any]) -> EvaluationSettings:

@@ -369,8 +369,8 @@ class HubCalls:
         word = os.fspath(run)
         run_id = find_run(self._session, word).manifest.run_id
         with self._session.hub(login=True) as hub, require_posted(run_id, word):
-            found = hub.request_verification(run_id, wanted)
-            last = [found, *watch_verification(hub, found)][-1] if wait else found
+            verification = hub.request_verification(run_id, wanted)
+            last = [verification, *watch_verification(hub, verification)][-1] if wait else verification
         require_played(last)
         return last
 

@@ -18,7 +18,6 @@ from wander_client.failures import validate
 from wander_client.models.reference import KEY_VARIABLE
 from wander_client.python.background import called_from_python, wait_for
 from wander_client.python.output import open_invocation
-from wander_client.runs.download import download_run
 from wander_client.runs.found import LocalRun, PostedRun
 from wander_client.terminal.suggestions import did_you_mean
 
@@ -70,7 +69,7 @@ class Run(os.PathLike[str]):
         """Return the run on this machine, downloaded first if it is posted."""
         if isinstance(self._found, LocalRun):
             return self._found
-        return self._open(download_run(self._here, self._found.detail))
+        return self._open(self._found.download())
 
     @property
     def _here(self) -> Invocation:
@@ -322,25 +321,22 @@ class Run(os.PathLike[str]):
         if self.summary.histogram is not None:
             panels.append(chart_histogram(self.summary.histogram, axis="reward", mean=self.reward))
         rows = [
-            {"run": self.model, "name": name, "mean": one.mean, "low": one.low, "high": one.high}
-            for name, one in self.metrics.items()
+            {"run": self.model, "name": name, "mean": metric.mean, "low": metric.low, "high": metric.high}
+            for name, metric in self.metrics.items()
         ]
         if rows:
             panels.append(chart_intervals(rows, "reward function"))
         title = f"{self.model} on {self.environment}"
-        whole = altair.vconcat(*(each.properties(width=420) for each in panels)).properties(title=title)
+        whole = altair.vconcat(*(panel.properties(width=420) for panel in panels)).properties(title=title)
         return drawn_in_notebooks(whole)
 
     def __fspath__(self) -> str:
         return str(self.path)
 
     def __repr__(self) -> str:
-        return f"<run of {self.model} on {self.environment}: {self._reward_text()}, {self._place_text()}>"
-
-    def _place_text(self) -> str:
-        if isinstance(self._found, LocalRun):
-            return f"in {self._path}"
-        return f"posted as {self._found.detail.url}"
+        run = self._found
+        place = f"in {self._path}" if isinstance(run, LocalRun) else f"posted as {run.detail.url}"
+        return f"<run of {self.model} on {self.environment}: {self._reward_text()}, {place}>"
 
     def _repr_html_(self) -> str:
         cells = "".join(
@@ -358,7 +354,10 @@ class Run(os.PathLike[str]):
             ("environment", self.environment),
             ("model", self.model),
             ("reward", self._reward_text().removeprefix("reward ")),
-            *((name, _mean_text(one.mean, one.low, one.high)) for name, one in self.metrics.items()),
+            *(
+                (name, _mean_text(metric.mean, metric.low, metric.high))
+                for name, metric in self.metrics.items()
+            ),
             ("rollouts", count + (f", {summary.failed:,} failed" if summary.failed else "")),
             ("folder", str(self._path))
             if isinstance(self._found, LocalRun)

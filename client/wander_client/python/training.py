@@ -226,7 +226,7 @@ def _context_of(
         return context, choose_policy(
             sandbox, [], default=isinstance(environment, str) and confines(context.settings, environment)
         )
-    if given := [name for name, one in (("hub", hub), ("token", token), ("sandbox", sandbox)) if one]:
+    if given := [name for name, value in (("hub", hub), ("token", token), ("sandbox", sandbox)) if value]:
         raise UsageError(f"`{given[0]}` is that of the loaded environment", hint="give it to `wander.load`")
     context = environment._loaded.context
     if not progress:
@@ -244,7 +244,7 @@ def _train_phases(run: PhasedRun, *, resume: bool) -> TrainingRun:
     if not resume:
         run.begin()
     run.run()
-    place = run.folders[next(one.name for one in reversed(run.command.phases) if one.kind == "grpo")]
+    place = run.folders[next(phase.name for phase in reversed(run.command.phases) if phase.kind == "grpo")]
     outcome, entries = read_outcome(place), read_metrics(place)
     assert outcome is not None, "it is finished"
     seconds = sum(entry.get("seconds/step") or 0.0 for entry in entries)
@@ -384,7 +384,7 @@ def _find_rows(
             raise UsageError("`min_reward` selects from runs", hint="leave it out: rows are selected already")
         return Path(rows)
     runs = [rows] if isinstance(rows, Run) else list(rows)
-    kept, report = select_rows((one for run in runs for one in run.rollouts), min_reward=min_reward)
+    kept, report = select_rows((rollout for run in runs for rollout in run.rollouts), min_reward=min_reward)
     dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(report.dropped.items()))
     if not kept:
         raise ClientError(

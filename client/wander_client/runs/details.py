@@ -76,26 +76,28 @@ def _list_reproduction(made: Reproduction) -> Iterator[tuple[str, str]]:
         yield "changed", f"after step {change.step}: {change.field} from {change.before} to {change.after}"
 
 
-def files_of(found: FoundRun) -> list[dict[str, Any]]:
+def files_of(run: FoundRun) -> list[dict[str, Any]]:
     """Return name, size and SHA-256 of the files of a run, on this machine or on the hub.
 
     The digest is None for a file of more than `MOST_DIGESTED` bytes.
     """
-    if isinstance(found, PostedRun):
-        return [{"name": one.name, "size": one.size, "sha256": one.sha256} for one in found.detail.artifacts]
+    if isinstance(run, PostedRun):
+        return [
+            {"name": entry.name, "size": entry.size, "sha256": entry.sha256} for entry in run.detail.artifacts
+        ]
     from wander.evals.store.jsonl import refuse_unsafe
     from wander.system.plain_files import open_plain_file, walk_plain
 
-    folder = Path(found.place)
+    folder = Path(run.place)
     files: list[dict[str, Any]] = []
     with refuse_unsafe():
-        for one in sorted(walk_plain(folder), key=lambda file: file.name):
-            if not one.path.name.startswith("."):
+        for entry in sorted(walk_plain(folder), key=lambda file: file.name):
+            if not entry.path.name.startswith("."):
                 sha256 = None
-                if one.size <= MOST_DIGESTED:
-                    with open_plain_file(one.path, below=folder) as file:
+                if entry.size <= MOST_DIGESTED:
+                    with open_plain_file(entry.path, below=folder) as file:
                         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-                files.append({"name": one.name, "size": one.size, "sha256": sha256})
+                files.append({"name": entry.name, "size": entry.size, "sha256": sha256})
     return files
 
 
@@ -103,31 +105,31 @@ def file_rows(files: list[dict[str, Any]]) -> list[list[Cell]]:
     """Return the rows of a table of files; those of a folder, which checkpoints fill, as one row."""
     folders: dict[str, list[int]] = {}
     rows: list[list[Cell]] = []
-    for one in files:
-        folder, inner, _ = one["name"].rpartition("/")
+    for file in files:
+        folder, inner, _ = file["name"].rpartition("/")
         if inner:
-            folders.setdefault(folder, []).append(one["size"])
+            folders.setdefault(folder, []).append(file["size"])
         else:
-            rows.append([one["name"], one["size"], one["sha256"]])
+            rows.append([file["name"], file["size"], file["sha256"]])
     inner_rows: list[list[Cell]] = [
         [f"{name}/", sum(sizes), counted(len(sizes), "file")] for name, sizes in folders.items()
     ]
     return rows + inner_rows
 
 
-def describe_standing(found: FoundRun) -> dict[str, Any]:
+def describe_standing(run: FoundRun) -> dict[str, Any]:
     """Return digest and place of a run, and of one on the hub its level, why, by whom and where."""
     from wander_client.errors import NotFound
     from wander_client.hub.posting import files_of, pack_run
 
-    if not isinstance(found, PostedRun):
+    if not isinstance(run, PostedRun):
         try:
-            files = files_of(Path(found.place))
+            files = files_of(Path(run.place))
         except NotFound:  # a run that has no rollouts yet
-            return {"place": found.place, "sha256": None}
-        with pack_run(found.manifest, files) as parcel:  # the digest that it would have on a hub
-            return {"place": found.place, "sha256": parcel.sha256}
-    detail = found.detail
+            return {"place": run.place, "sha256": None}
+        with pack_run(run.manifest, files) as parcel:  # the digest that it would have on a hub
+            return {"place": run.place, "sha256": parcel.sha256}
+    detail = run.detail
     return {
         "place": detail.url,
         "name": detail.name,

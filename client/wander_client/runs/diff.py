@@ -79,39 +79,39 @@ class MessageDifference:
 
 def diff_runs(first: FoundRun, second: FoundRun) -> RunDiff:
     """Compare two runs rollout by rollout; keeps a few numbers a rollout of the first one."""
-    one, other = first.manifest, second.manifest
+    left, right = first.manifest, second.manifest
     fields, others = (
-        dict(_flat(run.model_dump(mode="json", by_alias=True, exclude=_OF_ONE_RUN))) for run in (one, other)
+        dict(_flat(run.model_dump(mode="json", by_alias=True, exclude=_OF_ONE_RUN))) for run in (left, right)
     )
-    found = RunDiff(
+    diff = RunDiff(
         [
             FieldDifference(name, fields.get(name), others.get(name))
             for name in sorted({*fields, *others})
             if fields.get(name) != others.get(name)
         ]
     )
-    if one.split != other.split:
-        found.other_questions.append("split")
-    if one.environment.arguments != other.environment.arguments:
-        found.other_questions.append("arguments")
+    if left.split != right.split:
+        diff.other_questions.append("split")
+    if left.environment.arguments != right.environment.arguments:
+        diff.other_questions.append("arguments")
     known = {rollout.key: (*_outcome(rollout), _said(rollout)) for rollout in first.rollouts()}
     for rollout in second.rollouts():
         if rollout.key not in known:
-            found.only_after += 1
+            diff.only_after += 1
             continue
         reward, failed, said = known.pop(rollout.key)
         same_words = said == _said(rollout)
-        if not same_words and found.first_key is None:
-            found.first_key = rollout.key
+        if not same_words and diff.first_key is None:
+            diff.first_key = rollout.key
         if (reward, failed) != (after := _outcome(rollout)):
-            found.changed.append(RewardChange(*rollout.key, reward, after[0], failed, after[1]))
+            diff.changed.append(RewardChange(*rollout.key, reward, after[0], failed, after[1]))
         elif same_words:
-            found.same += 1
+            diff.same += 1
         else:
-            found.said_otherwise += 1
-    found.only_before = len(known)
-    found.changed.sort(key=_loss)
-    return found
+            diff.said_otherwise += 1
+    diff.only_before = len(known)
+    diff.changed.sort(key=_loss)
+    return diff
 
 
 def first_difference(first: FoundRun, second: FoundRun, key: Key) -> MessageDifference | None:
@@ -123,20 +123,20 @@ def first_difference(first: FoundRun, second: FoundRun, key: Key) -> MessageDiff
     return None
 
 
-def message_difference_lines(found: MessageDifference) -> list[StyledLine]:
+def message_difference_lines(difference: MessageDifference) -> list[StyledLine]:
     """Return where the messages of two rollouts part as lines, each with its style."""
     from difflib import unified_diff
 
-    head = f"{found.example_id}/{found.index}: the runs part at message {found.place}"
-    if found.before is None or found.after is None:
-        ends, goes_on = ("first", "second") if found.before is None else ("second", "first")
-        message = found.after if found.before is None else found.before
+    head = f"{difference.example_id}/{difference.index}: the runs part at message {difference.place}"
+    if difference.before is None or difference.after is None:
+        ends, goes_on = ("first", "second") if difference.before is None else ("second", "first")
+        message = difference.after if difference.before is None else difference.before
         assert message is not None, "two missing messages do not differ"
         lines = [f"{head}: the {ends} run ends, the {goes_on} goes on", *_message_lines(message)]
         return [(lines[0], "bold"), *((line, None) for line in lines[1:])]
-    one, other = _message_lines(found.before), _message_lines(found.after)
+    before, after = _message_lines(difference.before), _message_lines(difference.after)
     styles = {"+": "good", "-": "error", "@": "hint"}
-    changes = list(unified_diff(one, other, "before", "after", lineterm="", n=2))[2:]
+    changes = list(unified_diff(before, after, "before", "after", lineterm="", n=2))[2:]
     return [(head, "bold"), *((line, styles.get(line[:1])) for line in changes)]
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import shutil
+import tempfile
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wander_client.errors import NotFound
+from wander_client.errors import NotFound, Unavailable
 from wander_client.runs.text import message_text, shorten
 
 if TYPE_CHECKING:
@@ -17,6 +21,9 @@ if TYPE_CHECKING:
     from wander.wire import RolloutRow, RunDetail, RunSummary
 
     from wander_client.context import Invocation
+
+RUNS = "posted-runs"
+"""Folder in the cache that holds downloaded runs: a posted run never changes."""
 
 
 class LocalRun:
@@ -62,7 +69,7 @@ class LocalRun:
 
     def sample_rows(self) -> list[RolloutRow]:
         """Return the thin rows of what a training run played again and again, numbered after the others."""
-        return [_row(number, one) for number, one in enumerate(self._samples, start=len(self._lines))]
+        return [_row(number, rollout) for number, rollout in enumerate(self._samples, start=len(self._lines))]
 
     def rollout(self, number: int) -> Rollout:
         """Return one whole rollout by the number of its row; raises `NotFound`."""
@@ -110,6 +117,45 @@ class PostedRun:
         """Yield every whole rollout, in the order of the record."""
         with self._context.hub() as hub:
             yield from hub.rollouts(self.place, self.detail.rollouts_sha256)
+
+    def download(self) -> Path:
+        """Return the folder of the run, downloaded unless the cache has it.
+
+        The folder holds the manifest and the rollouts, and no record of a command: it stays somebody else's
+        run. Raises `ClientError` if the hub sends other rollouts than it states.
+        """
+        from wander.evals.stats.summary import summarise_run
+        from wander.evals.store.folder import RunFolder
+
+        context, posted = self._context, self.detail
+        # Each hub has its own copies, so that no hub decides what a run of another one is.
+        stated = "\n".join([context.settings.hub, posted.sha256, str(posted.rollouts_sha256)])
+        digest = hashlib.sha256(stated.encode()).hexdigest()[:16]
+        folder = context.settings.cache_dir / RUNS / f"{posted.run_id}-{digest}"
+        if (folder / "run.json").is_file():
+            return folder
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            tempfile.TemporaryDirectory(prefix=f".{posted.run_id}-", dir=folder.parent) as work,
+            context.output.progress("downloading", posted.summary.rollouts, unit="rollouts") as bar,
+        ):
+            run = RunFolder.create(Path(work) / "run", posted.manifest)
+            try:
+                count = 0
+                for count, rollout in enumerate(self.rollouts(), start=1):
+                    run.append(rollout)
+                    bar.update(count)
+                if count != posted.summary.rollouts:
+                    sent = f"the hub sent {count:,} of {posted.summary.rollouts:,} rollouts of `{self.place}`"
+                    raise Unavailable(sent, hint="try again in a moment")
+                if posted.manifest.ended_at is not None:
+                    summary = summarise_run(run.manifest, run.rollouts_in_order())
+                    run.finish(summary, ended_at=posted.manifest.ended_at)
+            finally:
+                run.close()
+            shutil.rmtree(folder, ignore_errors=True)  # of a download that was cut short
+            (Path(work) / "run").rename(folder)
+        return folder
 
 
 FoundRun = LocalRun | PostedRun

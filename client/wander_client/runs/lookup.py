@@ -31,13 +31,13 @@ def local_runs(runs_dir: Path, output: Output) -> Iterator[RunFolder]:
     from wander.errors import RunError
     from wander.evals.store.folder import RunFolder
 
-    found = []
+    folders = []
     for place in places:
         try:
-            found.append(RunFolder.open(place))
+            folders.append(RunFolder.open(place))
         except (RunError, OSError) as error:
             output.warn(str(error))
-    yield from sorted(found, key=lambda folder: folder.manifest.started_at, reverse=True)
+    yield from sorted(folders, key=lambda folder: folder.manifest.started_at, reverse=True)
 
 
 MOST_RUNS = 100_000
@@ -62,7 +62,9 @@ def _folders_in(place: Path, output: Output, *, links: bool = True) -> Iterator[
     try:
         with os.scandir(place) as entries:
             yield from [
-                Path(one.path) for one in islice(entries, MOST_RUNS) if one.is_dir(follow_symlinks=links)
+                Path(entry.path)
+                for entry in islice(entries, MOST_RUNS)
+                if entry.is_dir(follow_symlinks=links)
             ]
     except FileNotFoundError:
         return
@@ -78,9 +80,9 @@ SHOWN_ID = 8
 def short_ids(run_ids: Sequence[str]) -> list[str]:
     """Return the beginnings of ids that tell them apart, all of the same length; tables show these."""
     length = SHOWN_ID
-    while length < 26 and len({one[:length] for one in run_ids}) < len(set(run_ids)):
+    while length < 26 and len({run_id[:length] for run_id in run_ids}) < len(set(run_ids)):
         length += 1
-    return [one[:length] for one in run_ids]
+    return [run_id[:length] for run_id in run_ids]
 
 
 def run_folder(context: Invocation, word: str | None) -> RunFolder:
@@ -101,16 +103,20 @@ def run_folder(context: Invocation, word: str | None) -> RunFolder:
                 f"there is no run in `{runs_dir}`", hint="`wander eval` makes one", code="run_not_found"
             )
         return folders[0]
-    exact = [one for one in folders if word.rstrip("/") in (one.manifest.run_id, one.path.name)]
+    exact = [run for run in folders if word.rstrip("/") in (run.manifest.run_id, run.path.name)]
     matching = exact or [
-        one
-        for one in folders
-        if one.path.name.startswith(word.rstrip("/"))
-        or (len(word) >= SHORTEST_ID and _is_part(one.manifest.run_id, word.lower()))
+        run
+        for run in folders
+        if run.path.name.startswith(word.rstrip("/"))
+        # Tables show the beginning of an id, the hub's pages its end.
+        or (
+            len(word) >= SHORTEST_ID
+            and (run.manifest.run_id.startswith(word.lower()) or run.manifest.run_id.endswith(word.lower()))
+        )
     ]
     if not matching:
-        shown = {one.path.name: str(one.path) if "/" in word else one.path.name for one in folders}
-        shown |= {one.manifest.run_id: one.manifest.run_id for one in folders}
+        shown = {run.path.name: str(run.path) if "/" in word else run.path.name for run in folders}
+        shown |= {run.manifest.run_id: run.manifest.run_id for run in folders}
         near = did_you_mean(Path(word).name, shown, shown=shown)
         raise NotFound(
             f"no run is called `{word}`",
@@ -118,14 +124,9 @@ def run_folder(context: Invocation, word: str | None) -> RunFolder:
             code="run_not_found",
         )
     if len(matching) > 1:
-        names = "\n".join(f"{one.manifest.run_id}  {one.path}" for one in matching[:10])
+        names = "\n".join(f"{run.manifest.run_id}  {run.path}" for run in matching[:10])
         raise UsageError(f"`{word}` means {len(matching)} runs", hint="name one of them", detail=names)
     return matching[0]
-
-
-def _is_part(run_id: str, word: str) -> bool:
-    """Tell whether a word is how an id begins, as tables show it, or how it ends, as the hub's pages do."""
-    return run_id.startswith(word) or run_id.endswith(word)
 
 
 def resumable_folder(context: Invocation, word: Path) -> Path:
@@ -148,12 +149,12 @@ def require_kind(folder: Path, kind: Literal["evaluation", "training"]) -> None:
     """Raise `NotFound` when the folder holds a run of another kind, with the command that resumes it."""
     from wander.evals.store.folder import RunFolder
 
-    found = RunFolder.open(folder).manifest.kind
-    if found != kind:
-        article = "an" if found[0] in "aeiou" else "a"
-        command = _RESUMED_BY.get(found)
+    actual = RunFolder.open(folder).manifest.kind
+    if actual != kind:
+        article = "an" if actual[0] in "aeiou" else "a"
+        command = _RESUMED_BY.get(actual)
         raise NotFound(
-            f"`{folder}` is {article} {found} run",
+            f"`{folder}` is {article} {actual} run",
             hint=command and f"go on with `wander {command} --resume {folder}`",
             code="no_run",
         )

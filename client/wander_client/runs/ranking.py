@@ -45,8 +45,10 @@ def board_cells(row: LeaderboardRow) -> dict[str, Cell]:
 
 def protocol_text(board: Leaderboard | BoardInfo) -> str:
     """Return what makes the rows of a board comparable."""
-    each = board.rollouts_per_example
-    text = f"{board.split} split, {board.examples} examples x {each} rollout{'' if each == 1 else 's'}"
+    rollouts = board.rollouts_per_example
+    text = (
+        f"{board.split} split, {board.examples} examples x {rollouts} rollout{'' if rollouts == 1 else 's'}"
+    )
     if board.arguments:
         text += f", {json.dumps(board.arguments, ensure_ascii=False)}"
     if board.max_tokens is not None:

@@ -27,7 +27,8 @@ def show_summary(summary: RunSummary, output: Output, manifest: RunManifest) -> 
     output.line(
         f"scored  {summary.rollouts - summary.failed} of {counted(summary.expected, 'rollout')}, "
         f"{counted(summary.examples, 'example')}, {summary.failed} failed, {summary.truncated} truncated"
-        + "".join(f", {count} {name}" for name, count in _unanswered(summary) if count)
+        + (f", {summary.refused} refused" if summary.refused else "")
+        + (f", {summary.filtered} filtered" if summary.filtered else "")
     )
     if endings := summary.endings(manifest.environment.info):
         reasons = sorted(endings.items(), key=lambda item: -item[1])
@@ -41,7 +42,7 @@ def show_summary(summary: RunSummary, output: Output, manifest: RunManifest) -> 
     if summary.metrics:
         output.line()
         rows: list[list[Cell]] = [
-            [name, one.mean, one.std, one.count] for name, one in summary.metrics.items()
+            [name, metric.mean, metric.std, metric.count] for name, metric in summary.metrics.items()
         ]
         output.table(["metric", "mean", "std", "count"], rows)
     if summary.pass_rates:
@@ -59,15 +60,13 @@ def show_summary(summary: RunSummary, output: Output, manifest: RunManifest) -> 
                 output.line(f"{low:>8.3f} to {high:<8.3f} {count:>6}  {bar}")
 
 
-def _unanswered(summary: RunSummary) -> list[tuple[str, int]]:
-    return [("refused", summary.refused), ("filtered", summary.filtered)]
-
-
 def failure_reasons(run_dir: Path) -> list[tuple[str, int]]:
     """Return the three commonest reasons for which rollouts of a run failed, each with its count."""
     from wander.evals.store.folder import RunFolder
 
-    failures = [one.failure for one in RunFolder.open(run_dir).rollouts() if one.failure is not None]
+    failures = [
+        rollout.failure for rollout in RunFolder.open(run_dir).rollouts() if rollout.failure is not None
+    ]
     reasons = Counter(f"{f.boundary}: {f.type}: {shorten(f.message, 160)}" for f in failures)
     return reasons.most_common(3)
 
