@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from serving import serving
-from wander_client.errors import ClientError, NotFound, Unavailable, UsageError
+from wander_client.errors import ClientError, NotFound, UsageError
 from wander_client.packages.building.build import Builder
 from wander_client.packages.origins.git import clone_project, parse_address
 from wander_client.packages.origins.prime import fetch_environment
@@ -77,19 +77,18 @@ def test_a_branch_a_tag_and_a_commit_are_fetched(repository, tmp_path, builder):
     assert not (folder / ".git").exists()
 
 
-@pytest.mark.parametrize(
-    "wrong", ["@nothing", f"@{'0' * 40}", "#subdirectory=../..", "#subdirectory=nowhere"]
-)
-def test_what_a_repository_lacks_is_not_found(repository, tmp_path, wrong):
+@pytest.mark.parametrize("wrong", ["#subdirectory=../..", "#subdirectory=nowhere"])
+def test_a_folder_that_a_repository_lacks_is_not_found(repository, tmp_path, wrong):
     with pytest.raises(NotFound):
         brought(f"file://{repository}{wrong}", tmp_path / "work")
 
 
-def test_a_repository_that_is_not_there_is_told(tmp_path):
-    with pytest.raises(ClientError, match="cannot be fetched"):
-        brought(f"file://{tmp_path}/nothing.git", tmp_path / "work")
-    with pytest.raises(Unavailable):
-        brought("http://127.0.0.1:9/nothing.git", tmp_path / "work2")
+@pytest.mark.parametrize("wrong", ["{envs}@nothing", f"{{envs}}@{'0' * 40}", "{tmp}/nothing.git"])
+def test_what_git_cannot_fetch_is_told_in_its_words(repository, tmp_path, wrong):
+    address = wrong.format(envs=repository, tmp=tmp_path)
+    with pytest.raises(ClientError) as refused:
+        brought(f"file://{address}", tmp_path / "work")
+    assert (refused.value.code, bool(refused.value.detail)) == ("git_failed", True)
 
 
 def test_no_hook_runs_and_no_submodule_comes(repository, tmp_path, monkeypatch, builder):

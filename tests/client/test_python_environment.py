@@ -56,7 +56,7 @@ def test_a_handle_has_the_methods_of_a_local_environment(env):
     assert dataset[8:] == []
     with pytest.raises(IndexError):
         dataset[8]
-    with pytest.raises(UsageError, match="`split test` is unknown"):
+    with pytest.raises(UsageError, match='`split="test"` is unknown'):
         env.dataset("test")
     rollout = env.rollout_sync(Solver(), dataset[3])
     assert (rollout.reward, rollout.example_id) == (1.0, "3")

@@ -34,7 +34,7 @@ from wander_client.evaluate.progress import play, require_scored
 from wander_client.evaluate.settings import EvaluationSettings, settings_for
 from wander_client.models.pool import ModelPool
 from wander_client.python.background import background
-from wander_client.python.keywords import KEYS
+from wander_client.python.keywords import KEYS, KEYWORDS
 from wander_client.python.models import Model, open_model_pool
 from wander_client.python.run import Run
 from wander_client.runs.lookup import resumable_folder
@@ -269,4 +269,4 @@ def _validated(read: Callable[[], Checked]) -> Checked:
         return read()
     except ValidationError as error:
         name, said = first_fault(error)
-        raise UsageError(f"`{name}`: {said}") from error
+        raise UsageError(f"`{KEYWORDS.get(name, name)}`: {said}") from error

@@ -13,7 +13,8 @@ from wander_client.terminal.suggestions import did_you_mean
 
 KEYS = {"n": "num_examples", "prices": "price", "url": "hub"}
 """The command's keys of keywords that have another name in Python."""
-_KEYWORDS = {key: keyword for keyword, key in KEYS.items()}
+KEYWORDS = {**{key: keyword for keyword, key in KEYS.items()}, "rollouts_per_example": "rollouts"}
+"""The keywords of keys, and of fields, that have another name in Python."""
 
 
 class UnknownKeyword(UsageError, TypeError):
@@ -38,7 +39,7 @@ def find_near(call: Callable[..., Any], name: str) -> str | None:
     known = _keywords(call)
     if name in SamplingArgs.model_fields and "sampling" in known:
         return f'write `sampling={{"{name}": ...}}`'
-    return did_you_mean(_KEYWORDS.get(name, name), known)
+    return did_you_mean(KEYWORDS.get(name, name), known)
 
 
 def _keywords(call: Callable[..., Any]) -> list[str]:

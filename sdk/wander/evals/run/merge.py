@@ -135,7 +135,7 @@ def _require_same(one: RunFolder, other: RunFolder) -> None:
         raise RunError(
             f"`{one.path}` and `{other.path}` are no shards of one run: "
             f"they differ in {differences_in_words(differing)}",
-            hint="play all shards with the same options except "
+            hint="play all shards with one command, but for "
             + name_option("shard")
             + " and "
             + name_option("out"),
