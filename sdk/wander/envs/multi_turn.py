@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import re
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any, ClassVar
 
 from wander.dataset import ProceduralRows, Rows
 from wander.environment import Environment
+from wander.envs.conversation import Conversation, PlayersConversation, check_players, next_in_turn
 from wander.errors import BoundaryError, ConfigError, EnvironmentFault
 from wander.rollout.activity import ACTIVITY, PLAY
 from wander.rollout.calls import ModelCalls
 from wander.rollout.faults import blame
 from wander.rollout.hooks import PLAIN, STOP, call_hook, check_messages, find_marked, stop
-from wander.types import FILTERED, Messages, State, seen_by
+from wander.types import FILTERED, Messages, State
 
-PLAYER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-"""What players are called."""
 TIMEOUT = "timeout_reached"
 """The stop reason of a rollout that its time ended, and the key under which it publishes where."""
-
-_UNLIMITED = nullcontext()
 
 
 class MultiTurnEnv(Environment):
@@ -64,7 +59,10 @@ class MultiTurnEnv(Environment):
         **kwargs: Any,
     ) -> None:
         super().__init__(dataset, eval_dataset, **kwargs)
-        self.players = self._players = _check_players(self.players if players is None else players)
+        self.players = self._players = check_players(self.players if players is None else players)
+        self._rollout_conversation = Conversation()
+        if self._players:
+            self._rollout_conversation = PlayersConversation(self._players, self.next_player)
         for name, limit in (
             ("max_total_completion_tokens", max_total_completion_tokens),
             ("timeout_seconds", timeout_seconds),
@@ -107,13 +105,7 @@ class MultiTurnEnv(Environment):
 
         Unless overridden they take turns, in order, and one that called tools goes on.
         """
-        if not state.turns:
-            return self._players[0]
-        last = state.turns[-1]
-        place = self._players.index(last.player or "")
-        return (
-            last.player if last.message.get("tool_calls") else self._players[(place + 1) % len(self._players)]
-        )
+        return next_in_turn(self._players, state)
 
     def tools(self, state: State) -> list[dict[str, Any]] | None:
         """Return the function schemas that the model may call in this turn, or None."""
@@ -141,54 +133,60 @@ class MultiTurnEnv(Environment):
     @stop
     def has_final_env_response(self, state: State) -> bool:
         """Hold when `env_response` has set `state["final_env_response"]`."""
-        return state.get("final_env_response") is not None
+        return _is_final(state)
 
     async def play(self, state: State, model: ModelCalls) -> None:
         """Let model and environment take turns until a stop condition holds, and record its name."""
-        limit = asyncio.timeout(self.timeout_seconds) if self.timeout_seconds else None
+        limit = asyncio.timeout(self.timeout_seconds)
         try:
-            async with limit or _UNLIMITED:
+            async with limit:
                 state["stop_reason"] = await self._take_turns(state, model)
         except TimeoutError:
-            if limit is None or not limit.expired():
+            if not limit.expired():
                 raise
             state["stop_reason"] = TIMEOUT
         if state["stop_reason"] == TIMEOUT:
             state["truncated"] = True
-            state["public"][TIMEOUT] = _place(state)
+            state["public"][TIMEOUT] = _progress(state)
 
     async def _take_turns(self, state: State, model: ModelCalls) -> str:
         """Return the name of the stop condition that ended the rollout."""
         await self._set_up(state)
-        await self._pass_turn(state)
+        await self._rollout_conversation.begin(state)
         while (reason := await self._stop_reason(state)) is None:
-            if await self._is_over(state):
+            if await self._timed_out_before(state):
                 return TIMEOUT
             if state.turns:
-                answer = await self._answer(state)
-                reason = None if _is_final(state) else await self._stop_reason(state)
-                if self._players:
-                    if reason is None and not _is_final(state):
-                        await self._pass_turn(state)
-                    answer = [
-                        {**message, "player": message.get("player", state["player"])} for message in answer
-                    ]
-                    self._require_players(answer, "env_response")
-                state.completion.extend(answer)
+                reason = await self._answer(state)
                 if reason is not None:
                     return reason
                 if _is_final(state):
                     continue
-                if await self._is_over(state):
+                if await self._timed_out_before(state):
                     return TIMEOUT
             await model.complete(self.tools(state))
         return reason
 
-    async def _is_over(self, state: State) -> bool:
+    async def _answer(self, state: State) -> str | None:
+        """Append the environment's answer to the last completion; return the stop condition that it met."""
+        started = time.perf_counter()
+        answer = await call_hook(self.env_response, self._rollout_conversation.visible(state), state)
+        is_final = _is_final(state)
+        if is_final:
+            answer = check_messages(state["final_env_response"], 'state["final_env_response"]')
+        else:
+            answer = check_messages(answer, "env_response")
+        vars(state.turns[-1])["environment_seconds"] = time.perf_counter() - started
+        reason = None if is_final else await self._stop_reason(state)
+        ends = reason is not None or _is_final(state)
+        state.completion.extend(await self._rollout_conversation.address(state, answer, ends=ends))
+        return reason
+
+    async def _timed_out_before(self, state: State) -> bool:
         """Tell whether a rollout that is replayed ran out of time here; an evaluation goes by the clock."""
         if self.timeout_seconds is None or "host" not in state:
             return False
-        return await state["host"].recall("timeout", _place(state)) is True
+        return await state["host"].recall("timeout", _progress(state)) is True
 
     async def _set_up(self, state: State) -> None:
         returned = await call_hook(self.setup_state, state)
@@ -198,24 +196,6 @@ class MultiTurnEnv(Environment):
             raise EnvironmentFault(
                 f"`setup_state` returned a `{type(returned).__name__}`; it must return the state or None"
             )
-        check_messages(state["prompt"], 'state["prompt"]')
-        self._require_players(state["prompt"], 'state["prompt"]')
-
-    async def _pass_turn(self, state: State) -> None:
-        """Let `state["player"]` be who moves next."""
-        if not self._players:
-            return
-        named = await call_hook(self.next_player, state)
-        self._require_players([{"player": named}], "next_player")
-        state["player"] = named
-
-    def _require_players(self, messages: Messages, where: str) -> None:
-        for message in messages:
-            if self._players and "player" in message and message["player"] not in self._players:
-                raise EnvironmentFault(
-                    f"`{where}` names `{message['player']!s:.80}`, who is none of the players "
-                    f"{', '.join(f'`{player}`' for player in self._players)}"
-                )
 
     async def _stop_reason(self, state: State) -> str | None:
         """Return the name of the first stop condition that holds."""
@@ -235,40 +215,12 @@ class MultiTurnEnv(Environment):
                 activity.places[0] = PLAY
         return None
 
-    async def _answer(self, state: State) -> Messages:
-        """Return the environment's answer to the last completion, and record how long it took."""
-        started = time.perf_counter()
-        messages = [*state.prompt, *state.completion]
-        if self._players:
-            messages = seen_by(state["player"], messages)
-        answer = await call_hook(self.env_response, messages, state)
-        final = state.get("final_env_response")
-        if final is None:
-            answer = check_messages(answer, "env_response")
-        else:
-            answer = check_messages(final, 'state["final_env_response"]')
-        vars(state.turns[-1])["environment_seconds"] = time.perf_counter() - started
-        return answer
-
-
-def _check_players(players: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of players; raises `ConfigError` for what cannot be some."""
-    names = (players,) if isinstance(players, str) else tuple(players)
-    if odd := [name for name in names if not isinstance(name, str) or not PLAYER.fullmatch(name)]:
-        raise ConfigError(f"`{odd[0]}` is no name of a player", hint="use letters, digits, `-` and `_`")
-    if len(names) == 1 or len(set(names)) < len(names):
-        raise ConfigError(
-            f"the players `{', '.join(names)}` are not two or more of different names",
-            hint="leave `players` out where the model is alone",
-        )
-    return names
-
 
 def _is_final(state: State) -> bool:
     """Tell whether the environment has said its last word."""
     return state.get("final_env_response") is not None
 
 
-def _place(state: State) -> dict[str, int]:
+def _progress(state: State) -> dict[str, int]:
     """Return how far a rollout has come."""
     return {"turns": len(state.turns), "messages": len(state.completion)}

@@ -1,0 +1,93 @@
+"""The conversation of a rollout: what the model is shown, and to whom the environment's answers go."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from wander.errors import ConfigError, EnvironmentFault
+from wander.rollout.hooks import call_hook, check_messages
+from wander.types import Messages, State, seen_by
+
+PLAYER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+"""What players are called."""
+
+
+class Conversation:
+    """The usual conversation: one model sees every message."""
+
+    async def begin(self, state: State) -> None:
+        """Check the prompt, before the first turn."""
+        check_messages(state["prompt"], 'state["prompt"]')
+
+    def visible(self, state: State) -> Messages:
+        """Return the messages that whoever has just moved sees."""
+        return [*state.prompt, *state.completion]
+
+    async def address(self, state: State, answer: Messages, *, ends: bool) -> Messages:
+        """Return the environment's answer for the record; `ends` tells that nobody moves after it."""
+        return answer
+
+
+class PlayersConversation(Conversation):
+    """A conversation of several players: each sees the messages to everybody, to it, and its own."""
+
+    def __init__(self, players: Sequence[str], next_player: Callable[[State], Any]) -> None:
+        self._players = players
+        self._next_player = next_player
+        """The environment's hook."""
+
+    async def begin(self, state: State) -> None:
+        """Check the prompt, and let the first player move."""
+        await super().begin(state)
+        self._require_players(state["prompt"], 'state["prompt"]')
+        await self._pass_turn(state)
+
+    def visible(self, state: State) -> Messages:
+        """Return the messages that whoever has just moved sees."""
+        return seen_by(state["player"], super().visible(state))
+
+    async def address(self, state: State, answer: Messages, *, ends: bool) -> Messages:
+        """Return the answer, addressed to who moves next, or to who moved last if the rollout ends."""
+        if not ends:
+            await self._pass_turn(state)
+        addressed = [{**message, "player": message.get("player", state["player"])} for message in answer]
+        self._require_players(addressed, "env_response")
+        return addressed
+
+    async def _pass_turn(self, state: State) -> None:
+        """Let `state["player"]` be who moves next."""
+        named = await call_hook(self._next_player, state)
+        self._require_players([{"player": named}], "next_player")
+        state["player"] = named
+
+    def _require_players(self, messages: Messages, where: str) -> None:
+        for message in messages:
+            if "player" in message and message["player"] not in self._players:
+                raise EnvironmentFault(
+                    f"`{where}` names `{message['player']!s:.80}`, who is none of the players "
+                    f"{', '.join(f'`{player}`' for player in self._players)}"
+                )
+
+
+def check_players(players: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of players; raises `ConfigError` for what cannot be some."""
+    names = (players,) if isinstance(players, str) else tuple(players)
+    if odd := [name for name in names if not isinstance(name, str) or not PLAYER.fullmatch(name)]:
+        raise ConfigError(f"`{odd[0]}` is no name of a player", hint="use letters, digits, `-` and `_`")
+    if len(names) == 1 or len(set(names)) < len(names):
+        raise ConfigError(
+            f"the players `{', '.join(names)}` are not two or more of different names",
+            hint="leave `players` out where the model is alone",
+        )
+    return names
+
+
+def next_in_turn(players: Sequence[str], state: State) -> str:
+    """Return the player after the one that moved last; one that called tools moves again."""
+    if not state.turns:
+        return players[0]
+    last = state.turns[-1]
+    number = players.index(last.player or "")
+    return players[number if last.message.get("tool_calls") else (number + 1) % len(players)]
