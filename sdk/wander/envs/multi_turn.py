@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from wander.dataset import ProceduralRows, Rows
 from wander.environment import Environment
-from wander.envs.conversation import Conversation, PlayersConversation, check_players, next_in_turn
+from wander.envs.dialog import Dialog, PlayersDialog, check_players, next_in_turn
 from wander.errors import BoundaryError, ConfigError, EnvironmentFault
 from wander.rollout.activity import ACTIVITY, PLAY
 from wander.rollout.calls import ModelCalls
@@ -60,9 +60,9 @@ class MultiTurnEnv(Environment):
     ) -> None:
         super().__init__(dataset, eval_dataset, **kwargs)
         self.players = self._players = check_players(self.players if players is None else players)
-        self._rollout_conversation = Conversation()
+        self._dialog = Dialog()
         if self._players:
-            self._rollout_conversation = PlayersConversation(self._players, self.next_player)
+            self._dialog = PlayersDialog(self._players, self.next_player)
         for name, limit in (
             ("max_total_completion_tokens", max_total_completion_tokens),
             ("timeout_seconds", timeout_seconds),
@@ -152,7 +152,7 @@ class MultiTurnEnv(Environment):
     async def _take_turns(self, state: State, model: ModelCalls) -> str:
         """Return the name of the stop condition that ended the rollout."""
         await self._set_up(state)
-        await self._rollout_conversation.begin(state)
+        await self._dialog.begin(state)
         while (reason := await self._stop_reason(state)) is None:
             if await self._timed_out_before(state):
                 return TIMEOUT
@@ -170,7 +170,7 @@ class MultiTurnEnv(Environment):
     async def _answer(self, state: State) -> str | None:
         """Append the environment's answer to the last completion; return the stop condition that it met."""
         started = time.perf_counter()
-        answer = await call_hook(self.env_response, self._rollout_conversation.visible(state), state)
+        answer = await call_hook(self.env_response, self._dialog.visible(state), state)
         is_final = _is_final(state)
         if is_final:
             answer = check_messages(state["final_env_response"], 'state["final_env_response"]')
@@ -179,7 +179,7 @@ class MultiTurnEnv(Environment):
         vars(state.turns[-1])["environment_seconds"] = time.perf_counter() - started
         reason = None if is_final else await self._stop_reason(state)
         ends = reason is not None or _is_final(state)
-        state.completion.extend(await self._rollout_conversation.address(state, answer, ends=ends))
+        state.completion.extend(await self._dialog.address(state, answer, ends=ends))
         return reason
 
     async def _timed_out_before(self, state: State) -> bool:

@@ -1,4 +1,4 @@
-"""The conversation of a rollout: what the model is shown, and to whom the environment's answers go."""
+"""The dialog of a rollout: who sees which messages, and whom the environment answers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ PLAYER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 """What players are called."""
 
 
-class Conversation:
-    """The usual conversation: one model sees every message."""
+class Dialog:
+    """The usual dialog: one model sees every message."""
 
     async def begin(self, state: State) -> None:
         """Check the prompt, before the first turn."""
@@ -30,8 +30,8 @@ class Conversation:
         return answer
 
 
-class PlayersConversation(Conversation):
-    """A conversation of several players: each sees the messages to everybody, to it, and its own."""
+class PlayersDialog(Dialog):
+    """A dialog of several players: each sees the messages to everybody, to it, and its own."""
 
     def __init__(self, players: Sequence[str], next_player: Callable[[State], Any]) -> None:
         self._players = players
