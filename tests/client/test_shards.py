@@ -204,10 +204,11 @@ def test_a_suite_is_played_in_shards_that_open_few_models(wander: Wander, folder
         raise OSError(errno.ENOSPC, "No space left on device")
 
     left, held, other = (
-        Path(f".{name}.{'0' * 15}{end}.tmp") for name, end in (("whole", 0), ("whole", 1), ("w", 2))
+        Path(f".{name}.{'0' * 15}{end}") for name, end in (("whole", 0), ("whole", 1), ("w", 2))
     )
     for place in (left, held, other):
-        (place / "whole").mkdir(parents=True)
+        place.mkdir(mode=0o700)
+        (place / "whole").mkdir()
     lock = os.open(held, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     for module, name in ((shutil, "copyfileobj"), (jsonl, "write_all")):

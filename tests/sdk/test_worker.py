@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,12 @@ from wander.evals.run.runner import EvaluationPlan, evaluate
 from wander.handle import EnvironmentHandle
 from wander.loading import load_path
 from wander.system import child_environ
+from wander.system.locked_folders import LockedFolder
 from wander.wire import EnvironmentPin
+from wander.worker.host import link as worker_link
 from wander.worker.host import session as worker_session
 from wander.worker.host.environment import WorkerEnvironment
-from wander.worker.host.link import SocketFolder
+from wander.worker.host.link import make_socket_folder
 from wander.worker.protocol import PROTOCOL, Cancel, Close, Fault, Hello, to_host, to_worker
 
 BODY = """
@@ -616,14 +618,13 @@ async def test_the_socket_is_for_this_user_only_and_goes_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Path] = []
-    make: Callable[[], SocketFolder] = SocketFolder.make
 
-    def spy() -> SocketFolder:
-        folder = make()
+    def spy() -> LockedFolder:
+        folder = make_socket_folder()
         made.append(folder.path)
         return folder
 
-    monkeypatch.setattr(SocketFolder, "make", spy)
+    monkeypatch.setattr(worker_link, "make_socket_folder", spy)
     async with worker(tmp_path):
         (folder,) = made
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -637,7 +638,7 @@ def test_a_long_temporary_folder_does_not_break_the_socket(
     deep = tmp_path / ("d" * 120)
     deep.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(deep))
-    folder = SocketFolder.make()
+    folder = make_socket_folder()
     folder.close()
     assert len(str(folder.path)) < 100
     assert list(deep.iterdir()) == []

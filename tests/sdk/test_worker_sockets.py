@@ -12,15 +12,16 @@ from pathlib import Path
 
 import pytest
 from wander.errors import LoadError
+from wander.system.locked_folders import remove_left_folders
 from wander.worker.host import link
 from wander.worker.host.environment import WorkerEnvironment
-from wander.worker.host.link import PREFIX, SocketFolder, remove_left
+from wander.worker.host.link import PREFIX, make_socket_folder
 
 HOST = """
 import sys, tempfile, time
 tempfile.tempdir = sys.argv[1]
-from wander.worker.host.link import SocketFolder
-folder = SocketFolder.make()
+from wander.worker.host.link import make_socket_folder
+folder = make_socket_folder()
 (folder.path / "s").touch()
 print(folder.path, flush=True)
 time.sleep(1000)
@@ -43,13 +44,13 @@ def test_a_killed_host_s_folder_goes_when_the_next_one_starts(place: Path) -> No
     with process:
         assert process.stdout is not None
         left = Path(process.stdout.readline().strip())
-        mine = SocketFolder.make()
+        mine = make_socket_folder()
         assert left.parent == place
         assert (left / "s").exists(), "its host lives"
         process.send_signal(signal.SIGKILL)
         process.wait(60)
         assert left.exists()
-        other = SocketFolder.make()
+        other = make_socket_folder()
     assert not left.exists()
     assert mine.path.exists()
     assert mine.path.stat().st_mode & 0o777 == 0o700
@@ -61,16 +62,17 @@ def test_a_killed_host_s_folder_goes_when_the_next_one_starts(place: Path) -> No
 def test_only_what_is_ours_is_removed(place: Path) -> None:
     (place / "elsewhere").mkdir()
     (place / "elsewhere" / "kept").touch()
-    (place / f"{PREFIX}link").symlink_to(place / "elsewhere")
-    (place / f"{PREFIX}file").touch()
-    (place / f"{PREFIX}open").mkdir(mode=0o755)
-    (place / f"{PREFIX}left").mkdir(mode=0o700)
+    link, file, opened, left, another = (place / f"{PREFIX}{'0' * 15}{number}" for number in range(5))
+    link.symlink_to(place / "elsewhere")
+    file.touch()
+    opened.mkdir(mode=0o755)
+    left.mkdir(mode=0o700)
     if os.geteuid() == 0:
-        (place / f"{PREFIX}another").mkdir(mode=0o700)
-        os.chown(place / f"{PREFIX}another", 12345, 12345)
+        another.mkdir(mode=0o700)
+        os.chown(another, 12345, 12345)
     before = {path.name for path in place.iterdir()}
-    remove_left(place)
-    assert before - {path.name for path in place.iterdir()} == {f"{PREFIX}left"}
+    remove_left_folders(place, PREFIX)
+    assert before - {path.name for path in place.iterdir()} == {left.name}
     assert (place / "elsewhere" / "kept").exists()
 
 

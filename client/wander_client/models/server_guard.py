@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 
-from wander.worker.host.leftovers import MARK, end_marked
+from wander.system.marked_processes import MARK, end_marked_processes
 
 _PR_SET_PDEATHSIG = 1
 GRACE_SECONDS = 15.0
@@ -63,7 +63,7 @@ def _guard(lifeline: int, mark: str, command: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: _signal_group(server, signal.SIGTERM))
     status = server.wait()
     _signal_group(server, signal.SIGKILL)
-    end_marked(mark)
+    end_marked_processes(mark)
     return status if status >= 0 else 128 - status
 
 

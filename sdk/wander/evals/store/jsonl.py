@@ -7,13 +7,11 @@ it holds in memory. A file that breaks these rules raises `RunError`.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
@@ -24,6 +22,7 @@ from pydantic import BaseModel
 from pydantic_core import from_json
 
 from wander.errors import RunError
+from wander.system.locked_folders import LockedFolder
 from wander.system.plain_files import open_plain_file, read_plain_file
 from wander.wire.postings import MAX_CHUNK_BYTES
 
@@ -298,27 +297,17 @@ def replace_file(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def make_folder(target: Path) -> Iterator[Path]:
-    """Yield a folder that takes the target's name and place once the block has ended well, and else goes.
-
-    Until then it lies in a locked one beside the target; those that killed processes left there go first.
-    """
+    """Yield a folder that takes the target's name and place once the block has ended well, and else goes."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    _remove_left(target)
-    stage = target.with_name(f".{target.name}.{token_hex(8)}.new")
-    stage.mkdir()
-    lock = os.open(stage, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    stage = LockedFolder.make(target.parent, f".{target.name}.")
     try:
-        # It gets the name under which it may be removed once it is locked.
-        with suppress(OSError):  # a file system without locks: nobody removes it either
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        stage = stage.rename(stage.with_suffix(".tmp"))
-        place = stage / target.name
+        place = stage.path / target.name
         place.mkdir()
         yield place
         place.rename(target)
     except RunError as error:
         cause = error.__cause__
-        if not isinstance(cause, OSError) or str(stage) not in str(error):
+        if not isinstance(cause, OSError) or str(stage.path) not in str(error):
             raise  # it is not what is written here that could not be
         full = cause.errno in FULL
         raise RunError(
@@ -328,21 +317,7 @@ def make_folder(target: Path) -> Iterator[Path]:
             hint=f"nothing of it was left; {'free space' if full else 'mend that'} and run the command again",
         ) from cause
     finally:
-        shutil.rmtree(stage, ignore_errors=True)
-        os.close(lock)
-
-
-def _remove_left(target: Path) -> None:
-    """Remove what processes that were killed while they made a target have left beside it."""
-    left = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}\.tmp")
-    for path in target.parent.iterdir():
-        # Gone meanwhile, in use, no folder, or on a file system without locks.
-        with suppress(OSError), ExitStack() as stack:
-            if left.fullmatch(path.name):
-                folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-                stack.callback(os.close, folder)
-                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
+        stage.close()
 
 
 def write_whole(path: Path, data: bytes) -> None:

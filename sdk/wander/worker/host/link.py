@@ -1,21 +1,11 @@
-"""How a host reaches a worker: one that it starts beside itself, over a socket in a folder of its own.
-
-Whoever made a folder holds a lock on it for as long as it lives. A lock ends with its process, however that
-ends, also where the process cannot be seen from here (in another container that shares `/tmp`), so a folder
-that can be locked is nobody's any more.
-"""
+"""How a host reaches a worker: one that it starts itself, over a socket in a folder of its own."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
-import fcntl
-import os
 import secrets
-import shutil
 import socket
-import stat
 import sys
 import tempfile
 from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -28,8 +18,9 @@ from websockets.asyncio.server import Server, ServerConnection, serve, unix_serv
 
 from wander.errors import LoadError
 from wander.rollout.activity import Notices, Silence
+from wander.system.locked_folders import LockedFolder
+from wander.system.marked_processes import MARK, end_marked_processes
 from wander.worker.channel import FRAME, OPTIONS
-from wander.worker.host.leftovers import MARK, end_marked
 from wander.worker.note import NOTE_FILE, read_note, read_silence
 from wander.worker.process.start import WorkerProcess
 from wander.worker.protocol import LastWords, Load
@@ -69,47 +60,12 @@ class WorkerOptions:
     """To whom rollouts without progress are reported; `load` holds the seconds."""
 
 
-class SocketFolder:
-    """A folder of mode 0700; `close` removes it."""
-
-    def __init__(self, path: Path, lock: int) -> None:
-        self.path = path
-        self._lock = lock
-
-    @classmethod
-    def make(cls) -> SocketFolder:
-        """Make a folder whose path leaves room for a socket; macOS has long temporary paths."""
-        place = Path(tempfile.gettempdir())
-        if len(str(place / f"{PREFIX}12345678" / "s")) > _SOCKET_LIMIT:
-            place = Path("/tmp")  # noqa: S108 - the folder in it is made by `mkdtemp`
-        remove_left(place)
-        # It gets the name under which it may be removed once it is locked.
-        made = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=place))
-        lock = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        with contextlib.suppress(OSError):  # a file system without locks: nobody removes it either
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        path = made.rename(made.with_name(made.name[1:]))
-        return cls(path, lock)
-
-    def close(self) -> None:
-        """Remove the folder; safe to call twice."""
-        if self._lock >= 0:
-            shutil.rmtree(self.path, ignore_errors=True)
-            os.close(self._lock)
-            self._lock = -1
-
-
-def remove_left(place: Path) -> None:
-    """Remove the folders in `place` that this user's hosts have left when they were killed."""
-    for path in place.glob(f"{PREFIX}*"):
-        # Gone meanwhile, in use, another user's, or on a file system without locks.
-        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            stack.callback(os.close, folder)
-            found = os.fstat(folder)
-            if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) == 0o700:
-                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
+def make_socket_folder() -> LockedFolder:
+    """Make a folder whose path leaves room for a socket; macOS has long temporary paths."""
+    place = Path(tempfile.gettempdir())
+    if len(str(place / f"{PREFIX}0123456789abcdef" / "s")) > _SOCKET_LIMIT:
+        place = Path("/tmp")  # noqa: S108 - the folder in it has a random name
+    return LockedFolder.make(place, PREFIX)
 
 
 class LocalLink:
@@ -118,7 +74,7 @@ class LocalLink:
     aside: Callable[[str], None] | None = None
     """Takes text frames: a worker that is started here sends none."""
 
-    def __init__(self, folder: SocketFolder, message_limit: int) -> None:
+    def __init__(self, folder: LockedFolder, message_limit: int) -> None:
         self._folder = folder
         self._path = folder.path / "s"
         # A worker's connection may wait before it greets, and `startup_timeout` bounds the whole start.
@@ -134,7 +90,7 @@ class LocalLink:
     @classmethod
     async def open(cls, options: WorkerOptions) -> LocalLink:
         """Start a worker that will connect; raises `LoadError` when its interpreter does not start."""
-        link = cls(SocketFolder.make(), options.load.message_limit)
+        link = cls(make_socket_folder(), options.load.message_limit)
         try:
             link.process = await link._start(options)
         except BaseException as error:
@@ -209,7 +165,7 @@ class LocalLink:
         """Close the connection, remove the socket, and end what the worker's process has left."""
         await self.disconnect()
         self._folder.close()
-        end_marked(self._mark)
+        end_marked_processes(self._mark)
 
     async def _accept(self, connection: ServerConnection) -> None:
         if self._connected.done():

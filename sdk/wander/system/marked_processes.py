@@ -12,7 +12,7 @@ MARK = "WANDER_WORKER"
 _ROUNDS = 20
 
 
-def end_marked(mark: str) -> None:
+def end_marked_processes(mark: str) -> None:
     """Kill every process whose variables hold the mark, until there is none; on Linux, elsewhere nothing.
 
     The worker's process group is ended before. This finds children that left it, as daemons do.
