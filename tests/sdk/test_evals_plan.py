@@ -133,7 +133,7 @@ async def test_a_budget_in_usd_counts_by_the_prices(tmp_path: Path) -> None:
 async def test_what_a_killed_part_of_the_run_spent_counts(tmp_path: Path) -> None:
     await run(tmp_path / "run", Priced(), concurrency=1, budget=Budget(tokens=60))
     folder = RunFolder.open(tmp_path / "run")
-    folder._change_manifest(spending=None)
+    folder.change_manifest(spending=None)
     again = await run(tmp_path / "run", Priced(), resume=True, concurrency=1, budget=Budget(tokens=75))
     assert again.summary.rollouts == 5
 

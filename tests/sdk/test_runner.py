@@ -26,7 +26,7 @@ from wander.errors import (
     ModelError,
     RunError,
 )
-from wander.evals.run import runner
+from wander.evals.run import runner, stopping
 from wander.evals.run.runner import EvaluationPlan, EvaluationResult, Progress, evaluate
 from wander.evals.run.stopping import StopRequest
 from wander.evals.stats.summary import summarise_run
@@ -432,7 +432,7 @@ async def test_a_rollout_that_outlives_its_run_is_not_recorded(tmp_path: Path) -
 
 
 async def test_stubborn_rollouts_are_waited_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "STOP_GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(stopping, "STOP_GRACE_SECONDS", 0.05)
     stop, client = StopRequest(), Slow(quick=5, stubborn=True)
     running = asyncio.create_task(run(None, client, stop=stop, concurrency=4))
     await client.stuck.wait()

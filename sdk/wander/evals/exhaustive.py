@@ -24,7 +24,7 @@ from typing import Any
 from wander.clients.base import Client, ModelRequest, ModelResponse, WrappedClient
 from wander.clients.choices import ask_for_line, line_of
 from wander.errors import ConfigError
-from wander.evals.run.stopping import FailureWatch, StopRequest
+from wander.evals.run.stopping import FailureWatch, StopRequest, run_until_stopped
 from wander.evals.stats.summary import summarise
 from wander.evals.store.folder import RunFolder, begun_run, run_folder
 from wander.evals.store.manifest import model_pin, new_manifest
@@ -377,15 +377,9 @@ class _Walk:
     async def _play_together(self, wave: Sequence[_Line]) -> list[tuple[_Line, Rollout]]:
         """Play the lines of a wave; those that were cancelled by a stop are left out."""
         tasks = [asyncio.create_task(self._play(line)) for line in wave]
-        stopping = asyncio.create_task(self._stop.requested.wait())
-        try:
-            whole: asyncio.Future[Any] = asyncio.gather(*tasks, return_exceptions=True)
-            await asyncio.wait([whole, stopping], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (*tasks, stopping):
-                task.cancel()
-            await asyncio.gather(*tasks, stopping, return_exceptions=True)
-        return [(line, task.result()) for line, task in zip(wave, tasks, strict=True) if not task.cancelled()]
+        await run_until_stopped(tasks, self._stop)
+        pairs = zip(wave, tasks, strict=True)
+        return [(line, task.result()) for line, task in pairs if task.done() and not task.cancelled()]
 
     async def _play(self, line: _Line) -> Rollout:
         kept = self._recorded.get((line.opening.example_id, line.index))

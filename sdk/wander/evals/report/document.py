@@ -99,8 +99,7 @@ def metric_table(breakdown: Breakdown) -> tuple[Sequence[str], list[list[str]]]:
     """Return heading and rows of the metrics with their intervals."""
     rows = []
     for name, one in breakdown.summary.metrics.items():
-        interval = bounds(breakdown.metrics[name].low, breakdown.metrics[name].high)
-        rows.append([name, f"{one.mean:.4f}", interval, f"{one.std:.4f}", str(one.count)])
+        rows.append([name, f"{one.mean:.4f}", bounds(one.low, one.high), f"{one.std:.4f}", str(one.count)])
     return ("metric", "mean", "95 % interval", "std", "count"), rows
 
 

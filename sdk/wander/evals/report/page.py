@@ -164,8 +164,7 @@ def _scores(runs: Sequence[ReportedRun]) -> Iterator[charts.Row]:
         if summary.reward_mean is not None:
             yield _row(run, "reward", summary.reward_mean, summary.reward_low, summary.reward_high)
         for name, metric in summary.metrics.items():
-            interval = run.breakdown.metrics[name]
-            yield _row(run, name, metric.mean, interval.low, interval.high)
+            yield _row(run, name, metric.mean, metric.low, metric.high)
 
 
 def _strata(runs: Sequence[ReportedRun]) -> Iterator[charts.Row]:

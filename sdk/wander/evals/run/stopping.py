@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import Any
 
 from wander.errors import EnvironmentFault, WanderError, model_error_type
 from wander.types import Rollout
+
+STOP_GRACE_SECONDS = 10.0
+"""How long cancelled rollouts may take to clean up after the first request to stop."""
 
 
 class StopRequest:
@@ -27,6 +31,40 @@ class StopRequest:
         if self.requested.is_set():
             self.urgent.set()
         self.requested.set()
+
+
+async def run_until_stopped(tasks: Collection[asyncio.Task[Any]], stop: StopRequest) -> None:
+    """Wait until all tasks have ended, one has broken or a stop is requested, and cancel what is in flight.
+
+    Cancelled tasks get a bounded time to clean up, and none once the stop is urgent. Raises what a task
+    raised.
+    """
+    work = asyncio.gather(*tasks)
+    # Seen here, so that asyncio does not log it: it is raised below, once everything has ended.
+    work.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    try:
+        await _wait_for_first(work, stop.requested)
+    finally:
+        pending = [task for task in tasks if not task.done()]
+        for task in pending:
+            task.cancel()
+        if pending and not stop.urgent.is_set():
+            rest = asyncio.gather(*pending, return_exceptions=True)
+            await _wait_for_first(rest, stop.urgent, STOP_GRACE_SECONDS)
+    for task in tasks:
+        if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+            raise error
+
+
+async def _wait_for_first(
+    work: asyncio.Future[Any], event: asyncio.Event, seconds: float | None = None
+) -> None:
+    """Wait until the work has ended, the event is set, or the time is over."""
+    waiting = asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait([work, waiting], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
 
 
 class FailureWatch:

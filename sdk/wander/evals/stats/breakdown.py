@@ -1,4 +1,4 @@
-"""What a report tells beyond the summary: intervals of metrics, strata, faults, lengths, rollouts to read.
+"""What a report tells beyond the summary: strata, faults, lengths, rollouts to read.
 
 One streaming pass, which keeps a few numbers a rollout and the few rollouts that are shown.
 """
@@ -26,13 +26,6 @@ _MESSAGE = 300
 """Characters of a failure's message that tell kinds of failures apart."""
 
 
-class MetricInterval(Record):
-    """95 % interval of a metric's mean, as in the summary."""
-
-    low: float | None
-    high: float | None
-
-
 class StratumScore(Record):
     """Mean reward of one stratum's examples, with its interval as a run of these alone has it."""
 
@@ -56,7 +49,6 @@ class Breakdown(Record):
     """One run in detail."""
 
     summary: RunSummary
-    metrics: dict[str, MetricInterval] = Field(default_factory=dict)
     detectable: float | None = None
     """Difference in mean reward that another run of this size, on other examples, shows with a power of 80 %.
 
@@ -111,7 +103,6 @@ def break_down(
     seen = {rollout.key for _, _, rollout in worst}
     return Breakdown(
         summary=summary,
-        metrics={name: MetricInterval(low=one.low, high=one.high) for name, one in summary.metrics.items()},
         detectable=_detectable(running.example_means()),
         strata=_score_strata(strata) if len(strata) > 1 else [],
         failures=[

@@ -22,7 +22,6 @@ from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from itertools import chain
 from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -38,8 +37,7 @@ from wander.evals.store.lines import LineRule
 from wander.evals.store.manifest import differences_in_words, find_differing_pins
 from wander.system.plain_files import open_to_append, walk_plain
 from wander.types import Failure, Rollout, first_fault
-from wander.wire import EndpointUse, RunManifest, RunSummary, Spending
-from wander.wire.reproduction import Reproduction
+from wander.wire import RunManifest, RunSummary
 
 MANIFEST = "run.json"
 ROLLOUTS = "rollouts.jsonl"
@@ -81,37 +79,39 @@ def cannot_resume(path: Path, differing: str) -> RunError:
     )
 
 
-class _LastLines:
-    """The last line of each rollout, by its number."""
+class LineIndex:
+    """Where the last line of each rollout starts in the record, and its length."""
 
-    def __init__(self, manifest: RunManifest) -> None:
-        self._places = Places(manifest.example_ids, manifest.rollouts_per_example)
-        self._of_places = array("L", [0]) * min(len(self._places), _MOST_PLACES)
-        self._others: dict[tuple[str, int], int] = {}
+    def __init__(self, folder: RunFolder) -> None:
+        self._places = Places(folder.manifest.example_ids, folder.manifest.rollouts_per_example)
+        count = min(len(self._places), _MOST_PLACES)
+        self._starts, self._lengths = array("q", [-1]) * count, array("I", [0]) * count
+        self._others: dict[tuple[str, int], tuple[int, int]] = {}
         """Those that the manifest does not name, as in training."""
+        self.has_repeats = False
+        start = 0
+        for number, line in folder._lines():
+            key = folder._key(number, line)
+            place = self._places.find(key)
+            if place is None or place >= count:
+                self.has_repeats |= self._others.pop(key, None) is not None
+                self._others[key] = start, len(line)
+            else:
+                self.has_repeats |= self._lengths[place] > 0
+                self._starts[place], self._lengths[place] = start, len(line)
+            start += len(line)
 
-    def put(self, key: tuple[str, int], number: int) -> None:
-        """Learn that a line, numbered from 1, is a rollout's."""
+    def is_last(self, key: tuple[str, int], start: int) -> bool:
+        """Tell whether the last line of a rollout starts there."""
         place = self._places.find(key)
-        if place is None or place >= _MOST_PLACES:
-            self._others[key] = number
-        else:
-            self._of_places[place] = number
+        if place is None or place >= len(self._starts):
+            return self._others.get(key, (-1, 0))[0] == start
+        return self._starts[place] == start
 
-    def get(self, key: tuple[str, int]) -> int | None:
-        """Return the number of the rollout's last line."""
-        place = self._places.find(key)
-        if place is None or place >= _MOST_PLACES:
-            return self._others.get(key)
-        return self._of_places[place] or None
-
-    def flags(self, lines: int) -> bytearray:
-        """Return of each line, by its number, whether it is a last one."""
-        found = bytearray(lines + 1)
-        for number in chain(self._of_places, self._others.values()):
-            found[number] = 1
-        found[0] = 0
-        return found
+    def in_order(self) -> Iterator[tuple[int, int]]:
+        """Yield start and length of each, in the order of the manifest; others follow by their index."""
+        yield from ((start, size) for start, size in zip(self._starts, self._lengths, strict=True) if size)
+        yield from (line for _, line in sorted(self._others.items(), key=lambda item: item[0][1]))
 
 
 class LinesInOrder:
@@ -120,29 +120,13 @@ class LinesInOrder:
     def __init__(self, folder: RunFolder, plain: IO[bytes]) -> None:
         self._folder = folder
         self._plain = plain
-        places = Places(folder.manifest.example_ids, folder.manifest.rollouts_per_example)
-        offsets, lengths = (array(kind, [0]) * min(len(places), _MOST_PLACES) for kind in "qI")
-        others: dict[tuple[str, int], tuple[int, int]] = {}
-        self.repeats = False
-        offset = 0
-        for number, line in folder._lines():
-            key = folder._key(number, line)
-            place = places.find(key)
-            if place is None or place >= len(lengths):
-                self.repeats |= others.pop(key, None) is not None
-                others[key] = offset, len(line)
-            else:
-                self.repeats |= lengths[place] > 0
-                offsets[place], lengths[place] = offset, len(line)
-            offset += len(line)
-        self._offsets = array("q", (at for at, size in zip(offsets, lengths, strict=True) if size))
-        self._lengths = array("I", filter(None, lengths))
-        for _, (at, size) in sorted(others.items(), key=lambda item: item[0][1]):
-            self._offsets.append(at)
-            self._lengths.append(size)
+        index = LineIndex(folder)
+        self.has_repeats = index.has_repeats
+        self._starts = array("q", (start for start, _ in index.in_order()))
+        self._lengths = array("I", (size for _, size in index.in_order()))
 
     def __len__(self) -> int:
-        return len(self._offsets)
+        return len(self._starts)
 
     def __getitem__(self, number: int) -> Rollout:
         return self._record(number)[0]
@@ -155,7 +139,7 @@ class LinesInOrder:
         return map(self._record, range(len(self)))
 
     def _record(self, number: int) -> tuple[Rollout, bytes]:
-        self._plain.seek(self._offsets[number])
+        self._plain.seek(self._starts[number])
         line = self._plain.read(self._lengths[number])
         rollout = self._folder._parse(f"of rollout {number}", line)
         if jsonl.key_at_start(line) not in (None, rollout.key):
@@ -191,7 +175,7 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
         folder._take_lock()
         try:
-            folder._change_manifest()
+            folder.change_manifest()
             folder._open_for_append()
         except BaseException:
             folder.close()
@@ -280,26 +264,24 @@ class RunFolder:
     def records(self) -> Iterator[tuple[Rollout, bytes]]:
         """Yield one rollout for each key, with its line, in the order of the file.
 
-        Reads the file twice and keeps a number for each rollout. A line that is no rollout, or that repeats
-        one without need, raises `RunError` with its number; `torn` tells of a torn last line.
+        Reads the file twice and keeps two numbers for each rollout. A line that is no rollout, or that
+        repeats one without need, raises `RunError` with its number; `torn` tells of a torn last line.
         """
-        last = _LastLines(self.manifest)
-        lines = 0
-        for number, line in self._lines():
-            last.put(self._key(number, line), number)
-            lines = number
-        counts = last.flags(lines)
+        index = LineIndex(self)
         # Training comes back to an example after a while, and what it kept is a sample.
-        ruled = lines > sum(counts) and self.manifest.kind == "evaluation"
+        is_ruled = index.has_repeats and self.manifest.kind == "evaluation"
         rule = LineRule(group_rewards=self.manifest.environment.info.group_rewards)
+        start = 0
         for number, line in self._lines():
             rollout = self._parse(number, line)
-            if counts[number] and last.get(rollout.key) != number:
+            counts = index.is_last(rollout.key, start)
+            if not counts and index.is_last(jsonl.key_at_start(line) or rollout.key, start):
                 raise RunError(f"line {number} of `{_rollouts_file(self.path)}` gives its key twice")
-            if ruled and not rule.takes(rollout.key, failed=rollout.failure is not None):
+            if is_ruled and not rule.takes(rollout.key, failed=rollout.failure is not None):
                 raise self.repeats(number)
-            if counts[number]:
+            if counts:
                 yield rollout, line
+            start += len(line)
 
     def rollouts_in_order(self) -> Iterator[Rollout]:
         """Yield the same in the order of the manifest, then those that it does not name by their index."""
@@ -312,7 +294,7 @@ class RunFolder:
         file = _rollouts_file(self.path)
         with jsonl.open_plain(file) if file is not None else TemporaryFile() as plain:
             lines = LinesInOrder(self, plain)
-            if lines.repeats:
+            if lines.has_repeats:
                 for _ in self.records():  # which tells what may not be repeated
                     pass
             yield lines
@@ -351,28 +333,23 @@ class RunFolder:
         """Close a complete run: `summary.json`, end time, compressed rollouts, each by rename."""
         self.sync()
         self.write_summary(summary)  # first: whoever reads that it ended has no older one
-        self._change_manifest(ended_at=ended_at or datetime.now(UTC))
+        self.change_manifest(ended_at=ended_at or datetime.now(UTC))
         if compress:
             with disk_errors(self.path):
                 jsonl.compress(self.path / ROLLOUTS, self.path / COMPRESSED)
                 (self.path / ROLLOUTS).unlink()
         self.close()
 
-    def add_use(self, use: EndpointUse) -> None:
-        """Record in the manifest how a part of the run used its endpoints."""
-        self._change_manifest(endpoints=(self.manifest.endpoints or EndpointUse()) + use)
-
-    def set_spending(self, spending: Spending) -> None:
-        """Record in the manifest what the run has spent."""
-        self._change_manifest(spending=spending)
-
-    def set_model_details(self, details: dict[str, Any]) -> None:
-        """Record in the manifest what the client learned about its endpoint."""
-        self._change_manifest(model=self.manifest.model.model_copy(update={"details": details}))
-
-    def set_reproduction(self, reproduction: Reproduction) -> None:
-        """Record in the manifest what a resumed training run continues with."""
-        self._change_manifest(reproduction=reproduction)
+    def change_manifest(self, **fields: Any) -> None:
+        """Change fields of the manifest, and write it, by rename."""
+        self.manifest = self.manifest.model_copy(update=fields)
+        plain = self.manifest.model_dump(mode="json", by_alias=True)
+        # Piece by piece: a million examples have a million lines.
+        pieces = json.JSONEncoder(indent=2, ensure_ascii=False, allow_nan=False).iterencode(plain)
+        with disk_errors(self.path), jsonl.replace_file(self.path / MANIFEST) as out:
+            for piece in pieces:
+                out.write(piece.encode())
+            out.write(b"\n")
 
     def plain_bytes(self) -> int:
         """Return the length of `rollouts.jsonl`, with everything that was appended."""
@@ -424,16 +401,6 @@ class RunFolder:
                 if descriptor is not None:
                     os.close(descriptor)
             self._file = self._lock = None
-
-    def _change_manifest(self, **fields: Any) -> None:
-        self.manifest = self.manifest.model_copy(update=fields)
-        plain = self.manifest.model_dump(mode="json", by_alias=True)
-        # Piece by piece: a million examples have a million lines.
-        pieces = json.JSONEncoder(indent=2, ensure_ascii=False, allow_nan=False).iterencode(plain)
-        with disk_errors(self.path), jsonl.replace_file(self.path / MANIFEST) as out:
-            for piece in pieces:
-                out.write(piece.encode())
-            out.write(b"\n")
 
     def _take_lock(self) -> None:
         """Keep other processes from writing here; the lock goes with this process, however it ends.

@@ -145,7 +145,9 @@ class GRPORecord(TrainingRecord):
                 AllowedChange(field=each.field, before=each.before, after=each.after, step=begun, at=at)
                 for each in differences
             ]
-            folder.set_reproduction(made.model_copy(update={"allowed": [*made.allowed, *changes]}))
+            folder.change_manifest(
+                reproduction=made.model_copy(update={"allowed": [*made.allowed, *changes]})
+            )
         (path / OUTCOME).unlink(missing_ok=True)  # it has not ended
         folder.cut(found.seal.rollouts_bytes if found else 0)
         give_up_later(path, begun)
