@@ -204,12 +204,10 @@ def test_a_cache_survives_an_event_loop_that_ended_in_the_middle():
     assert asyncio.run(cache.answer("d", answer)) == "yes"
 
 
-async def test_answers_are_kept_on_disk_between_runs_and_a_torn_line_is_not(tmp_path):
-    path = tmp_path / "cache" / "judge.jsonl"
+async def test_answers_are_kept_on_disk_between_runs(tmp_path):
+    path = tmp_path / "cache" / "judge.sqlite"
     env, asked = judged_by(lambda request: "yes", cache=path)
     await played(env)
-    with path.open("a") as file:
-        file.write('{"digest": "torn", "ans')
     again, asked_again = judged_by(lambda request: "no", cache=path)
     assert (await played(again)).reward == 1.0
     assert (await played(again, "Lyon")).reward == 0.0
@@ -221,10 +219,10 @@ async def test_answers_are_kept_on_disk_between_runs_and_a_torn_line_is_not(tmp_
 
 async def test_a_cache_that_cannot_be_written_says_so(tmp_path):
     (tmp_path / "file").write_text("")
-    env, _ = judged_by(["yes"], cache=tmp_path / "file" / "cache.jsonl")
+    env, _ = judged_by(["yes"], cache=tmp_path / "file" / "cache.sqlite")
     rollout = await played(env)
     assert rollout.failure.boundary == "rubric"
-    assert "cannot write the judge's cache" in rollout.failure.message
+    assert "cache.sqlite" in rollout.failure.message
 
 
 async def test_a_record_is_scored_again_without_the_judge():

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from wander.clients.base import Client, ModelRequest
+from wander.clients.cache import CachingClient, ResponseCache
 from wander.clients.scripted import ScriptedClient
 from wander.errors import ConfigError, ModelError, RubricError, UnsupportedParameter
 from wander.parsers import Parser, find_tagged
@@ -158,14 +159,10 @@ class JudgeRubric(Rubric):
             from wander.clients.openai import OpenAIClient
 
             client = OpenAIClient(str(model), base_url, os.environ.get(api_key_variable))
-        self.judge = Judge(
-            client,
-            prompt,
-            verdict,
-            sampling or SamplingArgs(),
-            attempts,
-            JudgeCache(Path(cache) if cache is not None else None),
-        )
+        # A function is called each time: others may have written the cache.
+        if cache is not None and not isinstance(client, ScriptedClient):
+            client = CachingClient(client, ResponseCache(Path(cache)))
+        self.judge = Judge(client, prompt, verdict, sampling or SamplingArgs(), attempts, JudgeCache())
 
     def injected(self, state: State, parser: Parser | None = None) -> dict[str, Any]:
         """Return what every rubric injects, and `judge`."""
@@ -262,7 +259,7 @@ class Judge:
         entry: dict[str, Any] = {"digest": digest, **key}
         if isinstance(self.client, ScriptedClient) and callable(self.client.replies):
             entry[SCRIPTED] = True
-            text = await self._complete(messages, digest)  # not from a cache that others may have written
+            text = await self._complete(messages, digest)
         else:
             known = await self._recall(state, digest)
             if known is not None:
@@ -329,21 +326,14 @@ def _show(value: Any) -> str:
 
 
 class JudgeCache:
-    """Answers by digest, in memory and, given a path, in a file that other runs share.
+    """Answers by digest, in memory: a group of equal completions asks once. A failure is not kept."""
 
-    The file has one JSON object a line, `{"digest": ..., "answer": ...}`, and is only appended to. Requests
-    that are in flight are shared too: a group of equal completions asks once. A failure is not kept.
-    """
-
-    def __init__(self, path: Path | None = None) -> None:
-        self.path = path
+    def __init__(self) -> None:
         self._held: OrderedDict[str, str] = OrderedDict()
         self._asked: dict[str, asyncio.Task[str]] = {}
-        self._loaded = path is None
 
     async def answer(self, digest: str, ask: Callable[[], Coroutine[Any, Any, str]]) -> str:
         """Return the answer with that digest, asking for it when nobody has."""
-        self._load()
         if digest in self._held:
             return self._held[digest]
         task = self._asked.get(digest)
@@ -355,10 +345,9 @@ class JudgeCache:
         return await asyncio.shield(task)
 
     async def _fetch(self, digest: str, ask: Callable[[], Coroutine[Any, Any, str]]) -> str:
-        text = await ask()
-        self._keep(digest, text)
-        if self.path is not None:
-            _append(self.path, json.dumps({"digest": digest, "answer": text}, ensure_ascii=False))
+        self._held[digest] = text = await ask()
+        if len(self._held) > MOST_HELD:
+            self._held.popitem(last=False)
         return text
 
     def _forget(self, digest: str, task: asyncio.Task[str]) -> None:
@@ -366,39 +355,3 @@ class JudgeCache:
             del self._asked[digest]
         if not task.cancelled():
             task.exception()  # seen, so that asyncio does not log it when every asker was cancelled
-
-    def _keep(self, digest: str, text: str) -> None:
-        self._held[digest] = text
-        if len(self._held) > MOST_HELD:
-            self._held.popitem(last=False)
-
-    def _load(self) -> None:
-        """Read the file once; a line that a crash cut short is skipped."""
-        if self._loaded:
-            return
-        self._loaded = True
-        assert self.path is not None
-        if not self.path.exists():
-            return
-        text = self.path.read_bytes()
-        if text and not text.endswith(b"\n"):
-            _append(self.path, "")
-        for line in text.split(b"\n"):
-            try:
-                entry = json.loads(line)
-                self._keep(entry["digest"], entry["answer"])
-            except (ValueError, KeyError, TypeError):
-                continue
-
-
-def _append(path: Path, line: str) -> None:
-    """Append a line in one write, so that several processes may share the file."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            os.write(descriptor, f"{line}\n".encode())
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise ConfigError(f"cannot write the judge's cache `{path}`: {error.strerror or error}") from error
