@@ -57,11 +57,13 @@ def test_the_self_test_tells_what_it_found(wander: Wander) -> None:
 
 
 def test_a_way_out_is_told_by_the_exit_status(wander: Wander, monkeypatch: pytest.MonkeyPatch) -> None:
-    from wander.worker.process.sandbox_check import CheckReport, ProbeOutcome
+    from wander.worker.process.sandbox_check import ProbeOutcome, SandboxReport
 
     outcomes = [ProbeOutcome("call mount", False, "got it"), ProbeOutcome("call bpf", True, "EPERM")]
-    report = CheckReport("bwrap", "0.12.0", "x86_64", "this user", "cgroup", "0" * 64, 0.1, ["old"], outcomes)
-    monkeypatch.setattr("wander.worker.process.sandbox_check.check", lambda: report)
+    report = SandboxReport(
+        "bwrap", "0.12.0", "x86_64", "this user", "cgroup", "0" * 64, 0.1, ["old"], outcomes
+    )
+    monkeypatch.setattr("wander.worker.process.sandbox_check.check_sandbox", lambda: report)
     result = wander("sandbox", "check")
     assert result.status == 1
     assert "OPEN" in result.out

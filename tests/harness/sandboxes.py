@@ -15,7 +15,7 @@ import pytest
 from wander import Rollout, ScriptedClient
 from wander.errors import SandboxError
 from wander.sandbox import SandboxPolicy, parse_limits
-from wander.sandbox.groups import new_group
+from wander.sandbox.control_groups import new_control_group
 from wander.worker.host.environment import WorkerEnvironment
 from wander.worker.process.sandbox_check import start_sandbox
 
@@ -61,7 +61,7 @@ def why_not() -> str | None:
 @functools.cache
 def bounds_memory() -> bool:
     """Tell whether this process may make control groups."""
-    group = new_group(SandboxPolicy())
+    group = new_control_group(SandboxPolicy())
     while not group.close():
         time.sleep(0.01)
     return group.memory_bound == "cgroup"

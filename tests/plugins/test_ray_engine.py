@@ -124,7 +124,7 @@ async def test_a_shard_replaces_its_calls_without_asking_while_the_endpoint_take
         while any(coordinator._held.values()):
             await coordinator.look()
             await asyncio.sleep(0.005)
-    assert coordinator._limiter(URL)._line.in_flight == 0
+    assert coordinator._limiter(URL)._queue.in_flight == 0
     await coordinator.end(0, seats[0].attempt)
     with pytest.raises(RuntimeError, match="started again elsewhere"):
         await limiters[0].acquire(limiters[0].pace(URL))

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from sandboxes import needs_sandbox, small
 from wander.errors import SandboxError
 from wander.sandbox.bubblewrap import arguments
-from wander.sandbox.groups import Group
+from wander.sandbox.control_groups import ControlGroup
 from wander.sandbox.support import explain_failure, require_support
 from wander.sandbox.visible import VIRTUALENV, Bind, Runtime, choose_binds, outermost, own_python
 from wander.worker.process.sandboxed import confine
@@ -80,7 +80,7 @@ def look(runtime: Runtime, place: Path, *paths: str, meanwhile: Callable[[], Any
     script.chmod(0o755)
     ready = confine(
         *(small(), require_support(), choose_binds(runtime, None, [str(script)])),
-        *(Group(), {"arguments": [str(script), *paths]}, {}),
+        *(ControlGroup(), {"arguments": [str(script), *paths]}, {}),
     )
     meanwhile()
     done = subprocess.run(

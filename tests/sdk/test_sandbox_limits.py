@@ -11,7 +11,7 @@ import pytest
 from sandboxes import answered, came_up, confined, marked, needs_groups, needs_sandbox, none_left, played
 from wander.errors import LoadError
 from wander.sandbox import SandboxPolicy
-from wander.sandbox.groups import Group, new_group
+from wander.sandbox.control_groups import ControlGroup, new_control_group
 
 pytestmark = needs_sandbox
 
@@ -56,7 +56,7 @@ async def test_memory_of_all_processes_together(tmp_path):
 
 
 async def test_memory_where_there_are_no_control_groups(tmp_path, monkeypatch):
-    monkeypatch.setattr("wander.worker.process.sandboxed.new_group", lambda policy: Group())
+    monkeypatch.setattr("wander.worker.process.sandboxed.new_control_group", lambda policy: ControlGroup())
     async with confined(tmp_path, "memory=768M") as environment:
         rollout = await played(environment, EAT)
         assert rollout.failure is not None
@@ -168,12 +168,12 @@ async def test_loading_has_an_end(tmp_path):
 async def test_control_groups_do_not_pile_up(tmp_path, monkeypatch):
     made: list[Path] = []
 
-    def recorded(policy: SandboxPolicy) -> Group:
-        group = new_group(policy)
+    def recorded(policy: SandboxPolicy) -> ControlGroup:
+        group = new_control_group(policy)
         made.extend(Path(joined).parent for joined in group.joined)
         return group
 
-    monkeypatch.setattr("wander.worker.process.sandboxed.new_group", recorded)
+    monkeypatch.setattr("wander.worker.process.sandboxed.new_control_group", recorded)
     async with confined(tmp_path) as environment:
         await played(environment, "os.kill(os.getpid(), signal.SIGKILL)")
         assert await answered(environment, "answer = 2") == 2

@@ -14,7 +14,7 @@ from sandboxes import needs_sandbox, small
 from wander.errors import ConfigError, SandboxError
 from wander.sandbox import SandboxPolicy, parse_limits, support
 from wander.sandbox.bubblewrap import profile_digest
-from wander.sandbox.groups import Group, new_group
+from wander.sandbox.control_groups import ControlGroup, new_control_group
 from wander.sandbox.seccomp import MACHINES
 from wander.worker.host.session import OwnTime
 from wander.worker.process.sandbox_check import start_sandbox
@@ -121,13 +121,13 @@ async def test_a_log_that_nobody_closes_is_let_go(tmp_path):
 @pytest.fixture
 def tree(tmp_path, monkeypatch) -> Path:
     """A folder that stands for /sys/fs/cgroup; no scopes can be had."""
-    monkeypatch.setattr("wander.sandbox.groups._scopes", lambda: None)
+    monkeypatch.setattr("wander.sandbox.control_groups._scopes", lambda: None)
     return tmp_path
 
 
 def own_groups(monkeypatch: pytest.MonkeyPatch, **groups: str) -> None:
     named = {"" if name == "unified" else name: path for name, path in groups.items()}
-    monkeypatch.setattr("wander.sandbox.groups._own_groups", lambda: named)
+    monkeypatch.setattr("wander.sandbox.control_groups._own_groups", lambda: named)
 
 
 def test_version_2_takes_the_nearest_group_that_hands_limits_on(tree, monkeypatch):
@@ -140,7 +140,7 @@ def test_version_2_takes_the_nearest_group_that_hands_limits_on(tree, monkeypatc
         (tree / path).mkdir(exist_ok=True)
         (tree / path / "cgroup.subtree_control").write_text(handed)
     (tree / "cgroup.controllers").write_text("cpu memory pids")
-    group = new_group(small(), tree)
+    group = new_control_group(small(), tree)
     (procs,) = map(Path, group.joined)
     assert procs.parent.parent == tree / "user.slice"
     assert int(procs.read_text()) > 1, "a child has tried to join"
@@ -161,8 +161,8 @@ def test_a_group_that_cannot_be_joined_is_none(tree, monkeypatch):
     def refused(folders: list[Path]) -> None:
         raise PermissionError
 
-    monkeypatch.setattr("wander.sandbox.groups._try_to_join", refused)
-    assert new_group(small(), tree).memory_bound == "process"
+    monkeypatch.setattr("wander.sandbox.control_groups._try_to_join", refused)
+    assert new_control_group(small(), tree).memory_bound == "process"
 
 
 def test_version_1_takes_a_group_of_each_kind(tree, monkeypatch):
@@ -170,7 +170,7 @@ def test_version_1_takes_a_group_of_each_kind(tree, monkeypatch):
     for path in ("memory/box", "pids"):
         (tree / path).mkdir(parents=True)
         (tree / path / "cgroup.procs").write_text("")
-    group = new_group(small(), tree)
+    group = new_control_group(small(), tree)
     memory, pids = (Path(each).parent for each in group.joined)
     assert (memory.parent, pids.parent) == (tree / "memory/box", tree / "pids")
     assert (memory / "memory.limit_in_bytes").read_text() == str(512 << 20)
@@ -179,8 +179,8 @@ def test_version_1_takes_a_group_of_each_kind(tree, monkeypatch):
 
 def test_without_groups_each_process_is_bounded_by_itself(tree, monkeypatch):
     own_groups(monkeypatch, unified="/")
-    group = new_group(small(), tree)
-    assert group == Group()
+    group = new_control_group(small(), tree)
+    assert group == ControlGroup()
     assert (group.memory_bound, group.joined, group.out_of_memory(), group.close()) == (
         "process",
         [],
@@ -191,8 +191,8 @@ def test_without_groups_each_process_is_bounded_by_itself(tree, monkeypatch):
 
 def test_scopes_of_systemd_are_the_last_resort(tree, monkeypatch):
     own_groups(monkeypatch, unified="/")
-    monkeypatch.setattr("wander.sandbox.groups._scopes", lambda: "/usr/bin/systemd-run")
-    group = new_group(small(), tree)
+    monkeypatch.setattr("wander.sandbox.control_groups._scopes", lambda: "/usr/bin/systemd-run")
+    group = new_control_group(small(), tree)
     assert (group.memory_bound, group.folders) == ("cgroup", [])
     assert group.prefix[:3] == ["/usr/bin/systemd-run", "--user", "--scope"]
     assert {f"MemoryMax={512 << 20}", "MemorySwapMax=0", "TasksMax=72"} <= set(group.prefix)
@@ -205,7 +205,7 @@ def test_groups_of_hosts_that_were_killed_are_swept(tree, monkeypatch):
     (tree / "cgroup.subtree_control").write_text("memory pids")
     (tree / "wander-99999999-3").mkdir()
     (tree / f"wander-{os.getppid()}-1").mkdir()
-    new_group(small(), tree)
+    new_control_group(small(), tree)
     assert not (tree / "wander-99999999-3").exists()
     assert (tree / f"wander-{os.getppid()}-1").exists()
 

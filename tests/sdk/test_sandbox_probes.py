@@ -12,7 +12,7 @@ import pytest
 from sandboxes import confined, needs_sandbox, small
 from wander.errors import SandboxError
 from wander.sandbox.probes import probes
-from wander.worker.process.sandbox_check import bait, check
+from wander.worker.process.sandbox_check import bait, check_sandbox
 
 BODY = """
 import json
@@ -70,7 +70,7 @@ def test_the_same_attempts_succeed_outside():
 
 
 def test_the_self_test_reports_what_it_tried():
-    report = check()
+    report = check_sandbox()
     assert report.escaped == []
     assert {each.name for each in report.outcomes} == set(probes())
     assert len(report.profile_sha256) == 64
@@ -79,4 +79,4 @@ def test_the_self_test_reports_what_it_tried():
 def test_the_self_test_tells_why_there_is_no_sandbox(monkeypatch):
     monkeypatch.setattr("wander.sandbox.bubblewrap._ISOLATION", ("--no-such-option",))
     with pytest.raises(SandboxError, match="no-such-option"):
-        check()
+        check_sandbox()

@@ -21,7 +21,7 @@ from wander import Example, Rollout, ScriptedClient
 from wander.clients.base import ModelRequest
 from wander.errors import LoadError, SandboxError
 from wander.rollout.outside_calls import PUBLIC_KEY
-from wander.sandbox.groups import Group
+from wander.sandbox.control_groups import ControlGroup
 from wander.sandbox.support import require_support
 from wander.sandbox.visible import VIRTUALENV, Runtime, choose_binds, own_python
 from wander.worker.host.environment import WorkerEnvironment
@@ -336,7 +336,7 @@ def seen_by(runtime: Runtime, script: Path, program: str, *limits: str) -> Any:
     policy = small(*limits)
     ready = confine(
         *(policy, require_support(), choose_binds(runtime, None, [str(script), *policy.read])),
-        *(Group(), {"arguments": [str(script)]}, {}),
+        *(ControlGroup(), {"arguments": [str(script)]}, {}),
     )
     done = subprocess.run(
         ready.command, env=ready.environ, pass_fds=ready.descriptors, capture_output=True, check=False

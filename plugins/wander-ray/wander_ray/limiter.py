@@ -114,10 +114,10 @@ class RayLimiter(CallLimiter):
 
     def pace(self, endpoint: str) -> Pace:
         """Return the pace of the endpoint at an address."""
-        if endpoint not in self._line.paces:
+        if endpoint not in self._queue.paces:
             told = _ToldPace(endpoint, self._opens[endpoint], lambda: self._tell(endpoint))
-            self._line.paces[endpoint] = told
-        return self._line.paces[endpoint]
+            self._queue.paces[endpoint] = told
+        return self._queue.paces[endpoint]
 
     async def acquire(self, pace: Pace, rollout_id: str = "") -> float:
         """Wait until all shards together leave room for a call; return when it left."""

@@ -26,7 +26,7 @@ from wander.system.child_environ import child_environ
 from wander.system.sessions import run_in_session
 
 if TYPE_CHECKING:
-    from wander.sandbox.groups import Group
+    from wander.sandbox.control_groups import ControlGroup
     from wander.sandbox.visible import Runtime
     from wander.worker.process.sandboxed import Confined
 
@@ -187,9 +187,9 @@ def _confine_probe(
     variables: Mapping[str, str],
     sandbox: SandboxPolicy,
     runtime: Runtime | None,
-) -> tuple[Confined, Group]:
+) -> tuple[Confined, ControlGroup]:
     """Return how to start one process of a check in the sandbox, and the group that it will be in."""
-    from wander.sandbox.groups import new_group
+    from wander.sandbox.control_groups import new_control_group
     from wander.sandbox.support import require_support
     from wander.sandbox.visible import choose_binds
     from wander.worker.process.sandboxed import confine, handed_on_as
@@ -197,7 +197,7 @@ def _confine_probe(
     support = require_support()
     source = Path(request.target) if request.is_path else None
     sees = choose_binds(runtime, source, sandbox.read, sandbox.hide)
-    group = new_group(sandbox)
+    group = new_control_group(sandbox)
     numbers = [handed_on_as(index) for index in range(len(shared))]
     plan = {"module": _PROBE, "arguments": [_PROBE, *map(str, numbers)], "keep": numbers}
     host_name = ("sandbox", "elsewhere")[number]

@@ -268,7 +268,7 @@ class LimiterStatus:
 
 
 @dataclass
-class _Line:
+class _CallQueue:
     """The calls that are in flight, and those that wait, of everybody who shares a limiter."""
 
     bounds: list[int]
@@ -284,7 +284,7 @@ class CallLimiter:
     """Lets calls leave; `acquire` one, make it, `release` it. Belongs to one event loop at a time."""
 
     def __init__(self, most: int | None = None) -> None:
-        self._line = _Line([] if most is None else [most])
+        self._queue = _CallQueue([] if most is None else [most])
         self.calls = 0
         self.retries = 0
         self.refusals = 0
@@ -292,32 +292,32 @@ class CallLimiter:
     @contextmanager
     def at_most(self, calls: int) -> Iterator[None]:
         """Bound the calls in flight for the length of a block; the lowest of several bounds counts."""
-        self._line.bounds.append(calls)
+        self._queue.bounds.append(calls)
         try:
             yield
         finally:
-            self._line.bounds.remove(calls)
+            self._queue.bounds.remove(calls)
 
     def pace(self, endpoint: str) -> Pace:
         """Return the pace of the endpoint at an address."""
-        return self._line.paces[endpoint]
+        return self._queue.paces[endpoint]
 
     def begin(self, rollout_id: str) -> None:
         """Learn that a rollout begins: its calls leave before those of rollouts that begin later."""
-        self._line.ages[self._own(rollout_id)] = next(self._line.numbers)
+        self._queue.ages[self._own(rollout_id)] = next(self._queue.numbers)
 
     def end(self, rollout_id: str) -> None:
         """Learn that a rollout ended."""
-        self._line.ages.pop(self._own(rollout_id), None)
+        self._queue.ages.pop(self._own(rollout_id), None)
 
     async def acquire(self, pace: Pace, rollout_id: str = "") -> float:
         """Wait until a call may leave; return when it did. Calls of no known rollout are the first."""
         if self.acquire_now(pace):
             return monotonic()
-        line = self._line
+        queue = self._queue
         left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        age = line.ages.get(main_rollout_id(self._own(rollout_id)), -1)
-        heapq.heappush(line.waiting.setdefault(pace, []), (age, next(line.numbers), left))
+        age = queue.ages.get(main_rollout_id(self._own(rollout_id)), -1)
+        heapq.heappush(queue.waiting.setdefault(pace, []), (age, next(queue.numbers), left))
         self._dispatch()
         try:
             await left
@@ -332,29 +332,29 @@ class CallLimiter:
     def acquire_now(self, pace: Pace) -> bool:
         """Have a call leave if it may at once and nobody waits; tell whether it does."""
         now = monotonic()
-        if self._line.waiting or not self._has_room() or pace.wait(now) > 0:
+        if self._queue.waiting or not self._has_room() or pace.wait(now) > 0:
             return False
         self._leave(pace, now)
         return True
 
     def release(self, pace: Pace) -> None:
         """Count a call as ended and let the next ones leave."""
-        self._line.in_flight -= 1
+        self._queue.in_flight -= 1
         pace.note_ended()
-        if self._line.waiting:
+        if self._queue.waiting:
             self._dispatch()
 
     def give_up(self, pace: Pace, error: Exception) -> None:
         """Raise an error in every call that waits for an endpoint."""
-        for _, _, left in self._line.waiting.pop(pace, []):
+        for _, _, left in self._queue.waiting.pop(pace, []):
             if not left.done():
                 left.set_exception(error)
 
     def use(self) -> EndpointUse:
         """Return the use of endpoints through this limiter since it was made."""
-        line = self._line
+        queue = self._queue
         now = monotonic()
-        paused = sum(each.paused_seconds - max(0.0, each.held_until - now) for each in line.paces.values())
+        paused = sum(each.paused_seconds - max(0.0, each.held_until - now) for each in queue.paces.values())
         return EndpointUse(
             calls=self.calls,
             retries=self.retries,
@@ -364,14 +364,14 @@ class CallLimiter:
 
     def status(self) -> LimiterStatus:
         """Return what is in flight and what delays calls."""
-        line = self._line
+        queue = self._queue
         now = monotonic()
-        rates = [rate for pace in line.paces.values() if (rate := pace.rate(now)) is not None]
+        rates = [rate for pace in queue.paces.values() if (rate := pace.rate(now)) is not None]
         return LimiterStatus(
-            in_flight=line.in_flight,
-            waiting=sum(map(len, line.waiting.values())),
+            in_flight=queue.in_flight,
+            waiting=sum(map(len, queue.waiting.values())),
             rate=min(rates, default=None),
-            paused_seconds=max((pace.held_until - now for pace in line.waiting), default=0.0),
+            paused_seconds=max((pace.held_until - now for pace in queue.waiting), default=0.0),
         )
 
     def _own(self, rollout_id: str) -> str:
@@ -379,30 +379,30 @@ class CallLimiter:
         return rollout_id
 
     def _has_room(self) -> bool:
-        return not self._line.bounds or self._line.in_flight < min(self._line.bounds)
+        return not self._queue.bounds or self._queue.in_flight < min(self._queue.bounds)
 
     def _leave(self, pace: Pace, now: float) -> None:
-        self._line.in_flight += 1
+        self._queue.in_flight += 1
         pace.note_began(now)
 
     def _dispatch(self) -> None:
         """Let every call leave that may, the oldest first; come back when time alone lets another leave."""
-        line = self._line
-        if line.timer is not None:
-            line.timer.cancel()
-            line.timer = None
+        queue = self._queue
+        if queue.timer is not None:
+            queue.timer.cancel()
+            queue.timer = None
         now = monotonic()
-        while line.waiting and self._has_room():
-            pauses = {pace: pace.wait(now) for pace in line.waiting}
+        while queue.waiting and self._has_room():
+            pauses = {pace: pace.wait(now) for pace in queue.waiting}
             ready = [pace for pace, pause in pauses.items() if pause <= 0]
             if not ready:
                 soonest = min(pauses.values())
-                line.timer = asyncio.get_running_loop().call_later(soonest, self._dispatch)
+                queue.timer = asyncio.get_running_loop().call_later(soonest, self._dispatch)
                 return
-            pace = min(ready, key=lambda each: line.waiting[each][0])
-            _, _, left = heapq.heappop(line.waiting[pace])
-            if not line.waiting[pace]:
-                del line.waiting[pace]
+            pace = min(ready, key=lambda each: queue.waiting[each][0])
+            _, _, left = heapq.heappop(queue.waiting[pace])
+            if not queue.waiting[pace]:
+                del queue.waiting[pace]
             if not left.done():
                 self._leave(pace, now)
                 left.set_result(None)
@@ -421,7 +421,7 @@ class SharedLimiter(CallLimiter):
 
     def __init__(self, whole: CallLimiter, name: str) -> None:
         super().__init__()
-        self._line = whole._line
+        self._queue = whole._queue
         self._name = name
 
     @contextmanager

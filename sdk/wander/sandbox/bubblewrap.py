@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from wander.sandbox.groups import new_group
+from wander.sandbox.control_groups import new_control_group
 from wander.sandbox.policy import SandboxPolicy
 from wander.sandbox.seccomp import Machine, compile_filter
 from wander.sandbox.support import require_support
@@ -67,7 +67,7 @@ def profile_digest(policy: SandboxPolicy, machine: Machine) -> str:
 def sandbox_pin(policy: SandboxPolicy) -> SandboxPin:
     """Return what a run's manifest says of a sandbox on this machine; raises `SandboxError` without one."""
     support = require_support()
-    group = new_group(policy)
+    group = new_control_group(policy)
     group.close()
     return SandboxPin(
         version=".".join(map(str, support.version)),

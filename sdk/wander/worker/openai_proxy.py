@@ -56,7 +56,7 @@ class CallCount:
 
 
 @dataclass
-class _Record:
+class _CallRecord:
     """The calls of one rollout: those made now, and those to be answered again."""
 
     abandon: Abandon
@@ -80,7 +80,7 @@ class OpenAIProxy:
         self._base_url = os.environ.get(BASE_VARIABLE) or USUAL_BASE
         self._key = os.environ.get(KEY_VARIABLE)
         self._token = f"wander-{secrets.token_hex(16)}"
-        self._records: dict[str, _Record] = {}
+        self._records: dict[str, _CallRecord] = {}
         self._replays = False
         """Whether a rollout was replayed: from then on nobody is asked."""
         self._runner: web.ServerRunner | None = None
@@ -132,7 +132,7 @@ class OpenAIProxy:
         limiter: CallLimiter | None = None,
     ) -> None:
         """Announce a rollout, with its recorded calls if it is replayed."""
-        record = self._records[rollout_id] = _Record(abandon, limiter=limiter)
+        record = self._records[rollout_id] = _CallRecord(abandon, limiter=limiter)
         if recorded is not None:
             self._replays = True
             record.known = defaultdict(list)

@@ -10,7 +10,7 @@ from wander_client.errors import FAILED, OK
 from wander_client.terminal.command import CommandGroup, Option
 
 if TYPE_CHECKING:
-    from wander.worker.process.sandbox_check import CheckReport
+    from wander.worker.process.sandbox_check import SandboxReport
 
 app = CommandGroup("See whether the sandbox holds on this machine.")
 
@@ -28,7 +28,7 @@ def check(
 
     Exit status 0 means that all were stopped, 1 that one was not or that there can be no sandbox here.
     """
-    from wander.worker.process.sandbox_check import check as check_sandbox
+    from wander.worker.process.sandbox_check import check_sandbox
 
     output = current().output
     with output.progress("trying to get out", None, unit="attempts"):
@@ -41,7 +41,7 @@ def check(
     return FAILED if report.escaped else OK
 
 
-def _show(report: CheckReport, *, everything: bool) -> None:
+def _show(report: SandboxReport, *, everything: bool) -> None:
     output = current().output
     bound = "all processes together" if report.memory_bound == "cgroup" else "each process by itself"
     output.table(

@@ -157,7 +157,7 @@ class Builder:
         self, virtualenv: Path, source: Path, kind: Kind, out: IO[bytes], stack: contextlib.ExitStack
     ) -> Confined:
         """Return how to start the backend in the sandbox."""
-        from wander.sandbox.groups import new_group
+        from wander.sandbox.control_groups import new_control_group
         from wander.sandbox.support import require_support
         from wander.sandbox.visible import choose_binds
         from wander.worker.process.sandboxed import confine, handed_on_as
@@ -168,7 +168,7 @@ class Builder:
         program = os.path.realpath(backend.__file__)
         sees = choose_binds(runtime, source, (*self.policy.read, program), self.policy.hide)
         policy = self.policy.model_copy(update=_ROOM)
-        group = new_group(policy)
+        group = new_control_group(policy)
         stack.callback(group.remove)
         number = handed_on_as(0)
         arguments = [program, str(source), kind, str(number)]

@@ -26,7 +26,7 @@ from wander.rollout.outside_calls import ROLLOUT, attribute_openai_calls
 from wander.types import Example, Failure, Rollout
 from wander.version import __version__
 from wander.worker.channel import Channel
-from wander.worker.child.watch import Watch, log_line
+from wander.worker.child.stall_watch import StallWatch, log_line
 from wander.worker.note import PLAY, Note
 from wander.worker.protocol import (
     PAGE_BYTES,
@@ -108,7 +108,7 @@ class Service:
         closed = False
         note = Note(self._note)
         note.follow()
-        Watch(
+        StallWatch(
             asyncio.get_running_loop(),
             note,
             self._begun,

@@ -20,7 +20,7 @@ from typing import Any
 
 from wander.errors import SandboxError
 from wander.sandbox.bubblewrap import profile_digest
-from wander.sandbox.groups import Group, new_group
+from wander.sandbox.control_groups import ControlGroup, new_control_group
 from wander.sandbox.policy import SandboxPolicy
 from wander.sandbox.support import Support, explain_failure, require_support
 from wander.sandbox.visible import choose_binds
@@ -42,7 +42,7 @@ class ProbeOutcome:
 
 
 @dataclass(frozen=True)
-class CheckReport:
+class SandboxReport:
     """What the self-test found."""
 
     bwrap: str
@@ -61,11 +61,11 @@ class CheckReport:
         return [each for each in self.outcomes if not each.held]
 
 
-def check(policy: SandboxPolicy | None = None) -> CheckReport:
+def check_sandbox(policy: SandboxPolicy | None = None) -> SandboxReport:
     """Make a sandbox and try to get out of it; raises `SandboxError` where none can be made."""
     limits = policy or SandboxPolicy(processes=48, tmp=8 << 20, shm=4 << 20, file=4 << 20)
     support = require_support()
-    group = new_group(limits)
+    group = new_control_group(limits)
     warnings = [support.warning] if support.warning else []
     if group.memory_bound == "process":
         warnings.append(
@@ -78,7 +78,7 @@ def check(policy: SandboxPolicy | None = None) -> CheckReport:
             found = _probe(limits, prepared, group, support)
     finally:
         group.remove()
-    return CheckReport(
+    return SandboxReport(
         bwrap=support.bwrap,
         version=".".join(map(str, support.version)),
         machine=os.uname().machine,
@@ -145,11 +145,13 @@ def start_sandbox(policy: SandboxPolicy | None = None) -> Support:
     Raises `SandboxError` if that does not work here, with what is missing and the remedy.
     """
     support = require_support()
-    _run(policy or SandboxPolicy(), support, Group(), {"module": "__hello__"}, b"")
+    _run(policy or SandboxPolicy(), support, ControlGroup(), {"module": "__hello__"}, b"")
     return support
 
 
-def _probe(policy: SandboxPolicy, prepared: dict[str, Any], group: Group, support: Support) -> dict[str, Any]:
+def _probe(
+    policy: SandboxPolicy, prepared: dict[str, Any], group: ControlGroup, support: Support
+) -> dict[str, Any]:
     # By standard input: among the arguments the secret would be found.
     plan = {"module": "wander.sandbox.probes", "arguments": ["probes"]}
     found: dict[str, Any] = json.loads(_run(policy, support, group, plan, json.dumps(prepared).encode()))
@@ -157,7 +159,7 @@ def _probe(policy: SandboxPolicy, prepared: dict[str, Any], group: Group, suppor
 
 
 def _run(
-    policy: SandboxPolicy, support: Support, group: Group, plan: dict[str, Any], standard_input: bytes
+    policy: SandboxPolicy, support: Support, group: ControlGroup, plan: dict[str, Any], standard_input: bytes
 ) -> bytes:
     """Run what a plan names in a sandbox, with this Python, and return its output."""
     sees = choose_binds(None, None, policy.read, policy.hide)

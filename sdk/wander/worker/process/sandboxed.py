@@ -18,7 +18,7 @@ from typing import Any
 from wander.errors import SandboxError
 from wander.sandbox import launcher
 from wander.sandbox.bubblewrap import VARIABLES, arguments
-from wander.sandbox.groups import CLOSE_PAUSE, CLOSE_ROUNDS, Group, new_group
+from wander.sandbox.control_groups import CLOSE_PAUSE, CLOSE_ROUNDS, ControlGroup, new_control_group
 from wander.sandbox.policy import SandboxPolicy
 from wander.sandbox.seccomp import compile_filter
 from wander.sandbox.support import FIRST_UID, Support, explain_failure, require_support
@@ -87,7 +87,7 @@ class SandboxedWorker(WorkerProcess):
         *,
         confined: Confined,
         sockets: HandedSockets,
-        group: Group,
+        group: ControlGroup,
         policy: SandboxPolicy,
         note: int,
     ) -> None:
@@ -124,7 +124,7 @@ class SandboxedWorker(WorkerProcess):
         support = require_support()
         sees = choose_binds(sandbox.runtime, source, policy.read, policy.hide)
         with contextlib.ExitStack() as unless_started, contextlib.ExitStack() as handed_on:
-            group = await asyncio.to_thread(new_group, policy)
+            group = await asyncio.to_thread(new_control_group, policy)
             unless_started.callback(group.close)
             sockets = HandedSockets(sandbox.take_call)
             unless_started.callback(sockets.close)
@@ -229,7 +229,7 @@ def confine(
     policy: SandboxPolicy,
     support: Support,
     sees: Visible,
-    group: Group,
+    group: ControlGroup,
     plan: Mapping[str, Any],
     variables: Mapping[str, str],
     *,
@@ -282,7 +282,7 @@ def handed_on_as(index: int) -> int:
     return launcher.FIRST_DESCRIPTOR + 2 + index
 
 
-def _limits(policy: SandboxPolicy, group: Group) -> dict[str, tuple[int, int]]:
+def _limits(policy: SandboxPolicy, group: ControlGroup) -> dict[str, tuple[int, int]]:
     """Return the soft and hard limits that hold for each process, by their names in `resource`."""
     limits = {
         "RLIMIT_CORE": 0,

@@ -29,7 +29,7 @@ _numbers = itertools.count()
 
 
 @dataclass
-class Group:
+class ControlGroup:
     """What bounds one sandbox; as it stands, nothing but the limits of each process by itself."""
 
     memory_bound: MemoryBound = "process"
@@ -73,7 +73,7 @@ class Group:
             time.sleep(CLOSE_PAUSE)
 
 
-def new_group(policy: SandboxPolicy, root: Path = Path("/sys/fs/cgroup")) -> Group:
+def new_control_group(policy: SandboxPolicy, root: Path = Path("/sys/fs/cgroup")) -> ControlGroup:
     """Make the best group that this process may make."""
     own = _own_groups()
     for made in (_version_2(policy, root, own.get("")), _version_1(policy, root, own)):
@@ -81,13 +81,13 @@ def new_group(policy: SandboxPolicy, root: Path = Path("/sys/fs/cgroup")) -> Gro
             return made
     program = _scopes()
     if program is None:
-        return Group()
+        return ControlGroup()
     limits = (f"MemoryMax={policy.memory}", "MemorySwapMax=0", f"TasksMax={policy.processes + 8}")
     options = [part for limit in limits for part in ("-p", limit)]
-    return Group("cgroup", [program, "--user", "--scope", "--quiet", "--collect", *options, "--"])
+    return ControlGroup("cgroup", [program, "--user", "--scope", "--quiet", "--collect", *options, "--"])
 
 
-def _version_2(policy: SandboxPolicy, root: Path, own: str | None) -> Group | None:
+def _version_2(policy: SandboxPolicy, root: Path, own: str | None) -> ControlGroup | None:
     """Make a group in the nearest one above this process that hands memory and pids on."""
     if own is None or not (root / "cgroup.controllers").exists():
         return None
@@ -108,7 +108,7 @@ def _version_2(policy: SandboxPolicy, root: Path, own: str | None) -> Group | No
     return None
 
 
-def _version_1(policy: SandboxPolicy, root: Path, own: dict[str, str]) -> Group | None:
+def _version_1(policy: SandboxPolicy, root: Path, own: dict[str, str]) -> ControlGroup | None:
     """Make a group below this process's own in each of two hierarchies."""
     parents = [root / name / own.get(name, "/").lstrip("/") for name in ("memory", "pids")]
     if not all((parent / "cgroup.procs").exists() for parent in parents):
@@ -119,7 +119,7 @@ def _version_1(policy: SandboxPolicy, root: Path, own: dict[str, str]) -> Group 
     return None
 
 
-def _make(parents: list[Path], settings: list[dict[str, int]], events: str) -> Group:
+def _make(parents: list[Path], settings: list[dict[str, int]], events: str) -> ControlGroup:
     """Make one folder a parent with its settings; raises `OSError`, leaving none.
 
     `events` is the file of the first folder in which the kernel counts.
@@ -144,7 +144,7 @@ def _make(parents: list[Path], settings: list[dict[str, int]], events: str) -> G
         for folder in folders:
             folder.rmdir()
         raise
-    return Group("cgroup", folders=folders, events=folders[0] / events)
+    return ControlGroup("cgroup", folders=folders, events=folders[0] / events)
 
 
 def _try_to_join(folders: list[Path]) -> None:

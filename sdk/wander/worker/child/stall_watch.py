@@ -26,7 +26,7 @@ _TELL_SECONDS = 30.0
 """After so long without a turn of the loop the log is told where it stands."""
 
 
-class Watch:
+class StallWatch:
     """Watches the loop of the thread that makes it."""
 
     def __init__(
