@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from wander.evals.run.plan import EvaluationPlan
     from wander.evals.run.runner import EvaluationResult, Progress, evaluate
     from wander.evals.stats.bootstrap import bootstrap_interval
-    from wander.evals.stats.comparison import Comparison, compare_runs
+    from wander.evals.stats.comparison import Comparison, compare_runs, detectable_difference
+    from wander.evals.stats.intervals import wilson_interval
     from wander.evals.stats.pass_at_k import pass_at_k, pass_hat_k
     from wander.evals.stats.summary import summarise
     from wander.evals.store.folder import RunFolder
@@ -28,6 +29,7 @@ __all__ = [
     "WalkResult",
     "bootstrap_interval",
     "compare_runs",
+    "detectable_difference",
     "evaluate",
     "pass_at_k",
     "pass_hat_k",
@@ -35,6 +37,7 @@ __all__ = [
     "replay_run",
     "summarise",
     "walk",
+    "wilson_interval",
 ]
 
 __getattr__, __dir__ = lazy_names(__name__)
