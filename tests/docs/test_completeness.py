@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -118,3 +120,33 @@ def test_the_settings_in_examples_are_those_of_the_demo():
     teacher = "tictactoe.players:careless"
     assert f"scripted:{teacher}" in demo
     assert teacher in (ROOT / "examples/tictactoe/sft.toml").read_text()
+
+
+def test_messages_of_the_troubleshooting_page_are_those_of_the_code():
+    """Every quoted message, with `...` for what changes, stands in one text of the sources."""
+    texts = [text for room in ("sdk", "client", "hub") for text in texts_of(ROOT / room)]
+    messages = list(quoted_messages(ROOT / "docs/troubleshooting.md"))
+    assert len(messages) > 40
+    patterns = {message: ".*".join(map(re.escape, message.split("..."))) for message in messages}
+    gone = [message for message, pattern in patterns.items() if not any(re.search(pattern, t) for t in texts)]
+    assert gone == []
+
+
+def texts_of(folder: Path) -> Iterator[str]:
+    """Yield the texts of a folder's Python files; a hole of an f-string becomes a null character."""
+    for file in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = (part.value if isinstance(part, ast.Constant) else "\0" for part in node.values)
+                yield "".join(str(part) for part in parts)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def quoted_messages(page: Path) -> Iterator[str]:
+    """Yield what the first column of a page's tables quotes, single words left out."""
+    tokens = MarkdownIt().enable("table").parse(page.read_text())
+    for opening, cell, text in zip(tokens, tokens[1:], tokens[2:], strict=False):
+        if (opening.type, cell.type) == ("tr_open", "td_open"):
+            quoted = (child.content.strip() for child in text.children or [] if child.type == "code_inline")
+            yield from (quote for quote in quoted if " " in quote)
