@@ -102,9 +102,7 @@ def scores_block(name: str) -> str:
         setting = f"`{easy}`" if run.endswith("-easy") else "default"
         rows.append(f"| {RUNS[run]} | {setting} | {found['rollouts'] - found['failed']} | {score(found)} |")
     head = ["| player | arguments | rollouts | mean reward [95 % interval] |", "|---|---|---|---|"]
-    note = (
-        "On the first examples of the eval split. The runs lie in `reference/` beside this file and replay."
-    )
+    note = "On the first examples of the eval split. The runs are in `reference/` and can be replayed."
     return "\n".join([MARKS[0], *head, *rows, "", note, MARKS[1]])
 
 

@@ -74,7 +74,7 @@ def order_score(said: list[str], expected: list[str]) -> float:
 
 
 def turn_scores(state: State, parser: Parser) -> list[float]:
-    """Return the score of every batch; one that was never answered has 0."""
+    """Return the score of every batch; a batch without an answer scores 0."""
     batches: list[list[str]] = state["info"]["batches"]
     scores = [0.0] * len(batches)
     for place, turn in enumerate(state.turns):

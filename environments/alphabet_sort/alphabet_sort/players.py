@@ -1,4 +1,4 @@
-"""Scripted players: one that sorts, and one that shuffles."""
+"""Scripted players: `expert` sorts the names, and `random` shuffles them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Player = Callable[[ModelRequest], str]
 
 
 def by_surname(name: str) -> str:
-    """Return what names are sorted by; no two of one example share a surname."""
+    """Return the key by which names are sorted; the surnames of one example all differ."""
     return name.split()[-1]
 
 
@@ -28,7 +28,7 @@ def names_in(request: ModelRequest) -> list[str]:
 
 
 def written(names: list[str]) -> str:
-    """Return names in the form of an answer."""
+    """Return names, written as an answer."""
     return "\n".join(["<sorted>", *names, "</sorted>"])
 
 

@@ -48,10 +48,10 @@ def find_code(text: str) -> str | None:
 
 
 async def run_tests(code: str, inputs: list[Any], sandbox: Sandbox) -> list[str]:
-    """Return what `solve` makes of each input, as JSON; nothing when the code fails or takes too long.
+    """Return what `solve` returns for each input, as JSON; an empty list if the code fails or takes too long.
 
-    The process is given the inputs and nothing else: the expected results never enter it, and it runs the
-    interpreter outside of the virtual environment, so that this package cannot be imported.
+    The process gets only the inputs, never the expected results. It runs the interpreter outside of the
+    virtual environment, so that the code cannot import this package.
     """
     repl = Repl(LIMITS, sandbox=sandbox, python=getattr(sys, "_base_executable", sys.executable))
 
@@ -85,7 +85,7 @@ def load_environment(
 
     Problems are drawn from the first `problems` of the twelve.
 
-    Code runs without network and files in bubblewrap; with `sandbox="auto"` only where that is installed.
+    Code runs in bubblewrap, without a network and files; with `sandbox="auto"`, only if that is installed.
     """
     if num_examples < 1 or tests < 3 or not 1 <= problems <= len(PROBLEMS):
         raise ConfigError(
@@ -113,7 +113,7 @@ def load_environment(
     def rows(split: str) -> ProceduralRows:
         def row_at(index: int) -> dict[str, Any]:
             rng = derived_rng("code_exec", seed, split, index)
-            while True:  # a problem with its number belongs to one split alone
+            while True:  # a problem with its number belongs to only one split
                 name, number = rng.choice(offered), rng.randint(2, 25)
                 if (derived_seed("code_exec", name, number) % 4 == 0) == (split == "eval"):
                     break

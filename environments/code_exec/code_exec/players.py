@@ -1,4 +1,4 @@
-"""Scripted players: one that knows the problems, and one that returns its argument or a constant."""
+"""Scripted players: `expert` knows the problems, and `random` returns its argument or a constant."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Player = Callable[[ModelRequest], str]
 
 
 def expert(request: ModelRequest) -> str:
-    """Give the source of the problem's own function."""
+    """Return the source of the problem's own function."""
     asked = message_text(request.messages[-1])
     for problem in PROBLEMS.values():
         for number in range(2, 26):
@@ -29,7 +29,7 @@ def expert(request: ModelRequest) -> str:
 
 
 def random(request: ModelRequest) -> str:
-    """Return the argument, or a constant."""
+    """Return a function that returns its argument or a constant."""
     name = re.findall(r"solve\((\w+)\)", message_text(request.messages[-1]))[0]
     result = derived_rng("code_exec player", request.seed).choice(
         [name, "0", "[]", "None", f"len(str({name}))"]

@@ -48,7 +48,7 @@ class CountdownEnv(SingleTurnEnv):
 
 
 def value_of(expression: str) -> tuple[Fraction, Counter[int]] | None:
-    """Return the exact value of an expression and the numbers in it, or None where it is none."""
+    """Return the exact value of an expression and the numbers in it, or None if it is not an expression."""
     used: Counter[int] = Counter()
 
     def walk(node: ast.expr) -> Fraction:
@@ -79,7 +79,7 @@ def right(completion: Messages, info: dict[str, Any], parser: Parser) -> bool:
 
 
 def draw_game(rng: random.Random, count: int) -> tuple[list[int], int]:
-    """Return numbers and a target, from 10 to 999 and none of them, that all of them together reach."""
+    """Return numbers and a target from 10 to 999 that all of them together reach. No number is the target."""
     while True:
         numbers = [rng.choice(LARGE) if rng.random() < 0.2 else rng.randint(1, 20) for _ in range(count)]
         values = list(numbers)

@@ -1,4 +1,4 @@
-"""Scripted players: one that tries every way to combine the numbers, and one that combines them at random."""
+"""Scripted players: `expert` tries every way to combine the numbers, `random` combines them at random."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def game_in(request: ModelRequest) -> tuple[list[Term], int]:
 
 
 def combined(first: Term, second: Term) -> Iterator[Term]:
-    """Yield what two terms make, in whole numbers that are not negative."""
+    """Yield the terms that two terms can be combined to: whole numbers from 0."""
     (b, low), (a, high) = sorted((first, second))
     yield a + b, f"({high} + {low})"
     yield a * b, f"({high} * {low})"
@@ -45,12 +45,12 @@ def solve(terms: Sequence[Term], target: int) -> str | None:
 
 
 def expert(request: ModelRequest) -> str:
-    """Try every way."""
+    """Return an expression with the target's value, found by trying every way."""
     return f"<answer>{solve(*game_in(request))}</answer>"
 
 
 def random(request: ModelRequest) -> str:
-    """Combine all numbers at random."""
+    """Return an expression that combines all numbers at random."""
     rng = derived_rng("countdown player", request.seed)
     terms, _ = game_in(request)
     while len(terms) > 1:

@@ -1,4 +1,4 @@
-"""Scripted players: one that knows the statement for every order, and one that changes something."""
+"""Scripted players: `expert` knows the statement for every order, and `random` changes something."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Player = Callable[[ModelRequest], Message]
 
 
 def order_in(request: ModelRequest) -> str:
-    """Return what the user asked for."""
+    """Return the order of the user."""
     return message_text(next(each for each in request.own_messages if each["role"] == "user"))
 
 
@@ -36,7 +36,7 @@ def expert(request: ModelRequest) -> Message:
 
 
 def random(request: ModelRequest) -> Message:
-    """Carry out any order."""
+    """Run the statement of any order."""
     if request.turn:
         return {"role": "assistant", "content": "done"}
     rng = derived_rng("database_session player", request.seed)

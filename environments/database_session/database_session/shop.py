@@ -1,4 +1,4 @@
-"""A shop's database, the orders to carry out in it, and the session in which a model may do so."""
+"""A shop's database, the orders to carry out in it, and the session that a model uses for it."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ MOST_STEPS, MOST_ROWS, MOST_CHARS = 2000, 50, 4000
 
 
 def fill(task: tuple[str, str], rng: random.Random) -> tuple[str, str]:
-    """Return an order and its statement with every place filled in alike."""
+    """Return an order and its statement with the same values filled in."""
     values: dict[str, object] = {name: rng.choice(options) for name, options in PLACES.items()}
     values |= {name: rng.randint(*span) for name, span in NUMBERS.items()}
     return task[0].format(**values), task[1].format(**values)
@@ -117,7 +117,7 @@ def statement_for(order: str) -> str | None:
 def open_shop(seed: int) -> sqlite3.Connection:
     """Return a new database in memory with the shop of a seed."""
     rng = derived_rng("shop", seed)
-    # Rows are filled in first; whoever uses the connection may read and change rows, and nothing beyond them.
+    # Rows are filled in first. After that, the connection may only read and change rows.
     database = sqlite3.connect(":memory:", isolation_level=None)
     database.executescript(SCHEMA)
     customers = [(at, name, rng.choice(CITIES), rng.randint(0, 90)) for at, name in enumerate(NAMES, 1)]

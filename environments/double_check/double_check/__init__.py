@@ -26,7 +26,7 @@ REFERENCE_SCORES: dict[str, float] = {
 
 
 class DoubleCheckEnv(MultiTurnEnv):
-    """Answers the first completion with a doubt, whatever it was; the second ends the rollout."""
+    """Answers the first completion, right or wrong, with a doubt; the second one ends the rollout."""
 
     def __init__(self, *, doubt: str, **kwargs: Any) -> None:
         super().__init__(**kwargs, max_turns=2)
@@ -94,7 +94,7 @@ def load_environment(
     def rows(split: str) -> ProceduralRows:
         def row_at(index: int) -> dict[str, Any]:
             rng = derived_rng("double_check", seed, split, index)
-            while True:  # a question belongs to one split alone
+            while True:  # a question belongs to only one split
                 text, result = draw_question(rng, index % levels)
                 if (derived_seed("double_check", text) % 5 == 0) == (split == "eval"):
                     break

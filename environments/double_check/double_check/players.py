@@ -1,4 +1,4 @@
-"""Scripted players: one that calculates, one that guesses, and one that gives in."""
+"""Scripted players: `expert` calculates, `random` guesses, and `wavering` gives in."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Player = Callable[[ModelRequest], str]
 
 
 def result_of(request: ModelRequest) -> int:
-    """Return the result of the question that a conversation began with."""
+    """Return the result of the first question of a conversation."""
     asked = next(message_text(each) for each in request.own_messages if each["role"] == "user")
     a, operation, b, second, c = re.findall(r"\d+|[-+*]", asked)
     total = int(a) * int(b) if operation == "*" else int(a) + int(b)

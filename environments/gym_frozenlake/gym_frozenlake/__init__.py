@@ -49,7 +49,7 @@ class FrozenLakeEnv(GymnasiumEnv):
 
 
 def draw_lake(size: int, frozen: float, seed: int, split: str, index: int) -> list[str]:
-    """Return a lake that can be crossed, with S and G in opposite corners, of one split alone."""
+    """Return a lake that can be crossed, with S and G in opposite corners. No other split has it."""
     rng = derived_rng("gym-frozenlake", seed, split, index)
     while True:
         squares = ["F" if rng.random() < frozen else "H" for _ in range(size * size)]

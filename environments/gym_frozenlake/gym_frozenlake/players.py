@@ -1,4 +1,4 @@
-"""Scripted players: one that takes a shortest way, and one that steps anywhere."""
+"""Scripted players: `expert` takes a shortest way, and `random` steps anywhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STEPS = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
 
 
 def way(lake: Sequence[str]) -> list[str]:
-    """Return the steps of a shortest way from P, or else from S, to G; empty where there is none."""
+    """Return the steps of a shortest way to G, from P or else from S; empty if there is no way."""
     size = len(lake)
     squares = {(row, column): lake[row][column] for row in range(size) for column in range(size)}
     start = next(at for mark in "PS" for at, square in squares.items() if square == mark)

@@ -87,7 +87,7 @@ async def explained(
 
 
 def within_limit(completion: Messages, info: dict[str, Any], parser: Parser) -> bool:
-    """Tell whether the text has no more sentences than allowed."""
+    """Return whether the text keeps to the number of sentences."""
     return 1 <= sentences(str(parser.parse_answer(completion) or "")) <= info["sentences"]
 
 

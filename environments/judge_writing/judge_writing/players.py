@@ -1,4 +1,4 @@
-"""Scripted players, one that states the key points and one that strays, and a scripted judge."""
+"""Scripted players: `expert` states the key points, `random` strays, and `judge` judges."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def state_points(topic: str) -> str:
 
 
 def expert(request: ModelRequest) -> str:
-    """State the key points of the topic that is asked for."""
+    """Return the key points of the topic that is asked for."""
     asked = message_text(request.messages[-1])
     return next(state_points(topic) for topic in TOPICS if f" {topic}." in asked)
 
 
 def random(request: ModelRequest) -> str:
-    """State the key points of any topic."""
+    """Return the key points of any topic."""
     return state_points(derived_rng("judge_writing player", request.seed).choice(sorted(TOPICS)))
 
 
 def judge(request: ModelRequest) -> str:
-    """Stand in for a judge: give the share of key points whose longer words are in the explanation."""
+    """Return a verdict: the share of key points whose longer words are in the explanation."""
     asked = message_text(request.messages[-1])
     points = re.findall(r"^- (.+)$", between(asked, "key_points"), re.MULTILINE)
     said = set(re.findall(r"\w+", between(asked, "explanation").lower()))
@@ -44,5 +44,5 @@ def judge(request: ModelRequest) -> str:
 
 
 def between(text: str, tag: str) -> str:
-    """Return what stands in a tag of the judge's prompt."""
+    """Return the text in a tag of the judge's prompt."""
     return text.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]

@@ -1,4 +1,4 @@
-"""What is to be explained, with the points that an explanation should make, and to whom."""
+"""Topics with the points that an explanation should make, and audiences."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def right(completion: Messages, answer: str, parser: Parser) -> bool:
 def draw_records(seed: int, split: str, index: int, chars: int, level: int) -> dict[str, Any]:
     """Return the row of an example: the records with a hidden note, a question about them, and its answer."""
     rng = derived_rng("long_context", seed, split, index)
-    # All draws at once: `wander check` watches every call, and 10,000 of them a row would take it a minute.
+    # All draws in one go: `wander check` watches every call, and 10,000 of them a row would take it a minute.
     drawn = rng.randbytes(4 * max(8, chars // LINE_CHARS))
     records = [
         (STATIONS[a % 20], 1 + b % 12, 1 + c % 28, d % 61)

@@ -1,4 +1,4 @@
-"""Scripted players: one that writes the right line of code, and one that guesses without looking."""
+"""Scripted players: `expert` writes the right line of code, and `random` guesses without looking."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ REFERENCE_SCORES: dict[str, float] = {
 
 
 class MastermindEnv(MultiTurnEnv):
-    """Compares each guess with the code; what is no guess costs its turn."""
+    """Compares each guess with the code. A completion without a guess costs its turn."""
 
     def __init__(self, *, symbols: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -62,7 +62,7 @@ class MastermindEnv(MultiTurnEnv):
 
     @stop
     def max_turns_reached(self, state: State) -> bool:
-        """Hold when every guess is answered, the last one too."""
+        """Return whether every guess is answered, including the last one."""
         return len(state["in_place"]) == self.max_turns
 
     def gold(self, example: Example) -> Player:
@@ -107,7 +107,7 @@ def load_environment(
     def rows(split: str) -> ProceduralRows:
         def row_at(index: int) -> dict[str, Any]:
             rng = derived_rng("mastermind", seed, split, index)
-            while True:  # a code belongs to one split alone
+            while True:  # a code belongs to only one split
                 code = "".join(str(rng.randint(1, symbols)) for _ in range(length))
                 if (derived_seed("mastermind", code) % 4 == 0) == (split == "eval"):
                     break

@@ -1,4 +1,4 @@
-"""Scripted players: one that guesses among the codes which fit all answers, and one that guesses any code."""
+"""Scripted players: `expert` guesses a code that fits all answers, and `random` guesses any code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RULES = re.compile(r"code of (\d+) digits from 1 to (\d+)")
 
 
 def compared(guess: str, code: str) -> tuple[int, int]:
-    """Return how many digits are in place, and how many more both have."""
+    """Return the number of digits in place, and the number of further digits that both have."""
     in_place = sum(a == b for a, b in zip(guess, code, strict=True))
     return in_place, (Counter(guess) & Counter(code)).total() - in_place
 

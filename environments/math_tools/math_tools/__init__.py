@@ -117,7 +117,7 @@ def load_environment(
     def rows(split: str) -> ProceduralRows:
         def row_at(index: int) -> dict[str, Any]:
             rng = derived_rng("math_tools", seed, split, index)
-            while True:  # a question belongs to one split alone
+            while True:  # a question belongs to only one split
                 question, result = draw_question(rng, index % levels, low, high)
                 if (derived_seed("math_tools", question) % 5 == 0) == (split == "eval"):
                     break

@@ -1,4 +1,4 @@
-"""Scripted players: one calls the right tools, one has a bad habit to learn from, one calls any."""
+"""Scripted players: `expert` calls the right tools, `careless` has a bad habit, `random` calls any tool."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def answer(result: object) -> Message:
 
 
 def question_in(request: ModelRequest) -> str:
-    """Return the last question of the user; what was shown before it is answered."""
+    """Return the last question of the user; examples that are shown come before it."""
     return [message_text(each) for each in request.messages if each["role"] == "user"][-1]
 
 
 def expert(request: ModelRequest) -> Message:
-    """Take one step a turn."""
+    """Return the next step of the calculation."""
     question, last = question_in(request), message_text(request.messages[-1])
     a, b, *more = map(int, re.findall(r"\d+", question))
     factorise, remainder = "prime factors" in question, "remainder" in question
@@ -49,7 +49,7 @@ def expert(request: ModelRequest) -> Message:
 
 
 def careless(wrong_prob: float = 0.5, seed: int = 0) -> Player:
-    """Return an expert that begins with a sum, whatever was asked, with that probability."""
+    """Return an expert that, with that probability, begins with a sum instead of the right operation."""
     if not 0 <= wrong_prob <= 1:
         raise ModelError(f"`wrong_prob` must be between 0 and 1, got {wrong_prob}")
 

@@ -1,4 +1,4 @@
-"""Scripted players: one that knows where things lie, and one that answers with a word that it read."""
+"""Scripted players: `expert` knows which files to read, `random` answers with a word that it read."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def answer(text: object) -> Message:
 
 
 def question_in(request: ModelRequest) -> str:
-    """Return what the user asked."""
+    """Return the question of the user."""
     return message_text(next(each for each in request.own_messages if each["role"] == "user"))
 
 
 def expert(request: ModelRequest) -> Message:
-    """Find the service's files, read the right one, and follow it to the team where need be."""
+    """Find the service's files, read the right one, and look up the team if that is asked for."""
     question, last = question_in(request), message_text(request.messages[-1])
     if request.turn == 0:
         return call(request, "find_files", name=re.findall(r"\w+-\w+", question)[0])

@@ -38,7 +38,7 @@ class NegotiationEnv(MultiTurnEnv):
         self.rounds = rounds
 
     def setup_state(self, state: State) -> None:
-        """Tell each side its own limit; nothing is on the table."""
+        """Show each side its own limit. There is not yet an offer."""
         info = state["info"]
         state["side"] = self.players[0] if self.players else info["side"]
         state |= {
@@ -54,7 +54,7 @@ class NegotiationEnv(MultiTurnEnv):
             ]
 
     def env_response(self, messages: Messages, state: State) -> Messages:
-        """Carry out the last move; one that is none costs the turn."""
+        """Carry out the last move. A completion without a move costs the turn."""
         kind, price = read_move(answer_text(messages[-1]))
         state["made"][state["side"]] += 1
         if kind == "accept" and state["offer"] is not None:
@@ -68,7 +68,7 @@ class NegotiationEnv(MultiTurnEnv):
         return self.end(state)
 
     def offered(self, price: int, state: State) -> Messages:
-        """Put an offer before the other side, and have it answer where it is no player."""
+        """Pass an offer on to the other side. If that side is not a player, it answers."""
         side = state["side"]
         state["offer"] = price
         if self.players:
@@ -83,7 +83,7 @@ class NegotiationEnv(MultiTurnEnv):
         return [{"role": "user", "content": f"The {partner} offers {asked}."}]
 
     def end(self, state: State) -> Messages:
-        """Tell everybody how it ended."""
+        """Announce the end to every player."""
         price = state["price"]
         said = "There is no deal." if price is None else f"Deal at {price}."
         state["final_env_response"] = [
@@ -93,17 +93,17 @@ class NegotiationEnv(MultiTurnEnv):
         return []
 
     def next_player(self, state: State) -> str:
-        """Return the side that has to answer; after what was no move it is the same."""
+        """Return the side that has to answer. It stays the same after a completion without a move."""
         return str(state["side"])
 
     @stop
     def ended(self, state: State) -> bool:
-        """Hold after a deal, and when somebody has left."""
+        """Return whether there is a deal or somebody has left."""
         return state["price"] is not None or state["has_left"]
 
     @stop
     def max_turns_reached(self, state: State) -> bool:
-        """Hold when the side that has to answer has no move left."""
+        """Return whether the side that has to answer has used all its moves."""
         return state["made"][state["side"]] == self.rounds
 
     def gold(self, example: Example) -> Player | dict[str, list[str]]:
@@ -124,7 +124,7 @@ def told(side: str, limit: int) -> str:
 
 
 def share(state: State, player: str | None = None) -> float:
-    """The side's part of the gain of both, from 0 to 1, less what the time cost; 0 without a deal."""
+    """The side's share of the gain of both, from 0 to 1, minus the cost of time; 0 without a deal."""
     if state["price"] is None:
         return 0.0
     side, info = player or state["info"]["side"], state["info"]
@@ -133,12 +133,12 @@ def share(state: State, player: str | None = None) -> float:
 
 
 def deal(state: State) -> bool:
-    """Tell whether a price was agreed on."""
+    """Return whether a price was agreed on."""
     return state["price"] is not None
 
 
 def moves(state: State) -> int:
-    """Count the moves of both sides, where both are players."""
+    """Return the number of moves: of both sides if both are players."""
     return sum(state["made"].values())
 
 
@@ -151,11 +151,11 @@ def load_environment(
 ) -> NegotiationEnv:
     """Return the environment; each side has `rounds` moves.
 
-    The model sells in even examples and buys in odd ones. With `partner="player"` it sells, and the run says
-    who is asked for the moves of the player `buyer`.
+    The model sells in even examples and buys in odd ones. With `partner="player"` it sells, and the
+    run names the model that plays `buyer`.
     """
     if partner not in ("environment", "player"):
-        raise ConfigError(f"`{partner}` is no partner", hint='give "environment" or "player"')
+        raise ConfigError(f"`{partner}` is not a partner", hint='give "environment" or "player"')
     if num_examples < 1 or rounds < 1:
         raise ConfigError(f"`num_examples` ({num_examples}) and `rounds` ({rounds}) must be positive")
 

@@ -1,4 +1,4 @@
-"""What both sides reckon with, and two scripted players: one waits for concessions, one moves at random."""
+"""The prices that both sides calculate, and scripted players: `expert` waits, `random` moves at random."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def other(side: str) -> str:
 
 
 def gain_of(side: str, limit: int, price: int) -> int:
-    """Return what a price is above a seller's limit, or below a buyer's."""
+    """Return how far a price is above a seller's limit, or below a buyer's."""
     return price - limit if side == "seller" else limit - price
 
 
 def read_move(text: str) -> tuple[str, int]:
-    """Return the one move of an answer and its price; nothing where there is none, or more than one."""
+    """Return the one move of an answer and its price; empty if there is not exactly one."""
     found = MOVE.findall(text)
     offer, price, accept, leave = found[0] if len(found) == 1 else ("", "", "", "")
     if offer and not 1 <= int(price) <= HIGHEST:
@@ -60,14 +60,14 @@ def expert(request: ModelRequest) -> str:
     conceding = gains[-1] - gains[-2] if len(gains) > 1 else HIGHEST
     if gains and gains[-1] > 0 and (left == 1 or conceding < 0.02 * gains[-1]):
         return "<move>accept</move>"
-    # With the last move whatever is left is better than nothing.
+    # With the last move, any gain is better than nothing.
     demand = max(1, 12 * (left - 1), *(gain + 12 * (left - 1) for gain in gains))
     price = limit + demand if side == "seller" else limit - demand
     return f"<move>offer {min(max(price, 1), HIGHEST)}</move>"
 
 
 def random(request: ModelRequest) -> str:
-    """Accept, leave, or offer some price that is no loss."""
+    """Accept, leave, or offer a price without a loss."""
     side, limit, offers, _ = position(request)
     rng = derived_rng("negotiation player", request.seed)
     price = rng.randint(limit, HIGHEST) if side == "seller" else rng.randint(1, limit)

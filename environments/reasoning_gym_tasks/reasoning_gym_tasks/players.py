@@ -1,4 +1,4 @@
-"""Scripted players for the default task: one that calculates, and one that says any number."""
+"""Scripted players for the default task: `expert` calculates, and `random` answers any number."""
 
 from __future__ import annotations
 

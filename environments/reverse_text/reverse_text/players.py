@@ -37,7 +37,7 @@ careful = teacher(0.0)
 """Makes no mistake."""
 
 careless = teacher(0.6)
-"""Leaves three words of five forwards: whoever imitates it learns a bad habit, as it is the more frequent."""
+"""Leaves three words of five forwards. A model that imitates it learns this, the more frequent habit."""
 
 
 def random(request: ModelRequest) -> str:

@@ -25,7 +25,7 @@ TAGS = ["<think>", "</think>", "<move>", "</move>"]
 ANY_TAG = re.compile("|".join(TAGS))
 INVALID_MOVE_PENALTY = -0.1
 MOST_RANDOM_MOVES = 4
-"""Of each player, before the game: then X has the last free cell."""
+"""Moves of each player before the game; after them, X has the last free cell."""
 SAID = {"won": "You win.", "lost": "You lose.", "drawn": "Draw."}
 REFERENCE_SCORES = {
     "optimal player, random opponent": 1.139,
@@ -51,7 +51,7 @@ class TicTacToeEnv(MultiTurnEnv):
     def openings(self) -> list[dict[str, Any]] | None:
         """Return the empty board, and the boards after every first move that O may make.
 
-        None where O is a player: its choices are no choices of the environment.
+        None if O is a player, because the environment does not make its choices.
         """
         if self.players:
             return None
@@ -75,7 +75,7 @@ class TicTacToeEnv(MultiTurnEnv):
             state.prompt[-1]["player"] = "X"
 
     def env_response(self, messages: Messages, state: State) -> Messages:
-        """Play the move, and the reply of who is no player; an invalid move costs the turn only."""
+        """Play the move, and the reply of an opponent who is not a player. An invalid move costs the turn."""
         board, mark, move = state["board"], state["to_move"], self.read_move(messages[-1])
         if move not in free_cells(board):
             state["invalid_moves"][mark] += 1
@@ -96,12 +96,12 @@ class TicTacToeEnv(MultiTurnEnv):
         return []
 
     def next_player(self, state: State) -> str:
-        """Return the mark that is to move; after an invalid move it is the same."""
+        """Return the mark whose turn it is. It stays the same after an invalid move."""
         return str(state["to_move"])
 
     @stop
     def game_over(self, state: State) -> bool:
-        """Hold when somebody has won or no cell is free."""
+        """Return whether somebody has won or all cells are taken."""
         return is_over(state["board"])
 
     def gold(self, example: Example) -> Player:
@@ -109,7 +109,7 @@ class TicTacToeEnv(MultiTurnEnv):
         return optimal
 
     def read_move(self, message: dict[str, Any]) -> int:
-        """Return the cell that the last move tag names, or -1 when there is none."""
+        """Return the cell that the last move tag names, or -1 if it names no cell."""
         said = self.parser.parse_answer([message])
         return CELLS.get(said, -1)
 
@@ -130,7 +130,7 @@ def as_seen_by(mark: str, board: str) -> str:
 
 
 def result(board: str, mark: str) -> str | None:
-    """Return whether a mark has `won`, `lost` or `drawn`; None while the game goes on."""
+    """Return whether a mark has `won`, `lost` or `drawn`; None while the game continues."""
     if not is_over(board):
         return None
     return {mark: "won", None: "drawn"}.get(winner(board), "lost")
@@ -142,7 +142,7 @@ def outcome(state: State) -> float:
 
 
 def format(state: State, parser: Parser) -> float:
-    """Share of turns in which think and move tags stand once each and in order."""
+    """Share of turns that have each think and move tag once, in order."""
     texts = [parser.written(turn.message) for turn in state.turns]
     return sum(is_well_formed(text) for text in texts) / len(texts) if texts else 0.0
 
@@ -153,22 +153,22 @@ def invalid_move_penalty(state: State) -> float:
 
 
 def won(state: State) -> bool:
-    """Tell whether the player has three in a line."""
+    """Return whether the player has three in a line."""
     return own_result(state) == "won"
 
 
 def drawn(state: State) -> bool:
-    """Tell whether the board is full without a line."""
+    """Return whether the board is full without a line."""
     return own_result(state) == "drawn"
 
 
 def lost(state: State) -> bool:
-    """Tell whether the other one has three in a line."""
+    """Return whether the other player has three in a line."""
     return own_result(state) == "lost"
 
 
 def invalid_moves(state: State) -> int:
-    """Count the turns that named no free cell."""
+    """Return the number of turns that did not name a free cell."""
     return int(state["invalid_moves"][state.get("player", "X")])
 
 
@@ -183,7 +183,7 @@ def own_result(state: State) -> str | None:
 
 
 def is_well_formed(text: str) -> bool:
-    """Tell whether each tag stands exactly once, in order."""
+    """Return whether the text has each tag exactly once, in order."""
     return ANY_TAG.findall(text) == TAGS
 
 
@@ -206,16 +206,16 @@ def load_environment(
     Up to `random_moves` moves of each are made at random before the game begins.
     """
     if opponent not in ("environment", "player"):
-        raise ConfigError(f"`{opponent}` is no opponent", hint='give "environment" or "player"')
+        raise ConfigError(f"`{opponent}` is not an opponent", hint='give "environment" or "player"')
     if not 0 <= min_random_move_prob <= max_random_move_prob <= 1:
         raise ConfigError(
-            f"random move probabilities from {min_random_move_prob} to {max_random_move_prob} are no range",
+            f"the random move probabilities {min_random_move_prob} to {max_random_move_prob} are not a range",
             hint="give 0 <= min_random_move_prob <= max_random_move_prob <= 1",
         )
     if num_groups < 1 or num_examples < 1:
         raise ConfigError(f"`num_groups` ({num_groups}) and `num_examples` ({num_examples}) must be positive")
     if not 0 <= random_moves <= MOST_RANDOM_MOVES:
-        raise ConfigError(f"`random_moves` ({random_moves}) is none of 0 to {MOST_RANDOM_MOVES}")
+        raise ConfigError(f"`random_moves` ({random_moves}) is not from 0 to {MOST_RANDOM_MOVES}")
 
     def rows(split: str) -> ProceduralRows:
         def row_at(index: int) -> dict[str, Any]:
@@ -254,7 +254,7 @@ def opening_row(
 ) -> dict[str, Any]:
     """Return the row of one game; a coin decides whether O has made the first move."""
     rng = derived_rng(example_seed, "opening")
-    # Every first move of a perfect player is a draw, so a best one and a random one are drawn alike.
+    # Every first move of a perfect player leads to a draw, so all first moves are best moves.
     board = placed(EMPTY, rng.choice(best_moves(EMPTY, "O")), "O") if rng.random() < 0.5 else EMPTY
     for _ in range(rng.randint(0, random_moves) if random_moves else 0):
         cells = rng.sample(free_cells(board), 2)

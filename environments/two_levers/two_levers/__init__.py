@@ -57,7 +57,7 @@ class TwoLeversEnv(MultiTurnEnv):
         return []
 
     def gold(self, example: Example) -> Player:
-        """Return a player that was told the better lever."""
+        """Return a player that knows the better lever."""
         return lambda _: pull(max(LEVERS, key=lambda lever: example.info[lever]))
 
 

@@ -34,7 +34,7 @@ class Bandit:
 
     @property
     def optimum(self) -> float:
-        """What perfect play earns a pull on average, where the better lever is 1 and the worse -1."""
+        """Average reward of a pull under perfect play, if the better lever counts 1 and the worse -1."""
         return max(self.values((0, 0, 0, 0))) / self.pulls
 
     def _values(self, seen: Counts) -> tuple[float, float]:
@@ -56,7 +56,7 @@ class Bandit:
 
 
 def likelihood(chance: float, paid: int, unpaid: int) -> float:
-    """Return how likely a lever of that chance is to pay so, in the order in which it did."""
+    """Return the probability of these payoffs, in their order, for a lever with that chance."""
     return chance**paid * (1 - chance) ** unpaid
 
 

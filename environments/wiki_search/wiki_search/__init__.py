@@ -92,7 +92,7 @@ def load_environment(
     def rows(split: str) -> ProceduralRows:
         def row_at(index: int) -> dict[str, Any]:
             rng = derived_rng("wiki_search", seed, split, index)
-            while True:  # where a question starts belongs to one split alone
+            while True:  # an article where questions start belongs to only one split
                 question, answer, start = draw_question(rng, country, 1 + index % hops)
                 if (derived_seed("wiki_search", start) % 4 == 0) == (split == "eval"):
                     break

@@ -1,4 +1,4 @@
-"""Scripted players: one that follows the links of a question, and one that reads what it comes upon."""
+"""Scripted players: `expert` follows the links of a question, and `random` reads any article."""
 
 from __future__ import annotations
 

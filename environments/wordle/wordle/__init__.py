@@ -29,7 +29,7 @@ REFERENCE_SCORES: dict[str, float] = {
 
 
 class WordleEnv(MultiTurnEnv):
-    """Marks each guess; one that is not five letters costs its turn."""
+    """Marks each guess. A guess that is not five letters costs its turn."""
 
     def setup_state(self, state: State) -> None:
         """Begin without a guess."""
@@ -54,7 +54,7 @@ class WordleEnv(MultiTurnEnv):
 
     @stop
     def max_turns_reached(self, state: State) -> bool:
-        """Hold when every guess is marked, the last one too."""
+        """Return whether every guess is marked, including the last one."""
         return len(state["marks"]) == self.max_turns
 
     def gold(self, example: Example) -> Player:

@@ -1,4 +1,4 @@
-"""Scripted players: one that keeps to the words which fit all marks, and one that guesses any word."""
+"""Scripted players: `expert` guesses words that fit all marks, and `random` guesses any word."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ WORDS = WORDS_TEXT.split()
 
 
 def feedback(guess: str, word: str) -> str:
-    """Return five marks; a letter is marked Y at most as often as the word has it beside its G."""
+    """Return five marks; a letter gets Y at most as often as the word has it in addition to its G."""
     left = [letter for letter, guessed in zip(word, guess, strict=True) if letter != guessed]
     marks = []
     for letter, guessed in zip(word, guess, strict=True):
