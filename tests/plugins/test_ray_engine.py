@@ -472,7 +472,7 @@ def test_ctrl_c_keeps_what_was_played_and_a_spent_budget_goes_on(
             time.sleep(0.1)
         playing.send_signal(signal.SIGINT)
         said = json.loads(playing.communicate()[0])["error"]
-        assert (playing.returncode, said["hint"]) == (130, "go on with `wander eval --resume ray`")
+        assert (playing.returncode, said["hint"]) == (130, "resume with `wander eval --resume ray`")
         spent = wander("eval", "--resume", "ray", "--engine", f"ray://{cluster.address}", "--json")
         assert (spent.status, spent.json["error"]["code"]) == (6, "budget_spent"), spent.out
         more = ("--budget-tokens", "100000")
@@ -522,7 +522,7 @@ def test_a_late_node_is_used_and_a_run_whose_head_is_lost_goes_on_elsewhere(
         lost.set()
         said = json.loads(playing.communicate()[0])["error"]
         assert (playing.returncode, said["code"]) == (5, "ray_unavailable"), said
-        assert "go on with `wander eval --resume ray`" in said["hint"]
+        assert "`wander eval --resume ray`" in said["hint"]
         cluster.shutdown()
         cluster = start(3)
         done = wander("eval", "--resume", "ray", "--engine", f"ray://{cluster.address}", "--json")

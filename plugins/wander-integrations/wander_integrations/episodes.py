@@ -1,8 +1,8 @@
-"""An episode played step by step, for trainers that hold the loop themselves.
+"""An episode that is played step by step, for trainers with a loop of their own.
 
-An environment drives its rollout against a client. Here that client waits: `begin` returns what the model is
-asked first, `answer` gives its completion and returns what comes next, until the rollout has ended. It is
-the rollout that an evaluation would play for the same completions: same messages, same reward.
+An environment drives its rollout against a client. Here that client waits: `begin` returns the first messages
+for the model, and `answer` passes its completion on and returns the next messages, until the rollout has
+ended. For the same completions, an evaluation plays the same rollout: the same messages, the same reward.
 
     episode = SteppedRollout(env, env.dataset()[0])
     messages = await episode.begin()
@@ -11,7 +11,7 @@ the rollout that an evaluation would play for the same completions: same message
         messages = episode.messages
     reward = episode.rollout.reward
 
-`Episode` does the same for code that waits, without an event loop of its own:
+`Episode` does the same for synchronous code:
 
     episode = Episode(env, 0)
     messages = episode.begin()
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Playable(Protocol):
-    """What can be stepped: an environment of this process, a handle, or what `wander.load` returns."""
+    """An environment that can be played in steps: of this process, a handle, or from `wander.load`."""
 
     @property
     def info(self) -> EnvironmentInfo:
@@ -53,8 +53,8 @@ class Playable(Protocol):
 class SteppedRollout:
     """One episode of one example. Use it from one event loop; `close` ends it early.
 
-    `sampling` is not given: who samples knows. Raises `ConfigError` for an environment whose rewards compare
-    the rollouts of a group, which one episode alone cannot have.
+    The caller samples, so it takes no sampling arguments. Raises `ConfigError` for an environment whose
+    rewards compare the rollouts of a group, because an episode is a single rollout.
     """
 
     def __init__(self, environment: Playable, example: Example, *, index: int = 0, run_seed: int = 0) -> None:
@@ -73,10 +73,10 @@ class SteppedRollout:
         self.tools: list[dict[str, Any]] | None = None
         """Function schemas that the model may call in the next completion."""
         self.rollout: Rollout | None = None
-        """The finished rollout; None while the model is asked."""
+        """The finished rollout; None before the episode ends."""
 
     async def begin(self) -> Messages:
-        """Start the episode and return what the model is asked first."""
+        """Start the episode and return the first messages for the model."""
         self._client.home = asyncio.get_running_loop()
         self._task = asyncio.create_task(
             self._environment.rollout(self._client, self._example, index=self._index, run_seed=self._run_seed)
@@ -86,7 +86,7 @@ class SteppedRollout:
     async def answer(
         self, message: Message, *, finish_reason: str = "stop", usage: Usage | None = None
     ) -> Messages:
-        """Give the model's completion; return the messages that follow it, and set `rollout` at the end."""
+        """Pass the completion on; return the messages that follow it, and set `rollout` at the end."""
         if self._client.answer is None or self.rollout is not None:
             raise ModelError("nothing is asked: the episode has not begun, or has ended")
         self._client.answer.set_result(
@@ -95,13 +95,13 @@ class SteppedRollout:
         return await self._next()
 
     async def close(self) -> None:
-        """End an episode that is not to be played on; safe to call at any time."""
+        """End an episode early. Safe to call at any time."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _next(self) -> Messages:
-        """Wait for the next request, or for the end, and return the messages that are new."""
+        """Wait for the next request, or for the end, and return the new messages."""
         assert self._task is not None
         asked = asyncio.create_task(self._client.asked.get())
         try:
@@ -116,18 +116,18 @@ class SteppedRollout:
         else:
             self.rollout = self._task.result()
             self.messages = [*self.rollout.prompt, *self.rollout.completion]
-        # The completion itself is known to who gave it.
+        # The caller already knows its own completion.
         return self.messages[known + 1 if known else 0 :]
 
 
 class _WaitingClient(Client):
-    """Hands requests out and waits for their answers; the environment may live on another event loop."""
+    """Passes requests to the caller and waits for the answers, also from another event loop."""
 
     model = "stepped"
 
     def __init__(self) -> None:
         self.home: asyncio.AbstractEventLoop | None = None
-        """Of who steps."""
+        """The caller's event loop."""
         self.asked: asyncio.Queue[ModelRequest] = asyncio.Queue()
         self.answer: concurrent.futures.Future[ModelResponse] | None = None
         """Set while a request waits."""
@@ -160,13 +160,14 @@ class Steppable(Playable, Protocol):
 
 
 class EpisodeFailed(WanderError):
-    """The environment, a tool or a reward function failed: such an episode has no reward, never one of 0."""
+    """The environment, a tool or a reward function failed, so the episode is not scored, not even with 0."""
 
 
 class Episode:
-    """One episode of the example at a position; the same completions earn what `wander eval` gives them.
+    """One episode of the example at a position. Its reward is that of an evaluation with the same
+    completions.
 
-    All episodes of a process share one event loop in a thread; use any from any thread, each from one.
+    All episodes of a process share one event loop in a thread. Use each episode from one thread only.
     """
 
     def __init__(
@@ -182,13 +183,13 @@ class Episode:
         self._stepped = SteppedRollout(environment, example, index=index, run_seed=run_seed)
 
     def begin(self) -> Messages:
-        """Start the episode and return what the model is asked first; raises `EpisodeFailed`."""
+        """Start the episode and return the first messages for the model; raises `EpisodeFailed`."""
         messages = episode_loop().run(self._stepped.begin())
         self._require_sound()
         return messages
 
     def step(self, action: str | Message) -> Messages:
-        """Give the model's reply, text or a whole message, and return the messages that follow it.
+        """Pass the model's reply (text or a message) on, and return the messages that follow it.
 
         Raises `EpisodeFailed`, and `ModelError` for an episode that has ended.
         """
@@ -198,7 +199,7 @@ class Episode:
         return messages
 
     def close(self) -> None:
-        """End an episode that is not to be played on; safe to call at any time."""
+        """End an episode early. Safe to call at any time."""
         episode_loop().run(self._stepped.close())
 
     @property
@@ -223,12 +224,12 @@ class Episode:
 
     @property
     def reward(self) -> float | None:
-        """What it earned; None while it goes on."""
+        """The reward; None before the episode ends."""
         return None if self._stepped.rollout is None else self._stepped.rollout.reward
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What each reward function and metric said; empty while it goes on."""
+        """The value of each reward function and metric; empty before the episode ends."""
         return {} if self._stepped.rollout is None else dict(self._stepped.rollout.metrics)
 
     def _require_sound(self) -> None:

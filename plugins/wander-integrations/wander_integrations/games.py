@@ -1,7 +1,7 @@
-"""Games that another library plays, as environments: begin, take actions, until it is over.
+"""Environments for games of other libraries: begin, take actions, until the game is over.
 
-A bridge subclasses `Game` for one episode of its library and `GameEnv.open` to make it; conversation, actions
-that cannot be read, players, endings and rewards are here, once.
+A bridge subclasses `Game` for one episode of its library, and overrides `GameEnv.open` to make one. This
+module provides the conversation, unreadable actions, players, endings and rewards.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from wander.rubrics import Rubric
 from wander.types import Messages, State
 
 GAME = "game"
-"""Where in `state["public"]` stands what came of it, so that a stored rollout is scored without playing."""
+"""Key of the result in `state["public"]`. With it, a stored rollout can be scored without playing."""
 
 
 class NoAction(Exception):
-    """What the model wrote is no action; the text, where there is one, tells it why."""
+    """The completion does not contain an action. The text of the error, if any, tells the model why."""
 
 
 class Game(ABC):
-    """One episode. It draws from the seed that `begin` gets and from nothing else.
+    """One episode. The seed of `begin` is its only source of randomness.
 
     `begin`, `step` and `close` may be async.
     """
 
     player: str | None = None
-    """Who moves next; None where the model is alone."""
+    """The player who moves next; None in games for one player."""
     over: bool = False
 
     def __init__(self) -> None:
@@ -42,25 +42,26 @@ class Game(ABC):
 
     @abstractmethod
     def begin(self, seed: int) -> str | Awaitable[str]:
-        """Start and return what the first player is told; the seed has 31 bits."""
+        """Start, and return the text for the first player. The seed has 31 bits."""
 
     @abstractmethod
     def step(self, action: str) -> str | Awaitable[str]:
-        """Take an action and return what `player` is told then; raises `NoAction`."""
+        """Take an action, and return the text for the next `player`; raises `NoAction`."""
 
-    def close(self) -> Awaitable[None] | None:  # noqa: B027 - most games hold nothing
-        """Let go of what the game holds; called once, however the episode ended."""
+    def close(self) -> Awaitable[None] | None:  # noqa: B027 - an optional hook
+        """Free the game's resources. Called once for each episode, whether it failed or not."""
 
 
 class GameEnv(MultiTurnEnv):
-    """Plays the games that `open` returns; every example begins one with another seed.
+    """Plays the games that `open` returns. Each example has a different seed.
 
-    The reward is `earned`, what the game gave; the metrics are `finished`, whether it came to its end, and
-    `no_actions`, how many completions were none. Those are answered, cost a turn, and do not reach the game.
+    The reward is `earned`, the reward of the game. The metrics are `finished` (whether the game ended) and
+    `no_actions` (completions without an action). Such a completion gets an answer, costs a turn, and does not
+    reach the game.
     """
 
     no_action = "That holds no action."
-    """What the model is told where that is all there is to tell."""
+    """The answer to a completion without an action, unless `NoAction` has a text."""
 
     def __init__(
         self, dataset: Any = None, eval_dataset: Any = None, *, num_examples: int = 1000, **kwargs: Any
@@ -79,7 +80,7 @@ class GameEnv(MultiTurnEnv):
         """Return a new episode of the example's game."""
 
     async def setup_state(self, state: State) -> None:
-        """Begin the game, and tell who moves first about it."""
+        """Begin the game, and show its first text to the player who moves first."""
         state["game"] = game = self.open(state)
         state["answered"], state["public"][GAME] = 0, {"no_actions": 0}
         told: dict[str, Any] = {
@@ -95,12 +96,12 @@ class GameEnv(MultiTurnEnv):
         self._keep(state, game)
 
     def next_player(self, state: State) -> str | None:
-        """Return who moves next in the game."""
+        """Return the player who moves next."""
         game: Game = state["game"]
         return game.player
 
     async def env_response(self, messages: Messages, state: State) -> Messages:
-        """Take the action in the last message and tell who moves next what came of it."""
+        """Take the action of the last message, and return the result for the next player."""
         game: Game = state["game"]
         try:
             said = self.parser.parse_answer([messages[-1]])
@@ -116,17 +117,17 @@ class GameEnv(MultiTurnEnv):
 
     @stop(priority=100)
     def game_over(self, state: State) -> bool:
-        """Hold when the game has ended."""
+        """Return whether the game has ended."""
         return finished(state)
 
     @stop
     def max_turns_reached(self, state: State) -> bool:
-        """Hold when every turn is answered: the last action is played too."""
+        """Return whether every turn is answered, so that the last action is also played."""
         return bool(state["answered"] == self.max_turns)
 
     @cleanup
     async def close_game(self, state: State) -> None:
-        """Close the game; the record keeps what came of it."""
+        """Close the game. The record keeps its result."""
         game: Game | None = state.pop("game", None)
         if game is not None:
             await _result(game.close())
@@ -141,22 +142,22 @@ async def _result(given: Any) -> Any:
 
 
 def earned(state: State, player: str | None = None) -> float:
-    """Return what the game gave a player."""
+    """Return the reward that the game gave a player."""
     return float(state["public"][GAME]["earned"].get(player or "", 0.0))
 
 
 def finished(state: State) -> bool:
-    """Tell whether the game came to its end."""
+    """Return whether the game ended."""
     return bool(state["public"][GAME]["over"])
 
 
 def no_actions(state: State) -> int:
-    """Count the completions that were no action."""
+    """Return the number of completions without an action."""
     return int(state["public"][GAME]["no_actions"])
 
 
 def require_count(num_examples: object) -> None:
-    """Raise `ConfigError` for a number of examples that is none."""
+    """Raise `ConfigError` unless `num_examples` is a positive whole number."""
     if isinstance(num_examples, bool) or not isinstance(num_examples, int) or num_examples < 1:
         raise ConfigError(f"`num_examples` must be a positive whole number, got `{num_examples!r}`")
 

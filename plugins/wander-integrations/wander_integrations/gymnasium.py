@@ -2,8 +2,8 @@
 
     env = GymnasiumEnv("Taxi-v4", max_turns=30, reward_bounds=(-300, 20))
 
-Text, discrete spaces, and arrays, tuples and dictionaries of them have a form, and so has what an environment
-renders as `ansi`. For others give functions: `observe` returns text, `act` an action.
+Text, discrete spaces, and arrays, tuples and dictionaries of these have a text form. So does an environment
+that renders `ansi`. For all others, pass functions: `observe` returns text, `act` an action.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from gymnasium import Space
 
 Observe = Callable[[Any, Any], str]
-"""Returns the text of an environment and its observation."""
+"""Function that returns the text of an environment's observation."""
 Act = Callable[[Any, str], Any]
-"""Returns the action of an environment that a text means; raises `NoAction`."""
+"""Function that returns the action for a text; raises `NoAction`."""
 
 MAX_TURNS = 100
-"""Turns in an environment that has no limit of its own, such as CliffWalking."""
+"""Turns in an environment without a limit of its own, such as CliffWalking."""
 ACTIONS = {
     "FrozenLake": ("left", "down", "right", "up"),
     "FrozenLake8x8": ("left", "down", "right", "up"),
@@ -55,11 +55,11 @@ class GymnasiumEnv(GameEnv):
       example are added to them.
     - `actions`: names of the discrete actions, from 0; the model may say name or number.
     - `observe`, `act`: how an observation becomes text and text an action, in place of the spaces' own form.
-    - `max_turns`: unless given, the environment's own limit, or 100 where it has none.
+    - `max_turns`: by default, the environment's own limit, or 100.
 
-    `reset` gets a seed of the example and the run. The reward is the sum of those of the steps: declare
-    `reward_bounds` where that leaves 0 to 1. Raises `ConfigError` for an id that does not exist, for what it
-    needs and is not installed, and for a space that has no text form.
+    `reset` gets a seed that depends on the example and the run. The reward is the sum of the steps' rewards:
+    declare `reward_bounds` if it can leave 0 to 1. Raises `ConfigError` for an id that does not exist, for
+    missing packages, and for a space without a text form.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class _Episode(Game):
 
 
 class _Actions:
-    """Reads an action of a space of whole numbers, of which some have names, or of text."""
+    """Reads an action from a text: a name, whole numbers, or the text itself."""
 
     def __init__(self, space: Space[Any], names: Sequence[str], name: str) -> None:
         self._space, self._names = space, tuple(each.lower() for each in names)
@@ -145,7 +145,7 @@ class _Actions:
             raise ConfigError(f"`{name}` has the actions `{space}`, not the {len(names)} of `actions`")
 
     def listed(self) -> str:
-        """Return what a model may say."""
+        """Return a description of the allowed actions."""
         if self._names:
             return ", ".join(f"`{name}`" for name in self._names)
         if self._kind == "Text":
@@ -156,7 +156,7 @@ class _Actions:
         return f"{len(self._lowest)} whole numbers, separated by blanks, from `{lowest}` to `{highest}`"
 
     def sample(self) -> str:
-        """Return an action that could be said."""
+        """Return an example of an action."""
         if self._kind == "Text":
             return "..."
         return self._names[0] if self._names else " ".join(map(str, self._lowest))
@@ -184,7 +184,7 @@ class _Actions:
 
 
 def _bounds(space: Space[Any]) -> tuple[list[int], list[int]]:
-    """Return the lowest and the highest action as numbers; none for text."""
+    """Return the lowest and the highest action as numbers; empty lists for text."""
     kind = type(space).__name__
     if kind == "Discrete":
         return [int(space.start)], [int(space.start + space.n) - 1]
@@ -195,7 +195,7 @@ def _bounds(space: Space[Any]) -> tuple[list[int], list[int]]:
 
 
 def text_of(space: Space[Any], value: Any) -> str:
-    """Return the text of an observation; of a dictionary one line for each key, of a tuple for each place."""
+    """Return the text of an observation, with one line for each key of a dictionary or item of a tuple."""
     kind = type(space).__name__
     if kind == "Text":
         return str(value)
@@ -229,7 +229,7 @@ def plain_text(rendered: str) -> str:
 
 
 def _make(name: str, /, **options: Any) -> Any:
-    """Make an environment by its id, rendering text where it can."""
+    """Make an environment by its id, with `ansi` rendering if it has that."""
     with require_extra("gymnasium", needed_for=f"playing `{name}`", of="wander-integrations"):
         import gymnasium
     module, _, plain_name = name.rpartition(":")
@@ -260,7 +260,7 @@ def _make(name: str, /, **options: Any) -> Any:
 def _check_form(
     space: Space[Any], name: str, what: str, argument: str, without: Callable[[Space[Any]], Any]
 ) -> None:
-    """Raise `ConfigError` for a space of which a part has no text form."""
+    """Raise `ConfigError` if a part of a space lacks a text form."""
     if (odd := without(space)) is not None:
         raise ConfigError(
             f"the {what} of `{name}` have no text form: `{odd!s:.120}`",
@@ -269,7 +269,7 @@ def _check_form(
 
 
 def _without_text(space: Space[Any]) -> Space[Any] | None:
-    """Return the first part of a space that no text stands for, or None."""
+    """Return the first part of a space that lacks a text form, or None."""
     if type(space).__name__ in ("Dict", "Tuple"):
         inner = space.spaces
         parts = inner.values() if isinstance(inner, Mapping) else inner
@@ -278,5 +278,5 @@ def _without_text(space: Space[Any]) -> Space[Any] | None:
 
 
 def _without_words(space: Space[Any]) -> Space[Any] | None:
-    """Return a space unless a line of text can name each of its values."""
+    """Return the space, or None if a line of text can name each of its values."""
     return None if type(space).__name__ in ("Text", "Discrete", "MultiDiscrete", "MultiBinary") else space

@@ -28,10 +28,11 @@ class InspectEnv(SingleTurnEnv):
     - `task`: a `Task`, or the name under which a package registers one, as in `inspect_evals/gsm8k`.
     - `arguments`: those of a task given by its name.
 
-    The task's solver is not run: the model answers the sample's input once, with the choices, if it has some,
-    below it. The reward is the first scorer's value as a number (`C` is 1, `P` a half); other scorers are
-    metrics. A scorer that asks a model needs Inspect's own settings for it, and `deterministic=False`.
-    Raises `ConfigError` for a task that does not exist, has no scorer, or wants a sandbox.
+    The task's solver is not run: the model answers the input of each sample once. Choices, if any, are listed
+    below the input. The reward is the first scorer's value as a number (`C` is 1, `P` a half); other scorers
+    are metrics. A scorer that asks a model needs Inspect's own settings for that model, and
+    `deterministic=False`. Raises `ConfigError` for a task that does not exist, lacks a scorer, or needs a
+    sandbox.
     """
 
     def __init__(self, task: Any, *, arguments: Mapping[str, Any] | None = None, **kwargs: Any) -> None:

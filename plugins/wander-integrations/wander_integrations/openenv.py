@@ -1,8 +1,8 @@
-"""Environments that an OpenEnv server plays. Needs the extra `openenv`, and a server that runs.
+"""Environments of an OpenEnv server. Needs the extra `openenv` and a running server.
 
     env = OpenEnvEnv("http://localhost:8000", text_field="message")
 
-An action is a JSON object, or with `text_field` any text, which becomes that field.
+An action is a JSON object. With `text_field`, it is any text, which becomes that field.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ from wander.types import State
 from wander_integrations.games import Game, GameEnv, NoAction
 
 MAX_TURNS = 50
-"""Turns unless `max_turns` is given; servers do not tell their limits."""
+"""Default of `max_turns`, because servers do not report their limits."""
 
 
 class OpenEnvEnv(GameEnv):
     """Plays episodes of an OpenEnv server, each in a session of its own.
 
-    - `url`: where the server answers.
-    - `text_field`: the field of an action that takes the model's text; without it, it says a JSON object.
-    - `observed_field`: the field of observations that is shown; without it all are, as JSON.
+    - `url`: the server's address.
+    - `text_field`: the field of an action that gets the model's text. Without it, the model writes a JSON
+      object.
+    - `observed_field`: the field of an observation that the model sees. Without it, the model sees all fields
+      as JSON.
 
-    `reset` gets a seed of the example and the run, which a server may ignore. The reward is the sum of the
-    steps' rewards. A server is an outside observation, so the environment counts as not deterministic unless
-    its author passes `deterministic=True`. As many rollouts play at once as the server allows sessions.
+    `reset` gets a seed that depends on the example and the run; a server may ignore it. The reward is the sum
+    of the steps' rewards. The determinism contract does not cover a server, so the environment is not
+    deterministic unless its author passes `deterministic=True`. The server's limit of sessions also limits
+    parallel rollouts.
     """
 
     def __init__(
@@ -80,7 +83,7 @@ class _Session(Game):
                 raise NoAction
         try:
             return self._take(await self._client.step(fields))
-        except RuntimeError as error:  # its client has no other for what a server refuses
+        except RuntimeError as error:  # the only error that its client raises for a rejected action
             if "(code: VALIDATION_ERROR)" in str(error):
                 raise NoAction("The server takes no such action.") from error
             raise
@@ -90,7 +93,7 @@ class _Session(Game):
         await self._client.close()
 
     def _take(self, result: Any) -> str:
-        """Note reward and ending, and return what is to be told."""
+        """Record the reward and the end, and return the text for the model."""
         self.earned[None] += float(result.reward or 0.0)
         self.over = bool(result.done)
         shown: Any = {key: value for key, value in result.observation.items() if value or key != "metadata"}

@@ -28,29 +28,29 @@ from wander.types import Example, Messages, State
 from wander_integrations.games import require_count
 
 Tasks = dict[str, dict[str, Any]]
-"""The settings of each task, its `weight` among them."""
+"""The settings of each task, including its `weight`."""
 
 PROMPT = "Put your final answer, and nothing else, into <answer> and </answer>."
 FAR = 2**30
-"""How far the seeds of the splits are apart: item 1 of the library's seed 5 is item 0 of its seed 6."""
+"""Distance between the seeds of the splits. Item 1 of the library's seed 5 is item 0 of its seed 6."""
 HASHED = {"isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note", "word_ladder"}
-"""Tasks that draw from sets, so that their items change with the hash seed of the process."""
+"""Tasks that draw from sets. Their items depend on the hash seed of the process."""
 BLOCK = 8
-"""Items that a process with hash seed 0 makes at once."""
+"""Number of items that a process with hash seed 0 makes in one go."""
 ANSWERS = ("possible_answer", "example_answer", "example_correct_answer")
-"""Where the metadata hold an answer of tasks that take several."""
+"""Keys of an answer in the metadata of tasks that accept several answers."""
 
 
 class ReasoningGymEnv(SingleTurnEnv):
     """Asks the questions of a task, or of several mixed, and scores the answers as the library does.
 
-    - `task`: a name; several as a list, or with commas; or a dictionary of each task's settings, `weight`
-      among them.
-    - `settings`: those of a single task.
+    - `task`: a name, a list of names, names separated by commas, or a dictionary with the settings of each
+      task, including its `weight`.
+    - `settings`: the settings of a single task.
 
-    The reward is the library's score of what stands in the answer's tags, and 0 without them. With some
-    answers a scorer cannot cope: those count 0 too, and the metric `scorer_raised` counts them. Of several
-    tasks each is a stratum. Raises `ConfigError` for a task or a setting that does not exist.
+    The reward is the library's score of the text in the answer's tags, and 0 without tags. If a scorer raises
+    an error for an answer, the reward is 0, and the metric `scorer_raised` is 1. Each of several tasks is a
+    stratum. Raises `ConfigError` for a task or a setting that does not exist.
     """
 
     def __init__(
@@ -93,12 +93,12 @@ class ReasoningGymEnv(SingleTurnEnv):
         item = self._item(state.example)
         try:
             return float(self._made.score_answer(said, item))
-        except Exception:  # noqa: BLE001 - whatever a scorer stumbles over is no answer to its question
+        except Exception:  # noqa: BLE001 - an answer that breaks the scorer is wrong
             state["scorer_raised"] = True
             return 0.0
 
     def gold(self, example: Example) -> str | None:
-        """Return an answer of the library's; None where it has none."""
+        """Return the library's answer, or None."""
         item = self._item(example)
         kept = (item["metadata"].get(key) for key in ANSWERS)
         answer = item["answer"] if item["answer"] is not None else next(filter(None, kept), None)
@@ -119,12 +119,12 @@ class ReasoningGymEnv(SingleTurnEnv):
 
 
 def scorer_raised(state: State) -> bool:
-    """Tell whether the library's scorer could not cope with the answer."""
+    """Return whether the library's scorer raised an error for the answer."""
     return bool(state["scorer_raised"])
 
 
 def make_items(tasks: Tasks, seed: int, size: int) -> Any:
-    """Return the library's dataset; raises `ConfigError` for settings that it refuses."""
+    """Return the library's dataset; raises `ConfigError` for settings that it rejects."""
     library = _library()
     own = {
         name: {key: value for key, value in each.items() if key != "weight"} for name, each in tasks.items()

@@ -1,4 +1,4 @@
-"""Games of textarena, alone or by roles. Needs the extra `textarena`.
+"""Games of textarena, for one or several players. Needs the extra `textarena`.
 
 env = TextArenaEnv("Mastermind-v0")
 env = TextArenaEnv("TicTacToe-v0")  # two players: self-play, or `--player player_1=...`
@@ -21,22 +21,22 @@ from wander.types import State
 from wander_integrations.games import Game, GameEnv
 
 MAX_TURNS = 200
-"""Turns of all players; most games end earlier by a limit of their own."""
+"""Turns of all players. Most games have a lower limit of their own."""
 MOST_PLAYERS = 15
 VARIANTS = ("-raw", "-train")
-"""Ends of the ids of games that show another observation."""
+"""Suffixes of ids: the same games with other observations."""
 
 
 class TextArenaEnv(GameEnv):
     """Plays a game of textarena by its id.
 
-    - `num_players`: unless given, the fewest the game takes. Two or more are called `player_0`, `player_1`...
-      and the model plays all whom nobody else plays.
+    - `num_players`: by default, the lowest number that the game accepts. Several players are called
+      `player_0`, `player_1`... The model plays each of them unless `--player` names another model.
     - `settings`: keyword arguments of the game.
 
-    A turn's completion is the action, less the reasoning before `</think>`; the game answers one it cannot
-    read. Rewards are the game's at its end, mostly 1, 0 and -1. Raises `ConfigError` for a game that
-    does not exist and for what it needs and is not there: data, a module, a key, a later Python.
+    The action is the completion without the reasoning before `</think>`. If the game cannot read it, the game
+    says so. The game gives the rewards at its end, mostly 1, 0 and -1. Raises `ConfigError` for a game that
+    does not exist, or that needs missing data, a module, a key or a newer Python.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class _TextArenaGame(Game):
             return self._observed()
 
     def step(self, action: str) -> str:
-        """Take the action of who moves."""
+        """Take the action of the current player."""
         with self._alone():
             self.over, _ = self._game.step(action)
             said = self._observed()
@@ -95,11 +95,11 @@ class _TextArenaGame(Game):
         return said
 
     def is_for_one(self) -> bool:
-        """Tell whether the game is made for a player alone; some others take one too, and never end."""
+        """Return whether the game is for one player. Some others accept one player and never end."""
         return type(self._game.state).__name__ == "SinglePlayerState"
 
     def _observed(self) -> str:
-        """Note who moves next and return what is new to that player."""
+        """Record the next player, and return the new messages for that player."""
         place, told = self._game.get_observation()
         self.player = self._player_at(place)
         names = self._game.state.role_mapping
@@ -120,7 +120,7 @@ class _TextArenaGame(Game):
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Run the library on this game's random state, with what it prints out of the way."""
+        """Run the library with this game's random state, and keep its output off stdout."""
         others = random.getstate()
         random.setstate(self._random)
         try:
@@ -132,7 +132,7 @@ class _TextArenaGame(Game):
 
 
 def _count_players(name: str, settings: Mapping[str, Any], asked: int | None) -> int:
-    """Return how many play; raises `ConfigError` where the game does not take that many."""
+    """Return the number of players; raises `ConfigError` if the game rejects that number."""
     refusal: Exception | None = None
     for count in range(1, MOST_PLAYERS + 1) if asked is None else (asked,):
         game = _TextArenaGame(name, settings, count)
@@ -142,7 +142,7 @@ def _count_players(name: str, settings: Mapping[str, Any], asked: int | None) ->
             raise
         except FileNotFoundError as error:
             raise ConfigError(f"`{name}` lacks a file that textarena does not ship: {error}") from error
-        except Exception as error:  # noqa: BLE001 - games refuse a number of players by whatever comes to hand
+        except Exception as error:  # noqa: BLE001 - games raise any error for a wrong number of players
             refusal = error
             continue
         if count > 1 or asked is not None or game.is_for_one():
@@ -154,7 +154,7 @@ def _count_players(name: str, settings: Mapping[str, Any], asked: int | None) ->
 
 
 def _make(name: str, settings: Mapping[str, Any]) -> Any:
-    """Make a game that tells what is new, and reads actions as its default variant does."""
+    """Make a game that shows new messages only, and reads actions like its default variant."""
     with require_extra("textarena", needed_for=f"playing `{name}`", of="wander-integrations"):
         import textarena
         from textarena.envs.registration import ENV_REGISTRY
@@ -174,7 +174,7 @@ def _make(name: str, settings: Mapping[str, Any]) -> Any:
             hint="try Python 3.12 or newer",
         ) from error
     except Exception as error:
-        if type(error) is LookupError:  # how nltk says that data is missing, in many lines
+        if type(error) is LookupError:  # nltk's error for missing data, which has many lines
             names = dict.fromkeys(re.findall(r"nltk\.download\('(\w+)'\)", str(error)))
             data = " ".join(names) or "words"
             raise ConfigError(

@@ -80,7 +80,7 @@ def connected(address: str, *, go_on: str = "resume the run") -> Iterator[Any]:
     """Yield Ray, connected to the cluster at `HOST:PORT` or `auto`; what it prints goes to standard error.
 
     An empty address takes `RAY_ADDRESS`, or starts Ray on this machine, which `local` always does. Raises
-    `Unavailable` if the cluster is lost meanwhile, and says how to go on.
+    `Unavailable` if the cluster is lost in the block, with a hint how to resume.
     """
     try:
         import ray
@@ -94,7 +94,7 @@ def connected(address: str, *, go_on: str = "resume the run") -> Iterator[Any]:
         if _USERS and wanted != _USERS[0]:
             raise UsageError(
                 f"this process uses the cluster at `{_USERS[0]}` already, not `{wanted}`",
-                hint="name one cluster alone",
+                hint="use one cluster per process",
             )
         if not _USERS:
             _connect(ray, wanted)
@@ -115,7 +115,7 @@ def _connect(ray: Any, wanted: str | None) -> None:
     if wanted and wanted not in ("auto", "local"):
         _require_reachable(wanted)
     with contextlib.ExitStack() as stack:
-        # What Ray prints, also later, is no data.
+        # Ray's own output, also later, must not mix with data on stdout.
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         if not ray.is_initialized():
             try:
@@ -138,7 +138,7 @@ def failed(what: str, error: Exception, hint: str, code: str = "ray_unavailable"
 
 
 class Head:
-    """The head of the cluster to which this process is connected."""
+    """The head of the connected cluster."""
 
     def __init__(self, ray: Any) -> None:
         self._ray, self._looked, self._seen = ray, monotonic(), 0.0

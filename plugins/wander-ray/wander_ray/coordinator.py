@@ -1,7 +1,7 @@
-"""What the shards of a run share while they play: an actor, of which there is one.
+"""The actor that all shards of a run share while they play. There is one for each run.
 
-Its methods are called by shards and the driver. A shard that is started again, elsewhere or here, comes with
-another `attempt`, and what the earlier one held is free again.
+Shards and the driver call its methods. A restarted shard has a new `attempt`, and the permits of the earlier
+attempt become free.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 _SILENT_SECONDS = 15.0
-"""A shard that has not reported for so long is taken for dead: it may wait for room that its calls hold."""
+"""Seconds of silence after which a shard counts as dead, and its permits become free."""
 
 
 @dataclass(frozen=True)
@@ -32,47 +32,47 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Trade:
-    """What one shard did at one endpoint since it last said so, and wants now."""
+    """The calls of one shard at one endpoint since its last report, and its requests."""
 
     endpoint: str
     released: int = 0
     """Calls that ended."""
     replaced: int = 0
-    """Calls that ended besides, and at once left room for another of the shard's own."""
+    """Calls that ended, and that the shard replaced by other calls."""
     accepted: int = 0
-    """Calls that the endpoint took."""
+    """Calls that the endpoint accepted."""
     refusals: tuple[Refusal, ...] = ()
     wanted: int = 0
-    """Calls that wait to leave."""
+    """Calls that wait."""
     spent: tuple[int, float] = (0, 0.0)
     """Tokens and USD of the shard so far."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What a shard may do at an endpoint until it asks again."""
+    """Permits of a shard at an endpoint, until its next report."""
 
     granted: int
-    """How many of the calls that wait may leave: at least one if any is wanted."""
+    """Number of waiting calls that may leave: at least one if any is wanted."""
     keep: int
-    """So many calls in flight it may replace by others, without asking."""
+    """Number of calls in flight that the shard may replace by others without asking."""
     spent: str | None
     """The budget that is spent, in words."""
 
 
 @dataclass(frozen=True)
 class Overview:
-    """How everything goes."""
+    """The progress of all shards."""
 
     progress: dict[str, list[Progress]]
-    """Of each run's shards, by the run's folder."""
+    """Progress of each run's shards, by the run's folder."""
     tokens: int
     usd: float
     spent: str | None
 
 
 class Coordinator:
-    """Holds the bounds of all shards; `concurrency` is that of each endpoint."""
+    """Keeps the limits of all shards. `concurrency` applies to each endpoint."""
 
     def __init__(self, concurrency: int, budget_tokens: int | None, budget_usd: float | None) -> None:
         self._concurrency = concurrency
@@ -153,7 +153,7 @@ class Coordinator:
         return self._stop, self._budget.spent
 
     async def stop(self) -> None:
-        """Have all shards end: the first time in order, the second at once."""
+        """Stop all shards: the first call in an orderly way, the second one immediately."""
         self._stop += 1
 
     async def look(self) -> Overview:

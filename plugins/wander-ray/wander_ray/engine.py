@@ -1,4 +1,4 @@
-"""The engine `ray` of `wander eval`: has Ray play the shards of a suite, and makes one record of them."""
+"""The engine `ray` of `wander eval`: Ray plays the shards of a suite, and they become one record."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from wander_ray.models import (
     models_of,
 )
 from wander_ray.task import PROOF_FILE, Job, alone, play_shard
-from wander_ray.workers import place_workers as place_workers  # the engine's, too
+from wander_ray.workers import place_workers as place_workers  # the engine looks for it here
 
 if TYPE_CHECKING:
     from wander.evals.run.runner import Progress
@@ -48,13 +48,13 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS = 0.25
 _END_SECONDS = 30.0
-"""How long a model's server may take to end."""
+"""Seconds that a model's server may take to exit."""
 _RETRIES = 20
-"""How often Ray may start a shard again whose node or process died."""
+"""Number of times that Ray may restart a shard whose node or process died."""
 
 
 class BudgetSpent(ClientError):
-    """What may be spent is spent before all was played."""
+    """The budget was spent before all rollouts were played."""
 
     status = PARTIAL
 
@@ -66,9 +66,9 @@ def evaluate(
     address: EngineAddress,
     ended: threading.Event | None = None,
 ) -> Merged:
-    """Play one evaluation and return its run; a budget is that of all shards together.
+    """Play one evaluation and return its run. All shards share a budget.
 
-    The shards end in order once `ended` is set, as after Ctrl-C.
+    When `ended` is set, the shards stop in an orderly way, as after Ctrl-C.
     """
     settings, location = settle(context, settings)
     out = out or new_run_dir(context.settings.runs_dir, location, settings.model)
@@ -86,7 +86,7 @@ def evaluate(
 
 
 def evaluate_suite(context: Invocation, suite: Suite, out: Path, address: EngineAddress) -> list[Merged]:
-    """Play a suite and return its runs, which lie in `out`."""
+    """Play a suite and return its runs, whose folders are in `out`."""
     for run in suite.runs:
         if run.settings.budget_tokens is not None or run.settings.budget_usd is not None:
             raise UsageError(
@@ -95,7 +95,7 @@ def evaluate_suite(context: Invocation, suite: Suite, out: Path, address: Engine
             )
     exact = [
         run.model_copy(update={"settings": settle(context, run.settings)[0]}) for run in suite.runs
-    ]  # an environment and a version that hold on all nodes
+    ]  # the same environment and version on all nodes
     return _play(context, suite.model_copy(update={"runs": exact}), out, address)
 
 
@@ -106,13 +106,13 @@ def resume(
     said: Mapping[str, Any],
     ended: threading.Event | None = None,
 ) -> tuple[Suite | None, list[Merged]]:
-    """Go on with a suite, or with one evaluation, which has none to return.
+    """Resume a suite, or one evaluation. The suite that is returned is None for an evaluation.
 
-    The number of shards stays, and nothing but budgets may change.
+    The number of shards stays the same. Only budgets may change.
     """
     if other := sorted(said.keys() - set(BUDGETS)):
         raise UsageError(
-            f"`{other[0]}` cannot change while a run goes on", hint="only its budgets can: leave it out"
+            f"`{other[0]}` cannot change when a run is resumed", hint="only its budgets can: leave it out"
         )
     shard_folders(out)
     hint = "play it again into another folder: `wander eval ... --engine ray --out NEW`"
@@ -122,7 +122,7 @@ def resume(
 
 
 def _is_alone(suite: Suite) -> bool:
-    """Tell whether a suite is one evaluation."""
+    """Return whether a suite is one evaluation."""
     return suite.file is None and len(suite.runs) == 1
 
 
@@ -133,7 +133,7 @@ def _play(
     address: EngineAddress,
     ended: threading.Event | None = None,
 ) -> list[Merged]:
-    """Play what is missing of the shards, make the record of them, and remove them."""
+    """Play the missing rollouts of the shards, merge the shards into one record, and remove them."""
     require_free(out)
     with hold(out):
         play(suite, out, address, context.output, ended or threading.Event())
@@ -144,28 +144,28 @@ def _play(
             merged = [merge_part([folder / run.folder for folder in folders], out, run.name)]
         else:
             merged = merge_suite(folders, out)
-            suite.write(out)  # with the calls at once of the whole
+            suite.write(out)  # with the concurrency of the whole suite
         shutil.rmtree(parts_of(out))
     return merged
 
 
 def play(suite: Suite, out: Path, address: EngineAddress, output: Output, ended: threading.Event) -> None:
-    """Play a suite's shards beside `out`, or go on with them, until all are complete.
+    """Play or resume a suite's shards, in a folder next to `out`, until all are complete.
 
-    Raises `Interrupted` after Ctrl-C, and what went wrong in a shard; what was played is kept.
+    Raises `Interrupted` after Ctrl-C, or the first error of a shard. Finished rollouts are kept.
     """
     place = parts_of(out).resolve()
     _require_same(place, suite)
     proof = secrets.token_hex(16)
     budget = (suite.budget_tokens, suite.budget_usd)
-    with connected(address.cluster, go_on=f"go on with `{resume_command(out)}`") as ray:
+    with connected(address.cluster, go_on=f"resume with `{resume_command(out)}`") as ray:
         require_free(out)  # connecting takes a while
         total, options, models = _place(ray, suite)
         count = _count_shards(place, address.count, total)
         (place / SHARDS_FILE).write_text(str(count))
         (place / PROOF_FILE).write_text(proof)
         suite.write(place)
-        # Without an endpoint each shard has its share of the calls at once; so it has of a budget's rollouts.
+        # Without an endpoint, each shard gets its share of the concurrency. A budget is shared the same way.
         local, bound = _without_limiter(suite, models), budget != (None, None)
         parts = count if local else min(count, total) if bound else 1
         runs = []
@@ -191,7 +191,7 @@ def play(suite: Suite, out: Path, address: EngineAddress, output: Output, ended:
         done = sum(each.done for runs in overview.progress.values() for each in runs)
         raise Interrupted(
             f"interrupted; {done} rollouts are kept in `{place}`",
-            hint=f"go on with `{resume_command(out)}`",
+            hint=f"resume with `{resume_command(out)}`",
         )
     if problems:
         for other in problems[1:]:
@@ -200,14 +200,14 @@ def play(suite: Suite, out: Path, address: EngineAddress, output: Output, ended:
     if overview.spent is not None and not _is_complete(place, suite, count):
         raise BudgetSpent(
             f"{overview.spent}; what was played is kept in `{place}`",
-            hint=f"go on with `{resume_command(out)}{more_budget(overview.tokens, overview.usd, *budget)}`",
+            hint=f"resume with `{resume_command(out)}{more_budget(overview.tokens, overview.usd, *budget)}`",
             code="budget_spent",
         )
 
 
 @contextlib.contextmanager
 def hold(out: Path) -> Iterator[None]:
-    """Keep other processes from a run's shards, whose folder goes where no shard came to begin in it."""
+    """Keep other processes out of a run's shards. Remove their folder if no shard began."""
     place = parts_of(out)
     place.mkdir(parents=True, exist_ok=True)
     try:
@@ -227,23 +227,23 @@ def hold(out: Path) -> Iterator[None]:
 
 
 def _has_begun(place: Path) -> bool:
-    """Tell whether shards may have something that is worth keeping."""
+    """Return whether a shard has begun a run."""
     return next(place.glob("*/*/run.json"), None) is not None
 
 
 def _require_same(place: Path, suite: Suite) -> None:
-    """Raise `UsageError` where other evaluations were begun, and something of them is there."""
+    """Raise `UsageError` if the folder has runs of other evaluations."""
     if not _has_begun(place):
         return
     if [run.folder for run in Suite.load(place).command.runs] != [run.folder for run in suite.runs]:
         raise UsageError(
             f"`{place}` holds shards of another evaluation",
-            hint=f"choose another folder with `--out`, or go on with `{resume_command(run_of(place))}`",
+            hint=f"choose another folder with `--out`, or resume with `{resume_command(run_of(place))}`",
         )
 
 
 def _is_complete(place: Path, suite: Suite, count: int) -> bool:
-    """Tell whether all parts of all runs are played to their end."""
+    """Return whether all shards have played all their runs to the end."""
     from wander.evals.store.folder import RunFolder
 
     for number in range(count):
@@ -256,21 +256,21 @@ def _is_complete(place: Path, suite: Suite, count: int) -> bool:
 
 
 def shard_folders(out: Path) -> list[Path]:
-    """Return the folders of the shards of a run, in order; raises `UsageError` where it has none."""
+    """Return the folders of a run's shards, in order; raises `UsageError` for runs without Ray."""
     require_run(out)
     place = parts_of(out)
     if not (place / SHARDS_FILE).is_file():
         raise UsageError(
-            f"`{out}` was not begun with `--engine ray`", hint=f"go on with `{resume_command(out)}`"
+            f"`{out}` was not begun with `--engine ray`", hint=f"resume with `{resume_command(out)}`"
         )
     return [place / str(number) for number in range(int((place / SHARDS_FILE).read_text()))]
 
 
 def _place(ray: Any, suite: Suite) -> tuple[int, dict[str, float], Counter[ModelChoice]]:
-    """Return how many shards the cluster plays at once, what each needs of a node, and what actors hold.
+    """Return the number of parallel shards, the resources of each, and the models that get actors.
 
-    Where the GPUs hold all models, those get actors, and shards need processors alone. Where they do not,
-    each shard takes what the greatest needs and loads one model after the other.
+    If the GPUs can hold all models, the models get actors, and shards only need processors. Otherwise each
+    shard takes the GPUs that the largest model needs, and loads one model after the other.
     """
     there = ray.cluster_resources()
     gpus, processors = int(there.get("GPU", 0)), int(there.get("CPU", 0))
@@ -292,7 +292,7 @@ def _place(ray: Any, suite: Suite) -> tuple[int, dict[str, float], Counter[Model
 
 @contextlib.contextmanager
 def _served(ray: Any, wanted: Counter[ModelChoice], variables: dict[str, str]) -> Iterator[Actors]:
-    """Yield actors that hold models while the block runs."""
+    """Yield actors with their models loaded, for the length of the block."""
     actors: dict[ModelChoice, list[Any]] = {}
     try:
         for choice, count in wanted.items():
@@ -314,20 +314,20 @@ def _served(ray: Any, wanted: Counter[ModelChoice], variables: dict[str, str]) -
 
 
 def _count_shards(place: Path, wanted: int | None, usual: int) -> int:
-    """Return the number of shards, which stays what it was while a run goes on."""
+    """Return the number of shards. A resumed run keeps its number."""
     file = place / SHARDS_FILE
     if not file.is_file():
         return wanted or usual
     begun = int(file.read_text())
     if wanted not in (None, begun):
         raise UsageError(
-            f"`{place}` was begun with {begun} shards, not {wanted}", hint="leave the number out to go on"
+            f"`{place}` was begun with {begun} shards, not {wanted}", hint="leave the number out to resume"
         )
     return begun
 
 
 def _without_limiter(suite: Suite, models: Counter[ModelChoice]) -> bool:
-    """Tell whether each shard bounds its own calls: none of them asks an endpoint."""
+    """Return whether each shard limits its own calls, because no model is behind an endpoint."""
     return all(
         key_of(run.settings.choose_model()) in models
         or (
@@ -340,7 +340,7 @@ def _without_limiter(suite: Suite, models: Counter[ModelChoice]) -> bool:
 
 
 def _variables(suite: Suite) -> dict[str, str]:
-    """Return what nodes need of this process's environment: keys, endpoint, hub, vLLM's settings."""
+    """Return the variables of this process that nodes need: keys, endpoint, hub, vLLM's settings."""
     names = {"OPENAI_BASE_URL", "WANDER_HUB"}
     names |= {run.settings.key_variable for run in suite.runs}
     names |= {name for run in suite.runs for name in run.settings.pass_environ}
@@ -352,9 +352,10 @@ def _variables(suite: Suite) -> dict[str, str]:
 def _wait(
     ray: Any, refs: list[Any], coordinator: Any, suite: Suite, output: Output, ended: threading.Event
 ) -> tuple[list[Problem], Overview, bool]:
-    """Wait for all shards, showing how they go.
+    """Wait for all shards and show their progress.
 
-    Ctrl-C has them end in order, the second one at once; so does what keeps a shard from being played at all.
+    The first Ctrl-C stops them in an orderly way, the second one immediately. An error that prevents a shard
+    from being played has the same effect as the first one.
     """
     table = SuiteTable(output, [run.name for run in suite.runs])
     problems: list[Problem] = []
@@ -381,7 +382,7 @@ def _wait(
 
 
 def _broken(problems: list[Problem]) -> bool:
-    """Tell whether something concerns all evaluations, so that no record can be made."""
+    """Return whether a problem concerns all evaluations, so that there can be no record."""
     return any(not each.run for each in problems)
 
 
@@ -389,7 +390,7 @@ def _result(ray: Any, ref: Any) -> list[Problem]:
     try:
         found: list[Problem] = ray.get(ref)
     except ray.exceptions.RayError as error:
-        hint = "run the same command again: it goes on with what was played"
+        hint = "run the same command again: it resumes the run"
         if "No module named" in str(error):
             hint = "install the same `wander-ray` on all nodes"
         return [Problem.of(failed("a shard failed on Ray", error, hint, "shard_failed"))]

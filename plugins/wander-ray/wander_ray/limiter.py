@@ -1,8 +1,8 @@
-"""Bounds the calls of one shard by what all shards may ask: a limiter whose permits the coordinator gives.
+"""A limiter whose permits come from the coordinator, so that all shards together keep to one limit.
 
-While an endpoint takes all calls, a shard keeps its share of the permits, and lets a call leave for each that
-ended without asking; four times a second it says what it did and learns what its share is. At an endpoint
-that refuses, and where a budget is bound, it asks for every call.
+While an endpoint accepts all calls, a shard keeps its share of the permits: when a call ends, it sends the
+next one without asking. Four times a second it reports its calls and learns its share. If the endpoint
+refuses calls, or a budget is set, it asks before every call.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ TALK_SECONDS = 0.25
 
 @dataclass
 class _Open:
-    """This shard's permits for an endpoint, what the coordinator has not been told, and who waits."""
+    """This shard's permits for an endpoint, its unreported calls, and its waiting calls."""
 
     keep: int = 0
-    """So many permits need not be given back when a call ends."""
+    """Number of permits that this shard may keep when calls end."""
     held: int = 0
-    """Permits, those of calls in flight included."""
+    """Number of permits, including those of calls in flight."""
     idle: int = 0
-    """Permits that no call uses."""
+    """Number of permits without a call."""
     least_idle: int = 0
-    """Since the coordinator was last talked to: so many were not needed."""
+    """Lowest number of idle permits since the last talk with the coordinator."""
     released: int = 0
     replaced: int = 0
     accepted: int = 0
     refusals: list[Refusal] = field(default_factory=list)
     waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
     asking: int = 0
-    """Permits that are asked for already."""
+    """Number of permits that were requested and have not arrived."""
     due: asyncio.Handle | None = None
 
     def use(self) -> None:
-        """Have a call leave with an idle permit."""
+        """Take an idle permit for a call."""
         self.idle -= 1
         self.least_idle = min(self.least_idle, self.idle)
 
     def serve(self) -> int:
-        """Let those who wait leave with the permits that are there; return how many did."""
+        """Give idle permits to waiting calls; return the number of calls."""
         served = 0
         while self.idle and self.waiting:
             left = self.waiting.popleft()
@@ -59,14 +59,14 @@ class _Open:
         return served
 
     def give_back(self, permits: int) -> None:
-        """Hold so many idle permits less."""
+        """Return idle permits to the coordinator."""
         self.idle -= permits
         self.held -= permits
         self.released += permits
 
 
 class _ToldPace(Pace):
-    """Holds nobody back here; says to the coordinator what the endpoint took and refused."""
+    """Delays no call itself. It reports to the coordinator which calls the endpoint accepted and refused."""
 
     def __init__(self, endpoint: str, open_: _Open, tell: Callable[[], None]) -> None:
         super().__init__()
@@ -74,29 +74,29 @@ class _ToldPace(Pace):
         self._open, self._tell = open_, tell
 
     def wait(self, now: float) -> float:
-        """Let every call ask the coordinator."""
+        """Return 0: the coordinator decides when a call may leave."""
         return 0.0
 
     def note_accepted(self, now: float) -> None:
-        """Count it, and pass it on with what is told next."""
+        """Count the call, and include it in the next report."""
         super().note_accepted(now)
         self._open.accepted += 1
 
     def note_refused(self, now: float, began: float, told: float | None) -> None:
-        """Count it here, and pass it on."""
+        """Count the refusal, and report it."""
         super().note_refused(now, began, told)
         self._open.refusals.append(Refusal(now - began, told))
         self._tell()
 
 
 class RayLimiter(CallLimiter):
-    """Calls leave when the coordinator says so, or in place of others; what it is to be told goes together.
+    """Sends a call when the coordinator permits it, or when another call has ended. Reports are batched.
 
-    The bound that an evaluation itself asks for (`at_most`) does not count: the whole has one.
+    The limit of a single evaluation (`at_most`) is ignored, because all evaluations share one limit.
     """
 
     def __init__(self, trade: Callable[[Trade], Awaitable[Terms]]) -> None:
-        """`trade` asks the coordinator in the shard's name."""
+        """`trade` sends a report to the coordinator and returns its answer."""
         super().__init__()
         self._trade = trade
         self._opens: defaultdict[str, _Open] = defaultdict(_Open)
@@ -104,7 +104,7 @@ class RayLimiter(CallLimiter):
 
     @contextmanager
     def at_most(self, calls: int) -> Iterator[None]:
-        """Change nothing, but give back in the end what no call needs."""
+        """Return idle permits when the block ends. It sets no limit."""
         try:
             yield
         finally:
@@ -120,7 +120,7 @@ class RayLimiter(CallLimiter):
         return self._queue.paces[endpoint]
 
     async def acquire(self, pace: Pace, rollout_id: str = "") -> float:
-        """Wait until all shards together leave room for a call; return when it left."""
+        """Wait until the limit of all shards has room for a call; return when the call left."""
         assert isinstance(pace, _ToldPace)
         open_ = self._opens[pace.endpoint]
         if open_.idle:
@@ -141,7 +141,7 @@ class RayLimiter(CallLimiter):
         return now
 
     def release(self, pace: Pace) -> None:
-        """Count a call as ended, here and for all."""
+        """Count a call as ended, here and at the coordinator."""
         super().release(pace)
         assert isinstance(pace, _ToldPace)
         self._pass_on(pace.endpoint)
@@ -154,7 +154,7 @@ class RayLimiter(CallLimiter):
                 left.set_exception(error)
 
     def _pass_on(self, endpoint: str) -> None:
-        """Have a permit that was used serve who waits, or give it back."""
+        """Give the permit of an ended call to a waiting call, or return it."""
         open_ = self._opens[endpoint]
         open_.idle += 1
         if open_.held > open_.keep:
@@ -164,7 +164,7 @@ class RayLimiter(CallLimiter):
             open_.replaced += open_.serve()
 
     def _tell(self, endpoint: str) -> None:
-        """Talk to the coordinator at the end of this turn of the event loop."""
+        """Schedule a report at the end of this turn of the event loop."""
         open_, loop = self._opens[endpoint], asyncio.get_running_loop()
         if isinstance(open_.due, asyncio.TimerHandle):
             open_.due.cancel()
@@ -173,7 +173,7 @@ class RayLimiter(CallLimiter):
             open_.due = loop.call_soon(self._begin_talk, endpoint)
 
     def _tell_later(self, endpoint: str) -> None:
-        """Talk again after a while, for as long as there are permits."""
+        """Schedule the next report, if this shard has permits."""
         open_ = self._opens[endpoint]
         if open_.held and open_.due is None:
             loop = asyncio.get_running_loop()
@@ -201,7 +201,7 @@ class RayLimiter(CallLimiter):
         open_ = self._opens[trade.endpoint]
         try:
             terms = await self._trade(trade)
-        except Exception as error:  # noqa: BLE001 - told to whoever waits: without permits nothing goes on
+        except Exception as error:  # noqa: BLE001 - raised in every waiting call
             open_.asking -= trade.wanted
             open_.keep = 0
             self.give_up(self.pace(trade.endpoint), error)

@@ -1,8 +1,8 @@
-"""Models that Ray places: an actor with a GPU holds one, or its server, and shards on any node ask it.
+"""Models that Ray places. An actor with a GPU loads one or starts its server, and shards on any node call it.
 
-Answers, and the token ids in them, are those that a client in the shard's own process would give. Ray starts
-an actor again whose process or node died, and asks it again; rollouts that it had answered are played again.
-A server that died is started again by its actor, and asked again.
+Answers and their token ids are the same as from a client in the shard's own process. If the process or node
+of an actor dies, Ray restarts the actor and repeats the call; rollouts that it had answered are played again.
+If a server dies, its actor restarts it and repeats the call.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Actors = Mapping[ModelChoice, Sequence[Any]]
 
 
 def key_of(choice: ModelChoice) -> ModelChoice:
-    """Return what of a choice says which model is to be loaded."""
+    """Return the part of a choice that identifies the model."""
     return replace(choice, players=(), cache=False)
 
 
@@ -158,7 +158,7 @@ class ModelActor:
         return None if self._pool is None else self._pool.why_ended()
 
     async def _open(self) -> Client:
-        """Return the client; where its server has died, of another one, unless that happens at once."""
+        """Return the client. If its server died, start another one, unless it died immediately."""
         task = self._opening
         if (ended := self._why_ended()) is not None:
             self._deaths += 1

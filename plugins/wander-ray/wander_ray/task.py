@@ -1,7 +1,7 @@
-"""Plays one shard on whichever machine Ray chose: the task that runs there.
+"""The task that plays one shard on the node that Ray chose.
 
-The folder says how far the shard is, so a task that is started again goes on. What goes wrong is returned, as
-plain values: exceptions of ours hold more than pickle carries.
+The folder has the finished rollouts, so a restarted task continues. Errors are returned as plain values,
+because pickle loses parts of our exceptions.
 """
 
 from __future__ import annotations
@@ -40,64 +40,64 @@ if TYPE_CHECKING:
     from wander_client.environments.location import Location
 
 PROOF_FILE = "shared"
-"""Holds a word that whoever sees the folder can read."""
+"""Name of a file with a word, which proves that a node sees the same folder."""
 _REPORT_SECONDS = 0.25
 _LOCK_SECONDS = 120.0
-"""How long the process of an earlier attempt may take to end: its node may be gone before it is."""
+"""Seconds that the process of an earlier attempt may take to exit after its node was lost."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One shard, as it is sent to a node."""
+    """One shard, as a node receives it."""
 
     suite: str
     """The whole suite, as JSON."""
     folder: str
-    """Where the shards lie, on a file system that all nodes share."""
+    """Folder of the shards, on a file system that all nodes share."""
     number: int
     of: int
     proof: str
     """The word in `PROOF_FILE`."""
     versions: Versions = field(default_factory=Versions)
     variables: dict[str, str] = field(default_factory=dict, repr=False)
-    """Keys and addresses of the endpoints; a shard's process has nothing else of the driver's environment."""
+    """Keys and addresses of the endpoints: the only variables of the driver that a shard's process gets."""
 
 
 class _ToldBudget(SharedBudget):
-    """The part of a budget that this shard spent; whether all of it is, the coordinator says."""
+    """The part of a budget that this shard spent. The coordinator knows the total."""
 
     said: str | None = None
 
     @property
     def spent(self) -> str | None:
-        """The budget that is spent, in words; None while the runs may go on."""
+        """The budget that is spent, in words; None if there is some left."""
         return self.said
 
 
 class _Seat:
-    """This shard's place at the coordinator."""
+    """This shard's connection to the coordinator."""
 
     def __init__(self, coordinator: Any, number: int) -> None:
         self._coordinator, self._number, self._attempt = coordinator, number, secrets.token_hex(8)
         self.budget: _ToldBudget | None = None
 
     async def begin(self) -> None:
-        """Say that the shard plays."""
+        """Register the shard."""
         await self._coordinator.begin.remote(self._number, self._attempt)
 
     async def end(self) -> None:
-        """Say that it does not any more."""
+        """Unregister the shard."""
         await self._coordinator.end.remote(self._number, self._attempt)
 
     async def trade(self, trade: Trade) -> Terms:
-        """Say what calls came to, and what was spent; return what further ones may do."""
+        """Report calls and tokens; return the permits for further calls."""
         said = replace(trade, spent=self._spent())
         terms: Terms = await self._coordinator.trade.remote(self._number, self._attempt, said)
         self._learn(terms.spent)
         return terms
 
     async def report(self, table: SuiteTable, folders: list[str]) -> int:
-        """Tell how far the shard is; learn of the budget, and return how often a stop was asked for."""
+        """Report the progress, read the state of the budget, and return the number of requested stops."""
         progress = {
             folder: row.progress
             for folder, row in zip(folders, table.rows, strict=True)
@@ -118,7 +118,7 @@ class _Seat:
 
 
 class _RayPool(ModelPool):
-    """Has clients of endpoints ask the coordinator, and takes the models that Ray has placed."""
+    """Gives clients of endpoints the coordinator's limiter, and uses the models that Ray has placed."""
 
     def __init__(self, context: Invocation, seat: _Seat, number: int, actors: Actors) -> None:
         super().__init__(context)
@@ -128,7 +128,7 @@ class _RayPool(ModelPool):
     async def client(
         self, choice: ModelChoice, location: Location | None, *, name: str, log_path: Path
     ) -> AsyncIterator[Client]:
-        """Yield the client of an evaluation: of an actor, where its model has some."""
+        """Yield the client of an evaluation: that of an actor, if its model has one."""
         if actors := self._actors.get(key_of(choice)):
             actor = actors[self._number % len(actors)]
             asking = RayModelClient(actor, f"{self._number}/{name}/")
@@ -144,9 +144,9 @@ class _RayPool(ModelPool):
 
 
 def play_shard(job: Job, coordinator: Any, actors: Actors | None = None) -> list[Problem]:
-    """Play a shard to its end, or until a stop is asked for; return what went wrong.
+    """Play a shard to its end, or until a stop is requested; return the problems.
 
-    `actors` hold the models that it does not load itself.
+    `actors` have the models that the shard does not load itself.
     """
     try:
         os.environ.update(job.variables)
@@ -189,7 +189,7 @@ async def _play(job: Job, seat: _Seat, actors: Actors) -> list[Problem]:
             pool = _RayPool(context, seat, job.number, actors)
             outcomes = await play_suite(context, suite, ready, table, seat.budget, models=pool, stop=stop)
         await seat.end()
-    # Rollouts that all failed are a part of the record, which says so when it is whole.
+    # If all rollouts failed, the merged record reports it.
     broken = [each for each in outcomes if each.error is not None and each.summary is None]
     return [Problem.of(each.error, each.run.name) for each in broken if each.error is not None]
 
@@ -226,7 +226,7 @@ async def _reporting(
 
 @contextlib.contextmanager
 def alone(folder: Path, seconds: float) -> Iterator[None]:
-    """Wait so long until no other process plays here: it may be that of an earlier attempt."""
+    """Wait until no other process plays in this folder, such as that of an earlier attempt."""
     lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         deadline = time.monotonic() + seconds

@@ -52,7 +52,7 @@ def place_workers(location: Location, cluster: str, count: int) -> Iterator[list
     variables = {"WANDER_HUB": os.environ["WANDER_HUB"]} if "WANDER_HUB" in os.environ else {}
     job = _Job(location.exact_name, secrets.token_hex(32), variables)
     with connected(cluster) as ray, contextlib.ExitStack() as stack:
-        # Each process of a training run has as many of its own.
+        # Each process of a training run has this number for itself.
         number = count * int(os.environ.get("WORLD_SIZE", "1"))
         if number > (there := int(ray.cluster_resources().get("CPU", 0))):
             raise UsageError(
@@ -69,7 +69,7 @@ def place_workers(location: Location, cluster: str, count: int) -> Iterator[list
 
 
 class _ActorPlace:
-    """Where the listener of an actor is."""
+    """The address of an actor's listener."""
 
     def __init__(self, actor: Any, token: str) -> None:
         self._actor, self._token = actor, token
@@ -108,7 +108,7 @@ class RayWorker:
         self._address = ""
 
     def listen(self) -> str | Problem:
-        """Return where it listens; started anew where it has ended."""
+        """Return the listener's address. Restart the listener if it has exited."""
         try:
             if self._process is None or self._process.poll() is not None:
                 self._job.versions.require()
@@ -153,7 +153,7 @@ class RayWorker:
             for line in stream:
                 said.append(line.strip())
                 if line.startswith(_LISTENING):
-                    # It goes on to say who comes and goes.
+                    # Read the rest of its output, so that the pipe does not fill up.
                     threading.Thread(target=lambda: [None for _ in stream], daemon=True).start()
                     return line.removeprefix(_LISTENING).strip()
         raise ClientError(f"the worker on `{host}` ended: {' '.join(said)}")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from wander.handle import Split
 
 _ENDLESS = 2**31 - 1
-"""Positions that are drawn from where the examples have no end."""
+"""Number of positions to draw from if the examples are endless."""
 
 
 class TextSpace(gymnasium.Space):  # type: ignore[misc, type-arg, unused-ignore]
@@ -34,7 +34,7 @@ class TextSpace(gymnasium.Space):  # type: ignore[misc, type-arg, unused-ignore]
 
     @property
     def is_np_flattenable(self) -> bool:
-        """Text is no array."""
+        """Return False, because text is not an array."""
         return False
 
     def contains(self, x: Any) -> bool:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _PLAYED = "wander_rollout"
 _MOST = 100
-"""Examples of a task that says no number."""
+"""Default number of examples of a task."""
 
 
 def as_inspect_task(
@@ -57,7 +57,7 @@ def as_inspect_task(
 
 @solver(name="wander_rollout")  # type: ignore[untyped-decorator, unused-ignore]
 def _play(environment: Steppable, split: Split, run_seed: int) -> Any:
-    """Return the solver in which the environment drives and Inspect's model answers."""
+    """Return a solver: the environment drives the rollout, and Inspect's model answers."""
     rows = environment.dataset(split)
 
     async def solve(state: Any, generate: Any) -> Any:

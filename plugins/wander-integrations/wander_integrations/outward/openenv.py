@@ -97,7 +97,7 @@ class WanderServerEnvironment(Environment):  # type: ignore[misc, type-arg, unus
 
 
 def as_openenv_app(environment: Steppable, *, split: Split = "train", sessions: int = 64) -> Any:
-    """Return an OpenEnv server as an ASGI application, for as many clients at once as `sessions`."""
+    """Return an OpenEnv server as an ASGI application, for up to `sessions` parallel clients."""
     return create_app(
         partial(WanderServerEnvironment, environment, split),
         Reply,

@@ -1,11 +1,11 @@
-"""An environment as the `environment_factory` of TRL's `GRPOTrainer`, which drives the loop by tool calls.
+"""An environment as the `environment_factory` of TRL's `GRPOTrainer`, which drives the loop with tool calls.
 
     env = wander.load("admin/math-tools")
     trainer = GRPOTrainer(model, reward_funcs=trl_reward, train_dataset=trl_rows(env, 1000),
                           environment_factory=trl_environment_factory(env))
 
-For environments that do not speak by tools `rollout_func` of what `wander.load` returns is the better way: it
-plays their turns as they are.
+For environments without tools, use the `rollout_func` of the environment that `wander.load` returns. It plays
+their turns directly.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _REPLY = {
         "required": ["text"],
     },
 }
-"""What is called in environments that have no tools."""
+"""The tool of environments without tools."""
 
 
 def trl_rows(environment: Steppable, count: int, *, split: Split = "train") -> Dataset:
-    """Return the first examples of a split as a `train_dataset`; their place is what `reset` is told."""
+    """Return the first examples of a split as a `train_dataset`. `reset` gets their position."""
     with require_extra("trl", needed_for="training with TRL", of="wander-integrations"):
         from datasets import Dataset
     examples = environment.dataset(split)
@@ -51,9 +51,9 @@ def trl_rows(environment: Steppable, count: int, *, split: Split = "train") -> D
 def trl_environment_factory(
     environment: Steppable, *, split: Split = "train", run_seed: int = 0
 ) -> type[ToolPlayer]:
-    """Return the class whose instances TRL plays, one for each rollout of a batch.
+    """Return a class. TRL makes an instance of it for each rollout of a batch.
 
-    Its methods are the environment's tools, as the first example offers them, or `reply` where it has none.
+    Its methods are the tools that the first example offers, or `reply` if it offers none.
     """
     first = Episode(environment, split=split, run_seed=run_seed)
     first.begin()
@@ -76,15 +76,15 @@ def trl_environment_factory(
 def trl_reward(
     completions: list[list[Message]], environments: list[ToolPlayer], **unused: Any
 ) -> list[float | None]:
-    """Give each environment the model's last words, and return what the episodes earned.
+    """Pass the model's last message to each environment, and return the rewards of the episodes.
 
-    None for an episode that failed, or that the model left before its end.
+    The reward is None if the episode failed, or if the model stopped before its end.
     """
     return [player._finish(completion) for player, completion in zip(environments, completions, strict=True)]
 
 
 class ToolPlayer:
-    """Plays episodes by TRL's calls; `trl_environment_factory` makes the class that has the tools."""
+    """Plays episodes with TRL's tool calls. `trl_environment_factory` makes a subclass with the tools."""
 
     _environment: ClassVar[Steppable]
     _split: ClassVar[Split]
@@ -96,7 +96,7 @@ class ToolPlayer:
         self._episode: Episode | None = None
 
     def reset(self, position: int = 0, **unused: Any) -> None:
-        """Begin the episode of a row; its prompt has what is asked first."""
+        """Begin the episode of a row. The row's prompt has the first messages."""
         if self._episode is not None:
             self._episode.close()
         self._episode = Episode(
@@ -105,7 +105,7 @@ class ToolPlayer:
         self._episode.begin()
 
     def _say(self, message: str | Message) -> str:
-        """Return what the environment answers; what it raises, TRL tells the model."""
+        """Return the environment's answer. TRL shows errors to the model."""
         if self._episode is None or self._episode.done:
             raise RuntimeError("the episode is over")
         return "\n".join(message_text(each) for each in self._episode.step(message))
@@ -124,7 +124,7 @@ class ToolPlayer:
 
 
 def _method(function: dict[str, Any]) -> Callable[..., str]:
-    """Return a method of a tool's name, signature and description, as TRL reads them from a function."""
+    """Return a method with a tool's name, signature and description. TRL reads its schema."""
     name, parameters = function["name"], function.get("parameters", {})
     required = parameters.get("required", [])
     listed = sorted(parameters.get("properties", {}).items(), key=lambda item: item[0] not in required)
@@ -159,7 +159,7 @@ def _method(function: dict[str, Any]) -> Callable[..., str]:
 
 
 def _kinds(schema: dict[str, Any]) -> Iterator[type]:
-    """Yield the types that a schema allows, `null` left out; one that may be null is a list or an `anyOf`."""
+    """Yield the types that a schema allows, except `null`. A schema with `null` is a list or an `anyOf`."""
     named = schema.get("type", [])
     yield from (_TYPES[each] for each in ([named] if isinstance(named, str) else named) if each in _TYPES)
     for choice in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
