@@ -64,5 +64,5 @@ async def test_the_players_of_the_package_play_either_side():
 
 
 def test_an_opponent_that_is_none_is_refused():
-    with pytest.raises(ConfigError, match="`nobody` is no opponent"):
+    with pytest.raises(ConfigError, match="`nobody`"):
         load_environment(opponent="nobody")
