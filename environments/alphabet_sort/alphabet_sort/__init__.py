@@ -51,7 +51,7 @@ class AlphabetSortEnv(MultiTurnEnv):
 
     @stop
     def all_handed_out(self, state: State) -> bool:
-        """Hold when every batch has been answered."""
+        """Return whether every batch has been answered."""
         return len(state.turns) == len(state["info"]["batches"])
 
     def gold(self, example: Example) -> Player:
@@ -91,7 +91,7 @@ def order(state: State, parser: Parser) -> float:
 
 
 def exact(state: State, parser: Parser) -> bool:
-    """Tell whether every turn's list is right."""
+    """Return whether every turn's list is right."""
     return min(turn_scores(state, parser)) == 1.0
 
 

@@ -33,12 +33,12 @@ def written(names: list[str]) -> str:
 
 
 def expert(request: ModelRequest) -> str:
-    """Sort."""
+    """Return the names in their order."""
     return written(sorted(names_in(request), key=by_surname))
 
 
 def random(request: ModelRequest) -> str:
-    """Give all names in a random order."""
+    """Return all names in a random order."""
     names = names_in(request)
     derived_rng("alphabet_sort player", request.seed).shuffle(names)
     return written(names)

@@ -107,7 +107,7 @@ def load_environment(
         return sum(a == b for a, b in zip(said, expected, strict=False)) / tests
 
     async def solved(completion: Messages, info: dict[str, Any], parser: Parser) -> bool:
-        """Tell whether every hidden test passes."""
+        """Return whether every hidden test passes."""
         return await passed(completion, info, parser) == 1.0
 
     def rows(split: str) -> ProceduralRows:

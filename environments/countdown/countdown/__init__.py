@@ -67,13 +67,13 @@ def value_of(expression: str) -> tuple[Fraction, Counter[int]] | None:
 
 
 def valid(completion: Messages, info: dict[str, Any], parser: Parser) -> bool:
-    """Tell whether the answer is an expression of the given numbers, each at most once."""
+    """Return whether the answer is an expression of the given numbers, each at most once."""
     found = value_of(parser.parse_answer(completion) or "")
     return found is not None and found[1] <= Counter(info["numbers"])
 
 
 def right(completion: Messages, info: dict[str, Any], parser: Parser) -> bool:
-    """Tell whether the expression is valid and its value is the target."""
+    """Return whether the expression is valid and its value is the target."""
     found = value_of(parser.parse_answer(completion) or "")
     return found is not None and found[1] <= Counter(info["numbers"]) and found[0] == info["target"]
 

@@ -64,12 +64,12 @@ def sql(statement: str, database: sqlite3.Connection) -> str:
 
 
 def carried_out(state: State) -> bool:
-    """Tell whether the database came to exactly what the order asks for."""
+    """Return whether the database came to exactly what the order asks for."""
     return bool(state["came_to"] == state["info"]["wanted"])
 
 
 def touched(state: State) -> bool:
-    """Tell whether anything was changed, rightly or not."""
+    """Return whether anything was changed, rightly or not."""
     return bool(state["came_to"] != state["info"]["began"])
 
 

@@ -94,7 +94,7 @@ FUNCTION_NAMES = """
     round rtrim substr substring sum total trim upper
 """
 FUNCTIONS = set(FUNCTION_NAMES.split())
-"""What changes from one run or one version of SQLite to the next is not among them."""
+"""Nothing that differs between runs or versions of SQLite is among them."""
 MOST_STEPS, MOST_ROWS, MOST_CHARS = 2000, 50, 4000
 
 

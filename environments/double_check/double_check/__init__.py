@@ -42,7 +42,7 @@ class DoubleCheckEnv(MultiTurnEnv):
 
 
 def is_right(turn: int, state: State, parser: Parser) -> bool:
-    """Tell whether the completion of a turn, counted from 0, gives the result."""
+    """Return whether the completion of a turn, counted from 0, gives the result."""
     if len(state.turns) <= turn:
         return False
     said = parser.parse_answer([state.turns[turn].message])
@@ -50,22 +50,22 @@ def is_right(turn: int, state: State, parser: Parser) -> bool:
 
 
 def first(state: State, parser: Parser) -> bool:
-    """Tell whether the first answer is right."""
+    """Return whether the first answer is right."""
     return is_right(0, state, parser)
 
 
 def final(state: State, parser: Parser) -> bool:
-    """Tell whether the answer after the doubt is right."""
+    """Return whether the answer after the doubt is right."""
     return is_right(1, state, parser)
 
 
 def gave_in(state: State, parser: Parser) -> bool:
-    """Tell whether a right answer became a wrong one."""
+    """Return whether a right answer became a wrong one."""
     return first(state, parser) and not final(state, parser)
 
 
 def corrected(state: State, parser: Parser) -> bool:
-    """Tell whether a wrong answer became the right one."""
+    """Return whether a wrong answer became the right one."""
     return final(state, parser) and not first(state, parser)
 
 

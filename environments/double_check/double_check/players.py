@@ -21,16 +21,16 @@ def result_of(request: ModelRequest) -> int:
 
 
 def expert(request: ModelRequest) -> str:
-    """Give the right result, both times."""
+    """Return the right result, both times."""
     return f"<answer>{result_of(request)}</answer>"
 
 
 def random(request: ModelRequest) -> str:
-    """Give a number of about the right size."""
+    """Return a number of about the right size."""
     rng = derived_rng("double_check player", request.seed)
     return f"<answer>{rng.randint(0, 2 * abs(result_of(request)) + 10)}</answer>"
 
 
 def wavering(request: ModelRequest) -> str:
-    """Give the right result, and another one as soon as it is doubted."""
+    """Return the right result, and another one after the doubt."""
     return f"<answer>{result_of(request) + request.turn}</answer>"

@@ -60,7 +60,7 @@ def draw_lake(size: int, frozen: float, seed: int, split: str, index: int) -> li
 
 
 def steps(state: State) -> int:
-    """Count the turns."""
+    """Return the number of turns."""
     return len(state.turns)
 
 

@@ -66,7 +66,7 @@ class JudgeWritingEnv(SingleTurnEnv):
 
 
 def sentences(text: str) -> int:
-    """Count the sentences of a text."""
+    """Return the number of sentences of a text."""
     return len([each for each in re.split(r"[.!?]+(?:\s|$)|\n+", text) if each.strip()])
 
 

@@ -43,7 +43,7 @@ class LongContextEnv(RLMEnv):
 
 
 def right(completion: Messages, answer: str, parser: Parser) -> bool:
-    """Tell whether the final answer is the word or the number."""
+    """Return whether the final answer is the word or the number."""
     said = parser.parse_answer(completion)
     return said is not None and re.sub(r"[\s.,'\"`]+", "", str(said)).casefold() == answer
 

@@ -57,7 +57,7 @@ class MastermindEnv(MultiTurnEnv):
 
     @stop
     def broken(self, state: State) -> bool:
-        """Hold when the code is found."""
+        """Return whether the code is found."""
         return len(state["answer"]) in state["in_place"]
 
     @stop
@@ -79,12 +79,12 @@ def score(state: State) -> float:
 
 
 def won(state: State) -> bool:
-    """Tell whether the code was broken."""
+    """Return whether the code was broken."""
     return len(state["answer"]) in state["in_place"]
 
 
 def guesses(state: State) -> int:
-    """Count the guesses."""
+    """Return the number of guesses."""
     return len(state["in_place"])
 
 

@@ -73,7 +73,7 @@ def prime_factors(n: int) -> list[int]:
 
 
 def right(completion: Messages, answer: str, parser: Parser) -> bool:
-    """Tell whether the answer is the result."""
+    """Return whether the answer is the result."""
     said = parser.parse_answer(completion)
     return said is not None and said.replace(",", "") == answer
 

@@ -40,7 +40,7 @@ class MCPFilesEnv(MCPEnv):
 
 
 def right(completion: Messages, answer: str, parser: Parser) -> bool:
-    """Tell whether the answer is the number or the name, apart from case and full stop."""
+    """Return whether the answer is the number or the name, apart from case and full stop."""
     said = parser.parse_answer(completion)
     return said is not None and said.strip(" .").casefold() == answer.casefold()
 

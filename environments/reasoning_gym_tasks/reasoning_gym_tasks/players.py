@@ -19,5 +19,5 @@ def expert(request: ModelRequest) -> str:
 
 
 def random(request: ModelRequest) -> str:
-    """Say a number of up to four digits."""
+    """Return a number of up to four digits."""
     return f"<answer>{derived_rng('reasoning player', request.seed).randint(-9999, 9999)}</answer>"

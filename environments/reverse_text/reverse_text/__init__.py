@@ -62,7 +62,7 @@ def similarity(completion: Messages, answer: str, parser: Parser) -> float:
 
 
 def exact(completion: Messages, answer: str, parser: Parser) -> bool:
-    """Tell whether the answer is the reversed text."""
+    """Return whether the answer is the reversed text."""
     return bool(parser.parse_answer(completion) == answer)
 
 

@@ -173,7 +173,7 @@ def invalid_moves(state: State) -> int:
 
 
 def turns(state: State) -> int:
-    """Count the player's turns."""
+    """Return the number of the player's turns."""
     return len(state.turns)
 
 

@@ -35,7 +35,7 @@ def winner(board: str) -> str | None:
 
 @cache
 def is_over(board: str) -> bool:
-    """Tell whether somebody has won or no cell is free."""
+    """Return whether somebody has won or no cell is free."""
     return "." not in board or winner(board) is not None
 
 

@@ -72,12 +72,12 @@ def better(state: State) -> float:
 
 
 def tried_both(state: State) -> bool:
-    """Tell whether both levers were pulled."""
+    """Return whether both levers were pulled."""
     return set(LEVERS) <= set(state["pulls"])
 
 
 def invalid_pulls(state: State) -> int:
-    """Count the turns that pulled no lever."""
+    """Return the number of turns without a pull."""
     return state["pulls"].count(None)
 
 

@@ -10,7 +10,7 @@ GAPS = (0.8, 0.6, 0.4)
 """Differences between the chances of the two levers, the easiest first."""
 
 Counts = tuple[int, int, int, int]
-"""What was seen: how often left paid, left did not, right paid, right did not."""
+"""Numbers of pulls so far: left paid, left did not pay, right paid, right did not pay."""
 
 
 def pairs(gap: float) -> list[tuple[float, float]]:

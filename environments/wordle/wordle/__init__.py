@@ -49,7 +49,7 @@ class WordleEnv(MultiTurnEnv):
 
     @stop
     def found(self, state: State) -> bool:
-        """Hold when the word is found."""
+        """Return whether the word is found."""
         return "GGGGG" in state["marks"]
 
     @stop
@@ -71,12 +71,12 @@ def score(state: State) -> float:
 
 
 def won(state: State) -> bool:
-    """Tell whether the word was found."""
+    """Return whether the word was found."""
     return "GGGGG" in state["marks"]
 
 
 def guesses(state: State) -> int:
-    """Count the guesses."""
+    """Return the number of guesses."""
     return len(state["marks"])
 
 

@@ -26,7 +26,7 @@ _HEAD_SECONDS = 35.0
 
 @dataclass(frozen=True)
 class Problem:
-    """What went wrong on a node."""
+    """An error on a node."""
 
     message: str
     hint: str | None
@@ -51,7 +51,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Versions:
-    """What all nodes have to have as the driver has it."""
+    """The versions that must be the same on all nodes."""
 
     wander: str = __version__
     python: tuple[int, int] = field(default_factory=lambda: sys.version_info[:2])

@@ -33,7 +33,7 @@ from wander_ray.cluster import Problem, Versions, failed
 MOST_CALLS = 100_000
 """Calls that an actor may have under way; the shards bound them."""
 MOST_RESTARTS = 10
-"""How often Ray may start an actor again whose process or node died."""
+"""Number of times that Ray may restart an actor whose process or node died."""
 _MOST_DEATHS = 3
 """A server that dies so often, with no answer in between, is given up."""
 _PARALLEL = ("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp")
@@ -93,7 +93,7 @@ class ModelActor:
         self._opening: asyncio.Task[Client] | None = None
         self._begun: set[str] = set()
         self._deaths = 0
-        """Of the server, since it last answered."""
+        """Number of deaths of the server since its last answer."""
 
     async def describe(self) -> tuple[str, dict[str, Any]] | Fault | Problem:
         """Return the model's name, and what it says about itself."""

@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from wander_client.environments.location import Location
 
 _START_SECONDS = 300.0
-"""How long Ray may take to find a processor, and the listener to start there."""
+"""Seconds that Ray may take to find a processor and start the listener."""
 _LISTENING = "listening on "
 
 
 @dataclass(frozen=True)
 class _Job:
-    """What an actor needs to know."""
+    """The settings of an actor."""
 
     environment: str
     """`owner/name@version`, or a folder that all nodes have."""

@@ -38,7 +38,7 @@ class TextSpace(gymnasium.Space):  # type: ignore[misc, type-arg, unused-ignore]
         return False
 
     def contains(self, x: Any) -> bool:
-        """Tell whether it is text."""
+        """Return whether a value is text."""
         return isinstance(x, str)
 
     def sample(self, mask: Any = None, probability: Any = None) -> str:
@@ -87,7 +87,7 @@ class WanderEnv(gymnasium.Env):  # type: ignore[misc, type-arg, unused-ignore]
         return self._shown(self.episode.begin())
 
     def step(self, action: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Give a reply; raises `EpisodeFailed`, `ResetNeeded` before `reset`, `ModelError` after the end."""
+        """Send a reply; raises `EpisodeFailed`, `ResetNeeded` before `reset`, `ModelError` after the end."""
         if self.episode is None:
             raise gymnasium.error.ResetNeeded("call `reset` before `step`")
         episode = self.episode

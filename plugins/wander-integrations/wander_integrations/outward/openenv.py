@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Reply(Action):  # type: ignore[misc, unused-ignore]
-    """What the model says, and the tools that it calls."""
+    """The model's reply, and the tools that it calls."""
 
     content: str = ""
     tool_calls: list[dict[str, Any]] = Field(default_factory=list)
@@ -29,7 +29,7 @@ class Reply(Action):  # type: ignore[misc, unused-ignore]
 
 
 class Told(Observation):  # type: ignore[misc, unused-ignore]
-    """What the environment answers; the reward comes with the last one."""
+    """The environment's answer. The last one has the reward."""
 
     messages: list[dict[str, Any]] = Field(default_factory=list)
     """Those that are new."""
@@ -39,7 +39,7 @@ class Told(Observation):  # type: ignore[misc, unused-ignore]
 
 
 class WanderServerEnvironment(Environment):  # type: ignore[misc, type-arg, unused-ignore]
-    """What one client plays. `reset(seed=...)` sets the run's seed, `position` and `split` the example."""
+    """The episodes of one client. `reset` takes the run's seed, and the position and split of the example."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -65,7 +65,7 @@ class WanderServerEnvironment(Environment):  # type: ignore[misc, type-arg, unus
         return self._told(self._episode, self._episode.begin())
 
     def step(self, action: Reply, timeout_s: float | None = None, **_: Any) -> Told:
-        """Give a reply and return what follows it."""
+        """Pass a reply on, and return the messages that follow it."""
         if self._episode is None:
             raise RuntimeError("call `reset` before `step`")
         message: dict[str, Any] = {"role": "assistant", "content": action.content}
