@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from wander_client.environments.location import require_published
-from wander_client.errors import ClientError
+from wander_client.errors import ClientError, name_option
 from wander_client.hub import posting
 from wander_client.hub.local_paths import local_arguments
 from wander_client.names import parse_run_name
@@ -50,8 +49,10 @@ def pack(context: Invocation, folder: RunFolder, *, incomplete: bool = False) ->
             raise ClientError(
                 f"{missing} of {manifest.expected_rollouts} rollouts are missing, "
                 "and a posted run never changes",
-                hint=f"complete it with `wander eval --resume {shlex.quote(str(folder.path))}`, "
-                "or post it as it is with `--incomplete`",
+                hint="complete it with "
+                + name_option("resume", str(folder.path), command="wander eval")
+                + ", or post it unchanged with "
+                + name_option("incomplete", True),
                 code="incomplete_run",
             )
         _refuse_secrets(context, folder)

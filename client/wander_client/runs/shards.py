@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from wander_client.errors import UsageError
+from wander_client.errors import UsageError, name_option
 
 SHARDS_FILE = "shards"
 """Holds the number of shards of a run that plays."""
@@ -40,14 +40,14 @@ def require_no_shards(out: Path) -> None:
     if _holds_shards(parts_of(out)):
         raise UsageError(
             f"`{parts_of(out)}` holds shards of `{out}`, which an engine plays",
-            hint=f"choose another folder with `--out`, or {_how_to_end(out)}",
+            hint="choose another folder with " + name_option("out") + ", or " + _how_to_end(out),
         )
 
 
 def require_free(out: Path) -> None:
     """Raise `UsageError` where a folder that is to be made is there; shards beside it are not lost."""
     if out.exists():
-        hint = "choose another folder with `--out`"
+        hint = "choose another folder with " + name_option("out")
         if _holds_shards(parts_of(out)):
             hint = _how_to_end(out)
         raise UsageError(f"`{out}` is there already", hint=hint)
@@ -60,6 +60,6 @@ def _holds_shards(place: Path) -> bool:
 def _how_to_end(out: Path) -> str:
     """Return how shards become a run: by going on, where its folder is free."""
     if not out.exists():
-        return f"go on with `wander eval --resume {shlex.quote(str(out))}`"
+        return "go on with " + name_option("resume", str(out), command="wander eval")
     place = shlex.quote(str(parts_of(out)))
     return f"make a run of the shards: `wander runs merge {place}/[0-9]* --out NEW`"

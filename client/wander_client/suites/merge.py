@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wander_client.errors import UsageError
+from wander_client.errors import UsageError, name_option
 from wander_client.evaluate.evaluation import (
     COMMAND_FILE,
     find_changed_files,
+    name_resumption,
     read_settings_of,
-    resume_command,
 )
 from wander_client.runs.lookup import SUITE_FILE
 from wander_client.runs.own_records import signed_text
@@ -86,7 +86,10 @@ def merge_suite(folders: Sequence[Path], out: Path) -> list[Merged]:
         if suite.runs != suites[0].runs:
             raise UsageError(
                 f"`{folders[0]}` and `{folder}` are no shards of one suite: their evaluations differ",
-                hint="play all shards with one command, but for `--shard` and `--out`",
+                hint="play all shards with one command, but for "
+                + name_option("shard")
+                + " and "
+                + name_option("out"),
             )
         parts.append((str(folder), suite.shard))
     require_tiles(parts, what="the suite")
@@ -104,7 +107,7 @@ def merge_suite(folders: Sequence[Path], out: Path) -> list[Merged]:
                 if not (played / "run.json").is_file():
                     raise UsageError(
                         f"`{played.parent}` has not begun with `{run.name}`",
-                        hint=f"go on with `{resume_command(played.parent)}`, then merge again",
+                        hint="go on with " + name_resumption(played.parent) + ", then merge again",
                     )
             found.append(merge_part(played_in, place / run.folder, run.name))
         started = min(suite.started_at for suite in suites)
@@ -127,7 +130,7 @@ def merge_part(folders: Sequence[Path], target: Path, name: str) -> Merged:
     if whole.manifest.ended_at is None:
         raise UsageError(
             f"`{folders[0]}` is not played to its end",
-            hint=f"go on with `{resume_command(folders[0].parent)}`, then merge again",
+            hint="go on with " + name_resumption(folders[0].parent) + ", then merge again",
         )
     summary = summarise_run(whole.manifest, whole.rollouts_in_order())
     require_unchanged(whole, summary)
