@@ -138,7 +138,7 @@ def train(given: argparse.Namespace, staleness: int, seconds: float, seed: int =
     """Train once and return the seconds and the rewards of every step."""
     from wander.train.config import GRPOSettings
     from wander.train.grpo import train_grpo
-    from wander.train.records.metrics import read_metrics
+    from wander.train.records.files import read_metrics
 
     settings = GRPOSettings.model_validate(
         {

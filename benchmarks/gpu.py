@@ -27,7 +27,7 @@ import training  # noqa: E402
 from wander.models.quiet import quiet_libraries  # noqa: E402
 from wander.train.config import GRPOSettings  # noqa: E402
 from wander.train.grpo import train_grpo  # noqa: E402
-from wander.train.records.metrics import read_metrics  # noqa: E402
+from wander.train.records.files import read_metrics  # noqa: E402
 
 PARTS = ("generation", "environment", "scoring", "update")
 

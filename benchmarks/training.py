@@ -151,7 +151,7 @@ def ours(given: argparse.Namespace) -> dict[str, Any]:
     from wander.handle import EnvironmentHandle
     from wander.train.config import GRPOSettings
     from wander.train.grpo import train_grpo
-    from wander.train.records.metrics import read_metrics
+    from wander.train.records.files import read_metrics
     from wander.train.rollouts.environments import EnvironmentChoice
     from wander.worker.host.environment import WorkerEnvironment
 

@@ -44,7 +44,7 @@ from wander.models.transcripts import play_transcripts, transcript_of
 from wander.train.config import GRPOSettings, SFTSettings
 from wander.train.data import select_rows
 from wander.train.grpo import open_source, train_grpo
-from wander.train.records.metrics import read_metrics
+from wander.train.records.files import read_metrics
 from wander.train.rollouts.environments import EnvironmentChoice
 from wander.train.rollouts.source import Assignment, StepRollouts
 from wander.train.sft import mean_loss, tokenize_rows, train_sft

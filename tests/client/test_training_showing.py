@@ -131,7 +131,7 @@ def test_posting_training_tells_no_reward_and_no_leaderboard(
 def test_a_best_that_is_the_model_that_training_began_with_is_told(
     step: int, warned: bool, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from wander.train.records.outcome import BestCheckpoint
+    from wander.train.records.files import BestCheckpoint
     from wander_client.commands.train.train import _report
     from wander_client.context import CommonOptions, Invocation, set_current
     from wander_client.terminal.output import Output

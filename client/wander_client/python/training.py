@@ -56,7 +56,7 @@ class TrainingRun(Run):
     @cached_property
     def history(self) -> list[dict[str, Any]]:
         """The metrics of every step."""
-        from wander.train.records.metrics import read_metrics
+        from wander.train.records.files import read_metrics
 
         return read_metrics(self.path)
 
@@ -238,8 +238,7 @@ def _context_of(
 def _train_phases(run: PhasedRun, *, resume: bool) -> TrainingRun:
     """Run the phases that are not finished; return the last of GRPO, with the model of the last of all."""
     from wander.train.grpo import result_of
-    from wander.train.records.metrics import read_metrics
-    from wander.train.records.outcome import read_outcome
+    from wander.train.records.files import read_metrics, read_outcome
 
     if not resume:
         run.begin()

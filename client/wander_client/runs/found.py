@@ -63,7 +63,7 @@ class LocalRun:
 
     @cached_property
     def _samples(self) -> list[Rollout]:
-        from wander.train.records.samples import read_samples
+        from wander.train.records.files import read_samples
 
         return read_samples(self._folder.path)
 

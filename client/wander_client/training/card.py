@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from wander.evals.report.document import bounds, escape_markdown
-from wander.train.evaluation.evaluator import read_evaluations
 from wander.train.records.checkpoints import read_saved
+from wander.train.records.files import read_evaluations
 from wander.wire import RunManifest, RunSummary
 from wander.wire.models import CheckpointFacts
 from wander.wire.reproduction import toml_lines

@@ -20,15 +20,22 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
+from wander.train.records.files import (
+    METRICS,
+    Alert,
+    BestCheckpoint,
+    CellEvaluation,
+    number,
+    read_alerts,
+    read_best,
+    read_evaluations,
+)
 
 from wander_client.terminal.escape import one_line
 from wander_client.terminal.output import clock_time, counted
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
-    from wander.train.evaluation.evaluator import CellEvaluation
-    from wander.train.records.outcome import BestCheckpoint
-    from wander.train.watch.alerts import Alert
 
     from wander_client.terminal.output import Output
 
@@ -75,8 +82,6 @@ class TrainingState:
 
     def read_steps(self) -> None:
         """Read the steps that were added to `metrics.jsonl`."""
-        from wander.train.records.metrics import METRICS
-
         with (self.folder / METRICS).open("rb") as stream:
             stream.seek(self._read_bytes)
             lines = stream.read().split(b"\n")[:-1]
@@ -87,17 +92,13 @@ class TrainingState:
 
     def read_folder(self) -> None:
         """Read evaluations, the best weights, checkpoints and alerts from the run's folder."""
-        from wander.train.evaluation.evaluator import read_evaluations
-        from wander.train.records.outcome import read_best
-        from wander.train.watch.alerts import read_alerts
-
         self.evaluations = read_evaluations(self.folder)
         self.best = read_best(self.folder)
         self.alerts = read_alerts(self.folder)
         found = [
-            int(number)
+            int(step)
             for path in (self.folder / "checkpoints").glob("checkpoint-*")
-            if (number := path.name.rpartition("-")[2]).isdecimal()
+            if (step := path.name.rpartition("-")[2]).isdecimal()
         ]
         self.checkpoint = max(found, default=None)
 
@@ -133,7 +134,7 @@ class TrainingState:
         """Return a metric over the steps, None where a step lacks it."""
         # Only the steps that came since: the panel is redrawn four times a second, beside the training.
         known = self._series.setdefault(name, [])
-        known += [_number(entry.get(name)) for entry in self.entries[len(known) :]]
+        known += [number(entry, name) for entry in self.entries[len(known) :]]
         return known
 
 
@@ -223,7 +224,7 @@ class PlainSteps(contextlib.ExitStack):
         known = [
             f"{name} {value:.{digits}f}"
             for name, digits in shown
-            if (value := _number(entry.get(name))) is not None
+            if (value := number(entry, name)) is not None
         ]
         left = state.seconds_left
         times = [f"{clock_time(left)} left"] if left and state.step < state.steps else []
@@ -371,7 +372,7 @@ def _time_lines(state: TrainingState, width: int, plain: bool) -> list[Text]:
     """Return the shares of the last steps' time as one bar and its key."""
     recent = state.entries[-_RECENT:]
     spent = [
-        (name, mark, ascii_mark, color, sum(_number(entry.get(metric)) or 0.0 for entry in recent))
+        (name, mark, ascii_mark, color, sum(number(entry, metric) or 0.0 for entry in recent))
         for metric, name, mark, ascii_mark, color in PARTS
     ]
     spent = [part for part in spent if part[4] > 0]
@@ -384,7 +385,7 @@ def _time_lines(state: TrainingState, width: int, plain: bool) -> list[Text]:
         sign = ascii_mark if plain else mark
         bar.append(sign * round(room * seconds / total), color)
         key.append(sign, color).append(f" {name} {seconds / total:.0%}  ")
-    step = statistics.fmean(_number(entry.get("seconds/step")) or 0.0 for entry in recent)
+    step = statistics.fmean(number(entry, "seconds/step") or 0.0 for entry in recent)
     bar.append(f"  {step:.3g} s a step")
     return [bar, key]
 
@@ -425,7 +426,3 @@ def _cut(text: Text, width: int) -> Text:
     text.no_wrap = True
     text.truncate(width, overflow="ellipsis")
     return text
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -26,7 +26,7 @@ from wander.train.phases import (
     phase_folders,
     read_phases,
 )
-from wander.train.records.outcome import Outcome, read_outcome, write_outcome
+from wander.train.records.files import Outcome, read_outcome, write_outcome
 from wander.types import SamplingArgs
 
 from wander_client.context import Invocation

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from wander.handle import EnvironmentHandle
     from wander.train.config import InferenceSection
     from wander.train.grpo import GRPOResult
-    from wander.train.records.outcome import Stopped
+    from wander.train.records.files import Stopped
     from wander.train.rollouts.environments import EnvironmentChoice
     from wander.train.sections import TeacherSection
     from wander.train.verify import TrainingVerification
@@ -306,7 +306,7 @@ def warn_of_small_batch(settings: GRPOSettings, output: Output, where: str = "")
 
 def require_unfinished(folder: Path) -> None:
     """Raise `UsageError` when there is nothing to go on with."""
-    from wander.train.records.outcome import read_outcome
+    from wander.train.records.files import read_outcome
 
     outcome = read_outcome(folder)
     if outcome is not None and outcome.finished:
@@ -418,7 +418,7 @@ def run_training(
 def draw_curves(folder: Path, command: TrainingCommand, output: Output) -> list[Path]:
     """Draw the run's learning curves where the packages for it are installed."""
     from wander.errors import MissingExtra
-    from wander.train.records.metrics import read_metrics
+    from wander.train.records.files import read_metrics
     from wander.train.watch.plots import draw_learning_curve
 
     try:

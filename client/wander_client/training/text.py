@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wander.train.records.outcome import Outcome
+    from wander.train.records.files import Outcome
     from wander.wire import RunManifest
 
 _LABEL = 10
@@ -16,11 +16,8 @@ _LABEL = 10
 
 def read_facts(folder: Path) -> dict[str, Any]:
     """Return what the record of a training run holds beside its rollouts, read without the trainer."""
-    from wander.train.evaluation.evaluator import read_evaluations
     from wander.train.records.checkpoints import read_saved
-    from wander.train.records.metrics import METRICS, read_entries
-    from wander.train.records.outcome import read_outcome
-    from wander.train.watch.alerts import read_alerts
+    from wander.train.records.files import METRICS, read_alerts, read_entries, read_evaluations, read_outcome
 
     outcome = read_outcome(folder)
     try:
@@ -41,7 +38,7 @@ def read_facts(folder: Path) -> dict[str, Any]:
 
 def format_facts(manifest: RunManifest, facts: dict[str, Any]) -> Iterator[str]:
     """Yield the lines that tell of a training run."""
-    from wander.train.records.outcome import Outcome
+    from wander.train.records.files import Outcome
 
     pin = manifest.environment
     yield f"training {manifest.model.name} on {pin.full_name} {pin.version or ''}".rstrip()
@@ -68,7 +65,7 @@ def format_facts(manifest: RunManifest, facts: dict[str, Any]) -> Iterator[str]:
 def evaluation_rows(facts: dict[str, Any]) -> tuple[Sequence[str], list[list[str]]]:
     """Return heading and rows of the evaluations on held-out examples."""
     from wander.evals.report.document import bounds
-    from wander.train.evaluation.evaluator import CellEvaluation
+    from wander.train.records.files import CellEvaluation
 
     rows = []
     for one in map(CellEvaluation.model_validate, facts["evaluations"]):

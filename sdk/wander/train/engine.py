@@ -10,7 +10,6 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from transformers import TrainerCallback
 
 from wander.errors import ConfigError
 from wander.models.engines.base import Engine
@@ -116,7 +115,7 @@ def engine_beside(engine: Engine, settings: GRPOSettings) -> Engine:
     return copying_engine(settings)
 
 
-class CurrentWeights(TrainerCallback):  # type: ignore[misc]
+class CurrentWeights:
     """Keeps an engine at the policy's weights: whatever is played between two updates is played with them."""
 
     def __init__(self, trainer: Any, engine: Engine, world: World, *, tells_step: bool = False) -> None:
@@ -144,14 +143,6 @@ class CurrentWeights(TrainerCallback):  # type: ignore[misc]
             self.engine.resume(step if self._tells_step else None)
         self._step = step
         self.seconds += perf_counter() - started
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
-        """Begin with the weights that training begins with."""
-        self.refresh()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
-        """Take over what the step has learnt, before anything evaluates it."""
-        self.refresh()
 
     def sync_weights(self) -> None:
         """Do so where TRL asks for it."""

@@ -72,18 +72,16 @@ from wander.train.engine import (
     engine_beside,
     open_engine,
 )
-from wander.train.evaluation.evaluator import Evaluator
-from wander.train.evaluation.schedule import Evaluation
+from wander.train.evaluation import Evaluation, Evaluator
 from wander.train.losses.distill import DistillTrainer, load_teacher
 from wander.train.losses.rloo import LeaveOneOutTrainer
 from wander.train.records.checkpoints import MODEL
+from wander.train.records.files import BestCheckpoint, Outcome, Stopped
 from wander.train.records.grpo_record import GRPORecord
-from wander.train.records.outcome import BestCheckpoint, Outcome, Stopped
 from wander.train.rollouts.ahead import StepsAhead
 from wander.train.rollouts.environments import EnvironmentOpener, PinSource, choices_of
 from wander.train.rollouts.opponents import Opponents
 from wander.train.rollouts.own_trainer import reward
-from wander.train.rollouts.sampler import SamplerCheckpoint
 from wander.train.rollouts.source import Played, RolloutSource
 from wander.train.rollouts.step import StepPlayer, mean, mixture_of
 from wander.train.step_trainer import StepTrainer, common_arguments, group_arguments
@@ -268,15 +266,13 @@ def train_grpo(
             quiet_libraries(),
             record.arithmetic(),
             open_reporters(trackers, own, count_covered_steps(begun)) as reporters,
-            play_ahead(player, model, loaded, settings, begun) as ahead,
+            play_ahead(player, model, loaded, settings) as ahead,
         ):
-            # An evaluation adds to the line that the record writes; the watch and the trackers read it.
-            sampling = SamplerCheckpoint(mixture, settings.batch.groups, begun)
-            before = [*([evaluation] if evaluation else []), opponents, sampling]
-            after = [watch, *reporters, *(observers if world.is_main else ())]
             trainer = TRAINERS.get(settings.algorithm.loss, RolloutTrainer)(
                 *(player, model, loaded.tokenizer, settings, folder, record, world, ahead),
-                callbacks=[*before, record, *after],
+                evaluation=evaluation,
+                callbacks=[watch, *reporters, *(observers if world.is_main else ())],
+                begun=begun,
                 **given,
             )
             train_until_interrupted(
@@ -333,7 +329,7 @@ def policy_client(model: Any, loaded: LoadedModel, settings: GRPOSettings, engin
 
 @contextlib.contextmanager
 def play_ahead(
-    player: StepPlayer, model: Any, loaded: LoadedModel, settings: GRPOSettings, begun: Path | None
+    player: StepPlayer, model: Any, loaded: LoadedModel, settings: GRPOSettings
 ) -> Iterator[StepsAhead | None]:
     """Yield what plays the run's steps before they are wanted; None where each waits for the one before."""
     if settings.batch.max_staleness == 0:
@@ -344,7 +340,7 @@ def play_ahead(
         engine = engine_beside(player.source.client.engine, settings)
         clients.append(policy_client(model, loaded, settings, engine))
         clients[-1].limit_context(settings.sampling.max_rollout_tokens)
-    ahead = StepsAhead(player, clients, lambda: whole_weights(model), settings.schedule.steps, begun)
+    ahead = StepsAhead(player, clients, lambda: whole_weights(model), settings.schedule.steps)
     with contextlib.closing(ahead):
         yield ahead
 

@@ -29,7 +29,7 @@ from wander.train.records.checkpoints import (
     checkpoint_to_resume,
     list_checkpoints,
 )
-from wander.train.records.metrics import METRICS
+from wander.train.records.files import METRICS
 from wander.train.records.record import TrainingRecord
 from wander.train.trainer import (
     Progress,

@@ -35,7 +35,7 @@ from wander.train.config import (
     OfflineSettings,
     SFTSettings,
 )
-from wander.train.records.outcome import read_best
+from wander.train.records.files import read_best
 from wander.train.sections import EnvironmentSection, Section
 from wander.train.settings_file import check_settings, lay_over, settings_data
 

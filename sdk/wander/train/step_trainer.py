@@ -29,6 +29,7 @@ from wander.train.distributed import (
     shards_policy,
 )
 from wander.train.engine import CurrentWeights, attach
+from wander.train.evaluation import Evaluation
 from wander.train.records.checkpoints import BATCH
 from wander.train.records.grpo_record import GRPORecord
 from wander.train.rollouts.ahead import StepsAhead
@@ -86,6 +87,28 @@ class BeforeStep:
             torch.cuda.set_rng_state_all(self.devices)
 
 
+class BetweenSteps(TrainerCallback):  # type: ignore[misc]
+    """What happens to the weights before the first step and after each, in this order."""
+
+    def __init__(self, trainer: StepTrainer, evaluation: Evaluation | None) -> None:
+        self.trainer = trainer
+        self.evaluation = evaluation
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
+        """Let the engine sample from the weights that training begins with, and evaluate these."""
+        self.trainer.weights.refresh()
+        if self.evaluation:
+            self.evaluation.begin(state.global_step)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
+        """Take the mean of the weights, let the engine sample from what the step learnt, and evaluate it."""
+        if self.trainer.mean:
+            self.trainer.mean.add(self.trainer.model, state.global_step)
+        self.trainer.weights.refresh()
+        if self.evaluation:
+            self.evaluation.end_step(state.global_step, state.max_steps)
+
+
 class StepTrainer(Trainer):  # type: ignore[misc]
     """What makes a trainer of TRL's learn from the rollouts of an environment: a base beside it."""
 
@@ -105,12 +128,14 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         world: World,
         ahead: StepsAhead | None = None,
         *,
-        callbacks: Sequence[TrainerCallback],
+        evaluation: Evaluation | None = None,
+        callbacks: Sequence[TrainerCallback] = (),
+        begun: Path | None = None,
         **given: Any,
     ) -> None:
         """`ahead` plays the steps before they are wanted; without it they are played when they are.
 
-        `given` is what TRL's trainer takes beside.
+        `begun` is the checkpoint of a run that is resumed; `given` is what TRL's trainer takes in addition.
         """
         self.world = world
         self.ahead = ahead
@@ -127,12 +152,18 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         self.weights = CurrentWeights(
             *(self, player.source.client.engine, world), tells_step=ahead is not None
         )
-        averaged = settings.algorithm.average_steps
-        self.baselines: RoleBaselines | None = None
+        averaged, by_role = settings.algorithm.average_steps, settings.algorithm.baseline == "role"
+        self.mean = WeightMean(averaged, settings.schedule.steps) if averaged else None
+        self.baselines = RoleBaselines(player.source.labels) if by_role else None
         self.advantages_G: list[float] = []
         """Of this process's rows, where they are not compared with those of their group."""
-        if settings.algorithm.baseline == "role":
-            self.baselines = RoleBaselines(player.source.labels)
+        self.kept: list[Any] = [
+            part for part in (player.mixture, player.opponents, self.baselines, self.mean) if part
+        ]
+        """What a checkpoint holds in addition to TRL's: each writes a file of its own."""
+        if begun is not None:
+            for part in [*self.kept, *([ahead] if ahead else [])]:
+                part.load(begun)
         groups = range(settings.batches * settings.batch.groups)
         super().__init__(
             model=model,
@@ -147,15 +178,8 @@ class StepTrainer(Trainer):  # type: ignore[misc]
                 ]
             ),
             **given,
-            # The mean of the weights comes before all that looks at the policy; what is played ahead is
-            # written into a checkpoint before the sampler, which may have to go back.
-            callbacks=[
-                *([WeightMean(averaged)] if averaged else []),
-                self.weights,
-                *([ahead] if ahead else []),
-                *([self.baselines] if self.baselines else []),
-                *callbacks,
-            ],
+            # An evaluation adds to the line that the record writes; the watch and the trackers read it.
+            callbacks=[BetweenSteps(self, evaluation), record, *callbacks],
         )
         if "ref" in getattr(model, "peft_config", {}):
             # TRL's copy of the first adapters, which add nothing: the policy without any is the reference.
@@ -319,11 +343,15 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         return cut_buckets(ids_GS, pieces, lambda lengths: split_by_cost(lengths, size, cost), shared)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Save a checkpoint, and the rollouts where more updates learn from them."""
+        """Save a checkpoint, with all that decides the next steps."""
         super()._save_checkpoint(model, trial)
-        if self.state.global_step % self.settings.algorithm.num_iterations:
-            folder = checkpoint_of(self.args, self.state)
+        folder = checkpoint_of(self.args, self.state)
+        if self.state.global_step % self.settings.algorithm.num_iterations:  # more updates learn from these
             torch.save(self._buffered_inputs, folder / BATCH.format(self.world.rank))
+        if self.ahead:  # before the sampler, which may have to go back
+            self.ahead.save(folder)
+        for part in self.kept if self.world.is_main else ():
+            part.save(folder)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Take up what a checkpoint holds, the rollouts that it goes on with too."""

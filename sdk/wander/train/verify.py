@@ -36,7 +36,7 @@ from wander.train.records.checkpoints import (
     read_model_seals,
     read_saved,
 )
-from wander.train.records.outcome import read_best
+from wander.train.records.files import read_best
 from wander.train.records.reproduction import arithmetic, training_differences
 from wander.train.records.step_hash import STEPS, Part, StepHash, read_steps, weights_hash
 from wander.train.rollouts.environments import EnvironmentOpener, PinSource

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback
 
 from wander.errors import ConfigError
 from wander.models.engines.weights import whole_weights
@@ -22,7 +21,7 @@ from wander.models.loading import (
 from wander.models.quiet import quiet_libraries
 from wander.train.config import ModelSection
 from wander.train.distributed import is_beside_main, is_sharded
-from wander.train.trainer import checkpoint_of, replace_folder
+from wander.train.trainer import replace_folder
 
 
 def wrap_lora(model: Any, section: ModelSection) -> Any:
@@ -53,8 +52,8 @@ def wrap_lora(model: Any, section: ModelSection) -> Any:
 MEAN = "mean.pt"
 
 
-class WeightMean(TrainerCallback):  # type: ignore[misc]
-    """Averages the trained weights over the last `steps` steps; each checkpoint has the mean so far.
+class WeightMean:
+    """Averages the trained weights over the last `averaged` of a run's steps.
 
     What single steps added by chance is averaged out: every step moves a policy at random beside what it
     learns, the more the fewer groups still disagree, and the mean over many steps moves much less. It takes
@@ -62,25 +61,16 @@ class WeightMean(TrainerCallback):  # type: ignore[misc]
     keeps the weights that it has. Training itself is not changed.
     """
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, averaged: int, steps: int) -> None:
         self.steps = steps
+        self.first = max(0, steps - averaged)
+        """Steps before the first that counts."""
         self.mean: dict[str, torch.Tensor] = {}
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Go on from the mean of the checkpoint that the run goes on from."""
-        if args.world_size > 1:
-            raise ConfigError(
-                "`algorithm.average_steps` needs a run in one process",
-                hint="leave it out, or start one process",
-            )
-        file = self._file(args, state)
-        if self._count_averaged(state) > 0 and file.is_file():
-            self.mean = torch.load(file, weights_only=True)
-
     @torch.no_grad()
-    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Add the weights after this step; after the last one the mean takes their place."""
-        count = self._count_averaged(state)
+    def add(self, model: Any, step: int) -> None:
+        """Add the weights after a step; after the last one the mean takes their place."""
+        count = step - self.first
         if count <= 0:
             return
         trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
@@ -89,20 +79,18 @@ class WeightMean(TrainerCallback):  # type: ignore[misc]
                 self.mean[name] = weight.detach().to("cpu", torch.float32, copy=True)
             else:
                 self.mean[name] += (weight.detach().to("cpu", torch.float32) - self.mean[name]) / count
-            if state.global_step == state.max_steps:
+            if step == self.steps:
                 weight.copy_(self.mean[name])
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write the mean so far into the checkpoint that was just made."""
+    def load(self, checkpoint: Path) -> None:
+        """Continue from the mean of a checkpoint, if it has one."""
+        if (file := checkpoint / MEAN).is_file():
+            self.mean = torch.load(file, weights_only=True)
+
+    def save(self, checkpoint: Path) -> None:
+        """Write the mean so far into a checkpoint."""
         if self.mean:
-            torch.save(self.mean, self._file(args, state))
-
-    def _count_averaged(self, state: Any) -> int:
-        """Return how many of the steps done so far are in the mean."""
-        return int(state.global_step - max(0, state.max_steps - self.steps))
-
-    def _file(self, args: Any, state: Any) -> Path:
-        return checkpoint_of(args, state) / MEAN
+            torch.save(self.mean, checkpoint / MEAN)
 
 
 ADAPTERS = "adapters"

@@ -12,8 +12,7 @@ import pytest
 import torch
 from command_line import Wander
 from wander.models.loading import load_model, weights_digest
-from wander.train.evaluation.evaluator import read_evaluations
-from wander.train.records.metrics import read_metrics
+from wander.train.records.files import read_evaluations, read_metrics
 
 ENVIRONMENT = """
 from wander import Messages, Rubric, SingleTurnEnv, State

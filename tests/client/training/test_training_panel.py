@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
-from wander.train.evaluation.evaluator import CellEvaluation, write_evaluations
-from wander.train.watch.alerts import Alert, write_alerts
+from wander.train.records.files import Alert, CellEvaluation, write_alerts, write_evaluations
 from wander_client.terminal.output import Output
 from wander_client.training.panel import (
     BLOCKS,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from command_line import Wander
 from wander.models.loading import weights_digest
-from wander.train.evaluation.evaluator import read_evaluations
+from wander.train.records.files import read_evaluations
 
 TICTACTOE = str(Path(__file__).parents[3] / "environments" / "tictactoe")
 SHARED = """
@@ -207,7 +207,7 @@ def test_the_exit_message_tells_why_a_run_stopped(wander: Wander, home: Path) ->
 
 
 def test_a_collapsed_run_is_an_error_that_says_why(tmp_path: Path) -> None:
-    from wander.train.records.outcome import Stopped
+    from wander.train.records.files import Stopped
     from wander_client.errors import ClientError
     from wander_client.training.run import require_not_collapsed
 

@@ -25,7 +25,7 @@ from wander.models.loading import LoadedModel, load_model, weights_digest
 from wander.models.sampling import Sample, SampleRequest, end_of_turn_ids
 from wander.train.config import GRPOSettings, InferenceSection
 from wander.train.grpo import train_grpo
-from wander.train.records.metrics import read_metrics
+from wander.train.records.files import read_metrics
 from wander_client.context import CommonOptions, Invocation, set_current
 from wander_client.terminal.output import Output
 from wander_client.training.run import training_server

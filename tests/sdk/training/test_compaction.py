@@ -24,7 +24,7 @@ from wander.models.sampling import end_of_turn_ids
 from wander.train.config import GRPOSettings, SFTSettings
 from wander.train.data import select_rows
 from wander.train.grpo import train_grpo
-from wander.train.records.metrics import read_metrics
+from wander.train.records.files import read_metrics
 from wander.train.rollouts.own_trainer import EnvironmentRollouts
 from wander.train.rollouts.rows import trajectories_of
 from wander.train.sft import IGNORED, split, tokenize_rows, train_sft

@@ -20,11 +20,9 @@ from wander.evals.exhaustive import WalkPlan, WalkResult, walk
 from wander.models.client import TransformersClient
 from wander.models.loading import load_model, weights_digest
 from wander.train.config import GRPOSettings
-from wander.train.evaluation.evaluator import CellEvaluation, read_evaluations
 from wander.train.grpo import GRPOResult, train_grpo
 from wander.train.records.checkpoints import read_saved
-from wander.train.records.metrics import read_metrics
-from wander.train.records.outcome import read_best, read_outcome
+from wander.train.records.files import CellEvaluation, read_best, read_evaluations, read_metrics, read_outcome
 from wander.train.rollouts.environments import EnvironmentChoice
 from wander.wire import EnvironmentPin
 

@@ -17,7 +17,7 @@ from wander.models.loading import weights_digest
 from wander.train.config import GRPOSettings
 from wander.train.grpo import train_grpo
 from wander.train.records.checkpoints import read_saved
-from wander.train.records.metrics import read_metrics
+from wander.train.records.files import read_metrics
 from wander.train.records.step_hash import STEPS, read_steps
 
 from .conftest import bandit, opener_of

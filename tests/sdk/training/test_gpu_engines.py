@@ -12,7 +12,7 @@ from wander.models.loading import weights_digest
 from wander.models.smollm2 import pull_smollm2
 from wander.train.config import GRPOSettings
 from wander.train.grpo import train_grpo
-from wander.train.records.metrics import read_metrics
+from wander.train.records.files import read_metrics
 
 from .conftest import bandit, opener_of
 

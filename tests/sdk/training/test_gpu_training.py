@@ -105,7 +105,7 @@ def test_a_larger_batch_trains_and_checkpointed_gradients_spare_memory(ground: A
 def test_bf16_weights_take_half_of_the_memory_and_train(ground: Any) -> None:
     from wander.models.loading import load_model
     from wander.train.grpo import train_grpo
-    from wander.train.records.metrics import read_metrics
+    from wander.train.records.files import read_metrics
 
     sizes = []
     for dtype in ("float32", "bfloat16"):

@@ -14,7 +14,7 @@ from wander.evals.store.folder import RunFolder
 from wander.models.loading import weights_digest
 from wander.train.config import GRPOSettings
 from wander.train.grpo import CISPO_CLIP_HIGH, RolloutTrainer, grpo_config, train_grpo
-from wander.train.records.metrics import read_metrics
+from wander.train.records.files import read_metrics
 
 from .conftest import bandit, opener_of, uneven
 

@@ -21,7 +21,7 @@ from wander.models.loading import load_model
 from wander.models.policy import PolicyClient
 from wander.train.config import GRPOSettings
 from wander.train.grpo import train_grpo
-from wander.train.records.metrics import read_metrics
+from wander.train.records.files import read_metrics
 from wander.train.records.step_hash import STEPS, read_steps
 from wander.train.rollouts.environments import EnvironmentChoice, EnvironmentOpener
 from wander.train.rollouts.source import Assignment, RolloutSource

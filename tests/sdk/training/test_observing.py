@@ -11,10 +11,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from wander.models.loading import weights_digest
 from wander.train.config import GRPOSettings, SFTSettings
 from wander.train.grpo import train_grpo
-from wander.train.records.metrics import read_metrics
-from wander.train.records.samples import read_samples
+from wander.train.records.files import read_alerts, read_metrics, read_samples
 from wander.train.sft import train_sft
-from wander.train.watch.alerts import read_alerts
 
 from .conftest import bandit, opener_of
 

@@ -17,9 +17,8 @@ from wander.evals.store.folder import RunFolder
 from wander.models.loading import load_model
 from wander.models.policy import PolicyClient
 from wander.train.config import GRPOSettings
-from wander.train.evaluation.evaluator import read_evaluations
 from wander.train.grpo import GRPOResult, train_grpo
-from wander.train.records.metrics import read_metrics
+from wander.train.records.files import read_evaluations, read_metrics
 from wander.train.records.step_hash import STEPS, read_steps
 from wander.train.rollouts.opponents import Opponents
 from wander.train.rollouts.step import PlayedStep, StepPlayer

@@ -19,7 +19,7 @@ from wander.train.phases import (
     phase_folders,
     read_phases,
 )
-from wander.train.records.outcome import BestCheckpoint, write_best
+from wander.train.records.files import BestCheckpoint, write_best
 from wander.train.settings_file import lay_over
 
 WHOLE = """

@@ -24,9 +24,8 @@ from wander.train.distributed import (
     shards_policy,
     share_out,
 )
-from wander.train.evaluation.evaluator import read_evaluations
 from wander.train.grpo import train_grpo
-from wander.train.records.metrics import read_metrics
+from wander.train.records.files import read_evaluations, read_metrics
 from wander.train.records.step_hash import read_steps, weights_hash
 
 from .conftest import bandit, opener_of, uneven

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 from wander.train.config import GRPOSettings
-from wander.train.watch.alerts import Alert, Rules
+from wander.train.records.files import Alert
+from wander.train.watch.watch import Rules
 
 RECORDED = Path(__file__).parent / "recorded_metrics"
 EXPERIMENTS = Path(__file__).parents[3] / "experiments"

@@ -20,7 +20,7 @@ from wander.models.loading import weights_digest
 from wander.seeding import derived_rng
 from wander.train.config import GRPOSettings
 from wander.train.grpo import train_grpo
-from wander.train.records.metrics import read_metrics
+from wander.train.records.files import read_metrics
 from wander.train.records.step_hash import STEPS, read_steps
 from wander.train.rollouts.environments import EnvironmentChoice
 from wander.train.rollouts.sampler import SAMPLER

@@ -20,7 +20,7 @@ from wander.models.loading import load_model
 from wander.train import grpo
 from wander.train.config import GRPOSettings
 from wander.train.grpo import RolloutTrainer, train_grpo
-from wander.train.records.metrics import read_metrics
+from wander.train.records.files import read_metrics
 from wander.train.records.step_hash import STEPS, read_steps
 from wander.train.rollouts.ahead import AHEAD
 from wander.train.settings_file import check_settings

@@ -15,7 +15,7 @@ from wander.models.policy import PolicyClient
 from wander.train.config import GRPOSettings
 from wander.train.data import select_rows
 from wander.train.grpo import train_grpo
-from wander.train.records.metrics import read_metrics
+from wander.train.records.files import read_metrics
 from wander.train.records.step_hash import STEPS, read_steps
 from wander.train.rollouts import baselines as baselines_module
 from wander.train.rollouts.baselines import RoleBaselines

@@ -11,7 +11,7 @@ import torch
 from wander.models.loading import load_model, weights_digest
 from wander.train.config import GRPOSettings
 from wander.train.grpo import RolloutTrainer, train_grpo
-from wander.train.records.metrics import read_metrics
+from wander.train.records.files import read_metrics
 from wander.train.rollouts.rows import Row, lay_out, trajectories_of
 from wander.train.rollouts.step import PlayedStep
 from wander.types import Rollout, Turn, TurnTokens

@@ -14,7 +14,7 @@ from wander import Messages, State
 from wander.models.loading import weights_digest
 from wander.train.config import GRPOSettings
 from wander.train.grpo import RolloutTrainer, train_grpo
-from wander.train.records.metrics import read_metrics
+from wander.train.records.files import read_metrics
 from wander.train.rollouts.source import RolloutSource
 
 from .conftest import BanditEnv, bandit, opener_of

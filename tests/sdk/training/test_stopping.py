@@ -10,11 +10,9 @@ import pytest
 import torch
 from wander.errors import ConfigError
 from wander.train.config import GRPOSettings, StoppingSection
-from wander.train.evaluation.evaluator import EVALUATION, CellEvaluation, pick_value, values_of
-from wander.train.records.outcome import BestCheckpoint
+from wander.train.records.files import EVALUATION, BestCheckpoint, CellEvaluation, pick_value, values_of
 from wander.train.records.record import TrainingRecord
-from wander.train.watch.alerts import Rules
-from wander.train.watch.watch import Watch
+from wander.train.watch.watch import Rules, Watch
 
 
 def steps(**columns: list[float]) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ import pytest
 import wandb
 from wander.errors import MissingExtra
 from wander.train.config import LoggingSection, SFTSettings
-from wander.train.records.metrics import read_metrics
+from wander.train.records.files import read_metrics
 from wander.train.sft import train_sft
 from wander.train.watch import reporting
 

@@ -6,7 +6,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from wander.train.config import GRPOSettings
-from wander.train.watch.alerts import Alert, Rules, read_alerts, write_alerts
+from wander.train.records.files import Alert, read_alerts, write_alerts
+from wander.train.watch.watch import Rules
 
 SETTINGS = GRPOSettings.model_validate(
     {

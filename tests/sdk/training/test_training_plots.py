@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from wander.errors import ConfigError
-from wander.train.evaluation.evaluator import CellEvaluation, write_evaluations
+from wander.train.records.files import CellEvaluation, write_evaluations
 from wander.train.watch.plots import MOST_POINTS, PlottedRun, draw_learning_curve, draw_runs, thin_out
 
 

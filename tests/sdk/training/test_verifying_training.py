@@ -14,12 +14,12 @@ from wander.errors import RunError
 from wander.evals.store import jsonl
 from wander.evals.store.folder import RunFolder
 from wander.train.config import GRPOSettings
-from wander.train.evaluation.evaluator import read_evaluations
 from wander.train.grpo import train_grpo
 from wander.train.records.checkpoints import SAVED, SEAL, read_saved, seal_model, write_saved
-from wander.train.records.outcome import BestCheckpoint, read_best, write_best
+from wander.train.records.files import BestCheckpoint, read_best, read_evaluations, write_best
 from wander.train.records.step_hash import STEPS, StepHash, read_steps
 from wander.train.rollouts.ahead import AHEAD, KeptStep
+from wander.train.rollouts.source import StepRollouts
 from wander.train.verify import check_files, verify_training
 
 from .conftest import bandit, opener_of
@@ -262,11 +262,8 @@ def test_kept_rollouts_are_not_gone_on_with_in_another_number_of_processes(
         for process in range(2):
             (folder / f"batch-{process}.pt").write_bytes(b"")
     else:
-        figures: Any = dict.fromkeys(("seconds", "model_seconds", "retried", "sampled_tokens", "entropy"), 0)
-        kept = [
-            KeptStep(step=3, version=2, picks=[], rollouts=[], process=process, **figures)
-            for process in range(2)
-        ]
+        nothing = StepRollouts(rollouts=[])
+        kept = [KeptStep(step=3, version=2, picks=[], played=nothing, process=n) for n in range(2)]
         jsonl.write_records(folder / AHEAD, kept)
     with pytest.raises(RunError, match="keeps rollouts for 2 processes to share") as refused:
         train_grpo(

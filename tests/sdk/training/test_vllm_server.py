@@ -24,9 +24,8 @@ from wander.models.policy import PolicyClient
 from wander.models.quiet import quiet_libraries
 from wander.models.sampling import SampleRequest, end_of_turn_ids
 from wander.train.config import EvaluationSection, GRPOSettings
-from wander.train.evaluation.evaluator import read_evaluations
 from wander.train.grpo import train_grpo
-from wander.train.records.metrics import read_metrics
+from wander.train.records.files import read_evaluations, read_metrics
 
 from .conftest import bandit, opener_of
 

@@ -37,7 +37,16 @@ from wander.train.records.checkpoints import (
     seal_model,
     write_saved,
 )
-from wander.train.records.outcome import OUTCOME, BestCheckpoint, Outcome, Stopped, write_outcome
+from wander.train.records.files import (
+    OUTCOME,
+    BestCheckpoint,
+    Outcome,
+    Stopped,
+    append_samples,
+    read_samples,
+    write_outcome,
+    write_samples,
+)
 from wander.train.records.record import TrainingRecord
 from wander.train.records.reproduction import (
     arithmetic,
@@ -45,7 +54,6 @@ from wander.train.records.reproduction import (
     reproduction_of,
     training_differences,
 )
-from wander.train.records.samples import append_samples, read_samples, write_samples
 from wander.train.records.step_hash import (
     STEPS,
     StepHash,

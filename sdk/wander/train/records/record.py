@@ -11,7 +11,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from wander.train.records.checkpoints import seal_checkpoint
-from wander.train.records.metrics import METRICS, read_entries
+from wander.train.records.files import METRICS, read_entries
 from wander.train.trainer import Progress, count_covered_steps
 
 STEP_SECONDS = ("seconds/step", "seconds/update")

@@ -24,8 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback
-
 from wander.errors import RunError
 from wander.evals.store import jsonl
 from wander.models.engines.base import Weights
@@ -33,8 +31,7 @@ from wander.models.policy import PolicyClient
 from wander.train.rollouts.sampler import Pick
 from wander.train.rollouts.source import StepRollouts
 from wander.train.rollouts.step import PlayedStep, StepPlayer
-from wander.train.trainer import checkpoint_of
-from wander.types import Record, Rollout
+from wander.types import Record
 
 AHEAD = "ahead.jsonl"
 """In a checkpoint: the rollouts of the steps that come next."""
@@ -48,14 +45,8 @@ class KeptStep(Record):
     """Updates before the one that learns from it."""
     version: int
     """Updates before the weights that played it."""
-    picks: list[tuple[int, int]]
-    """Environment and place of each group."""
-    rollouts: list[Rollout]
-    seconds: float
-    model_seconds: float
-    retried: int
-    sampled_tokens: int
-    entropy: float
+    picks: list[Pick]
+    played: StepRollouts
     process: int = 0
     """Which of the run's processes played it: its share of the step."""
 
@@ -69,11 +60,10 @@ class _UnderWay:
     playing: Future[StepRollouts]
 
 
-class StepsAhead(TrainerCallback):  # type: ignore[misc]
+class StepsAhead:
     """Plays the steps of a run before they are wanted, one with each of the `clients`.
 
-    `weights` gives those of the policy as they are; `steps` is how many the run has. It goes on from the
-    checkpoint `begun`, and writes into every new one before the sampler's state is written.
+    `weights` gives those of the policy as they are; `steps` is how many the run has.
     """
 
     def __init__(
@@ -82,7 +72,6 @@ class StepsAhead(TrainerCallback):  # type: ignore[misc]
         clients: Sequence[PolicyClient],
         weights: Weights,
         steps: int,
-        begun: Path | None = None,
     ) -> None:
         self.player = player
         self._clients = list(clients)
@@ -90,7 +79,6 @@ class StepsAhead(TrainerCallback):  # type: ignore[misc]
         self._steps = steps
         self._threads = ThreadPoolExecutor(len(self._clients), thread_name_prefix="wander-ahead")
         self._under_way: dict[int, _UnderWay] = {}
-        self._begun = begun
         self._slots: Sequence[int] = ()
         self._taken: tuple[int, dict[str, Any]] | None = None
         """The step that was taken last, and the sampler before it was drawn."""
@@ -102,9 +90,6 @@ class StepsAhead(TrainerCallback):  # type: ignore[misc]
         `RunError` as `StepPlayer.play` does; the sampler is then where it was before the step.
         """
         self._slots = slots
-        if self._begun is not None:
-            self._go_on(self._begun)
-            self._begun = None
         # Who plays beside the policy where groups are played again with the weights of now.
         self.player.opponents.prepare(self.player.source.client, step, self._weights)
         for number in range(step, step + len(self._clients)):
@@ -128,8 +113,8 @@ class StepsAhead(TrainerCallback):  # type: ignore[misc]
         if self._taken is not None and self._taken[0] == step:
             self.player.mixture.restore(self._taken[1])
 
-    def on_save(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
-        """Write the steps that come next into the checkpoint that was just made.
+    def save(self, checkpoint: Path) -> None:
+        """Write the steps that come next into a checkpoint, before the sampler is written: all processes do.
 
         One that cannot be played is left out with those after it: it is drawn again.
         """
@@ -137,10 +122,20 @@ class StepsAhead(TrainerCallback):  # type: ignore[misc]
         failed = [step for step, each in self._under_way.items() if each.playing.exception() is not None]
         if failed := self.player.exchange(failed):
             self._forget(min(failed))
-        own = [_keep(step, each, self.player.rank) for step, each in sorted(self._under_way.items())]
-        kept = self.player.exchange(own)
+        kept = self.player.exchange(
+            [
+                KeptStep(
+                    step=step,
+                    version=each.version,
+                    picks=each.picks,
+                    played=each.playing.result(),
+                    process=self.player.rank,
+                )
+                for step, each in sorted(self._under_way.items())
+            ]
+        )
         if self.player.rank == 0:
-            jsonl.write_records(checkpoint_of(args, state) / AHEAD, kept)
+            jsonl.write_records(checkpoint / AHEAD, kept)
 
     def close(self) -> None:
         """Stop what is played for steps that never come."""
@@ -170,36 +165,13 @@ class StepsAhead(TrainerCallback):  # type: ignore[misc]
                 self.player.source.interrupt()
             del self._under_way[step]
 
-    def _go_on(self, checkpoint: Path) -> None:
-        """Take up the steps that a checkpoint kept."""
+    def load(self, checkpoint: Path) -> None:
+        """Continue with the steps that a checkpoint kept, once the sampler is where it was."""
         for kept in jsonl.read_records(checkpoint / AHEAD, KeptStep):
             if kept.process != self.player.rank:
                 continue
             playing: Future[StepRollouts] = Future()
-            call = StepRollouts(
-                kept.rollouts,
-                kept.seconds,
-                kept.model_seconds,
-                kept.retried,
-                kept.sampled_tokens,
-                kept.entropy,
+            playing.set_result(kept.played)
+            self._under_way[kept.step] = _UnderWay(
+                kept.picks, kept.version, self.player.mixture.state(), playing
             )
-            playing.set_result(call)
-            picks = [Pick(*each) for each in kept.picks]
-            self._under_way[kept.step] = _UnderWay(picks, kept.version, self.player.mixture.state(), playing)
-
-
-def _keep(step: int, under_way: _UnderWay, process: int) -> KeptStep:
-    call = under_way.playing.result()
-    return KeptStep(
-        step=step,
-        version=under_way.version,
-        picks=[(pick.environment, pick.position) for pick in under_way.picks],
-        rollouts=call.rollouts,
-        seconds=call.seconds,
-        model_seconds=call.model_seconds,
-        retried=call.retried,
-        sampled_tokens=call.sampled_tokens,
-        entropy=call.entropy,
-        process=process,
-    )

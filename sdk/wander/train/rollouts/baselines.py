@@ -7,13 +7,10 @@ mean of what was earned before, one for each player of each environment, is what
 from __future__ import annotations
 
 import json
-from typing import Any
-
-from transformers import TrainerCallback
+from pathlib import Path
 
 from wander.evals.store import jsonl
 from wander.train.rollouts.step import PlayedStep
-from wander.train.trainer import checkpoint_of
 
 STATE = "baselines.json"
 """In a checkpoint: the means as they are then."""
@@ -21,18 +18,13 @@ DECAY = 0.95
 """How much of a mean stays at each reward: it looks back about 20 of them."""
 
 
-class RoleBaselines(TrainerCallback):  # type: ignore[misc]
+class RoleBaselines:
     """Compares rewards with the means of the steps before, which are in every checkpoint."""
 
     def __init__(self, labels: list[str]) -> None:
         self.labels = labels
         """Of the environments."""
         self.means: dict[str, float] = {}
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
-        """Go on from the means of the checkpoint from which a run does."""
-        if state.global_step:
-            self.means = json.loads((checkpoint_of(args, state) / STATE).read_bytes())
 
     def compare(self, step: PlayedStep) -> list[float]:
         """Return the advantage of each row of a step, 0 where nothing was earned; then move the means.
@@ -51,7 +43,10 @@ class RoleBaselines(TrainerCallback):  # type: ignore[misc]
                 self.means[role] = DECAY * self.means.get(role, 0.0) + (1 - DECAY) * row.reward
         return advantages
 
-    def on_save(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
-        """Write the means into the checkpoint that was just made."""
-        if args.process_index == 0:
-            jsonl.write_whole(checkpoint_of(args, state) / STATE, (json.dumps(self.means) + "\n").encode())
+    def load(self, checkpoint: Path) -> None:
+        """Continue from the means of a checkpoint."""
+        self.means = json.loads((checkpoint / STATE).read_bytes())
+
+    def save(self, checkpoint: Path) -> None:
+        """Write the means into a checkpoint."""
+        jsonl.write_whole(checkpoint / STATE, (json.dumps(self.means) + "\n").encode())

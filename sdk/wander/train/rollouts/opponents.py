@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
 import torch
-from transformers import TrainerCallback
 
 from wander.clients.base import Client
 from wander.clients.players import PlayersClient, require_players
@@ -31,7 +31,6 @@ from wander.train.config import GRPOSettings
 from wander.train.distributed import current_world
 from wander.train.engine import load_beside, sampling_rows
 from wander.train.sections import EARLIER, FROZEN, SCRIPTED, SELF, PlayerSection
-from wander.train.trainer import checkpoint_of
 from wander.types import EnvironmentInfo
 
 STATE = "players.json"
@@ -112,7 +111,7 @@ class _Earlier:
             self.become(version, weights, playing)
 
 
-class Opponents(TrainerCallback):  # type: ignore[misc]
+class Opponents:
     """Who plays beside the policy of a run."""
 
     def __init__(self, settings: GRPOSettings) -> None:
@@ -125,18 +124,6 @@ class Opponents(TrainerCallback):  # type: ignore[misc]
             for player, model in self.models.items()
             if model == EARLIER
         }
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
-        """Be who the checkpoint has from which a run goes on."""
-        if state.global_step == 0 or not self._earlier:
-            return
-        begun = checkpoint_of(args, state)
-        for player, (version, considered, lead, rollouts) in json.loads((begun / STATE).read_bytes()).items():
-            known = self._earlier[player]
-            known.considered, known.lead, known.rollouts = considered, lead, rollouts
-            if version:
-                weights = torch.load(begun / _weights_file(player), map_location="cpu", weights_only=True)
-                known.become(version, weights.items)
 
     def require(self, info: EnvironmentInfo) -> None:
         """Raise `ConfigError` where the environment has no such players, or none is left for the policy.
@@ -203,20 +190,31 @@ class Opponents(TrainerCallback):  # type: ignore[misc]
                 earlier.lead += sum(own) / len(own) - each[player]
                 earlier.rollouts += 1
 
-    def on_save(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
-        """Write the earlier selves into the checkpoint that was just made."""
-        if args.process_index != 0 or not self._earlier:
+    def load(self, checkpoint: Path) -> None:
+        """Have the earlier selves be who a checkpoint has."""
+        if not self._earlier:
             return
-        folder = checkpoint_of(args, state)
-        for player, each in self._earlier.items():
-            if each.version:
-                weights = {name: own.detach() for name, own in each.loaded.model.named_parameters()}
-                torch.save(weights, folder / _weights_file(player))
-        told = {
-            player: (each.version, each.considered, each.lead, each.rollouts)
-            for player, each in self._earlier.items()
+        for player, state in json.loads((checkpoint / STATE).read_bytes()).items():
+            earlier = self._earlier[player]
+            version, earlier.considered, earlier.lead, earlier.rollouts = state
+            if version:
+                file = checkpoint / _weights_file(player)
+                weights = torch.load(file, map_location="cpu", weights_only=True)
+                earlier.become(version, weights.items)
+
+    def save(self, checkpoint: Path) -> None:
+        """Write the earlier selves into a checkpoint."""
+        if not self._earlier:
+            return
+        for player, earlier in self._earlier.items():
+            if earlier.version:
+                weights = {name: own.detach() for name, own in earlier.loaded.model.named_parameters()}
+                torch.save(weights, checkpoint / _weights_file(player))
+        states = {
+            player: (earlier.version, earlier.considered, earlier.lead, earlier.rollouts)
+            for player, earlier in self._earlier.items()
         }
-        jsonl.write_whole(folder / STATE, (json.dumps(told) + "\n").encode())
+        jsonl.write_whole(checkpoint / STATE, (json.dumps(states) + "\n").encode())
 
 
 def _weights_file(player: str) -> str:

@@ -2,7 +2,7 @@
 
 Several environments share a step in the proportion of their weights (`Mixture`). Everything is a function of
 the settings, the seed and what was drawn and observed before, and that is a small JSON value: a resumed run
-draws what it would have drawn (`SamplerCheckpoint`).
+draws what it would have drawn.
 
 A place in the training order is `epoch * length + row`, so an example that comes again meets new chances.
 """
@@ -16,12 +16,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback
-
 from wander.evals.store import jsonl
 from wander.seeding import derived_rng
 from wander.train.config import POOL_WEIGHTS, DataSection, Pool
-from wander.train.trainer import checkpoint_of, count_covered_steps
 
 
 @dataclass
@@ -171,6 +168,10 @@ class Pick:
     """Place in its training order."""
 
 
+SAMPLER = "sampler.json"
+"""In a checkpoint: what decides the next examples."""
+
+
 class Mixture:
     """Draws what the groups of a step play.
 
@@ -215,29 +216,10 @@ class Mixture:
         for sampler, inner in zip(self.samplers, state["samplers"], strict=True):
             sampler.restore(inner)
 
+    def load(self, checkpoint: Path) -> None:
+        """Continue from where a checkpoint was saved."""
+        self.restore(json.loads((checkpoint / SAMPLER).read_bytes()))
 
-SAMPLER = "sampler.json"
-
-
-class SamplerCheckpoint(TrainerCallback):  # type: ignore[misc]
-    """Writes what decides the next examples into every checkpoint, and goes on from what `begun` has.
-
-    `groups` is the number of groups of a step.
-    """
-
-    def __init__(self, mixture: Mixture, groups: int, begun: Path | None = None) -> None:
-        self.mixture = mixture
-        file = begun / SAMPLER if begun is not None else None
-        if file is not None and file.is_file():
-            mixture.restore(json.loads(file.read_bytes()))
-        else:
-            # A checkpoint without the file was made when examples came in their order only.
-            for _ in range(count_covered_steps(begun)):
-                mixture.draw(groups)
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write the state into the checkpoint that was just made."""
-        if args.process_index == 0:
-            jsonl.write_whole(
-                checkpoint_of(args, state) / SAMPLER, (json.dumps(self.mixture.state()) + "\n").encode()
-            )
+    def save(self, checkpoint: Path) -> None:
+        """Write what decides the next examples into a checkpoint."""
+        jsonl.write_whole(checkpoint / SAMPLER, (json.dumps(self.state()) + "\n").encode())

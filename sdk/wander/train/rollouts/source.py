@@ -12,22 +12,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wander.clients.base import Client
 from wander.errors import RunError
 from wander.handle import EnvironmentHandle, RolloutRequest
 from wander.loop_thread import LoopThread
+from wander.models.policy import PolicyClient
 from wander.rollout.garbage import fewer_collections
 from wander.seeding import derived_seed
 from wander.train.rollouts.environments import EnvironmentChoice, EnvironmentOpener, require_distinct
+from wander.train.rollouts.opponents import Opponents
 from wander.train.rollouts.together import is_lost, play_together
 from wander.types import EnvironmentInfo, Example, Rollout, SamplingArgs
-
-if TYPE_CHECKING:
-    # Who only reads evaluations gets here too, and needs no PyTorch.
-    from wander.models.policy import PolicyClient
-    from wander.train.rollouts.opponents import Opponents
 
 PAGE = 1000
 """Rows that are asked for at once when only their strata are of interest."""

@@ -11,14 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from wander.errors import ConfigError, did_you_mean
 from wander.evals.report import charts
-from wander.train.records.metrics import number, read_metrics
-
-if TYPE_CHECKING:
-    from wander.train.evaluation.evaluator import CellEvaluation
+from wander.train.records.files import CellEvaluation, number, read_evaluations, read_metrics
 
 Across = Literal["step", "rollouts", "hours"]
 """What the horizontal axis counts."""
@@ -75,8 +72,6 @@ class PlottedRun:
 
 def read_plotted(folder: Path, name: str | None = None) -> PlottedRun:
     """Read what is drawn of a run from its folder; raises `RunError` where it is no training run."""
-    from wander.train.evaluation.evaluator import read_evaluations
-
     return PlottedRun(name or folder.resolve().name, read_metrics(folder), read_evaluations(folder))
 
 
@@ -85,8 +80,6 @@ def draw_learning_curve(entries: Sequence[dict[str, Any]], folder: Path, *, titl
 
     The evaluations are those that lie in the folder. Raises `MissingExtra`.
     """
-    from wander.train.evaluation.evaluator import read_evaluations
-
     run = PlottedRun(title, entries, read_evaluations(folder))
     files = [folder / "learning_curve.svg", folder / "learning_curve.png"]
     return draw_runs([run], files, title=title)

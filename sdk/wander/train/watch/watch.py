@@ -1,17 +1,441 @@
-"""Watches a training run while it learns: raises alerts, and ends the run when it is time."""
+"""Watches a training run while it learns: one table of rules raises alerts and ends the run early.
+
+Each rule is a condition on one line of `metrics.jsonl` after another, so a resumed run finds what an
+uninterrupted one does. A rule fires when its condition has held for a number of consecutive steps. It fires
+again only after the condition did not hold for `alerts.steps` steps: a share that swings around its limit
+raises one alert.
+"""
 
 from __future__ import annotations
 
+import math
+import statistics
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import TrainerCallback
 
-from wander.train.config import GRPOSettings
-from wander.train.evaluation.evaluator import read_first_values
-from wander.train.records.outcome import Stopped
+from wander.errors import ConfigError
+from wander.train.config import GRPOSettings, OutputSection
+from wander.train.data import OPERATORS, Condition
+from wander.train.records.files import (
+    EVALUATION,
+    Alert,
+    AlertKind,
+    BestCheckpoint,
+    StopKind,
+    Stopped,
+    number,
+    pick_value,
+    read_first_values,
+    write_alerts,
+)
 from wander.train.records.record import TrainingRecord
-from wander.train.watch.alerts import Alert, Rules, write_alerts
+
+FLAT_EVALUATIONS = 3
+"""Consecutive evaluations that stay where they are, as greedy ones do whose first words never change. Also
+the number of evaluations that must be no better than the one before the first step."""
+FLAT_SHARE = 0.05
+"""Share of what the sampled reward moved that evaluations may move and still count as flat."""
+MOVED_SHARE = 0.1
+"""Share of the larger of its two means by which the sampled reward has to move meanwhile."""
+
+Entry = Mapping[str, Any]
+"""A line of `metrics.jsonl`."""
+
+
+@dataclass
+class Rule:
+    """A condition, and what it leads to."""
+
+    holds: Callable[[Entry], str | None]
+    """Returns what is wrong, in words; an empty text if nothing is, and None if the step does not say."""
+    alert: AlertKind | None = None
+    """The alert that it raises."""
+    ends: StopKind | None = None
+    """Why the run ends."""
+    steps: int = 1
+    """Consecutive steps for which the condition has to hold."""
+    held: int = 0
+    """Consecutive steps for which it has held."""
+    quiet: int | None = None
+    """Consecutive steps for which it has not held since the rule fired; None if the rule may fire."""
+
+    def read(self, entry: Entry, calm: int) -> str | None:
+        """Return why the rule fires at a step, or None; it fires again after `calm` quiet steps."""
+        text = self.holds(entry)
+        if text is None:
+            return None
+        self.held = self.held + 1 if text else 0
+        if self.quiet is not None:
+            self.quiet = 0 if text else self.quiet + 1
+            if self.quiet < calm:
+                return None
+            self.quiet = None
+        if not text or self.held < self.steps:
+            return None
+        self.quiet = 0
+        return f"{text}, for {self.steps} steps" if self.steps > 1 else text
+
+
+class Rules:
+    """All rules of a run; a resumed run reads the steps before its checkpoint again."""
+
+    def __init__(
+        self, settings: GRPOSettings, read_first_values: Callable[[], Mapping[str, float | None]]
+    ) -> None:
+        self._rules = make_rules(settings, read_first_values)
+        self._calm = settings.alerts.steps
+
+    def read(self, entry: Entry) -> tuple[list[Alert], Stopped | None]:
+        """Return the alerts that a step raises, and why the run ends with it, if it does."""
+        alerts: list[Alert] = []
+        stopped: Stopped | None = None
+        for rule in self._rules:
+            reason = rule.read(entry, self._calm)
+            if reason is None:
+                continue
+            if rule.alert is not None:
+                alerts.append(Alert(step=entry["step"], rule=rule.alert, message=reason))
+            if rule.ends is not None and stopped is None:
+                stopped = Stopped(kind=rule.ends, step=entry["step"], reason=reason)
+        return alerts, stopped
+
+
+def make_rules(
+    settings: GRPOSettings, read_first_values: Callable[[], Mapping[str, float | None]]
+) -> list[Rule]:
+    """Return the rules of a run; if several end it at the same step, the first one counts.
+
+    `read_first_values` gives what the evaluation before the first step measured, by `CELL/METRIC`.
+    """
+    alerts, stopping = settings.alerts, settings.stopping
+    compares = settings.algorithm.loss != "distill" and settings.algorithm.baseline == "group"
+    rules = [
+        Rule(_gradient_not_finite, ends="gradient"),
+        Rule(_Target(stopping.target).reached, ends="target"),
+        Rule(_Collapse(settings).read, alert="collapse", ends="collapse" if stopping.collapse else None),
+        Rule(_reward_not_finite, alert="reward_not_finite"),
+        Rule(
+            _LowEntropy(alerts.entropy_share, alerts.entropy_first_steps).read,
+            alert="entropy_low",
+            steps=alerts.steps,
+        ),
+        Rule(
+            _above(
+                "groups_without_variance",
+                alerts.without_variance if compares else math.inf,
+                "{:.0%} of the groups have rewards without variance and teach nothing",
+            ),
+            alert="no_variance",
+            steps=alerts.steps,
+        ),
+        Rule(
+            _above("truncated", alerts.truncated, "{:.0%} of the rollouts were cut short by a limit"),
+            alert="truncated",
+        ),
+        Rule(_environment_errors(alerts.environment_errors), alert="environment_errors"),
+        Rule(_FlatEvaluations().read, alert="evaluation_flat"),
+        Rule(_NeverBetter(settings.output, read_first_values).read, alert="best_at_start"),
+        Rule(
+            _LowEntropy(stopping.entropy_share, stopping.first_steps).read,
+            ends="entropy",
+            steps=stopping.patience,
+        ),
+    ]
+    drops = [_Drop(name, limit, stopping.patience) for name, limit in stopping.drop.items()]
+    return [*rules, *(Rule(drop.read, ends="drop", steps=stopping.patience) for drop in drops)]
+
+
+def _gradient_not_finite(entry: Entry) -> str:
+    if entry.get("grad_norm", 0.0) is not None:
+        return ""
+    return "the gradient is not finite; the weights are those before this step"
+
+
+def _reward_not_finite(entry: Entry) -> str:
+    return "the mean reward of the step is not finite" if entry.get("reward", 0.0) is None else ""
+
+
+def _above(name: str, limit: float, text: str) -> Callable[[Entry], str | None]:
+    def read(entry: Entry) -> str | None:
+        value = number(entry, name)
+        return None if value is None else text.format(value) if value > limit else ""
+
+    return read
+
+
+def _environment_errors(limit: float) -> Callable[[Entry], str | None]:
+    def read(entry: Entry) -> str | None:
+        failed, rollouts = number(entry, "failed/environment"), number(entry, "rollouts")
+        if failed is None or not rollouts:
+            return None
+        share = failed / rollouts
+        return f"{share:.0%} of the rollouts failed in the environment" if share > limit else ""
+
+    return read
+
+
+class _LowEntropy:
+    """Compares the entropy with a share of the mean of its first steps."""
+
+    def __init__(self, share: float, first_steps: int) -> None:
+        self._share = share
+        self._first_steps = first_steps
+        self._first: list[float] = []
+
+    def read(self, entry: Entry) -> str | None:
+        value = number(entry, "entropy")
+        if value is None:
+            return None
+        if len(self._first) < self._first_steps:
+            self._first.append(value)
+            return ""
+        usual = sum(self._first) / self._first_steps
+        if value >= self._share * usual:
+            return ""
+        return f"the entropy is {value:.3g}, and was {usual:.3g} in the first {self._first_steps} steps"
+
+
+class _Drop:
+    """Compares a metric with the best mean of some of its steps."""
+
+    def __init__(self, name: str, limit: float, steps: int) -> None:
+        self._name = name
+        self._limit = limit
+        self._recent: deque[float] = deque(maxlen=steps)
+        self._best = -math.inf
+        self._is_known = False
+
+    def read(self, entry: Entry) -> str | None:
+        """Raises `ConfigError` if the first step that has a reward lacks the metric."""
+        if not self._is_known and entry.get("reward") is not None:
+            self._is_known = True
+            if self._name not in entry:
+                known = sorted(name for name in entry if name == "reward" or name.startswith("rewards/"))
+                raise ConfigError(
+                    f"`stopping.drop`: the steps have no `{self._name}`", hint=f"they have {', '.join(known)}"
+                )
+        value = number(entry, self._name)
+        if value is None:
+            return None
+        self._recent.append(value)
+        if len(self._recent) == self._recent.maxlen:
+            self._best = max(self._best, sum(self._recent) / len(self._recent))
+        if value >= self._best - self._limit:
+            return ""
+        return f"`{self._name}` is {value:.3g}, and was {self._best:.3g} at its best"
+
+
+class _Target:
+    """Compares the evaluations of a step with bounds that must all be met."""
+
+    def __init__(self, bounds: Mapping[str, float | str]) -> None:
+        texts = {name: bound if isinstance(bound, str) else f">={bound}" for name, bound in bounds.items()}
+        self._conditions = {name: Condition.parse(f"value{text}") for name, text in texts.items()}
+
+    def reached(self, entry: Entry) -> str | None:
+        """Raises `ConfigError` for a bound on something that is not evaluated."""
+        values = _evaluated(entry)
+        if not values or not self._conditions:
+            return None
+        met = []
+        for name, condition in self._conditions.items():
+            value = pick_value(values, name)
+            if value is None or not OPERATORS[condition.sign](value, condition.value):
+                return ""
+            met.append(f"`{name}` is {value:.4g}")
+        return f"the target is reached: {', '.join(met)}"
+
+
+class _FlatEvaluations:
+    """Finds a cell whose evaluations stay the same while the reward of the steps moves."""
+
+    def __init__(self) -> None:
+        self._rewards: list[float] = []
+        """Those of the steps since the last evaluation."""
+        self._spans: dict[str, list[tuple[float, float]]] = {}
+        """The last evaluations of each cell, each with the mean reward of the steps before it."""
+
+    def read(self, entry: Entry) -> str | None:
+        if (reward := number(entry, "reward")) is not None:
+            self._rewards.append(reward)
+        rewards = {
+            name.removesuffix("/reward"): value
+            for name, value in _evaluated(entry).items()
+            if name.endswith("/reward") and name.count("/") == 1 and value is not None
+        }
+        if not rewards or not self._rewards:
+            return None
+        mean = sum(self._rewards) / len(self._rewards)
+        self._rewards = []
+        flat = []
+        for cell, value in rewards.items():
+            spans = self._spans.setdefault(cell, [])
+            spans[:] = [*spans, (value, mean)][-FLAT_EVALUATIONS:]
+            if len(spans) == FLAT_EVALUATIONS and _stays_behind(spans):
+                flat.append(cell)
+        if not flat:
+            return ""
+        return (
+            f"the evaluation of `{flat[0]}` has not changed {FLAT_EVALUATIONS} times in a row, while the "
+            "sampled reward has: is it greedy, or too small?"
+        )
+
+
+def _stays_behind(spans: Sequence[tuple[float, float]]) -> bool:
+    """Return whether evaluations stay while the sampled reward moves on, and away from them.
+
+    A reward that comes closer to them is not a sign: sampling learns what greedy play did before.
+    """
+    values = [value for value, _ in spans]
+    first, last = spans[0][1], spans[-1][1]
+    moved = abs(last - first)
+    flat = max(values) - min(values) <= FLAT_SHARE * moved
+    away = abs(last - values[-1]) > abs(first - values[-1])
+    return flat and away and moved > MOVED_SHARE * max(abs(last), abs(first))
+
+
+class _NeverBetter:
+    """Counts the evaluations that do not beat the first weights."""
+
+    def __init__(
+        self, output: OutputSection, read_first_values: Callable[[], Mapping[str, float | None]]
+    ) -> None:
+        self._output = output
+        self._read_first_values = read_first_values
+        self._worse: int | None = 0
+        """None once an evaluation was better."""
+
+    def read(self, entry: Entry) -> str | None:
+        name, mode = self._output.keep_best, self._output.best_mode
+        value = number(entry, f"{EVALUATION}{name}")
+        if name is None or value is None or self._worse is None:
+            return None
+        first = self._read_first_values().get(name)
+        if first is None or BestCheckpoint(metric=name, mode=mode, value=first, step=0).is_beaten_by(value):
+            self._worse = None
+            return None
+        self._worse += 1
+        is_last = entry["step"] == entry.get("steps") and self._worse < FLAT_EVALUATIONS
+        if not is_last and self._worse != FLAT_EVALUATIONS:
+            return ""
+        return (
+            f"no evaluation has a better `{name}` than the one before the first step: `best` holds the "
+            "weights that training began with"
+        )
+
+
+def _evaluated(entry: Entry) -> dict[str, float | None]:
+    """Return what the evaluations of a step measured, by `CELL/METRIC`."""
+    return {
+        name.removeprefix(EVALUATION): number(entry, name) for name in entry if name.startswith(EVALUATION)
+    }
+
+
+WINDOW = 5
+"""Steps whose mean is judged, at the beginning fewer: a bad learning rate destroys a policy in two."""
+FEWEST = 3
+"""Steps before anything is judged."""
+SPREADS = 0.5
+"""Of the standard deviation of a step's rollouts: what the reward must fall by, whatever its scale is."""
+DEVIATIONS = 4.0
+"""That two means differ by more than by chance."""
+MEDIAN_JUMP = 0.954
+"""Median of the distance of two steps, in deviations of one, where chance alone moves them."""
+
+
+class _Collapse:
+    """Compares the last few steps with the first few and the best few of the run.
+
+    Three ways of collapsing are told:
+    - the reward falls far below the best that it was: by a share of it, by half of what rollouts differ from
+      each other, and by more than chance;
+    - the entropy is gone and the reward has not risen: the policy repeats itself and tries nothing else any
+      more;
+    - the entropy bursts and the reward has not risen: what the policy writes is noise.
+    Entropy that goes while the reward rises is what learning looks like.
+    """
+
+    def __init__(self, settings: GRPOSettings) -> None:
+        self._section = settings.alerts
+        self._groups = settings.batch.groups
+        self._rewards = _Means()
+        self._entropies = _Means()
+        self._jumps: list[float] = []
+        """How far each reward is from the one before."""
+        self._spread = 0.0
+        """The largest standard deviation of a step's rollouts so far."""
+
+    def read(self, entry: Entry) -> str:
+        """Return how the policy has collapsed, in words; an empty text if it has not."""
+        reward, entropy = number(entry, "reward"), number(entry, "entropy")
+        if reward is not None:
+            self._spread = max(self._spread, number(entry, "rewards/reward/std") or 0.0)
+            if self._rewards.last:
+                self._jumps.append(abs(reward - self._rewards.last[-1]))
+            self._rewards.add(reward)
+        if entropy is not None:
+            self._entropies.add(entropy)
+        if reward is None or len(self._rewards.last) < FEWEST:
+            return ""
+        reason = self._judge_reward() or self._judge_entropy()
+        return f"the policy has collapsed: {reason}" if reason else ""
+
+    def _judge_reward(self) -> str:
+        now = self._rewards.now
+        for steps, best in self._rewards.best.items():
+            least = max(self._section.reward_drop * abs(best), SPREADS * self._spread, self._chance(steps))
+            if best - now > least:
+                return f"the reward fell to {now:.3g}, and was {best:.3g} at its best"
+        return ""
+
+    def _judge_entropy(self) -> str:
+        first = self._rewards.first
+        if len(self._entropies.last) < FEWEST or self._rewards.now - first > self._chance(WINDOW):
+            return ""
+        now, before = self._entropies.now, self._entropies.first
+        text = f"the entropy is {now:.3g} and was {before:.3g} at first, and the reward is no higher"
+        if now < self._section.entropy_share * before:
+            return f"{text}: the policy repeats itself"
+        if now > self._section.entropy_burst * before:
+            return f"{text}: the policy writes noise"
+        return ""
+
+    def _chance(self, steps: int) -> float:
+        """Return by how much the mean of the last steps and one of so many may differ by chance."""
+        # Rollouts of a group share an example, so at worst they count as one. What steps really differ by is
+        # told by the median of their jumps, on which a collapse itself has no influence.
+        of_step = self._spread / math.sqrt(self._groups)
+        if len(self._jumps) >= 2 * WINDOW:
+            of_step = min(of_step, statistics.median(self._jumps) / MEDIAN_JUMP)
+        return DEVIATIONS * of_step * math.sqrt(1 / steps + 1 / len(self._rewards.last))
+
+
+class _Means:
+    """Means of a metric: of its first steps, of its last, and the best of so many in a row."""
+
+    def __init__(self) -> None:
+        self.last: deque[float] = deque(maxlen=WINDOW)
+        self.first = 0.0
+        self.best: dict[int, float] = {}
+        """By the number of steps: only the first means are of fewer than all."""
+
+    def add(self, value: float) -> None:
+        """Take the value of a step."""
+        self.last.append(value)
+        steps = len(self.last)
+        if steps not in self.best:
+            self.first = self.now
+        self.best[steps] = max(self.now, self.best.get(steps, -math.inf))
+
+    @property
+    def now(self) -> float:
+        """The mean of the last steps."""
+        return sum(self.last) / len(self.last)
 
 
 class Watch(TrainerCallback):  # type: ignore[misc]

@@ -6,12 +6,10 @@ are sampled beside no rollout of a step. Several processes deal the examples out
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal
-
-from pydantic import Field
+from typing import Any
 
 from wander.clients.base import Client, WrappedClient
 from wander.clients.choices import ask_for_line
@@ -20,17 +18,31 @@ from wander.errors import ConfigError
 from wander.evals.exhaustive import branches, count_lines, is_bad, openings_of
 from wander.evals.stats.intervals import Interval
 from wander.evals.stats.summary import summarise
-from wander.evals.store import jsonl
 from wander.handle import EnvironmentHandle, RolloutRequest
 from wander.train.config import EvaluationCell, GRPOSettings
 from wander.train.distributed import World
+from wander.train.records.checkpoints import BEST_MODEL, seal_model
+from wander.train.records.files import (
+    EVALUATION,
+    BestCheckpoint,
+    CellEvaluation,
+    forget_best,
+    pick_value,
+    read_best,
+    read_evaluations,
+    values_of,
+    write_best,
+    write_evaluations,
+)
+from wander.train.records.record import TrainingRecord
 from wander.train.rollouts.by_player import means_by_player
 from wander.train.rollouts.environments import EnvironmentChoice, EnvironmentOpener
+from wander.train.rollouts.opponents import Opponents
 from wander.train.rollouts.source import RolloutSource
 from wander.train.rollouts.together import play_together
+from wander.train.trainer import count_covered_steps
 from wander.types import (
     Example,
-    Record,
     Rollout,
     SamplingArgs,
     canonical_json,
@@ -38,83 +50,11 @@ from wander.types import (
 )
 from wander.wire import RunSummary
 
-EVALUATIONS = "evaluations.jsonl"
-EVALUATION = "evaluation/"
-"""Prefix of the metrics of a step that its evaluations measured."""
 MOST_LINES = 20_000
 """An exhaustive cell with more is refused: it would take longer than the training."""
 
 Choices = tuple[Any, ...]
 """What the environment answers at the beginning of a line."""
-
-
-class CellEvaluation(Record):
-    """One cell, evaluated once: a line of `evaluations.jsonl`."""
-
-    step: int
-    """Steps that the policy had learnt; 0 is the model that training began with."""
-    cell: str
-    split: Literal["train", "eval"]
-    """`train` where the environment has no examples of its own for evaluation."""
-    task_set_sha256: str
-    """Of the ordered examples: lines that share it can be compared."""
-    examples: int
-    """Openings, where every line was played."""
-    lines: int | None = None
-    """How many there are; None where examples were played."""
-    failed: int = 0
-    """Rollouts that failed twice; they are in no mean."""
-    reward: float | None
-    """Mean over the examples; None when every rollout failed."""
-    interval: Interval | None = None
-    """Of the reward, 95 %."""
-    metrics: dict[str, float] = Field(default_factory=dict)
-    """Mean of every reward function and metric; of an exhaustive cell, how many lines ended how."""
-    intervals: dict[str, Interval] = Field(default_factory=dict)
-    """Theirs, 95 %."""
-    turns: float | None = None
-    truncated: int = 0
-    tokens: float = 0.0
-    """Sampled tokens a rollout."""
-    seconds: float = 0.0
-
-    def values(self) -> dict[str, float | None]:
-        """Return what was measured by its name in settings: `CELL/reward`, `CELL/METRIC`."""
-        return {f"{self.cell}/reward": self.reward} | {
-            f"{self.cell}/{name}": value for name, value in self.metrics.items() if name != "reward"
-        }
-
-
-def read_evaluations(folder: Path) -> list[CellEvaluation]:
-    """Return the evaluations of a training run, in the order in which they were made."""
-    return jsonl.read_records(folder / EVALUATIONS, CellEvaluation)
-
-
-def read_first_values(folder: Path) -> dict[str, float | None]:
-    """Return what the evaluation before the first step measured, by `CELL/METRIC`."""
-    return values_of(one for one in read_evaluations(folder) if one.step == 0)
-
-
-def write_evaluations(folder: Path, evaluations: Iterable[CellEvaluation]) -> None:
-    """Write all lines anew, whole or not at all."""
-    jsonl.write_records(folder / EVALUATIONS, evaluations)
-
-
-def values_of(evaluations: Iterable[CellEvaluation]) -> dict[str, float | None]:
-    """Return what cells measured, by `CELL/METRIC`."""
-    return {name: value for one in evaluations for name, value in one.values().items()}
-
-
-def pick_value(values: Mapping[str, float | None], name: str) -> float | None:
-    """Return one of the values of a step's cells, or None if every rollout of its cell failed.
-
-    Raises `ConfigError` for a name that they lack.
-    """
-    if name in values:
-        return values[name]
-    if values.get(f"{name.partition('/')[0]}/reward", 0.0) is None:
-        return None
-    raise ConfigError(f"no evaluation has `{name}`", hint=f"they have {', '.join(sorted(values))}")
 
 
 def count_ends(rollouts: Sequence[Rollout]) -> dict[str, Any]:
@@ -229,8 +169,6 @@ class Evaluator:
     def _join(self, cell: EvaluationCell) -> Client:
         if not cell.players:
             return self.client
-        from wander.train.rollouts.opponents import Opponents
-
         self._opponents = self._opponents or Opponents(self.settings)
         return self._opponents.join_models(self.client, cell.players)
 
@@ -320,3 +258,66 @@ class LineClient(WrappedClient):
     def line(self, rollout_id: str) -> dict[str, Any] | None:
         """Return the line that a rollout plays; None where it plays an example."""
         return ask_for_line(self._lines[rollout_id]) if rollout_id in self._lines else None
+
+
+SaveBest = Callable[[int, Path], str | None]
+"""Saves the weights of a step in a folder, on record, and returns their digest."""
+
+
+class Evaluation:
+    """Evaluates before the first step, every so many steps, and after the last, and keeps the best weights.
+
+    A checkpoint holds the evaluation of its step: a resumed run makes those that came later again.
+    """
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        record: TrainingRecord,
+        save_best: SaveBest,
+        checkpoint: Path | None,
+    ) -> None:
+        self.evaluator = evaluator
+        self.settings = evaluator.settings
+        self.folder = folder = record.path
+        self.record = record
+        self.save_best = save_best
+        covered = count_covered_steps(checkpoint)
+        self.evaluations = [one for one in read_evaluations(folder) if covered and one.step <= covered]
+        best = read_best(folder) if covered else None
+        self.best = best if best is not None and best.step <= covered else None
+
+    def begin(self, step: int) -> None:
+        """Remove what a resumed run makes again; evaluate the model that training begins with."""
+        write_evaluations(self.folder, self.evaluations)
+        if self.best is None:
+            forget_best(self.folder)
+        if step == 0:
+            self._evaluate(0)
+
+    def end_step(self, step: int, steps: int) -> None:
+        """Evaluate if it is this step's turn, before its metrics and checkpoint are written."""
+        if step % self.settings.evaluation.every == 0 or step == steps:
+            self._evaluate(step)
+
+    def _evaluate(self, step: int) -> None:
+        started = perf_counter()
+        found = self.evaluator.evaluate(step)
+        self.evaluations += found
+        write_evaluations(self.folder, self.evaluations)
+        self._keep_best(step, found)
+        values = {f"{EVALUATION}{name}": value for name, value in values_of(found).items()}
+        self.record.note_pause(perf_counter() - started, values if step else {})
+
+    def _keep_best(self, step: int, found: Sequence[CellEvaluation]) -> None:
+        output = self.settings.output
+        if output.keep_best is None:
+            return
+        value = pick_value(values_of(found), output.keep_best)
+        if value is None or (self.best is not None and not self.best.is_beaten_by(value)):
+            return
+        best = BestCheckpoint(metric=output.keep_best, mode=output.best_mode, value=value, step=step)
+        sha256 = self.save_best(step, self.folder / BEST_MODEL)
+        seal_model(self.folder, BEST_MODEL)
+        self.best = best.model_copy(update={"weights_sha256": sha256})
+        write_best(self.folder, self.best)

@@ -1,0 +1,256 @@
+"""The files of a training run's folder beside the run record, read and written without what trains.
+
+A line of `metrics.jsonl` is a step, one of `evaluations.jsonl` an evaluation of a cell, one of `alerts.jsonl`
+an alert. `samples.jsonl` has what the policy does on the same few examples while it learns: example, index
+and seeds are the same at every step, so whatever differs between two samples is what the policy learnt.
+`outcome.json` says how the run ended, and `best.json` which weights were its best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from wander.errors import ConfigError, RunError
+from wander.evals.stats.intervals import Interval
+from wander.evals.store import jsonl
+from wander.train.records.checkpoints import BEST_MODEL, forget_model
+from wander.types import Record, Rollout
+
+METRICS = "metrics.jsonl"
+EVALUATIONS = "evaluations.jsonl"
+ALERTS = "alerts.jsonl"
+SAMPLES = "samples.jsonl"
+OUTCOME = "outcome.json"
+BEST = "best.json"
+
+EVALUATION = "evaluation/"
+"""Prefix of the metrics of a step that its evaluations measured."""
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Return the metrics of every finished step."""
+    try:
+        return read_entries(folder / METRICS)
+    except FileNotFoundError:
+        raise RunError(f"`{folder}` has no {METRICS}", hint="give the folder of a training run") from None
+
+
+def read_entries(file: Path) -> list[dict[str, Any]]:
+    """Return the lines of a file of metrics, without a last one that a kill cut short.
+
+    Raises `RunError` for a line that is none.
+    """
+    entries = []
+    for number, line in enumerate(jsonl.lines(file), start=1):
+        if not line.endswith(b"\n"):
+            break
+        try:
+            entry = jsonl.parse_object(line)
+        except ValueError:
+            entry = {}
+        if not isinstance(entry.get("step"), int):
+            raise RunError(f"`{file}` is damaged: line {number} is no step")
+        entries.append(entry)
+    return entries
+
+
+def number(entry: Mapping[str, Any], name: str) -> float | None:
+    """Return a metric of a step, or None if the step has no number under that name."""
+    value = entry.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        return None
+    return float(value)
+
+
+def read_samples(folder: Path) -> list[Rollout]:
+    """Return the samples of a training run, by step."""
+    return jsonl.read_records(folder / SAMPLES, Rollout)
+
+
+def append_samples(folder: Path, rollouts: Iterable[Rollout]) -> None:
+    """Add the samples of a step."""
+    text = "".join(rollout.model_dump_json() + "\n" for rollout in rollouts)
+    with (folder / SAMPLES).open("ab") as file:
+        file.write(text.encode("utf-8", "replace"))
+
+
+def write_samples(folder: Path, rollouts: Iterable[Rollout]) -> None:
+    """Write all samples anew, whole or not at all."""
+    jsonl.write_records(folder / SAMPLES, rollouts)
+
+
+class CellEvaluation(Record):
+    """One cell, evaluated once: a line of `evaluations.jsonl`."""
+
+    step: int
+    """Steps that the policy had learnt; 0 is the model that training began with."""
+    cell: str
+    split: Literal["train", "eval"]
+    """`train` where the environment has no examples of its own for evaluation."""
+    task_set_sha256: str
+    """Of the ordered examples: lines that share it can be compared."""
+    examples: int
+    """Openings, where every line was played."""
+    lines: int | None = None
+    """How many there are; None where examples were played."""
+    failed: int = 0
+    """Rollouts that failed twice; they are in no mean."""
+    reward: float | None
+    """Mean over the examples; None when every rollout failed."""
+    interval: Interval | None = None
+    """Of the reward, 95 %."""
+    metrics: dict[str, float] = Field(default_factory=dict)
+    """Mean of every reward function and metric; of an exhaustive cell, how many lines ended how."""
+    intervals: dict[str, Interval] = Field(default_factory=dict)
+    """Theirs, 95 %."""
+    turns: float | None = None
+    truncated: int = 0
+    tokens: float = 0.0
+    """Sampled tokens a rollout."""
+    seconds: float = 0.0
+
+    def values(self) -> dict[str, float | None]:
+        """Return what was measured by its name in settings: `CELL/reward`, `CELL/METRIC`."""
+        return {f"{self.cell}/reward": self.reward} | {
+            f"{self.cell}/{name}": value for name, value in self.metrics.items() if name != "reward"
+        }
+
+
+def read_evaluations(folder: Path) -> list[CellEvaluation]:
+    """Return the evaluations of a training run, in the order in which they were made."""
+    return jsonl.read_records(folder / EVALUATIONS, CellEvaluation)
+
+
+def read_first_values(folder: Path) -> dict[str, float | None]:
+    """Return what the evaluation before the first step measured, by `CELL/METRIC`."""
+    return values_of(one for one in read_evaluations(folder) if one.step == 0)
+
+
+def write_evaluations(folder: Path, evaluations: Iterable[CellEvaluation]) -> None:
+    """Write all lines anew, whole or not at all."""
+    jsonl.write_records(folder / EVALUATIONS, evaluations)
+
+
+def values_of(evaluations: Iterable[CellEvaluation]) -> dict[str, float | None]:
+    """Return what cells measured, by `CELL/METRIC`."""
+    return {name: value for one in evaluations for name, value in one.values().items()}
+
+
+def pick_value(values: Mapping[str, float | None], name: str) -> float | None:
+    """Return one of the values of a step's cells, or None if every rollout of its cell failed.
+
+    Raises `ConfigError` for a name that they lack.
+    """
+    if name in values:
+        return values[name]
+    if values.get(f"{name.partition('/')[0]}/reward", 0.0) is None:
+        return None
+    raise ConfigError(f"no evaluation has `{name}`", hint=f"they have {', '.join(sorted(values))}")
+
+
+AlertKind = Literal[
+    "collapse",
+    "reward_not_finite",
+    "entropy_low",
+    "no_variance",
+    "truncated",
+    "environment_errors",
+    "evaluation_flat",
+    "best_at_start",
+]
+
+
+class Alert(Record):
+    """One alert, at the step that raised it."""
+
+    step: int
+    rule: AlertKind
+    message: str
+
+
+def read_alerts(folder: Path) -> list[Alert]:
+    """Return the alerts of a training run, in the order in which they were raised."""
+    return jsonl.read_records(folder / ALERTS, Alert)
+
+
+def write_alerts(folder: Path, alerts: Sequence[Alert]) -> None:
+    """Replace all alerts, or remove the file if there are none."""
+    if not alerts:
+        (folder / ALERTS).unlink(missing_ok=True)
+        return
+    jsonl.write_records(folder / ALERTS, alerts)
+
+
+StopKind = Literal["collapse", "entropy", "drop", "gradient", "target"]
+
+
+class Stopped(Record):
+    """Why a run ended before its last step."""
+
+    kind: StopKind
+    step: int
+    reason: str
+    """In words, with the numbers."""
+
+    @property
+    def collapsed(self) -> bool:
+        """True when it ended because learning failed, not because it succeeded."""
+        return self.kind != "target"
+
+
+class BestCheckpoint(Record):
+    """Which weights lie in `best`, and by what they are the best: `best.json`."""
+
+    metric: str
+    mode: Literal["max", "min"]
+    value: float
+    step: int
+    """The evaluations of this step tell more of it."""
+    weights_sha256: str | None = None
+
+    def is_beaten_by(self, value: float) -> bool:
+        """Tell whether a value is strictly better: of equal ones the first stays."""
+        return value > self.value if self.mode == "max" else value < self.value
+
+
+class Outcome(Record):
+    """What a training run came to."""
+
+    steps: int
+    finished: bool
+    """False when it was interrupted and can be resumed."""
+    stopped: Stopped | None = None
+    """None when it played all its steps, or was interrupted."""
+    best: BestCheckpoint | None = None
+    """None when it kept none."""
+
+
+def read_outcome(folder: Path) -> Outcome | None:
+    """Return how a run ended; None while it plays, and of runs that were killed."""
+    return jsonl.read_record(folder / OUTCOME, Outcome)
+
+
+def write_outcome(folder: Path, outcome: Outcome) -> None:
+    """Say how a run ended."""
+    jsonl.write_record(folder / OUTCOME, outcome)
+
+
+def read_best(folder: Path) -> BestCheckpoint | None:
+    """Return which weights a run kept as its best, if it did."""
+    return jsonl.read_record(folder / BEST, BestCheckpoint)
+
+
+def write_best(folder: Path, best: BestCheckpoint) -> None:
+    """Say which weights lie in `best`."""
+    jsonl.write_record(folder / BEST, best)
+
+
+def forget_best(folder: Path) -> None:
+    """Remove the weights in `best` and what tells of them, where a run kept some."""
+    if (folder / BEST).is_file():
+        forget_model(folder, BEST_MODEL)
+        (folder / BEST).unlink()
