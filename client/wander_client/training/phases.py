@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from wander.loop_thread import LoopThread
 from wander.sandbox import SandboxPolicy
+from wander.system.folders import replace_folder
 from wander.train.phases import (
     PHASE,
     GRPOPhase,
@@ -422,8 +423,6 @@ class PhasedRun:
 
     def _keep_model(self) -> None:
         """Have the last phase's model in the run's own folder too, as every training run has it."""
-        from wander.train.trainer import replace_folder
-
         makers = [phase for phase in self.command.phases if phase.kind != "rollouts"]
         if not makers:
             return

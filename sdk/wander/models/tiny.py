@@ -6,15 +6,14 @@ model can be given a chat template with tools.
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from wander.errors import ConfigError, InvalidResponse, name_option, require_extra
 from wander.models.quiet import quiet_libraries
 from wander.models.tokenizer import train_tokenizer
+from wander.system.folders import replace_folder
 from wander.types import Message
 
 INITIAL_SPREAD = 0.06
@@ -86,7 +85,7 @@ def create_tiny(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
-    with new_folder(folder) as made, quiet_libraries():
+    with replace_folder(folder) as made, quiet_libraries():
         model.save_pretrained(made)
         tokenizer.save_pretrained(made)
     return folder
@@ -114,7 +113,7 @@ def give_tools(name: str | Path, folder: str | Path) -> Path:
         ChatFormat(loaded.tokenizer, form.end_ids).turns.require_tools()
     except InvalidResponse as error:
         raise ConfigError(f"the chat template of `{name}` cannot be given tools: {error}") from error
-    with new_folder(folder) as made, quiet_libraries():
+    with replace_folder(folder) as made, quiet_libraries():
         loaded.model.save_pretrained(made)
         loaded.tokenizer.save_pretrained(made)
     return folder
@@ -126,15 +125,3 @@ def require_new(folder: Path) -> None:
         raise ConfigError(
             f"`{folder}` exists already", hint="choose another folder with " + name_option("out")
         )
-
-
-@contextlib.contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
-    """Yield a place to write; the folder appears, whole, when the block ends."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as work:
-        made = Path(work) / "model"
-        yield made
-        if folder.exists():
-            folder.rmdir()
-        made.rename(folder)

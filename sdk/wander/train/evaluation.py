@@ -35,12 +35,11 @@ from wander.train.records.files import (
     write_evaluations,
 )
 from wander.train.records.record import TrainingRecord
-from wander.train.rollouts.by_player import means_by_player
 from wander.train.rollouts.environments import EnvironmentChoice, EnvironmentOpener
 from wander.train.rollouts.opponents import Opponents
 from wander.train.rollouts.source import RolloutSource
+from wander.train.rollouts.step_metrics import means_by_player
 from wander.train.rollouts.together import play_together
-from wander.train.trainer import count_covered_steps
 from wander.types import (
     Example,
     Rollout,
@@ -275,14 +274,14 @@ class Evaluation:
         evaluator: Evaluator,
         record: TrainingRecord,
         save_best: SaveBest,
-        checkpoint: Path | None,
+        covered: int,
     ) -> None:
+        """`covered` is the number of steps in the checkpoint from which a run is resumed."""
         self.evaluator = evaluator
         self.settings = evaluator.settings
         self.folder = folder = record.path
         self.record = record
         self.save_best = save_best
-        covered = count_covered_steps(checkpoint)
         self.evaluations = [one for one in read_evaluations(folder) if covered and one.step <= covered]
         best = read_best(folder) if covered else None
         self.best = best if best is not None and best.step <= covered else None

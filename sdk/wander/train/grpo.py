@@ -23,7 +23,7 @@ forward pass. `L`: their tokens, unpadded.
 
 Four things TRL leaves open are settled here:
 - a rollout is a row, however many sequences it was sampled in: they lie in it one after another, and each is
-  computed by itself (rollouts/rows.py, layout.py). So a rollout counts once in any loss;
+  computed by itself (rollouts/rows.py, buckets.py). So a rollout counts once in any loss;
 - only prompts reach `rollout_func`, so each carries its slot in the step as an extra key;
 - padding: rows are computed without their padding, in buckets of alike length, and what several begin with
   is computed once (rollouts/buckets.py);
@@ -78,14 +78,16 @@ from wander.train.losses.rloo import LeaveOneOutTrainer
 from wander.train.records.checkpoints import MODEL
 from wander.train.records.files import BestCheckpoint, Outcome, Stopped
 from wander.train.records.grpo_record import GRPORecord
+from wander.train.records.record import Progress
 from wander.train.rollouts.ahead import StepsAhead
 from wander.train.rollouts.environments import EnvironmentOpener, PinSource, choices_of
 from wander.train.rollouts.opponents import Opponents
 from wander.train.rollouts.own_trainer import reward
 from wander.train.rollouts.source import Played, RolloutSource
-from wander.train.rollouts.step import StepPlayer, mean, mixture_of
+from wander.train.rollouts.step import StepPlayer, mixture_of
+from wander.train.rollouts.step_metrics import mean
 from wander.train.step_trainer import StepTrainer, common_arguments, group_arguments
-from wander.train.trainer import Progress, count_covered_steps, tell_full_disk, train_until_interrupted
+from wander.train.trainer import tell_full_disk, train_until_interrupted
 from wander.train.watch.reporting import open_reporters, require_trackers
 from wander.train.watch.watch import Watch
 from wander.train.weights import save_copy, save_policy, wrap_lora
@@ -134,7 +136,12 @@ class RolloutTrainer(StepTrainer, GRPOTrainer):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **given: Any) -> None:
         """Take what `StepTrainer` takes."""
-        super().__init__(*args, **given, reward_funcs=[reward], rollout_func=play)
+        super().__init__(
+            *args,
+            **given,
+            reward_funcs=[reward],
+            rollout_func=lambda prompts, trainer: trainer.play_step(prompts),
+        )
         # Where the policy is sharded, every process has to compute as often as the others.
         self.skips_idle_rows = idle_rows_add_nothing(self.settings) and not shards_policy(self.settings)
 
@@ -162,11 +169,6 @@ class RolloutTrainer(StepTrainer, GRPOTrainer):  # type: ignore[misc]
         idle = (~keep_G).nonzero()[:, 0]
         keep_G[idle[: most - keep_G.sum()]] = True
         return keep_G
-
-
-def play(prompts: list[Any], trainer: RolloutTrainer) -> dict[str, Any]:
-    """Play a step; TRL's `rollout_func`."""
-    return trainer.play_step(prompts)
 
 
 @dataclass(frozen=True)
@@ -250,14 +252,15 @@ def train_grpo(
             )
         )
         stack.callback(record.close)
-        begun = world.from_main(lambda: record.checkpoint.path if record.checkpoint else None)
+        begun = world.from_main(lambda: record.checkpoint)
+        covered = begun.step if begun else 0
         watch = Watch(settings, record, writes=world.is_main)
         evaluation = None
         if settings.evaluation.every:
             evaluator = Evaluator(open_environment, source, settings, world)
             evaluation = Evaluation(
                 *(evaluator, record, lambda step, place: weights_digest(save_copy(model, loaded, place))),
-                begun,
+                covered,
             )
         mixture = mixture_of(source, settings)
         player = StepPlayer(source, mixture, settings, world.rank, world.exchange, opponents, played)
@@ -265,7 +268,7 @@ def train_grpo(
         with (
             quiet_libraries(),
             record.arithmetic(),
-            open_reporters(trackers, own, count_covered_steps(begun)) as reporters,
+            open_reporters(trackers, own, covered) as reporters,
             play_ahead(player, model, loaded, settings) as ahead,
         ):
             trainer = TRAINERS.get(settings.algorithm.loss, RolloutTrainer)(

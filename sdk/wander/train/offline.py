@@ -26,22 +26,23 @@ from wander.models.quiet import quiet_libraries
 from wander.train.config import OfflineSettings
 from wander.train.records.checkpoints import (
     SEALED,
+    SavedCheckpoint,
     checkpoint_to_resume,
     list_checkpoints,
 )
 from wander.train.records.files import METRICS
-from wander.train.records.record import TrainingRecord
+from wander.train.records.record import Progress, TrainingRecord
 from wander.train.trainer import (
-    Progress,
-    count_covered_steps,
+    checkpoint_arguments,
     make_arguments,
-    offline_checkpoint_arguments,
     tell_full_disk,
     train_until_interrupted,
 )
 from wander.train.watch.reporting import open_reporters
 from wander.train.weights import save_policy, wrap_lora
 
+CHECKPOINT_STEPS = 200
+"""Steps that a kill costs at most, where the settings do not mention checkpoints."""
 TEMPLATE_DATE = "template_date.txt"
 """Keeps the date that a model's chat template shows, for a run that is resumed."""
 Build = Callable[[Any, dict[str, Any], list[TrainerCallback]], Any]
@@ -92,19 +93,20 @@ def learn(
     begun = _to_resume(folder) if resume else None
     if begun is None:
         _forget_checkpoints(folder)
-    record = TrainingRecord(folder, begun, progress)
+    covered = begun.step if begun else 0
+    record = TrainingRecord(folder, covered, progress)
     arguments = {
         **make_arguments(settings.model, schedule, settings.logging, folder),
         "max_steps": schedule.steps or -1,
         "num_train_epochs": schedule.epochs,
         "per_device_train_batch_size": settings.batch.rows,
-        **offline_checkpoint_arguments(schedule),
+        **checkpoint_arguments(schedule.checkpoint_every, CHECKPOINT_STEPS),
     }
     torch.manual_seed(schedule.seed)  # adapters begin with random numbers
     with (
         tell_full_disk(folder, "--resume"),
         quiet_libraries(),
-        open_reporters(settings.logging, folder, count_covered_steps(begun)) as reporters,
+        open_reporters(settings.logging, folder, covered) as reporters,
     ):
         model = wrap_lora(loaded.model, settings.model)
         trainer = build(model, arguments, [*watch(record), record, *reporters])
@@ -163,7 +165,7 @@ def _say(sequences: Sequence[Conversation], form: ChatFormat, messages: Sequence
     )
 
 
-def _to_resume(folder: Path) -> Path | None:
+def _to_resume(folder: Path) -> SavedCheckpoint | None:
     """Return the checkpoint that a run goes on from; None means from its beginning."""
     file = folder / METRICS
     text = file.read_bytes().rstrip() if file.is_file() else b""
@@ -175,7 +177,7 @@ def _to_resume(folder: Path) -> Path | None:
         # Killed before the model was written: the last steps are made again.
         earlier = [one.step for one in list_checkpoints(folder) if one.step < last["steps"]]
         begun = checkpoint_to_resume(folder, max(earlier, default=0))
-    return begun.path if begun is not None else None
+    return begun
 
 
 def _forget_checkpoints(folder: Path) -> None:

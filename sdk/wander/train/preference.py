@@ -37,8 +37,8 @@ from wander.models.sampling import end_of_turn_ids
 from wander.seeding import derived_rng
 from wander.train.config import DPOSection, DPOSettings, KTOSection, PreferenceSettings
 from wander.train.offline import chat_options, learn, row_error, tokens_of
+from wander.train.records.record import Progress
 from wander.train.rollouts.sampler import has_signal
-from wander.train.trainer import Progress
 from wander.train.watch.reporting import require_trackers
 
 ENOUGH = 2

@@ -38,8 +38,7 @@ from wander.models.sampling import end_of_turn_ids
 from wander.seeding import derived_rng
 from wander.train.config import SFTSettings
 from wander.train.offline import chat_options, learn, row_error, tokens_of
-from wander.train.records.record import TrainingRecord
-from wander.train.trainer import Progress
+from wander.train.records.record import Progress, TrainingRecord
 from wander.train.watch.reporting import require_trackers
 
 IGNORED = -100

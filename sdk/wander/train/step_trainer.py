@@ -30,7 +30,7 @@ from wander.train.distributed import (
 )
 from wander.train.engine import CurrentWeights, attach
 from wander.train.evaluation import Evaluation
-from wander.train.records.checkpoints import BATCH
+from wander.train.records.checkpoints import BATCH, SavedCheckpoint
 from wander.train.records.grpo_record import GRPORecord
 from wander.train.rollouts.ahead import StepsAhead
 from wander.train.rollouts.baselines import RoleBaselines
@@ -38,20 +38,22 @@ from wander.train.rollouts.buckets import (
     ROWS_PER_FORWARD,
     Bucket,
     cut_buckets,
+    cut_rows,
+    fill_up,
     find_openings,
     forward_cost,
+    later_sequences,
     read_openings,
     split_by_cost,
     split_evenly,
 )
-from wander.train.rollouts.layout import cut_rows, fill_up, later_sequences
 from wander.train.rollouts.own_trainer import PLACE
 from wander.train.rollouts.rows import Row, lay_out, trl_columns
-from wander.train.rollouts.step import PlayedStep, StepPlayer, merge_shares, rollout_metrics
+from wander.train.rollouts.step import PlayedStep, StepPlayer, merge_shares
+from wander.train.rollouts.step_metrics import rollout_metrics
 from wander.train.trainer import (
     checkpoint_arguments,
     checkpoint_of,
-    count_covered_steps,
     make_arguments,
     save_now,
 )
@@ -130,7 +132,7 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         *,
         evaluation: Evaluation | None = None,
         callbacks: Sequence[TrainerCallback] = (),
-        begun: Path | None = None,
+        begun: SavedCheckpoint | None = None,
         **given: Any,
     ) -> None:
         """`ahead` plays the steps before they are wanted; without it they are played when they are.
@@ -144,7 +146,7 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         self.record = record
         self.step_metrics: dict[str, Any] = {}
         self.later_GK2: torch.Tensor | None = None
-        """Where the sequences of the rows lie that are computed next (`rollouts/layout.py`)."""
+        """Where the sequences of the rows lie that are computed next (`rollouts/buckets.py`)."""
         self.step_started = perf_counter()
         self.before: BeforeStep | None = None
         """What the step under way, or the last one, started from."""
@@ -163,7 +165,7 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         """What a checkpoint holds in addition to TRL's: each writes a file of its own."""
         if begun is not None:
             for part in [*self.kept, *([ahead] if ahead else [])]:
-                part.load(begun)
+                part.load(begun.path)
         groups = range(settings.batches * settings.batch.groups)
         super().__init__(
             model=model,
@@ -361,7 +363,7 @@ class StepTrainer(Trainer):  # type: ignore[misc]
             # A sharded policy computes on `cpu:0`, which PyTorch loads nothing to.
             place = device if device.type != "cpu" else "cpu"
             self._buffered_inputs = torch.load(file, map_location=place, weights_only=True)
-            done = count_covered_steps(Path(checkpoint)) % self.settings.algorithm.num_iterations
+            done = self.state.global_step % self.settings.algorithm.num_iterations
             self._step = done * self.args.gradient_accumulation_steps
 
     def _finish_step_metrics(self) -> dict[str, Any]:
@@ -383,7 +385,7 @@ def common_arguments(settings: GRPOSettings, folder: Path, processes: int) -> di
     return {
         **make_arguments(settings.model, settings.schedule, settings.logging, folder),
         **make_sharding_arguments(settings),
-        **checkpoint_arguments(output.checkpoint_every, usual=CHECKPOINT_STEPS, kept=output.checkpoints_kept),
+        **checkpoint_arguments(output.checkpoint_every, CHECKPOINT_STEPS, output.checkpoints_kept),
         "max_steps": settings.schedule.steps,
         "per_device_train_batch_size": rows,
         "gradient_accumulation_steps": accumulation,

@@ -5,19 +5,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from transformers import PrinterCallback, TrainingArguments
 
 from wander.errors import RunError
 from wander.models.loading import torch_device
-from wander.train.config import LoggingSection, ModelSection, OfflineScheduleSection, ScheduleSection
+from wander.train.config import LoggingSection, ModelSection, ScheduleSection
+from wander.train.records.checkpoints import SavedCheckpoint
+from wander.train.records.record import TrainingRecord
 
 CHECKPOINTING = next(
     name
@@ -56,7 +57,7 @@ FEWEST_CHECKPOINTS = 2
 """That stay: the newest may be damaged, or still be written."""
 
 
-def checkpoint_arguments(every: int | None, *, usual: int, kept: int) -> dict[str, Any]:
+def checkpoint_arguments(every: int | None, usual: int, kept: int = FEWEST_CHECKPOINTS) -> dict[str, Any]:
     """Return the trainer's arguments of checkpoints: one every so many steps, `usual` where `every` is None.
 
     Of those that were asked for the newest `kept` stay (0: all), of others the fewest.
@@ -70,31 +71,9 @@ def checkpoint_arguments(every: int | None, *, usual: int, kept: int) -> dict[st
     }
 
 
-OFFLINE_CHECKPOINT_STEPS = 200
-"""Steps on rows that a kill costs at most, where the settings say nothing of checkpoints."""
-
-
-def offline_checkpoint_arguments(schedule: OfflineScheduleSection) -> dict[str, Any]:
-    """Return the trainer's arguments of the checkpoints of a run that learns from rows."""
-    return checkpoint_arguments(
-        schedule.checkpoint_every, usual=OFFLINE_CHECKPOINT_STEPS, kept=FEWEST_CHECKPOINTS
-    )
-
-
-Progress = Callable[[dict[str, Any]], None]
-"""Called with the metrics of every step; `step` and `steps` are always there."""
-
 IDLE_SECONDS = 10.0
 """Seconds without a request to the policy after which a step that is to stop is given up."""
 _TICK = 0.5
-
-
-class Interruptible(Protocol):
-    """The state of a run that interrupts change and depend on."""
-
-    stop_requested: bool
-    is_updating: bool
-    """Whether weights may be those of no step, half of them changed."""
 
 
 class GraceOver(BaseException):
@@ -103,8 +82,8 @@ class GraceOver(BaseException):
 
 def train_until_interrupted(
     trainer: Any,
-    record: Interruptible,
-    checkpoint: Path | None,
+    record: TrainingRecord,
+    checkpoint: SavedCheckpoint | None,
     grace: float,
     idle_seconds: Callable[[], float] = lambda: 0.0,
 ) -> bool:
@@ -121,7 +100,7 @@ def train_until_interrupted(
     if threading.current_thread() is threading.main_thread():  # no other may handle signals
         before = {number: signal.signal(number, stop.note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        trainer.train(resume_from_checkpoint=str(checkpoint.path) if checkpoint else None)
     except GraceOver:
         getattr(trainer, "keep_finished_steps", lambda: save_now(trainer))()
     finally:
@@ -141,7 +120,7 @@ def save_now(trainer: Any) -> None:
 class _Stop:
     """What signals do to a run, and the clock that runs after the first."""
 
-    def __init__(self, record: Interruptible, grace: float, idle_seconds: Callable[[], float]) -> None:
+    def __init__(self, record: TrainingRecord, grace: float, idle_seconds: Callable[[], float]) -> None:
         self._record = record
         self._grace = grace
         self._idle_seconds = idle_seconds
@@ -208,24 +187,6 @@ def _is_of_full_disk(error: Exception) -> bool:
     )
 
 
-@contextlib.contextmanager
-def replace_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder that takes the place of `folder` when the block succeeds."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as work:
-        made = Path(work) / "new"
-        made.mkdir()
-        yield made
-        if folder.exists():
-            folder.rename(Path(work) / "old")
-        made.rename(folder)
-
-
 def checkpoint_of(args: Any, state: Any) -> Path:
     """Return the folder of the checkpoint of the step that was just made."""
     return Path(args.output_dir) / f"checkpoint-{state.global_step}"
-
-
-def count_covered_steps(checkpoint: Path | None) -> int:
-    """Return after how many steps a checkpoint was saved; 0 for none."""
-    return int(checkpoint.name.rpartition("-")[2]) if checkpoint is not None else 0

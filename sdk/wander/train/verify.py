@@ -37,10 +37,10 @@ from wander.train.records.checkpoints import (
     read_saved,
 )
 from wander.train.records.files import read_best
+from wander.train.records.record import Progress
 from wander.train.records.reproduction import arithmetic, training_differences
 from wander.train.records.step_hash import STEPS, Part, StepHash, read_steps, weights_hash
 from wander.train.rollouts.environments import EnvironmentOpener, PinSource
-from wander.train.trainer import Progress
 from wander.types import Record
 from wander.wire import RunManifest
 

@@ -19,9 +19,9 @@ from wander.models.loading import (
     weights_digest,
 )
 from wander.models.quiet import quiet_libraries
+from wander.system.folders import replace_folder
 from wander.train.config import ModelSection
 from wander.train.distributed import is_beside_main, is_sharded
-from wander.train.trainer import replace_folder
 
 
 def wrap_lora(model: Any, section: ModelSection) -> Any:

@@ -19,7 +19,6 @@ from wander.train.records.reproduction import (
     CHANGES,
     arithmetic,
     decide_mode,
-    looseness,
     reproduction_of,
     this_hardware,
     trainer_digest,
@@ -100,7 +99,7 @@ def test_a_large_diff_is_pinned_but_not_kept(repository: Path, monkeypatch: pyte
     assert made.changes.sha256 == hashlib.sha256(diff).hexdigest()
 
 
-def test_the_mode_follows_from_what_computes(tmp_path: Path) -> None:
+def test_the_mode_follows_from_what_computes() -> None:
     assert decide_mode([EXACT], CPU)[0] == "exact"
     assert decide_mode([EXACT], GPU) == (
         "fast",
@@ -110,10 +109,7 @@ def test_the_mode_follows_from_what_computes(tmp_path: Path) -> None:
         "fast",
         "2 processes add up the gradient; `live` declares that it is not deterministic",
     )
-    plain = settings_for(tmp_path)
-    assert looseness(plain) == []
-    served = settings_for(tmp_path, inference={"engine": "vllm-server"})
-    assert decide_mode([EXACT], CPU, looseness=looseness(served))[0] == "fast"
+    assert decide_mode([EXACT], CPU, engine="vllm-server")[0] == "fast"
 
 
 def test_arithmetic_is_strict_inside_and_as_before_outside() -> None:

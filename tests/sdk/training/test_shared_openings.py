@@ -14,12 +14,12 @@ from wander.train.grpo import train_grpo
 from wander.train.rollouts import buckets
 from wander.train.rollouts.buckets import (
     Bucket,
+    Pieces,
     cut_buckets,
     find_openings,
     read_openings,
     split_by_cost,
 )
-from wander.train.rollouts.layout import Pieces
 
 from .conftest import bandit, opener_of
 from .test_losses import Compared, compared, require_equal, settings_for

@@ -165,5 +165,5 @@ def test_a_resumed_run_remembers_what_it_watched(tmp_path: Any) -> None:
     first = Watch(settings_of(section), TrainingRecord(tmp_path))
     played = [logged(first, entry) for entry in steps(entropy=entropies[:4])]
     assert played == [False] * 4
-    resumed = TrainingRecord(tmp_path, tmp_path / "checkpoint-4")
+    resumed = TrainingRecord(tmp_path, covered=4)
     assert logged(Watch(settings_of(section), resumed), {"step": 5, "reward": 0.5, "entropy": 0.1})

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from wander.system.folders import replace_folder
 from wander.train.records.record import TrainingRecord
-from wander.train.trainer import replace_folder
 
 
 def log_step(record: TrainingRecord, step: int, **logs: Any) -> None:
@@ -29,7 +29,7 @@ def test_a_resumed_record_keeps_the_steps_of_its_checkpoint(tmp_path: Path) -> N
     record = TrainingRecord(tmp_path)
     for step in (1, 2, 3):
         log_step(record, step)
-    resumed = TrainingRecord(tmp_path, tmp_path / "checkpoints" / "checkpoint-2")
+    resumed = TrainingRecord(tmp_path, covered=2)
     log_step(resumed, 3, reward=1.0)
     entries = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [entry["step"] for entry in entries] == [1, 2, 3]

@@ -47,10 +47,9 @@ from wander.train.records.files import (
     write_outcome,
     write_samples,
 )
-from wander.train.records.record import TrainingRecord
+from wander.train.records.record import Progress, TrainingRecord
 from wander.train.records.reproduction import (
     arithmetic,
-    looseness,
     reproduction_of,
     training_differences,
 )
@@ -67,7 +66,6 @@ from wander.train.rollouts.ahead import AHEAD, KeptStep
 from wander.train.rollouts.environments import PinSource
 from wander.train.rollouts.source import Assignment, RolloutSource
 from wander.train.rollouts.step import PlayedStep, plan_examples
-from wander.train.trainer import Progress
 from wander.types import task_set_digest
 from wander.wire import EnvironmentPin, RunManifest
 from wander.wire.postings import Checkpoint
@@ -87,7 +85,8 @@ class GRPORecord(TrainingRecord):
         checkpoint: SavedCheckpoint | None = None,
         progress: Progress | None = None,
     ) -> None:
-        super().__init__(folder.path, checkpoint.path if checkpoint else None, progress)
+        covered = checkpoint.step if checkpoint else 0
+        super().__init__(folder.path, covered, progress)
         self.folder = folder
         self.settings = settings
         self.checkpoint = checkpoint
@@ -95,7 +94,6 @@ class GRPORecord(TrainingRecord):
         self.agree = world.any
         self._source = source
         self._world = world
-        covered = checkpoint.step if checkpoint else 0
         # Hashing a sharded policy takes all processes, each of which has its part of it.
         self._hashes = world.is_main or shards_policy(settings)
         steps = [line for line in read_steps(self.path / STEPS) if line.step <= covered]
@@ -317,7 +315,7 @@ def make_manifest(
         [each.info for each in source.environments],
         loaded.model.device,
         processes=current_world(settings.model.device).size,
-        looseness=looseness(settings),
+        engine=settings.inference.engine,
     )
     examples = plan_examples(source, settings)
     pins = [

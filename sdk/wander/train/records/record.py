@@ -12,7 +12,9 @@ from transformers import TrainerCallback
 
 from wander.train.records.checkpoints import seal_checkpoint
 from wander.train.records.files import METRICS, read_entries
-from wander.train.trainer import Progress, count_covered_steps
+
+Progress = Callable[[dict[str, Any]], None]
+"""Called with the metrics of every step; `step` and `steps` are always there."""
 
 STEP_SECONDS = ("seconds/step", "seconds/update")
 """Metrics of a step that are measured from the end of the step before."""
@@ -25,8 +27,8 @@ class TrainingRecord(TrainerCallback):  # type: ignore[misc]
     after everything that writes into a checkpoint, and before everything that reads the metrics.
     """
 
-    def __init__(self, path: Path, checkpoint: Path | None = None, progress: Progress | None = None) -> None:
-        """`checkpoint` is where a resumed run continues; `progress` is called with each step's metrics."""
+    def __init__(self, path: Path, covered: int = 0, progress: Progress | None = None) -> None:
+        """`covered` is the number of steps in the checkpoint from which a run is resumed."""
         self.path = path
         self.entries: list[dict[str, Any]] = []
         self.extra: Callable[[], dict[str, Any]] = dict
@@ -40,9 +42,8 @@ class TrainingRecord(TrainerCallback):  # type: ignore[misc]
         self._paused = 0.0
         self._pause_metrics: dict[str, float | None] = {}
         file = path / METRICS
-        if checkpoint is not None and file.is_file():
+        if covered and file.is_file():
             # A resumed run keeps the steps that its checkpoint covers, and repeats the later ones.
-            covered = count_covered_steps(checkpoint)
             self.entries = [entry for entry in read_entries(file) if entry["step"] <= covered]
         path.mkdir(parents=True, exist_ok=True)
         file.write_text("".join(json.dumps(entry) + "\n" for entry in self.entries), encoding="utf-8")

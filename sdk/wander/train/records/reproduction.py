@@ -51,13 +51,10 @@ def reproduction_of(
     device: torch.device,
     *,
     processes: int = 1,
-    looseness: Sequence[str] = (),
+    engine: str = "transformers",
 ) -> tuple[Reproduction, bytes]:
-    """Return what a run that starts now records of itself, and the diff of uncommitted changes.
-
-    `looseness`: what else keeps the run from being exact, in words.
-    """
-    mode, reason = decide_mode(environments, device, processes, looseness)
+    """Return what a run that starts now records of itself, and the diff of uncommitted changes."""
+    mode, reason = decide_mode(environments, device, processes, engine)
     diff = read_uncommitted_diff(Path.cwd()) or b""
     kept = CHANGES if len(diff) <= MOST_CHANGES else None
     made = Reproduction(
@@ -80,10 +77,12 @@ def decide_mode(
     environments: Sequence[EnvironmentInfo],
     device: torch.device,
     processes: int = 1,
-    looseness: Sequence[str] = (),
+    engine: str = "transformers",
 ) -> tuple[TrainingMode, str]:
     """Return whether the same seed will give the same bits, and why."""
-    reasons = list(looseness)
+    reasons = []
+    if engine != "transformers":
+        reasons.append(f"`{engine}` samples, in batches that depend on when requests arrive")
     if device.type != "cpu":
         reasons.append(f"the policy computes on `{device.type}`, where the order of sums is not fixed")
     if processes > 1:
@@ -177,13 +176,6 @@ _MIXED = {"owner", "name", "version", "wheel_sha256", "lock_sha256", "source_sha
 def _format(value: Any) -> str:
     text = "none" if value is None else value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-
-
-def looseness(settings: GRPOSettings) -> list[str]:
-    """Return what in the settings keeps a run from being exact, in words."""
-    if settings.inference.engine != "transformers":
-        return [f"`{settings.inference.engine}` samples, in batches that depend on when requests arrive"]
-    return []
 
 
 @contextlib.contextmanager

@@ -154,7 +154,7 @@ class StepsAhead:
         client.engine.resume(version)
         self.player.opponents.prepare(client, version, self._weights)
         picks = self.player.draw(self._slots)
-        playing = self._threads.submit(self.player.play_ahead, picks, client)
+        playing = self._threads.submit(self.player.play_groups, picks, client)
         self._under_way[step] = _UnderWay(picks, version, sampler, playing)
 
     def _forget(self, first: int) -> None:

@@ -1,10 +1,13 @@
-"""Which sequences of a batch are computed together: those of alike length, and what several begin with once.
+"""How the rows of a step are computed: each of their sequences by itself, with those of alike length.
 
-The rollouts of a group open alike, and those of a game all know the same rules. Where every layer attends to
-all that came before, the keys and values of such an opening are computed once and read by each sequence that
-begins with it; gradients flow back through them. So the work is that of the tokens that differ.
+A row holds its sequences one after another, padded on both sides; they are computed without their padding.
+What several begin with is computed once. The rollouts of a group open alike, and those of a game all know the
+same rules. Where every layer attends to all that came before, the keys and values of such an opening are read
+by each sequence that begins with it; gradients flow back through them. So the work is that of the tokens that
+differ.
 
-`N`: openings that are shared. `W`: their tokens, padded on the right. Other letters are those of layout.py.
+`G`: rows. `K`: most sequences of a row after its first. `P`: sequences of all rows. `N`: openings that are
+shared. `W`: their tokens, padded on the right. Other letters are those of `wander.train.grpo`.
 """
 
 from __future__ import annotations
@@ -17,10 +20,64 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from wander.train.rollouts.layout import Pieces
+from wander.train.rollouts.rows import Line
 
 ROWS_PER_FORWARD = 32
 """Sequences computed together at most; more multiply bigger matrices."""
+
+
+@dataclass
+class Pieces:
+    """The sequences of a batch: each so many columns of a row."""
+
+    rows_P: torch.Tensor
+    starts_P: torch.Tensor
+    """First column."""
+    owns_P: torch.Tensor
+    """First column after the sequence's own prompt: tokens from there on are scored."""
+    lengths_P: torch.Tensor
+
+
+def later_sequences(lines: Sequence[Line], device: torch.device) -> torch.Tensor | None:
+    """Return `later_GK2`, where each row's sequences after the first lie; None where there are none.
+
+    The two places are those of `Line.later`; rows with fewer sequences are filled up with -1.
+    """
+    most = max(len(line.later) for line in lines)
+    if most == 0:
+        return None
+    places = [line.later + [(-1, -1)] * (most - len(line.later)) for line in lines]
+    return torch.tensor(places, device=device)
+
+
+def cut_rows(real_GS: torch.Tensor, width: int, later_GK2: torch.Tensor | None) -> Pieces:
+    """Return the sequences of padded rows whose completions begin at column `width`."""
+    lengths_G, starts_G = real_GS.sum(1), real_GS.argmax(1)
+    rows_G = torch.arange(len(real_GS), device=real_GS.device)
+    if later_GK2 is None:
+        return Pieces(rows_G, starts_G, torch.full_like(starts_G, width), lengths_G)
+    exists_GK = torch.nn.functional.pad(later_GK2[..., 0] >= 0, (1, 0), value=True)
+    begin_GK = torch.cat([starts_G[:, None], width + later_GK2[..., 0]], 1)
+    own_GK = torch.nn.functional.pad(width + later_GK2[..., 1], (1, 0), value=width)
+    whole_G1 = (starts_G + lengths_G)[:, None]
+    end_GK = torch.cat([torch.where(exists_GK[:, 1:], begin_GK[:, 1:], whole_G1), whole_G1], 1)
+    rows_GK = rows_G[:, None].expand_as(exists_GK)
+    return Pieces(rows_GK[exists_GK], begin_GK[exists_GK], own_GK[exists_GK], (end_GK - begin_GK)[exists_GK])
+
+
+def fill_up(pieces: Pieces, most: int, scratch: int) -> Pieces:
+    """Return the pieces and blanks up to so many, whose results belong to the row `scratch`.
+
+    A blank is the first two tokens of the first piece.
+    """
+    missing = most - len(pieces.rows_P)
+    start = pieces.starts_P[:1].expand(missing)
+    return Pieces(
+        torch.cat([pieces.rows_P, torch.full_like(start, scratch)]),
+        torch.cat([pieces.starts_P, start]),
+        torch.cat([pieces.owns_P, start + 1]),
+        torch.cat([pieces.lengths_P, torch.full_like(start, 2)]),
+    )
 
 
 def forward_cost(device: torch.device) -> int:
@@ -119,12 +176,6 @@ def split_by_cost(lengths: Sequence[int], size: int, cost: int) -> list[int]:
     return sizes[::-1]
 
 
-def without_openings(pieces: Pieces, openings: Openings) -> Pieces:
-    """Return what is left of the sequences after what they share."""
-    known_P = openings.lengths_P
-    return replace(pieces, starts_P=pieces.starts_P + known_P, lengths_P=pieces.lengths_P - known_P)
-
-
 def cut_buckets(
     ids_GS: torch.Tensor,
     pieces: Pieces,
@@ -133,7 +184,9 @@ def cut_buckets(
 ) -> Iterator[Bucket]:
     """Yield sequences by length; `split` tells of ascending lengths how many to take together."""
     rows, width = ids_GS.shape
-    pieces = without_openings(pieces, shared[0]) if shared else pieces
+    if shared:  # what is left of the sequences after what they share
+        known_P = shared[0].lengths_P
+        pieces = replace(pieces, starts_P=pieces.starts_P + known_P, lengths_P=pieces.lengths_P - known_P)
     order_P = pieces.lengths_P.argsort(stable=True)
     for chosen_B in torch.split(order_P, split(pieces.lengths_P[order_P].tolist())):
         rows_B, starts_B, lengths_B = (

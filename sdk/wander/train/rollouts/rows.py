@@ -6,7 +6,7 @@ that share a reward, so they share an advantage, and every sampled token is lear
 which it was sampled.
 
 A trainer gets a row as one line of tokens, its sequences one after another, of which each is computed by
-itself (`wander.train.rollouts.layout`). So whatever a loss does with a row (a mean over its tokens, a ratio
+itself (`wander.train.rollouts.buckets`). So whatever a loss does with a row (a mean over its tokens, a ratio
 of the whole) it does with the rollout, in however many sequences it was sampled.
 """
 

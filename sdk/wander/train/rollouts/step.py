@@ -8,7 +8,6 @@ teaches something, or the rounds are over (DAPO calls it dynamic sampling). What
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from wander.errors import RunError
 from wander.train.config import GRPOSettings
-from wander.train.rollouts.by_player import means_by_player
 from wander.train.rollouts.rows import Row, draw_learner
 from wander.train.rollouts.sampler import ExampleSampler, Mixture, Pick, has_signal
 from wander.train.rollouts.source import Assignment, Played, RolloutSource, StepRollouts
@@ -109,40 +107,38 @@ class StepPlayer:
 
         Raises `RunError` when every single rollout failed: then nothing can be learnt, and going on hides it.
         """
-        return self.finish(picks, self._play(picks, self.played))
+        return self.finish(picks, self.play_groups(picks))
 
-    def play_ahead(self, picks: Sequence[Pick], client: PolicyClient) -> StepRollouts:
-        """Play the groups of a later step with a client of its own; `finish` it when its turn has come."""
-        return self._play(picks, client=client)
+    def play_groups(self, picks: Sequence[Pick], client: PolicyClient | None = None) -> StepRollouts:
+        """Play groups; with a `client` of their own those of a later step, which `finish` then takes."""
+        size = self.settings.batch.group_size
+        return self.source.play(
+            [Assignment(pick.position, index, pick.environment) for pick in picks for index in range(size)],
+            self.played if client is None else None,
+            client,
+        )
 
     def finish(self, picks: Sequence[Pick], call: StepRollouts) -> PlayedStep:
         """Return the step of groups that were played, with what is played in place of some; raises as `play`.
 
         What a step earned decides what is drawn from now on.
         """
-        step = self._first_round(picks, call)
-        for _ in range(self.settings.data.refill_rounds):
-            if not self._refill(step):
-                break
-        self._judge(step)
-        for pick, rewards in self.exchange([(group.pick, group.scored) for group in step.played]):
-            self.mixture.observe(pick, rewards)
-        rollouts = [rollout for group in step.played[:: self.roles] for rollout in group.rollouts]
-        self.opponents.observe(self.exchange([each.rewards for each in rollouts if each.rewards]))
-        return step
-
-    def _first_round(self, picks: Sequence[Pick], call: StepRollouts) -> PlayedStep:
         groups = self._groups(picks, call)
         step = PlayedStep(list(groups), list(groups), calls=[call])
         step.first_idle = len(self._idle(step))
-        return step
-
-    def _judge(self, step: PlayedStep) -> None:
+        for _ in range(self.settings.data.refill_rounds):
+            if not self._refill(step):
+                break
         self._require_one(step)
         for group in step.groups:
             enough = len(group.scored) >= self.settings.batch.min_group
             step.rows += group.rows if enough else [replace(row, reward=None) for row in group.rows]
             step.left_out += not enough
+        for pick, rewards in self.exchange([(group.pick, group.scored) for group in step.played]):
+            self.mixture.observe(pick, rewards)
+        rollouts = [rollout for group in step.played[:: self.roles] for rollout in group.rollouts]
+        self.opponents.observe(self.exchange([each.rewards for each in rollouts if each.rewards]))
+        return step
 
     def _refill(self, step: PlayedStep) -> bool:
         """Play one round of more groups; False when no process wants any."""
@@ -156,7 +152,7 @@ class StepPlayer:
         if not wanted:
             return True
         own = picks[before : before + len(wanted)]
-        call = self._play(own, self.played)
+        call = self.play_groups(own)
         groups = self._groups(own, call)
         step.played += groups
         step.calls.append(call)
@@ -182,16 +178,6 @@ class StepPlayer:
     def _teaches(self, group: Group) -> bool:
         scored = group.scored
         return len(scored) >= self.settings.batch.min_group and has_signal(scored)
-
-    def _play(
-        self, picks: Sequence[Pick], played: Played | None = None, client: PolicyClient | None = None
-    ) -> StepRollouts:
-        size = self.settings.batch.group_size
-        return self.source.play(
-            [Assignment(pick.position, index, pick.environment) for pick in picks for index in range(size)],
-            played,
-            client,
-        )
 
     def _groups(self, picks: Sequence[Pick], call: StepRollouts) -> list[Group]:
         size = self.settings.batch.group_size
@@ -287,105 +273,3 @@ def _merge_round(calls: Sequence[StepRollouts]) -> StepRollouts:
         sampled_tokens=tokens,
         entropy=sum(call.entropy * call.sampled_tokens for call in calls) / tokens if tokens else 0.0,
     )
-
-
-def rollout_metrics(step: PlayedStep, labels: Sequence[str], *, refills: bool) -> dict[str, Any]:
-    """Return rewards, each reward function, lengths, failures and times of a step.
-
-    Means are over everything that was played, the groups that were replaced too: the policy as it is, not the
-    choice that is learnt from. With several environments each has its own beside them.
-    """
-    scored = _pick_scored(step.played)
-    rollouts = sum(len(call.rollouts) for call in step.calls)
-    tokens = sum(call.sampled_tokens for call in step.calls)
-    entropy = sum(call.entropy * call.sampled_tokens for call in step.calls)
-    after_refills = {
-        "groups_played": len(step.played),
-        "groups_refilled": step.refilled,
-        "groups_without_variance_after": (step.first_idle - step.refilled) / max(1, len(step.groups)),
-    }
-    failed = Counter(
-        rollout.failure.boundary
-        for call in step.calls
-        for rollout in call.rollouts
-        if rollout.failure is not None
-    )
-    return {
-        **_rewards(scored),
-        **means_by_player(scored),
-        **(_by_environment(step.played, labels) if len(labels) > 1 else {}),
-        "turns": mean([len(rollout.turns) for rollout in scored]),
-        "sequences": mean(
-            [len(row.sequences) for group in step.played for row in group.rows if row.reward is not None]
-        ),
-        "tokens": tokens / max(1, rollouts),
-        "entropy": entropy / tokens if tokens else 0.0,
-        "rollouts": rollouts,
-        "groups_without_variance": step.first_idle / max(1, len(step.groups)),
-        **(after_refills if refills else {}),
-        "groups_left_out": step.left_out,
-        "truncated": mean([float(rollout.truncated) for rollout in scored]),
-        "failed": failed.total(),
-        **{f"failed/{boundary}": count for boundary, count in sorted(failed.items())},
-        "retried": sum(call.retried for call in step.calls),
-        **_seconds(step, scored),
-    }
-
-
-def _rewards(scored: Sequence[Rollout]) -> dict[str, float]:
-    names = sorted({name for rollout in scored for name in rollout.metrics})
-    return {
-        "reward": mean([rollout.reward for rollout in scored]),
-        **{f"rewards/{name}": mean([r.metrics[name] for r in scored if name in r.metrics]) for name in names},
-    }
-
-
-def _by_environment(played: Sequence[Group], labels: Sequence[str]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for number, label in enumerate(labels):
-        groups = [group for group in played if group.pick.environment == number]
-        if not groups:
-            continue
-        own = _rewards(_pick_scored(groups)) | {
-            "groups": len(groups),
-            "groups_without_variance": mean([float(not has_signal(group.scored)) for group in groups]),
-        }
-        found |= {f"environments/{label}/{name}": value for name, value in own.items()}
-    return found
-
-
-def _seconds(step: PlayedStep, scored: Sequence[Rollout]) -> dict[str, float]:
-    """Return where the time went.
-
-    Generation is the time in which the model computed; what environments do meanwhile costs the step nothing.
-    In all the rest of the time the step waited: for environments' code, their processes, the chat template
-    and the ids of what they said, for scoring, and for the slowest rollout. It is shared between environment
-    and scoring as the rollouts' own times are.
-    """
-    seconds = sum(call.seconds for call in step.calls)
-    generation = sum(call.model_seconds for call in step.calls)
-    rest = max(0.0, seconds - generation)
-    scoring = sum(rollout.scoring_seconds for rollout in scored)
-    environment = sum(turn.environment_seconds for rollout in scored for turn in rollout.turns)
-    scoring = rest * scoring / (scoring + environment) if scoring else 0.0
-    return {
-        "seconds/rollouts": seconds,
-        "seconds/generation": generation,
-        "seconds/environment": rest - scoring,
-        "seconds/scoring": scoring,
-    }
-
-
-def _pick_scored(groups: Sequence[Group]) -> list[Rollout]:
-    return [
-        rollout
-        for group in groups
-        for rollout, reward in zip(group.rollouts, group.rewards, strict=True)
-        if reward is not None
-    ]
-
-
-def mean(values: Sequence[float | None]) -> float:
-    """Return the mean of the values that are known; NaN of none."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else float("nan")
