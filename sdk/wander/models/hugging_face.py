@@ -16,16 +16,15 @@ from typing import Any
 
 from wander.errors import (
     AuthenticationFailed,
-    ConfigError,
     EndpointUnreachable,
     ModelNotFound,
     RunError,
     require_extra,
 )
-from wander.models.loading import only_cached
 from wander.wire.models import may_be_sent
 from wander.wire.postings import file_digest
 
+_SECONDS = 5.0
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 _LOG_IN = "make one that may write at https://huggingface.co/settings/tokens, then set `HF_TOKEN`"
 
@@ -131,40 +130,71 @@ def _is_sound(told: Any, file: Path) -> bool:
     return bool(told.blob_id is None or git == told.blob_id)
 
 
+def only_cached(name: str, revision: str | None = None) -> bool:
+    """Return False where Hugging Face has the repository, True where it is silent but the cache has a copy.
+
+    The libraries ask for every file of a model on its own and try each again for up to half a minute. So this
+    is one question before anything is fetched. Raises `ModelNotFound` when there is no such repository,
+    `EndpointUnreachable` when Hugging Face does not answer and nothing is cached.
+    """
+    from huggingface_hub import HfApi, constants, try_to_load_from_cache
+
+    cached = False
+    try:
+        with _translate_errors(name, revision):
+            cached = isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str)
+            HfApi().model_info(name, revision=revision, timeout=_SECONDS)
+    except EndpointUnreachable as error:
+        if cached:
+            return True
+        raise EndpointUnreachable(
+            f"`{constants.ENDPOINT}` does not answer, and `{name}` is not in the cache of Hugging Face",
+            hint="check the connection, or pass a folder that holds the model (`./DIR`), or `smollm2`",
+            retryable=True,
+        ) from error
+    return False
+
+
 @contextlib.contextmanager
-def _translate_errors(name: str) -> Iterator[None]:
+def _translate_errors(name: str, revision: str | None = None) -> Iterator[None]:
     """Turn what `huggingface_hub` raises into errors with a hint."""
-    from huggingface_hub import constants
-    from huggingface_hub.errors import (
-        HfHubHTTPError,
-        HFValidationError,
-        LocalTokenNotFoundError,
-        RepositoryNotFoundError,
-    )
+    from huggingface_hub import constants, errors
 
     try:
         yield
-    except LocalTokenNotFoundError as error:
+    except errors.LocalTokenNotFoundError as error:
         raise AuthenticationFailed("pushing to Hugging Face needs a token", hint=_LOG_IN) from error
-    except HFValidationError as error:
-        raise ConfigError(f"`{name}` names no repository: {error}") from error
-    except RepositoryNotFoundError as error:
+    except errors.HFValidationError as error:
+        hint = "write `hf:ORGANISATION/NAME`"
+        raise ModelNotFound(f"`{name}` is no name of a Hugging Face model", hint=hint) from error
+    except errors.GatedRepoError as error:
         raise ModelNotFound(
-            f"Hugging Face has no model `{name}`, or the token may not see it", hint="check the spelling"
+            f"access to the Hugging Face model `{name}` is granted on request alone",
+            hint=f"ask for it at {constants.ENDPOINT}/{name}, then set `HF_TOKEN`",
         ) from error
-    except HfHubHTTPError as error:
-        status, words = error.response.status_code, str(error).strip().splitlines()[-1]
+    except errors.RevisionNotFoundError as error:
+        problem = f"the Hugging Face model `{name}` has no revision `{revision}`"
+        raise ModelNotFound(problem, hint="leave the revision out") from error
+    except errors.RepositoryNotFoundError as error:
+        raise ModelNotFound(
+            f"Hugging Face has no model `{name}`, or it is private",
+            hint="check the spelling; a private one needs `HF_TOKEN`",
+        ) from error
+    except Exception as error:
+        answer = error.response if isinstance(error, errors.HfHubHTTPError) else None
+        status = answer.status_code if answer is not None else None
         if status == 401:
             raise AuthenticationFailed("Hugging Face refused the token", hint=_LOG_IN) from error
         if status == 403:
             hint = f"use a token that may write to `{name.partition('/')[0]}`"
             raise AuthenticationFailed(f"the token may not write to `{name}`", hint=hint) from error
-        raise RunError(f"Hugging Face answered {status}: {words}", hint="try again later") from error
-    except Exception as error:
+        if status is not None and status < 500:
+            raise ModelNotFound(f"Hugging Face refused `{name}`: {str(error).splitlines()[0]}") from error
         # Whatever the HTTP library of the day raises without a network.
-        if not isinstance(error, OSError) and not type(error).__module__.startswith("http"):
-            raise
-        if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
+        is_of_network = type(error).__module__.startswith("http") or (
+            isinstance(error, OSError) and error.errno not in _OF_THE_DISK
+        )
+        if status is None and not is_of_network:
             raise
         hint = "check the connection, and `HF_ENDPOINT` and `HF_HUB_OFFLINE` where they are set"
         raise EndpointUnreachable(

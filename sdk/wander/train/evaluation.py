@@ -36,7 +36,6 @@ from wander.train.records.files import (
 )
 from wander.train.records.record import TrainingRecord
 from wander.train.rollouts.environments import EnvironmentChoice, EnvironmentOpener
-from wander.train.rollouts.opponents import Opponents
 from wander.train.rollouts.source import RolloutSource
 from wander.train.rollouts.step_metrics import means_by_player
 from wander.train.rollouts.together import play_together
@@ -80,8 +79,16 @@ def _interval(low: float | None, high: float | None) -> Interval | None:
     return None if low is None or high is None else (low, high)
 
 
-class Evaluator:
-    """Plays the cells with the policy under training; each environment is opened once and stays open."""
+SaveBest = Callable[[Path], str | None]
+"""Saves the weights as they are in a folder, and returns their digest."""
+
+
+class Evaluation:
+    """Plays the cells with the policy before the first step, every so many steps and after the last.
+
+    It keeps the weights that did best. Each environment is opened once and stays open. A checkpoint holds the
+    evaluation of its step: a resumed run makes those that came later again.
+    """
 
     def __init__(
         self,
@@ -89,11 +96,30 @@ class Evaluator:
         source: RolloutSource,
         settings: GRPOSettings,
         world: World,
+        record: TrainingRecord,
+        save_best: SaveBest,
+        covered: int,
     ) -> None:
-        """`source` plays the run's rollouts: its client plays here too, on its loop, and it closes all."""
+        """`source` plays the run's rollouts: its client plays here too, on its loop, and it closes all.
+
+        `covered` is the number of steps in the checkpoint from which a run is resumed.
+        """
         self.world = world
         self.client = source.client
         self.settings = settings
+        self.record = record
+        self.folder = record.path
+        self.save_best = save_best
+        self.evaluations = [
+            line for line in read_evaluations(self.folder) if covered and line.step <= covered
+        ]
+        best = read_best(self.folder) if covered else None
+        self.best = best if best is not None and best.step <= covered else None
+        self.sampling = SamplingArgs(
+            temperature=settings.evaluation.temperature,
+            max_tokens=settings.evaluation.max_tokens or settings.sampling.max_tokens,
+            compact_at=settings.sampling.compact_at,
+        )
         self._opponents = source.opponents
         self._open = open_environment
         self._thread = source.thread
@@ -102,23 +128,44 @@ class Evaluator:
         """The policy with those of who plays beside it in a cell."""
         self._examples: dict[str, list[Example]] = {}
 
-    @property
-    def sampling(self) -> SamplingArgs:
-        """How the policy plays here."""
-        section = self.settings.evaluation
-        return SamplingArgs(
-            temperature=section.temperature,
-            max_tokens=section.max_tokens or self.settings.sampling.max_tokens,
-            compact_at=self.settings.sampling.compact_at,
-        )
+    def begin(self, step: int) -> None:
+        """Remove what a resumed run makes again; evaluate the model that training begins with."""
+        write_evaluations(self.folder, self.evaluations)
+        if self.best is None:
+            forget_best(self.folder)
+        if step == 0:
+            self._evaluate(0)
 
-    def evaluate(self, step: int) -> list[CellEvaluation]:
-        """Play every cell once, with the weights as they are now; all processes get the whole of it."""
+    def end_step(self, step: int, steps: int) -> None:
+        """Evaluate if it is this step's turn, before its metrics and checkpoint are written."""
+        if step % self.settings.evaluation.every == 0 or step == steps:
+            self._evaluate(step)
+
+    def _evaluate(self, step: int) -> None:
+        """Play every cell once, with the weights as they are now."""
+        started = perf_counter()
         self.client.refresh()
         self.client.take_totals()
-        found = [self._evaluate_cell(cell, step) for cell in self.settings.evaluation_cells]
+        cells = [self._evaluate_cell(cell, step) for cell in self.settings.evaluation_cells]
         self.client.take_totals()  # none of it counts towards the step that follows
-        return found
+        self.evaluations += cells
+        write_evaluations(self.folder, self.evaluations)
+        self._keep_best(step, cells)
+        values = {f"{EVALUATION}{name}": value for name, value in values_of(cells).items()}
+        self.record.note_pause(perf_counter() - started, values if step else {})
+
+    def _keep_best(self, step: int, cells: Sequence[CellEvaluation]) -> None:
+        output = self.settings.output
+        if output.keep_best is None:
+            return
+        value = pick_value(values_of(cells), output.keep_best)
+        if value is None or (self.best is not None and not self.best.is_beaten_by(value)):
+            return
+        best = BestCheckpoint(metric=output.keep_best, mode=output.best_mode, value=value, step=step)
+        sha256 = self.save_best(self.folder / BEST_MODEL)
+        seal_model(self.folder, BEST_MODEL)
+        self.best = best.model_copy(update={"weights_sha256": sha256})
+        write_best(self.folder, self.best)
 
     def _evaluate_cell(self, cell: EvaluationCell, step: int) -> CellEvaluation:
         started = perf_counter()
@@ -157,19 +204,17 @@ class Evaluator:
             asked = openings_of(handle) if cell.exhaustive else handle.examples("eval", 0, count)
             self._examples[cell.name] = self._thread.run(asked)
             require_players(handle.info, cell.players)
-            self._joined[cell.name] = everybody = self._join(cell)
+            everybody: Client = self.client
+            if cell.players:
+                assert self._opponents is not None
+                everybody = self._opponents.join_models(self.client, cell.players)
+            self._joined[cell.name] = everybody
             everybody.check_sampling(self.sampling)
             if handle.info.calls_tools:
                 everybody.check_tools()
         if not self._examples[cell.name]:
             raise ConfigError(f"`{handle.info.name}` has no examples to evaluate `{cell.name}` on")
         return handle, self._examples[cell.name]
-
-    def _join(self, cell: EvaluationCell) -> Client:
-        if not cell.players:
-            return self.client
-        self._opponents = self._opponents or Opponents(self.settings)
-        return self._opponents.join_models(self.client, cell.players)
 
     def _play_lines(self, handle: EnvironmentHandle, name: str, openings: Sequence[Example]) -> list[Rollout]:
         """Play every line, wave after wave; those of a wave part from lines of the one before."""
@@ -257,66 +302,3 @@ class LineClient(WrappedClient):
     def line(self, rollout_id: str) -> dict[str, Any] | None:
         """Return the line that a rollout plays; None where it plays an example."""
         return ask_for_line(self._lines[rollout_id]) if rollout_id in self._lines else None
-
-
-SaveBest = Callable[[int, Path], str | None]
-"""Saves the weights of a step in a folder, on record, and returns their digest."""
-
-
-class Evaluation:
-    """Evaluates before the first step, every so many steps, and after the last, and keeps the best weights.
-
-    A checkpoint holds the evaluation of its step: a resumed run makes those that came later again.
-    """
-
-    def __init__(
-        self,
-        evaluator: Evaluator,
-        record: TrainingRecord,
-        save_best: SaveBest,
-        covered: int,
-    ) -> None:
-        """`covered` is the number of steps in the checkpoint from which a run is resumed."""
-        self.evaluator = evaluator
-        self.settings = evaluator.settings
-        self.folder = folder = record.path
-        self.record = record
-        self.save_best = save_best
-        self.evaluations = [one for one in read_evaluations(folder) if covered and one.step <= covered]
-        best = read_best(folder) if covered else None
-        self.best = best if best is not None and best.step <= covered else None
-
-    def begin(self, step: int) -> None:
-        """Remove what a resumed run makes again; evaluate the model that training begins with."""
-        write_evaluations(self.folder, self.evaluations)
-        if self.best is None:
-            forget_best(self.folder)
-        if step == 0:
-            self._evaluate(0)
-
-    def end_step(self, step: int, steps: int) -> None:
-        """Evaluate if it is this step's turn, before its metrics and checkpoint are written."""
-        if step % self.settings.evaluation.every == 0 or step == steps:
-            self._evaluate(step)
-
-    def _evaluate(self, step: int) -> None:
-        started = perf_counter()
-        found = self.evaluator.evaluate(step)
-        self.evaluations += found
-        write_evaluations(self.folder, self.evaluations)
-        self._keep_best(step, found)
-        values = {f"{EVALUATION}{name}": value for name, value in values_of(found).items()}
-        self.record.note_pause(perf_counter() - started, values if step else {})
-
-    def _keep_best(self, step: int, found: Sequence[CellEvaluation]) -> None:
-        output = self.settings.output
-        if output.keep_best is None:
-            return
-        value = pick_value(values_of(found), output.keep_best)
-        if value is None or (self.best is not None and not self.best.is_beaten_by(value)):
-            return
-        best = BestCheckpoint(metric=output.keep_best, mode=output.best_mode, value=value, step=step)
-        sha256 = self.save_best(step, self.folder / BEST_MODEL)
-        seal_model(self.folder, BEST_MODEL)
-        self.best = best.model_copy(update={"weights_sha256": sha256})
-        write_best(self.folder, self.best)

@@ -72,7 +72,7 @@ from wander.train.engine import (
     engine_beside,
     open_engine,
 )
-from wander.train.evaluation import Evaluation, Evaluator
+from wander.train.evaluation import Evaluation
 from wander.train.losses.distill import DistillTrainer, load_teacher
 from wander.train.losses.rloo import LeaveOneOutTrainer
 from wander.train.records.checkpoints import MODEL
@@ -257,9 +257,9 @@ def train_grpo(
         watch = Watch(settings, record, writes=world.is_main)
         evaluation = None
         if settings.evaluation.every:
-            evaluator = Evaluator(open_environment, source, settings, world)
             evaluation = Evaluation(
-                *(evaluator, record, lambda step, place: weights_digest(save_copy(model, loaded, place))),
+                *(open_environment, source, settings, world, record),
+                lambda place: weights_digest(save_copy(model, loaded, place)),
                 covered,
             )
         mixture = mixture_of(source, settings)

@@ -114,11 +114,21 @@ def train_preference(
     table = _in_batches(table, settings)
 
     def build(model: Any, arguments: dict[str, Any], callbacks: list[TrainerCallback]) -> Any:
-        given = {"model": model, "processing_class": loaded.tokenizer, "callbacks": callbacks}
-        if isinstance(settings, DPOSettings):
-            trainer = _pair_trainer(settings.preference, table, arguments, given)
+        tokenizer, section = loaded.tokenizer, settings.preference
+        given = {"model": model, "processing_class": tokenizer, "callbacks": callbacks}
+        pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        arguments |= {
+            "beta": section.beta,
+            "loss_type": section.loss,
+            "max_length": None,
+            "precompute_ref_log_probs": True,
+            "remove_unused_columns": False,
+            "train_sampling_strategy": "sequential",
+        }
+        if isinstance(section, DPOSection):
+            trainer: Any = _pair_trainer(section, table, arguments, pad, given)
         else:
-            trainer = _verdict_trainer(settings.preference, table, arguments, given)
+            trainer = _verdict_trainer(section, table, arguments, pad, given)
         if "ref" in getattr(trainer.model, "peft_config", {}):
             # TRL's copy of the first adapters has given its log-probabilities; a checkpoint would keep it.
             trainer.model.delete_adapter("ref")
@@ -236,19 +246,18 @@ def _in_batches(table: Sequence[dict[str, Any]], settings: PreferenceSettings) -
     return [table[place] for place in order]
 
 
-class _Prepared:
-    """What both trainers need: rows that are tokens already, kept as they are."""
+class PairTrainer(DPOTrainer):  # type: ignore[misc]
+    """TRL's DPO on rows that are tokens already."""
 
     def _prepare_dataset(self, dataset: Any, *unused: Any) -> Any:
         return dataset
 
 
-class PairTrainer(_Prepared, DPOTrainer):  # type: ignore[misc]
-    """TRL's DPO on rows that are tokens already."""
-
-
-class VerdictTrainer(_Prepared, KTOTrainer):  # type: ignore[misc]
+class VerdictTrainer(KTOTrainer):  # type: ignore[misc]
     """TRL's KTO on rows that are tokens already."""
+
+    def _prepare_dataset(self, dataset: Any, *unused: Any) -> Any:
+        return dataset
 
 
 @dataclass
@@ -257,8 +266,9 @@ class PairCollator(DataCollatorForPreference):  # type: ignore[misc]
 
     def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the batch: all chosen, then all rejected."""
-        masks = [_mask(each, each[side]) for side in ("chosen_mask", "rejected_mask") for each in examples]
-        return {**super().torch_call(examples), "completion_mask": _stack(masks)}
+        sides = ("chosen_mask", "rejected_mask")
+        masks = _masks([(row["prompt_ids"], row[side]) for side in sides for row in examples])
+        return {**super().torch_call(examples), "completion_mask": masks}
 
 
 @dataclass
@@ -268,38 +278,40 @@ class VerdictCollator(DataCollatorForUnpairedPreference):  # type: ignore[misc]
     def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the batch, with a completion of another row after each prompt where KTO wants it."""
         batch: dict[str, Any] = super().torch_call(examples)
-        batch["completion_mask"] = _stack([_mask(each, each["mask"]) for each in examples])
+        batch["completion_mask"] = _masks([(row["prompt_ids"], row["mask"]) for row in examples])
         if "KL_completion_mask" in batch:
-            batch["KL_completion_mask"] = _stack([_mask(each, each["KL_mask"]) for each in examples])
+            batch["KL_completion_mask"] = _masks([(row["prompt_ids"], row["KL_mask"]) for row in examples])
         return batch
 
 
-def _mask(example: dict[str, Any], own: list[int]) -> torch.Tensor:
-    return torch.tensor([0] * len(example["prompt_ids"]) + own)
-
-
-def _stack(masks: list[torch.Tensor]) -> torch.Tensor:
-    return pad_sequence(masks, batch_first=True)
+def _masks(rows: list[tuple[list[int], list[int]]]) -> torch.Tensor:
+    """Return the masks of prompts, 0, and of what follows them."""
+    return pad_sequence([torch.tensor([0] * len(prompt) + own) for prompt, own in rows], batch_first=True)
 
 
 def _pair_trainer(
-    section: DPOSection, table: list[dict[str, Any]], arguments: dict[str, Any], given: dict[str, Any]
+    section: DPOSection,
+    table: list[dict[str, Any]],
+    arguments: dict[str, Any],
+    pad: int,
+    given: dict[str, Any],
 ) -> PairTrainer:
+    if section.imitation:
+        arguments |= {"loss_type": [section.loss, "sft"], "loss_weights": [1.0, section.imitation]}
     return PairTrainer(
         **given,
         train_dataset=Dataset.from_list(table),
-        data_collator=PairCollator(pad_token_id=_pad_token(given["processing_class"])),
-        args=DPOConfig(
-            **arguments,
-            **_common(section),
-            loss_type=[section.loss, "sft"] if section.imitation else [section.loss],
-            loss_weights=[1.0, section.imitation] if section.imitation else None,
-        ),
+        data_collator=PairCollator(pad_token_id=pad),
+        args=DPOConfig(**arguments),
     )
 
 
 def _verdict_trainer(
-    section: KTOSection, table: list[dict[str, Any]], arguments: dict[str, Any], given: dict[str, Any]
+    section: KTOSection,
+    table: list[dict[str, Any]],
+    arguments: dict[str, Any],
+    pad: int,
+    given: dict[str, Any],
 ) -> VerdictTrainer:
     if section.loss == "kto":  # how far the policy moved is measured on answers to other prompts
         others = [table[-1], *table[:-1]]
@@ -312,28 +324,9 @@ def _verdict_trainer(
     return VerdictTrainer(
         **given,
         train_dataset=Dataset.from_list(table),
-        data_collator=VerdictCollator(pad_token_id=_pad_token(given["processing_class"])),
+        data_collator=VerdictCollator(pad_token_id=pad),
+        # Both sides weigh the same, however many rollouts there are of each.
         args=KTOConfig(
-            **arguments,
-            **_common(section),
-            loss_type=section.loss,
-            # Both sides weigh the same, however many rollouts there are of each.
-            desirable_weight=min(1.0, bad / good),
-            undesirable_weight=min(1.0, good / bad),
+            **arguments, desirable_weight=min(1.0, bad / good), undesirable_weight=min(1.0, good / bad)
         ),
     )
-
-
-def _common(section: DPOSection | KTOSection) -> dict[str, Any]:
-    return {
-        "beta": section.beta,
-        "max_length": None,
-        "precompute_ref_log_probs": True,
-        "remove_unused_columns": False,
-        "train_sampling_strategy": "sequential",
-    }
-
-
-def _pad_token(tokenizer: Any) -> int:
-    token: int = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    return token

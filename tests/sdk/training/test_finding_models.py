@@ -14,7 +14,8 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from wander.errors import EndpointUnreachable, ModelNotFound
-from wander.models.loading import load_model, only_cached
+from wander.models.hugging_face import only_cached
+from wander.models.loading import load_model
 from wander.models.quiet import quiet_libraries
 
 
