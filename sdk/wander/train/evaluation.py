@@ -21,7 +21,7 @@ from wander.evals.stats.summary import summarise
 from wander.handle import EnvironmentHandle, RolloutRequest
 from wander.train.config import EvaluationCell, GRPOSettings
 from wander.train.distributed import World
-from wander.train.records.checkpoints import BEST_MODEL, seal_model
+from wander.train.records.checkpoints import BEST_MODEL, seal_folder
 from wander.train.records.files import (
     EVALUATION,
     BestCheckpoint,
@@ -163,7 +163,8 @@ class Evaluation:
             return
         best = BestCheckpoint(metric=output.keep_best, mode=output.best_mode, value=value, step=step)
         sha256 = self.save_best(self.folder / BEST_MODEL)
-        seal_model(self.folder, BEST_MODEL)
+        if self.world.is_main:
+            seal_folder(self.folder / BEST_MODEL, step)
         self.best = best.model_copy(update={"weights_sha256": sha256})
         write_best(self.folder, self.best)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +30,11 @@ from wander.train.records.checkpoints import (
     BEST_MODEL,
     MODEL,
     SAVED,
+    SEAL,
     find_faults,
     list_checkpoints,
-    read_model_seals,
     read_saved,
+    read_seal,
 )
 from wander.train.records.files import read_best
 from wander.train.records.record import Progress
@@ -233,20 +233,19 @@ def check_files(run: Path) -> tuple[int, list[str]]:
 
     Returns the number of files, and what is wrong with each that differs.
     """
-    best, saved = read_best(run), {one.weights_sha256 for one in read_saved(run)}
+    best, saved = read_best(run), {checkpoint.weights_sha256 for checkpoint in read_saved(run)}
     if best is not None and best.weights_sha256 is not None:
         saved.add(best.weights_sha256)  # the run adds it to the others when it ends
     files, damaged = 0, []
-    folders: dict[Path, Mapping[str, str]] = {}
-    for one in list_checkpoints(run):
+    folders = [checkpoint.path for checkpoint in list_checkpoints(run)]
+    folders += [run / name for name in (MODEL, BEST_MODEL) if (run / name / SEAL).is_file()]
+    for folder in folders:
+        name = folder.relative_to(run).as_posix()
         try:
-            folders[one.path] = one.seal.files
+            digests = read_seal(folder).files
         except RunError as error:
             damaged.append(str(error))
-    seals = read_model_seals(run)
-    folders |= {run / name: seals[name] for name in (MODEL, BEST_MODEL) if name in seals}
-    for folder, digests in folders.items():
-        name = folder.relative_to(run).as_posix()
+            continue
         faults = [f"{name}/{file} {problem}" for file, problem in find_faults(folder, digests)]
         if not faults and weights_digest(folder) not in {None, *saved}:
             faults = [f"{name}: its weights are not listed in `{SAVED}`"]

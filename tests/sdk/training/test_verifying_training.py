@@ -15,7 +15,7 @@ from wander.evals.store import jsonl
 from wander.evals.store.folder import RunFolder
 from wander.train.config import GRPOSettings
 from wander.train.grpo import train_grpo
-from wander.train.records.checkpoints import SAVED, SEAL, read_saved, seal_model, write_saved
+from wander.train.records.checkpoints import SAVED, SEAL, read_saved, seal_folder, write_saved
 from wander.train.records.files import BestCheckpoint, read_best, read_evaluations, write_best
 from wander.train.records.step_hash import STEPS, StepHash, read_steps
 from wander.train.rollouts.ahead import AHEAD, KeptStep
@@ -224,7 +224,7 @@ def test_a_changed_a_missing_and_an_exchanged_file_are_named(evaluated: Path, pl
 
 def test_weights_that_the_run_did_not_save_are_found_although_they_have_a_seal(evaluated: Path) -> None:
     change_byte(evaluated / "model" / "model.safetensors")
-    seal_model(evaluated, "model")
+    seal_folder(evaluated / "model", step=3)
     [damaged] = check_files(evaluated)[1]
     assert damaged.startswith("model: ")
     assert SAVED in damaged

@@ -1,9 +1,8 @@
-"""The checkpoints of a training run: sealed when they are whole, checked before a run goes on from one.
+"""What a training run saves: its checkpoints and models, each sealed when it is whole.
 
 A checkpoint is a folder of many files, and a process may be killed between any two of them. Its seal is
 written last: a folder without one was never finished and is passed over. The seal names every file with its
 digest, so that a damaged checkpoint is refused instead of trained on, and says how long the run's record was.
-The models that a run ends with are nothing to go on from: their seals are kept beside them, in the record.
 """
 
 from __future__ import annotations
@@ -27,42 +26,40 @@ SEALED = "sealed.jsonl"
 """The steps of a run's whole checkpoints, one line each: so that it is noticed when one goes missing."""
 SAVED = "checkpoints.jsonl"
 """The digests of the weights that a run saved, one line each."""
-SEALS = "seals.json"
-"""The digests of every file of the models that a run made, by the model's folder."""
 BATCH = "batch-{}.pt"
 """In a checkpoint between two updates that learn from the same rollouts: these, of each process."""
 MODEL, BEST_MODEL = "model", "best"
 """Where the weights of the end are kept, and those that did best."""
 
 
-class CheckpointSeal(Record):
-    """What a whole checkpoint consists of."""
+class Seal(Record):
+    """What a folder that a run saved consists of."""
 
     step: int
-    rollouts_bytes: int
+    rollouts_bytes: int = 0
     """Length of the run's plain `rollouts.jsonl` at that step."""
     files: dict[str, str] = Field(default_factory=dict)
     """SHA-256 of every file, by its path in the folder."""
 
 
+def read_seal(folder: Path) -> Seal:
+    """Return what a whole folder consists of; raises `RunError` if that cannot be read."""
+    seal = jsonl.read_record(folder / SEAL, Seal)
+    assert seal is not None, "a folder without a seal is not whole"
+    return seal
+
+
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """A checkpoint on the disk."""
+    """A whole checkpoint on the disk."""
 
     step: int
     path: Path
 
-    @property
-    def seal(self) -> CheckpointSeal:
-        """What it consists of; raises `RunError` if that cannot be read."""
-        seal = jsonl.read_record(self.path / SEAL, CheckpointSeal)
-        assert seal is not None, "a folder without a seal is not a whole checkpoint"
-        return seal
-
     def fault(self) -> str | None:
         """Return what is wrong with its files, in words; None for a sound one."""
         try:
-            seal = self.seal
+            seal = read_seal(self.path)
         except RunError as error:
             return str(error)
         faults = find_faults(self.path, seal.files)
@@ -83,43 +80,14 @@ def find_faults(folder: Path, files: Mapping[str, str]) -> Iterator[tuple[str, s
             yield name, f"cannot be read: {error.strerror}"
 
 
-class ModelSeals(Record):
-    """What the models of a run consist of: `seals.json`."""
-
-    models: dict[str, dict[str, str]] = Field(default_factory=dict)
-    """SHA-256 of every file, by the model's folder in the run's and the file's path in it."""
-
-
-def seal_model(run: Path, name: str) -> None:
-    """Keep the digests of a model that was just written."""
-    models = {**read_model_seals(run), name: _digest_files(run / name)}
-    jsonl.write_record(run / SEALS, ModelSeals(models=models))
-
-
-def read_model_seals(run: Path) -> dict[str, dict[str, str]]:
-    """Return the digests of the files of a run's models; none of a run that kept none.
-
-    Raises `RunError` for a record that cannot be read.
-    """
-    found = jsonl.read_record(run / SEALS, ModelSeals)
-    return {} if found is None else found.models
-
-
-def forget_model(run: Path, name: str) -> None:
-    """Remove a model of a run, and its digests."""
-    if (run / name).is_dir():
-        shutil.rmtree(run / name)
-    models = {other: files for other, files in read_model_seals(run).items() if other != name}
-    jsonl.write_record(run / SEALS, ModelSeals(models=models))
-
-
-def _digest_files(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of every file of a folder but its seal, by its path there."""
-    return {
+def seal_folder(folder: Path, step: int, rollouts_bytes: int = 0) -> None:
+    """Declare a folder whole, once everything that belongs to it is written."""
+    files = {
         path.relative_to(folder).as_posix(): file_digest(path)
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != SEAL
     }
+    jsonl.write_record(folder / SEAL, Seal(step=step, rollouts_bytes=rollouts_bytes, files=files))
 
 
 class SealedStep(Record):
@@ -131,10 +99,9 @@ class SealedStep(Record):
 def seal_checkpoint(run: Path, step: int, rollouts_bytes: int) -> Path:
     """Declare the checkpoint of a step whole, once everything that belongs to it is written; return it."""
     folder = run / "checkpoints" / f"checkpoint-{step}"
-    seal = CheckpointSeal(step=step, rollouts_bytes=rollouts_bytes, files=_digest_files(folder))
-    jsonl.write_record(folder / SEAL, seal)
-    sealed = [*(one for one in list_sealed_steps(run) if one != step), step]
-    jsonl.write_records(run / SEALED, (SealedStep(step=one) for one in sealed))
+    seal_folder(folder, step, rollouts_bytes)
+    sealed = [*(earlier for earlier in list_sealed_steps(run) if earlier != step), step]
+    jsonl.write_records(run / SEALED, (SealedStep(step=number) for number in sealed))
     return folder
 
 

@@ -8,6 +8,7 @@ and seeds are the same at every step, so whatever differs between two samples is
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from pydantic import Field
 from wander.errors import ConfigError, RunError
 from wander.evals.stats.intervals import Interval
 from wander.evals.store import jsonl
-from wander.train.records.checkpoints import BEST_MODEL, forget_model
+from wander.train.records.checkpoints import BEST_MODEL
 from wander.types import Record, Rollout
 
 METRICS = "metrics.jsonl"
@@ -252,5 +253,5 @@ def write_best(folder: Path, best: BestCheckpoint) -> None:
 def forget_best(folder: Path) -> None:
     """Remove the weights in `best` and what tells of them, where a run kept some."""
     if (folder / BEST).is_file():
-        forget_model(folder, BEST_MODEL)
+        shutil.rmtree(folder / BEST_MODEL, ignore_errors=True)
         (folder / BEST).unlink()

@@ -33,8 +33,9 @@ from wander.train.records.checkpoints import (
     give_up_later,
     list_checkpoints,
     read_saved,
+    read_seal,
     seal_checkpoint,
-    seal_model,
+    seal_folder,
     write_saved,
 )
 from wander.train.records.files import (
@@ -155,7 +156,7 @@ class GRPORecord(TrainingRecord):
                 reproduction=made.model_copy(update={"allowed": [*made.allowed, *changes]})
             )
         (path / OUTCOME).unlink(missing_ok=True)  # it has not ended
-        folder.cut(found.seal.rollouts_bytes if found else 0)
+        folder.cut(read_seal(found.path).rollouts_bytes if found else 0)
         give_up_later(path, begun)
         return cls(folder, settings, source, world, found, progress)
 
@@ -259,7 +260,8 @@ class GRPORecord(TrainingRecord):
         if best is not None:
             self.keep_weights(best.step, self.path / BEST_MODEL)
         self.keep_weights(steps, self.path / MODEL)
-        seal_model(self.path, MODEL)
+        if self._world.is_main:
+            seal_folder(self.path / MODEL, steps)
         if not interrupted:
             self.folder.finish(summarise_run(self.folder.manifest, self.folder.rollouts()))
         outcome = Outcome(
