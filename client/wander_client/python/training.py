@@ -174,8 +174,7 @@ def train(
     `ConfigError` for a setting that there is not, `ClientError` where learning collapsed.
     """
     from wander_client.training import phases as training_phases
-    from wander_client.training.progress import train_and_tell
-    from wander_client.training.run import fresh_run_dir, new_run_dir, require_unfinished
+    from wander_client.training.run import fresh_run_dir, new_run_dir, require_unfinished, train_and_tell
 
     command: TrainingCommand | PhasedCommand
     context, policy = _context_of(environment, hub, token, sandbox, progress=progress)

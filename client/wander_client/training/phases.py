@@ -38,7 +38,6 @@ from wander_client.runs.lookup import require_kind
 from wander_client.runs.own_records import KeptCommand, foreign_record, read_command
 from wander_client.settings import Settings
 from wander_client.terminal.output import counted
-from wander_client.training.panel import open_display
 from wander_client.training.run import (
     COMMAND_FILE,
     RunCommand,
@@ -404,11 +403,8 @@ class PhasedRun:
         command = TrainingCommand(
             environment=given.environment, label=given.label, settings=settings, sandbox=given.sandbox
         )
-        with open_display(f"training on {command.label}", folder, self._context.output) as display:
-            resume = (folder / "run.json").exists()
-            result = run_training(
-                self._context, command, folder, display.show, resume=resume, played=display.played
-            )
+        resume = (folder / "run.json").exists()
+        result = run_training(self._context, command, folder, resume=resume)
         if result.interrupted:
             raise self._interruption(f"{counted(result.steps, 'step')} of phase `{phase.name}`")
         draw_curves(folder, command, self._context.output)

@@ -8,6 +8,7 @@ import json
 import math
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,7 +27,16 @@ from wander_client.environments.location import locate, parse_arguments
 from wander_client.environments.opening import OpenedEnvironment, open_environment
 from wander_client.environments.replay import locate_begun
 from wander_client.environments.workers import WorkerChoice, absolute_path, expand_addresses
-from wander_client.errors import FAILED, OK, PARTIAL, ClientError, NotFound, UsageError
+from wander_client.errors import (
+    FAILED,
+    OK,
+    PARTIAL,
+    ClientError,
+    Interrupted,
+    NotFound,
+    UsageError,
+    name_option,
+)
 from wander_client.models.reference import (
     HF_SCHEME,
     HUB_SCHEME,
@@ -39,6 +49,7 @@ from wander_client.models.server import ServeChoice, serve
 from wander_client.runs.lookup import resumable_folder
 from wander_client.runs.own_records import restore_if_refused, write_command
 from wander_client.terminal.output import counted
+from wander_client.training.panel import open_display
 
 if TYPE_CHECKING:
     from wander.handle import EnvironmentHandle
@@ -58,13 +69,6 @@ PlayedSettings = TypeVar("PlayedSettings", GRPOSettings, RolloutsSettings)
 
 COMMAND_FILE = "command.json"
 """The settings of the command, in the run's folder, so that `--resume` needs nothing else."""
-
-
-def agree_on_folder(folder: Path, settings: GRPOSettings) -> Path:
-    """Return the first process's folder: each made a name of its own, from its own clock."""
-    if not is_launched():
-        return folder
-    return current_world(settings.model.device).from_main(lambda: folder.resolve())
 
 
 def require_alone(what: str) -> None:
@@ -379,18 +383,64 @@ def _source_files(folder: Path) -> Iterator[Path]:
                 yield Path(place, name)
 
 
-def run_training(
+@dataclass(frozen=True)
+class Trained:
+    """A run that came to its end."""
+
+    result: GRPOResult
+    folder: Path
+    plots: list[Path]
+
+
+def train_and_tell(
     context: Invocation,
     command: TrainingCommand,
     folder: Path,
-    show: Callable[[dict[str, Any]], None],
     *,
     resume: bool,
     checkpoint: int | None = None,
     allow_changes: bool = False,
-    played: Callable[[int, int], None] | None = None,
+) -> Trained | None:
+    """Train into a folder; None in the processes of a run that only help the first one.
+
+    Raises `Interrupted` with what was kept, `ClientError` where learning collapsed.
+    """
+    output, settings = context.output, command.settings
+    if is_launched():  # each process made a name of its own, from its own clock: the first one's counts
+        folder = current_world(settings.model.device).from_main(lambda: folder.resolve())
+    output.note(
+        f"training {settings.model.path} on {command.environment}: "
+        f"{counted(settings.schedule.steps, 'step')} of "
+        f"{settings.batch.groups} examples x {settings.batch.group_size} rollouts\nsaving to {folder}"
+    )
+    if not (resume or is_beside_main()):
+        warn_of_small_batch(settings, output)
+    result = run_training(
+        context, command, folder, resume=resume, checkpoint=checkpoint, allow_changes=allow_changes
+    )
+    if is_beside_main():
+        return None
+    if result.interrupted:
+        reached = "before the end of the first step"
+        if result.steps:
+            reached = f"after step {result.steps}; a checkpoint and the model so far are in `{folder}`"
+        go_on = name_option("resume", str(folder), command="wander train")
+        raise Interrupted(f"interrupted {reached}", hint="continue with " + go_on)
+    plots = draw_curves(folder, command, output)
+    require_not_collapsed(result.stopped, folder)
+    return Trained(result, folder, plots)
+
+
+def run_training(
+    context: Invocation,
+    command: TrainingCommand,
+    folder: Path,
+    *,
+    resume: bool,
+    checkpoint: int | None = None,
+    allow_changes: bool = False,
 ) -> GRPOResult:
-    """Train, with the environment in a process of its own."""
+    """Train, with the environment in a process of its own, and show how it goes."""
     from wander.train.grpo import train_grpo
 
     environments = TrainingEnvironments(context, command, folder)
@@ -400,18 +450,21 @@ def run_training(
             command.write(folder)
         return environments.pin(choice)
 
-    with restore_if_refused(folder / COMMAND_FILE):
+    with (
+        open_display(f"training on {command.label}", folder, context.output) as display,
+        restore_if_refused(folder / COMMAND_FILE),
+    ):
         return train_grpo(
             environments.open,
             command.settings,
             folder,
             pin=pin,
-            progress=show,
+            progress=display.show,
             resume=resume,
             checkpoint=checkpoint,
             allow_changes=allow_changes,
             serve=functools.partial(training_server, context),
-            played=played,
+            played=display.played,
         )
 
 

@@ -15,6 +15,7 @@ from wander.train.records.checkpoints import (
     list_checkpoints,
     list_sealed_steps,
     read_saved,
+    read_seal,
     seal_checkpoint,
     write_saved,
 )
@@ -51,8 +52,9 @@ def chosen(run: Path, at: int | None = None) -> int | None:
 def test_the_newest_whole_one_is_taken_or_the_one_asked_for(run: Path) -> None:
     found = checkpoint_to_resume(run)
     assert found is not None
-    assert (found.step, found.seal.step, found.seal.rollouts_bytes) == (10, 10, 1000)
-    assert sorted(found.seal.files) == [
+    seal = read_seal(found.path)
+    assert (found.step, seal.step, seal.rollouts_bytes) == (10, 10, 1000)
+    assert sorted(seal.files) == [
         *("inner/state.json", "model.safetensors", "optimizer.pt", "trainer_state.json"),
     ]
     assert (chosen(run, 2), chosen(run, 0)) == (2, None)
