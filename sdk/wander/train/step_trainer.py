@@ -90,7 +90,7 @@ class BeforeStep:
 
 
 class BetweenSteps(TrainerCallback):  # type: ignore[misc]
-    """What happens to the weights before the first step and after each, in this order."""
+    """What happens before the first step, after each step and to each checkpoint, in this order."""
 
     def __init__(self, trainer: StepTrainer, evaluation: Evaluation | None) -> None:
         self.trainer = trainer
@@ -109,6 +109,14 @@ class BetweenSteps(TrainerCallback):  # type: ignore[misc]
         self.trainer.weights.refresh()
         if self.evaluation:
             self.evaluation.end_step(state.global_step, state.max_steps)
+
+    def on_save(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
+        """Add to a checkpoint all that decides the next steps; the record then seals it."""
+        trainer, folder = self.trainer, checkpoint_of(args, state)
+        if trainer.ahead:  # before the sampler, which may have to go back
+            trainer.ahead.save(folder)
+        for part in trainer.kept if trainer.world.is_main else ():
+            part.save(folder)
 
 
 class StepTrainer(Trainer):  # type: ignore[misc]
@@ -345,15 +353,11 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         return cut_buckets(ids_GS, pieces, lambda lengths: split_by_cost(lengths, size, cost), shared)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Save a checkpoint, with all that decides the next steps."""
+        """Save a checkpoint, and the rollouts if more updates learn from them."""
         super()._save_checkpoint(model, trial)
-        folder = checkpoint_of(self.args, self.state)
-        if self.state.global_step % self.settings.algorithm.num_iterations:  # more updates learn from these
+        if self.state.global_step % self.settings.algorithm.num_iterations:
+            folder = checkpoint_of(self.args, self.state)
             torch.save(self._buffered_inputs, folder / BATCH.format(self.world.rank))
-        if self.ahead:  # before the sampler, which may have to go back
-            self.ahead.save(folder)
-        for part in self.kept if self.world.is_main else ():
-            part.save(folder)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Take up what a checkpoint holds, the rollouts that it goes on with too."""
