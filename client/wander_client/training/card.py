@@ -45,11 +45,11 @@ def write_card(
 
 def _training(folder: Path, manifest: RunManifest, weights_sha256: str) -> list[str]:
     """Return how a run made the weights, and what it measured of them."""
-    environments = [each.environment for each in manifest.mixture] or [manifest.environment]
-    names = (f"{one.full_name}{'@' + one.version if one.version else ''}" for one in environments)
+    environments = [part.environment for part in manifest.mixture] or [manifest.environment]
+    names = (f"{pin.full_name}{'@' + pin.version if pin.version else ''}" for pin in environments)
     shown = ", ".join(map(_code, names))
     begun = manifest.model
-    steps = [one.step for one in read_saved(folder) if one.weights_sha256 == weights_sha256]
+    steps = [line.step for line in read_saved(folder) if line.weights_sha256 == weights_sha256]
     lines = [
         *("", "## Training", ""),
         f"- environment: {shown}",
@@ -61,7 +61,7 @@ def _training(folder: Path, manifest: RunManifest, weights_sha256: str) -> list[
         lines.append(f"- repeatable: {manifest.reproduction.told()}")
     settings = publish_settings(manifest.training or {})
     lines += ["", "```toml", *toml_lines(settings), "```"]
-    measured = [one for one in read_evaluations(folder) if not steps or one.step <= steps[-1]]
+    measured = [line for line in read_evaluations(folder) if not steps or line.step <= steps[-1]]
     if measured:
         lines += ["", "## Evaluations during training", "", "| step | cell | examples | reward | 95 % |"]
         lines += ["|---:|---|---:|---:|---|"]
@@ -80,7 +80,7 @@ def _code(text: str) -> str:
 def _results(evaluated: Iterable[tuple[RunManifest, RunSummary]]) -> list[str]:
     """Return the table of evaluations, the oldest first."""
     rows = []
-    for manifest, summary in sorted(evaluated, key=lambda one: one[0].run_id):
+    for manifest, summary in sorted(evaluated, key=lambda pair: pair[0].run_id):
         pin, mean = manifest.environment, summary.reward_mean
         version = f"@{pin.version}" if pin.version else ""
         spread = bounds(summary.reward_low, summary.reward_high)

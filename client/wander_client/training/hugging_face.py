@@ -47,12 +47,14 @@ def push_to_hugging_face(
         raise UsageError(f"`{target}` names a revision", hint=f"write `{HF_SCHEME}{name}`: a commit is made")
     require_writer(name)  # before anything is read
     packed = pack_for(context, word, name)
-    files: dict[str, Path | bytes] = {one: packed.folder / one for one in sorted(packed.digests)}
+    files: dict[str, Path | bytes] = {file: packed.folder / file for file in sorted(packed.digests)}
     if packed.card is not None:
         files[CARD] = packed.card
     context.output.note(f"pushing {packed.folder} to Hugging Face as {name}")
-    made = send_files(name, files, f"Push {packed.weights_sha256[:12]}", private=private)
-    if changed := [one for one, sha256 in made.digests.items() if packed.digests.get(one, sha256) != sha256]:
+    commit = send_files(name, files, f"Push {packed.weights_sha256[:12]}", private=private)
+    if changed := [
+        file for file, sha256 in commit.digests.items() if packed.digests.get(file, sha256) != sha256
+    ]:
         raise ClientError(
             f"`{changed[0]}` was changed while it was sent",
             hint="push again once nothing writes to the folder any more",
@@ -60,10 +62,10 @@ def push_to_hugging_face(
         )
     return StoredModel(
         name=name,
-        revision=made.revision,
+        revision=commit.revision,
         weights_sha256=packed.weights_sha256,
         folder=str(packed.folder),
-        url=made.url,
+        url=commit.url,
     )
 
 
@@ -74,19 +76,20 @@ def pull_from_hugging_face(context: Invocation, target: str) -> StoredModel:
     """
     name, revision = _parse(target)
     context.output.note(f"fetching {name} from Hugging Face")
-    found, folder, changed = fetch_files(name, revision)
-    for one in changed:
-        context.output.warn(f"`{one}` had been changed in the cache, and was fetched again")
+    commit, folder, changed = fetch_files(name, revision)
+    for file in changed:
+        context.output.warn(f"`{file}` had been changed in the cache, and was fetched again")
     weights, card = pack_model(folder, links=True).weights_sha256, folder / CARD
-    told = _WEIGHTS_LINE.search(card.read_text(encoding="utf-8")) if card.is_file() else None
-    if told is not None and told[1] != weights:
+    listed = _WEIGHTS_LINE.search(card.read_text(encoding="utf-8")) if card.is_file() else None
+    if listed is not None and listed[1] != weights:
         raise ClientError(
-            f"the weights of `{name}` are not those of its card: `{weights[:12]}`, and not `{told[1][:12]}`",
+            f"the weights of `{name}` are not those of its card: "
+            f"`{weights[:12]}`, and not `{listed[1][:12]}`",
             hint="they were changed after they were pushed; ask for the commit that the card is of",
             code="digest_mismatch",
         )
     return StoredModel(
-        name=name, revision=found.revision, weights_sha256=weights, folder=str(folder), url=found.url
+        name=name, revision=commit.revision, weights_sha256=weights, folder=str(folder), url=commit.url
     )
 
 

@@ -95,12 +95,12 @@ class TrainingState:
         self.evaluations = read_evaluations(self.folder)
         self.best = read_best(self.folder)
         self.alerts = read_alerts(self.folder)
-        found = [
+        steps = [
             int(step)
             for path in (self.folder / "checkpoints").glob("checkpoint-*")
             if (step := path.name.rpartition("-")[2]).isdecimal()
         ]
-        self.checkpoint = max(found, default=None)
+        self.checkpoint = max(steps, default=None)
 
     @property
     def steps(self) -> int:
@@ -205,9 +205,9 @@ class PlainSteps(contextlib.ExitStack):
     def _tell_events(self) -> None:
         """Tell evaluations and alerts that were not told; not those of the part before a resumption."""
         state, begun = self.state, self._begun or 0
-        for one in state.evaluations[self._told[0] :]:
-            if one.step >= begun - 1:
-                self._output.note(f"step {one.step}: evaluation {evaluation_text(one)}")
+        for evaluation in state.evaluations[self._told[0] :]:
+            if evaluation.step >= begun - 1:
+                self._output.note(f"step {evaluation.step}: evaluation {evaluation_text(evaluation)}")
         for alert in state.alerts[self._told[1] :]:
             if alert.step >= begun:
                 self._output.warn(f"step {alert.step}: {alert.message}")
@@ -264,7 +264,7 @@ def panel_lines(state: TrainingState, width: int, height: int, *, plain: bool = 
         foot.append(Text(f"checkpoint of step {state.checkpoint}", "dim"))
     if state.doing is not None:
         foot.append(Text(state.doing, "dim"))
-    alerts = [Text(f"! step {one.step}: {one.message}", "yellow bold") for one in state.alerts[-3:]]
+    alerts = [Text(f"! step {alert.step}: {alert.message}", "yellow bold") for alert in state.alerts[-3:]]
     rows = [*first, *functions, *rest]
     room = height - len(head) - len(foot) - len(alerts)
     if len(rows) > room:
@@ -346,9 +346,9 @@ def _metric_lines(state: TrainingState, rows: Sequence[_Row], width: int, plain:
     best = max((value for value in state.series("reward") if value is not None), default=None)
     if best is not None and cells >= 4:
         place = state.series("reward").index(best)
-        said = f"  best {best:.3f} at step {state.entries[place]['step']}"
-        if lines[0].cell_len + len(said) <= width:
-            lines[0].append(said, "dim")
+        note = f"  best {best:.3f} at step {state.entries[place]['step']}"
+        if lines[0].cell_len + len(note) <= width:
+            lines[0].append(note, "dim")
     return lines
 
 
@@ -394,8 +394,8 @@ def _evaluation_lines(state: TrainingState, width: int) -> list[Text]:
     if not state.evaluations:
         return []
     step = state.evaluations[-1].step
-    last = [one for one in state.evaluations if one.step == step]
-    head, cells = f"evaluation at step {step}", [evaluation_text(one) for one in last]
+    last = [evaluation for evaluation in state.evaluations if evaluation.step == step]
+    head, cells = f"evaluation at step {step}", [evaluation_text(evaluation) for evaluation in last]
     if len("  ".join([head, *cells])) <= width:
         lines = [Text(f"{head}  ").append("  ".join(cells), "bold")]
     else:
@@ -404,22 +404,26 @@ def _evaluation_lines(state: TrainingState, width: int) -> list[Text]:
         best = state.best
         lines.append(Text(f"best {best.metric} {best.value:.3f} at step {best.step}"))
         return lines
-    for cell in dict.fromkeys(one.cell for one in last):
-        known = [one for one in state.evaluations if one.cell == cell and one.reward is not None]
+    for cell in dict.fromkeys(evaluation.cell for evaluation in last):
+        known = [
+            evaluation
+            for evaluation in state.evaluations
+            if evaluation.cell == cell and evaluation.reward is not None
+        ]
         if len(known) > 1:
-            top = max(known, key=lambda one: one.reward or 0.0)
+            top = max(known, key=lambda evaluation: evaluation.reward or 0.0)
             lines.append(Text(f"best {cell} {top.reward or 0.0:.3f} at step {top.step}", "dim"))
     return lines
 
 
-def evaluation_text(one: CellEvaluation) -> str:
+def evaluation_text(evaluation: CellEvaluation) -> str:
     """Return one cell's result: `optimal 0.512 [0.44, 0.58]`, or `every 3 of 533 lines bad`."""
-    if one.reward is None:
-        return f"{one.cell} failed"
-    if one.lines is not None:
-        return f"{one.cell} {one.metrics['bad']:.0f} of {one.lines} lines bad"
-    bounds = "" if one.interval is None else f" [{one.interval[0]:.2f}, {one.interval[1]:.2f}]"
-    return f"{one.cell} {one.reward:.3f}{bounds}"
+    if evaluation.reward is None:
+        return f"{evaluation.cell} failed"
+    if evaluation.lines is not None:
+        return f"{evaluation.cell} {evaluation.metrics['bad']:.0f} of {evaluation.lines} lines bad"
+    bounds = " [{:.2f}, {:.2f}]".format(*evaluation.interval) if evaluation.interval else ""
+    return f"{evaluation.cell} {evaluation.reward:.3f}{bounds}"
 
 
 def _cut(text: Text, width: int) -> Text:

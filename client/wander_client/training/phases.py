@@ -203,10 +203,10 @@ def confine_mixture(
     """Return a run without a sandbox in one if an environment that it mixes in comes from a hub."""
     parts = command.phases if isinstance(command, PhasedCommand) else [command]
     mixed = [
-        each.name
+        section.name
         for part in parts
-        for each in getattr(getattr(part, "settings", None), "environments", [])
-        if each.name is not None
+        for section in getattr(getattr(part, "settings", None), "environments", [])
+        if section.name is not None
     ]
     elsewhere = bool(worker_addresses(command))
     if command.sandbox is None and any(confines(settings, name, elsewhere=elsewhere) for name in mixed):
@@ -355,7 +355,7 @@ class PhasedRun:
         from wander.models.transcripts import ENOUGH_TRANSCRIPTS, transcript_of
 
         played = RunFolder.open(self.folders[phase.transcripts.removeprefix(PHASE)]).rollouts()
-        texts = [transcript_of(each) for each in islice(played, ENOUGH_TRANSCRIPTS)]
+        texts = [transcript_of(rollout) for rollout in islice(played, ENOUGH_TRANSCRIPTS)]
         tiny = phase.settings.tiny
         size = TinySize.of_width(tiny.hidden, tiny.layers, tiny.vocabulary, characters=tiny.characters)
         shutil.rmtree(folder / "model", ignore_errors=True)  # of a phase that was killed before it ended
@@ -383,8 +383,8 @@ class PhasedRun:
                 from wander.train.preference import train_preference
 
                 settings = phase.settings
-                told = with_models(settings, self._model)
-                result = train_preference(rows, told, folder, progress=show, resume=resume)
+                tuned_settings = with_models(settings, self._model)
+                result = train_preference(rows, tuned_settings, folder, progress=show, resume=resume)
                 left_out = result.left_out
         if result.interrupted:
             raise self._interruption(f"{counted(result.steps, 'step')} of phase `{phase.name}`")
@@ -423,8 +423,8 @@ class PhasedRun:
         if not makers:
             return
         model = find_made_model(self.folders[makers[-1].name])
-        with replace_folder(self.folder / "model") as made:
-            shutil.copytree(model, made, dirs_exist_ok=True, copy_function=_link)
+        with replace_folder(self.folder / "model") as place:
+            shutil.copytree(model, place, dirs_exist_ok=True, copy_function=_link)
 
     @property
     def last_folder(self) -> Path:
@@ -434,8 +434,8 @@ class PhasedRun:
     @property
     def model(self) -> Path | None:
         """The model that the run ends with, once it is there."""
-        made = self.folder / "model"
-        return made if made.is_dir() else None
+        folder = self.folder / "model"
+        return folder if folder.is_dir() else None
 
 
 def _run_here(work: Coroutine[Any, Any, Result]) -> Result:
@@ -475,13 +475,13 @@ def summary_rows(results: Sequence[dict[str, Any]]) -> list[list[Any]]:
     """Return a row for each phase: its name, kind, steps, and how it ended."""
     return [
         [
-            each["phase"],
-            each["kind"],
-            each["steps"] or "",
-            each["stopped"]["reason"] if each["stopped"] else "done",
-            f"{each['best']['metric']} {each['best']['value']:.4g} at step {each['best']['step']}"
-            if each["best"]
+            result["phase"],
+            result["kind"],
+            result["steps"] or "",
+            result["stopped"]["reason"] if result["stopped"] else "done",
+            f"{result['best']['metric']} {result['best']['value']:.4g} at step {result['best']['step']}"
+            if result["best"]
             else "",
         ]
-        for each in results
+        for result in results
     ]

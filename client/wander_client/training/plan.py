@@ -49,32 +49,32 @@ def show_plan(
 ) -> None:
     """Load the environment with the arguments of each phase, and print what would be done."""
     planned = asyncio.run(_plan(context, environment, phases, sandbox))
-    rollouts = sum(each.rollouts + (each.evaluation_rollouts or 0) for each in planned)
-    limit = _sum(each.tokens_at_most for each in planned)
+    rollouts = sum(work.rollouts + (work.evaluation_rollouts or 0) for work in planned)
+    limit = _sum(work.tokens_at_most for work in planned)
     data = {
         "environment": environment,
-        "phases": [asdict(each) for each in planned],
+        "phases": [asdict(work) for work in planned],
         "rollouts": rollouts,
         "tokens_at_most": limit,
     }
     output = context.output
 
     def show() -> None:
-        for each in planned:
-            output.line(f"# {each.name}: the settings")
-            output.line("\n".join(toml_lines(each.settings)).lstrip())
+        for work in planned:
+            output.line(f"# {work.name}: the settings")
+            output.line("\n".join(toml_lines(work.settings)).lstrip())
             output.line()
         rows = [
             [
-                each.name,
-                each.kind,
-                each.begins_with,
-                "by its rows" if each.steps is None else f"{each.steps:,}",
-                f"{each.rollouts:,}",
-                "every line" if each.evaluation_rollouts is None else f"{each.evaluation_rollouts:,}",
-                "no limit" if each.tokens_at_most is None else f"{each.tokens_at_most:,}",
+                work.name,
+                work.kind,
+                work.begins_with,
+                "by its rows" if work.steps is None else f"{work.steps:,}",
+                f"{work.rollouts:,}",
+                "every line" if work.evaluation_rollouts is None else f"{work.evaluation_rollouts:,}",
+                "no limit" if work.tokens_at_most is None else f"{work.tokens_at_most:,}",
             ]
-            for each in planned
+            for work in planned
         ]
         columns = ["phase", "kind", "begins with", "steps", "rollouts", "to evaluate", "tokens at most"]
         output.table(columns, rows)
@@ -88,15 +88,15 @@ async def _plan(
     context: Invocation, environment: str, phases: Sequence[Phase], sandbox: SandboxPolicy | None
 ) -> list[PlannedWork]:
     location = locate(context, environment)
-    found: dict[tuple[str | None, str], EnvironmentInfo] = {}
+    infos: dict[tuple[str | None, str], EnvironmentInfo] = {}
 
     async def info_of(name: str | None, arguments: Mapping[str, Any]) -> EnvironmentInfo:
         key = (name, json.dumps(arguments, sort_keys=True))
-        if key not in found:
+        if key not in infos:
             place = location if name is None else locate(context, name)
             async with open_environment(context, place, arguments, sandbox=sandbox) as opened:
-                found[key] = opened.handle.info
-        return found[key]
+                infos[key] = opened.handle.info
+        return infos[key]
 
     return [await _plan_phase(phase, info_of) for phase in phases]
 

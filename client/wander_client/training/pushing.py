@@ -235,20 +235,20 @@ def _send(
 ) -> Sent[ModelRevision]:
     """Send what the hub lacks of a revision."""
     try:
-        there = hub.read(model_path(name.owner, name.name, "revisions", packed.revision), ModelRevision)
+        revision = hub.read(model_path(name.owner, name.name, "revisions", packed.revision), ModelRevision)
     except NotFound:
         pass  # so it is sent
     else:
-        if visibility in (None, visibility_of(there.private, internal=there.internal)):
-            return Sent(there, frozenset(), 0)
+        if visibility in (None, visibility_of(revision.private, internal=revision.internal)):
+            return Sent(revision, frozenset(), 0)
     files = [
-        ModelFile(filename=one, size=packed.sizes[one], sha256=packed.digests[one])
-        for one in sorted(packed.digests)
+        ModelFile(filename=file, size=packed.sizes[file], sha256=packed.digests[file])
+        for file in sorted(packed.digests)
     ]
     private, internal = marks_of(visibility) if visibility is not None else (None, False)
     wanted = NewModel(owner=name.owner, name=name.name, files=files, private=private, internal=internal)
     with ExitStack() as stack:
-        bodies = {one: stack.enter_context(packed.open(one)) for one in packed.digests}
+        bodies = {file: stack.enter_context(packed.open(file)) for file in packed.digests}
         try:
             sent = send_files(hub, "/api/v1/models", wanted, bodies, ModelRevision, told=told)
         except ClientError as error:

@@ -108,7 +108,7 @@ def flatten(value: Any, name: str = "") -> Iterator[str]:
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from flatten(inner, f"{name}.{key}" if name else key)
-    elif isinstance(value, list) and any(isinstance(each, dict) for each in value):
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
         for number, inner in enumerate(value, start=1):
             yield from flatten(inner, f"{name}[{number}]")
     else:
@@ -164,15 +164,19 @@ def with_path(sections: Mapping[str, Mapping[str, Any]], model: str | None) -> d
 def name_exactly(context: Invocation, settings: GRPOSettings) -> GRPOSettings:
     """Return settings that mean the same from any folder: of mixed environments, and of who plays beside."""
     mixed = [
-        each.model_copy(update={"name": locate(context, each.name).exact_name}) if each.name else each
-        for each in settings.environments
+        section.model_copy(update={"name": locate(context, section.name).exact_name})
+        if section.name
+        else section
+        for section in settings.environments
     ]
     players = {
-        name: each.model_copy(update={"model": player_path(each.model)})
-        for name, each in settings.players.items()
+        name: player.model_copy(update={"model": player_path(player.model)})
+        for name, player in settings.players.items()
     }
     cells = [
-        cell.model_copy(update={"players": {name: player_path(each) for name, each in cell.players.items()}})
+        cell.model_copy(
+            update={"players": {name: player_path(model) for name, model in cell.players.items()}}
+        )
         for cell in settings.evaluation.cells
     ]
     evaluation = settings.evaluation.model_copy(update={"cells": cells})
@@ -272,11 +276,11 @@ def choose_model(context: Invocation, model: str | None, started_from: str | Non
         return str(place.resolve())
     numbers = (path.name.rpartition("-")[2] for path in (folder / "checkpoints").glob("checkpoint-*"))
     steps = sorted(int(number) for number in numbers if number.isdecimal())
-    there = [str(each) for each in steps] + (["last"] if (folder / "model").is_dir() else [])
+    names = [str(step) for step in steps] + (["last"] if (folder / "model").is_dir() else [])
     raise NotFound(
         f"`{folder}` has no weights of `{step}`" if step else f"`{folder}` has no model",
-        hint=f"it has {', '.join(f'`{folder}@{each}`' for each in there)}"
-        if there
+        hint=f"it has {', '.join(f'`{folder}@{known}`' for known in names)}"
+        if names
         else "a run keeps checkpoints with `--set output.checkpoint_every=10`",
         code="no_checkpoint",
     )
@@ -363,7 +367,7 @@ class TrainingEnvironments:
 
     def pin(self, choice: EnvironmentChoice) -> EnvironmentPin:
         """Return how a manifest names an environment that is open; a folder with the digest of its code."""
-        opened = next(environment for one, environment in self._opened if one == choice)
+        opened = next(environment for opened_choice, environment in self._opened if opened_choice == choice)
         folder = opened.location.folder
         if folder is None:
             return opened.pin
@@ -555,24 +559,24 @@ def show_verification(report: TrainingVerification, output: Output) -> None:
     else:
         _show_repetition(report, output)
     output.line(f"checkpoints  {report.files} files compared with their digests")
-    for each in report.damaged:
-        output.line(f"  differs: {each}", style="error")
+    for fault in report.damaged:
+        output.line(f"  differs: {fault}", style="error")
 
 
 def _show_repetition(report: TrainingVerification, output: Output) -> None:
-    found = report.difference
-    same = report.compared - (found is not None)
+    difference = report.difference
+    same = report.compared - (difference is not None)
     output.line(f"repeated     {report.compared} of {report.asked} steps in {report.seconds:.1f} s")
     output.line(f"same         {same}, with the weights after {report.weights_compared} of those compared")
-    if found is not None:
-        told = {
+    if difference is not None:
+        cause = {
             "rollouts": "other tokens were sampled, or with other probabilities",
             "rewards": "the environment gave other rewards or metrics for the same tokens",
             "update": "the same rollouts and rewards gave another loss or gradient",
             "weights": "the same gradient gave other weights",
-        }[found.part]
-        output.line(f"differs      step {found.step}, in its {found.part}: {told}", style="error")
+        }[difference.part]
+        output.line(f"differs      step {difference.step}, in its {difference.part}: {cause}", style="error")
     elif report.refused is not None:
         output.line(f"ended        {report.refused}")
-    for each in report.changed:
-        output.line(f"  {each}")
+    for change in report.changed:
+        output.line(f"  {change}")

@@ -26,13 +26,13 @@ def read_facts(folder: Path) -> dict[str, Any]:
         steps = []
     return {
         "steps": [
-            {name: value for name, value in one.items() if value is None or isinstance(value, int | float)}
-            for one in steps
+            {name: value for name, value in step.items() if value is None or isinstance(value, int | float)}
+            for step in steps
         ],
         "outcome": outcome.model_dump(mode="json") if outcome else None,
-        "checkpoints": [one.model_dump(mode="json") for one in read_saved(folder)],
-        "evaluations": [one.model_dump(mode="json") for one in read_evaluations(folder)],
-        "alerts": [one.model_dump(mode="json") for one in read_alerts(folder)],
+        "checkpoints": [line.model_dump(mode="json") for line in read_saved(folder)],
+        "evaluations": [line.model_dump(mode="json") for line in read_evaluations(folder)],
+        "alerts": [line.model_dump(mode="json") for line in read_alerts(folder)],
     }
 
 
@@ -46,13 +46,13 @@ def format_facts(manifest: RunManifest, facts: dict[str, Any]) -> Iterator[str]:
     outcome = Outcome.model_validate(facts["outcome"]) if facts["outcome"] else None
     yield _line("steps", f"{len(steps)}{_describe_end(outcome, steps)}")
     for name, unit in (("reward", ""), ("entropy", ""), ("tokens", " a rollout")):
-        values = [one[name] for one in steps if one.get(name) is not None]
+        values = [step[name] for step in steps if step.get(name) is not None]
         if values:
             yield _line(name, f"{values[0]:.4g}{unit} in the first step, {values[-1]:.4g} in the last")
-    if rollouts := sum(one.get("rollouts") or 0 for one in steps):
+    if rollouts := sum(step.get("rollouts") or 0 for step in steps):
         yield _line("rollouts", f"{rollouts:,.0f} played")
     if facts["checkpoints"]:
-        kept = ", ".join(str(one["step"]) for one in facts["checkpoints"])
+        kept = ", ".join(str(line["step"]) for line in facts["checkpoints"])
         yield _line("weights", f"saved after steps {kept}")
     if outcome is not None and outcome.best is not None:
         best = outcome.best
@@ -68,17 +68,26 @@ def evaluation_rows(facts: dict[str, Any]) -> tuple[Sequence[str], list[list[str
     from wander.train.records.files import CellEvaluation
 
     rows = []
-    for one in map(CellEvaluation.model_validate, facts["evaluations"]):
-        reward = "" if one.reward is None else f"{one.reward:.4f}"
-        interval = bounds(*(one.interval or (None, None)))
-        if one.lines is not None:
-            interval = f"{one.metrics['bad']:.0f} of {one.lines} lines bad"
-        rows.append([str(one.step), one.cell, reward, interval, str(one.examples), str(one.failed)])
+    for evaluation in map(CellEvaluation.model_validate, facts["evaluations"]):
+        reward = "" if evaluation.reward is None else f"{evaluation.reward:.4f}"
+        interval = bounds(*(evaluation.interval or (None, None)))
+        if evaluation.lines is not None:
+            interval = f"{evaluation.metrics['bad']:.0f} of {evaluation.lines} lines bad"
+        rows.append(
+            [
+                str(evaluation.step),
+                evaluation.cell,
+                reward,
+                interval,
+                str(evaluation.examples),
+                str(evaluation.failed),
+            ]
+        )
     return ("step", "cell", "reward", "95 % interval", "examples", "failed"), rows
 
 
 def _describe_end(outcome: Outcome | None, steps: Sequence[dict[str, Any]]) -> str:
-    asked = next((one["steps"] for one in reversed(steps) if one.get("steps") is not None), None)
+    asked = next((step["steps"] for step in reversed(steps) if step.get("steps") is not None), None)
     of = f" of {asked:.0f}" if asked is not None else ""
     if outcome is None:
         return f"{of}, not ended"

@@ -244,7 +244,7 @@ class ChatFormat:
     def turns(self) -> TurnReader:
         """How the model writes its turns: calls of tools, reasoning."""
         added = self.tokenizer.added_tokens_decoder.values()
-        special = {*self.tokenizer.all_special_tokens, *(each.content for each in added if each.special)}
+        special = {*self.tokenizer.all_special_tokens, *(token.content for token in added if token.special)}
         return recognise(self._apply, self.template, special)
 
     def read(
@@ -253,10 +253,10 @@ class ChatFormat:
         """Return the assistant's message that sampled ids are, as turn number `turn` of its rollout."""
         if not tools and self.turns.is_plain:
             return {"role": "assistant", "content": _cut(self.decode(ids), stop)}
-        said = ids[:-1] if ids and ids[-1] in self.end_ids else ids
+        spoken = ids[:-1] if ids and ids[-1] in self.end_ids else ids
         opened = self.turns.opens_reasoning(self._decode_all(prompt_ids[-8:]))
-        parts = self.turns.read(_cut(self._decode_all(said), stop), opened=opened, tools=tools)
-        return parts.message(turn, token_span(self._decode_all, said))
+        parts = self.turns.read(_cut(self._decode_all(spoken), stop), opened=opened, tools=tools)
+        return parts.message(turn, token_span(self._decode_all, spoken))
 
     def read_text(self, text: str, messages: list[Message], tools: Any, turn: int) -> Message:
         """Return the assistant's message that a text is, which a server sampled after these messages."""
@@ -296,11 +296,13 @@ class ChatFormat:
             return replace(alike, ids=list(alike.ids), mask=list(alike.mask))
         text = self.render(messages, tools=tools)
         ids = self.encode(text)
-        made = Conversation(ids=ids, mask=[0] * len(ids), text=text, messages=len(messages), open_at=len(ids))
+        conversation = Conversation(
+            ids=ids, mask=[0] * len(ids), text=text, messages=len(messages), open_at=len(ids)
+        )
         if tools is None and all(isinstance(part, str) for message in messages for part in message.values()):
-            kept = replace(made, ids=list(made.ids), mask=list(made.mask))
+            kept = replace(conversation, ids=list(conversation.ids), mask=list(conversation.mask))
             self._opened = [dict(message) for message in messages], kept
-        return made
+        return conversation
 
     def append_completion(self, conversation: Conversation, ids: list[int]) -> None:
         """Add the sampled ids of one turn."""
@@ -410,8 +412,8 @@ class ChatFormat:
             raise InvalidResponse("a transcript without an assistant message has nothing to learn from")
         conversation = self.start(messages[: places[0]], tools)
         for place, following in zip(places, [*places[1:], None], strict=True):
-            said = self.encode(self.spoken(messages[: place + 1], tools))
-            self._append_learnt(conversation, said, messages[place])
+            spoken = self.encode(self.spoken(messages[: place + 1], tools))
+            self._append_learnt(conversation, spoken, messages[place])
             if following is None:
                 whole = self.render(messages[: place + 1], prompt=False, tools=tools)
                 ending = self.encode(self._after_completion(conversation, messages[place], whole, tools))
@@ -429,9 +431,9 @@ class ChatFormat:
         self, conversation: Conversation, assistant: Message, whole: str, tools: list[dict[str, Any]] | None
     ) -> str:
         """Return what `whole` has after the assistant's turn, which it must show as the message has it."""
-        said = conversation.said
-        kept = said is None or all(
-            (said.get(key) or "") == (assistant.get(key) or "") for key in ("content", "reasoning_content")
+        known = conversation.said
+        kept = known is None or all(
+            (known.get(key) or "") == (assistant.get(key) or "") for key in ("content", "reasoning_content")
         )
         if kept and whole.startswith(conversation.text):
             rest = whole[len(conversation.text) :]
@@ -553,7 +555,7 @@ def unreadable(message: Message) -> bool:
 
 def _cut(text: str, stop: tuple[str, ...]) -> str:
     """Return the text before the first of the stop texts."""
-    return text[: min((text.index(each) for each in stop if each in text), default=len(text))]
+    return text[: min((text.index(mark) for mark in stop if mark in text), default=len(text))]
 
 
 def content_text(content: Any) -> str:

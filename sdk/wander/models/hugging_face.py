@@ -59,16 +59,16 @@ def send_files(
     api = hub.HfApi()
     with _translate_errors(name):
         api.create_repo(name, private=private, exist_ok=True)
-        gone = [one for one in api.list_repo_files(name) if may_be_sent(one) and one not in files]
+        gone = [file for file in api.list_repo_files(name) if may_be_sent(file) and file not in files]
         changes = [
             *(
-                hub.CommitOperationAdd(one, body if isinstance(body, bytes) else str(body))
-                for one, body in files.items()
+                hub.CommitOperationAdd(file, body if isinstance(body, bytes) else str(body))
+                for file, body in files.items()
             ),
-            *(hub.CommitOperationDelete(one) for one in gone),
+            *(hub.CommitOperationDelete(file) for file in gone),
         ]
-        made = api.create_commit(name, changes, commit_message=message)
-        return _commit_of(api, api.model_info(name, revision=made.oid, files_metadata=True))
+        commit = api.create_commit(name, changes, commit_message=message)
+        return _commit_of(api, api.model_info(name, revision=commit.oid, files_metadata=True))
 
 
 def fetch_files(name: str, revision: str | None) -> tuple[RepositoryCommit, Path, list[str]]:
@@ -84,7 +84,7 @@ def fetch_files(name: str, revision: str | None) -> tuple[RepositoryCommit, Path
         raise EndpointUnreachable(f"`{api.endpoint}` does not answer", hint=hint, retryable=True)
     with _translate_errors(name):
         info = api.model_info(name, revision=revision, files_metadata=True)
-        wanted = [one.rfilename for one in info.siblings if may_be_sent(one.rfilename)]
+        wanted = [file.rfilename for file in info.siblings if may_be_sent(file.rfilename)]
         # By its name, not by the commit: the cache then knows which commit that is without a network too.
         folder = Path(hub.snapshot_download(name, revision=revision, allow_patterns=wanted))
         if folder.name != info.sha:
@@ -107,27 +107,27 @@ def _library() -> Any:
 
 
 def _commit_of(api: Any, info: Any) -> RepositoryCommit:
-    digests = {one.rfilename: one.lfs.sha256 for one in info.siblings if one.lfs is not None}
+    digests = {file.rfilename: file.lfs.sha256 for file in info.siblings if file.lfs is not None}
     return RepositoryCommit(info.sha, f"{api.endpoint}/{info.id}", digests)
 
 
 def _find_damaged(info: Any, folder: Path) -> list[str]:
     """Return the files that are not what Hugging Face has: by SHA-256, small ones by the digest of git."""
     return [
-        one.rfilename
-        for one in info.siblings
-        if may_be_sent(one.rfilename) and not _is_sound(one, folder / one.rfilename)
+        file.rfilename
+        for file in info.siblings
+        if may_be_sent(file.rfilename) and not _is_sound(file, folder / file.rfilename)
     ]
 
 
-def _is_sound(told: Any, file: Path) -> bool:
+def _is_sound(listed: Any, file: Path) -> bool:
     if not file.is_file():
         return False
-    if told.lfs is not None:
-        return bool(file_digest(file) == told.lfs.sha256)
+    if listed.lfs is not None:
+        return bool(file_digest(file) == listed.lfs.sha256)
     body = file.read_bytes()
     git = hashlib.sha1(b"blob %d\0" % len(body) + body, usedforsecurity=False).hexdigest()
-    return bool(told.blob_id is None or git == told.blob_id)
+    return bool(listed.blob_id is None or git == listed.blob_id)
 
 
 def only_cached(name: str, revision: str | None = None) -> bool:

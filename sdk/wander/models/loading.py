@@ -152,7 +152,7 @@ def _names_code(config: Any) -> bool:
     if not isinstance(config, dict):
         return False
     attention = (config.get(name) for name in _ATTENTION_KEYS)
-    names_repository = any(isinstance(each, str) and "/" in each for each in attention)
+    names_repository = any(isinstance(kernel, str) and "/" in kernel for kernel in attention)
     return (
         names_repository
         or any(config.get(name) for name in _CODE_KEYS)

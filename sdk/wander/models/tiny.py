@@ -85,9 +85,9 @@ def create_tiny(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
-    with replace_folder(folder) as made, quiet_libraries():
-        model.save_pretrained(made)
-        tokenizer.save_pretrained(made)
+    with replace_folder(folder) as place, quiet_libraries():
+        model.save_pretrained(place)
+        tokenizer.save_pretrained(place)
     return folder
 
 
@@ -113,9 +113,9 @@ def give_tools(name: str | Path, folder: str | Path) -> Path:
         ChatFormat(loaded.tokenizer, form.end_ids).turns.require_tools()
     except InvalidResponse as error:
         raise ConfigError(f"the chat template of `{name}` cannot be given tools: {error}") from error
-    with replace_folder(folder) as made, quiet_libraries():
-        loaded.model.save_pretrained(made)
-        loaded.tokenizer.save_pretrained(made)
+    with replace_folder(folder) as place, quiet_libraries():
+        loaded.model.save_pretrained(place)
+        loaded.tokenizer.save_pretrained(place)
     return folder
 
 

@@ -89,10 +89,10 @@ def frequent_pieces(texts: Sequence[str], limit: int) -> list[str]:
     spread: Counter[str] = Counter()
     tags: set[str] = set()
     for text in texts:
-        found = parts(text)
-        counts.update(piece for _, piece in found)
-        spread.update({piece for _, piece in found})
-        tags.update(piece for kind, piece in found if kind == "tag")
+        pieces = parts(text)
+        counts.update(piece for _, piece in pieces)
+        spread.update({piece for _, piece in pieces})
+        tags.update(piece for kind, piece in pieces if kind == "tag")
     enough = max(2, len(texts) // 50)
     worth = {
         piece: counts[piece] * len(piece.encode())

@@ -374,7 +374,7 @@ class GRPOSettings(PolicySettings):
             raise ValueError("with `[[environments]]` each of them has its own `arguments`")
         if self.environments and self.environments[0].name is not None:
             raise ValueError("the first of `[[environments]]` is the command's: it has no `name`")
-        workers = [self.environment.workers, *(each.workers for each in self.environments)]
+        workers = [self.environment.workers, *(section.workers for section in self.environments)]
         if self.environment.worker_token_file is not None and not any(isinstance(n, list) for n in workers):
             raise ValueError(
                 "`environment.worker_token_file` needs a worker elsewhere: `--worker tcp://HOST:PORT`"
@@ -394,16 +394,18 @@ class GRPOSettings(PolicySettings):
             raise ValueError(
                 f"`{EARLIER}` changes between evaluations, so a cell cannot use it: name a player that stays"
             )
-        models = [each for each in [*self.other_players.values(), *cells] if each != SELF]
+        models = [model for model in [*self.other_players.values(), *cells] if model != SELF]
         engine = self.inference.engine
-        if engine != "transformers" and (other := [one for one in models if not one.startswith(SCRIPTED)]):
+        if engine != "transformers" and (
+            other := [model for model in models if not model.startswith(SCRIPTED)]
+        ):
             raise ValueError(f"`{other[0]}` plays beside the engine `transformers`, not beside `{engine}`")
         return self
 
     @property
     def other_players(self) -> dict[str, str]:
         """Who plays in the policy's place, by player; nothing is learnt as one of these."""
-        return {name: each.model for name, each in self.players.items() if each.model != SELF}
+        return {name: player.model for name, player in self.players.items() if player.model != SELF}
 
     def count_roles(self, players: Sequence[str]) -> int:
         """Return as how many of an environment's players the policy learns from a rollout."""
@@ -470,11 +472,11 @@ class GRPOSettings(PolicySettings):
             return self.evaluation.cells or [EvaluationCell(name="eval")]
         return [
             EvaluationCell(
-                name=each.label or (each.name or "eval").rpartition("/")[2].partition("@")[0],
-                environment=each.name,
-                arguments=each.arguments,
+                name=section.label or (section.name or "eval").rpartition("/")[2].partition("@")[0],
+                environment=section.name,
+                arguments=section.arguments,
             )
-            for each in self.environments
+            for section in self.environments
         ]
 
 

@@ -109,10 +109,10 @@ class DataReport:
         """Count one dropped rollout, and keep it among the samples of its reason while there are few."""
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
         if self.dropped[reason] <= samples:
-            one = source.rollout
-            said = collect_replies(one)[-1:] or [""]
+            rollout = source.rollout
+            replies = collect_replies(rollout)[-1:] or [""]
             self.samples.append(
-                Dropped(reason, source.run_id, one.example_id, one.index, one.reward, said[0])
+                Dropped(reason, source.run_id, rollout.example_id, rollout.index, rollout.reward, replies[0])
             )
 
 
@@ -151,8 +151,8 @@ def select_rows(
     kept: list[_Kept] = []
     report = DataReport()
     seen: set[str] = set()
-    for each in rollouts:
-        source = each if isinstance(each, Sourced) else Sourced(each)
+    for entry in rollouts:
+        source = entry if isinstance(entry, Sourced) else Sourced(entry)
         rollout = source.rollout
         report.rollouts += 1
         reason = _reason_to_drop(rollout, min_reward, conditions, stop_reasons, whole)
@@ -174,14 +174,14 @@ def select_rows(
         row |= {"run_id": source.run_id} if source.run_id else {}
         row |= {"tools": rollout.tools} if rollout.tools else {}
         sampled = [
-            {"ids": [*one.prompt_ids, *one.completion_ids], "mask": [0] * len(one.prompt_ids) + one.mask}
-            for one in trajectories_of(rollout, player)
+            {"ids": [*part.prompt_ids, *part.completion_ids], "mask": [0] * len(part.prompt_ids) + part.mask}
+            for part in trajectories_of(rollout, player)
         ]
         row |= {"sampled": sampled} if sampled else {}
         kept.append((row, source))
     for most, key, name in (
-        (per_example, lambda one: (one.environment, one.rollout.example_id), "example"),
-        (per_stratum, lambda one: one.stratum, "stratum"),
+        (per_example, lambda source: (source.environment, source.rollout.example_id), "example"),
+        (per_stratum, lambda source: source.stratum, "stratum"),
     ):
         if most is not None:
             kept = _balance(kept, most, key, f"more than {most} of its {name}", report, samples)
@@ -208,8 +208,10 @@ def normalise(messages: Sequence[Message]) -> str:
 
     Letters and digits count, in compatibility form (NFKC); so do calls of tools.
     """
-    said = [[message.get("role"), message.get("content"), message.get("tool_calls")] for message in messages]
-    text = unicodedata.normalize("NFKC", canonical_json(said)).casefold()
+    contents = [
+        [message.get("role"), message.get("content"), message.get("tool_calls")] for message in messages
+    ]
+    text = unicodedata.normalize("NFKC", canonical_json(contents)).casefold()
     return " ".join(re.findall(r"\w+", text))
 
 
@@ -231,7 +233,7 @@ def _balance(
     for place, (_, source) in enumerate(kept):
         if place not in chosen:
             report.drop(reason, source, samples)
-    return [one for place, one in enumerate(kept) if place in chosen]
+    return [entry for place, entry in enumerate(kept) if place in chosen]
 
 
 def _reason_to_drop(

@@ -126,16 +126,16 @@ class World:
             return [items]
         from torch import distributed
 
-        found: list[Any] = [None] * self.size
+        answers: list[Any] = [None] * self.size
         try:
-            distributed.all_gather_object(found, (items, failure), group=self._group)
+            distributed.all_gather_object(answers, (items, failure), group=self._group)
         except RuntimeError as error:
             raise PeerLost("another process of the run ended without telling why") from error
-        for rank, (_, told) in enumerate(found):
-            if told is not None and rank != self.rank:
+        for rank, (_, failed) in enumerate(answers):
+            if failed is not None and rank != self.rank:
                 self._failure_is_known = True
-                raise PeerFailed(f"process {rank} of {self.size} failed: {told.words}", hint=told.hint)
-        return [own for own, _ in found]
+                raise PeerFailed(f"process {rank} of {self.size} failed: {failed.words}", hint=failed.hint)
+        return [own for own, _ in answers]
 
 
 _world: World | None = None

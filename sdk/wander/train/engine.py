@@ -71,7 +71,7 @@ def open_engine(
             return stack.enter_context(serve(first, section))
 
         url = world.from_main(start) if section.url is None else section.url
-        servers = [VLLMServer(each) for each in ([url] if isinstance(url, str) else url)]
+        servers = [VLLMServer(address) for address in ([url] if isinstance(url, str) else url)]
         sync: WeightSync
         if section.sync == "nccl":
             sync = NCCLSync(servers, model.device, section.group_port, sends=world.is_main)

@@ -68,9 +68,9 @@ def collect_means(summary: RunSummary, rollouts: Sequence[Rollout]) -> dict[str,
         "metrics": {name: metric.mean for name, metric in summary.metrics.items()}
         | means_by_player(rollouts),
         "intervals": {
-            name: found
+            name: interval
             for name, metric in summary.metrics.items()
-            if (found := _interval(metric.low, metric.high)) is not None
+            if (interval := _interval(metric.low, metric.high)) is not None
         },
     }
 
@@ -219,21 +219,21 @@ class Evaluation:
 
     def _play_lines(self, handle: EnvironmentHandle, name: str, openings: Sequence[Example]) -> list[Rollout]:
         """Play every line, wave after wave; those of a wave part from lines of the one before."""
-        found: list[Rollout] = []
+        rollouts: list[Rollout] = []
         wave: list[tuple[Example, Choices | None]] = [(opening, ()) for opening in openings]
         while wave:
-            if len(found) + len(wave) > MOST_LINES:
+            if len(rollouts) + len(wave) > MOST_LINES:
                 raise ConfigError(
                     f"cell `{name}` has more than {MOST_LINES:,} lines", hint="evaluate it on examples"
                 )
             played = self._play(handle, name, wave)
-            found += played
+            rollouts += played
             wave = [
                 (opening, choices)
                 for (opening, begin), rollout in zip(wave, played, strict=True)
                 for choices in branches(rollout, begin or ())
             ]
-        return found
+        return rollouts
 
     def _play(
         self, handle: EnvironmentHandle, name: str, asked: Sequence[tuple[Example, Choices | None]]

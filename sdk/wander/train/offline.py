@@ -135,7 +135,7 @@ def tokens_of(row: Mapping[str, Any], form: ChatFormat) -> tuple[list[Conversati
 
     Raises `ModelError` for messages that the model's chat template does not take.
     """
-    kept = [Conversation(ids=list(one["ids"]), mask=list(one["mask"])) for one in row.get("sampled") or ()]
+    kept = [Conversation(ids=list(part["ids"]), mask=list(part["mask"])) for part in row.get("sampled") or ()]
     if kept and _say(kept, form, row["messages"]):
         return kept, True
     return form.transcripts(row["messages"], row.get("tools")), False
@@ -149,17 +149,17 @@ def row_error(number: int, error: ModelError) -> ConfigError:
 def _say(sequences: Sequence[Conversation], form: ChatFormat, messages: Sequence[Mapping[str, Any]]) -> bool:
     """Tell whether tokens say, in the model's vocabulary, what the messages say."""
     size = len(form.tokenizer)
-    if any(token >= size for one in sequences for token in one.ids):
+    if any(token >= size for sequence in sequences for token in sequence.ids):
         return False
     # Each piece by itself, as the turns were read; a special token may have been sampled as any other.
     pieces = [
         [token for token, _ in piece]
-        for one in sequences
-        for _, piece in groupby(zip(one.ids, one.mask, strict=True), key=lambda pair: pair[1])
+        for sequence in sequences
+        for _, piece in groupby(zip(sequence.ids, sequence.mask, strict=True), key=lambda pair: pair[1])
     ]
-    said = "\n".join(form.decode(piece) for piece in pieces)
+    text = "\n".join(form.decode(piece) for piece in pieces)
     return all(
-        content_text(message.get("content") or "").strip() in said
+        content_text(message.get("content") or "").strip() in text
         for message in messages
         if message["role"] in ("user", "assistant")
     )
@@ -175,7 +175,9 @@ def _to_resume(folder: Path) -> SavedCheckpoint | None:
     begun = checkpoint_to_resume(folder)
     if begun is not None and begun.step >= last["steps"]:
         # Killed before the model was written: the last steps are made again.
-        earlier = [one.step for one in list_checkpoints(folder) if one.step < last["steps"]]
+        earlier = [
+            checkpoint.step for checkpoint in list_checkpoints(folder) if checkpoint.step < last["steps"]
+        ]
         begun = checkpoint_to_resume(folder, max(earlier, default=0))
     return begun
 

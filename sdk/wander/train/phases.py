@@ -368,7 +368,7 @@ def _require_earlier(phase: Phase, before: Sequence[Phase]) -> None:
             inputs += [(text, ("rollouts",)) for text in phase.rows]
     for text, kinds in inputs:
         name = text.removeprefix(PHASE)
-        makers = [f"`{PHASE}{each.name}`" for each in before if each.kind in kinds]
+        makers = [f"`{PHASE}{earlier.name}`" for earlier in before if earlier.kind in kinds]
         if text.startswith(PHASE) and f"`{text}`" not in makers:
             raise ConfigError(
                 f"phase `{phase.name}` takes `{text}`, and no phase before it that could make it is called "

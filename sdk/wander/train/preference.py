@@ -105,12 +105,12 @@ def train_preference(
     require_trackers(settings.logging.trackers)
     loaded = load_model(settings.model.path, device=settings.model.device, dtype=settings.model.dtype)
     options = chat_options(settings, loaded, folder, resume)
-    found = collect_candidates(rows, loaded, settings.batch.max_length, options)
-    groups = list(found.groups.values())
+    candidates = collect_candidates(rows, loaded, settings.batch.max_length, options)
+    groups = list(candidates.groups.values())
     if isinstance(settings, DPOSettings):
-        table = _table_of_pairs(groups, settings.preference, found.left_out)
+        table = _table_of_pairs(groups, settings.preference, candidates.left_out)
     else:
-        table = _table_of_verdicts(groups, settings.preference, found.left_out)
+        table = _table_of_verdicts(groups, settings.preference, candidates.left_out)
     table = _in_batches(table, settings)
 
     def build(model: Any, arguments: dict[str, Any], callbacks: list[TrainerCallback]) -> Any:
@@ -138,8 +138,8 @@ def train_preference(
     return PreferenceResult(
         model=run.model,
         rows=len(table),
-        left_out=dict(+found.left_out),
-        as_sampled=found.as_sampled,
+        left_out=dict(+candidates.left_out),
+        as_sampled=candidates.as_sampled,
         steps=run.steps,
         interrupted=run.interrupted,
         first_loss=run.first("loss"),
@@ -157,7 +157,7 @@ def collect_candidates(
 ) -> Candidates:
     """Return the rollouts that can be compared, by example; what is left out is counted."""
     form = ChatFormat(loaded.tokenizer, end_of_turn_ids(loaded.model, loaded.tokenizer), options)
-    found = Candidates()
+    candidates = Candidates()
     for number, row in enumerate(rows, start=1):
         if row.get("reward") is None or row.get("example_id") is None:
             raise ConfigError(
@@ -169,17 +169,19 @@ def collect_candidates(
         except ModelError as error:
             raise row_error(number, error) from error
         if len(sequences) != 1:
-            found.left_out["in several sequences"] += 1
+            candidates.left_out["in several sequences"] += 1
             continue
-        (one,) = sequences
-        if len(one.ids) > max_length:
-            found.left_out[f"longer than {max_length} tokens"] += 1
+        (sequence,) = sequences
+        if len(sequence.ids) > max_length:
+            candidates.left_out[f"longer than {max_length} tokens"] += 1
             continue
-        begun = one.mask.index(1)
-        candidate = Candidate(float(row["reward"]), one.ids[:begun], one.ids[begun:], one.mask[begun:])
-        found.as_sampled += sampled
-        found.groups.setdefault((str(row["example_id"]), tuple(candidate.prompt)), []).append(candidate)
-    return found
+        begun = sequence.mask.index(1)
+        candidate = Candidate(
+            float(row["reward"]), sequence.ids[:begun], sequence.ids[begun:], sequence.mask[begun:]
+        )
+        candidates.as_sampled += sampled
+        candidates.groups.setdefault((str(row["example_id"]), tuple(candidate.prompt)), []).append(candidate)
+    return candidates
 
 
 def _table_of_pairs(
@@ -188,7 +190,9 @@ def _table_of_pairs(
     """Return the best of each group beside the worst, the next best beside the next worst, as asked."""
     table = []
     for group in groups:
-        ordered = sorted(group, key=lambda each: -each.reward)  # of equal ones the first stays the first
+        ordered = sorted(
+            group, key=lambda candidate: -candidate.reward
+        )  # of equal ones the first stays the first
         pairs = list(zip(ordered, reversed(ordered), strict=True))[
             : min(section.pairs_per_example, len(group) // 2)
         ]
@@ -215,14 +219,18 @@ def _table_of_verdicts(
     table = []
     for group in groups:
         bound = section.good_from
-        rewards = [each.reward for each in group]
+        rewards = [candidate.reward for candidate in group]
         mean = sum(rewards) / len(rewards)
-        for each in group:
-            if bound is None and (each.reward == mean or not has_signal(rewards)):
+        for candidate in group:
+            if bound is None and (candidate.reward == mean or not has_signal(rewards)):
                 left_out["neither good nor bad"] += 1
                 continue
-            good = each.reward >= bound if bound is not None else each.reward > mean
-            row = {"prompt_ids": each.prompt, "completion_ids": each.completion, "mask": each.mask}
+            good = candidate.reward >= bound if bound is not None else candidate.reward > mean
+            row = {
+                "prompt_ids": candidate.prompt,
+                "completion_ids": candidate.completion,
+                "mask": candidate.mask,
+            }
             table.append({**row, "label": good})
     return table
 

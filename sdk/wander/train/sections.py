@@ -20,7 +20,7 @@ MOST_WORKERS = 256
 
 def _check_workers(value: Any) -> Any:
     number = isinstance(value, int) and 1 <= value <= MOST_WORKERS
-    if number or (isinstance(value, list) and value and all(isinstance(each, str) for each in value)):
+    if number or (isinstance(value, list) and value and all(isinstance(address, str) for address in value)):
         return value
     raise ValueError(f'write how many, 1 to {MOST_WORKERS}, or addresses such as `["tcp://HOST:7100"]`')
 

@@ -215,11 +215,11 @@ def split(dataset: Any, share: float, seed: int) -> tuple[Any, Any]:
     So all sequences of a conversation are, too: later ones repeat what earlier ones are about to learn. At
     least one prompt is held back and one is learnt; raises `ConfigError` where there is a single one.
     """
-    found: dict[int, str] = {}
+    prompt_of: dict[int, str] = {}
     for row, ids, labels in zip(dataset["row"], dataset["input_ids"], dataset["labels"], strict=True):
         first_learnt = next((at for at, label in enumerate(labels) if label != IGNORED), len(labels))
-        found.setdefault(row, str(ids[:first_learnt]))
-    prompts = list(found.values())
+        prompt_of.setdefault(row, str(ids[:first_learnt]))
+    prompts = list(prompt_of.values())
     distinct = sorted(set(prompts)) if share > 0 else []
     if len(distinct) == 1:
         raise ConfigError(
@@ -236,7 +236,7 @@ def split(dataset: Any, share: float, seed: int) -> tuple[Any, Any]:
         count += prompts.count(prompt)
     sides: tuple[list[int], list[int]] = ([], [])
     for place, row in enumerate(dataset["row"]):
-        sides[found[row] in back].append(place)
+        sides[prompt_of[row] in back].append(place)
     return dataset.select(sides[0]), dataset.select(sides[1])
 
 
@@ -259,7 +259,7 @@ class HeldOutLoss(TrainerCallback):  # type: ignore[misc]
         """Measure before the first step; a resumed run takes what it measured before."""
         if state.global_step and self._file.is_file():
             lines = map(json.loads, self._file.read_bytes().rstrip().split(b"\n"))
-            self.losses = {one["step"]: one["loss"] for one in lines if one["step"] <= state.global_step}
+            self.losses = {line["step"]: line["loss"] for line in lines if line["step"] <= state.global_step}
         else:
             self._measure(0, model)
 

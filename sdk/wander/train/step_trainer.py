@@ -324,7 +324,9 @@ class StepTrainer(Trainer):  # type: ignore[misc]
                 # Without a bonus it is only told: no gradient passes through it.
                 bonus = self.settings.algorithm.entropy_bonus
                 entropies_GS = entropies_GS.index_put(bucket.target, entropy if bonus else entropy.detach())
-        logprobs_GT, entropies_GT = (each[:rows, -logits_to_keep:] for each in (logprobs_GS, entropies_GS))
+        logprobs_GT, entropies_GT = (
+            values[:rows, -logits_to_keep:] for values in (logprobs_GS, entropies_GS)
+        )
         return logprobs_GT, entropies_GT if compute_entropy else None, None
 
     def _buckets(
@@ -346,9 +348,9 @@ class StepTrainer(Trainer):  # type: ignore[misc]
             pieces = fill_up(pieces, int(self.accelerator.gather(count).max()), scratch=len(ids_GS))
             return cut_buckets(ids_GS, pieces, lambda lengths: split_evenly(len(lengths), size))
         shared = None
-        if reader is not None and self.shares_openings and (found := find_openings(ids_GS, pieces)):
+        if reader is not None and self.shares_openings and (openings := find_openings(ids_GS, pieces)):
             with self.accelerator.autocast():
-                shared = found, read_openings(found, reader, size)
+                shared = openings, read_openings(openings, reader, size)
         cost = forward_cost(ids_GS.device)
         return cut_buckets(ids_GS, pieces, lambda lengths: split_by_cost(lengths, size, cost), shared)
 

@@ -180,10 +180,10 @@ def _is_of_full_disk(error: Exception) -> bool:
     """Tell whether an error means that there is no space left: libraries in other languages give its text."""
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
-    told = str(error)
+    text = str(error)
     # PyTorch's archive has no other words for a write that came out short.
     return any(
-        words in told for words in ("os error 28", "os error 122", "unexpected pos", "PytorchStreamWriter")
+        words in text for words in ("os error 28", "os error 122", "unexpected pos", "PytorchStreamWriter")
     )
 
 

@@ -112,12 +112,12 @@ def verify_training(
     if comparable == 0 or manifest.reproduction is None:
         return report.model_copy(update={"refused": why})
     comparison = _Comparison(manifest, recorded[:comparable])
-    made = manifest.reproduction
-    settings = _read_settings(manifest, made.device)
+    reproduction = manifest.reproduction
+    settings = _read_settings(manifest, reproduction.device)
     try:
         with (
             tempfile.TemporaryDirectory(prefix="wander-training-") as folder,
-            arithmetic(made.mode, made.threads),
+            arithmetic(reproduction.mode, reproduction.threads),
         ):
             comparison.folder = Path(folder) / "run"
             result = train_grpo(
@@ -163,9 +163,15 @@ class _Comparison(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Refuse to train with another environment or other weights than the run."""
         differences = training_differences(self._manifest, RunFolder.open(self.folder).manifest)
-        self.changed = [str(each) for each in differences if each.field.startswith(_COMPUTING)]
+        self.changed = [
+            str(difference) for difference in differences if difference.field.startswith(_COMPUTING)
+        ]
         # The settings are those of the manifest, without what changes no weight.
-        others = [each for each in differences if not each.field.startswith((_COMPUTING, "training."))]
+        others = [
+            difference
+            for difference in differences
+            if not difference.field.startswith((_COMPUTING, "training."))
+        ]
         if others:
             raise _OtherRun("what the run began with is not here: " + "; ".join(map(str, others)))
 
@@ -173,13 +179,13 @@ class _Comparison(TrainerCallback):  # type: ignore[misc]
         """Compare the step that was just made."""
         if not logs or "loss" not in logs or self._done:
             return control
-        made = read_steps(self.folder / STEPS)[-1]
+        repeated = read_steps(self.folder / STEPS)[-1]
         wanted = self._recorded[self.compared]
-        if wanted.weights is not None and made.weights is None:
-            made = made.model_copy(update={"weights": weights_hash(kwargs["model"])})
-        part = wanted.first_difference(made)
+        if wanted.weights is not None and repeated.weights is None:
+            repeated = repeated.model_copy(update={"weights": weights_hash(kwargs["model"])})
+        part = wanted.first_difference(repeated)
         if part is not None:
-            self.difference = StepDifference(step=made.step, part=part)
+            self.difference = StepDifference(step=repeated.step, part=part)
         self.compared += 1
         self.weights_compared += wanted.weights is not None
         control.should_training_stop |= self._done
@@ -192,15 +198,15 @@ class _Comparison(TrainerCallback):  # type: ignore[misc]
 
 def _comparable(manifest: RunManifest, recorded: list[StepHash], steps: int) -> tuple[int, str | None]:
     """Return how many of the first steps can be compared, and why not more."""
-    made = manifest.reproduction
-    if made is None or not recorded:
+    reproduction = manifest.reproduction
+    if reproduction is None or not recorded:
         return 0, "the run has no hashes of its steps"
-    if made.mode == "fast":
-        return 0, f"the run was trained in fast mode, which gives other bits each time: {made.reason}"
-    if made.exact_steps is not None and made.exact_steps < min(steps, len(recorded)):
-        return made.exact_steps, (
-            f"after step {made.exact_steps} the run went on with changes that were allowed: "
-            f"{', '.join(sorted({change.field for change in made.allowed}))}"
+    if reproduction.mode == "fast":
+        return 0, f"the run was trained in fast mode, which gives other bits each time: {reproduction.reason}"
+    if reproduction.exact_steps is not None and reproduction.exact_steps < min(steps, len(recorded)):
+        return reproduction.exact_steps, (
+            f"after step {reproduction.exact_steps} the run went on with changes that were allowed: "
+            f"{', '.join(sorted({change.field for change in reproduction.allowed}))}"
         )
     if len(recorded) < steps:
         return len(recorded), f"the run has {len(recorded)} steps"

@@ -108,12 +108,12 @@ def save_policy(model: Any, loaded: LoadedModel, folder: Path) -> Path:
         whole = {name: weight.to("cpu") for name, weight in whole_weights(model) if not is_beside_main()}
         if is_beside_main():
             return folder
-    with replace_folder(folder) as made:
+    with replace_folder(folder) as place:
         if hasattr(model, "merge_and_unload"):
-            model.save_pretrained(made / ADAPTERS, save_embedding_layers=False)
+            model.save_pretrained(place / ADAPTERS, save_embedding_layers=False)
             model = merge_adapters(model)
-        model.save_pretrained(made, state_dict=whole)
-        loaded.tokenizer.save_pretrained(made)
+        model.save_pretrained(place, state_dict=whole)
+        loaded.tokenizer.save_pretrained(place)
     return folder
 
 

@@ -39,20 +39,20 @@ def in_blocks(opening: str, closing: str) -> Scan:
     """Return what reads blocks of objects between two markers; the last block may lack its end."""
 
     def scan(text: str, tools: Tools) -> list[Written]:
-        found: list[Written] = []
+        calls_found: list[Written] = []
         at = text.find(opening)
         while at >= 0:
             calls, end = read_block(text, at, at + len(opening), opening, closing)
-            found += calls
+            calls_found += calls
             at = text.find(opening, max(end, at + len(opening)))
-        return found
+        return calls_found
 
     return scan
 
 
 def read_block(text: str, begin: int, at: int, opening: str, closing: str) -> tuple[list[Written], int]:
     """Return the calls of the block that begins at `begin`, its objects at `at`, and where it ends."""
-    found: list[Written] = []
+    calls: list[Written] = []
     while True:
         at = _skip(text, at)
         if closing and text.startswith(closing, at):
@@ -60,23 +60,23 @@ def read_block(text: str, begin: int, at: int, opening: str, closing: str) -> tu
             break
         if at == len(text) or text.startswith(opening, at):
             break
-        if found and text[at] != "{":  # words after the calls: those of the block's end, or of the answer
+        if calls and text[at] != "{":  # words after the calls: those of the block's end, or of the answer
             end = _nearest(text, at, closing, opening)
             if closing and text.startswith(closing, end):
                 at = end + len(closing)
             break
-        start = found[-1].end if found else begin
+        start = calls[-1].end if calls else begin
         try:
             value, end = read_value(text, at)
-            found.append(call_of(value, start, end))
+            calls.append(call_of(value, start, end))
         except Unreadable as error:
             end = _next_call(text, at + 1, _nearest(text, at + 1, closing, opening))
-            found.append(Written(start, end, _named(text[at:end]), problem=str(error)))
+            calls.append(Written(start, end, _named(text[at:end]), problem=str(error)))
         at = end
-    if not found:
+    if not calls:
         return [Written(begin, at, problem="it is empty")], at
-    found[-1] = found[-1].reaching(at)
-    return found, at
+    calls[-1] = calls[-1].reaching(at)
+    return calls, at
 
 
 def read_named(text: str, begin: int, at: int, opening: str) -> tuple[list[Written], int]:
@@ -95,16 +95,16 @@ def read_named(text: str, begin: int, at: int, opening: str) -> tuple[list[Writt
 def scan_mistral(text: str, tools: Tools) -> list[Written]:
     """Return the calls after `[TOOL_CALLS]`: a list of objects, or names each with its arguments."""
     opening = "[TOOL_CALLS]"
-    found: list[Written] = []
+    calls_found: list[Written] = []
     at = text.find(opening)
     while at >= 0:
         inside = _skip(text, at + len(opening), " \t\r\n")
         objects = text[inside : inside + 1] in ("[", "{", "")
         reader: Callable[..., tuple[list[Written], int]] = read_block if objects else read_named
         calls, end = reader(text, at, inside, opening, *([""] if objects else []))
-        found += calls
+        calls_found += calls
         at = text.find(opening, max(end, at + len(opening)))
-    return found
+    return calls_found
 
 
 def scan_bare(text: str, tools: Tools) -> list[Written]:
@@ -114,7 +114,7 @@ def scan_bare(text: str, tools: Tools) -> list[Written]:
     begins like a call and cannot be read is an attempt, too; braces in prose are not.
     """
     offered = {str(tool.get("function", tool).get("name")) for tool in tools}
-    found: list[Written] = []
+    calls: list[Written] = []
     at = 0
     while (match := _LOOKS_LIKE_A_CALL.search(text, at)) is not None:
         begin = match.start()
@@ -122,24 +122,24 @@ def scan_bare(text: str, tools: Tools) -> list[Written]:
             value, at = read_value(text, begin)
         except Unreadable as error:
             at = _next_call(text, begin + 1, len(text))
-            found.append(Written(begin, at, _named(text[begin:at]), problem=str(error)))
+            calls.append(Written(begin, at, _named(text[begin:at]), problem=str(error)))
             continue
         if _is_call(value, offered):
-            found.append(call_of(value, begin, at))
-    return _with_fences(text, found)
+            calls.append(call_of(value, begin, at))
+    return _with_fences(text, calls)
 
 
-def _with_fences(text: str, found: list[Written]) -> list[Written]:
+def _with_fences(text: str, calls: list[Written]) -> list[Written]:
     """Let each call have the code fence, the list's brackets and the marker around it."""
     whole: list[Written] = []
-    for number, each in enumerate(found):
+    for number, call in enumerate(calls):
         before = whole[-1].end if whole else 0
-        fence = _FENCE_BEFORE.search(text, before, each.start)
-        limit = found[number + 1].start if number + 1 < len(found) else len(text)
-        after = _FENCE_AFTER.match(text, each.end, limit)
-        start = fence.start() if fence else each.start
+        fence = _FENCE_BEFORE.search(text, before, call.start)
+        limit = calls[number + 1].start if number + 1 < len(calls) else len(text)
+        after = _FENCE_AFTER.match(text, call.end, limit)
+        start = fence.start() if fence else call.start
         whole.append(
-            Written(start, after.end() if after else each.end, each.name, each.arguments, each.problem)
+            Written(start, after.end() if after else call.end, call.name, call.arguments, call.problem)
         )
     return whole
 

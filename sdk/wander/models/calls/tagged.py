@@ -30,7 +30,7 @@ _PAIRS = {"(": ")", "[": "]", "{": "}"}
 
 def scan_tags(text: str, tools: Tools) -> list[Written]:
     """Return the calls in tags; `<tool_call>` around them may be missing, as may the end of a value."""
-    found: list[Written] = []
+    calls: list[Written] = []
     at = 0
     while (match := _CALL_OPENS.search(text, at)) is not None:
         following = _CALL_OPENS.search(text, match.end())
@@ -38,11 +38,11 @@ def scan_tags(text: str, tools: Tools) -> list[Written]:
         if match[1] is None:
             end = _end_of(text, match.end(), limit)
             problem = "it names no function: `<function=` is missing"
-            found.append(Written(match.start(), end, problem=problem))
+            calls.append(Written(match.start(), end, problem=problem))
         else:
-            found.append(_tagged(text, match, limit, tools))
-        at = max(found[-1].end, match.end())
-    return found
+            calls.append(_tagged(text, match, limit, tools))
+        at = max(calls[-1].end, match.end())
+    return calls
 
 
 def _tagged(text: str, opening: re.Match[str], limit: int, tools: Tools) -> Written:
@@ -101,7 +101,7 @@ def _takes_text(schema: Any) -> bool:
 
 def scan_python(text: str, tools: Tools) -> list[Written]:
     """Return the calls that LFM2 writes between its markers: Python, or JSON."""
-    found: list[Written] = []
+    calls_found: list[Written] = []
     at = text.find(LFM2_OPENS)
     while at >= 0:
         inside = at + len(LFM2_OPENS)
@@ -109,9 +109,9 @@ def scan_python(text: str, tools: Tools) -> list[Written]:
             calls, end = read_block(text, at, inside, LFM2_OPENS, LFM2_ENDS)
         else:
             calls, end = _python_block(text, at, inside, tools)
-        found += calls
+        calls_found += calls
         at = text.find(LFM2_OPENS, max(end, inside))
-    return found
+    return calls_found
 
 
 def _python_block(text: str, begin: int, inside: int, tools: Tools) -> tuple[list[Written], int]:
@@ -127,15 +127,15 @@ def _python_block(text: str, begin: int, inside: int, tools: Tools) -> tuple[lis
             body_end = text.rindex("]", at, stop)
         elif stop != closing:  # cut off within the list
             body_end = stop
-    found: list[Written] = []
+    calls: list[Written] = []
     for first, last in _split(text, at, body_end):
         if text[first:last].strip():
-            start = found[-1].end if found else begin
-            found.append(_python_call(text[first:last], start, last, tools))
-    if not found:
+            start = calls[-1].end if calls else begin
+            calls.append(_python_call(text[first:last], start, last, tools))
+    if not calls:
         return [Written(begin, end, problem="it is empty")], end
-    found[-1] = found[-1].reaching(end)
-    return found, end
+    calls[-1] = calls[-1].reaching(end)
+    return calls, end
 
 
 def _python_call(piece: str, start: int, end: int, tools: Tools) -> Written:

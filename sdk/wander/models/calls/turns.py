@@ -162,12 +162,12 @@ class ReadTurn:
         message["tool_calls"], message["attempts"] = [], []
         for number, call in enumerate(self.calls):
             raw = self.text[call.start : call.end]
-            said = json.dumps(call.arguments, ensure_ascii=False) if call.good else raw
+            arguments = json.dumps(call.arguments, ensure_ascii=False) if call.good else raw
             message["tool_calls"].append(
                 {
                     "id": f"c{1000 * turn + number:08d}",
                     "type": "function",
-                    "function": {"name": call.name or "", "arguments": said},
+                    "function": {"name": call.name or "", "arguments": arguments},
                 }
             )
             message["attempts"].append(
@@ -227,19 +227,19 @@ class TurnReader:
 
         Calls are looked for only where tools are offered, and not within reasoning.
         """
-        if self.channels and (said := read_channels(text)):
-            thoughts = [content.strip() for name, content in said if name != "final"]
+        if self.channels and (channels := read_channels(text)):
+            thoughts = [content.strip() for name, content in channels if name != "final"]
             return ReadTurn(text, read_reasoning(text).answer, "\n".join(thoughts))
         thought, after = self._reasoning(text, opened)
-        found: list[Written] = []
+        calls: list[Written] = []
         if tools and self.calls is not None:
-            found = [
+            calls = [
                 replace(call, start=call.start + after, end=call.end + after)
                 for call in self.calls.scan(text[after:], tools)
             ]
         kept = after if self.separates else 0
-        ends = [kept, *(call.end for call in found)]
-        starts = [*(call.start for call in found), len(text)]
+        ends = [kept, *(call.end for call in calls)]
+        starts = [*(call.start for call in calls), len(text)]
         pieces = [text[a:b] for a, b in zip(ends, starts, strict=True)]
         thoughts = [thought] if self.separates and thought.strip() else []
         if self.separates and self.thinking:
@@ -250,9 +250,9 @@ class TurnReader:
         for token in self.special:
             pieces = [piece.replace(token, "") for piece in pieces]
         content = pieces[0]
-        if found or kept:
+        if calls or kept:
             content = "\n".join(piece.strip() for piece in pieces if piece.strip())
-        return ReadTurn(text, content, "\n".join(thought.strip() for thought in thoughts), tuple(found))
+        return ReadTurn(text, content, "\n".join(thought.strip() for thought in thoughts), tuple(calls))
 
     def _reasoning(self, text: str, opened: bool) -> tuple[str, int]:
         """Return the reasoning that a turn begins with, and where what follows it begins."""
@@ -286,7 +286,7 @@ class TurnReader:
 
 def calls_in(message: Message) -> list[tuple[str, dict[str, Any]]]:
     """Return name and arguments of a message's calls; no arguments where they are not a JSON object."""
-    found = []
+    calls = []
     for call in message.get("tool_calls") or ():
         function = call["function"]
         arguments = function.get("arguments") or {}
@@ -295,8 +295,8 @@ def calls_in(message: Message) -> list[tuple[str, dict[str, Any]]]:
                 arguments = json.loads(arguments)
             except (ValueError, RecursionError):
                 arguments = {}
-        found.append((str(function.get("name")), arguments if isinstance(arguments, dict) else {}))
-    return found
+        calls.append((str(function.get("name")), arguments if isinstance(arguments, dict) else {}))
+    return calls
 
 
 def recognise(render: Render, template: str, special: Collection[str]) -> TurnReader:
@@ -311,8 +311,8 @@ def recognise(render: Render, template: str, special: Collection[str]) -> TurnRe
     prompt = _tried(render, asked, [_PROBE], True)
     shown = _tried(render, [*asked, call], [_PROBE], False)
     plain = template.replace("\\", "")
-    written = [each for each in FORMATS if _reads_back(each, shown)]
-    marked = [each for each in FORMATS if any(mark in plain or mark in special for mark in each.marks)]
+    written = [form for form in FORMATS if _reads_back(form, shown)]
+    marked = [form for form in FORMATS if any(mark in plain or mark in special for mark in form.marks)]
     thinking = next((pair for pair in THINKING if pair[1] in plain or pair[1] in special), None)
     reader = TurnReader(
         calls=next(iter([*written, *marked]), None),

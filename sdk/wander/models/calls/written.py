@@ -74,6 +74,6 @@ def parameters_of(tools: Tools, name: str) -> Mapping[str, Any]:
     for tool in tools:
         function = tool.get("function", tool)
         if function.get("name") == name:
-            found = (function.get("parameters") or {}).get("properties")
-            return found if isinstance(found, dict) else {}
+            schemas = (function.get("parameters") or {}).get("properties")
+            return schemas if isinstance(schemas, dict) else {}
     return {}

@@ -179,7 +179,7 @@ class BatchedEngine(Engine):
 
 def _sample_batch(asked: Sequence[tuple[BatchedEngine, Job]], tell: Tell[Sample]) -> list[Sample]:
     """Sample the turns of one engine after those of another."""
-    found: dict[int, Sample] = {}
+    samples: dict[int, Sample] = {}
     for engine in dict.fromkeys(engine for engine, _ in asked):
         places = [place for place, (of, _) in enumerate(asked) if of is engine]
 
@@ -187,5 +187,5 @@ def _sample_batch(asked: Sequence[tuple[BatchedEngine, Job]], tell: Tell[Sample]
             tell([(places[number], sample) for number, sample in known])
 
         sampled = engine._sample([asked[place][1] for place in places], ended)
-        found |= zip(places, sampled, strict=True)
-    return [found[place] for place in range(len(asked))]
+        samples |= zip(places, sampled, strict=True)
+    return [samples[place] for place in range(len(asked))]

@@ -139,7 +139,7 @@ class TransformersEngine(BatchedEngine):
     def _bring_together(self, held: dict[str, _Cohort]) -> _Cohort:
         """Return a cohort of just these rollouts; what is cached of others that go on is kept for later."""
         asked: dict[str, tuple[ConversationCache, int]] = {}
-        for cohort in {id(each): each for each in held.values()}.values():
+        for cohort in {id(held_cohort): held_cohort for held_cohort in held.values()}.values():
             waiting: dict[str, tuple[ConversationCache, int]] = {}
             for row, name in enumerate(cohort.rollout_ids):
                 if held.get(name) is cohort:

@@ -114,8 +114,8 @@ class VLLMServer:
                 f"the server at `{self.url}` answered {answer.status} to `{path}`: {complaint(answer)}",
                 hint="see the server's log",
             )
-        found: dict[str, Any] = json.loads(answer.body) if answer.body.strip() else {}
-        return found
+        data: dict[str, Any] = json.loads(answer.body) if answer.body.strip() else {}
+        return data
 
     async def _send(self, method: str, path: str, body: dict[str, Any] | None) -> Answer:
         transport = AiohttpTransport(

@@ -58,17 +58,17 @@ class FolderSync:
 
     def send(self, weights: Weights) -> None:
         """Write the weights and have every server reload them; the checkpoint before is removed."""
-        found = {name: weight.to("cpu") for name, weight in weights() if self._sends}
+        gathered = {name: weight.to("cpu") for name, weight in weights() if self._sends}
         if not self._sends:
             return
         self._sent += 1
-        made = write_checkpoint(self._model, found, self._folder / f"weights-{self._sent}")
+        checkpoint = write_checkpoint(self._model, gathered, self._folder / f"weights-{self._sent}")
         # A server that is given a folder it does not see ends at once; so it is asked only for what is there.
         for server in self._servers:
-            server.reload(made)
+            server.reload(checkpoint)
         if self._written is not None:
             shutil.rmtree(self._written)
-        self._written = made
+        self._written = checkpoint
 
 
 def write_checkpoint(model: Any, weights: dict[str, torch.Tensor], folder: Path) -> Path:

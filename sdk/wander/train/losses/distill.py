@@ -68,7 +68,7 @@ def load_teacher(settings: GRPOSettings, student: LoadedModel) -> tuple[dict[str
         return {}, settings
     teacher = load_beside(settings, section.path)
     own, other = student.tokenizer.get_vocab(), teacher.tokenizer.get_vocab()
-    sizes = [each.model.config.get_text_config().vocab_size for each in (student, teacher)]
+    sizes = [side.model.config.get_text_config().vocab_size for side in (student, teacher)]
     if own != other or len(set(sizes)) > 1:
         differing = len(dict(own.items() ^ other.items())) or abs(sizes[0] - sizes[1])
         raise ConfigError(

@@ -47,8 +47,8 @@ class LeaveOneOutTrainer(StepTrainer, RLOOTrainer):  # type: ignore[misc]
 
     def _calculate_rewards(self, inputs: list[dict[str, Any]], *others: Any) -> torch.Tensor:
         pairs = zip(inputs, self.rewards, strict=True)
-        told = [{**each, "environment_reward": value} for each, value in pairs]
-        rewards: torch.Tensor = super()._calculate_rewards(told, *others)
+        rows = [{**row, "environment_reward": value} for row, value in pairs]
+        rewards: torch.Tensor = super()._calculate_rewards(rows, *others)
         return rewards
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -112,12 +112,12 @@ def list_sealed_steps(run: Path) -> list[int]:
 
 def list_checkpoints(run: Path) -> list[SavedCheckpoint]:
     """Return the whole checkpoints of a run by step."""
-    found = [
+    checkpoints = [
         SavedCheckpoint(int(path.name.rpartition("-")[2]), path)
         for path in (run / "checkpoints").glob("checkpoint-*")
         if (path / SEAL).is_file() and path.name.rpartition("-")[2].isdecimal()
     ]
-    return sorted(found, key=lambda one: one.step)
+    return sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
 
 
 def checkpoint_to_resume(run: Path, at: int | None = None) -> SavedCheckpoint | None:
@@ -128,24 +128,35 @@ def checkpoint_to_resume(run: Path, at: int | None = None) -> SavedCheckpoint | 
     """
     if at == 0:
         return None
-    there = list_checkpoints(run)
+    checkpoints = list_checkpoints(run)
     wanted = at if at is not None else max(list_sealed_steps(run), default=None)
-    chosen = next((one for one in reversed(there) if at is None or one.step == at), None)
+    chosen = next(
+        (checkpoint for checkpoint in reversed(checkpoints) if at is None or checkpoint.step == at), None
+    )
     if chosen is None and wanted is None:
         return None  # the run was stopped before its first checkpoint
     if chosen is None or (wanted is not None and chosen.step < wanted):
-        raise _refusal(run, f"`{run}` has no checkpoint of step {wanted}: it was removed", there, wanted or 0)
+        raise _refusal(
+            run, f"`{run}` has no checkpoint of step {wanted}: it was removed", checkpoints, wanted or 0
+        )
     fault = chosen.fault()
     if fault is not None:
         raise _refusal(
-            run, f"the checkpoint of step {chosen.step} cannot be used: {fault}", there, chosen.step
+            run, f"the checkpoint of step {chosen.step} cannot be used: {fault}", checkpoints, chosen.step
         )
     return chosen
 
 
-def _refusal(run: Path, problem: str, there: list[SavedCheckpoint], before: int) -> RunError:
+def _refusal(run: Path, problem: str, checkpoints: list[SavedCheckpoint], before: int) -> RunError:
     """Say what is wrong, and which older checkpoint the run can go on from."""
-    sound = next((one.step for one in reversed(there) if one.step < before and one.fault() is None), 0)
+    sound = next(
+        (
+            checkpoint.step
+            for checkpoint in reversed(checkpoints)
+            if checkpoint.step < before and checkpoint.fault() is None
+        ),
+        0,
+    )
     goes_on = f"goes on from that of step {sound}" if sound else "begins again, no older one is whole"
     return RunError(problem, hint=f"`wander train --resume {run} --checkpoint {sound}` {goes_on}")
 
@@ -156,11 +167,11 @@ def give_up_later(run: Path, step: int) -> None:
         number = path.name.rpartition("-")[2]
         if number.isdecimal() and int(number) > step:
             shutil.rmtree(path)
-    kept = [one for one in read_saved(run) if one.step <= step]
+    kept = [line for line in read_saved(run) if line.step <= step]
     if (run / SAVED).is_file():
         write_saved(run, kept)
     if (run / SEALED).is_file():
-        kept_steps = [SealedStep(step=one) for one in list_sealed_steps(run) if one <= step]
+        kept_steps = [SealedStep(step=earlier) for earlier in list_sealed_steps(run) if earlier <= step]
         jsonl.write_records(run / SEALED, kept_steps)
 
 

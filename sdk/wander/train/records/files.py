@@ -128,7 +128,7 @@ def read_evaluations(folder: Path) -> list[CellEvaluation]:
 
 def read_first_values(folder: Path) -> dict[str, float | None]:
     """Return what the evaluation before the first step measured, by `CELL/METRIC`."""
-    return values_of(one for one in read_evaluations(folder) if one.step == 0)
+    return values_of(line for line in read_evaluations(folder) if line.step == 0)
 
 
 def write_evaluations(folder: Path, evaluations: Iterable[CellEvaluation]) -> None:
@@ -138,7 +138,7 @@ def write_evaluations(folder: Path, evaluations: Iterable[CellEvaluation]) -> No
 
 def values_of(evaluations: Iterable[CellEvaluation]) -> dict[str, float | None]:
     """Return what cells measured, by `CELL/METRIC`."""
-    return {name: value for one in evaluations for name, value in one.values().items()}
+    return {name: value for line in evaluations for name, value in line.values().items()}
 
 
 def pick_value(values: Mapping[str, float | None], name: str) -> float | None:

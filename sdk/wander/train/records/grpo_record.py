@@ -103,7 +103,7 @@ class GRPORecord(TrainingRecord):
         """Hashes of the rollouts that the next update learns from, which may be those of the one before."""
         self._clock = WeightClock()
         known = read_samples(self.path) if covered else []
-        self._samples = [one for one in known if one.step is not None and one.step <= covered]
+        self._samples = [sample for sample in known if sample.step is not None and sample.step <= covered]
         jsonl.write_records(self.path / STEPS, steps)
 
     @classmethod
@@ -134,31 +134,37 @@ class GRPORecord(TrainingRecord):
                 jsonl.write_whole(path / manifest.reproduction.changes.file, diff)
             return cls(folder, settings, source, world, progress=progress)
         folder = RunFolder.open(path)
-        found = checkpoint_to_resume(path, checkpoint)
-        begun = found.step if found else 0
+        begun_at = checkpoint_to_resume(path, checkpoint)
+        begun = begun_at.step if begun_at else 0
         differences = training_differences(folder.manifest, manifest)
         if differences and not allow_changes:
-            listed = "".join(f"\n  {each}" for each in differences)
+            listed = "".join(f"\n  {difference}" for difference in differences)
             raise RunError(
                 f"`{path}` would not go on as it was begun:{listed}",
                 hint=f"restore that, or have it recorded: `wander train --resume {path} --allow-changes`",
             )
-        if found is not None:
-            _require_processes(path, found, world.size)
+        if begun_at is not None:
+            _require_processes(path, begun_at, world.size)
         folder.resume()
-        if (made := folder.manifest.reproduction) and differences:
+        if (reproduction := folder.manifest.reproduction) and differences:
             at = datetime.now(UTC)
             changes = [
-                AllowedChange(field=each.field, before=each.before, after=each.after, step=begun, at=at)
-                for each in differences
+                AllowedChange(
+                    field=difference.field,
+                    before=difference.before,
+                    after=difference.after,
+                    step=begun,
+                    at=at,
+                )
+                for difference in differences
             ]
             folder.change_manifest(
-                reproduction=made.model_copy(update={"allowed": [*made.allowed, *changes]})
+                reproduction=reproduction.model_copy(update={"allowed": [*reproduction.allowed, *changes]})
             )
         (path / OUTCOME).unlink(missing_ok=True)  # it has not ended
-        folder.cut(read_seal(found.path).rollouts_bytes if found else 0)
+        folder.cut(read_seal(begun_at.path).rollouts_bytes if begun_at else 0)
         give_up_later(path, begun)
-        return cls(folder, settings, source, world, found, progress)
+        return cls(folder, settings, source, world, begun_at, progress)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
         """Leave out the samples of steps that are repeated."""
@@ -188,7 +194,7 @@ class GRPORecord(TrainingRecord):
 
     def _play_samples(self, step: int) -> None:
         """Have the policy play the first examples, with the seeds of training: it changes nothing of it."""
-        if any(one.step == step for one in self._samples):
+        if any(sample.step == step for sample in self._samples):
             return
         started = perf_counter()
         wanted, length = self.settings.output.fixed_prompts, self._source.length()
@@ -224,8 +230,10 @@ class GRPORecord(TrainingRecord):
 
     def arithmetic(self) -> AbstractContextManager[None]:
         """Compute as the record says: in its mode, with its number of threads."""
-        made = self.folder.manifest.reproduction
-        return arithmetic(made.mode, made.threads) if made else contextlib.nullcontext()
+        reproduction = self.folder.manifest.reproduction
+        return (
+            arithmetic(reproduction.mode, reproduction.threads) if reproduction else contextlib.nullcontext()
+        )
 
     def keep(self, step: int, played: PlayedStep, version: int) -> None:
         """Hash the rollouts of the steps from `step` on, and keep their first group when it is their turn.
@@ -237,8 +245,8 @@ class GRPORecord(TrainingRecord):
         if every == 0 or (step != 1 and -step % every >= steps):
             return
         for rollout in played.groups[0].rollouts:
-            told = [turn.tokens.step for turn in rollout.turns if turn.tokens is not None]
-            first = min((step for step in told if step is not None), default=version)
+            versions = [turn.tokens.step for turn in rollout.turns if turn.tokens is not None]
+            first = min((step for step in versions if step is not None), default=version)
             self.folder.append(rollout.model_copy(update={"step": first}))
         self.folder.sync()
 
@@ -247,9 +255,9 @@ class GRPORecord(TrainingRecord):
         sha256 = weights_digest(folder)
         if sha256 is None:
             return
-        made = Checkpoint(step=step, weights_sha256=sha256)
-        earlier = [one for one in read_saved(self.path) if one.weights_sha256 != sha256]
-        write_saved(self.path, [*earlier, made])
+        line = Checkpoint(step=step, weights_sha256=sha256)
+        earlier = [line for line in read_saved(self.path) if line.weights_sha256 != sha256]
+        write_saved(self.path, [*earlier, line])
 
     def end(self, steps: int, stopped: Stopped | None, best: BestCheckpoint | None) -> Outcome:
         """Keep the digests of the models that the run ends with, its summary and its outcome.
@@ -282,9 +290,11 @@ def _require_processes(run: Path, checkpoint: SavedCheckpoint, processes: int) -
         return
     step = next(
         (
-            one.step
-            for one in reversed(list_checkpoints(run))
-            if one.step < checkpoint.step and _count_sharing(one) in (None, processes) and not one.fault()
+            earlier.step
+            for earlier in reversed(list_checkpoints(run))
+            if earlier.step < checkpoint.step
+            and _count_sharing(earlier) in (None, processes)
+            and not earlier.fault()
         ),
         0,
     )
@@ -313,8 +323,8 @@ def make_manifest(
 
     That is environment, every example it will play, starting weights, settings, and what computes.
     """
-    made, diff = reproduction_of(
-        [each.info for each in source.environments],
+    reproduction, diff = reproduction_of(
+        [opened.info for opened in source.environments],
         loaded.model.device,
         processes=current_world(settings.model.device).size,
         engine=settings.inference.engine,
@@ -351,4 +361,6 @@ def make_manifest(
         )
     ]
     players = player_pins(source.join(client))
-    return manifest.model_copy(update={"reproduction": made, "mixture": mixture, "players": players}), diff
+    return manifest.model_copy(
+        update={"reproduction": reproduction, "mixture": mixture, "players": players}
+    ), diff

@@ -57,7 +57,7 @@ def reproduction_of(
     mode, reason = decide_mode(environments, device, processes, engine)
     diff = read_uncommitted_diff(Path.cwd()) or b""
     kept = CHANGES if len(diff) <= MOST_CHANGES else None
-    made = Reproduction(
+    reproduction = Reproduction(
         mode=mode,
         reason=reason,
         threads=torch.get_num_threads(),
@@ -70,7 +70,7 @@ def reproduction_of(
         if diff
         else None,
     )
-    return made, diff
+    return reproduction, diff
 
 
 def decide_mode(
@@ -116,11 +116,11 @@ def training_differences(recorded: RunManifest, now: RunManifest) -> list[Differ
     What the manifest pins counts, and what computes: libraries, the SDK's own code, the device, in exact mode
     also the processor. Threads do not: a run that goes on sets them.
     """
-    found = pin_differences(_with_deciding_settings(recorded), _with_deciding_settings(now))
+    fields = pin_differences(_with_deciding_settings(recorded), _with_deciding_settings(now))
     if recorded.reproduction:
-        found += find_differences(_pick_computation(recorded), _pick_computation(now))
+        fields += find_differences(_pick_computation(recorded), _pick_computation(now))
     # The task set's digest says the same of the examples, in fewer words.
-    differences = {name: Difference(name, a, b) for name, a, b in found if name != "example_ids"}
+    differences = {name: Difference(name, a, b) for name, a, b in fields if name != "example_ids"}
     first: dict[str, Any] = {}
     latest: dict[str, Any] = {}
     for change in recorded.reproduction.allowed if recorded.reproduction else ():
@@ -150,18 +150,20 @@ def _with_deciding_settings(manifest: RunManifest) -> RunManifest:
 
 def _pick_computation(manifest: RunManifest) -> dict[str, Any]:
     """Return what else decides the weights, apart from what `pin_differences` compares."""
-    made = manifest.reproduction
-    if made is None:
+    reproduction = manifest.reproduction
+    if reproduction is None:
         return {}
-    hardware: dict[str, Any] = {"gpus": made.hardware.gpus}
+    hardware: dict[str, Any] = {"gpus": reproduction.hardware.gpus}
     mixture = {
-        each.label: {"weight": each.weight, "task_set_sha256": each.task_set_sha256}
-        | each.environment.model_dump(mode="json", include=_MIXED)
-        for each in manifest.mixture
+        part.label: {"weight": part.weight, "task_set_sha256": part.task_set_sha256}
+        | part.environment.model_dump(mode="json", include=_MIXED)
+        for part in manifest.mixture
     }
-    if made.mode == "exact":
-        hardware |= {"cpu": made.hardware.cpu, "instructions": made.hardware.instructions}
-    computing = made.model_dump(include={"mode", "processes", "device", "libraries", "trainer_sha256"})
+    if reproduction.mode == "exact":
+        hardware |= {"cpu": reproduction.hardware.cpu, "instructions": reproduction.hardware.instructions}
+    computing = reproduction.model_dump(
+        include={"mode", "processes", "device", "libraries", "trainer_sha256"}
+    )
     return {
         "reproduction": {**computing, "hardware": hardware},
         "environment": {"source_sha256": manifest.environment.source_sha256},
@@ -241,5 +243,5 @@ def _memory_bytes() -> int | None:
 
 def _driver() -> str | None:
     asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    said = ask_program(asked, _DRIVER_SECONDS)
-    return None if said is None else said.decode().partition("\n")[0].strip() or None
+    output = ask_program(asked, _DRIVER_SECONDS)
+    return None if output is None else output.decode().partition("\n")[0].strip() or None

@@ -49,8 +49,8 @@ class StepHash(Record):
     def first_difference(self, other: StepHash) -> Part | None:
         """Return the first part in which two steps differ; weights count where both have them."""
         for part in PARTS:
-            one, two = getattr(self, part), getattr(other, part)
-            if one != two and None not in (one, two):
+            own, two = getattr(self, part), getattr(other, part)
+            if own != two and None not in (own, two):
                 return part
         return None
 
@@ -69,10 +69,10 @@ class WeightClock:
         due = not is_sharded(model) and self._spent + self._last <= SHARE * (now - self._started)
         if model is None or not (due or step in (1, steps)):
             return None
-        found = weights_hash(model)
+        digest = weights_hash(model)
         self._last = perf_counter() - now
         self._spent += self._last
-        return found
+        return digest
 
 
 def rollouts_hash(rollouts: Sequence[Rollout]) -> str:

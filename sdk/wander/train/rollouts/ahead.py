@@ -118,20 +118,20 @@ class StepsAhead:
 
         One that cannot be played is left out with those after it: it is drawn again.
         """
-        wait([each.playing for each in self._under_way.values()])
-        failed = [step for step, each in self._under_way.items() if each.playing.exception() is not None]
+        wait([ahead.playing for ahead in self._under_way.values()])
+        failed = [step for step, ahead in self._under_way.items() if ahead.playing.exception() is not None]
         if failed := self.player.exchange(failed):
             self._forget(min(failed))
         kept = self.player.exchange(
             [
                 KeptStep(
                     step=step,
-                    version=each.version,
-                    picks=each.picks,
-                    played=each.playing.result(),
+                    version=ahead.version,
+                    picks=ahead.picks,
+                    played=ahead.playing.result(),
                     process=self.player.rank,
                 )
-                for step, each in sorted(self._under_way.items())
+                for step, ahead in sorted(self._under_way.items())
             ]
         )
         if self.player.rank == 0:
@@ -139,7 +139,7 @@ class StepsAhead:
 
     def close(self) -> None:
         """Stop what is played for steps that never come."""
-        playing = [each.playing for each in self._under_way.values()]
+        playing = [step.playing for step in self._under_way.values()]
         while wait(playing, timeout=_TICK).not_done:
             self.player.source.interrupt()
         self._threads.shutdown()

@@ -190,7 +190,7 @@ def cut_buckets(
     order_P = pieces.lengths_P.argsort(stable=True)
     for chosen_B in torch.split(order_P, split(pieces.lengths_P[order_P].tolist())):
         rows_B, starts_B, lengths_B = (
-            each[chosen_B] for each in (pieces.rows_P, pieces.starts_P, pieces.lengths_P)
+            column[chosen_B] for column in (pieces.rows_P, pieces.starts_P, pieces.lengths_P)
         )
         places_L = torch.arange(int(lengths_B.max()), device=ids_GS.device)
         real_BL = places_L[None] < lengths_B[:, None]
@@ -213,7 +213,7 @@ def _after(
     if width == 0:
         return {"attention_mask": real_BL.long()}
     before_BW = torch.arange(width, device=real_BL.device)[None] < known_B[:, None]
-    read = (tuple(each[:, :, :width].index_select(0, numbers_B) for each in layer) for layer in layers)
+    read = (tuple(states[:, :, :width].index_select(0, numbers_B) for states in layer) for layer in layers)
     return {
         "attention_mask": torch.cat([before_BW, real_BL], 1).long(),
         "position_ids": known_B[:, None] + torch.arange(real_BL.shape[1], device=real_BL.device)[None],

@@ -38,8 +38,8 @@ def choices_of(settings: GRPOSettings) -> list[EnvironmentChoice]:
     if not settings.environments:
         return [EnvironmentChoice(arguments=settings.environment.arguments)]
     return [
-        EnvironmentChoice(each.name, each.arguments, each.label, each.workers)
-        for each in settings.environments
+        EnvironmentChoice(section.name, section.arguments, section.label, section.workers)
+        for section in settings.environments
     ]
 
 

@@ -91,8 +91,8 @@ class _Earlier:
 
     def become(self, version: int, weights: Weights, playing: Collection[Any] = ()) -> None:
         """Be the policy as it is after so many updates; the models `playing` stay as they are."""
-        free = next((one for one in self.models if one.model not in playing), None) or self.load()
-        self.models = [free, *(one for one in self.models if one is not free)]
+        free = next((loaded for loaded in self.models if loaded.model not in playing), None) or self.load()
+        self.models = [free, *(loaded for loaded in self.models if loaded is not free)]
         own = dict(free.model.named_parameters())
         with torch.no_grad():
             for name, weight in weights():
@@ -178,16 +178,16 @@ class Opponents:
         """
         own = self.join(client)
         for player, earlier in self._earlier.items():
-            playing = [each.others[player] for each in self._joined.values() if each is not own]
-            earlier.refresh(version, weights, [each.engine.sampler.model for each in playing])  # type: ignore[attr-defined]
+            playing = [joined.others[player] for joined in self._joined.values() if joined is not own]
+            earlier.refresh(version, weights, [other.engine.sampler.model for other in playing])  # type: ignore[attr-defined]
             own.others[player].engine.sampler.model = earlier.loaded.model  # type: ignore[attr-defined]
 
     def observe(self, rewards: Sequence[Mapping[str, float]]) -> None:
         """Learn what the players of rollouts earned."""
         for player, earlier in self._earlier.items():
-            for each in rewards:
-                own = [reward for name, reward in each.items() if name not in self.models]
-                earlier.lead += sum(own) / len(own) - each[player]
+            for rollout in rewards:
+                own = [reward for name, reward in rollout.items() if name not in self.models]
+                earlier.lead += sum(own) / len(own) - rollout[player]
                 earlier.rollouts += 1
 
     def load(self, checkpoint: Path) -> None:

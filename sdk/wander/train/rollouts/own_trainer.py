@@ -38,9 +38,12 @@ def training_prompts(examples: Iterable[Example]) -> Dataset:
         from datasets import Dataset
     return Dataset.from_list(
         [
-            {"prompt": [*one.prompt[:-1], {**one.prompt[-1], PLACE: one.index}], "example_id": one.example_id}
-            for one in examples
-            if one.fault is None
+            {
+                "prompt": [*example.prompt[:-1], {**example.prompt[-1], PLACE: example.index}],
+                "example_id": example.example_id,
+            }
+            for example in examples
+            if example.fault is None
         ]
     )
 

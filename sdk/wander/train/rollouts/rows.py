@@ -53,7 +53,9 @@ class Row:
 
     def without_tokens(self) -> Row:
         """Return the row with no token to learn from; its reward still counts in the group's mean."""
-        return replace(self, sequences=[replace(one, mask=[0] * len(one.mask)) for one in self.sequences])
+        return replace(
+            self, sequences=[replace(sequence, mask=[0] * len(sequence.mask)) for sequence in self.sequences]
+        )
 
 
 def draw_learner(players: Iterable[str], seed: int) -> str | None:
@@ -131,11 +133,11 @@ def lay_out(row: Row, end: int) -> Line:
         return Line(first, [])
     ids, mask, logprobs = list(first.completion_ids), list(first.mask), list(first.logprobs)
     later = []
-    for one in others:
-        later.append((len(ids), len(ids) + len(one.prompt_ids)))
-        ids += [*one.prompt_ids, *one.completion_ids]
-        mask += [0] * len(one.prompt_ids) + one.mask
-        logprobs += [0.0] * len(one.prompt_ids) + one.logprobs
+    for sequence in others:
+        later.append((len(ids), len(ids) + len(sequence.prompt_ids)))
+        ids += [*sequence.prompt_ids, *sequence.completion_ids]
+        mask += [0] * len(sequence.prompt_ids) + sequence.mask
+        logprobs += [0.0] * len(sequence.prompt_ids) + sequence.logprobs
     return Line(Trajectory(first.prompt_ids, ids, mask, logprobs), later)
 
 

@@ -156,7 +156,9 @@ class RolloutSource:
         for _, run in groupby(enumerate(missing), key=lambda pair: pair[1] - pair[0]):
             asked = [row for _, row in run]
             fetched = self.thread.run(self.environments[environment].examples("train", asked[0], len(asked)))
-            self._examples.update(((environment, row), one) for row, one in zip(asked, fetched, strict=False))
+            self._examples.update(
+                ((environment, row), example) for row, example in zip(asked, fetched, strict=False)
+            )
         return [self._examples[environment, row] for row in rows]
 
     def play(
@@ -181,7 +183,11 @@ class RolloutSource:
                 failed = {number for number, rollout in enumerate(rollouts) if rollout.failure is not None}
                 # A reward function that compares the rollouts of a group wants all of them again.
                 together = {assignments[n].group for n in failed if self._scores_groups(assignments[n])}
-                again = [n for n, each in enumerate(assignments) if n in failed or each.group in together]
+                again = [
+                    n
+                    for n, assignment in enumerate(assignments)
+                    if n in failed or assignment.group in together
+                ]
                 if not again:
                     break
                 retried += len(again)
@@ -192,11 +198,11 @@ class RolloutSource:
                     rollouts[number] = rollout
             self._require_workers(assignments, rollouts)
             totals = policy.take_totals()
-            others = [each.take_totals() for each in everybody.others.values()]  # type: ignore[attr-defined]
+            others = [other.take_totals() for other in everybody.others.values()]  # type: ignore[attr-defined]
             return StepRollouts(
                 rollouts=rollouts,
                 seconds=perf_counter() - started,
-                model_seconds=totals.seconds + sum(each.seconds for each in others),
+                model_seconds=totals.seconds + sum(other.seconds for other in others),
                 retried=retried,
                 sampled_tokens=totals.tokens,
                 entropy=totals.mean_entropy,
@@ -207,11 +213,11 @@ class RolloutSource:
         return client if self.opponents is None else self.opponents.join(client)
 
     def _examples_of(self, assignments: Sequence[Assignment]) -> list[Example]:
-        found: dict[Assignment, Example] = {}
+        examples: dict[Assignment, Example] = {}
         for environment in range(len(self.environments)):
-            part = [each for each in assignments if each.environment == environment]
-            found |= zip(part, self.examples([each.position for each in part], environment), strict=True)
-        return [found[assignment] for assignment in assignments]
+            part = [asked for asked in assignments if asked.environment == environment]
+            examples |= zip(part, self.examples([asked.position for asked in part], environment), strict=True)
+        return [examples[assignment] for assignment in assignments]
 
     def _require_workers(self, assignments: Sequence[Assignment], rollouts: Sequence[Rollout]) -> None:
         """Raise `RunError` rather than have a step learn from what was played before the last worker went."""
@@ -233,8 +239,10 @@ class RolloutSource:
     ) -> list[Rollout]:
         # Rollouts that a reward function compares are one piece of work, every other is its own.
         pieces: dict[Any, list[int]] = {}
-        for number, each in enumerate(assignments):
-            pieces.setdefault(each.group if self._scores_groups(each) else number, []).append(number)
+        for number, assignment in enumerate(assignments):
+            pieces.setdefault(assignment.group if self._scores_groups(assignment) else number, []).append(
+                number
+            )
         asked = []
         for numbers in pieces.values():
             first = assignments[numbers[0]]
@@ -259,14 +267,14 @@ class RolloutSource:
             if played is not None:
                 played(over, len(assignments))
 
-        found: dict[int, Rollout] = {}
+        played_rollouts: dict[int, Rollout] = {}
         for numbers, rollouts in zip(
             pieces.values(),
             self.thread.run(play_together(client, asked, tell, self.at_once)),
             strict=True,
         ):
-            found.update(zip(numbers, rollouts, strict=True))
-        return [found[number] for number in range(len(assignments))]
+            played_rollouts.update(zip(numbers, rollouts, strict=True))
+        return [played_rollouts[number] for number in range(len(assignments))]
 
     @contextlib.contextmanager
     def _counted(self, policy: PolicyClient) -> Iterator[None]:

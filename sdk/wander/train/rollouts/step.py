@@ -137,7 +137,7 @@ class StepPlayer:
         for pick, rewards in self.exchange([(group.pick, group.scored) for group in step.played]):
             self.mixture.observe(pick, rewards)
         rollouts = [rollout for group in step.played[:: self.roles] for rollout in group.rollouts]
-        self.opponents.observe(self.exchange([each.rewards for each in rollouts if each.rewards]))
+        self.opponents.observe(self.exchange([rollout.rewards for rollout in rollouts if rollout.rewards]))
         return step
 
     def _refill(self, step: PlayedStep) -> bool:
@@ -145,8 +145,8 @@ class StepPlayer:
         idle = self._idle(step)
         wanted = [step.groups[idle[n % len(idle)]].pick.environment for n in range(self._count(step, idle))]
         everyone = self.exchange([wanted])
-        picks = self.mixture.refill([number for one in everyone for number in one])
-        before = sum(len(one) for one in everyone[: self.rank])
+        picks = self.mixture.refill([number for share in everyone for number in share])
+        before = sum(len(share) for share in everyone[: self.rank])
         if not picks:
             return False
         if not wanted:
@@ -238,12 +238,12 @@ def plan_examples(source: RolloutSource, settings: GRPOSettings) -> list[list[Ex
     for pick in (pick for _ in range(steps) for pick in mixture.draw(groups)):
         length = source.length(pick.environment)
         rows[pick.environment][pick.position % length if length else pick.position] = None
-    for found, sampler in zip(rows, mixture.samplers, strict=True):
+    for places, sampler in zip(rows, mixture.samplers, strict=True):
         for _ in range(steps * groups * data.refill_rounds if sampler.length else 0):
-            if len(found) == sampler.length:
+            if len(places) == sampler.length:
                 break
-            found[sampler.draw() % (sampler.length or 1)] = None
-    return [source.examples(list(found), number) for number, found in enumerate(rows)]
+            places[sampler.draw() % (sampler.length or 1)] = None
+    return [source.examples(list(places), number) for number, places in enumerate(rows)]
 
 
 def merge_shares(shares: Sequence[PlayedStep]) -> PlayedStep:

@@ -113,10 +113,10 @@ class _KeptAnswers(WrappedClient):
         name, attempt = request.conversation, self._attempt
         answers, number = self._answers.setdefault(name, []), self._asked[name]
         self._asked[name] += 1
-        said = request.messages[answers[number - 1].messages if 0 < number <= len(answers) else 0 :]
+        messages = request.messages[answers[number - 1].messages if 0 < number <= len(answers) else 0 :]
         if number < len(answers):
             known = answers[number]
-            if (known.turn, known.messages, known.said) != (request.turn, len(request.messages), said):
+            if (known.turn, known.messages, known.said) != (request.turn, len(request.messages), messages):
                 _cancel(answers[number:])
                 del answers[number:]
                 # The conversation that the client knows is another one from here.
@@ -125,7 +125,7 @@ class _KeptAnswers(WrappedClient):
         if number >= len(answers):
             # A task, since losing the worker that waits must not take back what is being sampled.
             response = asyncio.ensure_future(self._client.complete(request))
-            answers.append(_Answer(request.turn, len(request.messages), said, response))
+            answers.append(_Answer(request.turn, len(request.messages), messages, response))
         response = answers[number].response
         try:
             return await asyncio.shield(response)

@@ -197,11 +197,11 @@ def _evaluations(run: PlottedRun, across: Across) -> list[dict[str, Any]]:
     """Return the rewards of the evaluations with their 95 % intervals."""
     places = run.places(across)
     rows = []
-    for one in run.evaluations:
-        if one.reward is not None and one.step in places:
-            low, high = one.interval or (one.reward, one.reward)
-            at = {"run": run.name, "at": places[one.step], "cell": one.cell}
-            rows.append({**at, "mean": one.reward, "low": low, "high": high})
+    for evaluation in run.evaluations:
+        if evaluation.reward is not None and evaluation.step in places:
+            low, high = evaluation.interval or (evaluation.reward, evaluation.reward)
+            at = {"run": run.name, "at": places[evaluation.step], "cell": evaluation.cell}
+            rows.append({**at, "mean": evaluation.reward, "low": low, "high": high})
     return rows
 
 
