@@ -190,9 +190,8 @@ def _table_of_pairs(
     """Return the best of each group beside the worst, the next best beside the next worst, as asked."""
     table = []
     for group in groups:
-        ordered = sorted(
-            group, key=lambda candidate: -candidate.reward
-        )  # of equal ones the first stays the first
+        # Of equal ones the first stays the first.
+        ordered = sorted(group, key=lambda candidate: -candidate.reward)
         pairs = list(zip(ordered, reversed(ordered), strict=True))[
             : min(section.pairs_per_example, len(group) // 2)
         ]
@@ -226,12 +225,8 @@ def _table_of_verdicts(
                 left_out["neither good nor bad"] += 1
                 continue
             good = candidate.reward >= bound if bound is not None else candidate.reward > mean
-            row = {
-                "prompt_ids": candidate.prompt,
-                "completion_ids": candidate.completion,
-                "mask": candidate.mask,
-            }
-            table.append({**row, "label": good})
+            tokens = {"prompt_ids": candidate.prompt, "completion_ids": candidate.completion}
+            table.append({**tokens, "mask": candidate.mask, "label": good})
     return table
 
 

@@ -134,8 +134,8 @@ class GRPORecord(TrainingRecord):
                 jsonl.write_whole(path / manifest.reproduction.changes.file, diff)
             return cls(folder, settings, source, world, progress=progress)
         folder = RunFolder.open(path)
-        begun_at = checkpoint_to_resume(path, checkpoint)
-        begun = begun_at.step if begun_at else 0
+        start = checkpoint_to_resume(path, checkpoint)
+        begun = start.step if start else 0
         differences = training_differences(folder.manifest, manifest)
         if differences and not allow_changes:
             listed = "".join(f"\n  {difference}" for difference in differences)
@@ -143,28 +143,22 @@ class GRPORecord(TrainingRecord):
                 f"`{path}` would not go on as it was begun:{listed}",
                 hint=f"restore that, or have it recorded: `wander train --resume {path} --allow-changes`",
             )
-        if begun_at is not None:
-            _require_processes(path, begun_at, world.size)
+        if start is not None:
+            _require_processes(path, start, world.size)
         folder.resume()
         if (reproduction := folder.manifest.reproduction) and differences:
             at = datetime.now(UTC)
             changes = [
-                AllowedChange(
-                    field=difference.field,
-                    before=difference.before,
-                    after=difference.after,
-                    step=begun,
-                    at=at,
-                )
-                for difference in differences
+                AllowedChange(field=item.field, before=item.before, after=item.after, step=begun, at=at)
+                for item in differences
             ]
             folder.change_manifest(
                 reproduction=reproduction.model_copy(update={"allowed": [*reproduction.allowed, *changes]})
             )
         (path / OUTCOME).unlink(missing_ok=True)  # it has not ended
-        folder.cut(read_seal(begun_at.path).rollouts_bytes if begun_at else 0)
+        folder.cut(read_seal(start.path).rollouts_bytes if start else 0)
         give_up_later(path, begun)
-        return cls(folder, settings, source, world, begun_at, progress)
+        return cls(folder, settings, source, world, start, progress)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
         """Leave out the samples of steps that are repeated."""
@@ -231,9 +225,9 @@ class GRPORecord(TrainingRecord):
     def arithmetic(self) -> AbstractContextManager[None]:
         """Compute as the record says: in its mode, with its number of threads."""
         reproduction = self.folder.manifest.reproduction
-        return (
-            arithmetic(reproduction.mode, reproduction.threads) if reproduction else contextlib.nullcontext()
-        )
+        if reproduction is None:
+            return contextlib.nullcontext()
+        return arithmetic(reproduction.mode, reproduction.threads)
 
     def keep(self, step: int, played: PlayedStep, version: int) -> None:
         """Hash the rollouts of the steps from `step` on, and keep their first group when it is their turn.

@@ -49,8 +49,8 @@ class StepHash(Record):
     def first_difference(self, other: StepHash) -> Part | None:
         """Return the first part in which two steps differ; weights count where both have them."""
         for part in PARTS:
-            own, two = getattr(self, part), getattr(other, part)
-            if own != two and None not in (own, two):
+            own, theirs = getattr(self, part), getattr(other, part)
+            if own != theirs and None not in (own, theirs):
                 return part
         return None
 

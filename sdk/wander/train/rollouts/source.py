@@ -183,11 +183,7 @@ class RolloutSource:
                 failed = {number for number, rollout in enumerate(rollouts) if rollout.failure is not None}
                 # A reward function that compares the rollouts of a group wants all of them again.
                 together = {assignments[n].group for n in failed if self._scores_groups(assignments[n])}
-                again = [
-                    n
-                    for n, assignment in enumerate(assignments)
-                    if n in failed or assignment.group in together
-                ]
+                again = [n for n, asked in enumerate(assignments) if n in failed or asked.group in together]
                 if not again:
                     break
                 retried += len(again)
@@ -240,9 +236,8 @@ class RolloutSource:
         # Rollouts that a reward function compares are one piece of work, every other is its own.
         pieces: dict[Any, list[int]] = {}
         for number, assignment in enumerate(assignments):
-            pieces.setdefault(assignment.group if self._scores_groups(assignment) else number, []).append(
-                number
-            )
+            key = assignment.group if self._scores_groups(assignment) else number
+            pieces.setdefault(key, []).append(number)
         asked = []
         for numbers in pieces.values():
             first = assignments[numbers[0]]
