@@ -35,7 +35,7 @@ class ModelSection(Section):
     path: str
     """`smollm2`, a folder in Hugging Face form, `hub:owner/name` (pulled), or a Hugging Face repository."""
     device: str | None = None
-    """None means a GPU where there is one."""
+    """None means a GPU if there is one."""
     dtype: Precision = "float32"
     lora_rank: int = Field(default=0, ge=0)
     """0 trains all weights; otherwise adapters, merged at the end."""
@@ -46,7 +46,7 @@ class ModelSection(Section):
     autocast: bool = False
     """Sample and compute the update in bfloat16 while the weights stay as `dtype` says."""
     gradient_checkpointing: bool = False
-    """Compute layers a second time in the backward pass: less memory, about a third more time."""
+    """Compute layers again in the backward pass: less memory, about a third more time."""
     template_date: date | None = None
     """The date that the chat template shows, if it shows one; None means the day on which the run starts."""
     merge_system: bool = True
@@ -61,20 +61,20 @@ class BatchSection(Section):
     group_size: int = Field(default=8, gt=1)
     """Rollouts of one example."""
     rows_at_once: int = Field(default=64, gt=0)
-    """Rollouts in one backward pass and one sampling batch of four times as many; less needs less memory."""
+    """Rollouts in one backward pass. A sampling batch is four times as large. Fewer need less memory."""
 
     retries: int = Field(default=1, ge=0)
     """How often a failed rollout is played again before it is left out of its group."""
     min_group: int = Field(default=2, gt=1)
-    """A group with fewer scored rollouts teaches nothing: it is refilled, or left out."""
+    """Scored rollouts that a group needs. A group with fewer is refilled, or left out."""
     max_staleness: int = Field(default=0, ge=0, le=16)
-    """Play so many steps ahead while the policy learns, with weights of so many updates before their
-    own at most; every one takes a copy of the weights, or a vLLM server. 0 plays and learns in turns."""
+    """Number of steps that are played ahead while the policy learns, so their weights are up to this many
+    updates old. Each step needs a copy of the weights, or a vLLM server. 0 plays and learns in turns."""
 
     learners: Literal["one", "each"] = "one"
-    """Where the policy plays several players: a rollout teaches as one of them, drawn by the seed of its
-    example, or as each: it is then so many rows, each with that player's reward and compared with the same
-    player's, and counts so often in `rollouts`."""
+    """How a rollout teaches if the policy plays several players. `one`: as one of them, drawn by the seed of
+    its example. `each`: as a row for every player, with the player's reward, which is compared with rewards
+    of the same player. Every row counts in `rollouts`."""
 
     @model_validator(mode="after")
     def _divisible(self) -> BatchSection:
@@ -97,7 +97,7 @@ class BatchSection(Section):
 
 
 Pool = Literal["hard", "normal", "easy", "solved"]
-"""How difficult an example is to the policy, by what its last group earned."""
+"""Difficulty of an example for the policy, by the rewards of its last group."""
 
 POOL_WEIGHTS: dict[Pool, float] = {"hard": 1.0, "normal": 2.0, "easy": 1.0, "solved": 0.1}
 
@@ -106,22 +106,22 @@ class DataSection(Section):
     """Which examples each step plays."""
 
     order: Literal["dataset", "shuffled"] = "dataset"
-    """`shuffled` draws a new order each epoch, within each stratum, by `schedule.seed`."""
+    """`shuffled` draws a new order for each epoch and stratum, by `schedule.seed`."""
     stratify: bool = True
-    """Strata take turns, so that every step holds each of them evenly; False leaves the order alone."""
+    """Strata take turns, so that every step holds each of them evenly. False keeps the order."""
     refill_rounds: int = Field(default=0, ge=0)
-    """How often a step plays more groups in place of those whose rewards do not differ; 0 keeps them. Each
-    round plays as many as it should take by what was seen in the step, at most a step's worth."""
+    """Rounds in which a step plays other groups in place of those whose rewards do not differ; 0 keeps them.
+    A round plays the number of groups that the step so far suggests, at most a whole step."""
     curriculum: bool = False
-    """Draw examples by how difficult they last were, instead of one epoch after another."""
+    """Draw examples by their last difficulty, instead of one epoch after another."""
     hard_below: float = 0.25
-    """Mean reward of a group under which its example is hard."""
+    """Mean reward of a group below which its example is hard."""
     easy_from: float = 0.75
-    """Mean reward from which it is easy; one whose rollouts all earn the same and are not hard is solved."""
+    """Mean reward from which it is easy. If all rollouts earn the same and it is not hard, it is solved."""
     pool_weights: dict[Pool, float] = Field(default_factory=lambda: dict(POOL_WEIGHTS))
-    """How likely an example is drawn from each pool; one that is not given keeps its default."""
+    """Weight with which an example is drawn from each pool; the others keep their default."""
     unseen_share: float = Field(default=1.0, ge=0, le=1)
-    """Share of draws that take an example never played while there is one; 1 plays all of them first."""
+    """Share of draws that take an example that was never played; 1 plays all of them first."""
 
     @model_validator(mode="after")
     def _check_order(self) -> DataSection:
@@ -139,10 +139,10 @@ class SamplingSection(Section):
     max_tokens: int = Field(default=128, gt=0)
     """Tokens of one turn."""
     max_rollout_tokens: int | None = Field(default=None, gt=0)
-    """Tokens of a whole rollout, prompt and the environment's included; it ends there, truncated."""
+    """Tokens of a rollout, with the prompt and the environment's. A longer one ends there, truncated."""
     compact_at: int | None = Field(default=None, gt=0)
-    """Tokens that a conversation may have before its oldest turns are left out; what follows is another
-    sequence of the rollout, and learnt too. None leaves nothing out."""
+    """Tokens that a conversation may have before its oldest turns are left out. Then another sequence of the
+    rollout begins, which is learnt too. None leaves nothing out."""
 
     @model_validator(mode="after")
     def _one_end(self) -> SamplingSection:
@@ -154,7 +154,7 @@ class SamplingSection(Section):
 
 
 class ScheduleSection(Section):
-    """How long and how fast."""
+    """How many steps the policy learns, and how fast."""
 
     steps: int = Field(default=100, gt=0)
     learning_rate: float = Field(default=1e-5, gt=0)
@@ -163,46 +163,46 @@ class ScheduleSection(Section):
     max_grad_norm: float = Field(default=1.0, gt=0)
     seed: int = 0
     stop_grace: float = Field(default=30.0, gt=0)
-    """Seconds that the step under way may take after a first Ctrl-C or SIGTERM. If the policy samples nothing
-    for 10 seconds, the step is given up earlier. What the steps before it learned is saved."""
+    """Seconds that the current step may take after a first Ctrl-C or SIGTERM. If the policy samples nothing
+    for 10 seconds, the step is abandoned earlier. The result of the steps before it is saved."""
 
 
 class OutputSection(Section):
     """What is kept."""
 
     checkpoint_every: int | None = Field(default=None, ge=0)
-    """Steps between checkpoints. None means 20, of which the newest two stay until the run has ended; 0 keeps
-    only that of an interrupted run. The final model is always kept."""
+    """Steps between checkpoints. None means 20, and the newest two are kept until the run ends. 0 keeps only
+    the checkpoint of an interrupted run. The final model is always kept."""
     checkpoints_kept: int = Field(default=0, ge=0)
-    """How many of those that `checkpoint_every` asks for stay, the newest, two at least; 0 keeps all."""
+    """Number of checkpoints of `checkpoint_every` that are kept, at least two; 0 keeps all."""
     rollouts_every: int = Field(default=10, ge=0)
-    """Steps between samples of rollouts in the run's record: one group of the step, and what the policy does
-    on `fixed_prompts`; 0 keeps none."""
+    """Steps between samples of rollouts in the run's record: one group of the step, and the rollouts of
+    `fixed_prompts`. 0 keeps no rollouts."""
     fixed_prompts: int = Field(default=2, ge=0)
-    """First examples of the training order that are played again at every sample, to be read one beside the
-    other; they teach nothing."""
+    """Number of first training examples that are played again at every sample, so that you can compare them.
+    The policy does not learn from them."""
     keep_best: str | None = None
-    """`CELL/METRIC` of the evaluations, such as `optimal/drawn` or `eval/reward`: the weights that did best
-    in it are kept in `best`, beside those of the end in `model`."""
+    """`CELL/METRIC` of the evaluations, such as `optimal/drawn` or `eval/reward`. The weights with the best
+    value are kept in `best`; `model` has the weights of the end."""
     best_mode: Literal["max", "min"] = "max"
 
 
 class EvaluationCell(Section):
-    """One of the evaluations during training: a name, and what differs from the training environment."""
+    """One of the evaluations during training: a name, and the differences from the training environment."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     environment: str | None = None
-    """Another environment than the one that is trained on; its arguments are `arguments` alone."""
+    """Another environment than the one of the training; only `arguments` are passed to it."""
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """Laid over `environment.arguments`."""
+    """Override `environment.arguments`."""
     players: dict[str, str] = Field(default_factory=dict)
-    """Who plays beside the policy here, as in `[players]`; `earlier` cannot, and `frozen` always is the same.
-    The policy plays everybody else."""
+    """Models of other players, as in `[players]`, except `earlier`. The policy plays the players that are not
+    named."""
     examples: int | None = Field(default=None, gt=0)
     """None means `evaluation.examples`."""
     exhaustive: bool = False
-    """Play every line of what the environment may reply in place of examples; the metrics count the lines
-    that were `won`, `drawn`, `lost`, `unfinished`, `failed`, `invalid`, and `bad`: all but those won or drawn
+    """Play every line of the environment's replies instead of examples. The metrics count the lines that were
+    `won`, `drawn`, `lost`, `unfinished`, `failed`, `invalid`, and `bad`: all except those won or drawn
     without an invalid move."""
 
     @model_validator(mode="after")
@@ -213,20 +213,20 @@ class EvaluationCell(Section):
 
 
 class EvaluationSection(Section):
-    """Evaluation while the policy learns, on examples that it does not learn from."""
+    """Evaluation during training, on examples that the policy does not learn from."""
 
     every: int = Field(default=0, ge=0)
-    """Steps between evaluations; 0 means none. One comes before the first step and one after the last."""
+    """Steps between evaluations, with one before the first step and one after the last. 0 turns them off."""
     examples: int = Field(default=100, gt=0)
-    """The first so many of the eval split, one rollout each."""
+    """Number of examples, the first of the eval split, with one rollout each."""
     temperature: float = Field(default=0.0, ge=0)
     """0 takes the most probable token."""
     max_tokens: int | None = Field(default=None, gt=0)
     """Tokens of one turn; None means `sampling.max_tokens`."""
     seed: int = 0
-    """Seeds the environment; the same at every evaluation, so that they can be compared."""
+    """Seeds the environment, in the same way at every evaluation, so that you can compare them."""
     cells: list[EvaluationCell] = Field(default_factory=list)
-    """Empty means one, `eval`, of the training environment; of several environments one each, by label."""
+    """Empty means one cell for each training environment, named by its label, or `eval` if there is one."""
 
     @model_validator(mode="after")
     def _distinct(self) -> EvaluationSection:
@@ -239,20 +239,20 @@ class EvaluationSection(Section):
 
 
 class StoppingSection(Section):
-    """When a run ends before its last step: it collapsed, or it reached what it is for."""
+    """When a run ends before its last step: it collapsed, or it reached its target."""
 
     entropy_share: float = Field(default=0.0, ge=0, lt=1)
     """Stop when the entropy stays below this share of the mean of its first `first_steps` steps."""
     first_steps: int = Field(default=20, gt=0)
     drop: dict[str, float] = Field(default_factory=dict)
-    """Stop when a metric of the steps (`reward`, `rewards/format`) stays so far below its best."""
+    """Stop when a metric of the steps (`reward`, `rewards/format`) stays this far below its best."""
     patience: int = Field(default=20, gt=0)
-    """Steps in a row that it must stay so; the best is that of the mean of so many steps."""
+    """Consecutive steps for which the condition must hold. The best is a mean of this number of steps."""
     collapse: bool = False
     """Stop when the alert `collapse` is raised."""
     target: dict[str, float | str] = Field(default_factory=dict)
-    """Stop when one evaluation meets all of these: `CELL/METRIC` and the least value, or a bound as text
-    (`"<=0"`)."""
+    """Stop when one evaluation meets all of these: `CELL/METRIC` with its smallest value, or with a bound as
+    text (`"<=0"`)."""
 
     @model_validator(mode="after")
     def _bounds(self) -> StoppingSection:
@@ -266,26 +266,26 @@ Tracker = Literal["tensorboard", "trackio", "wandb"]
 
 
 class LoggingSection(Section):
-    """Where metrics go beside `metrics.jsonl`."""
+    """Where metrics go in addition to `metrics.jsonl`."""
 
     trackers: list[Tracker] = Field(default_factory=list)
-    """Each is an extra of `wander-sdk`. TensorBoard and W&B write into the run folder, trackio where it
-    keeps its databases."""
+    """Each is an extra of `wander-sdk`. TensorBoard and W&B write into the run folder, trackio into its own
+    database."""
     project: str = Field(default="wander", min_length=1)
-    """Under which trackio and W&B list the run; its name there is that of its folder."""
+    """Project under which trackio and W&B list the run, by the name of its folder."""
 
 
 class AlertsSection(Section):
-    """What raises an alert. Alerts stop nothing: `stopping` does."""
+    """When an alert is raised. Alerts do not stop a run; `stopping` does."""
 
     reward_drop: float = Field(default=0.3, gt=0)
-    """A collapse: the mean reward of five steps is this share under the best that it was, and further than
-    chance explains."""
+    """A collapse: the mean reward of five steps is this share below its best value so far, and further below
+    than chance explains."""
     entropy_burst: float = Field(default=2.0, gt=1)
-    """A collapse: the reward is no higher than in the first five steps, and the entropy is so many times what
-    it was, or under `entropy_share` of that."""
+    """A collapse: the reward is not higher than in the first five steps, and the entropy is this many times
+    its value then, or below `entropy_share` of it."""
     entropy_share: float = Field(default=0.2, ge=0, lt=1)
-    """Entropy under this share of the mean of its first `entropy_first_steps` steps, for `steps` steps."""
+    """Entropy below this share of the mean of its first `entropy_first_steps` steps, for `steps` steps."""
     entropy_first_steps: int = Field(default=10, gt=0)
     without_variance: float = Field(default=0.8, ge=0, le=1)
     """More than this share of groups without variance, for `steps` steps."""
@@ -294,54 +294,53 @@ class AlertsSection(Section):
     environment_errors: float = Field(default=0.05, ge=0, le=1)
     """More than this share of rollouts that failed in the environment."""
     steps: int = Field(default=10, gt=0)
-    """Steps in a row that a lasting condition takes, and that one must be gone before it is told again."""
+    """Consecutive steps before a lasting condition raises an alert, and before it can raise another one."""
 
 
 class InferenceSection(Section):
-    """What samples the rollouts."""
+    """The engine that samples the rollouts."""
 
     engine: Literal["transformers", "vllm", "vllm-server"] = "transformers"
     """transformers in this process; vLLM in this process, on the policy's GPU; or a vLLM server."""
     waves: int = Field(default=1, gt=0)
-    """transformers: parts of a step that are sampled in turns, so that the environments of one work while
-    another is sampled; 2 pays where environments are slow. As repeatable as 1."""
+    """transformers: parts into which a step is divided. The environments of one part work while another part
+    is sampled, so 2 helps if environments are slow. Results are as repeatable as with 1."""
     url: str | list[str] | None = None
-    """vllm-server: where it runs, or several; None starts one on this machine for the run."""
+    """vllm-server: address of the server, or of several. None starts one on this machine for the run."""
     python: str | None = None
-    """vllm-server: the Python that has vLLM, to start it; None means that of the `wander` settings."""
+    """vllm-server: the Python with vLLM that starts it. None means the one of the `wander` settings."""
     arguments: list[str] = Field(default_factory=list)
-    """vllm-server: further arguments of the server that is started."""
+    """vllm-server: more arguments for the command of the server."""
     sync: Literal["folder", "nccl"] = "folder"
-    """vllm-server: how new weights get there: a checkpoint in a folder that both see, or a broadcast from GPU
-    to GPU."""
+    """vllm-server: how new weights travel: as a checkpoint in a folder that both see, or from GPU to GPU."""
     folder: str | None = None
-    """vllm-server: that folder; None means one in the run's."""
+    """vllm-server: the folder for `sync`. None means a folder of the run."""
     group_port: int = Field(default=51216, gt=0, lt=65536)
-    """vllm-server: first port of the broadcast; every further server takes the next."""
+    """vllm-server: first port of the broadcast. Each server uses a port of its own, in order."""
     sleep: bool = False
-    """vLLM gives its memory back while the policy learns: for one GPU that holds both."""
+    """vLLM releases its memory while the policy learns, so that one GPU can hold both."""
     memory: float = Field(default=0.3, gt=0, lt=1)
-    """vllm: share of the GPU's memory that it takes."""
+    """vllm: share of the GPU's memory that vLLM takes."""
     correction: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = (
         "token_truncate"
     )
-    """Where what samples has not the policy's probabilities bit for bit (vLLM, weights of before), gradients
-    are weighted by the ratio of the two, of tokens or of whole completions; the ratio is bounded, or what
-    exceeds the bound left out."""
+    """How gradients are corrected if samples were drawn with other probabilities than the policy's (vLLM,
+    older weights). They are weighted by the ratio of the two, per token or per completion. A ratio above the
+    bound is cut to it, or its tokens are left out."""
     correction_max: float = Field(default=3.0, gt=0)
     """Upper bound of that ratio."""
 
 
 class ParallelSection(Section):
-    """What the processes of a run share, where `torchrun` or `accelerate launch` started several."""
+    """How the processes of a run share the policy, if `torchrun` or `accelerate launch` started several."""
 
     policy: Literal["replicated", "fsdp2"] = "replicated"
-    """`fsdp2`: weights, gradients and the optimizer's state are sharded over the processes; otherwise each
-    has all of them."""
+    """`fsdp2` shards weights, gradients and the optimizer's state over the processes. With `replicated`, each
+    process has all of them."""
 
 
 class PolicySettings(Section):
-    """What the settings of every kind of training have in common."""
+    """Settings of every kind of training."""
 
     model: ModelSection
 
@@ -351,9 +350,10 @@ class GRPOSettings(PolicySettings):
 
     environment: EnvironmentSection = EnvironmentSection()
     environments: list[MixedEnvironmentSection] = Field(default_factory=list)
-    """Several environments in place of one; `environment` then holds what is common to them."""
+    """Several environments instead of one. `environment` then holds their common settings."""
     players: dict[str, Player] = Field(default_factory=dict)
-    """Who plays the environment's players; the policy plays, and learns as, those that are not named."""
+    """Models of the environment's players. The policy plays, and learns as, the players that are not
+    named."""
     algorithm: AlgorithmSection = AlgorithmSection()
     teacher: TeacherSection = TeacherSection()
     data: DataSection = DataSection()
@@ -404,7 +404,7 @@ class GRPOSettings(PolicySettings):
 
     @property
     def other_players(self) -> dict[str, str]:
-        """Who plays in the policy's place, by player; nothing is learnt as one of these."""
+        """Models that play in the policy's place, by player. The policy does not learn as these players."""
         return {name: player.model for name, player in self.players.items() if player.model != SELF}
 
     def count_roles(self, players: Sequence[str]) -> int:
@@ -414,13 +414,13 @@ class GRPOSettings(PolicySettings):
 
     @model_validator(mode="after")
     def _require_effect(self) -> GRPOSettings:
-        """Refuse what the loss does not read."""
+        """Refuse settings that the loss does not read."""
         require_effect(self)
         return self
 
     @model_validator(mode="after")
     def _require_two_at_once(self) -> GRPOSettings:
-        """Refuse what cannot be had beside steps that are played ahead, or learnt from several times."""
+        """Refuse settings that do not work with steps that are played ahead, or learnt from several times."""
         if self.batch.max_staleness and (self.inference.engine == "vllm" or self.inference.sleep):
             raise ValueError(
                 "`batch.max_staleness` needs an engine that samples while the policy learns: "
@@ -440,7 +440,7 @@ class GRPOSettings(PolicySettings):
 
     @model_validator(mode="after")
     def _require_evaluations(self) -> GRPOSettings:
-        """Refuse a best or a target that no evaluation will ever tell."""
+        """Refuse a best or a target that no evaluation measures."""
         asked = [*self.stopping.target, *([self.output.keep_best] if self.output.keep_best else [])]
         cells = {cell.name for cell in self.evaluation_cells}
         for name in asked:
@@ -452,7 +452,7 @@ class GRPOSettings(PolicySettings):
         return self
 
     def on_record(self) -> dict[str, Any]:
-        """Return the settings as a run's record has them: how many workers, and not where they listen."""
+        """Return the settings for the run's record: with the number of workers instead of their addresses."""
         data = self.model_dump(mode="json")
         data["environment"]["worker_token_file"] = None
         for section in (data["environment"], *data["environments"]):
@@ -462,12 +462,12 @@ class GRPOSettings(PolicySettings):
 
     @property
     def batches(self) -> int:
-        """How often the run plays: once for `algorithm.num_iterations` steps."""
+        """Number of times that the run plays: once for `algorithm.num_iterations` steps."""
         return -(-self.schedule.steps // self.algorithm.num_iterations)
 
     @property
     def evaluation_cells(self) -> list[EvaluationCell]:
-        """What is evaluated: the cells, or what is trained on."""
+        """The cells that are evaluated: those of the settings, or the training environments."""
         if self.evaluation.cells or not self.environments:
             return self.evaluation.cells or [EvaluationCell(name="eval")]
         return [
@@ -481,37 +481,37 @@ class GRPOSettings(PolicySettings):
 
 
 class OfflineScheduleSection(ScheduleSection):
-    """How long and how fast, over rows that are there; one epoch or more, or a number of steps."""
+    """How long and how fast the policy learns from rows: a number of epochs or of steps."""
 
     steps: int = Field(default=0, ge=0)
-    """0 means as many as `epochs` need."""
+    """0 means the number that `epochs` need."""
     epochs: float = Field(default=1.0, gt=0)
     warmup_steps: int = Field(default=0, ge=0)
     decay: Schedule = "cosine"
     checkpoint_every: int | None = Field(default=None, ge=0)
-    """Steps between checkpoints, of which the newest two stay. None means 200, and none is left once the run
-    has ended; 0 keeps only that of an interrupted run."""
+    """Steps between checkpoints, of which the newest two are kept. None means 200, and removes them when the
+    run ends. 0 keeps only the checkpoint of an interrupted run."""
 
 
 class SFTScheduleSection(OfflineScheduleSection):
-    """How long and how fast, and how often the loss is measured on what is held back."""
+    """How long and how fast the policy learns, and how often the loss on held-out rows is measured."""
 
     eval_share: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the conversations that is held back to measure the loss on; those of one prompt together."""
+    """Share of the conversations that is held out to measure the loss, with those of one prompt together."""
     eval_every: int = Field(default=0, ge=0)
-    """Steps between measurements; 0 measures before the first step and after the last alone."""
+    """Steps between measurements. 0 measures only before the first step and after the last."""
 
 
 class SFTBatchSection(Section):
-    """How many conversations a step."""
+    """Number of conversations in a step."""
 
     rows: int = Field(default=32, gt=0)
     max_length: int = Field(default=1024, gt=0)
-    """Tokens of one conversation; longer ones are left out, and counted."""
+    """Tokens of one conversation. Longer ones are left out and counted."""
 
 
 class OfflineSettings(PolicySettings):
-    """What the settings of all have in common that learn from rows."""
+    """Settings of every run that learns from rows."""
 
     batch: SFTBatchSection = SFTBatchSection()
     schedule: OfflineScheduleSection = OfflineScheduleSection()
@@ -525,26 +525,26 @@ class SFTSettings(OfflineSettings):
 
 
 class PreferenceBatchSection(SFTBatchSection):
-    """How many pairs (dpo) or rollouts (kto) a step."""
+    """Number of pairs (dpo) or rollouts (kto) in a step."""
 
     rows: int = Field(default=32, gt=1)
     max_length: int = Field(default=1024, gt=0)
-    """Tokens of one rollout; longer ones are left out, and counted."""
+    """Tokens of one rollout. Longer ones are left out and counted."""
 
 
 class DPOSection(Section):
-    """Which rollouts are compared, and how that becomes gradients."""
+    """Which rollouts are compared, and how the comparison becomes a gradient."""
 
     loss: Literal["sigmoid", "hinge", "ipo"] = "sigmoid"
     beta: float = Field(default=0.1, gt=0)
-    """How strongly the policy is held to what it was before: more moves it less."""
+    """How strongly the policy is held to its starting point: a larger value moves it less."""
     pairs_per_example: int = Field(default=1, gt=0)
     """The best rollout of an example against its worst, the second best against the second worst..."""
     min_gap: float = Field(default=0.0, ge=0)
     """The rewards of a pair differ by more than this."""
     imitation: float = Field(default=0.0, ge=0)
-    """Weight of the mean log-likelihood of the better rollout beside the loss: it keeps form, which both
-    rollouts of a pair share and DPO alone may unlearn."""
+    """Weight of the mean log-likelihood of the better rollout, which is added to the loss. It keeps the
+    format that both rollouts of a pair share, and which DPO may unlearn."""
 
 
 class DPOSettings(OfflineSettings):
@@ -555,14 +555,14 @@ class DPOSettings(OfflineSettings):
 
 
 class KTOSection(Section):
-    """Which rollouts are good, and how that becomes gradients."""
+    """Which rollouts are good, and how that becomes a gradient."""
 
     loss: Literal["kto", "apo_zero_unpaired"] = "kto"
     beta: float = Field(default=0.1, gt=0)
-    """How strongly the policy is held to what it was before: more moves it less."""
+    """How strongly the policy is held to its starting point: a larger value moves it less."""
     good_from: float | None = None
-    """Reward from which a rollout is good, and under which it is bad; None means the mean of its example,
-    where those of exactly that reward are left out."""
+    """Reward from which a rollout is good; rollouts with less are bad. None means the mean of the example,
+    and leaves out rollouts of exactly this reward."""
 
 
 class KTOSettings(OfflineSettings):

@@ -10,13 +10,13 @@
     name = "harder"
     kind = "grpo"            # goes on with the model of the phase before
 
-Sections outside of the phases are shared: a `grpo` phase lays its own over all of them, a `rollouts` phase
-over `environment`, those that learn from rows over `model` and the seed. What a phase does not say of its
-model or rows comes from the phases before it, by name: `phase:warm-up`.
+Sections outside of the phases are shared. A `grpo` phase merges its own into all of them, a `rollouts` phase
+into `environment`, and phases that learn from rows into `model` and the seed. A phase without a model or rows
+takes those of the phases before it, by name: `phase:warm-up`.
 
-A phase of kind `rloo` or `distill` is one of `grpo` with that loss. One of kind `rejection`, `dpo` or `kto`
-is two: the model so far plays each example several times, then it learns from these rollouts. With `rounds`
-that is done so many times, each time with what was learnt before.
+A phase of kind `rloo` or `distill` is a `grpo` phase with that loss. A phase of kind `rejection`, `dpo` or
+`kto` becomes two: the current model plays each example several times, then it learns from these rollouts.
+`rounds` repeats both, each time with the model of the round before.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ from wander.train.sections import EnvironmentSection, Section
 from wander.train.settings_file import check_settings, lay_over, settings_data
 
 PHASE = "phase:"
-"""Begins a model or rows that an earlier phase of the run made."""
+"""Prefix of a model or rows that an earlier phase of the run made."""
 
 MODEL_KINDS = ("model", "sft", "grpo", "dpo", "kto")
 """Kinds of phases that make a model."""
 
 LOSSES = ("rloo", "distill")
-"""Kinds that are `grpo` with another loss."""
+"""Kinds of phases that are `grpo` with another loss."""
 
 OWN_ROLLOUTS = ("rejection", "dpo", "kto")
 """Kinds of phases that play before they learn."""
 
 SEVERAL = 8
-"""Rollouts of each example that they play where they do not say."""
+"""Rollouts of each example that they play by default."""
 
 
 class PlayersSection(Section):
-    """Who plays the rollouts of a phase, and how many."""
+    """The player and the number of a phase's rollouts."""
 
     model: str | None = None
-    """`scripted:MODULE:FUNCTION`, a folder, `smollm2`, or a name at `base_url`; None is the model so far."""
+    """`scripted:MODULE:FUNCTION`, a folder, `smollm2`, or a name at `base_url`. None is the current model."""
     base_url: str | None = None
     """An OpenAI-compatible endpoint; the key is in `OPENAI_API_KEY`."""
     examples: int = Field(default=200, gt=0)
@@ -68,7 +68,7 @@ class PlayersSection(Section):
     temperature: float | None = Field(default=None, ge=0)
     max_tokens: int | None = Field(default=None, gt=0)
     compact_at: int | None = Field(default=None, gt=0)
-    """Of a model in this process: as in `sampling`."""
+    """As in `sampling`; only for a model in this process."""
     concurrency: int = Field(default=32, gt=0)
     seed: int = 0
 
@@ -81,11 +81,11 @@ class FilterSection(Section):
     min_reward: float | None = None
     keep_repeats: bool = False
     near: bool = False
-    """Conversations that differ in case, spacing and punctuation alone count as repeats too."""
+    """Also drop conversations that differ only in case, spacing and punctuation."""
     whole: bool = False
     """Drop rollouts that a limit cut short."""
     per_example: int | None = Field(default=None, gt=0)
-    """Keep so many of each example, the best."""
+    """Number of best rollouts of each example to keep."""
 
 
 class RolloutsSettings(Section):
@@ -97,14 +97,14 @@ class RolloutsSettings(Section):
 
 
 class NewModelSection(Section):
-    """The shape of a model that is made, untrained, from the transcripts of the phase before."""
+    """The shape of an untrained model whose tokenizer is made from the transcripts of the phase before."""
 
     seed: int = 0
     hidden: int = Field(default=128, ge=8)
     layers: int = Field(default=4, ge=1)
     vocabulary: int = Field(default=512, ge=300)
     characters: bool = False
-    """Words are spelled, a token for each letter: for tasks about letters, at the price of more tokens."""
+    """Make each letter a token, for tasks about letters. This needs more tokens."""
 
 
 class NewModelSettings(Section):
@@ -136,7 +136,7 @@ class SFTPhase(Section):
     kind: Literal["sft"] = "sft"
     name: str
     rows: list[str]
-    """Files of `wander runs data`, or the phases whose rows they are."""
+    """Files of `wander runs data`, or names of phases."""
     settings: SFTSettings
 
 
@@ -176,18 +176,18 @@ ROWS_PHASES: dict[Any, tuple[Any, type[OfflineSettings]]] = {
     "dpo": (DPOPhase, DPOSettings),
     "kto": (KTOPhase, KTOSettings),
 }
-"""Its classes, and those of its settings, by kind."""
+"""Classes of the phase and of its settings, by kind."""
 
 Phase = Annotated[RolloutsPhase | ModelPhase | RowsPhase | GRPOPhase, Field(discriminator="kind")]
 
 
 def only_phase(settings: GRPOSettings) -> GRPOPhase:
-    """Return a run without phases as the one phase that it is."""
+    """Return a run without phases as a single phase."""
     return GRPOPhase(name="grpo", settings=settings)
 
 
 def read_phases(file: Path, overrides: Sequence[str] = (), **given: Mapping[str, Any]) -> list[Phase] | None:
-    """Return the phases of a file of settings, each with all that it is to do; None for one without phases.
+    """Return the phases of a file of settings, complete; None for a file without phases.
 
     `overrides` of shared sections read `section.field=value`, those of a phase
     `phases.NAME.section.field=value`; `given` are shared sections. Raises `ConfigError` that names the field.
@@ -220,9 +220,9 @@ def read_phases(file: Path, overrides: Sequence[str] = (), **given: Mapping[str,
 def _rounds(
     name: str, own: dict[str, Any], shared: Mapping[str, Any], where: str
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield a phase, or those of which it consists: in every round one that plays and one that learns.
+    """Yield a phase, or its parts: in every round a phase that plays and a phase that learns.
 
-    The last of them has its name, so that those after it find its model.
+    The last part has the name of the phase, so that later phases find its model.
     """
     kind = own.get("kind")
     plays = kind == "rejection" or (kind in OWN_ROLLOUTS and "rows" not in own)
@@ -325,7 +325,7 @@ def _only(data: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _model_before(before: Sequence[Phase], shared: Mapping[str, Any], where: str) -> str:
-    """Return the model that a phase begins with where it does not say."""
+    """Return the model with which a phase begins by default."""
     for phase in reversed(before):
         if phase.kind in MODEL_KINDS:
             return f"{PHASE}{phase.name}"
@@ -349,12 +349,12 @@ def _rows_before(before: Sequence[Phase], where: str) -> list[str]:
 
 
 def phase_folders(folder: Path, phases: Sequence[Phase]) -> dict[str, Path]:
-    """Return where in the run's folder each phase lies, by name: `1-games`, `2-warm-up`..."""
+    """Return the folder of each phase in the run's, by name: `1-games`, `2-warm-up`..."""
     return {phase.name: folder / f"{n}-{phase.name}" for n, phase in enumerate(phases, start=1)}
 
 
 def _require_earlier(phase: Phase, before: Sequence[Phase]) -> None:
-    """Raise `ConfigError` when a phase takes a model or rows from one that does not come before it."""
+    """Raise `ConfigError` if a phase takes a model or rows from a phase that is not before it."""
     inputs: list[tuple[str, Sequence[str]]] = []  # what it takes, and the kinds of phases that make it
     if isinstance(phase, RolloutsPhase):
         inputs.append((phase.settings.rollouts.model or "", MODEL_KINDS))
@@ -378,5 +378,5 @@ def _require_earlier(phase: Phase, before: Sequence[Phase]) -> None:
 
 
 def find_made_model(folder: Path) -> Path:
-    """Return the model that a finished phase leaves to those after it: its best where it kept one."""
+    """Return the model that a finished phase leaves to later phases: its best, if it kept one."""
     return folder / ("best" if read_best(folder) is not None else "model")

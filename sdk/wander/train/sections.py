@@ -1,4 +1,4 @@
-"""The sections of settings that say what is played, by whom beside the policy, and how it is learnt from."""
+"""The sections of settings for environments, players, the algorithm and a teacher."""
 
 from __future__ import annotations
 
@@ -29,57 +29,57 @@ Workers = Annotated[int | list[str], BeforeValidator(_check_workers)]
 
 
 class EnvironmentSection(Section):
-    """On which examples."""
+    """The environment of a training."""
 
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Passed to `load_environment`."""
     run_seed: int | None = None
     """Seeds the environment; None means `schedule.seed`."""
     workers: Workers = 1
-    """Processes that play it: how many here, or the addresses of `wander worker` elsewhere, each a process
-    (`["tcp://HOST:7100", "tcp://HOST:7100"]`), or of a Ray cluster (`["ray://HOST:6379/8"]`). The weights are
-    the same with any of them."""
+    """Number of processes that play it here, or addresses of `wander worker` on other machines, each for one
+    process (`["tcp://HOST:7100", "tcp://HOST:7100"]`), or of a Ray cluster (`["ray://HOST:6379/8"]`). They do
+    not influence the weights."""
     worker_token_file: str | None = None
-    """Holds the token of those addresses."""
+    """File with the token of those addresses."""
     rollout_timeout: float | None = Field(default=None, gt=0)
-    """Seconds after which a rollout fails; None means never. Of several environments, it holds for each."""
+    """Seconds after which a rollout fails; None means never. It holds for each of several environments."""
     rollouts_at_once: int | None = Field(default=None, gt=0)
-    """Most rollouts that play at the same time, for environments that bear no more; those of a step that
-    remain wait in their order. None means all of a step."""
+    """Maximum number of rollouts that play at the same time. The other rollouts of a step wait in their
+    order. None means all rollouts of a step."""
 
 
 class MixedEnvironmentSection(Section):
-    """One of several environments that are trained on together: `[[environments]]`."""
+    """One of several environments of a training: `[[environments]]`."""
 
     name: str | None = None
-    """`owner/name[@version]` or a folder; without it, the environment that the command names."""
+    """`owner/name[@version]` or a folder. None means the environment that the command names."""
     label: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """What it is called in the metrics; None means the environment's own name."""
+    """Name in the metrics. None means the environment's own name."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Passed to its `load_environment`."""
     weight: float = Field(default=1.0, gt=0)
-    """Its share of the groups of every step, beside the weights of the others."""
+    """Its share of the groups of every step, relative to the weights of the others."""
     workers: Workers | None = None
-    """As in `environment`; None means the same number, or addresses, where it has no other `name`."""
+    """As in `environment`. None means the same number, or the same addresses if it has no `name`."""
 
 
 SELF, FROZEN, EARLIER = "self", "frozen", "earlier"
-"""Who may play in `[players]` beside what has a name elsewhere."""
+"""Models of `[players]` that only a training has."""
 SCRIPTED = "scripted:"
 
 
 class PlayerSection(Section):
-    """Who plays one of the environment's players: `[players.NAME]`, or `NAME = "MODEL"` for `model` alone."""
+    """The model of one of the environment's players: `[players.NAME]`, or `NAME = "MODEL"`."""
 
     model: str = SELF
-    """`self`: the policy, which learns as this player too. `frozen`: the model that training begins with.
-    `earlier`: the policy as it was some steps ago. Otherwise a checkpoint or a script, as `wander eval
-    --player` takes them."""
+    """`self`: the policy, which also learns as this player. `frozen`: the model that training begins with.
+    `earlier`: the policy of some steps ago. Otherwise a checkpoint or a script, as for `wander eval
+    --player`."""
     refresh_every: int = Field(default=20, gt=0)
-    """earlier: steps after which it becomes the policy as that is then."""
+    """earlier: steps after which it becomes the current policy."""
     refresh_lead: float | None = None
-    """earlier: it does so only where the policy's players earned so much more than it did, on average over
-    the rollouts of those steps; otherwise after as many more. None asks for no lead."""
+    """earlier: by how much the policy's players must have earned more than it, on average over the rollouts
+    of those steps. Otherwise it waits for as many steps again. None needs no lead."""
 
 
 def _read_player(value: Any) -> Any:
@@ -91,49 +91,50 @@ Player = Annotated[PlayerSection, BeforeValidator(_read_player)]
 
 
 class AlgorithmSection(Section):
-    """How rewards become gradients."""
+    """How rewards become a gradient."""
 
     loss: Literal["dapo", "grpo", "dr_grpo", "bnpo", "cispo", "gspo", "sapo", "rloo", "distill"] = "dapo"
-    """`rloo` weighs whole rollouts, each against the others of its group; `distill` learns from a teacher."""
+    """`rloo` compares each whole rollout with the others of its group; `distill` learns from a teacher."""
     scale_rewards: Literal["none", "group", "batch"] = "none"
-    """What the advantage (reward minus the group's mean) is divided by."""
+    """Standard deviation by which the advantage (reward minus the group's mean) is divided."""
     baseline: Literal["group", "role"] = "group"
-    """What a reward is compared with: the mean of its group, or a moving mean of what the policy earned
-    before as the same player of the same environment (for self-play where players do not earn alike)."""
+    """The value that a reward is compared with: the mean of its group, or a moving mean of the policy's
+    earlier rewards as the same player of the same environment (for self-play with unequal players)."""
     clip_high: float | None = Field(default=None, gt=0)
     """Upper bound of the policy ratio: 0.2 above 1, or, for cispo, 5 itself. TRL's default for cispo is 0.2,
     which multiplies every on-policy gradient by 0.2."""
     clip_low: float = Field(default=0.2, gt=0)
-    """Lower bound of the policy ratio: so much below 1. Bounds act only where the ratio is not 1: with vLLM,
-    `batch.max_staleness` or `num_iterations`."""
+    """Lower bound of the policy ratio, as the distance from 1. Bounds have an effect only if the ratio is not
+    1: with vLLM, `batch.max_staleness` or `num_iterations`."""
     num_iterations: int = Field(default=1, ge=1)
-    """Steps that learn from the same rollouts, one after the other; `schedule.steps` counts each."""
+    """Consecutive steps that learn from the same rollouts; `schedule.steps` counts each."""
     top_entropy_quantile: float = Field(default=1.0, ge=0, le=1)
-    """Learn from this share of the sampled tokens of a backward pass alone: those where the policy was least
+    """Share of the sampled tokens of a backward pass to learn from: those where the policy was least
     certain."""
     off_policy_mask_threshold: float | None = Field(default=None, gt=0)
-    """Leave out rollouts that earned less than their group where the policy has already moved away from them:
-    by more than this, in nats a token."""
+    """Leave out rollouts that earned less than their group if the policy has moved away from them by more
+    than this, in nats per token."""
     kl: float = Field(default=0.0, ge=0)
-    """Weight of the divergence from the starting policy; above 0 that policy is kept in memory."""
+    """Weight of the divergence from the starting policy. Above 0, memory holds that policy too."""
     entropy_bonus: float = Field(default=0.0, ge=0)
-    """Weight of the policy's entropy in what is maximised: it keeps exploring."""
+    """Weight of the policy's entropy in the objective, so that it keeps exploring."""
     average_steps: int = Field(default=0, ge=0)
-    """The final policy is the mean of the weights after each of the last so many steps; 0: the last alone."""
+    """Number of last steps. The final policy is the mean of the weights after each of them; 0: the last
+    weights."""
     mask_truncated_completions: bool = False
-    """Leave the tokens of rollouts that a limit cut short out of the loss; their reward still counts in the
-    group's mean."""
+    """Leave the tokens of truncated rollouts out of the loss. Their reward still counts in the group's
+    mean."""
 
 
 class TeacherSection(Section):
-    """Whom the policy learns from where `algorithm.loss` is `distill`."""
+    """The teacher of the policy if `algorithm.loss` is `distill`."""
 
     path: str | None = None
     """A model of the same vocabulary, named as `model.path`."""
     divergence: float = Field(default=1.0, ge=0, le=1)
-    """1 minimises the reverse divergence, 0 the forward one, what lies between a mixture of both."""
+    """1 minimizes the reverse divergence, 0 the forward one, and values in between a mixture of both."""
     weights_sha256: str | None = None
-    """Pins the teacher's weights; a run writes it into its record."""
+    """Digest of the teacher's weights, which a run writes into its record."""
 
 
 _GRPO_ALONE = tuple(
@@ -148,7 +149,7 @@ NOT_READ: dict[str, Sequence[str]] = {
         *("data.refill_rounds", "parallel.policy"),
     ),
 }
-"""Settings that a loss does not read, or cannot be had with."""
+"""Settings that a loss does not read, or does not work with."""
 
 
 def require_effect(settings: Any) -> None:
