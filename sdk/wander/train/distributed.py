@@ -1,20 +1,19 @@
 """One run in several processes: what each of them is, and how they agree.
 
 Started by `torchrun` or `accelerate launch`, every process runs the same program. Each plays its share of a
-step's groups; the gradients are averaged; whatever decides what happens next (which examples, whether to
-stop) is computed by all of them from the same values. Only the main one writes the run's folder: the others
-write what they would into a folder of their own that is thrown away, so that nothing else has to know.
+step's groups, and the gradients are averaged. All processes compute from the same values which examples come
+next and whether to stop. Only the main process writes the run's folder. The others write to temporary folders
+of their own, so that no other code has to distinguish them.
 
-A process that fails tells the others at their next exchange, and they end too. One that dies closes its
-connections, which ends them as well. The main process says what happened: the others stay until it has, since
-launchers kill all processes as soon as the first is gone.
+A process that fails tells the others at their next exchange, and they end. A process that dies closes its
+connections, which also ends the others. The main process prints what happened. The others stay until it has,
+since launchers kill all processes as soon as the first one ends.
 
 The policy can be sharded over the processes with FSDP2 (`parallel.policy`, or `accelerate launch`): each
-holds its part of every weight, of its gradient and of the optimizer's state; a layer is gathered while it is
-computed. accelerate does so where it finds GPUs. FSDP2 itself needs none, so here it shards on CPUs too, and
-what runs on GPUs is what the tests run.
+holds its part of every weight, of its gradient and of the optimizer's state, and a layer is gathered while it
+is computed. accelerate shards only on GPUs. FSDP2 itself also works on CPUs, so the tests shard there.
 
-Importing this loads no PyTorch: the command line asks here what process it is.
+Importing this module does not load PyTorch, because the command line asks which process it is.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 EXCHANGE_LIMIT = timedelta(hours=24)
-"""How long processes wait for one whose rollouts take longer."""
+"""How long processes wait for a process with slower rollouts."""
 
 LEAVING_LIMIT = timedelta(minutes=5)
-"""How long the others stay for a main process that says what happened."""
+"""How long the others stay while the main process prints what happened."""
 
 
 class PeerFailed(RunError):
@@ -47,18 +46,18 @@ class PeerFailed(RunError):
 
 
 class PeerLost(PeerFailed):
-    """Another process of the run ended without a word."""
+    """Another process of the run ended without an error."""
 
 
 class _Failure(NamedTuple):
-    """What a process tells the others of its error."""
+    """The error of a process, as the others get it."""
 
     words: str
     hint: str | None
 
 
 class World:
-    """The processes of a run, seen from one of them. Alone, everything here is immediate."""
+    """The processes of a run, seen from one of them. In a single process every method returns immediately."""
 
     def __init__(self, rank: int = 0, size: int = 1, group: Any = None) -> None:
         self.rank = rank
@@ -74,7 +73,7 @@ class World:
     def exchange(self, items: list[Any]) -> list[Any]:
         """Return the items of all processes, in the order of their ranks.
 
-        Raises `PeerFailed` where another process failed instead of coming here.
+        Raises `PeerFailed` if another process failed before this exchange.
         """
         return [item for own in self._gather(items, None) for item in own]
 
@@ -83,7 +82,7 @@ class World:
         return any(self.exchange([flag]))
 
     def together(self, work: Callable[[], Result]) -> Result:
-        """Do a piece of work in every process; where it fails in one, it fails in all."""
+        """Do a piece of work in every process; if it fails in one, it fails in all."""
         try:
             result = work()
         except PeerFailed:
@@ -95,13 +94,13 @@ class World:
         return result
 
     def from_main(self, make: Callable[[], Result]) -> Result:
-        """Return what the main process makes, in all of them."""
+        """Return the result of the main process in all of them."""
         return self.exchange([self.together(make if self.is_main else lambda: None)])[0]  # type: ignore[no-any-return]
 
     def outlast_main(self) -> bool:
-        """Return whether the main process tells of the failure that ends this one; stay until it has ended.
+        """Return whether the main process prints the failure that ends this one, once it has ended.
 
-        Of the main process itself, or one whose failure nobody heard of, it is False at once.
+        Returns False immediately in the main process, and if the others do not know of the failure.
         """
         if self.is_main or not self._failure_is_known:
             return False
@@ -139,7 +138,7 @@ class World:
 
 
 _world: World | None = None
-"""What this process has joined."""
+"""The processes that this one has joined."""
 
 
 def is_launched() -> bool:
@@ -153,7 +152,7 @@ def is_beside_main() -> bool:
 
 
 def current_world(device: str | None = None) -> World:
-    """Return the processes that this one is of; the first call of a launched process joins them.
+    """Return the processes of this run; the first call of a launched process joins them.
 
     `device` is that of the settings: `cpu` makes gloo carry gradients too.
     """
@@ -167,19 +166,19 @@ def current_world(device: str | None = None) -> World:
         from wander.models.loading import torch_device
 
         state = PartialState(cpu=torch_device(device).type == "cpu")
-        # Objects go over gloo whatever carries the gradients: they need no GPU and may wait for long.
+        # Objects always use gloo, which works without a GPU and may wait for long.
         group = distributed.new_group(backend="gloo", timeout=EXCHANGE_LIMIT)
         _world = World(state.process_index, state.num_processes, group)
     return _world
 
 
 def join_world() -> World:
-    """Return the processes that this one has joined; alone where it has joined none."""
+    """Return the processes that this one has joined, or a single process."""
     return _world or World()
 
 
 def rows_and_accumulation(settings: GRPOSettings, size: int) -> tuple[int, int]:
-    """Return how many rows one process computes at once, and how often it does so for one update."""
+    """Return the number of rows in a backward pass of one process, and of backward passes in an update."""
     share = settings.batch.rollouts // size
     rows = min(settings.batch.rows_at_once, share)
     while share % rows:
@@ -189,9 +188,9 @@ def rows_and_accumulation(settings: GRPOSettings, size: int) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def own_folder(folder: Path, world: World) -> Iterator[Path]:
-    """Yield the folder that this process writes to: the run's, or one to be thrown away.
+    """Yield the folder that this process writes to: the run's, or a temporary one.
 
-    The latter begins with what a run that is resumed has written so far, since later steps may depend on it.
+    The temporary folder begins with the files of a resumed run, since later steps may depend on them.
     """
     if world.is_main:
         yield folder
@@ -207,7 +206,7 @@ def own_folder(folder: Path, world: World) -> Iterator[Path]:
 
 
 _TOLD_BY_ENVIRONMENT = ("ACCELERATE_USE_FSDP", "FSDP_CPU_RAM_EFFICIENT_LOADING")
-"""Variables by which transformers and accelerate tell each other of a sharded policy."""
+"""Variables that transformers and accelerate use for a sharded policy."""
 
 
 def shards_policy(settings: GRPOSettings) -> bool:
@@ -216,7 +215,7 @@ def shards_policy(settings: GRPOSettings) -> bool:
 
 
 def is_sharded(model: Any) -> bool:
-    """Return whether this process holds but a part of a model's weights."""
+    """Return whether this process holds only a part of a model's weights."""
     from torch.distributed.fsdp import FSDPModule
 
     return isinstance(model, FSDPModule)
@@ -224,9 +223,9 @@ def is_sharded(model: Any) -> bool:
 
 @contextlib.contextmanager
 def share_out(settings: GRPOSettings, world: World) -> Iterator[None]:
-    """Check that the processes can share what the settings want; what sharding leaves ends with the block.
+    """Check that the processes can share the work; restore the environment variables after the block.
 
-    Raises `ConfigError` for groups that cannot be dealt out evenly and a policy that cannot be sharded.
+    Raises `ConfigError` for groups that cannot be shared evenly and a policy that cannot be sharded.
     """
     world.together(lambda: _require_shareable(settings, world))
     before = {name: os.environ.get(name) for name in _TOLD_BY_ENVIRONMENT}
@@ -241,7 +240,7 @@ def share_out(settings: GRPOSettings, world: World) -> Iterator[None]:
 
 
 def make_sharding_arguments(settings: GRPOSettings) -> dict[str, Any]:
-    """Return the trainer arguments of a sharded policy; none where the launcher brings its own."""
+    """Return the trainer arguments of a sharded policy; none if the launcher has its own."""
     if not shards_policy(settings) or _is_launched_sharded():
         return {}
     return {
@@ -256,10 +255,9 @@ def make_sharding_arguments(settings: GRPOSettings) -> dict[str, Any]:
 
 
 def shard_on_any_device() -> None:
-    """Have the accelerator that is made next shard on CPUs too.
+    """Let the next accelerator also shard on CPUs.
 
-    accelerate turns several processes on GPUs into sharding ones and leaves those on CPUs alone: so these
-    call themselves the former for the moment in which it decides.
+    accelerate only shards processes on GPUs. So processes on CPUs claim to be on GPUs while it decides.
     """
     from accelerate import PartialState
     from accelerate.utils import DistributedType  # type: ignore[import-untyped]

@@ -1,4 +1,4 @@
-"""A step of a trainer of TRL's: plays it on an environment, computes its rows, keeps its record.
+"""A step of one of TRL's trainers: play it on an environment, compute its rows, keep its record.
 
 The names of tensors end in their dimensions, as `wander.train.grpo` has them.
 """
@@ -61,16 +61,16 @@ from wander.train.weights import WeightMean
 from wander.types import Rollout
 
 CHECKPOINT_STEPS = 20
-"""Steps that a kill costs at most, where the settings say nothing of checkpoints."""
+"""Steps between checkpoints if the settings do not mention them: a kill costs no more."""
 
 
 @dataclass
 class BeforeStep:
-    """What a step changes before it changes weights."""
+    """The state that a step changes before it changes weights."""
 
     step: int
     sampler: dict[str, Any]
-    """State of what draws examples."""
+    """State of the sampler of examples."""
     generators: tuple[Any, Any, torch.Tensor] = field(
         default_factory=lambda: (random.getstate(), numpy.random.get_state(), torch.get_rng_state())
     )
@@ -97,13 +97,13 @@ class BetweenSteps(TrainerCallback):  # type: ignore[misc]
         self.evaluation = evaluation
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
-        """Let the engine sample from the weights that training begins with, and evaluate these."""
+        """Give the first weights to the engine, and evaluate them."""
         self.trainer.weights.refresh()
         if self.evaluation:
             self.evaluation.begin(state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
-        """Take the mean of the weights, let the engine sample from what the step learnt, and evaluate it."""
+        """Add the weights to their mean, give them to the engine, and evaluate them."""
         if self.trainer.mean:
             self.trainer.mean.add(self.trainer.model, state.global_step)
         self.trainer.weights.refresh()
@@ -111,16 +111,16 @@ class BetweenSteps(TrainerCallback):  # type: ignore[misc]
             self.evaluation.end_step(state.global_step, state.max_steps)
 
     def on_save(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
-        """Add to a checkpoint all that decides the next steps; the record then seals it."""
+        """Write the state that decides the next steps into a checkpoint; the record then seals it."""
         trainer, folder = self.trainer, checkpoint_of(args, state)
-        if trainer.ahead:  # before the sampler, which may have to go back
+        if trainer.ahead:  # before the sampler, which it may take back
             trainer.ahead.save(folder)
         for part in trainer.kept if trainer.world.is_main else ():
             part.save(folder)
 
 
 class StepTrainer(Trainer):  # type: ignore[misc]
-    """What makes a trainer of TRL's learn from the rollouts of an environment: a base beside it."""
+    """Second base of TRL's trainers, with which they learn from the rollouts of an environment."""
 
     config: Callable[[GRPOSettings, Path, int], Any]
     """Translates the settings into TRL's."""
@@ -143,9 +143,9 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         begun: SavedCheckpoint | None = None,
         **given: Any,
     ) -> None:
-        """`ahead` plays the steps before they are wanted; without it they are played when they are.
+        """`ahead` plays steps before they are needed; without it, each step is played when it is needed.
 
-        `begun` is the checkpoint of a run that is resumed; `given` is what TRL's trainer takes in addition.
+        `begun` is the checkpoint of a resumed run. `given` are more arguments of TRL's trainer.
         """
         self.world = world
         self.ahead = ahead
@@ -154,10 +154,10 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         self.record = record
         self.step_metrics: dict[str, Any] = {}
         self.later_GK2: torch.Tensor | None = None
-        """Where the sequences of the rows lie that are computed next (`rollouts/buckets.py`)."""
+        """Places of the sequences in the rows that are computed next (`rollouts/buckets.py`)."""
         self.step_started = perf_counter()
         self.before: BeforeStep | None = None
-        """What the step under way, or the last one, started from."""
+        """State before the current step, or the last one."""
         record.extra = self._finish_step_metrics
         self.weights = CurrentWeights(
             *(self, player.source.client.engine, world), tells_step=ahead is not None
@@ -166,11 +166,11 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         self.mean = WeightMean(averaged, settings.schedule.steps) if averaged else None
         self.baselines = RoleBaselines(player.source.labels) if by_role else None
         self.advantages_G: list[float] = []
-        """Of this process's rows, where they are not compared with those of their group."""
+        """Advantages of this process's rows, if they are not compared within their group."""
         self.kept: list[Any] = [
             part for part in (player.mixture, player.opponents, self.baselines, self.mean) if part
         ]
-        """What a checkpoint holds in addition to TRL's: each writes a file of its own."""
+        """Parts of a checkpoint in addition to TRL's: each writes a file of its own."""
         if begun is not None:
             for part in [*self.kept, *([ahead] if ahead else [])]:
                 part.load(begun.path)
@@ -179,7 +179,7 @@ class StepTrainer(Trainer):  # type: ignore[misc]
             model=model,
             processing_class=tokenizer,
             args=type(self).config(settings, folder, world.size),
-            # TRL walks a dataset whose rows hold nothing but the number of a group: the sampler decides.
+            # The rows of TRL's dataset are only numbers of groups: our sampler chooses the examples.
             train_dataset=Dataset.from_list(
                 [
                     {"prompt": [{"role": "user", "content": "", PLACE: number}]}
@@ -192,11 +192,11 @@ class StepTrainer(Trainer):  # type: ignore[misc]
             callbacks=[BetweenSteps(self, evaluation), record, *callbacks],
         )
         if "ref" in getattr(model, "peft_config", {}):
-            # TRL's copy of the first adapters, which add nothing: the policy without any is the reference.
-            # And transformers 5.17 restores nothing but that copy from a checkpoint that has one.
+            # TRL copies the first adapters, which are zero: the policy without adapters is the reference.
+            # And transformers 5.17 restores only that copy from a checkpoint that has it.
             model.delete_adapter("ref")
         attach(self.weights, settings)
-        # Layers that are computed again for the gradient keep nothing that could be read.
+        # Layers that are computed again for the gradient keep no keys and values.
         self.shares_openings = keeps_cache(model.config) and not settings.model.gradient_checkpointing
 
     def create_accelerator_and_postprocess(self) -> None:
@@ -208,7 +208,7 @@ class StepTrainer(Trainer):  # type: ignore[misc]
     def play_step(self, prompts: list[list[dict[str, Any]]]) -> dict[str, Any]:
         """Draw and play this process's groups of the next step.
 
-        `prompts` has one entry a rollout, groups together. Whatever is returned has one a rollout, too: TRL
+        `prompts` has one entry per rollout, groups together, and so has every list that is returned. TRL
         makes `advantages_G` of the rewards and pads the tokens.
         """
         begun, number = perf_counter(), self.state.global_step
@@ -230,7 +230,7 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         self.weights.engine.rest()
         refills = self.settings.data.refill_rounds > 0
         self.step_metrics = rollout_metrics(step, self.player.source.labels, refills=refills)
-        if self.ahead:  # what was played while the policy learnt took none of the step's time
+        if self.ahead:  # playing while the policy learnt took no time of this step
             self.step_metrics |= {"seconds/rollouts": perf_counter() - begun, "staleness": number - version}
         if self.baselines:
             self.step_metrics |= {f"baseline/{role}": mean for role, mean in self.baselines.means.items()}
@@ -246,7 +246,7 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         return trl_columns(lines, [row.reward for row in rows])
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return a step's rows as TRL makes them, and where their sequences lie beside each."""
+        """Return a step's rows as TRL makes them, with the places of their sequences."""
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if self.baselines:
             output["advantages"] = output["advantages"].new_tensor(self.advantages_G)
@@ -267,9 +267,9 @@ class StepTrainer(Trainer):  # type: ignore[misc]
         return Path(self.args.output_dir).parent
 
     def keep_finished_steps(self) -> bool:
-        """Save a checkpoint although a step is under way, which is drawn again; return whether there is one.
+        """Save a checkpoint of the finished steps and draw the current step again; return whether it exists.
 
-        Several processes go on from the last one that they saved together.
+        Several processes resume from the last checkpoint that they saved together.
         """
         step = self.state.global_step
         if step == 0 or self.world.size > 1:
@@ -301,9 +301,8 @@ class StepTrainer(Trainer):  # type: ignore[misc]
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Return `logprobs_GT` and `entropies_GT`: TRL's method, without computing padding.
 
-        Rows are stripped of the padding on both sides, cut into their sequences, and computed in buckets of
-        alike length, so positions start at 0 as they did when the tokens were sampled. What several begin
-        with is computed once (rollouts/buckets.py).
+        Rows are cut into their sequences and computed in buckets of similar length, so positions start at 0,
+        as when the tokens were sampled. A shared beginning is computed once (rollouts/buckets.py).
         """
         ids_GS, real_GS = input_ids, attention_mask
         rows, width = ids_GS.shape
@@ -321,7 +320,7 @@ class StepTrainer(Trainer):  # type: ignore[misc]
             logprobs_GS = logprobs_GS.index_put(bucket.target, output.log_probs[scored].float())
             if compute_entropy:
                 entropy = output.entropy[scored].float()
-                # Without a bonus it is only told: no gradient passes through it.
+                # Without a bonus it is only a metric: no gradient passes through it.
                 bonus = self.settings.algorithm.entropy_bonus
                 entropies_GS = entropies_GS.index_put(bucket.target, entropy if bonus else entropy.detach())
         logprobs_GT, entropies_GT = (
@@ -339,11 +338,11 @@ class StepTrainer(Trainer):  # type: ignore[misc]
     ) -> Iterator[Bucket]:
         """Yield the sequences of padded rows whose completions begin at column `prompt`, by length.
 
-        The model `reader` reads what several begin with; without it nothing is shared.
+        The model `reader` computes the beginnings that sequences share; without it they are not shared.
         """
         pieces = cut_rows(real_GS, prompt, self.later_GK2)
         size = min(ROWS_PER_FORWARD, size or ROWS_PER_FORWARD)
-        if shards_policy(self.settings):  # every process computes as often as the others
+        if shards_policy(self.settings):  # all processes compute the same number of times
             count = pieces.rows_P.new_tensor([len(pieces.rows_P)])
             pieces = fill_up(pieces, int(self.accelerator.gather(count).max()), scratch=len(ids_GS))
             return cut_buckets(ids_GS, pieces, lambda lengths: split_evenly(len(lengths), size))
@@ -362,18 +361,18 @@ class StepTrainer(Trainer):  # type: ignore[misc]
             torch.save(self._buffered_inputs, folder / BATCH.format(self.world.rank))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Take up what a checkpoint holds, the rollouts that it goes on with too."""
+        """Restore a checkpoint, with the rollouts that more updates learn from."""
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint and (file := Path(checkpoint) / BATCH.format(self.world.rank)).is_file():
             device = self.accelerator.device
-            # A sharded policy computes on `cpu:0`, which PyTorch loads nothing to.
+            # A sharded policy computes on `cpu:0`, to which PyTorch cannot load.
             place = device if device.type != "cpu" else "cpu"
             self._buffered_inputs = torch.load(file, map_location=place, weights_only=True)
             done = self.state.global_step % self.settings.algorithm.num_iterations
             self._step = done * self.args.gradient_accumulation_steps
 
     def _finish_step_metrics(self) -> dict[str, Any]:
-        """Return what TRL does not know of the step that ends: its rollouts, and where the time went."""
+        """Return the metrics that TRL lacks: those of the rollouts, and the times."""
         now = perf_counter()
         seconds, self.step_started = now - self.step_started, now
         metrics, self.step_metrics = self.step_metrics, {}
@@ -385,7 +384,7 @@ class StepTrainer(Trainer):  # type: ignore[misc]
 
 
 def common_arguments(settings: GRPOSettings, folder: Path, processes: int) -> dict[str, Any]:
-    """Return the arguments that TRL's trainers of rollouts share, for each of so many processes."""
+    """Return the common arguments of TRL's trainers of rollouts, for each of several processes."""
     rows, accumulation = rows_and_accumulation(settings, processes)
     lengths, output = settings.sampling, settings.output
     return {

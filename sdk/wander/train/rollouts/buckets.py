@@ -1,10 +1,9 @@
-"""How the rows of a step are computed: each of their sequences by itself, with those of alike length.
+"""How the rows of a step are computed: sequence by sequence, in buckets of similar length.
 
-A row holds its sequences one after another, padded on both sides; they are computed without their padding.
-What several begin with is computed once. The rollouts of a group open alike, and those of a game all know the
-same rules. Where every layer attends to all that came before, the keys and values of such an opening are read
-by each sequence that begins with it; gradients flow back through them. So the work is that of the tokens that
-differ.
+A row holds its sequences one after another, padded on both sides. They are computed without the padding. An
+opening that several sequences share is computed once: the rollouts of a group have the same prompt, and those
+of a game the same rules. If every layer attends to all tokens before, each sequence reads the keys and values
+of its opening, and gradients flow back through them. So only tokens that differ cost time.
 
 `G`: rows. `K`: most sequences of a row after its first. `P`: sequences of all rows. `N`: openings that are
 shared. `W`: their tokens, padded on the right. Other letters are those of `wander.train.grpo`.
@@ -23,12 +22,12 @@ from transformers import DynamicCache
 from wander.train.rollouts.rows import Line
 
 ROWS_PER_FORWARD = 32
-"""Sequences computed together at most; more multiply bigger matrices."""
+"""Maximum number of sequences that are computed together; more need bigger matrices."""
 
 
 @dataclass
 class Pieces:
-    """The sequences of a batch: each so many columns of a row."""
+    """The sequences of a batch: each is a range of columns of a row."""
 
     rows_P: torch.Tensor
     starts_P: torch.Tensor
@@ -39,9 +38,9 @@ class Pieces:
 
 
 def later_sequences(lines: Sequence[Line], device: torch.device) -> torch.Tensor | None:
-    """Return `later_GK2`, where each row's sequences after the first lie; None where there are none.
+    """Return `later_GK2`, the places of each row's sequences after the first; None if there are none.
 
-    The two places are those of `Line.later`; rows with fewer sequences are filled up with -1.
+    The two places are those of `Line.later`; rows with fewer sequences are filled with -1.
     """
     most = max(len(line.later) for line in lines)
     if most == 0:
@@ -66,7 +65,7 @@ def cut_rows(real_GS: torch.Tensor, width: int, later_GK2: torch.Tensor | None) 
 
 
 def fill_up(pieces: Pieces, most: int, scratch: int) -> Pieces:
-    """Return the pieces and blanks up to so many, whose results belong to the row `scratch`.
+    """Return the pieces, and blanks up to `most`, whose results belong to the row `scratch`.
 
     A blank is the first two tokens of the first piece.
     """
@@ -81,39 +80,39 @@ def fill_up(pieces: Pieces, most: int, scratch: int) -> Pieces:
 
 
 def forward_cost(device: torch.device) -> int:
-    """Return how many tokens one forward pass more costs, about: on a GPU, the time to start its kernels."""
+    """Return the cost of a forward pass in tokens: on a GPU, the time to start its kernels."""
     return 128 if device.type == "cpu" else 4096
 
 
 @dataclass
 class Bucket:
-    """Sequences of alike length, computed together; of those with a shared opening, what follows it."""
+    """Sequences of similar length that are computed together, without their shared openings."""
 
     ids_BL: torch.Tensor
     real_BL: torch.Tensor
-    """Which are no padding."""
+    """True for tokens that are not padding."""
     scored_BL: torch.Tensor
-    """Which come after the sequence's own prompt."""
+    """True for tokens after the sequence's own prompt."""
     target: tuple[torch.Tensor, torch.Tensor]
-    """Row and column of each that is scored."""
+    """Row and column of each scored token."""
     context: dict[str, Any]
-    """What a model takes beside the ids: their mask, and the shared openings before them."""
+    """Other inputs of the model: the mask of the ids, and the shared openings before them."""
 
 
 @dataclass
 class Openings:
-    """Prompts that several sequences begin with, but for the last token, whose output is scored."""
+    """Prompts of several sequences, without the last token, whose output is scored."""
 
     ids_NW: torch.Tensor
     real_NW: torch.Tensor
     numbers_P: torch.Tensor
-    """The opening of each sequence; of one that shares none, any."""
+    """The opening of each sequence; any number for a sequence without one."""
     lengths_P: torch.Tensor
-    """How many of the opening's tokens a sequence begins with: all, or none."""
+    """Number of the opening's tokens in a sequence: all of them, or 0."""
 
 
 def find_openings(ids_GS: torch.Tensor, pieces: Pieces) -> Openings | None:
-    """Return the openings that are worth a pass of their own; None where that saves nothing."""
+    """Return the openings that are worth a pass of their own; None if they save nothing."""
     rows = ids_GS.tolist()
     places = ((pieces.rows_P % len(rows)).tolist(), pieces.starts_P.tolist(), pieces.owns_P.tolist())
     prompts = [tuple(rows[row][start : own - 1]) for row, start, own in zip(*places, strict=True)]
@@ -137,7 +136,7 @@ Layers = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 def read_openings(openings: Openings, model: Callable[..., Any], size: int = ROWS_PER_FORWARD) -> Layers:
-    """Compute the keys and values of the openings, so many together."""
+    """Compute the keys and values of the openings, `size` at a time."""
     read = []
     parts = zip(torch.split(openings.ids_NW, size), torch.split(openings.real_NW, size), strict=True)
     for ids_BW, real_BW in parts:
@@ -157,14 +156,14 @@ def read_openings(openings: Openings, model: Callable[..., Any], size: int = ROW
 
 
 def split_evenly(count: int, size: int) -> list[int]:
-    """Return how many of so many sequences to compute together: all processes alike."""
+    """Return sizes of buckets for `count` sequences, the same in all processes."""
     return [min(size, count - begun) for begun in range(0, count, size)]
 
 
 def split_by_cost(lengths: Sequence[int], size: int, cost: int) -> list[int]:
-    """Return how many of ascending lengths to compute together, so that padding and passes cost least."""
+    """Return sizes of buckets for sequences of ascending lengths, so that padding and passes cost least."""
     least: list[tuple[int, int]] = [(0, 0)]
-    """Of so many first lengths: what they cost, and where the last pass among them begins."""
+    """For each number of first lengths: their cost, and where the last bucket begins."""
     for end, width in enumerate(lengths, start=1):
         begins = range(max(0, end - size), end)
         least.append(min((least[begun][0] + (end - begun) * width + cost, begun) for begun in begins))
@@ -182,9 +181,9 @@ def cut_buckets(
     split: Callable[[list[int]], list[int]],
     shared: tuple[Openings, Layers] | None = None,
 ) -> Iterator[Bucket]:
-    """Yield sequences by length; `split` tells of ascending lengths how many to take together."""
+    """Yield sequences by length; `split` returns the sizes of buckets for ascending lengths."""
     rows, width = ids_GS.shape
-    if shared:  # what is left of the sequences after what they share
+    if shared:  # the sequences without their openings
         known_P = shared[0].lengths_P
         pieces = replace(pieces, starts_P=pieces.starts_P + known_P, lengths_P=pieces.lengths_P - known_P)
     order_P = pieces.lengths_P.argsort(stable=True)
@@ -197,7 +196,7 @@ def cut_buckets(
         columns_BL = (starts_B[:, None] + places_L[None]).clamp(max=width - 1)
         ids_BL = ids_GS[rows_B % rows].gather(1, columns_BL)
         scored_BL = real_BL & (columns_BL >= pieces.owns_P[chosen_B][:, None])
-        # The output has an entry less than a row has tokens: nothing tells the first of them.
+        # The output has one entry less than a row has tokens: nothing predicts the first token.
         scored = scored_BL[:, 1:]
         target = (rows_B[:, None].expand_as(columns_BL)[:, 1:][scored], columns_BL[:, 1:][scored])
         context = _after(*shared, chosen_B, real_BL) if shared else {"attention_mask": real_BL.long()}
@@ -207,7 +206,7 @@ def cut_buckets(
 def _after(
     openings: Openings, layers: Layers, chosen_B: torch.Tensor, real_BL: torch.Tensor
 ) -> dict[str, Any]:
-    """Return what has a model compute sequences after what each of them begins with."""
+    """Return the inputs with which a model computes sequences after their openings."""
     numbers_B, known_B = openings.numbers_P[chosen_B], openings.lengths_P[chosen_B]
     width = int(known_B.max())
     if width == 0:

@@ -1,9 +1,8 @@
-"""Who plays beside the policy (`[players]`): scripts, models that do not learn, and the policy as it was.
+"""The other players of a training (`[players]`): scripts, models that do not learn, and earlier policies.
 
-Each of them has clients of its own, one beside each of the policy's, with conversations whose turns are
-sampled in the batches of the policy's: in exact mode they come out the same each time. A model is loaded once
-for all of them. Who an earlier self is follows from the settings and from what was earned; its weights lie in
-every checkpoint.
+Each other player has a client for each client of the policy. Its turns are sampled in the same batches as the
+policy's, so in exact mode they are the same each time. A model is loaded once for all clients. The settings
+and the rewards decide when an earlier self becomes another policy. Every checkpoint has its weights.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ from wander.train.sections import EARLIER, FROZEN, SCRIPTED, SELF, PlayerSection
 from wander.types import EnvironmentInfo
 
 STATE = "players.json"
-"""In a checkpoint: who the earlier selves are; their weights lie beside it, one file a player."""
+"""In a checkpoint: the state of the earlier selves. The weights of each are in a file of its own."""
 
 
 class SharedEngine(TransformersEngine):
     """Samples from a model that others sample from too, in threads of their own."""
 
     turn = Lock()
-    """Of all such models: only sampling takes them, and what samples alone is faster."""
+    """Shared by all such models: only sampling uses them, and one at a time is faster."""
 
     def _sample(self, jobs: Sequence[Job], tell: Tell[Sample]) -> list[Sample]:
         with self.turn:
@@ -49,7 +48,7 @@ class SharedEngine(TransformersEngine):
 
 
 class OtherPolicy(PolicyClient):
-    """A model that plays beside the policy, in the same batches, and learns nothing."""
+    """A model that plays with the policy, in the same batches, and does not learn."""
 
     engine: SharedEngine
 
@@ -60,7 +59,7 @@ class OtherPolicy(PolicyClient):
         self._path, self._revision = loaded.path, loaded.revision
 
     def describe(self) -> dict[str, Any]:
-        """Return what a manifest records: the weights too, of an earlier self those that it begins with."""
+        """Return what a manifest records, with the digest of the weights that training begins with."""
         digest = weights_digest(self._path) if self._path else None
         return {**super().describe(), "revision": self._revision, "weights_sha256": digest}
 
@@ -71,26 +70,26 @@ class _Earlier:
 
     section: PlayerSection
     load: Callable[[], LoadedModel]
-    """Loads what training begins with."""
+    """Loads the model that training begins with."""
     models: list[LoadedModel] = field(default_factory=list)
-    """The one that has its weights, and others that play on with those of before, or did."""
+    """First the model with its weights, then models that still play with older weights, or did."""
     version: int = 0
-    """Updates before its weights; 0: those that training begins with."""
+    """Number of updates before its weights; 0 for the weights that training begins with."""
     considered: int = 0
-    """Updates when it was last thought of becoming another."""
+    """Number of updates when a refresh was last considered."""
     lead: float = 0.0
-    """What the policy earned more than it since then, over all rollouts."""
+    """Sum over the rollouts since then of the policy's reward minus its own."""
     rollouts: int = 0
 
     @property
     def loaded(self) -> LoadedModel:
-        """What it is."""
+        """The model with its weights."""
         if not self.models:
             self.models.append(self.load())
         return self.models[0]
 
     def become(self, version: int, weights: Weights, playing: Collection[Any] = ()) -> None:
-        """Be the policy as it is after so many updates; the models `playing` stay as they are."""
+        """Copy the policy after `version` updates; the models `playing` keep their weights."""
         free = next((loaded for loaded in self.models if loaded.model not in playing), None) or self.load()
         self.models = [free, *(loaded for loaded in self.models if loaded is not free)]
         own = dict(free.model.named_parameters())
@@ -100,7 +99,7 @@ class _Earlier:
         self.version = version
 
     def refresh(self, version: int, weights: Weights, playing: Collection[Any]) -> None:
-        """Become the policy as it is after so many updates, where it is the turn for that."""
+        """Copy the policy after `version` updates if a refresh is due."""
         section = self.section
         if version - self.considered < section.refresh_every:
             return
@@ -112,7 +111,7 @@ class _Earlier:
 
 
 class Opponents:
-    """Who plays beside the policy of a run."""
+    """The other players of a run."""
 
     def __init__(self, settings: GRPOSettings) -> None:
         self.settings = settings
@@ -126,9 +125,9 @@ class Opponents:
         }
 
     def require(self, info: EnvironmentInfo) -> None:
-        """Raise `ConfigError` where the environment has no such players, or none is left for the policy.
+        """Raise `ConfigError` for players that the environment lacks, or if the policy plays none of them.
 
-        So it does where the groups of a process cannot be those of all whom the policy learns as.
+        The same holds if a process's groups cannot be shared evenly by the players that the policy learns as.
         """
         require_players(info, self.settings.players, first=True)
         if self.models and self.models.keys() == set(info.players):
@@ -146,13 +145,13 @@ class Opponents:
             )
 
     def join(self, client: PolicyClient) -> Client:
-        """Return a client of the policy together with those of who plays beside it."""
+        """Return a client of the policy together with those of the other players."""
         if client not in self._joined:
             self._joined[client] = self.join_models(client, self.models)
         return self._joined[client]
 
     def join_models(self, client: PolicyClient, models: Mapping[str, str]) -> Client:
-        """Return a client of the policy together with those of these models, by player."""
+        """Return a client of the policy together with clients of these models, by player."""
         others: dict[str, Client | str] = {}
         for player, model in models.items():
             if model.startswith(SCRIPTED):
@@ -172,9 +171,9 @@ class Opponents:
         return self._loaded[model]
 
     def prepare(self, client: PolicyClient, version: int, weights: Weights) -> None:
-        """Have the earlier selves of a client be who they are after so many updates of the policy.
+        """Bring the earlier selves of a client to their state after `version` updates of the policy.
 
-        `weights` gives those of the policy as it is. Of several processes all call this at the same place.
+        `weights` returns the current weights of the policy. All processes call this at the same place.
         """
         own = self.join(client)
         for player, earlier in self._earlier.items():
@@ -183,7 +182,7 @@ class Opponents:
             own.others[player].engine.sampler.model = earlier.loaded.model  # type: ignore[attr-defined]
 
     def observe(self, rewards: Sequence[Mapping[str, float]]) -> None:
-        """Learn what the players of rollouts earned."""
+        """Take the rewards of the players of rollouts."""
         for player, earlier in self._earlier.items():
             for rollout in rewards:
                 own = [reward for name, reward in rollout.items() if name not in self.models]
@@ -191,7 +190,7 @@ class Opponents:
                 earlier.rollouts += 1
 
     def load(self, checkpoint: Path) -> None:
-        """Have the earlier selves be who a checkpoint has."""
+        """Restore the earlier selves of a checkpoint."""
         if not self._earlier:
             return
         for player, state in json.loads((checkpoint / STATE).read_bytes()).items():
