@@ -1,8 +1,8 @@
 """What a training run saves: its checkpoints and models, each sealed when it is whole.
 
 A checkpoint is a folder of many files, and a process may be killed between any two of them. Its seal is
-written last: a folder without one was never finished and is passed over. The seal names every file with its
-digest, so that a damaged checkpoint is refused instead of trained on, and says how long the run's record was.
+written last. A folder without a seal was never finished, and is skipped. The seal has the digest of every
+file, so that a damaged checkpoint is refused, and the length of the run's record.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from wander.wire.postings import Checkpoint, file_digest
 
 SEAL = "seal.json"
 SEALED = "sealed.jsonl"
-"""The steps of a run's whole checkpoints, one line each: so that it is noticed when one goes missing."""
+"""The steps of a run's checkpoints, one line each, so that a missing checkpoint is noticed."""
 SAVED = "checkpoints.jsonl"
-"""The digests of the weights that a run saved, one line each."""
+"""Digests of the weights that a run saved, one line each."""
 BATCH = "batch-{}.pt"
-"""In a checkpoint between two updates that learn from the same rollouts: these, of each process."""
+"""Rollouts of each process, in a checkpoint between two updates that learn from the same rollouts."""
 MODEL, BEST_MODEL = "model", "best"
-"""Where the weights of the end are kept, and those that did best."""
+"""Folders of the weights of the end, and of the best weights."""
 
 
 class Seal(Record):
-    """What a folder that a run saved consists of."""
+    """The files of a folder that a run saved."""
 
     step: int
     rollouts_bytes: int = 0
@@ -43,7 +43,7 @@ class Seal(Record):
 
 
 def read_seal(folder: Path) -> Seal:
-    """Return what a whole folder consists of; raises `RunError` if that cannot be read."""
+    """Return the seal of a folder; raises `RunError` if it cannot be read."""
     seal = jsonl.read_record(folder / SEAL, Seal)
     assert seal is not None, "a folder without a seal is not whole"
     return seal
@@ -51,13 +51,13 @@ def read_seal(folder: Path) -> Seal:
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """A whole checkpoint on the disk."""
+    """A sealed checkpoint on the disk."""
 
     step: int
     path: Path
 
     def fault(self) -> str | None:
-        """Return what is wrong with its files, in words; None for a sound one."""
+        """Return what is wrong with its files, in words, or None."""
         try:
             seal = read_seal(self.path)
         except RunError as error:
@@ -67,7 +67,7 @@ class SavedCheckpoint:
 
 
 def find_faults(folder: Path, files: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield which files have other digests than these, and what is wrong with each, in words."""
+    """Yield the files that do not have these digests, and what is wrong with each, in words."""
     for name, sha256 in sorted(files.items()):
         try:
             with open_plain_file(folder / name, below=folder) as file:
@@ -81,7 +81,7 @@ def find_faults(folder: Path, files: Mapping[str, str]) -> Iterator[tuple[str, s
 
 
 def seal_folder(folder: Path, step: int, rollouts_bytes: int = 0) -> None:
-    """Declare a folder whole, once everything that belongs to it is written."""
+    """Seal a folder, once everything in it is written."""
     files = {
         path.relative_to(folder).as_posix(): file_digest(path)
         for path in sorted(folder.rglob("*"))
@@ -97,7 +97,7 @@ class SealedStep(Record):
 
 
 def seal_checkpoint(run: Path, step: int, rollouts_bytes: int) -> Path:
-    """Declare the checkpoint of a step whole, once everything that belongs to it is written; return it."""
+    """Seal the checkpoint of a step, once everything in it is written; return its folder."""
     folder = run / "checkpoints" / f"checkpoint-{step}"
     seal_folder(folder, step, rollouts_bytes)
     sealed = [*(earlier for earlier in list_sealed_steps(run) if earlier != step), step]
@@ -106,12 +106,12 @@ def seal_checkpoint(run: Path, step: int, rollouts_bytes: int) -> Path:
 
 
 def list_sealed_steps(run: Path) -> list[int]:
-    """Return the steps of which a run made whole checkpoints, whether they are still there or not."""
+    """Return the steps of all checkpoints that a run sealed, also of those that were removed."""
     return [sealed.step for sealed in jsonl.read_records(run / SEALED, SealedStep)]
 
 
 def list_checkpoints(run: Path) -> list[SavedCheckpoint]:
-    """Return the whole checkpoints of a run by step."""
+    """Return the sealed checkpoints of a run by step."""
     checkpoints = [
         SavedCheckpoint(int(path.name.rpartition("-")[2]), path)
         for path in (run / "checkpoints").glob("checkpoint-*")
@@ -121,10 +121,10 @@ def list_checkpoints(run: Path) -> list[SavedCheckpoint]:
 
 
 def checkpoint_to_resume(run: Path, at: int | None = None) -> SavedCheckpoint | None:
-    """Return the checkpoint that a run goes on from, checked; None means from its very beginning.
+    """Return the checkpoint from which a run resumes, after a check; None means from its beginning.
 
-    That is the newest, or the one of step `at` (0: the beginning). Raises `RunError` for one that is missing
-    or damaged, and names an older one that is sound.
+    That is the newest, or the checkpoint of step `at` (0: the beginning). Raises `RunError` for a missing or
+    damaged checkpoint, and names an older sound one.
     """
     if at == 0:
         return None
@@ -148,7 +148,7 @@ def checkpoint_to_resume(run: Path, at: int | None = None) -> SavedCheckpoint | 
 
 
 def _refusal(run: Path, problem: str, checkpoints: list[SavedCheckpoint], before: int) -> RunError:
-    """Say what is wrong, and which older checkpoint the run can go on from."""
+    """Return the error with an older checkpoint from which the run can resume."""
     sound = next(
         (
             checkpoint.step
@@ -162,7 +162,7 @@ def _refusal(run: Path, problem: str, checkpoints: list[SavedCheckpoint], before
 
 
 def give_up_later(run: Path, step: int) -> None:
-    """Forget the checkpoints after a step, from which the run goes on another time."""
+    """Remove the checkpoints after a step from which the run resumes."""
     for path in (run / "checkpoints").glob("checkpoint-*"):
         number = path.name.rpartition("-")[2]
         if number.isdecimal() and int(number) > step:
@@ -176,7 +176,7 @@ def give_up_later(run: Path, step: int) -> None:
 
 
 def read_saved(run: Path) -> list[Checkpoint]:
-    """Return which weights a training run saved, in the order in which it did."""
+    """Return the weights that a training run saved, the oldest first."""
     return jsonl.read_records(run / SAVED, Checkpoint)
 
 

@@ -1,8 +1,8 @@
-"""The files of a training run's folder beside the run record, read and written without what trains.
+"""The files of a training run's folder, read and written without PyTorch.
 
 A line of `metrics.jsonl` is a step, one of `evaluations.jsonl` an evaluation of a cell, one of `alerts.jsonl`
-an alert. `samples.jsonl` has what the policy does on the same few examples while it learns: example, index
-and seeds are the same at every step, so whatever differs between two samples is what the policy learnt.
+an alert. `samples.jsonl` has rollouts on the same few examples: example, index and seeds are the same at
+every step, so every difference between two samples was learnt.
 `outcome.json` says how the run ended, and `best.json` which weights were its best.
 """
 
@@ -43,7 +43,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 def read_entries(file: Path) -> list[dict[str, Any]]:
     """Return the lines of a file of metrics, without a last one that a kill cut short.
 
-    Raises `RunError` for a line that is none.
+    Raises `RunError` for a line that is not a step.
     """
     entries = []
     for number, line in enumerate(jsonl.lines(file), start=1):
@@ -80,7 +80,7 @@ def append_samples(folder: Path, rollouts: Iterable[Rollout]) -> None:
 
 
 def write_samples(folder: Path, rollouts: Iterable[Rollout]) -> None:
-    """Write all samples anew, whole or not at all."""
+    """Replace all samples."""
     jsonl.write_records(folder / SAMPLES, rollouts)
 
 
@@ -88,56 +88,56 @@ class CellEvaluation(Record):
     """One cell, evaluated once: a line of `evaluations.jsonl`."""
 
     step: int
-    """Steps that the policy had learnt; 0 is the model that training began with."""
+    """Steps that the policy had learnt; 0 for the model that training began with."""
     cell: str
     split: Literal["train", "eval"]
-    """`train` where the environment has no examples of its own for evaluation."""
+    """`train` if the environment has no eval split."""
     task_set_sha256: str
-    """Of the ordered examples: lines that share it can be compared."""
+    """Digest of the ordered examples: lines with the same digest can be compared."""
     examples: int
-    """Openings, where every line was played."""
+    """Number of examples, or of openings if every line was played."""
     lines: int | None = None
-    """How many there are; None where examples were played."""
+    """Number of lines; None if examples were played."""
     failed: int = 0
-    """Rollouts that failed twice; they are in no mean."""
+    """Rollouts that failed twice. They are left out of every mean."""
     reward: float | None
     """Mean over the examples; None when every rollout failed."""
     interval: Interval | None = None
-    """Of the reward, 95 %."""
+    """95 % interval of the reward."""
     metrics: dict[str, float] = Field(default_factory=dict)
-    """Mean of every reward function and metric; of an exhaustive cell, how many lines ended how."""
+    """Mean of every reward function and metric. For an exhaustive cell, number of lines by their end."""
     intervals: dict[str, Interval] = Field(default_factory=dict)
-    """Theirs, 95 %."""
+    """95 % intervals of the metrics."""
     turns: float | None = None
     truncated: int = 0
     tokens: float = 0.0
-    """Sampled tokens a rollout."""
+    """Sampled tokens per rollout."""
     seconds: float = 0.0
 
     def values(self) -> dict[str, float | None]:
-        """Return what was measured by its name in settings: `CELL/reward`, `CELL/METRIC`."""
+        """Return the results by their names in settings: `CELL/reward`, `CELL/METRIC`."""
         return {f"{self.cell}/reward": self.reward} | {
             f"{self.cell}/{name}": value for name, value in self.metrics.items() if name != "reward"
         }
 
 
 def read_evaluations(folder: Path) -> list[CellEvaluation]:
-    """Return the evaluations of a training run, in the order in which they were made."""
+    """Return the evaluations of a training run, the oldest first."""
     return jsonl.read_records(folder / EVALUATIONS, CellEvaluation)
 
 
 def read_first_values(folder: Path) -> dict[str, float | None]:
-    """Return what the evaluation before the first step measured, by `CELL/METRIC`."""
+    """Return the results of the evaluation before the first step, by `CELL/METRIC`."""
     return values_of(line for line in read_evaluations(folder) if line.step == 0)
 
 
 def write_evaluations(folder: Path, evaluations: Iterable[CellEvaluation]) -> None:
-    """Write all lines anew, whole or not at all."""
+    """Replace all evaluations."""
     jsonl.write_records(folder / EVALUATIONS, evaluations)
 
 
 def values_of(evaluations: Iterable[CellEvaluation]) -> dict[str, float | None]:
-    """Return what cells measured, by `CELL/METRIC`."""
+    """Return the results of cells, by `CELL/METRIC`."""
     return {name: value for line in evaluations for name, value in line.values().items()}
 
 
@@ -174,7 +174,7 @@ class Alert(Record):
 
 
 def read_alerts(folder: Path) -> list[Alert]:
-    """Return the alerts of a training run, in the order in which they were raised."""
+    """Return the alerts of a training run, the oldest first."""
     return jsonl.read_records(folder / ALERTS, Alert)
 
 
@@ -199,59 +199,59 @@ class Stopped(Record):
 
     @property
     def collapsed(self) -> bool:
-        """True when it ended because learning failed, not because it succeeded."""
+        """True if the run ended because learning failed."""
         return self.kind != "target"
 
 
 class BestCheckpoint(Record):
-    """Which weights lie in `best`, and by what they are the best: `best.json`."""
+    """The weights in `best`, and the value by which they are the best: `best.json`."""
 
     metric: str
     mode: Literal["max", "min"]
     value: float
     step: int
-    """The evaluations of this step tell more of it."""
+    """Step of the weights, which also has evaluations."""
     weights_sha256: str | None = None
 
     def is_beaten_by(self, value: float) -> bool:
-        """Tell whether a value is strictly better: of equal ones the first stays."""
+        """Return whether a value is strictly better: of equal values the first one counts."""
         return value > self.value if self.mode == "max" else value < self.value
 
 
 class Outcome(Record):
-    """What a training run came to."""
+    """How a training run ended."""
 
     steps: int
     finished: bool
-    """False when it was interrupted and can be resumed."""
+    """False if it was interrupted and can be resumed."""
     stopped: Stopped | None = None
-    """None when it played all its steps, or was interrupted."""
+    """None if it played all its steps, or was interrupted."""
     best: BestCheckpoint | None = None
-    """None when it kept none."""
+    """None if it kept no best weights."""
 
 
 def read_outcome(folder: Path) -> Outcome | None:
-    """Return how a run ended; None while it plays, and of runs that were killed."""
+    """Return how a run ended; None while it plays, or if it was killed."""
     return jsonl.read_record(folder / OUTCOME, Outcome)
 
 
 def write_outcome(folder: Path, outcome: Outcome) -> None:
-    """Say how a run ended."""
+    """Write how a run ended."""
     jsonl.write_record(folder / OUTCOME, outcome)
 
 
 def read_best(folder: Path) -> BestCheckpoint | None:
-    """Return which weights a run kept as its best, if it did."""
+    """Return which weights a run kept as its best, or None."""
     return jsonl.read_record(folder / BEST, BestCheckpoint)
 
 
 def write_best(folder: Path, best: BestCheckpoint) -> None:
-    """Say which weights lie in `best`."""
+    """Write which weights are in `best`."""
     jsonl.write_record(folder / BEST, best)
 
 
 def forget_best(folder: Path) -> None:
-    """Remove the weights in `best` and what tells of them, where a run kept some."""
+    """Remove the best weights of a run and their description, if it kept any."""
     if (folder / BEST).is_file():
         shutil.rmtree(folder / BEST_MODEL, ignore_errors=True)
         (folder / BEST).unlink()

@@ -1,13 +1,13 @@
-"""Rows: what a step learns from, made of the tokens that the policy saw and sampled.
+"""Rows: the tokens that the policy saw and sampled in a rollout, with its reward.
 
-A rollout is one sequence of tokens as long as each turn continues what stood before it. Where the chat
-template rewrites history, or a turn is sampled from a shortened one, it is several. A row holds all sequences
-that share a reward, so they share an advantage, and every sampled token is learnt once, in the context in
-which it was sampled.
+A rollout is one sequence of tokens as long as each turn continues the turn before. If the chat template
+rewrites history, or a turn is sampled from a shortened history, it is several sequences. A row holds all
+sequences that share a reward. They share the advantage, and every sampled token is learnt once, in the
+context in which it was sampled.
 
-A trainer gets a row as one line of tokens, its sequences one after another, of which each is computed by
-itself (`wander.train.rollouts.buckets`). So whatever a loss does with a row (a mean over its tokens, a ratio
-of the whole) it does with the rollout, in however many sequences it was sampled.
+A trainer gets a row as one line of tokens, with its sequences one after another. Each sequence is computed by
+itself (`wander.train.rollouts.buckets`). So a loss treats a rollout in the same way, in one sequence or
+several.
 """
 
 from __future__ import annotations
@@ -23,55 +23,54 @@ from wander.types import Rollout, TurnTokens
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A rollout, or a part of one, as the tokens that the policy saw and sampled in one sequence."""
+    """A sequence of tokens that the policy saw and sampled: a rollout or a part of it."""
 
     prompt_ids: list[int]
     completion_ids: list[int]
-    """Everything after the first prompt, the environment's tokens included."""
+    """Everything after the first prompt, with the environment's tokens."""
     mask: list[int]
     """1 for a token of the policy, 0 for one of the environment; as long as `completion_ids`."""
     logprobs: list[float]
-    """Log-probability each policy token was sampled with; 0.0 for the environment's."""
+    """Log-probability with which each policy token was sampled; 0.0 for the environment's tokens."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """The sequences that share a reward: those of one rollout."""
+    """The sequences of one rollout, which share a reward."""
 
     sequences: list[Trajectory]
-    """In the order in which they were begun; none where nothing was sampled."""
+    """Sequences in the order of their beginnings; empty if nothing was sampled."""
     reward: float | None
-    """None teaches nothing: the rollout failed, or too few of its group are scored."""
+    """None if the rollout failed, or too few of its group are scored."""
 
     @classmethod
     def of(cls, rollout: Rollout, learner: str | None = None) -> Row:
-        """Return what a step learns from a rollout: as the player `learner`, where it has players."""
+        """Return the row of a rollout, for the player `learner` if it has players."""
         sequences = trajectories_of(rollout, learner)
         reward = rollout.reward if learner is None else rollout.rewards.get(learner)
         scored = sequences and reward is not None and math.isfinite(reward)
         return cls(sequences, float(reward) if scored and reward is not None else None)
 
     def without_tokens(self) -> Row:
-        """Return the row with no token to learn from; its reward still counts in the group's mean."""
+        """Return the row without tokens to learn from; its reward still counts in the group's mean."""
         return replace(
             self, sequences=[replace(sequence, mask=[0] * len(sequence.mask)) for sequence in self.sequences]
         )
 
 
 def draw_learner(players: Iterable[str], seed: int) -> str | None:
-    """Return as which of the policy's players a rollout is learnt from; None where the policy is alone.
+    """Return the player that a rollout teaches; None if there are no players.
 
-    It is drawn by the example's seed, so the rollouts of a group are compared as the same one.
+    The example's seed decides it, so it is the same for all rollouts of a group.
     """
     names = list(players)
     return derived_rng("learner", seed).choice(names) if names else None
 
 
 def trajectories_of(rollout: Rollout, player: str | None = None) -> list[Trajectory]:
-    """Join the turns of a rollout, or of one of its players, into sequences; none when one has no tokens.
+    """Join the turns of a rollout, or of one of its players, to sequences; none if a turn has no tokens.
 
-    A turn continues the latest sequence whose tokens its context begins with, and begins a new one where
-    there is none. Each is what the model saw when it sampled, so each can be trained on.
+    A turn continues the latest sequence with which its context begins. Otherwise it begins a new sequence.
     """
     own = [turn.tokens for turn in rollout.turns if turn.player == player]
     turns = [tokens for tokens in own if tokens is not None]
@@ -91,7 +90,7 @@ def trajectories_of(rollout: Rollout, player: str | None = None) -> list[Traject
 
 
 def _join_turns(turns: Sequence[TurnTokens]) -> Trajectory:
-    """Join turns of which each continues the one before it."""
+    """Join turns that each continue the turn before."""
     prompt = turns[0].prompt_ids
     ids: list[int] = []
     mask: list[int] = []
@@ -118,16 +117,15 @@ def draw_one(rollout: Rollout) -> Row:
 
 @dataclass(frozen=True)
 class Line:
-    """The sequences of a row as one line of tokens: a prompt, and a completion with all that follows."""
+    """The sequences of a row as one line of tokens: the first prompt, and a completion with the rest."""
 
     tokens: Trajectory
     later: list[tuple[int, int]]
-    """Of every sequence after the first: where it begins in the completion, and where what was said after
-    its prompt does."""
+    """Places in the completion where each sequence after the first begins, and where its own prompt ends."""
 
 
 def lay_out(row: Row, end: int) -> Line:
-    """Return the sequences of a row one after another; of a row without any, the token `end`."""
+    """Return the sequences of a row one after another; the token `end` for a row without sequences."""
     first, *others = row.sequences or [Trajectory([end], [end], [0], [0.0])]
     if not others:
         return Line(first, [])

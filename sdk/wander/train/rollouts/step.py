@@ -1,8 +1,8 @@
-"""Plays a step: the groups that are its turn, then more in place of those that teach nothing.
+"""Plays a step: its groups, then other groups in place of those that teach nothing.
 
-A group whose rewards are all alike has no advantage to learn from, and late in a run most groups are such.
-With `data.refill_rounds` their places are played again with other examples until every group of the step
-teaches something, or the rounds are over (DAPO calls it dynamic sampling). What could not be refilled stays.
+If all rewards of a group are equal, its advantages are zero. Late in a run most groups are like that. With
+`data.refill_rounds` other examples are played in their place, until every group of the step teaches something
+or the rounds are over (DAPO calls this dynamic sampling). Groups that could not be replaced stay.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
     from wander.train.rollouts.opponents import Opponents
 
 Exchange = Callable[[list[Any]], list[Any]]
-"""Takes this process's items and returns those of all processes, in the order of their ranks."""
+"""Takes this process's items and returns the items of all processes, by rank."""
 
 
 @dataclass
 class Group:
-    """The rollouts of one example, and what is learnt from them: rows that are compared with each other."""
+    """The rollouts of one example, and their rows, which are compared with each other."""
 
     pick: Pick
     rollouts: list[Rollout]
     rows: list[Row]
     learner: str | None = None
-    """The player as which it is learnt from; None where the policy is alone."""
+    """The player that the rows are for; None if the environment has no players."""
 
     @property
     def rewards(self) -> list[float | None]:
-        """The reward to learn from of each row; None of a rollout that failed: it gets no advantage."""
+        """The reward of each row; None for a failed rollout, which gets no advantage."""
         return [row.reward for row in self.rows]
 
     @property
     def scored(self) -> list[float]:
-        """The rewards that there are."""
+        """The rewards without None."""
         return [reward for reward in self.rewards if reward is not None]
 
 
@@ -54,23 +54,23 @@ class PlayedStep:
     """One step's rollouts."""
 
     groups: list[Group]
-    """What is learnt from, one a slot."""
+    """Groups to learn from, one for each slot."""
     played: list[Group]
-    """All that was played, the groups that were replaced too."""
+    """All groups that were played, with those that were replaced."""
     rows: list[Row] = field(default_factory=list)
-    """What is learnt from, groups together; those of a group that was left out have no reward."""
+    """Rows to learn from, groups together. Rows of a group that was left out have no reward."""
     first_idle: int = 0
     """Groups of the first round that teach nothing."""
     refilled: int = 0
-    """Those of them that another group replaced."""
+    """Groups of the first round that another group replaced."""
     left_out: int = 0
-    """Groups with too few scored rollouts, and no other in their place."""
+    """Groups with too few scored rollouts that were not replaced."""
     calls: list[StepRollouts] = field(default_factory=list)
-    """Time and tokens, one a round."""
+    """Time and tokens of each round."""
 
     @property
     def rollouts(self) -> list[Rollout]:
-        """The rollout of each row that is learnt from, groups together."""
+        """The rollout of each row, groups together."""
         return [rollout for group in self.groups for rollout in group.rollouts]
 
 
@@ -87,7 +87,7 @@ class StepPlayer:
         opponents: Opponents,
         played: Played | None = None,
     ) -> None:
-        """`played` hears of the rollouts of a step that ended."""
+        """`played` is called when rollouts of a step end."""
         self.played = played
         self.opponents = opponents
         self.roles = settings.count_roles(source.info.players)
@@ -98,19 +98,19 @@ class StepPlayer:
         self.exchange = exchange
 
     def draw(self, slots: Sequence[int]) -> list[Pick]:
-        """Draw the next step, every process the same, and return what the groups in these slots play."""
+        """Draw the next step, the same in every process; return what the groups in these slots play."""
         picks = self.mixture.draw(self.settings.batch.groups // self.roles)
         return [picks[number] for number in dict.fromkeys(slot // self.roles for slot in slots)]
 
     def play(self, picks: Sequence[Pick]) -> PlayedStep:
-        """Play groups of a step, and more in place of those that teach nothing.
+        """Play groups of a step, and other groups in place of those that teach nothing.
 
-        Raises `RunError` when every single rollout failed: then nothing can be learnt, and going on hides it.
+        Raises `RunError` if every rollout failed.
         """
         return self.finish(picks, self.play_groups(picks))
 
     def play_groups(self, picks: Sequence[Pick], client: PolicyClient | None = None) -> StepRollouts:
-        """Play groups; with a `client` of their own those of a later step, which `finish` then takes."""
+        """Play groups, with their own `client` if they are of a later step; `finish` takes the result."""
         size = self.settings.batch.group_size
         return self.source.play(
             [Assignment(pick.position, index, pick.environment) for pick in picks for index in range(size)],
@@ -119,9 +119,9 @@ class StepPlayer:
         )
 
     def finish(self, picks: Sequence[Pick], call: StepRollouts) -> PlayedStep:
-        """Return the step of groups that were played, with what is played in place of some; raises as `play`.
+        """Return the step, after other groups were played in place of some; raises as `play` does.
 
-        What a step earned decides what is drawn from now on.
+        Its rewards influence which examples are drawn next.
         """
         groups = self._groups(picks, call)
         step = PlayedStep(list(groups), list(groups), calls=[call])
@@ -141,7 +141,7 @@ class StepPlayer:
         return step
 
     def _refill(self, step: PlayedStep) -> bool:
-        """Play one round of more groups; False when no process wants any."""
+        """Play one round of other groups; False if no process needs any."""
         idle = self._idle(step)
         wanted = [step.groups[idle[n % len(idle)]].pick.environment for n in range(self._count(step, idle))]
         everyone = self.exchange([wanted])
@@ -165,7 +165,7 @@ class StepPlayer:
         return True
 
     def _count(self, step: PlayedStep, idle: Sequence[int]) -> int:
-        """Return how many examples to play so that about as many groups as are missing teach something."""
+        """Return how many examples to play so that enough of them are likely to teach something."""
         if not idle:
             return 0
         taught = sum(self._teaches(group) for group in step.played)
@@ -206,7 +206,7 @@ class StepPlayer:
 
 
 def mixture_of(source: RolloutSource, settings: GRPOSettings) -> Mixture:
-    """Return what decides the examples of a run's steps."""
+    """Return the sampler of the examples of a run's steps."""
     data = settings.data
     samplers = [
         ExampleSampler(
@@ -221,7 +221,7 @@ def mixture_of(source: RolloutSource, settings: GRPOSettings) -> Mixture:
 
 
 def learners_of(source: RolloutSource, settings: GRPOSettings, environment: int = 0) -> list[str]:
-    """Return the players whom the policy plays and learns as; none where it is alone."""
+    """Return the players that the policy plays and learns as; none if there are no players."""
     others = settings.other_players
     return [player for player in source.environments[environment].info.players if player not in others]
 
@@ -229,9 +229,9 @@ def learners_of(source: RolloutSource, settings: GRPOSettings, environment: int 
 def plan_examples(source: RolloutSource, settings: GRPOSettings) -> list[list[Example]]:
     """Return, for each environment, every example that the run may play, in the order of its steps.
 
-    Of endless datasets those that are certain: how far refills go is not known before.
+    For endless datasets these are only the first groups of each step: the number of refills is unknown.
     """
-    data = settings.data.model_copy(update={"curriculum": False})  # plays the same examples, oftener or not
+    data = settings.data.model_copy(update={"curriculum": False})  # which only changes how often
     mixture = mixture_of(source, settings.model_copy(update={"data": data}))
     steps, groups = settings.batches, settings.batch.groups // settings.count_roles(source.info.players)
     rows: list[dict[int, None]] = [{} for _ in mixture.samplers]
@@ -247,7 +247,7 @@ def plan_examples(source: RolloutSource, settings: GRPOSettings) -> list[list[Ex
 
 
 def merge_shares(shares: Sequence[PlayedStep]) -> PlayedStep:
-    """Return the step of which each process played a share: groups in the order of their slots."""
+    """Join the shares of the processes to a step, with groups in the order of their slots."""
     if len(shares) == 1:
         return shares[0]
     rounds = zip_longest(*(share.calls for share in shares))
@@ -266,7 +266,7 @@ def _merge_round(calls: Sequence[StepRollouts]) -> StepRollouts:
     tokens = sum(call.sampled_tokens for call in calls)
     return StepRollouts(
         rollouts=[rollout for call in calls for rollout in call.rollouts],
-        # They play side by side, and wait for the slowest.
+        # They play at the same time, and wait for the slowest.
         seconds=max(call.seconds for call in calls),
         model_seconds=max(call.model_seconds for call in calls),
         retried=sum(call.retried for call in calls),

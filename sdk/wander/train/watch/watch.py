@@ -1,9 +1,9 @@
 """Watches a training run while it learns: one table of rules raises alerts and ends the run early.
 
-Each rule is a condition on one line of `metrics.jsonl` after another, so a resumed run finds what an
-uninterrupted one does. A rule fires when its condition has held for a number of consecutive steps. It fires
-again only after the condition did not hold for `alerts.steps` steps: a share that swings around its limit
-raises one alert.
+A rule reads the lines of `metrics.jsonl` one after another, so a resumed run raises the same alerts as an
+uninterrupted one. A rule fires when its condition has held for a number of consecutive steps. It fires again
+only after the condition did not hold for `alerts.steps` steps: a share that swings around its limit raises
+one alert.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from wander.train.records.files import (
 from wander.train.records.record import TrainingRecord
 
 FLAT_EVALUATIONS = 3
-"""Consecutive evaluations that stay where they are, as greedy ones do whose first words never change. Also
-the number of evaluations that must be no better than the one before the first step."""
+"""Number of consecutive evaluations that do not change, or are not better than the one before the first
+step."""
 FLAT_SHARE = 0.05
-"""Share of what the sampled reward moved that evaluations may move and still count as flat."""
+"""Share of the sampled reward's change by which flat evaluations may change."""
 MOVED_SHARE = 0.1
-"""Share of the larger of its two means by which the sampled reward has to move meanwhile."""
+"""Share of its larger mean by which the sampled reward has to change in the same time."""
 
 Entry = Mapping[str, Any]
 """A line of `metrics.jsonl`."""
@@ -49,20 +49,20 @@ Entry = Mapping[str, Any]
 
 @dataclass
 class Rule:
-    """A condition, and what it leads to."""
+    """A condition and its consequence."""
 
     holds: Callable[[Entry], str | None]
-    """Returns what is wrong, in words; an empty text if nothing is, and None if the step does not say."""
+    """Returns what is wrong, in words; an empty text if nothing is, and None if the step lacks the metric."""
     alert: AlertKind | None = None
     """The alert that it raises."""
     ends: StopKind | None = None
     """Why the run ends."""
     steps: int = 1
-    """Consecutive steps for which the condition has to hold."""
+    """Consecutive steps before the rule fires."""
     held: int = 0
-    """Consecutive steps for which it has held."""
+    """Consecutive steps so far with the condition."""
     quiet: int | None = None
-    """Consecutive steps for which it has not held since the rule fired; None if the rule may fire."""
+    """Consecutive steps without the condition since the rule fired; None if it may fire."""
 
     def read(self, entry: Entry, calm: int) -> str | None:
         """Return why the rule fires at a step, or None; it fires again after `calm` quiet steps."""
@@ -337,27 +337,26 @@ def _evaluated(entry: Entry) -> dict[str, float | None]:
 
 
 WINDOW = 5
-"""Steps whose mean is judged, at the beginning fewer: a bad learning rate destroys a policy in two."""
+"""Number of steps in a mean. It is smaller at first: a bad learning rate destroys a policy in two steps."""
 FEWEST = 3
-"""Steps before anything is judged."""
+"""Steps before the first judgment."""
 SPREADS = 0.5
-"""Of the standard deviation of a step's rollouts: what the reward must fall by, whatever its scale is."""
+"""Standard deviations of a step's rollouts by which the reward must fall."""
 DEVIATIONS = 4.0
-"""That two means differ by more than by chance."""
+"""Standard deviations by which two means must differ, so that it is not chance."""
 MEDIAN_JUMP = 0.954
-"""Median of the distance of two steps, in deviations of one, where chance alone moves them."""
+"""Median of the distance of two steps, in standard deviations, if only chance moves them."""
 
 
 class _Collapse:
     """Compares the last few steps with the first few and the best few of the run.
 
-    Three ways of collapsing are told:
-    - the reward falls far below the best that it was: by a share of it, by half of what rollouts differ from
-      each other, and by more than chance;
-    - the entropy is gone and the reward has not risen: the policy repeats itself and tries nothing else any
-      more;
-    - the entropy bursts and the reward has not risen: what the policy writes is noise.
-    Entropy that goes while the reward rises is what learning looks like.
+    There are three ways to collapse:
+    - the reward falls far below its best value: by a share of it, by half a standard deviation of the
+      rollouts, and by more than chance;
+    - the entropy is gone and the reward has not risen: the policy repeats itself;
+    - the entropy bursts and the reward has not risen: the policy writes noise.
+    If the entropy falls while the reward rises, the policy learns.
     """
 
     def __init__(self, settings: GRPOSettings) -> None:
@@ -366,7 +365,7 @@ class _Collapse:
         self._rewards = _Means()
         self._entropies = _Means()
         self._jumps: list[float] = []
-        """How far each reward is from the one before."""
+        """Distance of each reward from the reward before."""
         self._spread = 0.0
         """The largest standard deviation of a step's rollouts so far."""
 
@@ -406,9 +405,9 @@ class _Collapse:
         return ""
 
     def _chance(self, steps: int) -> float:
-        """Return by how much the mean of the last steps and one of so many may differ by chance."""
-        # Rollouts of a group share an example, so at worst they count as one. What steps really differ by is
-        # told by the median of their jumps, on which a collapse itself has no influence.
+        """Return by how much the mean of the last steps and a mean of `steps` steps may differ by chance."""
+        # Rollouts of a group share an example, so at worst they count as one. The median of the jumps between
+        # steps measures the real difference, and a collapse does not influence it.
         of_step = self._spread / math.sqrt(self._groups)
         if len(self._jumps) >= 2 * WINDOW:
             of_step = min(of_step, statistics.median(self._jumps) / MEDIAN_JUMP)
@@ -416,13 +415,13 @@ class _Collapse:
 
 
 class _Means:
-    """Means of a metric: of its first steps, of its last, and the best of so many in a row."""
+    """Means of a metric: of its first steps, of its last steps, and the best mean of each length."""
 
     def __init__(self) -> None:
         self.last: deque[float] = deque(maxlen=WINDOW)
         self.first = 0.0
         self.best: dict[int, float] = {}
-        """By the number of steps: only the first means are of fewer than all."""
+        """Best mean by number of steps: only the first means are of fewer than `WINDOW` steps."""
 
     def add(self, value: float) -> None:
         """Take the value of a step."""
@@ -439,7 +438,7 @@ class _Means:
 
 
 class Watch(TrainerCallback):  # type: ignore[misc]
-    """Reads the metrics of each step; it must be called after the record, which writes them.
+    """Reads the metrics of each step, after the record has written them.
 
     A resumed run begins with the alerts of the steps that its checkpoint covers.
     """
@@ -465,7 +464,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         """Keep the weights as they are if a gradient is not finite: such a step would destroy them."""
         parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
         for gradient in [parameter.grad for parameter in parameters]:
-            # Of a sharded gradient, this process's part: a norm that is not finite makes every part so.
+            # This process's part of a sharded gradient: if the norm is not finite, no part is.
             part = gradient.to_local() if hasattr(gradient, "to_local") else gradient
             if not torch.isfinite(part).all():
                 for parameter in parameters:
@@ -480,7 +479,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         self.alerts += raised
         if raised and self._writes:
             write_alerts(self.record.path, self.alerts)
-        # All processes end together, whichever of them saw the reason.
+        # All processes end together, even if only one saw the reason.
         stop = self.record.agree(self.stopped is not None)
         control.should_training_stop = control.should_training_stop or stop
         return control
