@@ -16,11 +16,11 @@ Request = TypeVar("Request")
 Answer = TypeVar("Answer")
 
 Tell = Callable[[Sequence[tuple[int, Answer]]], None]
-"""Takes the answers of a batch that are known before the rest, by their places in it, in any thread."""
+"""Takes answers of a batch that are known before the others, by their places in it, in any thread."""
 
 _PART = 32
-"""Answers that are handed out at once: what is done with them goes on its way, to another process perhaps,
-before the next ones are."""
+"""Answers that are handed out together. Their rollouts continue, perhaps in another process, before the next
+answers are handed out."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +28,7 @@ class _Entry(Generic[Request, Answer]):
     """A request that waits."""
 
     main_id: str
-    """The rollout that waits for it, perhaps through its code."""
+    """The rollout that waits for the answer, directly or through its code."""
     request: Request
     answer: asyncio.Future[Answer]
 
@@ -36,15 +36,15 @@ class _Entry(Generic[Request, Answer]):
 class Batcher(Generic[Request, Answer]):
     """Runs a batch when every rollout in flight waits for it, when it is full, or after a short quiet time.
 
-    `run` is called in a thread of its own, one batch at a time, so the event loop and the environments go on
-    while a batch is computed; what it tells before its end goes to its rollouts at once. With
-    `quiet_seconds=None` a batch waits for every rollout in flight, so its composition, and with it every bit
-    of the result, is the same each time. A rollout whose code asks the model (`wander.clients.sub_calls`)
-    counts as waiting, and its sub-calls are not counted beside it.
+    `run` is called in a thread of its own, one batch at a time, so the event loop and the environments
+    continue while a batch is computed. Early answers go to their rollouts immediately. With
+    `quiet_seconds=None` a batch waits for every rollout in flight, so its composition, and every bit of the
+    result, is the same each time. A rollout whose code asks the model (`wander.clients.sub_calls`) counts as
+    waiting, and its sub-calls are not counted separately.
 
-    With several `waves` the groups in flight are dealt out among them, and a batch waits for every rollout of
-    its wave: while one wave is computed, the environments of the others work. What a wave holds depends on
-    the order in which rollouts begin alone, so the result is as repeatable as with one.
+    With several `waves` the groups in flight are divided among them, and a batch waits for every rollout of
+    its wave. While one wave is computed, the environments of the others work. The order in which rollouts
+    begin decides the waves, so the result is as repeatable as with one wave.
     """
 
     def __init__(
@@ -62,13 +62,13 @@ class Batcher(Generic[Request, Answer]):
         self._quiet_seconds = quiet_seconds
         self._waves = waves
         self._groups: dict[str, int] = {}
-        """Number of each group, in the order in which they began."""
+        """Number of each group, in the order of their beginnings."""
         self._in_flight: dict[str, int] = {}
         """Wave of every rollout in flight."""
         self._late = [0] * waves
-        """Rollouts of each wave that are in flight and do not wait."""
+        """Number of rollouts of each wave that are in flight and do not wait."""
         self._asked: Counter[str] = Counter()
-        """Requests of each rollout that wait."""
+        """Number of waiting requests of each rollout."""
         self._last_wave = 0
         self._waiting: list[_Entry[Request, Answer]] = []
         self.is_computing = False
@@ -79,7 +79,7 @@ class Batcher(Generic[Request, Answer]):
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="wander-model")
 
     def begin(self, rollout_id: str) -> None:
-        """Count a rollout as in flight; those whose ids differ after the last slash only are one group."""
+        """Count a rollout as in flight; ids that differ only after the last slash are one group."""
         if rollout_id in self._in_flight or main_rollout_id(rollout_id) != rollout_id:
             return
         if not self._in_flight:
@@ -127,12 +127,12 @@ class Batcher(Generic[Request, Answer]):
         if wave is not None or full:
             self._flush(wave)
         elif self._waiting and self._quiet_seconds is not None:
-            # To wait a little of what a batch takes is cheaper than to compute another one.
+            # Waiting for a part of a batch's time is cheaper than computing another batch.
             quiet = max(self._quiet_seconds, self._last_seconds / 10)
             self._timer = asyncio.get_running_loop().call_later(quiet, self._flush)
 
     def _complete_wave(self) -> int | None:
-        """Return a wave of which every rollout in flight waits, and not the last one where another does."""
+        """Return a wave whose rollouts in flight all wait, preferably not the last one."""
         for step in range(1, self._waves + 1):
             wave = (self._last_wave + step) % self._waves
             if not self._late[wave] and any(self._wave_of(entry) == wave for entry in self._waiting):
@@ -143,13 +143,13 @@ class Batcher(Generic[Request, Answer]):
         return self._quiet_seconds is not None and len(self._waiting) >= self._max_batch_size
 
     def _drop_cancelled(self) -> bool:
-        """Forget the requests that nobody waits for any more; True where there were any."""
+        """Forget the cancelled requests; return whether there were any."""
         cancelled = [entry for entry in self._waiting if entry.answer.done()]
         self._take(cancelled)
         return bool(cancelled)
 
     def _take(self, entries: Sequence[_Entry[Request, Answer]]) -> None:
-        """Take requests from those that wait: their rollouts are late until they ask again."""
+        """Take requests out of the waiting ones: their rollouts are late until they ask again."""
         if not entries:
             return
         gone = {id(entry) for entry in entries}
@@ -162,7 +162,7 @@ class Batcher(Generic[Request, Answer]):
                     self._late[wave] += 1
 
     def _flush(self, wave: int | None = None) -> None:
-        """Compute what waits, of one wave where that is said."""
+        """Compute the waiting requests, or those of one wave."""
         self._timer = None
         self._drop_cancelled()
         self._waiting.sort(key=lambda entry: self._order(entry.request))  # type: ignore[arg-type, return-value]
@@ -178,8 +178,8 @@ class Batcher(Generic[Request, Answer]):
         requests = Counter(entry.main_id for entry in batch)
 
         def tell(known: Sequence[tuple[int, Answer]]) -> None:
-            # What a rollout asks next goes into the next batch either way. One with several requests in this
-            # batch would ask some of that now and some of it later, and perhaps too late.
+            # The next request of a rollout joins the next batch in any case. A rollout with several requests
+            # in this batch would ask some of its next requests too late.
             answered = [(batch[place], answer) for place, answer in known]
             sole = [(entry, answer) for entry, answer in answered if requests[entry.main_id] == 1]
             loop.call_soon_threadsafe(_give, sole)
@@ -204,14 +204,14 @@ class Batcher(Generic[Request, Answer]):
         asyncio.get_running_loop().call_soon(self._consider)
 
     def _hand_out(self, answered: Iterator[tuple[_Entry[Request, Answer], Answer]]) -> None:
-        """Give the next answers; then the loop turns before the ones after them."""
+        """Give the next answers, and continue after a turn of the event loop."""
         given = _give(islice(answered, _PART))
         loop = asyncio.get_running_loop()
         loop.call_soon(*((self._hand_out, answered) if given == _PART else (self._consider,)))
 
 
 def _give(answered: Iterable[tuple[_Entry[Request, Answer], Answer]]) -> int:
-    """Answer those that still wait; return how many there were in all."""
+    """Answer the requests that still wait; return the number of all answers."""
     given = 0
     for entry, answer in answered:
         given += 1

@@ -57,12 +57,12 @@ class TransformersClient(Client):
         self.sampler = Sampler(loaded.model, loaded.tokenizer)
         self.format = ChatFormat(loaded.tokenizer, self.sampler.end_ids, chat)
         self._begun: dict[str, dict[str, Conversation]] = {}
-        """The conversations of each rollout in flight, as far as they have come: one, or one a player."""
+        """The conversations of each rollout in flight so far: one, or one for each player."""
         self._cached: tuple[list[str], ConversationCache] | None = None
-        """The conversations of the last batch, with what was computed of them."""
+        """The conversations of the last batch, with their keys and values."""
         self._batcher: Batcher[tuple[str, Job], Sample] = Batcher(
             lambda asked, tell: self._sample(asked),
-            # Alike lengths share a batch: padding is computed too.
+            # Similar lengths share a batch, because padding costs time.
             order=lambda asked: (len(asked[1].request.ids), asked[1].rollout_id),
             max_batch_size=max_batch_size,
             quiet_seconds=quiet_seconds,
@@ -71,7 +71,7 @@ class TransformersClient(Client):
     async def complete(self, request: ModelRequest) -> ModelResponse:
         """Return the sampled completion of one request.
 
-        The turns of a rollout that has begun go on from the ids that were sampled, as in training
+        The turns of a rollout that has begun continue the sampled ids, as in training
         (`wander.models.policy`).
         """
         if request.tools:
@@ -89,7 +89,7 @@ class TransformersClient(Client):
         return response
 
     def check_tools(self) -> None:
-        """Raise `InvalidResponse` where the model is not told of tools, or its calls cannot be read."""
+        """Raise `InvalidResponse` if the chat template does not show tools, or calls cannot be read."""
         self.format.check_tools()
 
     def check_sampling(self, sampling: SamplingArgs) -> None:
@@ -99,24 +99,24 @@ class TransformersClient(Client):
     def _sample(self, jobs: Sequence[tuple[str, Job]]) -> list[Sample]:
         names, requests = [name for name, _ in jobs], [job.request for _, job in jobs]
         cache = self._cache_of(names, requests)
-        # Nobody finds it again while it is written to, or where that fails.
+        # Nobody may find it while it is written, or if that fails.
         self._cached = None
         try:
             samples = self.sampler.sample(requests, cache)
-            if cache is not None and self._begun:  # else nobody comes back to it
+            if cache is not None and self._begun:  # otherwise it is not used again
                 self._cached = (names, cache)
             return samples
-        except RuntimeError as error:  # what torch raises, for want of memory mostly
+        except RuntimeError as error:  # torch raises it, mostly if memory is short
             raise ModelError(
                 f"the model failed on a batch of {len(jobs)}: {str(error).splitlines()[0]}",
                 hint="a smaller batch size needs less memory",
             ) from error
 
     def _cache_of(self, names: list[str], requests: list[SampleRequest]) -> ConversationCache | None:
-        """Return the cache of the last batch as far as these conversations go on from there, or a new one.
+        """Return the cache of the last batch if conversations continue from there, or a new one.
 
-        A row that is not in it is read from its start beside the others; where none is, or the columns are
-        mostly holes by now, all are.
+        A row that is not in the cache is read from its start. If no row is, or the columns are mostly holes,
+        all rows are.
         """
         known, cache = self._cached or ([], None)
         if cache is not None and cache.mask.shape[1] <= 2 * max(len(request.ids) for request in requests):
@@ -143,7 +143,7 @@ class TransformersClient(Client):
         """Stop waiting for a rollout."""
         self._begun.pop(rollout_id, None)
         if not self._begun:
-            self._cached = None  # memory that nobody comes back to
+            self._cached = None  # it is not used again
         self._batcher.end(rollout_id)
 
     def describe(self) -> dict[str, Any]:
@@ -163,7 +163,7 @@ class TransformersClient(Client):
 
 
 def room_of(request: ModelRequest) -> int:
-    """Return how many tokens the next turn may have."""
+    """Return the maximum number of tokens of the next turn."""
     return request.sampling.max_tokens or DEFAULT_MAX_TOKENS
 
 
@@ -213,7 +213,7 @@ def response_of(
     sample: Sample,
     left_out: tuple[int, int] | None = None,
 ) -> ModelResponse:
-    """Build the answer from what was sampled: all of it is ours, so that nothing is validated."""
+    """Build the answer from a sample. It is our own, so it is not validated."""
     return ModelResponse.assemble(
         message=form.read(request.ids, sample.ids, request.stop, asked.tools, asked.turn),
         finish_reason=sample.finish_reason,

@@ -2,7 +2,7 @@
 
 Rows have different lengths, so a row may have holes: cached columns that its attention mask hides. Buffers
 are preallocated and grow by doubling (a `torch.cat` per token copies the whole cache: on two CPU cores that
-was a third of the sampling time of the tiny policy). While few rows are still sampling, `focus` narrows the
+was a third of the sampling time of the tiny policy). If only a few rows still sample, `focus` narrows the
 cache to them, so that one long completion does not cost a whole batch.
 """
 
@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 FIRST_CAPACITY = 256
 FREE_COLUMNS = 64
-"""So many more columns there are after rows were chosen."""
+"""Number of free columns after rows were chosen."""
 
 
 class KeyValueLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -61,7 +61,7 @@ class KeyValueLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.focus_keys[:, :, :end], self.focus_values[:, :, :end]
 
     def _reserve(self, length: int) -> None:
-        # Each for itself: what rows in focus are read from has fewer free columns.
+        # Each for itself: the buffers of the rows in focus have fewer free columns.
         self.keys, self.values = _widen(self.keys, length), _widen(self.values, length)
         if self.focus_keys is not None and self.focus_values is not None:
             self.focus_keys = _widen(self.focus_keys, length)
@@ -81,11 +81,11 @@ class KeyValueLayer(CacheLayerMixin):  # type: ignore[misc]
     def _select(self, states: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Copy the columns in use of the rows into a new buffer.
 
-        Zeros elsewhere: rows out of focus have columns that nobody writes, and a NaN spoils sums even where
-        the mask hides it.
+        The other columns are zero: nobody writes the columns of rows out of focus, and a NaN spoils sums even
+        if the mask hides it.
         """
         _, heads, capacity, size = states.shape
-        # Memory that nobody has touched yet costs more than what is written into it: take little of it.
+        # Fresh memory costs more than the copy into it: take little of it.
         capacity = min(capacity, self.length + FREE_COLUMNS)
         kept = states.new_empty(len(rows), heads, capacity, size)
         torch.index_select(states[:, :, : self.length], 0, rows, out=kept[:, :, : self.length])
@@ -113,7 +113,7 @@ class KeyValueLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 def _widen(states: torch.Tensor, length: int) -> torch.Tensor:
-    """Return the states with room for so many columns, twice as many where they have fewer."""
+    """Return the states with room for `length` columns, at least doubled if they had less."""
     capacity = states.shape[2]
     if length <= capacity:
         return states
@@ -128,7 +128,7 @@ class ConversationCache:
         self.past = Cache(layers=self.layers)
         self.device = device
         self.tokens: list[list[int]] = []
-        """Of each row, the ids that are cached (holes left out)."""
+        """Cached ids of each row, without holes."""
         self.mask = torch.zeros(0, 0, dtype=torch.long, device=device)
         """(rows, columns), 1 where a column holds a token of the row."""
         self.rows: torch.Tensor | None = None
@@ -156,7 +156,7 @@ class ConversationCache:
             at = [place for place, (cache, _) in enumerate(picked) if cache is source]
             places = torch.tensor(at, device=made.device)
             rows = torch.tensor([picked[place][1] for place in at], device=made.device)
-            # The columns of tokens before those that the mask hides, in the order in which they stood.
+            # The columns of tokens, in their order, before those that the mask hides.
             columns = source.mask[rows].argsort(dim=1, descending=True, stable=True)[:, :width]
             for layer, other in zip(made.layers, source.layers, strict=True):
                 layer.copy_rows(places, other, rows, columns)

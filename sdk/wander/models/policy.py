@@ -1,14 +1,13 @@
 """The policy under training: token in, token out.
 
-Each rollout keeps the exact ids of its conversation. A turn appends the sampled ids and then only the ids of
-the new environment messages, so what is trained on is what was sampled, never a re-tokenised text. Where the
-chat template rewrites history, the environment takes messages back, or the oldest turns are left out
-(`wander.models.compaction`), the turn starts from what the template shows, as any client's would, and its
-record begins a new sample
-(`wander.train.rollouts.rows.trajectories_of`).
+Each rollout keeps the exact ids of its conversation. A turn appends the sampled ids, and then only the ids of
+the new environment messages. So the policy learns from the sampled tokens, never from a text that was
+tokenized again. If the chat template rewrites history, the environment takes messages back, or the oldest
+turns are left out (`wander.models.compaction`), the turn starts from the text of the template, and a new
+sequence begins (`wander.train.rollouts.rows.trajectories_of`).
 
-What samples is an engine (`wander.models.engines`): transformers in this process, where on a CPU the same
-seed gives the same bits, or vLLM.
+An engine samples (`wander.models.engines`): transformers in this process, where the same seed gives the same
+bits on a CPU, or vLLM.
 """
 
 from __future__ import annotations
@@ -57,16 +56,16 @@ class PolicyClient(Client):
         self.format = ChatFormat(tokenizer, end_of_turn_ids(model, tokenizer), chat)
         self.context_length = context_length_of(model)
         self.refresh: Callable[[], None] = lambda: None
-        """Brings the engine to the policy's weights; called before rollouts are played, in every process."""
+        """Gives the policy's weights to the engine; called before rollouts are played, in every process."""
         self._episodes: dict[str, _Episode] = {}
         self._parts: dict[str, list[str]] = {}
-        """What the code of a rollout asked, and the conversations of its players, by the rollout."""
+        """Conversations of a rollout's code and of its players, by the rollout."""
         self._begun = 0
         self.answered_at = 0.0
-        """When it answered last, on the monotonic clock."""
+        """Time of the last answer, on the monotonic clock."""
 
     def limit_context(self, tokens: int | None) -> None:
-        """End rollouts that reach so many tokens, as if the model's context ended there."""
+        """End rollouts at this number of tokens, as if the model's context ended there."""
         if tokens is not None:
             self.context_length = min(self.context_length, tokens)
 
@@ -80,7 +79,7 @@ class PolicyClient(Client):
         self.engine.begin(rollout_id)
 
     def end(self, rollout_id: str) -> None:
-        """Forget a rollout, what its code asked, and the conversations of its players."""
+        """Forget a rollout, with the conversations of its code and of its players."""
         self._episodes.pop(rollout_id, None)
         for part in self._parts.pop(rollout_id, ()):
             if self._episodes.pop(part, None) is not None:
@@ -98,9 +97,9 @@ class PolicyClient(Client):
         conversation, anew = go_on(self.format, episode.conversation, request, room_of(request))
         episode.conversation = conversation
         if anew:
-            self.engine.forget(name)  # what it cached is of the history that was
+            self.engine.forget(name)  # its cache is of the old history
         sample_request = sample_request_of(request, list(conversation.ids), self.context_length)
-        # Of a rollout's players one asks at a time, so in a batch all have the rollout's place.
+        # Only one player of a rollout asks at a time, so all have the rollout's place in a batch.
         order = self._episodes.get(request.rollout_id, episode).order
         sample = await self.engine.sample(Job(name, order, sample_request))
         self.format.append_completion(conversation, sample.ids)
@@ -110,7 +109,7 @@ class PolicyClient(Client):
         return response
 
     def check_tools(self) -> None:
-        """Raise `InvalidResponse` where the policy is not told of tools, or its calls cannot be read."""
+        """Raise `InvalidResponse` if the chat template does not show tools, or calls cannot be read."""
         self.format.check_tools()
 
     def check_sampling(self, sampling: SamplingArgs) -> None:

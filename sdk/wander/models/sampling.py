@@ -19,7 +19,7 @@ import torch
 from wander.models.kv import ConversationCache
 
 TELLINGS = 8
-"""Into so many parts a batch is told at most: each telling is messages to other processes, which cost."""
+"""Maximum number of parts in which a batch is answered: each part costs messages to other processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +49,15 @@ class Sample:
     """One sampled completion."""
 
     ids: list[int] = field(default_factory=list)
-    """The end-of-turn token included, when it was sampled."""
+    """Sampled ids, with the end-of-turn token if it was sampled."""
     logprobs: list[float] = field(default_factory=list)
-    """Natural-log probability of each id under the distribution it was drawn from; of greedy choices, under
-    the model's distribution at temperature 1."""
+    """Natural-log probability of each id under the distribution that it was drawn from. For greedy choices,
+    under the model's distribution at temperature 1."""
     entropy: float = 0.0
     """Sum over the tokens of the entropy in nats of the (untruncated) distribution."""
     finish_reason: Literal["stop", "length"] = "length"
     step: int | None = None
-    """Steps that the weights had learnt, where the engine is told."""
+    """Steps that the weights had learnt, if the engine knows them."""
 
 
 def distribution(
@@ -122,7 +122,7 @@ class Sampler:
         self.context_length = context_length_of(model)
 
     def new_cache(self) -> ConversationCache | None:
-        """Return an empty cache for conversations that go on, or None where the model cannot keep one."""
+        """Return an empty cache for continued conversations, or None if the model cannot keep one."""
         return ConversationCache(self.layers, self.model.device) if self.keeps_cache else None
 
     @torch.inference_mode()
@@ -132,10 +132,10 @@ class Sampler:
         cache: ConversationCache | None = None,
         ended: Callable[[dict[int, Sample]], None] = lambda samples: None,
     ) -> list[Sample]:
-        """Sample one completion a request; `ended` hears, a part at a time, of those that are over, by row.
+        """Sample one completion for each request; `ended` gets those that are over early, by row.
 
-        With `cache`, its rows must be those of the requests, and every request's ids must begin with what is
-        cached of its row; only the rest is computed.
+        The rows of `cache` must be those of the requests, and every request's ids must begin with the cached
+        ids of its row. Only the other ids are computed.
         """
         training = self.model.training
         self.model.eval()
@@ -162,11 +162,11 @@ class _Stepper:
         self.cache = cache
         self.ended = ended
         self.untold: list[int] = []
-        """Rows that are over and not told of yet."""
+        """Rows that are over and were not passed to `ended` yet."""
         self.live = list(range(len(requests)))
         """Rows that are still sampling."""
         self.batch = list(self.live)
-        """Rows that the model computes: the live ones and some that ended since the last narrowing."""
+        """Rows that the model computes: the live rows, and rows that ended since the last narrowing."""
         self.past: Any = None
         self.mask = torch.zeros(0)
         self.uniforms = uniform_numbers(requests)
@@ -282,15 +282,15 @@ class _Stepper:
 
 
 MOST_TWICE = 1024
-"""Tokens of a batch of new conversations that are computed more than once, at most: what they begin with
-together is computed by itself where that spares more."""
+"""Maximum number of tokens of new conversations that are computed more than once. If more would be, the
+shared beginning is computed first."""
 
 CACHED_TYPES = frozenset({"llama", "qwen2", "qwen3", "smollm3"})
 """Model types whose layers use a plain key-value cache; tests check each on a tiny configuration."""
 
 
 def keeps_cache(config: Any) -> bool:
-    """Tell whether the keys and values of a model's tokens are all that later tokens read of them."""
+    """Return whether later tokens read only the keys and values of a model's tokens."""
     config = config.get_text_config()
     kinds = getattr(config, "layer_types", None) or ["full_attention"]
     return config.model_type in CACHED_TYPES and all(kind == "full_attention" for kind in kinds)
@@ -304,5 +304,5 @@ def end_of_turn_ids(model: Any, tokenizer: Any) -> frozenset[int]:
 
 
 def context_length_of(model: Any) -> int:
-    """Return how many tokens the model takes; where it does not say, more than anybody has."""
+    """Return the model's context length; a very large number if it does not state one."""
     return int(getattr(model.config.get_text_config(), "max_position_embeddings", 2**31) or 2**31)
