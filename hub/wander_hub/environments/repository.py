@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import date, datetime
 from functools import cache, lru_cache
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     ColumnElement,
@@ -27,15 +27,13 @@ from sqlalchemy.orm import (
     Session,
     contains_eager,
     joinedload,
-    selectinload,
     with_loader_criteria,
 )
-from sqlalchemy.sql.base import ExecutableOption
 from sqlalchemy.sql.expression import FromClause
 from wander.wire.environments import Visibility
 
 from wander_hub import audit
-from wander_hub.accounts.models import Owner
+from wander_hub.accounts.models import Owner, User
 from wander_hub.accounts.repository import NEIGHBOURS
 from wander_hub.database import READER, now
 from wander_hub.environments.models import Downloads, Environment, File, FileProvenance, FormerName, Version
@@ -212,19 +210,44 @@ def packages_of(session: Session, owner_id: int, limit: int) -> Sequence[str]:
 def version_of(session: Session, environment: Environment, version: str) -> Version | None:
     """Return one version, in whatever spelling, with files, documents and uploader."""
     release = release_of(version)  # None finds nothing
-    query = select(Version).where(Version.environment_id == environment.id, Version.release == release)
-    return session.scalar(query.options(*_whole_version()))
-
-
-def versions_of(session: Session, environment: Environment, *, whole: bool = True) -> Sequence[Version]:
-    """Return every version in order of upload; a whole one has its files, documents and uploader."""
-    return session.scalars(_versions(whole), {"environment_id": environment.id}).all()
+    found = session.scalars(_whole_version(), {"environment_id": environment.id, "release": release})
+    return found.unique().one_or_none()
 
 
 @cache
-def _versions(whole: bool) -> Select[Version]:
-    query = select(Version).where(Version.environment_id == bindparam("environment_id")).order_by(Version.id)
-    return query.options(*_whole_version()) if whole else query
+def _whole_version() -> Select[Version]:
+    own = Version.environment_id == bindparam("environment_id"), Version.release == bindparam("release")
+    parts = joinedload(Version.files), joinedload(Version.documents), joinedload(Version.uploaded_by)
+    return select(Version).where(*own).options(*parts)
+
+
+class ListedVersion(NamedTuple):
+    """What a list of versions shows of one."""
+
+    id: int
+    version: str
+    summary: str
+    yanked: bool
+    yanked_reason: str | None
+    deleted_at: datetime | None
+    uploaded_at: datetime
+    uploaded_by_id: int | None
+    uploaded_by: str | None
+    """None for what the hub itself published."""
+
+
+def versions_of(session: Session, environment: Environment) -> list[ListedVersion]:
+    """Return every version in order of upload."""
+    return [ListedVersion(*row) for row in session.execute(_versions(), {"environment_id": environment.id})]
+
+
+@cache
+def _versions() -> Select[Any]:
+    row: Any = Version
+    query = select(row.id, row.version, row.summary, row.yanked, row.yanked_reason, row.deleted_at)
+    query = query.add_columns(row.uploaded_at, row.uploaded_by_id, User.name)
+    query = query.outerjoin(User, User.id == row.uploaded_by_id).order_by(row.id)
+    return query.where(row.environment_id == bindparam("environment_id"))
 
 
 class OfferedFile(NamedTuple):
@@ -258,22 +281,6 @@ def files_for_pages(session: Session, environment: Environment) -> list[tuple[Of
     return [(OfferedFile._make(row[:-1]), open_ and row.deleted_at is None) for row in rows]
 
 
-class NumberRow(NamedTuple):
-    """The key by which versions are ordered, newest last."""
-
-    id: int
-    version: str
-    yanked: bool
-    deleted_at: datetime | None
-
-
-def numbers_of(session: Session, environment: Environment) -> list[NumberRow]:
-    """Return the number of every version, in order of upload."""
-    query = select(Version.id, Version.version, Version.yanked, Version.deleted_at)
-    query = query.where(Version.environment_id == environment.id).order_by(Version.id)
-    return [NumberRow(*row) for row in session.execute(query)]
-
-
 def downloads_of(session: Session, environment: Environment, since: date) -> Sequence[tuple[date, str, int]]:
     """Return day, version and count of an environment's downloads, the newest first."""
     rows = session.execute(_downloads(), {"environment_id": environment.id, "since": since})
@@ -300,7 +307,3 @@ def file_of(session: Session, environment: Environment, filename: str) -> File |
     """Return one distribution file, with the version it belongs to; also one whose version was deleted."""
     query = select(File).where(File.environment_id == environment.id, File.filename == filename)
     return session.scalar(query.options(joinedload(File.version)))
-
-
-def _whole_version() -> tuple[ExecutableOption, ...]:
-    return selectinload(Version.files), selectinload(Version.documents), joinedload(Version.uploaded_by)

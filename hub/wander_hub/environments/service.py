@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import timedelta
 from functools import lru_cache
-from typing import TypeVar
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import Version as ParsedVersion
+from packaging.version import Version as Number
 from sqlalchemy.orm import Session
 from wander.wire import (
     CheckSummary,
@@ -31,12 +29,12 @@ from wander_hub.accounts.models import Owner
 from wander_hub.database import READER, fill, now
 from wander_hub.environments import browse, repository
 from wander_hub.environments.models import Environment, File, Version
+from wander_hub.environments.repository import ListedVersion
 from wander_hub.environments.schemas import EnvironmentFilter
 from wander_hub.http.problems import HubProblem, Moved
 from wander_hub.identity import Identity
 
-AnyVersion = TypeVar("AnyVersion", Version, repository.NumberRow)
-_parsed = lru_cache(8192)(ParsedVersion)
+_parsed = lru_cache(8192)(Number)
 """Every upload orders all versions of its environment."""
 _MOST_NAMED = 8
 """Versions, where one is asked for that is not there."""
@@ -53,8 +51,10 @@ def list_page(session: Session, wanted: EnvironmentFilter) -> EnvironmentPage:
 def detail(session: Session, owner: str, name: str, base_url: str) -> EnvironmentDetail:
     """Return one environment with its newest version."""
     environment = find(session, owner, name)
-    versions = newest_first(list(repository.versions_of(session, environment)))
-    latest = next((one for one in versions if one.version == environment.latest_version), versions[0])
+    versions = list_versions(session, environment)
+    numbers = [one.version for one in versions]  # a token of one version sees no other
+    newest = environment.latest_version if environment.latest_version in numbers else numbers[0]
+    latest = find_version(session, environment, newest)
     return EnvironmentDetail(
         **summary_of(environment).model_dump(),
         created_at=environment.created_at,
@@ -148,17 +148,13 @@ def suggestions(session: Session, owner: str, name: str) -> list[str]:
     return list(dict.fromkeys(same_name + close))[:3]
 
 
-def find_version(
-    session: Session, environment: Environment, version: str, known: Sequence[Version] = ()
-) -> Version:
-    """Return a version (`latest` means the newest), of those `known` or not, or raise a 404."""
+def find_version(session: Session, environment: Environment, version: str) -> Version:
+    """Return a version (`latest` means the newest), or raise a 404."""
     wanted = environment.latest_version if version == "latest" else version
-    release = names.release_of(wanted)
-    found = next((one for one in known if one.release == release), None)
-    if found := found or repository.version_of(session, environment, wanted):
+    if found := repository.version_of(session, environment, wanted):
         return found
-    label, numbers = environment.label, repository.numbers_of(session, environment)
-    some = [one.version for one in newest_first([one for one in numbers if one.deleted_at is None])]
+    label = environment.label
+    some = [one.version for one in list_versions(session, environment) if one.deleted_at is None]
     there = ", ".join(f"`{one}`" for one in some[:_MOST_NAMED]) + (" ..." if some[_MOST_NAMED:] else "")
     raise HubProblem(
         404,
@@ -182,18 +178,19 @@ def _hint(close: list[str]) -> str | None:
     return f"did you mean {' or '.join(f'`{one}`' for one in close)}?" if close else None
 
 
-def newest_first(versions: list[AnyVersion]) -> list[AnyVersion]:
-    """Order versions as PEP 440 does, newest first."""
+def list_versions(session: Session, environment: Environment) -> list[ListedVersion]:
+    """Return every version of an environment, newest first as PEP 440 orders them."""
+    versions = repository.versions_of(session, environment)
     return sorted(versions, key=lambda one: _parsed(one.version), reverse=True)
 
 
-def latest_of(versions: list[AnyVersion]) -> AnyVersion:
+def latest_of(versions: list[ListedVersion]) -> ListedVersion:
     """Return the version that `latest` means: the newest that is neither deleted, yanked nor a pre-release.
 
-    Where no version is all of that, the last demand is dropped first, and the first last.
+    `versions` has the newest first. Where no version is all of that, the last demand is dropped first, and
+    the first last.
     """
-    ordered = newest_first(versions)
-    present = [one for one in ordered if one.deleted_at is None] or ordered
+    present = [one for one in versions if one.deleted_at is None] or versions
     live = [one for one in present if not one.yanked] or present
     final = [one for one in live if not _parsed(one.version).is_prerelease]
     return (final or live)[0]

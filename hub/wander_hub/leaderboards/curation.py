@@ -60,22 +60,21 @@ def arrange(
 def hide(session: Session, caller: Identity, run_id: str, reason: str) -> tuple[Run, HiddenRun]:
     """Keep a run off its board; everybody can read who did so, when and why, and it can be taken back."""
     run = find_managed_run(session, caller, run_id)
-    run_id = run.run_id
     audit.about(session, reason=reason)
-    known = repository.find_hiding(session, run_id)
+    known = repository.find_hiding(session, run.run_id)
     if known is not None:
         known.reason, known.hidden_at, known.hidden_by_id = reason, now(), caller.user_id
         session.flush()
         session.expire(known, ["hidden_by"])
     else:
-        entry = session.get(BoardEntry, run_id)
+        entry = session.get(BoardEntry, run.run_id)
         if entry is None:
-            detail = f"the run `{run_id}` stands on no board, so it cannot be hidden from one"
+            detail = f"the run `{run.run_id}` stands on no board, so it cannot be hidden from one"
             raise HubProblem(422, "not_ranked", detail)
         run.hidden = True
         session.add(
             HiddenRun(
-                run_id=run_id,
+                run_id=run.run_id,
                 board_id=entry.board_id,
                 reason=reason,
                 hidden_at=now(),
@@ -85,19 +84,18 @@ def hide(session: Session, caller: Identity, run_id: str, reason: str) -> tuple[
     session.flush()
     refresh_results(session, run.environment)
     session.flush()
-    kept = repository.find_hiding(session, run_id)
+    kept = repository.find_hiding(session, run.run_id)
     assert kept is not None
     tell_of_choice(session, run, kept, "hidden")
-    return runs.find(session, run_id), kept
+    return runs.find(session, run.run_id), kept
 
 
 def show(session: Session, caller: Identity, run_id: str) -> None:
     """Let a hidden run rank again."""
     run = find_managed_run(session, caller, run_id)
-    run_id = run.run_id
-    known = repository.find_hiding(session, run_id)
+    known = repository.find_hiding(session, run.run_id)
     if known is None:
-        raise not_hidden(run_id)
+        raise not_hidden(run.run_id)
     session.delete(known)
     run.hidden = False
     session.flush()
@@ -108,19 +106,19 @@ def show(session: Session, caller: Identity, run_id: str) -> None:
 def put_on_top(session: Session, caller: Identity, run_id: str, *, chosen: bool) -> Run:
     """Let a run stand for all runs with its answers, in place of the earliest; or no longer."""
     run = find_managed_run(session, caller, run_id)
-    run_id = run.run_id
-    entry = session.get(BoardEntry, run_id)
+    entry = session.get(BoardEntry, run.run_id)
     if entry is None:
-        raise HubProblem(422, "not_ranked", f"the run `{run_id}` stands on no board")
+        raise HubProblem(422, "not_ranked", f"the run `{run.run_id}` stands on no board")
     top = repository.top_of(session, entry.folded_into) or entry
-    alike = [top, *(one for one, _ in repository.folded_under(session, [top.run_id]).get(top.run_id, []))]
-    for one in session.scalars(select(Run).where(Run.run_id.in_([each.run_id for each in alike]))):
-        if one.on_top != (wanted := chosen and one.run_id == run_id):
-            one.on_top, one.board_level = wanted, ""  # so that it is placed anew
+    folded = repository.folded_under(session, [top.run_id]).get(top.run_id, [])
+    ids = [top.run_id, *(entry.run_id for entry, _ in folded)]
+    for same in session.scalars(select(Run).where(Run.run_id.in_(ids))):
+        if same.on_top != (wanted := chosen and same is run):
+            same.on_top, same.board_level = wanted, ""  # so that it is placed again
     session.flush()
     refresh_results(session, run.environment)
     session.flush()
-    return runs.find(session, run_id)
+    return runs.find(session, run.run_id)
 
 
 def not_hidden(run_id: str) -> HubProblem:

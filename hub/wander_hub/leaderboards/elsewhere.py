@@ -12,7 +12,7 @@ from wander.wire import BoardInfo, Leaderboard
 from wander.wire.boards import ModelElsewhere
 
 from wander_hub.database import fill
-from wander_hub.environments.models import Version
+from wander_hub.environments.repository import ListedVersion
 from wander_hub.leaderboards.models import Board, BoardEntry
 from wander_hub.runs.models import Run
 
@@ -23,7 +23,7 @@ _LONGEST = 80
 
 
 def list_elsewhere(
-    session: Session, versions: Sequence[Version], board: Board, shown: Leaderboard
+    session: Session, versions: Sequence[ListedVersion], board: Board, shown: Leaderboard
 ) -> list[ModelElsewhere]:
     """Return the models that only other boards of an environment have, each once, newest versions first."""
     names = {one.id: one.version for one in versions}

@@ -11,7 +11,7 @@ from wander.wire.events import BoardEvent
 
 from wander_hub.environments.models import Environment, Version
 from wander_hub.leaderboards import repository
-from wander_hub.leaderboards.models import Board, BoardEntry, HiddenRun
+from wander_hub.leaderboards.models import Board, HiddenRun
 from wander_hub.leaderboards.placement import LED
 from wander_hub.runs.models import Run
 from wander_hub.webhooks import outbox
@@ -34,7 +34,11 @@ def telling_of_leaders(session: Session, environment: Environment) -> Iterator[N
         board = session.get_one(Board, board_id)
         first = repository.leader_of(session, board)
         if (first.run_id if first is not None else None) != before:
-            _tell(session, environment, board, "best", **_shown(first))
+            shown: dict[str, Any] = {"run_id": None}
+            if first is not None:
+                shown = {"run_id": first.run_id, "model": outbox.short(first.model)}
+                shown["reward_mean"] = first.reward_mean
+            _tell(session, environment, board, "best", **shown)
 
 
 def tell_of_choice(session: Session, run: Run, hidden: HiddenRun, change: Literal["hidden", "shown"]) -> None:
@@ -42,13 +46,6 @@ def tell_of_choice(session: Session, run: Run, hidden: HiddenRun, change: Litera
     board = session.get_one(Board, hidden.board_id)
     shown = {"run_id": run.run_id, "model": outbox.short(run.model), "reward_mean": run.reward_mean}
     _tell(session, run.environment, board, change, **shown, reason=outbox.short(hidden.reason))
-
-
-def _shown(first: BoardEntry | None) -> dict[str, Any]:
-    if first is None:
-        return {"run_id": None}
-    mean = 0.0 - first.shortfall
-    return {"run_id": first.run_id, "model": outbox.short(first.model), "reward_mean": mean}
 
 
 def _tell(session: Session, environment: Environment, board: Board, change: str, **more: Any) -> None:

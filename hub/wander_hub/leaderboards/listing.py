@@ -25,7 +25,7 @@ def refresh(session: Session, environment: Environment, *, without_runs: Version
 
     An environment is dated by its newest version: a yank or a deprecation does not move it up a listing.
     """
-    versions = environments.numbers_of(session, environment)
+    versions = service.list_versions(session, environment)
     latest = session.get_one(Version, service.latest_of(versions).id)
     if environment.latest_version != latest.version:
         environment.latest_version = latest.version
@@ -97,5 +97,5 @@ def _best(session: Session, environment: Environment) -> tuple[str | None, float
         if not (board.pinned or board.standard):
             continue
         if (leader := repository.leader_of(session, board)) is not None:
-            return leader.model, 0.0 - leader.shortfall
+            return leader.model, leader.reward_mean
     return None, None

@@ -15,6 +15,9 @@ from wander_hub.database import Base
 from wander_hub.environments.models import Version
 from wander_hub.leaderboards.bounds import Place
 
+PROVEN = ("rescored", "replayed")
+"""Levels of a run that the hub itself replayed or rescored, so it knows what the environment says."""
+
 
 class Board(Base):
     """Runs of one version that may be compared: one task set, one protocol; and how its owners show it."""

@@ -14,7 +14,7 @@ from wander.wire.boards import TIERS
 from wander_hub.environments.models import Environment, Version
 from wander_hub.leaderboards import repository
 from wander_hub.leaderboards.bounds import Bounds
-from wander_hub.leaderboards.models import Board, BoardEntry
+from wander_hub.leaderboards.models import PROVEN, Board, BoardEntry
 from wander_hub.leaderboards.schemas import board_name
 from wander_hub.runs.manifest import protocol_digest
 from wander_hub.runs.models import MISPLACED, Run
@@ -22,8 +22,6 @@ from wander_hub.runs.models import MISPLACED, Run
 _PLACES = (undefer(Board.lows), undefer(Board.highs), undefer(Board.tiers))
 LED = "boards_led"
 """The key under which a session notes, where somebody wants to know, who led each board before it changed."""
-PROVED = ("rescored", "replayed")
-"""Levels at which the hub has compared what a run states of its environment with the environment itself."""
 _BATCH = 200
 """Runs that are placed at a time; a manifest may be megabytes."""
 
@@ -92,7 +90,7 @@ def _place_one(session: Session, boards: _Boards, run: Run, stands: BoardEntry |
     manifest = run.brief_manifest
     run.protocol_sha256 = protocol_digest(manifest)
     board = boards.of_run(run, manifest)
-    if run.level in PROVED or run.posted_by_id == session.get_one(Version, run.version_id).uploaded_by_id:
+    if run.level in PROVEN or run.posted_by_id == session.get_one(Version, run.version_id).uploaded_by_id:
         board.standard = board.standard or _is_standard(run, manifest)
     if not (rescored and board.refuses_rescored):
         boards.put_up(board, _entry(run, manifest))

@@ -18,6 +18,8 @@ from wander_hub.runs.repository import counts
 
 def repeated_by(session: Session, run_ids: Collection[str]) -> dict[str, list[str]]:
     """Return who repeated each run: other users whose public run agrees and was proved at least as far."""
+    if not run_ids:
+        return {}
     found: dict[str, dict[str, None]] = {}
     for run_id, name, level, own in session.execute(_repetitions(), {"run_ids": list(run_ids)}):
         if run_id is not None and proved_as_far(level, own):

@@ -33,8 +33,8 @@ from wander_hub.identity import Identity
 from wander_hub.leaderboards.bounds import Place
 from wander_hub.leaderboards.models import Board, BoardEntry, HiddenRun, place_of
 from wander_hub.leaderboards.schemas import BoardFilter, BoardPosition
-from wander_hub.runs.models import INCOMPLETE, Run, RunCompletion
-from wander_hub.runs.repository import runs_readable_by
+from wander_hub.runs.models import INCOMPLETE, Run, RunCompletion, RunExamination
+from wander_hub.runs.repository import name_lookalikes, neighboring_names, runs_readable_by
 
 _UNKNOWN = 1e300
 """What stands for tokens and costs that nobody knows, so that they come last."""
@@ -188,6 +188,65 @@ def position(row: BoardRow, wanted: BoardFilter) -> BoardPosition:
     return BoardPosition(wanted.sort, row.tier, known, row.posted_at, row.run_id)
 
 
+class RowDetails(NamedTuple):
+    """What the row of a run shows in addition to its numbers."""
+
+    level_reason: str
+    tokens: dict[str, Any] | None
+    """A `TokenCheck`."""
+    looks_like: list[str]
+    is_folded_onto: bool
+    """Whether runs are folded under it."""
+    is_repeated: bool
+    """Whether other runs repeat it and agree."""
+
+
+def details_of(session: Session, run_ids: Sequence[str]) -> dict[str, RowDetails]:
+    """Return what the rows of these runs show in addition to their numbers."""
+    details = {}
+    for run_id, reason, tokens, folded, repeated, *names in session.execute(
+        _details(), {"run_ids": list(run_ids)}
+    ):
+        details[run_id] = RowDetails(reason, tokens, name_lookalikes(*names), folded, repeated)
+    return details
+
+
+@cache
+def _details() -> Select[Any]:
+    folded, repetition = aliased(BoardEntry), aliased(RunExamination)
+    has_folded = select(folded.run_id).where(folded.folded_into == Run.run_id).exists()
+    has_repetition = select(repetition.run_id).where(repetition.rerun_of == Run.run_id, repetition.agrees)
+    query = select(Run.run_id, Run.level_reason, RunExamination.tokens, has_folded, has_repetition.exists())
+    query = query.add_columns(Run.model, *neighboring_names())
+    query = query.outerjoin(RunExamination, RunExamination.run_id == Run.run_id)
+    return query.where(Run.run_id.in_(bindparam("run_ids", expanding=True)))
+
+
+class Standing(NamedTuple):
+    """The ends of the intervals on a board, tier by tier, and what else there is of it."""
+
+    lows: bytes
+    highs: bytes
+    tiers: list[int]
+    incomplete: int
+    """Evaluations of the task set that do not rank."""
+    has_hidden: bool
+
+
+def standing_of(session: Session, board: Board) -> Standing:
+    """Return the ends of the intervals on a board, and whether runs are missing or hidden from it."""
+    return Standing(*session.execute(_standing(), {"board_id": board.id}).one())
+
+
+@cache
+def _standing() -> Select[Any]:
+    of_board = (Run.version_id == Board.version_id, Run.task_set_sha256 == Board.task_set_sha256)
+    incomplete = select(func.count()).select_from(Run).where(*of_board, INCOMPLETE).scalar_subquery()
+    hidden = select(HiddenRun.run_id).where(HiddenRun.board_id == Board.id).exists()
+    query = select(Board.lows, Board.highs, Board.tiers, incomplete, hidden)
+    return query.where(Board.id == _BOARD)
+
+
 def counting_places(session: Session, board: Board, models: Set[str]) -> dict[tuple[str, int], Place]:
     """Return by model and account where those runs of these models rank that count."""
     entry = BoardEntry
@@ -220,7 +279,7 @@ def runs_like(session: Session, entry: BoardEntry) -> Sequence[BoardEntry]:
 def folded_under(session: Session, run_ids: Collection[str]) -> dict[str, list[tuple[BoardEntry, Run]]]:
     """Return the runs that are folded under each of these rows, the earliest first."""
     entry, top = BoardEntry, BoardEntry.folded_into.label("top")
-    if session.scalar(_any_folded(), {"run_ids": list(run_ids)}) is None:  # as on most boards
+    if not run_ids:
         return {}
     first = select(entry.run_id, top).where(entry.folded_into.in_(run_ids)).cte("folded", recursive=True)
     whole = first.union_all(select(entry.run_id, first.c.top).where(entry.folded_into == first.c.run_id))
@@ -233,12 +292,6 @@ def folded_under(session: Session, run_ids: Collection[str]) -> dict[str, list[t
     return found
 
 
-@cache
-def _any_folded() -> Select[str]:
-    folded = BoardEntry.folded_into.in_(bindparam("run_ids", expanding=True))
-    return select(BoardEntry.run_id).where(folded).limit(1)
-
-
 def top_of(session: Session, above: str | None) -> BoardEntry | None:
     """Return the row under which a run is folded, from the run that is right above it; None for a row."""
     entry = None
@@ -248,19 +301,31 @@ def top_of(session: Session, above: str | None) -> BoardEntry | None:
     return entry
 
 
-def leaders(session: Session, board: Board, limit: int) -> Sequence[BoardEntry]:
+class Leader(NamedTuple):
+    """One of the leading rows of a board."""
+
+    run_id: str
+    model: str
+    tier: int
+    reward_mean: float
+    posted_at: datetime
+
+
+def leaders(session: Session, board: Board, limit: int) -> list[Leader]:
     """Return the leading rows."""
-    return session.scalars(_leaders(), {"board_id": board.id, "most": limit}).all()
+    rows = session.execute(_leaders(), {"board_id": board.id, "most": limit})
+    return [Leader(*row) for row in rows]
 
 
 @cache
-def _leaders() -> Select[BoardEntry]:
-    query = select(BoardEntry).where(BoardEntry.board_id == _BOARD, BoardEntry.counts.is_(True))
-    key = BoardEntry.tier, BoardEntry.shortfall, BoardEntry.posted_at, BoardEntry.run_id
-    return query.order_by(*key).limit(_MOST)
+def _leaders() -> Select[Any]:
+    entry: Any = BoardEntry
+    query = select(entry.run_id, entry.model, entry.tier, 0.0 - entry.shortfall, entry.posted_at)
+    query = query.where(entry.board_id == _BOARD, entry.counts.is_(True))
+    return query.order_by(entry.tier, entry.shortfall, entry.posted_at, entry.run_id).limit(_MOST)
 
 
-def leader_of(session: Session, board: Board) -> BoardEntry | None:
+def leader_of(session: Session, board: Board) -> Leader | None:
     """Return the leading row; none where not even the first could be verified."""
     first = next(iter(leaders(session, board, 1)), None)
     return first if first is not None and TIERS[first.tier] != "unverifiable" else None
@@ -291,16 +356,10 @@ def find_hiding(session: Session, run_id: str) -> HiddenRun | None:
     return session.scalar(query.options(joinedload(HiddenRun.hidden_by)))
 
 
-def count_incomplete(session: Session, version_id: int, task_set: str | None) -> int:
-    """Return how many evaluations of a version, or of one of its task sets, do not rank."""
-    values = {"version_id": version_id} | ({} if task_set is None else {"task_set": task_set})
-    return session.scalar(_incomplete(task_set is not None), values) or 0
-
-
-@cache
-def _incomplete(of_task_set: bool) -> Select[int]:
-    query = select(func.count()).select_from(Run).where(Run.version_id == bindparam("version_id"), INCOMPLETE)
-    return query.where(Run.task_set_sha256 == bindparam("task_set")) if of_task_set else query
+def count_incomplete(session: Session, version_id: int) -> int:
+    """Return how many evaluations of a version do not rank."""
+    query = select(func.count()).select_from(Run)
+    return session.scalar(query.where(Run.version_id == version_id, INCOMPLETE)) or 0
 
 
 @lru_cache(KEPT_STATEMENTS)

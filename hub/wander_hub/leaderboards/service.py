@@ -10,27 +10,28 @@ from sqlalchemy.orm import Session
 from wander.wire import BoardInfo, Leaderboard, LeaderboardRow, RunSummary
 from wander.wire.boards import (
     BOARD_COLUMNS,
+    TIERS,
     FoldedRun,
     HiddenRunInfo,
     HistoryPoint,
     LeaderboardPlace,
     VersionBoard,
 )
+from wander.wire.verification import TokenCheck
 
 from wander_hub.database import fill
-from wander_hub.environments import repository as environment_repository
 from wander_hub.environments import service as environments
 from wander_hub.environments.models import Environment, Version
+from wander_hub.environments.repository import ListedVersion
 from wander_hub.http.problems import HubProblem
 from wander_hub.leaderboards import repository
 from wander_hub.leaderboards.bounds import Bounds
 from wander_hub.leaderboards.elsewhere import list_elsewhere
-from wander_hub.leaderboards.models import Board, BoardEntry, HiddenRun
+from wander_hub.leaderboards.models import PROVEN, Board, BoardEntry, HiddenRun
 from wander_hub.leaderboards.repetitions import repeated_by
 from wander_hub.leaderboards.schemas import BoardFilter
 from wander_hub.models.repository import first_pushers, names_of_weights
 from wander_hub.runs.models import Run
-from wander_hub.runs.repository import find_lookalikes
 from wander_hub.runs.service import stated_by
 
 MOST_OTHERS = 20
@@ -49,7 +50,7 @@ def leaderboard(
     task_set: str | None = None,
     board: str | None = None,
     wanted: BoardFilter | None = None,
-    versions: Sequence[Version] | None = None,
+    versions: Sequence[ListedVersion] | None = None,
     brief: bool = False,
 ) -> Leaderboard:
     """Return a board: unless asked otherwise the first one of the newest version that has any.
@@ -57,12 +58,8 @@ def leaderboard(
     A brief one has its rows alone: no history, nothing on hidden runs and on other versions. `versions` are
     those of the environment, the newest first, where the caller has them.
     """
-    if versions is None:
-        versions = environments.newest_first(
-            list(environment_repository.versions_of(session, environment, whole=False))
-        )
-    chosen = _version(session, environment, versions, version)
-    boards = repository.boards_of(session, chosen.id, MOST_OTHERS + 1)
+    versions = versions if versions is not None else environments.list_versions(session, environment)
+    chosen, boards = _choose_version(session, environment, versions, version)
     if task_set is not None or board is not None:
         shown = find_board(session, environment, chosen, task_set or "", board or "")
     elif boards:
@@ -76,11 +73,12 @@ def leaderboard(
             examples=0,
             rollouts_per_example=0,
             rows=[],
-            hidden_incomplete=repository.count_incomplete(session, chosen.id, None),
+            hidden_incomplete=repository.count_incomplete(session, chosen.id),
             boards=0,
             versions=_other_versions(session, chosen, versions, None),
         )
-    filled = _fill(session, environment, chosen, shown, wanted or BoardFilter(), base_url)
+    standing = repository.standing_of(session, shown)
+    filled = _fill(session, environment, chosen, shown, standing, wanted or BoardFilter(), base_url)
     count = len(boards)
     if count > MOST_OTHERS:
         every = select(func.count()).select_from(Board)
@@ -89,21 +87,20 @@ def leaderboard(
     update: dict[str, Any] = {"boards": count, "others": others}
     is_first_page = wanted is None or wanted.cursor is None  # which also tells of the board itself
     if not brief and is_first_page:
-        hidden = repository.hidden_of(session, shown, MOST_HIDDEN)
+        hidden = repository.hidden_of(session, shown, MOST_HIDDEN) if standing.has_hidden else []
         update["hidden"] = [hidden_info(run, one, base_url) for run, one in hidden]
         leaders = repository.leaders(session, shown, HISTORY_ROWS)
         proven = [one for one in leaders if one.tier == leaders[0].tier]
-        update["history"] = [
-            fill(HistoryPoint, one, reward_mean=0.0 - one.shortfall)
-            for one in sorted(proven, key=lambda one: one.posted_at)
-        ]
+        proven.sort(key=lambda one: one.posted_at)
+        update["history"] = [fill(HistoryPoint, one) for one in proven]
         update["versions"] = _other_versions(session, chosen, versions, shown)
-        update["elsewhere"] = list_elsewhere(session, versions, shown, filled)
+        if others or len(versions) > 1:
+            update["elsewhere"] = list_elsewhere(session, versions, shown, filled)
     return filled.model_copy(update=update)
 
 
 def find_board(
-    session: Session, environment: Environment, version: Version, task_set: str, name: str
+    session: Session, environment: Environment, version: Version | ListedVersion, task_set: str, name: str
 ) -> Board:
     """Return the board of a version whose task set and name begin so, or raise a 404."""
     named = (
@@ -126,8 +123,9 @@ def find_board(
 def _fill(
     session: Session,
     environment: Environment,
-    chosen: Version,
+    chosen: Version | ListedVersion,
     board: Board,
+    standing: repository.Standing,
     wanted: BoardFilter,
     base_url: str,
 ) -> Leaderboard:
@@ -144,9 +142,10 @@ def _fill(
         board=board.name,
         columns=board.columns if board.columns is not None else list(BOARD_COLUMNS),
         showing=wanted.showing,
-        rows=_rows(session, board, shown, chosen, base_url),
+        proved=sum(count for level, count in zip(TIERS, standing.tiers, strict=False) if level in PROVEN),
+        rows=_rows(session, board, standing, shown, chosen, base_url),
         next=repository.position(shown[-1], wanted).cursor() if more else None,
-        hidden_incomplete=repository.count_incomplete(session, chosen.id, board.task_set_sha256),
+        hidden_incomplete=standing.incomplete,
     )
 
 
@@ -192,23 +191,33 @@ def _folded_run(entry: BoardEntry, run: Run, base_url: str) -> FoldedRun:
     )
 
 
-def _version(
-    session: Session, environment: Environment, versions: Sequence[Version], version: str | None
-) -> Version:
+def _choose_version(
+    session: Session, environment: Environment, versions: Sequence[ListedVersion], version: str | None
+) -> tuple[Version | ListedVersion, Sequence[Board]]:
+    """Return the version asked for, or else the newest one that has boards, with its first boards."""
     if version is not None:
-        return environments.find_version(session, environment, version)
+        found = environments.find_version(session, environment, version)
+        return found, repository.boards_of(session, found.id, MOST_OTHERS + 1)
+    for newest in versions[:1]:
+        if boards := repository.boards_of(session, newest.id, MOST_OTHERS + 1):
+            return newest, boards
     with_boards = repository.find_versions_with_boards(session, [one.id for one in versions])
-    for one in versions:
-        if one.id in with_boards:
-            return one
-    return next(one for one in versions if one.version == environment.latest_version)
+    for older in versions:
+        if older.id in with_boards:
+            return older, repository.boards_of(session, older.id, MOST_OTHERS + 1)
+    return next(one for one in versions if one.version == environment.latest_version), []
 
 
 def _other_versions(
-    session: Session, chosen: Version, versions: Sequence[Version], board: Board | None
+    session: Session,
+    chosen: Version | ListedVersion,
+    versions: Sequence[ListedVersion],
+    board: Board | None,
 ) -> list[VersionBoard]:
     """Return a board of every other version that has one: of the same task set and protocol, or its first."""
     near = [one for one in versions if one.id != chosen.id][:MOST_OTHERS]
+    if not near:
+        return []
     query = select(Board).where(Board.version_id.in_([one.id for one in near]), Board.runs > 0)
     boards: dict[int, list[Board]] = {}
     for one in session.scalars(query.order_by(*repository.BOARD_ORDER)):
@@ -231,7 +240,7 @@ def _other_versions(
                     board=one.name,
                     same_protocol=bool(same),
                     best_model=leader.model,
-                    best_reward=0.0 - leader.shortfall,
+                    best_reward=leader.reward_mean,
                 )
                 for leader in repository.leaders(session, one, 1)
             ]
@@ -241,26 +250,29 @@ def _other_versions(
 def _rows(
     session: Session,
     board: Board,
+    standing: repository.Standing,
     found: Sequence[repository.BoardRow],
-    version: Version,
+    version: Version | ListedVersion,
     base_url: str,
 ) -> list[LeaderboardRow]:
-    folded = repository.folded_under(session, [one.run_id for one in found if one.counts])
+    details = repository.details_of(session, [one.run_id for one in found])
+    rows_with_others = [one.run_id for one in found if one.counts and details[one.run_id].is_folded_onto]
+    folded = repository.folded_under(session, rows_with_others)
+    repeaters = repeated_by(session, [one for one in details if details[one].is_repeated])
     own = {(one.model, one.posted_by_id): one.place for one in found if one.counts}
     if unknown := {(one.model, one.posted_by_id) for one in found} - set(own):
         own |= repository.counting_places(session, board, {model for model, _ in unknown})
-    session.refresh(board, ["lows", "highs", "tiers"])  # which no other reader of a board needs
-    bounds = Bounds(board.lows, board.highs, board.tiers)
+    bounds = Bounds(standing.lows, standing.highs, standing.tiers)
     checkpoints = names_of_weights(session, [one.weights_sha256 for one in found])
     pushers = first_pushers(session, checkpoints)
-    repeaters = repeated_by(session, [one.run_id for one in found])
-    lookalikes = find_lookalikes(session, [one.run_id for one in found])
     rows = []
     for one in found:
         top = repository.top_of(session, one.folded_into)
         below = folded.get(one.run_id, [])
         row_place = own.get((one.model, one.posted_by_id)) if top is None else top.place
         ranks = bounds.ranks(one.place, row_place)
+        detail = details[one.run_id]
+        tokens = TokenCheck.model_validate(detail.tokens) if detail.tokens else None
         summary = RunSummary.model_validate_json(one.summary)
         mean = 0.0 - one.shortfall
         row = fill(
@@ -290,7 +302,9 @@ def _rows(
             if one.weights_sha256 in checkpoints
             else None,
             version=version.version,
-            looks_like=lookalikes[one.run_id],
+            looks_like=detail.looks_like,
+            level_reason=detail.level_reason,
+            tokens_counted=tokens is not None and not tokens.understated,
             players_stated_by=one.posted_by if board.stated_players else None,
             repeated_by=repeaters.get(one.run_id, []),
             url=f"{base_url}/runs/{one.run_id}",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
-from wander.wire import Leaderboard, LeaderboardRow
+from wander.wire import Leaderboard, LeaderboardRow, RunManifest
 from wander.wire.boards import StratumScore
+from wander.wire.gate import MANIFEST_HEAD, read_record
 
 from wander_hub.http.problems import HubProblem
 from wander_hub.runs import explorer
@@ -21,9 +23,11 @@ _MOST_BROKEN_DOWN = 100_000
 
 def with_strata(session: Session, board: Leaderboard) -> Leaderboard:
     """Return a board with the strata of its examples, which all its runs share; none where all are of one."""
-    first = _find_runs(session, board.rows[:1])
-    found = explorer.list_strata(first[0]) if first else []
-    return board.model_copy(update={"strata": found if len(found) > 1 else []})
+    for row in board.rows[:1]:
+        brief = session.scalars(select(Run.brief).where(Run.run_id == row.run_id)).one()
+        strata = explorer.list_strata(read_record(RunManifest, brief, MANIFEST_HEAD))
+        return board.model_copy(update={"strata": strata if len(strata) > 1 else []})
+    return board
 
 
 def with_stratum(session: Session, storage: Storage, board: Leaderboard, stratum: int | None) -> Leaderboard:

@@ -74,8 +74,9 @@ def delete_environment(
     """Leave a tombstone of an environment and of all its versions; return the digests of its files."""
     environment = rights.environment_for(session, caller, "manage", owner, name)
     digests: list[str] = []
-    for version in repository.versions_of(session, environment):
-        if version.deleted_at is None:
+    for listed in repository.versions_of(session, environment):
+        if listed.deleted_at is None:
+            version = service.find_version(session, environment, listed.version)
             version.deleted_at, version.deleted_reason = now(), plain_reason(reason)
             digests += _digests(session, version)
     environment.deleted_at = now()

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from sqlalchemy.orm import Session
 from wander.types import canonical_json
-from wander.wire import RolloutRow
+from wander.wire import RolloutRow, RunManifest
 
 from wander_hub.http.problems import HubProblem
 from wander_hub.runs import chunks, service
@@ -185,9 +185,9 @@ def break_down(session: Session, storage: Storage, run: Run) -> Breakdown:
     return found
 
 
-def list_strata(run: Run) -> list[int]:
-    """Return the first strata of a run's examples in order."""
-    return [one for one in run.brief_manifest.strata if one is not None]
+def list_strata(manifest: RunManifest) -> list[int]:
+    """Return the first strata of a run's examples in order, from its brief manifest."""
+    return [one for one in manifest.strata if one is not None]
 
 
 def is_broken_down(run: Run) -> bool:

@@ -312,21 +312,26 @@ def find_lookalikes(session: Session, run_ids: Collection[str]) -> dict[str, lis
     """
     if not run_ids:
         return {}
-    names = {}
-    for run_id, model, look, *others in session.execute(_neighbors_of_names(), {"run_ids": list(run_ids)}):
-        likes = [one for one in others if one is not None]
-        if not model.isascii() and look.isascii() and look not in likes:
-            likes.insert(0, look)
-        names[run_id] = likes[:2]
-    return names
+    found = session.execute(_names_of_runs(), {"run_ids": list(run_ids)})
+    return {run_id: name_lookalikes(*names) for run_id, *names in found}
 
 
 @cache
-def _neighbors_of_names() -> Select[Any]:
-    """Return the statement on the names closest to those of `run_ids` in the order of look-alike names.
+def _names_of_runs() -> Select[Any]:
+    query = select(Run.run_id, Run.model, *neighboring_names())
+    return query.where(Run.run_id.in_(bindparam("run_ids", expanding=True)))
 
-    It is built once: that takes longer than to execute it.
-    """
+
+def name_lookalikes(model: str, skeleton: str, *neighbors: str | None) -> list[str]:
+    """Return at most two names that a model's name looks like, from its `neighboring_names`."""
+    names = [name for name in neighbors if name is not None]
+    if not model.isascii() and skeleton.isascii() and skeleton not in names:
+        names.insert(0, skeleton)
+    return names[:2]
+
+
+def neighboring_names() -> tuple[Any, ...]:
+    """Return the skeleton of a run's model name, and the names of that skeleton right before and after it."""
     other = aliased(Run)
     same = select(other.model).where(
         other.environment_id == Run.environment_id,
@@ -337,5 +342,4 @@ def _neighbors_of_names() -> Select[Any]:
     # Each a step in an index, however many runs have these names.
     before = same.where(other.model < Run.model).with_only_columns(func.max(other.model))
     after = same.where(other.model > Run.model).with_only_columns(func.min(other.model))
-    query = select(Run.run_id, Run.model, Run.skeleton, before.scalar_subquery(), after.scalar_subquery())
-    return query.where(Run.run_id.in_(bindparam("run_ids", expanding=True)))
+    return Run.skeleton, before.scalar_subquery(), after.scalar_subquery()

@@ -34,8 +34,6 @@ KIND = "examine"
 """The kind of the jobs that read a posted run."""
 KEY = f"{KIND} "
 """The beginning of the key of such a job; the run's id follows."""
-PROVEN = ("rescored", "replayed")
-"""Levels of a run whose rewards the hub derived itself."""
 _MOST_REPETITIONS = 100
 
 

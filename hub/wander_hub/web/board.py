@@ -4,30 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from functools import lru_cache
 
 from markupsafe import Markup
-from sqlalchemy import Select, bindparam, select
+from sqlalchemy import Select, bindparam
 from sqlalchemy.orm import Session
 from wander.types import EnvironmentInfo, canonical_json
 from wander.wire import BoardInfo, EnvironmentSummary, Leaderboard, LeaderboardRow, RunManifest
 from wander.wire.boards import BOARD_COLUMNS, REQUIRED_COLUMNS
 from wander.wire.gate import MANIFEST_HEAD, read_record
-from wander.wire.verification import TokenCheck
 
 from wander_hub.database import READER
-from wander_hub.environments import repository as environment_repository
 from wander_hub.environments import service as environments
 from wander_hub.environments.models import Version
-from wander_hub.environments.repository import KEPT_STATEMENTS
+from wander_hub.environments.repository import KEPT_STATEMENTS, ListedVersion
 from wander_hub.identity import Identity
 from wander_hub.leaderboards import service as leaderboards
 from wander_hub.leaderboards.elsewhere import set_apart
 from wander_hub.leaderboards.schemas import BoardFilter
 from wander_hub.leaderboards.strata import score_stratum, with_strata
 from wander_hub.runs import repository as run_repository
-from wander_hub.runs.models import Run, RunExamination
+from wander_hub.runs.models import Run
 from wander_hub.verification import service as verification
 from wander_hub.web import charts
 from wander_hub.web.addresses import query_string
@@ -45,18 +42,6 @@ _SORTS = {"reward": "reward", "posted": "posted", "tokens": "tokens", "cost": "c
 """Columns by which a board can be sorted."""
 
 
-class RowFacts(NamedTuple):
-    """What a row's level rests on, and what is known of its tokens."""
-
-    reason: str
-    tokens: TokenCheck | None
-
-    @property
-    def counted(self) -> bool:
-        """Whether the hub counted the completion tokens, and they agree with what was stated."""
-        return self.tokens is not None and not self.tokens.understated
-
-
 @dataclass(frozen=True)
 class BoardView:
     """One leaderboard page."""
@@ -68,8 +53,6 @@ class BoardView:
     """Of the table: `metrics` stands for none any more, each has its own."""
     choices: list[str]
     """Columns that a reader may show or leave out."""
-    facts: dict[str, RowFacts]
-    """By run."""
     pass_k: int | None
     axis: tuple[float, float]
     wanted: BoardFilter
@@ -102,9 +85,7 @@ def leaderboard(
 ) -> BoardView:
     """Return a board with what it takes to draw it."""
     found = environments.find(visit.session, owner, name)
-    versions = environments.newest_first(
-        list(environment_repository.versions_of(visit.session, found, whole=False))
-    )
+    versions = environments.list_versions(visit.session, found)
     shown = leaderboards.leaderboard(
         visit.session,
         found,
@@ -115,7 +96,7 @@ def leaderboard(
         wanted=wanted,
         versions=versions,
     )
-    of_version = environments.find_version(visit.session, found, shown.version, versions)
+    of_version = next(one for one in versions if one.version == shown.version)
     metrics = _list_metrics(visit.session, of_version, shown)
     pass_k = max((one.k for row in shown.rows for one in row.pass_rates), default=None)
     empty = {"pass"} if pass_k is None else set()
@@ -149,7 +130,6 @@ def leaderboard(
             for one in (*_ORDER[:-1], *(f"metric:{name}" for name in metrics[:_MOST_METRICS]))
             if one not in REQUIRED_COLUMNS and one not in empty
         ],
-        facts=_find_facts(visit.session, [row.run_id for row in shown.rows]),
         pass_k=pass_k,
         axis=common_axis(shown.rows),
         wanted=wanted,
@@ -189,7 +169,7 @@ def common_axis(rows: Sequence[LeaderboardRow]) -> tuple[float, float]:
     return low, max(1.0, *(row.reward_high for row in rows))
 
 
-def find_info(session: Session, version: Version) -> EnvironmentInfo | None:
+def find_info(session: Session, version: Version | ListedVersion) -> EnvironmentInfo | None:
     """Return what an environment says about itself, where the hub heard it say so.
 
     Where the hub plays nothing, the last run of who published the version tells: what others post is no word
@@ -211,11 +191,11 @@ def _newest_brief(reader: Identity | None) -> Select[str]:
     return query.order_by(Run.posted_at.desc(), Run.run_id).limit(1)
 
 
-def _list_metrics(session: Session, version: Version, board: Leaderboard) -> list[str]:
+def _list_metrics(session: Session, version: ListedVersion, board: Leaderboard) -> list[str]:
     """Return the metrics of a board's rows, in the environment's order."""
-    info = find_info(session, version) if board.rows else None
-    declared = [one.name for one in info.reward_functions] if info else []
     known = {name for row in board.rows for name in row.metrics}
+    info = find_info(session, version) if len(known) > 1 else None
+    declared = [one.name for one in info.reward_functions] if info else []
     return [name for name in dict.fromkeys([*declared, *sorted(known)]) if name in known]
 
 
@@ -234,19 +214,3 @@ def _columns(board: Leaderboard, metrics: Sequence[str], wanted: Sequence[str]) 
         every = [f"metric:{name}" for name in metrics[:_METRIC_COLUMNS]]
         columns += every if one == "metrics" else [one]
     return list(dict.fromkeys(columns))
-
-
-@cache
-def _facts() -> Select[Any]:
-    query = select(Run.run_id, Run.level_reason, RunExamination.tokens).outerjoin(
-        RunExamination, RunExamination.run_id == Run.run_id
-    )
-    return query.where(Run.run_id.in_(bindparam("run_ids", expanding=True)))
-
-
-def _find_facts(session: Session, run_ids: Sequence[str]) -> dict[str, RowFacts]:
-    found: Any = session.execute(_facts(), {"run_ids": list(run_ids)})
-    return {
-        run_id: RowFacts(reason, TokenCheck.model_validate(tokens) if tokens else None)
-        for run_id, reason, tokens in found
-    }

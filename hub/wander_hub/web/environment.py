@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 from wander.types import EnvironmentInfo
 from wander.wire import EnvironmentSummary, Leaderboard, LeaderboardRow, VersionDetail
-from wander.wire.boards import TIERS
 from wander.wire.environments import UsedBy
 from wander.wire.verification import HubCheck
 
@@ -21,11 +18,11 @@ from wander_hub.database import now
 from wander_hub.environments import repository as environment_repository
 from wander_hub.environments import service as environments
 from wander_hub.environments import stars
-from wander_hub.environments.models import Environment, Version
+from wander_hub.environments.models import Environment
 from wander_hub.environments.readme import Heading, list_headings, place
+from wander_hub.environments.repository import ListedVersion
 from wander_hub.http.problems import HubProblem
 from wander_hub.leaderboards import service as leaderboards
-from wander_hub.leaderboards.models import Board
 from wander_hub.leaderboards.schemas import BoardFilter
 from wander_hub.lifecycle.locks import list_packages
 from wander_hub.rights import rights
@@ -35,7 +32,6 @@ from wander_hub.runs import use
 from wander_hub.runs.models import Run
 from wander_hub.storage import Storage, spare_missing
 from wander_hub.verification import version_checks
-from wander_hub.verification.evidence import PROVEN
 from wander_hub.web.board import common_axis, find_info
 from wander_hub.web.run import transcript
 from wander_hub.web.source.files import colour_blocks
@@ -68,7 +64,7 @@ class EnvironmentView:
     listed: bool
     """False for a plain package, which nobody evaluates."""
     version: VersionDetail
-    versions: list[VersionDetail]
+    versions: list[ListedVersion]
     readme_html: str
     headings: list[Heading]
     """Of the README."""
@@ -76,8 +72,6 @@ class EnvironmentView:
     """A recorded rollout of the best result."""
     sample_lost: bool
     """Whether there is one, of which the store has lost a file."""
-    proved: int
-    """How many of the board's rows the hub's own replays proved."""
     info: EnvironmentInfo | None
     """What the environment said about itself in the newest run of this version; None without a run."""
     board: Leaderboard
@@ -110,8 +104,8 @@ def show_environment(visit: Visit, owner: str, name: str, version: str) -> Envir
     """Return everything about one version of an environment."""
     found = environments.find(visit.session, owner, name)
     label = found.label
-    versions = environments.newest_first(list(environment_repository.versions_of(visit.session, found)))
-    chosen = environments.find_version(visit.session, found, version, versions)
+    versions = environments.list_versions(visit.session, found)
+    chosen = environments.find_version(visit.session, found, version)
     recent, training = run_repository.newest_of(visit.session, found.id, _RECENT_RUNS)
     detail = environments.version_detail(found, chosen, visit.base_url)
     wheels = [file.sha256 for file in detail.files if file.kind == "wheel"]
@@ -136,12 +130,11 @@ def show_environment(visit: Visit, owner: str, name: str, version: str) -> Envir
         summary=environments.summary_of(found),
         listed=found.listed,
         version=detail,
-        versions=[environments.version_detail(found, one, visit.base_url) for one in versions],
+        versions=versions,
         readme_html=readme,
         headings=list_headings(readme),
         sample=sample,
         sample_lost=bool(lost),
-        proved=_count_proved(visit.session, versions, board),
         info=find_info(visit.session, chosen),
         board=board,
         axis=common_axis(board.rows),
@@ -159,14 +152,6 @@ def show_environment(visit: Visit, owner: str, name: str, version: str) -> Envir
         maintained=visit.caller is not None and rights.may(visit.caller, "maintain", found),
         starred=visit.caller is not None and stars.is_starred(visit.session, visit.caller.user_id, found),
     )
-
-
-def _count_proved(session: Session, versions: Sequence[Version], board: Leaderboard) -> int:
-    """Return the number of a board's rows whose rewards the hub derived again."""
-    ids = [one.id for one in versions if one.version == board.version]
-    query = select(Board.tiers).where(Board.version_id.in_(ids), Board.name == board.board)
-    counts = session.scalar(query) or []
-    return sum(count for level, count in zip(TIERS, counts, strict=False) if level in PROVEN)
 
 
 def _find_sample(session: Session, storage: Storage, board: Leaderboard) -> SampleRollout | None:

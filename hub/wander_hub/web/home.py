@@ -19,9 +19,9 @@ from wander_hub.environments import service as environments
 from wander_hub.environments.models import Environment, Version
 from wander_hub.environments.repository import environment_named, visible
 from wander_hub.environments.schemas import EnvironmentFilter, mark
+from wander_hub.leaderboards.models import PROVEN
 from wander_hub.runs import repository as run_repository
 from wander_hub.runs.models import Run
-from wander_hub.verification.evidence import PROVEN
 from wander_hub.web.addresses import query_string
 
 _SHOWN_FIRST = 6

@@ -117,6 +117,10 @@ class LeaderboardRow(Record):
     """Who says that the run has these weights; None if the same user pushed them first."""
     version: Release
     level: VerificationLevel
+    level_reason: Text = ""
+    """Why the run has that level, if there is more to say than the level itself."""
+    tokens_counted: bool = False
+    """Whether the hub counted the completion tokens, and they agree with what was stated."""
     repeated_by: list[Line] = Field(default_factory=list)
     """Other users whose repetition of the run agrees with it; no rank depends on them."""
     posted_by: Line
@@ -275,6 +279,8 @@ class Leaderboard(Record):
     """That stand on it, whatever the filters."""
     models: Count = 0
     """Its rows; a model that two accounts posted has two."""
+    proved: Count = 0
+    """The rows whose rewards the hub derived itself: those of the levels `rescored` and `replayed`."""
     showing: Literal["best", "mean", "all"] = "best"
     """The first run of each model and account (`best`), the mean of its runs, or all runs. Neither this nor a
     filter changes a rank."""

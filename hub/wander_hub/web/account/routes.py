@@ -13,7 +13,6 @@ from wander.wire.environments import visibility_of
 from wander.wire.events import EVENTS
 
 from wander_hub import audit
-from wander_hub.environments import repository as environment_repository
 from wander_hub.environments import service as environments
 from wander_hub.environments import stars
 from wander_hub.environments.models import Environment
@@ -246,7 +245,6 @@ def show_environment_settings(visit: OwnVisiting, owner: str, name: str, section
     """Visibility, status, versions and transfer of an environment; for who maintains it."""
     found = _find_maintained(visit.session, visit.user, owner, name)
     manages = rights.may(visit.user, "manage", found)
-    versions = environments.newest_first(list(environment_repository.versions_of(visit.session, found)))
     jobs = job_queue.list_open(visit.session, found.owner_id, found.id)
     hooks = webhooks.of_environment(visit.session, visit.user, found)
     sections = _OF_MAINTAINER | (_OF_MANAGER if manages else {})
@@ -264,5 +262,5 @@ def show_environment_settings(visit: OwnVisiting, owner: str, name: str, section
         events=EVENTS,
         reason=environments.reason_of(found),
         jobs=jobs,
-        versions=[environments.version_detail(found, one, visit.base_url) for one in versions],
+        versions=environments.list_versions(visit.session, found),
     )

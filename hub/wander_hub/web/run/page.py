@@ -117,7 +117,7 @@ def run(visit: Visit, run_id: str, query: RunQuery) -> RunView:
         run=detail,
         label=found.environment.label,
         examples=found.examples,
-        strata=explorer.list_strata(found),
+        strata=explorer.list_strata(found.brief_manifest),
         rows=rows,
         matching=matching,
         query=query,

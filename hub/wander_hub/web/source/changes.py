@@ -20,7 +20,7 @@ from wander_hub.environments import service as environments
 from wander_hub.environments.models import Environment, Version
 from wander_hub.runs.kept import Kept
 from wander_hub.storage import CHUNK, Storage, copy_pieces
-from wander_hub.web.source.files import draw_lines, find_wheel, list_versions, open_wheel, read_text
+from wander_hub.web.source.files import draw_lines, find_wheel, open_wheel, read_text
 from wander_hub.web.text import visible
 
 _MOST_COMPARED = 2_000
@@ -103,7 +103,7 @@ def show_changes(
     """Return which files of a version are not those of another one, line by line where they are texts."""
     found = environments.find(session, owner, name)
     after = environments.find_version(session, found, new)
-    known = list_versions(session, found)
+    known = [one.version for one in environments.list_versions(session, found)]
     earlier = known[known.index(after.version) + 1 :]
     before = environments.find_version(session, found, old or next(iter(earlier), after.version))
     digests = find_wheel(found, before).sha256, find_wheel(found, after).sha256

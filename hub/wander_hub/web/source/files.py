@@ -26,7 +26,6 @@ from wander.types import Record
 
 from wander_hub.environments import service as environments
 from wander_hub.environments.models import Environment, File, Version
-from wander_hub.environments.repository import versions_of
 from wander_hub.http.problems import HubProblem
 from wander_hub.storage import Storage
 from wander_hub.web.text import size, visible
@@ -187,7 +186,7 @@ def draw_source(session: Session, environment: Environment, found: SourceFiles) 
         lines, found = lines[:_MOST_LINES], found.model_copy(update={"left_out": left_out})
     return SourceView(
         found,
-        versions=list_versions(session, environment),
+        versions=[one.version for one in environments.list_versions(session, environment)],
         newest=environment.latest_version,
         listed=environment.listed,
         lines=lines,
@@ -258,13 +257,6 @@ def open_wheel(storage: Storage, environment: Environment, version: Version) -> 
 def _too_large(what: str, label: str, filename: str) -> HubProblem:
     hint = f"download `{filename}` and unpack it"
     return HubProblem(413, "source_too_large", f"the {what} of `{label}` is too large to be shown", hint=hint)
-
-
-def list_versions(session: Session, environment: Environment) -> list[str]:
-    """Return the versions of an environment, the newest first."""
-    return [
-        one.version for one in environments.newest_first(list(versions_of(session, environment, whole=False)))
-    ]
 
 
 def _order(member: ZipInfo) -> tuple[bool, str]:
