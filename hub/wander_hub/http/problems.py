@@ -168,6 +168,7 @@ def problem_of(error: Exception) -> HubProblem:
                 "loc": [str(part)[:_LONGEST_PART] for part in one["loc"][:_DEEPEST]],
                 "msg": one["msg"][:_LONGEST_PART],
                 "type": one["type"],
+                "ctx": {name: str(value)[:_LONGEST_PART] for name, value in one.get("ctx", {}).items()},
             }
             for one in error.errors()[:_MOST_FAULTS]
         ]

@@ -21,7 +21,8 @@ from wander_hub.http.answers import REVALIDATE, SHARED, VARY, not_modified
 from wander_hub.http.boundary import base_url_of, caller_of
 from wander_hub.http.middleware import PAGE_CSP
 from wander_hub.security import without_secrets
-from wander_hub.web import addresses, charts, refusals, text
+from wander_hub.web import addresses, charts, text
+from wander_hub.web.account import forms
 
 _HERE = Path(__file__).parent
 _STATIC = _HERE / "static"
@@ -69,11 +70,11 @@ _templates.filters |= {
     "compact": text.compact,
     "count": text.count,
     "duration": text.duration,
+    "fault_words": text.fault_words,
     "minute": text.minute,
     "moment": text.moment,
     "number": text.number,
     "plain": text.plain,
-    "plain_words": refusals.in_plain_words,
     "qr": text.qr,
     "shortened": text.shorten,
     "size": text.size,
@@ -90,7 +91,7 @@ _templates.globals |= {
     "interval_bar": charts.interval_bar,
     "page_of": addresses.page_of,
     "outcome_bar": charts.outcome_bar,
-    "refused_form": refusals.refused_form,
+    "refused_form": forms.refused_form,
     "score_digits": text.score_digits,
     "static": _ADDRESSES,
     "term": addresses.term,

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
+from typing import Any
 
 from markupsafe import Markup, escape
 
@@ -152,6 +153,35 @@ def words(detail: Mapping[str, object], longest: int = 80) -> str:
         name.replace("_", " "): value for name, value in detail.items() if value not in (None, "", [], {})
     }
     return "; ".join(f"{name}: {shorten(_said(value), longest)}" for name, value in told.items())
+
+
+_FAULTS = {
+    "missing": "is missing",
+    "string_type": "is missing",
+    "int_parsing": "must be a whole number",
+    "int_type": "must be a whole number",
+    "string_too_short": "must have at least {min_length} characters",
+    "string_too_long": "must have at most {max_length} characters",
+    "too_short": "needs at least {min_length}",
+    "too_long": "takes at most {max_length}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "literal_error": "must be {expected}",
+    "value_error": "{error}",
+}
+"""Words for the types of pydantic's errors, which the values of their `ctx` fill."""
+
+
+def fault_words(error: Mapping[str, Any]) -> str:
+    """Return a fault of a form's field for people: the field, and what it has to be."""
+    words = _FAULTS.get(error["type"], "is not written as this has to be")
+    return f"{fault_field(error).replace('_', ' ')} {words.format_map(error.get('ctx', {}))}".strip()
+
+
+def fault_field(error: Mapping[str, Any]) -> str:
+    """Return the field that an error is about; nothing where it is about all of them."""
+    names = [str(part) for part in error["loc"][1:]]
+    return next((name for name in reversed(names) if not name.isdigit()), "")
 
 
 def _said(value: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -40,7 +41,6 @@ from wander_hub.runs import signing
 from wander_hub.web.account import forms
 from wander_hub.web.account.visit import OwnVisit, OwnVisiting
 from wander_hub.web.addresses import query_string
-from wander_hub.web.refusals import Refused
 from wander_hub.web.sign_in import local_path
 from wander_hub.web.templates import as_json, page, render
 from wander_hub.webhooks import service as webhooks
@@ -51,68 +51,62 @@ _ENTRIES, _DELIVERIES, _STARS = 100, 50, 50
 """Of the audit log, of a webhook's deliveries, and of marked environments, on a page."""
 
 
-_ACCOUNT = {
-    "": "Owners and roles",
-    "tokens": "Tokens",
-    "keys": "Keys that sign runs",
-    "password": "Password",
-    "second-factor": "Second factor",
-    "browsers": "Browsers",
-    "stars": "Stars",
-}
-_OF_OWNER = {
-    "": "Members",
-    "new-environments": "New environments",
-    "jobs": "Waiting and running",
-    "quota": "Quota",
-    "publishers": "Trusted publishers",
-    "webhooks": "Webhooks",
-    "audit": "Audit log",
-}
-_OF_MAINTAINER = {"": "Status", "versions": "Versions", "jobs": "Waiting and running"}
-_OF_MANAGER = {
-    "members": "Members",
-    "visibility": "Who sees it",
-    "webhooks": "Webhooks",
-    "move": "Another owner or name",
-}
-"""Sections of settings, by the end of their address."""
-
-
-@router.get("/account/stars")
-def show_stars(visit: OwnVisiting, cursor: Annotated[int, Query(ge=0, le=1_000_000)] = 0) -> Response:
-    """The environments that one marked, the last marked first."""
-    found = stars.list_page(visit.session, visit.user.user_id, cursor, _STARS)
-    if visit.as_json:
-        return as_json(found)
-    return _show_section(visit, "account.html", "/account", _ACCOUNT, "stars", caller=visit.user, found=found)
+Sections = dict[str, tuple[str, Callable[[], dict[str, Any]]]]
+"""Sections of settings by the end of their address: the heading of each, and what its template shows."""
 
 
 @router.get("/account")
 @router.get("/account/{own_section}")
-def show_account(visit: OwnVisiting, own_section: str = "") -> Response:
-    """One's owners and invitations, tokens, keys, password, second factor and browsers."""
-    return _show_section(
-        *(visit, "account.html", "/account", _ACCOUNT, own_section),
-        caller=visit.user,
-        tokens=members.tokens(visit.session, visit.user),
-        owners=organisations.of_caller(visit.session, visit.user),
-        roles=rights_repository.grants_of_user(visit.session, visit.user.user_id),
-        invitations=invitations.of_caller(visit.session, visit.user),
-        factor=second_factor.state_of(visit.session, visit.user.user_id),
-        keys=signing.keys_of(visit.session, visit.user.user_id).data,
-        has_password=sign_in.has_password(visit.session, visit.user.user_id),
-    )
+def show_account(
+    visit: OwnVisiting, own_section: str = "", cursor: Annotated[int, Query(ge=0, le=1_000_000)] = 0
+) -> Response:
+    """One's owners and invitations, tokens, keys, password, second factor, browsers and stars."""
+    session, user = visit.session, visit.user
+    if visit.as_json and own_section == "stars":
+        return as_json(stars.list_page(session, user.user_id, cursor, _STARS))
+    sections: Sections = {
+        "": (
+            "Owners and roles",
+            lambda: {
+                "owners": organisations.of_caller(session, user),
+                "roles": rights_repository.grants_of_user(session, user.user_id),
+                "invitations": invitations.of_caller(session, user),
+            },
+        ),
+        "tokens": ("Tokens", lambda: {"tokens": members.tokens(session, user)}),
+        "keys": ("Keys that sign runs", lambda: {"keys": signing.keys_of(session, user.user_id).data}),
+        "password": (
+            "Password",
+            lambda: {
+                "has_password": sign_in.has_password(session, user.user_id),
+                "factor": second_factor.state_of(session, user.user_id),
+            },
+        ),
+        "second-factor": (
+            "Second factor",
+            lambda: {"factor": second_factor.state_of(session, user.user_id)},
+        ),
+        "browsers": ("Browsers", dict),
+        "stars": ("Stars", lambda: {"found": stars.list_page(session, user.user_id, cursor, _STARS)}),
+    }
+    return _show_section(visit, "account.html", "/account", sections, own_section, caller=user)
 
 
 def _show_section(
-    visit: OwnVisit, template: str, here: str, sections: dict[str, str], section: str, **values: Any
+    visit: OwnVisit, template: str, here: str, sections: Sections, section: str, **values: Any
 ) -> Response:
-    """Draw one section of settings, beside the menu of all."""
+    """Draw one section of settings, and the menu of all."""
     if section not in sections:
         detail = f"these settings have no section `{section[:40]}`"
         raise HubProblem(404, "not_found", detail, hint=f"all of them stand at `{here}`")
-    return visit.page(template, here=here, sections=sections, section=section, **values)
+    headings = {name: heading for name, (heading, _) in sections.items()}
+    values |= {"here": here, "sections": headings, "section": section}
+    return visit.page(template, **values, **sections[section][1]())
+
+
+def _list_jobs(session: Session, owner: int, environment: int | None = None) -> dict[str, Any]:
+    jobs = job_queue.list_open(session, owner, environment)
+    return {"jobs": jobs, "scripts": ["live.js"] if jobs else []}
 
 
 @router.post("/account/forms/{form}", dependencies=[Depends(ByBody())])
@@ -134,7 +128,7 @@ async def send_form(request: Request, form: str, base_url: BaseUrl) -> Response:
         return RedirectResponse(f"/login?next={quote(back)}", 303)
     if status >= 400:
         problem = Problem.model_validate(said)
-        again = await forms.draw_again(request, Refused(form, given, problem), back)
+        again = await forms.draw_again(request, forms.RefusedForm(form, given, problem), back)
         return again or page(
             *(request, "problem.html"), status=status, problem=problem, back=back, there="", suggestions=[]
         )
@@ -191,30 +185,40 @@ def show_owner_settings(
     before: Before = None,
 ) -> Response:
     """Who may do what with an owner, its limits, webhooks and audit log; for its owners."""
-    name = normalise_owner(owner)
-    found = rights.owner_for(visit.session, visit.user, "manage", name)
-    entries = audit.list_entries(
-        visit.session, owner=found.name, action=action or None, before=before, limit=_ENTRIES + 1
-    )
-    more = len(entries) > _ENTRIES
-    jobs = job_queue.list_open(visit.session, found.id)
-    return _show_section(
-        *(visit, "owner_settings.html", f"/{found.name}/settings", _OF_OWNER, section),
-        scripts=["live.js"] if jobs else [],
-        owner=found.name,
-        action=action,
-        narrowed=action or before,
-        visibility=found.default_visibility,
-        members=members.of_owner(visit.session, visit.user, found.name),
-        jobs=jobs,
-        publishers=publishers.publishers_of(visit.session, visit.user, found.name),
-        publishes=visit.settings.audience is not None,
-        quota=quotas.of_owner(visit.session, visit.settings, visit.user, found.name),
-        webhooks=webhooks.list_all(visit.session, visit.user, found.name),
-        events=EVENTS,
-        entries=entries[:_ENTRIES],
-        following=query_string(action=action, before=entries[_ENTRIES - 1].id) if more else None,
-    )
+    session, user, settings = visit.session, visit.user, visit.settings
+    found = rights.owner_for(session, user, "manage", normalise_owner(owner))
+    name = found.name
+
+    def list_audit() -> dict[str, Any]:
+        asked = {"owner": name, "action": action or None, "before": before}
+        entries = audit.list_entries(session, **asked, limit=_ENTRIES + 1)
+        more = len(entries) > _ENTRIES
+        return {
+            "entries": entries[:_ENTRIES],
+            "action": action,
+            "narrowed": action or before,
+            "following": query_string(action=action, before=entries[_ENTRIES - 1].id) if more else None,
+        }
+
+    sections: Sections = {
+        "": ("Members", lambda: {"members": members.of_owner(session, user, name)}),
+        "new-environments": ("New environments", lambda: {"visibility": found.default_visibility}),
+        "jobs": ("Waiting and running", lambda: _list_jobs(session, found.id)),
+        "quota": ("Quota", lambda: {"quota": quotas.of_owner(session, settings, user, name)}),
+        "publishers": (
+            "Trusted publishers",
+            lambda: {
+                "publishers": publishers.publishers_of(session, user, name),
+                "publishes": settings.audience is not None,
+            },
+        ),
+        "webhooks": (
+            "Webhooks",
+            lambda: {"webhooks": webhooks.list_all(session, user, name), "events": EVENTS},
+        ),
+        "audit": ("Audit log", list_audit),
+    }
+    return _show_section(visit, "owner_settings.html", f"/{name}/settings", sections, section, owner=name)
 
 
 @router.get("/{owner}/{name}/settings/live")
@@ -243,24 +247,28 @@ def _find_maintained(session: Session, caller: Identity, owner: str, name: str) 
 @router.get("/{owner}/{name}/settings/{section}")
 def show_environment_settings(visit: OwnVisiting, owner: str, name: str, section: str = "") -> Response:
     """Visibility, status, versions and transfer of an environment; for who maintains it."""
-    found = _find_maintained(visit.session, visit.user, owner, name)
-    manages = rights.may(visit.user, "manage", found)
-    jobs = job_queue.list_open(visit.session, found.owner_id, found.id)
-    hooks = webhooks.of_environment(visit.session, visit.user, found)
-    sections = _OF_MAINTAINER | (_OF_MANAGER if manages else {})
-    if hooks is None:  # those are for the owner's owners
-        sections.pop("webhooks", None)
-    return _show_section(
-        *(visit, "environment_settings.html", f"/{found.label}/settings", sections, section),
-        scripts=["live.js"] if jobs else [],
-        summary=environments.summary_of(found),
-        visibility=visibility_of(found.private, internal=found.internal),
-        members=members.of_environment(visit.session, visit.user, found.owner.name, found.name)
-        if manages
-        else [],
-        webhooks=hooks,
-        events=EVENTS,
-        reason=environments.reason_of(found),
-        jobs=jobs,
-        versions=environments.list_versions(visit.session, found),
-    )
+    session, user = visit.session, visit.user
+    found = _find_maintained(session, user, owner, name)
+    sections: Sections = {
+        "": ("Status", lambda: {"reason": environments.reason_of(found)}),
+        "versions": ("Versions", lambda: {"versions": environments.list_versions(session, found)}),
+        "jobs": ("Waiting and running", lambda: _list_jobs(session, found.owner_id, found.id)),
+    }
+    if rights.may(user, "manage", found):
+        visibility = visibility_of(found.private, internal=found.internal)
+        sections |= {
+            "members": (
+                "Members",
+                lambda: {"members": members.of_environment(session, user, found.owner.name, found.name)},
+            ),
+            "visibility": ("Who sees it", lambda: {"visibility": visibility}),
+        }
+        if user.may_as_owner("manage", found.owner_id):
+            sections["webhooks"] = (
+                "Webhooks",
+                lambda: {"webhooks": webhooks.of_environment(session, user, found), "events": EVENTS},
+            )
+        sections["move"] = ("Another owner or name", dict)
+    summary = environments.summary_of(found)
+    here = f"/{found.label}/settings"
+    return _show_section(visit, "environment_settings.html", here, sections, section, summary=summary)
