@@ -17,7 +17,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from wander.errors import install_command
+
 from wander_client.errors import UsageError
+from wander_client.settings import load_settings
 from wander_client.terminal.suggestions import choose
 
 GROUP = "wander.engines"
@@ -61,6 +64,6 @@ def load_engine(name: str) -> Any:
     choose("--engine", name, PLUGINS)
     raise UsageError(
         f"the engine `{name}` is not installed",
-        hint=f"install it: `pip install --index-url HUB/wander/index/ {PLUGINS[name]}`",
+        hint=f"install it: `{install_command(PLUGINS[name], load_settings().hub)}`",
         code="missing_extra",
     )

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar, Self
@@ -181,6 +182,20 @@ class ModelNotFound(ConfigError):
     """No model has this name."""
 
 
+DEFAULT_HUB = "http://127.0.0.1:8600"
+"""Where `wander-hub serve` listens unless told otherwise."""
+
+
+def install_command(distribution: str, hub: str | None = None) -> str:
+    """Return the pip command that installs a distribution of this project from a hub.
+
+    `hub` is its URL; the default is the one in `WANDER_HUB`, or `DEFAULT_HUB`.
+    """
+    named = hub or os.environ.get("WANDER_HUB", "")
+    address = named.rstrip("/") if "://" in named else DEFAULT_HUB
+    return f"pip install --index-url {address}/wander/index/ {distribution}"
+
+
 class MissingExtra(WanderError):
     """An optional dependency is absent."""
 
@@ -199,7 +214,7 @@ class MissingClient(MissingExtra):
         WanderError.__init__(
             self,
             f"`{name}` comes with wander-client, which is not installed",
-            hint="run `pip install --index-url HUB/wander/index/ wander-client`, with the URL of your hub",
+            hint=f"run `{install_command('wander-client')}`",
         )
         self.extra = "wander-client"
 

@@ -29,12 +29,14 @@ def without_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("without_plugins")
 @pytest.mark.parametrize("option", [("--engine", "ray"), ("--worker", "ray://head:6379/2")])
 def test_an_engine_that_is_not_installed_is_named(
-    wander: Wander, folder: Path, option: tuple[str, ...]
+    wander: Wander, folder: Path, option: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("WANDER_HUB", "https://hub.example.org")
     done = wander("eval", str(folder), *WORDS, *option, "--json")
     error = done.json["error"]
     assert (done.status, error["code"]) == (2, "missing_extra")
-    assert error["hint"] == "install it: `pip install --index-url HUB/wander/index/ wander-ray`"
+    index = "https://hub.example.org/wander/index/"
+    assert error["hint"] == f"install it: `pip install --index-url {index} wander-ray`"
 
 
 def test_what_asks_for_no_engine_imports_none(folder: Path) -> None:

@@ -156,11 +156,14 @@ def test_loading_by_name_and_in_process_point_to_each_other(monkeypatch):
 
 
 def test_without_the_client_a_name_says_what_to_install(monkeypatch):
+    monkeypatch.setenv("WANDER_HUB", "https://hub.example.org/")
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [])
     load = bring_name("load")
     with pytest.raises(MissingClient, match=r"`wander\.load` comes with wander-client") as caught:
         load("alice/wordle")
-    assert "`pip install --index-url HUB/wander/index/ wander-client`" in caught.value.hint
+    assert (
+        "`pip install --index-url https://hub.example.org/wander/index/ wander-client`" in caught.value.hint
+    )
 
 
 class Asks(wander.Client):

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from command_line import Wander
+from wander.errors import DEFAULT_HUB
 from wander_client.credentials import CredentialStore
 from wander_client.errors import ClientError, LoginRequired, UsageError
-from wander_client.settings import DEFAULT_HUB, hub_url, load_settings
+from wander_client.settings import hub_url, load_settings
 
 HUB = "https://hub.example.org"
 

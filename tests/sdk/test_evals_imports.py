@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from wander.errors import RunError
+from wander.errors import RunError, install_command
 from wander.evals.foreign_run import import_results
 from wander.evals.store.folder import RunFolder
 
@@ -161,4 +161,4 @@ def test_without_a_reader_it_is_said_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr("wander.evals.foreign_run.entry_points", lambda group: [])
     with pytest.raises(RunError, match="nothing here reads foreign results") as caught:
         import_results(tmp_path, tmp_path / "run")
-    assert caught.value.hint == "run `pip install --index-url HUB/wander/index/ wander-compat`"
+    assert caught.value.hint == f"run `{install_command('wander-compat')}`"

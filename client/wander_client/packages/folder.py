@@ -19,6 +19,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from wander.errors import install_command
 from wander.wire.gate import read_project
 
 from wander_client.errors import ClientError
@@ -27,6 +28,7 @@ from wander_client.packages.interpreters import HERE, choose_python
 from wander_client.packages.needs import HUB_PACKAGES, INTEGRATIONS, SDK, read_requirement
 from wander_client.packages.uv import install_into, make_virtualenv
 from wander_client.packages.virtualenvs import VirtualEnvironments, key_of
+from wander_client.settings import load_settings
 
 _COPIED = {SDK: "wander", classic.COMPAT: "wander_compat", INTEGRATIONS: "wander_integrations"}
 """What runs an environment, by distribution: the package that is copied."""
@@ -42,7 +44,7 @@ def python_of(folder: Path, data_dir: Path, note: Callable[[str], None]) -> Path
     if INTEGRATIONS in names and find_spec(_COPIED[INTEGRATIONS]) is None:
         raise ClientError(
             f"`{folder.name}` needs `{INTEGRATIONS}`, which is not installed",
-            hint=f"install it: `pip install --index-url HUB/wander/index/ {INTEGRATIONS}`",
+            hint=f"install it: `{install_command(INTEGRATIONS, load_settings().hub)}`",
             code="missing_extra",
         )
     python = choose_python(_project(folder).get("requires-python"), f"`{folder.name}`", note)

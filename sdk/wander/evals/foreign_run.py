@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from wander.errors import RunError
+from wander.errors import RunError, install_command
 from wander.evals.stats.summary import summarise_run
 from wander.evals.store.folder import RunFolder
 from wander.evals.store.manifest import new_run_id
@@ -129,7 +129,7 @@ def read_results(folder: Path) -> ForeignRun:
     """
     readers = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
     if not readers:
-        hint = "run `pip install --index-url HUB/wander/index/ wander-compat`"
+        hint = f"run `{install_command('wander-compat')}`"
         raise RunError("nothing here reads foreign results", hint=hint)
     reader = next((entry for entry in readers if (folder / entry.name).is_file()), None)
     if reader is None:

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from wander.clients.base import NOT_RECORDED, Client, ModelRequest, name_of
-from wander.errors import ArgumentsRefused, LoadError, ModelError
+from wander.errors import ArgumentsRefused, LoadError, ModelError, install_command
 from wander.handle import RolloutRequest, Split, make_failed_rollouts
 from wander.rollout.activity import PLAY, Notices, Silence
 from wander.types import Boundary, EnvironmentInfo, Example, Failure, Rollout
@@ -289,8 +289,7 @@ class WorkerSession:
         self._channel.send(Refused(reason=f"refused by the host: {said}").model_dump_json())
         hint = "install the environment again, or upgrade wander-sdk in its virtual environment"
         if hello.protocol > PROTOCOL:
-            index = "HUB/wander/index/"
-            hint = f"upgrade this one: `pip install -U --index-url {index} wander-sdk wander-client`"
+            hint = f"upgrade this one: `{install_command('-U wander-sdk wander-client')}`"
         return LoadError(said, hint=hint)
 
     def _serve(self, link: LocalLink | RemoteLink) -> None:
