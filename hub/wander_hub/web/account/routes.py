@@ -190,7 +190,7 @@ def show_owner_settings(
     name = found.name
 
     def list_audit() -> dict[str, Any]:
-        asked = {"owner": name, "action": action or None, "before": before}
+        asked: dict[str, Any] = {"owner": name, "action": action or None, "before": before}
         entries = audit.list_entries(session, **asked, limit=_ENTRIES + 1)
         more = len(entries) > _ENTRIES
         return {

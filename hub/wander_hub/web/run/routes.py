@@ -14,7 +14,7 @@ from wander_hub.http.routing import HubRouter
 from wander_hub.runs import explorer
 from wander_hub.runs import service as runs
 from wander_hub.runs.explorer import RolloutFilter
-from wander_hub.web.run import beside, compare, overlay, replays
+from wander_hub.web.run import compare, overlay, replays, side_by_side
 from wander_hub.web.run import page as run_page
 from wander_hub.web.run import rollout as rollout_page
 from wander_hub.web.run.page import RunQuery
@@ -73,9 +73,9 @@ def compare_example(
         return compare_runs(visit, run)
     if found[0].kind == "training":
         raise HubProblem(422, "invalid_request", "training runs have no examples to compare")
-    view = beside.example(visit, found, example, rollout or [])
+    view = side_by_side.example(visit, found, example, rollout or [])
     if visit.as_json:
-        return as_json(beside.example_answer(view))
+        return as_json(side_by_side.example_answer(view))
     return visit.page("example.html", view=view)
 
 
@@ -124,9 +124,9 @@ def show_rollout(
 @router.get("/{run_id}/rollouts/{number}/group")
 def show_group(visit: Visiting, run_id: str, number: Number) -> Response:
     """Rollouts of one example side by side."""
-    view = beside.group(visit, run_id, number)
+    view = side_by_side.group(visit, run_id, number)
     if visit.as_json:
-        return as_json(beside.group_answer(view))
+        return as_json(side_by_side.group_answer(view))
     return visit.page("group.html", view=view)
 
 

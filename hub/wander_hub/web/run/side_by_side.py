@@ -22,12 +22,12 @@ from wander_hub.web.run.rollout import list_siblings
 from wander_hub.web.run.transcript import ShownMessage
 from wander_hub.web.visit import Visit
 
-_MOST_BESIDE = 4
-_MESSAGES_BESIDE = 40
+_MOST_SHOWN = 4
+_MOST_MESSAGES = 40
 
 
 @dataclass(frozen=True)
-class Beside:
+class ShownRollout:
     """A rollout next to others of its example."""
 
     row: RolloutRow
@@ -46,7 +46,7 @@ class GroupView:
     number: int
     example_id: str
     prompt: list[ShownMessage]
-    shown: list[Beside]
+    shown: list[ShownRollout]
     siblings: list[RolloutRow]
     before: int | None
     """From which sibling on the others are shown."""
@@ -72,7 +72,7 @@ class Column:
     """One run's rollout of an example."""
 
     run: RunDetail
-    shown: Beside
+    shown: ShownRollout
     siblings: list[tuple[RolloutRow, str]]
     """The run's rollouts of the example, each with the address that shows it here instead."""
 
@@ -109,7 +109,7 @@ def group(visit: Visit, run_id: str, number: int) -> GroupView:
     whole = runs.rollout(visit.session, visit.storage, found, number)
     siblings = list_siblings(visit.session, visit.storage, found, number, whole.example_id)
     place = next(place for place, one in enumerate(siblings) if one.number == number)
-    following = siblings[place + _MOST_BESIDE : place + _MOST_BESIDE + 1]
+    following = siblings[place + _MOST_SHOWN : place + _MOST_SHOWN + 1]
     detail = runs.detail_of(found, visit.base_url)
     return GroupView(
         run=detail,
@@ -124,10 +124,10 @@ def group(visit: Visit, run_id: str, number: int) -> GroupView:
                 if one.number == number
                 else runs.rollout(visit.session, visit.storage, found, one.number),
             )
-            for one in siblings[place : place + _MOST_BESIDE]
+            for one in siblings[place : place + _MOST_SHOWN]
         ],
         siblings=siblings,
-        before=siblings[max(place - _MOST_BESIDE, 0)].number if place else None,
+        before=siblings[max(place - _MOST_SHOWN, 0)].number if place else None,
         following=following[0].number if following else None,
     )
 
@@ -221,11 +221,11 @@ def _find(
     return own, runs.rollout(session, storage, run, number)
 
 
-def _show(run: RunDetail, row: RolloutRow, whole: Rollout, *, prompt: bool = False) -> Beside:
+def _show(run: RunDetail, row: RolloutRow, whole: Rollout, *, prompt: bool = False) -> ShownRollout:
     first = 0 if prompt else len(whole.prompt)
     messages, omitted = transcript.list_messages(whole, first, run.manifest.environment.info.view)
-    left_out = max(0, len(messages) - _MESSAGES_BESIDE)
-    return Beside(row, whole, messages[:_MESSAGES_BESIDE], omitted + left_out)
+    left_out = max(0, len(messages) - _MOST_MESSAGES)
+    return ShownRollout(row, whole, messages[:_MOST_MESSAGES], omitted + left_out)
 
 
 def _list_prompt(run: RunDetail, whole: Rollout) -> list[ShownMessage]:
