@@ -70,7 +70,9 @@ def page(session: Session, wanted: EnvironmentFilter) -> tuple[list[Environment]
     if len(rows) <= wanted.limit:
         return shown, None
     last = shown[-1]
-    return shown, ListPosition(order, _plain(getattr(last, SORT_KEYS[order])), last.id).cursor()
+    value = getattr(last, SORT_KEYS[order])
+    plain = value.isoformat() if isinstance(value, datetime) else int(value)
+    return shown, ListPosition(order, plain, last.id).cursor()
 
 
 def find_ids(session: Session, wanted: EnvironmentFilter, owner_id: int | None, enough: int) -> list[int]:
@@ -178,7 +180,3 @@ def count_listed(session: Session) -> int:
     """Return the number of environments, at most one more than `COUNTED`."""
     some = select(Environment.id).where(Environment.listed, readable(session)).limit(COUNTED + 1)
     return session.scalar(select(func.count()).select_from(some.subquery())) or 0
-
-
-def _plain(value: Any) -> str | int:
-    return value.isoformat() if isinstance(value, datetime) else int(value)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from sqlalchemy import select
 from sqlalchemy.orm import Session
-from wander.wire import Leaderboard, LeaderboardRow, RunManifest
+from wander.wire import Leaderboard, RunManifest
 from wander.wire.boards import StratumScore
 from wander.wire.gate import MANIFEST_HEAD, read_record
 
@@ -46,33 +44,23 @@ def with_stratum(session: Session, storage: Storage, board: Leaderboard, stratum
 
 
 def score_stratum(session: Session, storage: Storage, board: Leaderboard, stratum: int) -> Leaderboard:
-    """Return a board with what its rows earned on one of its strata."""
-    scores = _break_down(session, storage, board, stratum)
-    rows = [row.model_copy(update={"stratum": scores.get(row.run_id)}) for row in board.rows]
-    return board.model_copy(update={"rows": rows})
+    """Return a board with what its rows earned on one of its strata, as far as a board may read.
 
-
-def _break_down(
-    session: Session, storage: Storage, board: Leaderboard, stratum: int
-) -> dict[str, StratumScore]:
-    """Return the score of a stratum by run, as far as a board may read; what is kept costs nothing."""
-    found, left = dict[str, StratumScore](), _MOST_BROKEN_DOWN
-    for run in _find_runs(session, board.rows):
-        if not explorer.is_broken_down(run):
+    What is kept costs nothing.
+    """
+    query = run_repository.readable_runs(session).where(Run.run_id.in_([row.run_id for row in board.rows]))
+    runs_by_id = {run.run_id: run for run in session.scalars(query)}
+    rows, left = [], _MOST_BROKEN_DOWN
+    for row in board.rows:
+        run, score = runs_by_id.get(row.run_id), None
+        if run is not None and not explorer.is_broken_down(run):
             left -= runs.count_of(run)
-            if left < 0:
-                continue
-        with spare_missing(set()):
-            group = explorer.break_down(session, storage, run).strata.get(stratum)
-            if group is not None:
-                found[run.run_id] = StratumScore(
-                    stratum=stratum, reward_mean=group.mean, rollouts=group.count, failed=group.failed
-                )
-    return found
-
-
-def _find_runs(session: Session, rows: Sequence[LeaderboardRow]) -> list[Run]:
-    """Return the runs of rows in their order."""
-    query = run_repository.readable_runs(session).where(Run.run_id.in_([row.run_id for row in rows]))
-    found = {run.run_id: run for run in session.scalars(query)}
-    return [found[row.run_id] for row in rows if row.run_id in found]
+        if run is not None and (left >= 0 or explorer.is_broken_down(run)):
+            with spare_missing(set()):
+                group = explorer.break_down(session, storage, run).strata.get(stratum)
+                if group is not None:
+                    score = StratumScore(
+                        stratum=stratum, reward_mean=group.mean, rollouts=group.count, failed=group.failed
+                    )
+        rows.append(row.model_copy(update={"stratum": score}))
+    return board.model_copy(update={"rows": rows})

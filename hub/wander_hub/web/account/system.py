@@ -201,6 +201,7 @@ def _describe(session: Session, settings: Settings) -> dict[str, str]:
     packages = session.scalar(select(func.sum(File.size))) or 0
     records = session.scalar(select(func.sum(Run.stored_bytes))) or 0
     most = f"more than {browse.COUNTED:,}"
+    worker = "this process" if settings.serve_jobs else "`wander-hub work` alone"
     return {
         "environments": most if listed > browse.COUNTED else f"{listed:,}",
         "runs": most if posted > browse.COUNTED else f"{posted:,}",
@@ -210,10 +211,5 @@ def _describe(session: Session, settings: Settings) -> dict[str, str]:
         "files": "an object store" if settings.storage_url else "the data folder",
         "stored": f"{size(int(packages))} of packages, {size(int(records))} of runs",
         "room": f"{free_bytes(settings) / 2**30:,.1f} GiB free where the data folder is",
-        "jobs": _works(settings),
+        "jobs": f"worked on by {worker}; replays: {settings.verification}",
     }
-
-
-def _works(settings: Settings) -> str:
-    here = "worked on beside the requests" if settings.serve_jobs else "worked on by `wander-hub work` alone"
-    return f"{here}; replays: {settings.verification}"

@@ -317,7 +317,8 @@ def read_series(storage: Storage, detail: RunDetail) -> Series:
             part: sum(max(0.0, _number(entry.get(f"seconds/{part}")) or 0.0) for entry in lines)
             for part in _TIMES
         }
-        return Series(_steps(lines), drawn, ends, counts, seconds, spent)
+        steps = max((int(number) for entry in lines if (number := _number(entry.get("step")))), default=0)
+        return Series(steps, drawn, ends, counts, seconds, spent)
 
     kept: Series = KEPT.get((files.get(METRICS_FILE, ""), "series"), read)
     return kept
@@ -337,11 +338,6 @@ def _curves(series: Series, marks: Sequence[Mark]) -> Iterator[Curve]:
             bucketed=len(points) < series.counts[name],
             table=[points[one] for one in shown],
         )
-
-
-def _steps(lines: Sequence[Mapping[str, Any]]) -> int:
-    """Return how many steps were made."""
-    return max((int(number) for entry in lines if (number := _number(entry.get("step")))), default=0)
 
 
 def changes_of(manifest: RunManifest) -> list[Mark]:
