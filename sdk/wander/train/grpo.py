@@ -73,7 +73,6 @@ from wander.train.engine import (
     engine_beside,
     open_engine,
 )
-from wander.train.evaluation import Evaluation
 from wander.train.losses.distill import DistillTrainer, load_teacher
 from wander.train.losses.rloo import LeaveOneOutTrainer
 from wander.train.records.checkpoints import MODEL
@@ -89,6 +88,7 @@ from wander.train.rollouts.step import StepPlayer, mixture_of
 from wander.train.rollouts.step_metrics import mean
 from wander.train.step_trainer import StepTrainer, common_arguments, group_arguments
 from wander.train.trainer import tell_full_disk, train_until_interrupted
+from wander.train.watch.evaluation import Evaluation
 from wander.train.watch.reporting import open_reporters, require_trackers
 from wander.train.watch.watch import Watch
 from wander.train.weights import save_copy, save_policy, wrap_lora

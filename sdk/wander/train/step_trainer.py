@@ -29,7 +29,6 @@ from wander.train.distributed import (
     shards_policy,
 )
 from wander.train.engine import CurrentWeights, attach
-from wander.train.evaluation import Evaluation
 from wander.train.records.checkpoints import BATCH, SavedCheckpoint
 from wander.train.records.grpo_record import GRPORecord
 from wander.train.rollouts.ahead import StepsAhead
@@ -57,6 +56,7 @@ from wander.train.trainer import (
     make_arguments,
     save_now,
 )
+from wander.train.watch.evaluation import Evaluation
 from wander.train.weights import WeightMean
 from wander.types import Rollout
 

@@ -1,1 +1,1 @@
-"""What can be seen of a training run: alerts, trackers, samples, curves."""
+"""What is measured and shown of a training run: evaluations, alerts, trackers, curves."""
