@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -249,7 +250,8 @@ def require_fitting(name: str, factory: Callable[..., Any], arguments: Mapping[s
         if problem is not None:
             kind, given = _write_annotation(parameter), json.dumps(arguments[key], ensure_ascii=False)
             if _misfit(hints[key], given) is None:
-                taken += f"; as text, write `{json.dumps(given)}`"
+                text = json.dumps(given)
+                taken += f"; as text, write `{text}`, in a shell `{shlex.quote(text)}`"
             raise ArgumentsUnfit(
                 f"environment `{name}`: `{key}` must be `{kind}`, not `{given}` ({problem})", hint=taken
             )

@@ -191,7 +191,7 @@ def test_an_endpoint_that_answers_garbage_means_status_5(wander: Wander, folder:
         (["eval", "./say-env", "-m", "x", "--args", "[1]"], 2, "no JSON object"),
         (["eval", "./say-env", "-m", "x", "--args", "{"], 2, "no JSON"),
         (["eval", "./say-env", "-m", "x", "--top-p", "7"], 2, "top_p"),
-        (["eval", "./say-env", "-m", "x", "--sampling", "3"], 2, "no JSON object"),
+        (["eval", "./say-env", "-m", "x", "--sampling", "3"], 2, "not a JSON object"),
         (["eval", "./say-env", "-m", "gpt-x"], 4, "OPENAI_API_KEY"),
         (["eval", "./say-env", "-m", "x", "-b", "nowhere"], 2, "no endpoint URL"),
         (["eval", "./say-env", "-m", "./no-model"], 3, "no-model"),
@@ -344,7 +344,7 @@ def test_text_that_reads_as_a_number_can_be_passed(wander: Wander, folder: Path)
     module.write_text(module.read_text().replace("size: int = 8", 'size: int = 8, level: str = "a"'))
     refused = evaluate(wander, folder, "solver", "-a", "level=3")
     assert refused.status == 2
-    assert """`-a NAME='"3"'`""" in refused.err
+    assert """in a shell `'"3"'`""" in refused.err
     assert evaluate(wander, folder, "solver", "-a", 'level="3"').status == 0
 
 
