@@ -23,83 +23,83 @@ def room(hub: HubRoom, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> HubRo
 
 
 def test_yank_and_back(room: HubRoom) -> None:
-    done = room.wander("yank", "admin/say-env@0.1.0", "--reason", "wrong rewards", "--json")
+    done = room.wander("env", "yank", "admin/say-env@0.1.0", "--reason", "wrong rewards", "--json")
     assert (done.status, done.data["yanked"], done.data["yanked_reason"]) == (0, True, "wrong rewards")
-    undone = room.wander("yank", "admin/say-env@0.1.0", "--undo")
+    undone = room.wander("env", "yank", "admin/say-env@0.1.0", "--undo")
     assert undone.out == "offered again: admin/say-env@0.1.0\n"
-    assert room.wander("yank", "admin/say-env").status == 2
-    assert room.wander("yank", "admin/say-env@0.1.0", "--undo", "--reason", "x").status == 2
-    assert room.wander("yank", "admin/say-env@9.9").status == 3
+    assert room.wander("env", "yank", "admin/say-env").status == 2
+    assert room.wander("env", "yank", "admin/say-env@0.1.0", "--undo", "--reason", "x").status == 2
+    assert room.wander("env", "yank", "admin/say-env@9.9").status == 3
 
 
 def test_deprecate_archive_and_back(room: HubRoom) -> None:
-    done = room.wander("deprecate", "admin/say-env", "--reason", "biased", "--json")
+    done = room.wander("env", "deprecate", "admin/say-env", "--reason", "biased", "--json")
     assert (done.data["status"], done.data["status_reason"]) == ("deprecated", "biased")
-    assert "status     deprecated: biased" in room.wander("info", "admin/say-env").out
+    assert "status     deprecated: biased" in room.wander("env", "info", "admin/say-env").out
     told: list[str] = []
     with open_hub("https://testserver", Credential(room.token, "test"), transport=room.transport) as api:
         exact_version(api, parse_name("admin/say-env"), told.append)
     assert told == ["`admin/say-env` is deprecated: biased"]
-    assert room.wander("deprecate", "admin/say-env", "--archive").out == "admin/say-env is archived\n"
-    assert room.wander("deprecate", "admin/say-env", "--undo").out == "admin/say-env is active\n"
-    assert room.wander("deprecate", "admin/say-env", "--undo", "--archive").status == 2
-    assert room.wander("deprecate", "admin/say-env@0.1.0").status == 2
-    assert "reason" in room.wander("deprecate", "admin/say-env", "--quarantine").err
+    assert room.wander("env", "deprecate", "admin/say-env", "--archive").out == "admin/say-env is archived\n"
+    assert room.wander("env", "deprecate", "admin/say-env", "--undo").out == "admin/say-env is active\n"
+    assert room.wander("env", "deprecate", "admin/say-env", "--undo", "--archive").status == 2
+    assert room.wander("env", "deprecate", "admin/say-env@0.1.0").status == 2
+    assert "reason" in room.wander("env", "deprecate", "admin/say-env", "--quarantine").err
 
 
 def test_delete_asks_and_is_for_good(room: HubRoom) -> None:
-    unasked = room.wander("delete", "admin/say-env@0.1.0")
+    unasked = room.wander("env", "delete", "admin/say-env@0.1.0")
     assert unasked.status == 2
     assert "--yes" in unasked.err
-    assert room.wander("delete", "admin/say-env@0.1.0", "--yes", "--reason", "leak").status == 0
-    assert room.wander("delete", "admin/say-env", "--yes").out == "deleted admin/say-env\n"
-    gone = room.wander("info", "admin/say-env")
+    assert room.wander("env", "delete", "admin/say-env@0.1.0", "--yes", "--reason", "leak").status == 0
+    assert room.wander("env", "delete", "admin/say-env", "--yes").out == "deleted admin/say-env\n"
+    gone = room.wander("env", "info", "admin/say-env")
     assert gone.status == 3
     assert "was deleted" in gone.err
 
 
 def test_a_renamed_environment_is_found_by_its_old_name(room: HubRoom) -> None:
-    assert room.wander("owner", "rename", "admin/say-env", "other").status == 2, "needs a word"
-    renamed = room.wander("owner", "rename", "admin/say-env", "other", "--yes")
+    assert room.wander("env", "owner", "rename", "admin/say-env", "other").status == 2, "needs a word"
+    renamed = room.wander("env", "owner", "rename", "admin/say-env", "other", "--yes")
     assert renamed.out == "admin/say-env is admin/other now\n"
-    found = room.wander("info", "admin/say-env", "--json")
+    found = room.wander("env", "info", "admin/say-env", "--json")
     assert (found.status, found.data["name"]) == (0, "other")
-    yanked = room.wander("yank", "admin/say-env@0.1.0")
+    yanked = room.wander("env", "yank", "admin/say-env@0.1.0")
     assert yanked.out == "yanked: admin/other@0.1.0\n", "changes follow too"
 
 
 def test_roles_transfer_and_fork(room: HubRoom) -> None:
     with room.http.app.state.database.write() as session:
         accounts.add_user(session, "ada")
-    added = room.wander("owner", "add", "admin/say-env", "ada", "--role", "reader")
+    added = room.wander("env", "owner", "add", "admin/say-env", "ada", "--role", "reader")
     assert added.out.splitlines()[-1].split("\t") == ["ada", "reader", "environment", "member"]
-    assert room.wander("owner", "add", "admin", "ada", "--role", "king").status == 2
-    assert room.wander("owner", "remove", "admin/say-env", "ada").status == 0
-    assert [one["user"] for one in room.wander("owner", "list", "admin", "--json").data] == ["admin"]
-    assert room.wander("owner", "quota", "admin").out.splitlines()[2].split("\t") == [
+    assert room.wander("env", "owner", "add", "admin", "ada", "--role", "king").status == 2
+    assert room.wander("env", "owner", "remove", "admin/say-env", "ada").status == 0
+    assert [one["user"] for one in room.wander("env", "owner", "list", "admin", "--json").data] == ["admin"]
+    assert room.wander("env", "owner", "quota", "admin").out.splitlines()[2].split("\t") == [
         "versions",
         "1",
         "no limit",
     ]
-    forked = room.wander("fork", "admin/say-env", "--owner", "ada", "--json")
+    forked = room.wander("env", "fork", "admin/say-env", "--owner", "ada", "--json")
     assert (forked.data["owner"], forked.data["parent"]) == ("ada", "admin/say-env@0.1.0")
     source = Path(forked.data["path"])
     assert source == Path.cwd() / "say-env"
     assert (source / "say_env.py").read_text() == ENVIRONMENT, "of its wheel, since it has no source archive"
     assert tomllib.loads((source / "pyproject.toml").read_text())["project"]["name"] == "say-env"
-    again = room.wander("fork", "admin/say-env", "--owner", "ada", "--json")
+    again = room.wander("env", "fork", "admin/say-env", "--owner", "ada", "--json")
     assert (again.status, again.json["error"]["code"]) == (1, "folder_not_empty")
-    assert room.wander("fork", "admin/say-env", "./other", "--owner", "ada").status == 1, "it has one"
+    assert room.wander("env", "fork", "admin/say-env", "./other", "--owner", "ada").status == 1, "it has one"
     assert sorted(path.name for path in Path.cwd().iterdir() if path.name.startswith((".", "other"))) == []
-    mine = room.wander("fork", "admin/say-env", "./mine")
+    mine = room.wander("env", "fork", "admin/say-env", "./mine")
     assert (mine.status, "`--name NEW-NAME`" in mine.err) == (2, True)
-    named = room.wander("fork", "admin/say-env", "--name", "told-env", "--json")
+    named = room.wander("env", "fork", "admin/say-env", "--name", "told-env", "--json")
     assert named.data["parent"] == "admin/say-env@0.1.0"
     project = tomllib.loads(Path("told-env/pyproject.toml").read_text())["project"]
     assert project["name"] == "told-env"
     assert project["entry-points"]["wander.environments"] == {"told-env": "say_env:load_environment"}
-    assert room.wander("fork", "admin/say-env", "--name", "x", "--owner", "ada").status == 2
-    taken = room.wander("owner", "transfer", "admin/say-env", "ada", "--yes")
+    assert room.wander("env", "fork", "admin/say-env", "--name", "x", "--owner", "ada").status == 2
+    taken = room.wander("env", "owner", "transfer", "admin/say-env", "ada", "--yes")
     assert taken.status == 1
     assert "taken" in taken.err
 
@@ -115,39 +115,41 @@ def test_an_organisation_is_made_listed_and_removed(room: HubRoom) -> None:
 
 
 def test_visibility_of_one_and_of_new_ones(room: HubRoom, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert room.wander("owner", "visibility", "admin/say-env", "private").status == 0
+    assert room.wander("env", "owner", "visibility", "admin/say-env", "private").status == 0
     assert (
-        room.wander("owner", "visibility", "admin", "private").out
+        room.wander("env", "owner", "visibility", "admin", "private").out
         == "new environments of admin are private\n"
     )
-    assert room.wander("owner", "visibility", "admin", "secret").status == 2
-    assert room.wander("info", "admin/say-env").status == 0
+    assert room.wander("env", "owner", "visibility", "admin", "secret").status == 2
+    assert room.wander("env", "info", "admin/say-env").status == 0
     monkeypatch.delenv("WANDER_TOKEN")
-    assert room.wander("info", "admin/say-env").status == 3
+    assert room.wander("env", "info", "admin/say-env").status == 3
 
 
 def test_tokens_are_made_listed_and_revoked(room: HubRoom, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = room.wander("token", "new", "ci", "--scope", "publish", "--for", "admin/say-env", "--days", "30")
+    made = room.wander(
+        "auth", "token", "new", "ci", "--scope", "publish", "--for", "admin/say-env", "--days", "30"
+    )
     assert made.status == 0, made.err
     secret = made.out.strip()
     assert "not shown again" in made.err
-    listed = room.wander("token", "list", "--json").data
+    listed = room.wander("auth", "token", "list", "--json").data
     (row,) = [one for one in listed if one["name"] == "ci"]
     assert (row["scopes"], row["target"], row["revoked"]) == (["publish"], "admin/say-env", False)
-    assert secret not in room.wander("token", "list").out
+    assert secret not in room.wander("auth", "token", "list").out
     monkeypatch.setenv("WANDER_TOKEN", secret)
-    assert room.wander("whoami", "--json").data["owners"] == ["admin"]
-    refused = room.wander("token", "new", "more")
+    assert room.wander("auth", "whoami", "--json").data["owners"] == ["admin"]
+    refused = room.wander("auth", "token", "new", "more")
     assert refused.status == 4
     assert "scope `manage`" in refused.err
-    assert room.wander("delete", "admin/say-env", "--yes").status == 4
+    assert room.wander("env", "delete", "admin/say-env", "--yes").status == 4
     monkeypatch.setenv("WANDER_TOKEN", room.token)
-    assert room.wander("token", "revoke", secret[:10]).status == 0
+    assert room.wander("auth", "token", "revoke", secret[:10]).status == 0
     monkeypatch.setenv("WANDER_TOKEN", secret)
-    assert room.wander("whoami").status == 4
+    assert room.wander("auth", "whoami").status == 4
     monkeypatch.setenv("WANDER_TOKEN", room.token)
-    assert room.wander("token", "new", "x", "--scope", "fly").status == 2
-    assert room.wander("token", "new", "").status == 2
+    assert room.wander("auth", "token", "new", "x", "--scope", "fly").status == 2
+    assert room.wander("auth", "token", "new", "").status == 2
 
 
 def test_pages_and_lists_mark_what_should_not_be_used(room: HubRoom, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def room(hub: HubRoom, home: Path, monkeypatch: pytest.MonkeyPatch) -> HubRoom:
 
 
 def names(room: HubRoom) -> list[str]:
-    listed = room.wander("board", "list", NAME, "--json")
+    listed = room.wander("env", "board", "list", NAME, "--json")
     assert listed.status == 0, listed.err
     return [one["board"] for one in listed.data]
 
@@ -33,20 +33,20 @@ def names(room: HubRoom) -> list[str]:
 def test_boards_are_listed_edited_and_reset(room: HubRoom) -> None:
     busy, other = names(room)
     columns = "model,rank,reward,interval,metric:right,level"
-    done = room.wander("board", "edit", NAME, other, "--title", "Short", "--columns", columns, "--pin")
+    done = room.wander("env", "board", "edit", NAME, other, "--title", "Short", "--columns", columns, "--pin")
     assert done.status == 0, done.err
     assert done.out.splitlines()[1:] == ['title      "Short"', "pinned     yes"]
     assert names(room) == [other, busy], "the pinned one comes first"
-    more = room.wander("board", "edit", NAME, other[:5], "--description", "Two examples.", "--json")
+    more = room.wander("env", "board", "edit", NAME, other[:5], "--description", "Two examples.", "--json")
     assert (more.data["title"], more.data["pinned"]) == ("Short", True), "what is not named stays"
     shown = room.wander("leaderboard", NAME, "--json").data
     assert (shown["description"], shown["columns"]) == ("Two examples.", columns.split(","))
-    row = room.wander("board", "list", NAME).out.splitlines()[1].split("\t")
+    row = room.wander("env", "board", "list", NAME).out.splitlines()[1].split("\t")
     assert row[:5] == [other, "yes", "1", "1", "Short"]
-    usual = room.wander("board", "edit", NAME, other, "--columns", "usual", "--no-pin")
+    usual = room.wander("env", "board", "edit", NAME, other, "--columns", "usual", "--no-pin")
     assert usual.status == 0, usual.err
     assert names(room) == [busy, other]
-    assert room.wander("board", "reset", NAME, other).status == 0
+    assert room.wander("env", "board", "reset", NAME, other).status == 0
     assert room.wander("leaderboard", NAME, "--board", other, "--json").data["title"] == ""
 
 
@@ -64,7 +64,9 @@ def test_a_model_is_ranked_by_the_mean_of_its_runs_too(room: HubRoom, home: Path
 def test_people_see_the_columns_that_the_owners_chose(room: HubRoom, monkeypatch: pytest.MonkeyPatch) -> None:
     board = names(room)[0]
     columns = "level,model,reward,metric:right,interval,rank,examples"
-    done = room.wander("board", "edit", NAME, board, "--columns", columns, "--description", "Short words.")
+    done = room.wander(
+        "env", "board", "edit", NAME, board, "--columns", columns, "--description", "Short words."
+    )
     assert done.status == 0, done.err
     plain = room.wander("leaderboard", NAME, "--board", board)
     assert plain.out.startswith("rank\tmodel\tname\treward\tlow\thigh\t"), (
@@ -128,29 +130,29 @@ def test_what_was_proved_of_a_run_is_told_level_by_level(room: HubRoom, home: Pa
 def test_a_wrong_edit_says_what_is_wrong(
     room: HubRoom, words: tuple[str, ...], status: int, said: str
 ) -> None:
-    done = room.wander("board", "edit", NAME, names(room)[0], *words)
+    done = room.wander("env", "board", "edit", NAME, names(room)[0], *words)
     assert (done.status, said in done.err) == (status, True), done.err
 
 
 def test_a_board_that_is_not_there(room: HubRoom) -> None:
-    missing = room.wander("board", "edit", NAME, "zzz", "--pin")
+    missing = room.wander("env", "board", "edit", NAME, "zzz", "--pin")
     assert missing.status == 3
     assert "has no board `zzz`" in missing.err
-    assert room.wander("board", "list", f"{NAME}@9.9").status == 3
+    assert room.wander("env", "board", "list", f"{NAME}@9.9").status == 3
 
 
 def test_a_run_is_hidden_with_a_reason_and_shown_again(room: HubRoom) -> None:
     busy = names(room)[0]
-    assert room.wander("board", "hide", "runs/good").status == 2
-    assert room.wander("board", "hide", "runs/good", "--reason", "  ").status == 2
-    hidden = room.wander("board", "hide", "runs/good", "--reason", "it read the answers")
+    assert room.wander("env", "board", "hide", "runs/good").status == 2
+    assert room.wander("env", "board", "hide", "runs/good", "--reason", "  ").status == 2
+    hidden = room.wander("env", "board", "hide", "runs/good", "--reason", "it read the answers")
     assert hidden.status == 0, hidden.err
     assert "it read the answers" in hidden.out
     board = room.wander("leaderboard", NAME, "--board", busy, "--json").data
     assert [row["model"] for row in board["rows"]] == ["bad"]
-    again = room.wander("board", "unhide", board["hidden"][0]["run_id"])
+    again = room.wander("env", "board", "unhide", board["hidden"][0]["run_id"])
     assert again.out.startswith("ranks again: http")
-    assert room.wander("board", "unhide", "runs/good").status == 3
+    assert room.wander("env", "board", "unhide", "runs/good").status == 3
     board = room.wander("leaderboard", NAME, "--board", busy, "--json").data
     assert [row["model"] for row in board["rows"]] == ["good", "bad"]
 
@@ -169,11 +171,11 @@ def test_runs_with_the_same_answers_are_one_entry_and_the_owner_chooses(room: Hu
     assert rows() == {posted[0]: 1}
     shown = room.wander("leaderboard", NAME, "--board", busy)
     assert "`first` also stands for `renamed`" in shown.err, "who looks for a model finds it"
-    chosen = room.wander("board", "top", posted[1])
+    chosen = room.wander("env", "board", "top", posted[1])
     assert chosen.out == f"run {posted[1]} stands for 1 other run\n", chosen.err
     assert rows() == {posted[1]: 1}
-    assert room.wander("board", "top", posted[1], "--undo", "--json").data["folded_into"] == posted[0]
-    assert room.wander("board", "edit", NAME, busy, "--no-fold").status == 0
+    assert room.wander("env", "board", "top", posted[1], "--undo", "--json").data["folded_into"] == posted[0]
+    assert room.wander("env", "board", "edit", NAME, busy, "--no-fold").status == 0
     assert rows() == dict.fromkeys(posted, 0)
 
 

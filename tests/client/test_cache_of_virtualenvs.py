@@ -244,9 +244,9 @@ def test_a_virtual_environment_that_an_installation_just_made_stays(wander, stor
 def test_uninstalling_removes_what_no_other_environment_uses(wander, store):
     place = install(store, "one", "a" * 64)
     install(store, "two", "a" * 64)
-    wander("uninstall", "acme/one")
+    wander("env", "uninstall", "acme/one")
     assert place.exists()
-    wander("uninstall", "acme/two")
+    wander("env", "uninstall", "acme/two")
     assert not place.exists()
 
 

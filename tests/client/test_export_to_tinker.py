@@ -109,7 +109,7 @@ asyncio.run(main())
 @pytest.fixture
 def adapter(wander: Wander, home: Path) -> Path:
     """The exported package."""
-    assert wander("export", TICTACTOE, "--to", "tinker", "--out", "adapter").status == 0
+    assert wander("env", "export", TICTACTOE, "--to", "tinker", "--out", "adapter").status == 0
     return home / "adapter"
 
 

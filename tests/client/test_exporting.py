@@ -68,7 +68,7 @@ print("same")
 
 @pytest.mark.parametrize("to", ["prime-rl", "skyrl", "tinker"])
 def test_the_adapter_is_a_package(wander: Wander, home: Path, to: str) -> None:
-    done = wander("export", TICTACTOE, "--to", to, "--out", "adapter", "-a", "max_turns=6", "--json")
+    done = wander("env", "export", TICTACTOE, "--to", to, "--out", "adapter", "-a", "max_turns=6", "--json")
     assert done.status == 0, done.err
     assert done.data["files"] == ["pyproject.toml", "README.md", f"tictactoe_{to.replace('-', '_')}.py"]
     project = tomllib.loads((home / "adapter" / "pyproject.toml").read_text())
@@ -81,18 +81,18 @@ def test_the_adapter_is_a_package(wander: Wander, home: Path, to: str) -> None:
     assert """json.loads('{"max_turns": 6}')""" in code
     texts = [file.read_text() for file in (home / "adapter").iterdir()]
     assert not any(f"@{word}@" in text for text in texts for word in ("name", "module", "use", "label"))
-    again = wander("export", TICTACTOE, "--to", to, "--out", "adapter")
+    again = wander("env", "export", TICTACTOE, "--to", to, "--out", "adapter")
     assert again.status != 0
     assert "is not empty" in again.err
 
 
 def test_what_cannot_be_exported_is_refused(wander: Wander, home: Path) -> None:
-    unknown = wander("export", TICTACTOE, "--to", "other", "--out", "adapter")
+    unknown = wander("env", "export", TICTACTOE, "--to", "other", "--out", "adapter")
     assert unknown.status == 2
     assert "use `prime-rl`, `skyrl` or `tinker`" in unknown.err
     (home / "bare").mkdir()
     (home / "bare" / "bare.py").write_text("")
-    bare = wander("export", "./bare", "--to", "skyrl", "--out", "adapter")
+    bare = wander("env", "export", "./bare", "--to", "skyrl", "--out", "adapter")
     assert "has no `pyproject.toml`" in bare.err
 
 
@@ -102,7 +102,7 @@ def test_skyrl_plays_the_same_rollouts(wander: Wander, home: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "pip", "install", "-q", "--target", str(site), "skyrl-gym"], check=True
     )
-    assert wander("export", TICTACTOE, "--to", "skyrl", "--out", "adapter").status == 0
+    assert wander("env", "export", TICTACTOE, "--to", "skyrl", "--out", "adapter").status == 0
     path = os.pathsep.join([str(home / "adapter"), str(site)])
     played = subprocess.run(
         [sys.executable, "-c", UNDER_SKYRL],
@@ -124,7 +124,7 @@ def test_skyrl_plays_the_same_rollouts(wander: Wander, home: Path) -> None:
 
 @pytest.mark.slow
 def test_the_library_of_prime_rl_plays_the_same_rollouts(wander: Wander, home: Path) -> None:
-    assert wander("export", TICTACTOE, "--to", "prime-rl", "--out", "adapter").status == 0
+    assert wander("env", "export", TICTACTOE, "--to", "prime-rl", "--out", "adapter").status == 0
     names = ("sdk", "compat", "plugins/wander-integrations")
     ours = (str(wheel_of(ROOT / name, home / "wheels" / name)) for name in names)
     wanted = ["verifiers==0.4.0", *ours]

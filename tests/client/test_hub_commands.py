@@ -46,11 +46,11 @@ def test_login_checks_the_token_and_stores_it_for_its_owner_alone(
     assert hub.token not in result.out + result.err
     stored = home / "config" / "credentials.json"
     assert stat.S_IMODE(stored.stat().st_mode) == 0o600
-    who = hub.wander("whoami", "--json")
+    who = hub.wander("auth", "whoami", "--json")
     assert (who.data["user"], who.data["token_from"]) == ("admin", str(stored))
     assert hub.token not in who.out
-    assert hub.wander("logout").status == 0
-    assert hub.wander("whoami").status == 4
+    assert hub.wander("auth", "logout").status == 0
+    assert hub.wander("auth", "whoami").status == 4
 
 
 def test_a_wrong_token_is_refused_and_not_stored(
@@ -126,13 +126,13 @@ def test_search_finds_what_was_published(published: HubRoom) -> None:
 
 
 def test_info_shows_one_environment_and_one_version(published: HubRoom) -> None:
-    result = published.wander("info", "admin/Say_Env")
+    result = published.wander("env", "info", "admin/Say_Env")
     assert result.status == 0
     assert result.out.startswith("admin/say-env 0.1.0\nSay a number.\n")
-    data = published.wander("info", "admin/say-env@0.1.0", "--json").data
+    data = published.wander("env", "info", "admin/say-env@0.1.0", "--json").data
     assert data["version"]["files"][0]["filename"] == "say_env-0.1.0-py3-none-any.whl"
     assert data["installed"] == []
-    assert published.wander("info", "admin/say-env", "--readme").out == "# Say\n\nSay it.\n\n"
+    assert published.wander("env", "info", "admin/say-env", "--readme").out == "# Say\n\nSay it.\n\n"
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_an_unknown_name_is_not_found_and_the_near_one_is_named(
 
 
 def test_an_unknown_version_is_not_found(published: HubRoom) -> None:
-    result = published.wander("info", "admin/say-env@9.9", "--json")
+    result = published.wander("env", "info", "admin/say-env@9.9", "--json")
     assert result.status == 3
     assert result.json["error"]["code"] == "version_not_found"
 

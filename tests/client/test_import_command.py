@@ -51,7 +51,7 @@ def package(home):
 @pytest.mark.full
 def test_a_package_becomes_an_environment_with_its_origin(hub, package, home, monkeypatch):
     before = {path.name: path.read_bytes() for path in package.iterdir()}
-    dry = hub.wander("import", "path", str(package), "--no-check", "--dry-run", "--json").data
+    dry = hub.wander("env", "import", "path", str(package), "--no-check", "--dry-run", "--json").data
     assert (dry["environment"], dry["sent"], dry["url"]) == ("old-sayer", False, None)
     assert (dry["library"], dry["generation"]) == ("verifiers", 1)
     monkeypatch.setenv("WANDER_TOKEN", hub.token)
@@ -67,9 +67,9 @@ def test_a_package_becomes_an_environment_with_its_origin(hub, package, home, mo
     assert refused.status == 1
     assert "not empty" in refused.err
 
-    shown = hub.wander("info", "admin/old-sayer", "--json").data
+    shown = hub.wander("env", "info", "admin/old-sayer", "--json").data
     assert shown["origin"] == f"old-sayer, sha256 {done['origin']['sha256']}, by admin"
-    assert "imported   old-sayer, sha256" in hub.wander("info", "admin/old-sayer").out
+    assert "imported   old-sayer, sha256" in hub.wander("env", "info", "admin/old-sayer").out
     page = hub.http.get("/admin/old-sayer").text
     assert "Imported into Wander from" in page
     assert shown["version"]["entry_point"] == "old_sayer:load_environment"
@@ -91,15 +91,15 @@ def test_many_imports_stop_where_the_hub_is_gone(wander, package, home, monkeypa
 
 
 def test_an_import_needs_a_login_before_anything_is_fetched(hub):
-    refused = hub.wander("import", "path", "nowhere")
+    refused = hub.wander("env", "import", "path", "nowhere")
     assert refused.status == 4
-    missing = hub.wander("import", "path", "nowhere", "--dry-run")
+    missing = hub.wander("env", "import", "path", "nowhere", "--dry-run")
     assert missing.status == 3
 
 
 @pytest.mark.parametrize("command", ["path", "git", "prime", "results"])
 def test_every_kind_of_import_has_help(wander, command):
-    assert f"wander env import {command}" in wander("import", command, "--help").out
+    assert f"wander env import {command}" in wander("env", "import", command, "--help").out
 
 
 def rows(**changes):
@@ -116,7 +116,7 @@ def rows(**changes):
 @pytest.mark.full
 def test_evaluations_of_others_are_imported_and_posted(hub, package, home, monkeypatch):
     monkeypatch.setenv("WANDER_TOKEN", hub.token)
-    hub.wander("import", "path", str(package), "--no-check")
+    hub.wander("env", "import", "path", str(package), "--no-check")
     early = {"env": "old-sayer", "model": "a-model", "avg_reward": 1.0, "avg_right": 1.0}
     later = {"env_id": "old-sayer", "model": "a-model", "avg_metrics": {"right": 1.0}}
     files = {

@@ -219,11 +219,11 @@ def test_list_and_uninstall_show_and_remove_what_is_installed(wander: Wander, ho
     store = EnvironmentStore(home / "data")
     put(store, "1.0")
     put(store, "1.1")
-    assert [one["version"] for one in wander("list", "--json").data] == ["1.0", "1.1"]
-    assert wander("uninstall", "acme/wordle@1.0", "--json").data[0]["version"] == "1.0"
-    assert wander("uninstall", "acme/wordle").out == "uninstalled acme/wordle@1.1\n"
-    assert wander("list", "--json").data == []
-    assert wander("list").out.startswith("environment\t")
+    assert [one["version"] for one in wander("env", "list", "--json").data] == ["1.0", "1.1"]
+    assert wander("env", "uninstall", "acme/wordle@1.0", "--json").data[0]["version"] == "1.0"
+    assert wander("env", "uninstall", "acme/wordle").out == "uninstalled acme/wordle@1.1\n"
+    assert wander("env", "list", "--json").data == []
+    assert wander("env", "list").out.startswith("environment\t")
 
 
 def test_a_damaged_record_is_named_and_the_others_are_listed(wander: Wander, home: Path) -> None:
@@ -237,8 +237,8 @@ def test_a_damaged_record_is_named_and_the_others_are_listed(wander: Wander, hom
         (warning,) = result.json["warnings"]
         assert f"`{place / RECORD}` is not the record" in warning
         assert f"remove the folder `{place}`" in warning
-    assert [one["version"] for one in wander("list", "--json").data] == ["1.0"]
-    assert wander("uninstall", "acme/wordle").out == "uninstalled acme/wordle@1.0\n"
+    assert [one["version"] for one in wander("env", "list", "--json").data] == ["1.0"]
+    assert wander("env", "uninstall", "acme/wordle").out == "uninstalled acme/wordle@1.0\n"
     with pytest.raises(ClientError, match="is not the record"):
         store.all()  # whoever has nobody to warn is not left in the dark
 

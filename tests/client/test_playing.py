@@ -38,7 +38,7 @@ def play(wander: Wander, monkeypatch: pytest.MonkeyPatch) -> Play:
 
     def run(place: Path | str, *lines: str, words: tuple[str, ...] = ()) -> Result:
         monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
-        return wander("play", str(place), *words)
+        return wander("env", "play", str(place), *words)
 
     return run
 
@@ -103,7 +103,7 @@ def test_what_is_typed_is_the_answer(play: Play, folder: Path) -> None:
 
 
 def test_the_help_says_how_a_tool_is_called(wander: Wander) -> None:
-    assert "/call NAME key=value" in wander("play", "--help").out
+    assert "/call NAME key=value" in wander("env", "play", "--help").out
 
 
 def test_a_signature_tells_types_and_defaults() -> None:
@@ -149,7 +149,7 @@ def test_an_answer_can_be_taken_back(play: Play, wander: Wander, folder: Path) -
     shown = wander("view", kept(game), "--json")
     assert shown.data["manifest"]["kind"] == "play"
     assert shown.data["manifest"]["notes"] == "a person answered"
-    replayed = wander("replay", kept(game), "--json")
+    replayed = wander("runs", "replay", kept(game), "--json")
     assert replayed.status == 0, replayed.err
     assert replayed.data["differing"] == 0
 
@@ -175,7 +175,7 @@ def test_the_environment_is_played_against_a_model(play: Play, wander: Wander, h
     manifest = wander("view", "mine", "--json").data["manifest"]
     assert manifest["notes"] == "a person made the environment's choices"
     assert manifest["model"]["name"] == "scripted:tictactoe.players:optimal"
-    replayed = wander("replay", "mine", "--json")
+    replayed = wander("runs", "replay", "mine", "--json")
     assert replayed.data["differing"] == 0
     posted = wander("post", "mine")
     assert posted.status != 0

@@ -202,21 +202,21 @@ def test_withdraw_says_why_and_is_for_good(published: HubRoom, run: Path):
 def test_sign_with_a_key_that_stays_here(published: HubRoom, run: Path, home: Path):
     without = published.wander("post", str(run), "--sign", "--json")
     assert without.json["error"]["code"] == "no_key"
-    made = published.wander("key", "new", "--name", "laptop", "--json")
+    made = published.wander("auth", "key", "new", "--name", "laptop", "--json")
     assert made.status == 0, made.err
     file = home / "config" / "signing-key.pem"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert file.read_text() not in made.out + made.err
-    assert published.wander("key", "new", "--json").data["fingerprint"] == made.data["fingerprint"]
+    assert published.wander("auth", "key", "new", "--json").data["fingerprint"] == made.data["fingerprint"]
     posted = published.wander("post", str(run), "--sign", "--json")
     assert posted.data["signature"]["fingerprint"] == made.data["fingerprint"]
-    assert "laptop" in published.wander("key", "list").out
+    assert "laptop" in published.wander("auth", "key", "list").out
     late = published.wander("post", str(run), "--private", "--json")
     assert "already posted publicly" in late.json["warnings"][0]
-    removed = published.wander("key", "remove", made.data["fingerprint"][:12])
+    removed = published.wander("auth", "key", "remove", made.data["fingerprint"][:12])
     assert removed.status == 0, removed.err
     assert not file.exists()
-    assert published.wander("key", "list", "--json").data[0]["revoked_at"] is not None
+    assert published.wander("auth", "key", "list", "--json").data[0]["revoked_at"] is not None
 
 
 def test_several_runs_are_posted_together(published: HubRoom, run: Path):

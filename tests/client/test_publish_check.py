@@ -68,10 +68,10 @@ def test_what_the_check_found_is_published_and_shown(publisher: HubRoom, package
     warned = [each["id"] for each in check["findings"] if each["status"] == "warn"]
     assert warned == ["package.license", "dataset.splits"]
     assert str(package) not in str(check), "the hub is not told where the publisher keeps files"
-    shown = publisher.wander("info", "admin/say-env").out
+    shown = publisher.wander("env", "info", "admin/say-env").out
     assert "checked by the publisher with wander" in shown
     assert "warn package.license" in shown
-    assert publisher.wander("info", "admin/say-env", "--json").data["version"]["check"] == check
+    assert publisher.wander("env", "info", "admin/say-env", "--json").data["version"]["check"] == check
     again = publisher.wander("publish", str(package), "--no-lock", "--json").data
     assert (again["check"], [file["sent"] for file in again["files"]]) == (None, [False, False])
 
@@ -90,7 +90,7 @@ def test_a_broken_environment_is_not_published_unless_asked(publisher: HubRoom, 
     assert publisher.http.get("/api/v1/environments").json()["data"] == []
     sent = publisher.wander("publish", str(package), "--no-check", "--no-lock", "--json")
     assert (sent.status, sent.data["check"], stored(publisher)) == (0, None, None)
-    shown = publisher.wander("info", "admin/say-env").out
+    shown = publisher.wander("env", "info", "admin/say-env").out
     assert "not checked" in shown
 
 

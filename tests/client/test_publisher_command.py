@@ -13,7 +13,7 @@ def room(hub: HubRoom, monkeypatch: pytest.MonkeyPatch) -> HubRoom:
 
 
 def test_a_workflow_is_trusted_listed_and_trusted_no_more(room: HubRoom) -> None:
-    added = room.wander("publisher", "add", "admin/wordle", "Acme/Envs", "--workflow", "release.yml")
+    added = room.wander("env", "publisher", "add", "admin/wordle", "Acme/Envs", "--workflow", "release.yml")
     assert added.out == "trusted: github acme/envs release.yml for admin/wordle\n"
     for_all = room.wander(
         *(
@@ -30,15 +30,15 @@ def test_a_workflow_is_trusted_listed_and_trusted_no_more(room: HubRoom) -> None
     )
     assert for_all.status == 0, for_all.err
     assert (for_all.data["name"], for_all.data["issuer"]) == (None, "https://gitlab.com")
-    listed = room.wander("publisher", "list", "admin", "--json").data
+    listed = room.wander("env", "publisher", "list", "admin", "--json").data
     assert [(one["subject"], one["workflow"]) for one in listed] == [
         ("acme/envs", "release.yml"),
         ("group/sub/project", ".gitlab-ci.yml"),
     ]
-    assert "admin/*" in room.wander("publisher", "list", "admin").out
-    removed = room.wander("publisher", "remove", "admin", "1")
+    assert "admin/*" in room.wander("env", "publisher", "list", "admin").out
+    removed = room.wander("env", "publisher", "remove", "admin", "1")
     assert removed.out == "no longer trusted: github acme/envs release.yml for admin/wordle\n"
-    again = room.wander("publisher", "remove", "admin", "1")
+    again = room.wander("env", "publisher", "remove", "admin", "1")
     assert again.status == 3
     assert "wander env publisher list admin" in again.err
 
@@ -54,7 +54,7 @@ def test_a_workflow_is_trusted_listed_and_trusted_no_more(room: HubRoom) -> None
     ],
 )
 def test_what_cannot_be_trusted_is_said(room: HubRoom, words: tuple[str, ...], said: str) -> None:
-    done = room.wander("publisher", "add", *words)
+    done = room.wander("env", "publisher", "add", *words)
     assert done.status == 2
     assert said in done.err
 
@@ -77,6 +77,6 @@ def test_an_issuer_that_the_hub_does_not_know_is_said(room: HubRoom) -> None:
 
 
 def test_what_is_no_workflow_gets_no_token(room: HubRoom) -> None:
-    done = room.wander("publisher", "token")
+    done = room.wander("env", "publisher", "token")
     assert done.status == 2
     assert "this is no workflow" in done.err

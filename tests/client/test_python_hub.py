@@ -139,7 +139,7 @@ def test_a_folder_becomes_a_row_of_a_leaderboard(
     with room.http.app.state.database.write() as session:
         accounts.add_user(session, "ada")
     monkeypatch.setenv("WANDER_TOKEN", room.token)
-    forked = room.wander("fork", "admin/say-env@0.4.0", "./mine", "--owner", "ada", "--json")
+    forked = room.wander("env", "fork", "admin/say-env@0.4.0", "./mine", "--owner", "ada", "--json")
     assert forked.status == 0, forked.out
     source = {path.name: path.read_bytes() for path in (home / "mine").iterdir()}
     assert source == {path.name: path.read_bytes() for path in folder.iterdir()}, "as it was published"
@@ -322,7 +322,7 @@ def test_a_wrong_an_empty_and_a_missing_token(room: HubRoom, monkeypatch: pytest
 
 def test_a_token_that_may_not(room: HubRoom, mine: Hub, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDER_TOKEN", room.token)
-    reader = Hub(token=room.wander("token", "new", "r").out.strip(), transport=room.transport)
+    reader = Hub(token=room.wander("auth", "token", "new", "r").out.strip(), transport=room.transport)
     assert reader.whoami().token.scopes == ["read"]
     with pytest.raises(LoginRequired) as caught:
         reader.post(write_run(home / "runs" / "one", rewards=[1.0]))

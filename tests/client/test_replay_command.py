@@ -28,12 +28,12 @@ def changed(run: Path, **fields: object) -> tuple[str, int]:
 
 
 def test_a_run_comes_out_the_same(wander: Wander, run: Path) -> None:
-    done = wander("replay", str(run), "--json")
+    done = wander("runs", "replay", str(run), "--json")
     assert done.status == 0, done.out
-    assert done.json["schema"] == "wander.replay/1"
+    assert done.json["schema"] == "wander.runs-replay/1"
     assert done.data["level"] == "replayed"
     assert (done.data["same"], done.data["differing"], done.data["expected"]) == (12, 0, 12)
-    newest = wander("replay")
+    newest = wander("runs", "replay")
     assert newest.status == 0
     assert newest.out.startswith("replayed  12 of 12 rollouts in ")
     assert "differ    0" in newest.out
@@ -41,7 +41,7 @@ def test_a_run_comes_out_the_same(wander: Wander, run: Path) -> None:
 
 def test_a_forged_reward_is_named(wander: Wander, run: Path) -> None:
     example, index = changed(run, reward=1.0)
-    done = wander("replay", str(run))
+    done = wander("runs", "replay", str(run))
     assert done.status == 1
     assert f"{example}/{index}: the reward is `0.0`, not `1.0`" in done.out
     assert "same      11" in done.out
@@ -49,7 +49,7 @@ def test_a_forged_reward_is_named(wander: Wander, run: Path) -> None:
 
 
 def test_a_sample_says_that_it_is_one(wander: Wander, run: Path) -> None:
-    done = wander("replay", str(run), "--sample", "3")
+    done = wander("runs", "replay", str(run), "--sample", "3")
     assert done.status == 0
     assert done.out.startswith("replayed  a sample of 3 of 12 rollouts")
 
@@ -59,7 +59,7 @@ def test_a_run_with_a_rollout_dropped_is_no_success(wander: Wander, run: Path) -
     lines = b"".join(blocks(packed)).splitlines()
     packed.unlink()
     (run / "rollouts.jsonl").write_bytes(b"\n".join([*lines[1:], b""]))
-    done = wander("replay", str(run))
+    done = wander("runs", "replay", str(run))
     assert done.status == 6
     assert "missing   1" in done.out
 
@@ -75,16 +75,16 @@ def test_what_a_change_of_the_environment_does_to_recorded_games(
             (other / path.name).write_text(
                 path.read_text().replace("return float(", "return 0.5 + 0.5 * float(")
             )
-    done = wander("replay", str(run), "--env", str(other), "--json")
+    done = wander("runs", "replay", str(run), "--env", str(other), "--json")
     assert done.status == 1
     assert done.data["differing"] == 12
-    assert wander("replay", str(run), "--env", str(folder), "--in-process").status == 0
+    assert wander("runs", "replay", str(run), "--env", str(folder), "--in-process").status == 0
 
 
 def test_a_lost_folder_and_an_unknown_run_are_said(wander: Wander, run: Path, folder: Path) -> None:
     folder.rename(folder.with_name("moved"))
-    lost = wander("replay", str(run))
+    lost = wander("runs", "replay", str(run))
     assert lost.status == 3
     assert f"the run used the folder `{folder}`, which is not here" in lost.err
     assert "--env FOLDER" in lost.err
-    assert wander("replay", "runs/nowhere").status == 3
+    assert wander("runs", "replay", "runs/nowhere").status == 3

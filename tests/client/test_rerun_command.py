@@ -20,11 +20,11 @@ def test_a_run_is_repeated_from_its_manifest_and_agrees(wander: Wander, folder: 
     first = evaluated(
         wander, folder, "solver", "-a", "size=40", "-n", "40", "-r", "2", "--seed", "5", "-t", "0.5"
     )
-    done = wander("rerun", first)
+    done = wander("runs", "rerun", first)
     assert done.status == 0, done.err
     assert "the runs agree" in done.out
     assert "difference  +0.0000, 90% interval [" in done.out
-    again = wander("rerun", first, "--json")
+    again = wander("runs", "rerun", first, "--json")
     before = json.loads((Path(first) / "run.json").read_text())
     after = json.loads((Path(again.data["run_dir"]) / "run.json").read_text())
     assert after["rerun_of"] == before["run_id"]
@@ -37,17 +37,17 @@ def test_a_run_is_repeated_from_its_manifest_and_agrees(wander: Wander, folder: 
 @pytest.mark.full
 def test_another_model_differs_and_a_few_examples_tell_nothing(wander: Wander, folder: Path) -> None:
     first = evaluated(wander, folder, "solver", "-a", "size=40", "-n", "40")
-    done = wander("rerun", first, "-m", "scripted:say_env:wrong")
+    done = wander("runs", "rerun", first, "-m", "scripted:say_env:wrong")
     assert done.status == FAILED
     assert "the runs differ" in done.out
     assert "the runs differ in more than the endpoint: model.name" in done.err
     few = evaluated(wander, folder, "solver", "-n", "4")
-    done = wander("rerun", few, "--json")
+    done = wander("runs", "rerun", few, "--json")
     assert (done.status, done.data["verdict"], done.data["identical"]) == (OK, "agrees", 4)
     module = folder / "say_env.py"
     module.write_text(f"{module.read_text()}\n\ndef mute(request: Any) -> str:\n    return ''\n")
     few = evaluated(wander, folder, "wrong", "-n", "4")
-    done = wander("rerun", few, "-m", "scripted:say_env:mute", "--json")
+    done = wander("runs", "rerun", few, "-m", "scripted:say_env:mute", "--json")
     assert (done.status, done.data["verdict"], done.data["needed"]) == (FAILED, "inconclusive", 29)
 
 
@@ -55,7 +55,7 @@ def test_other_examples_are_refused_before_anything_is_played(wander: Wander, fo
     first = evaluated(wander, folder, "solver", "-n", "8")
     module = folder / "say_env.py"
     module.write_text(module.read_text().replace("say {", "please say {"))
-    done = wander("rerun", first, "--out", "again")
+    done = wander("runs", "rerun", first, "--out", "again")
     assert done.status == FAILED
     assert "gives different examples here" in done.err
 
@@ -87,7 +87,7 @@ def test_what_depends_on_the_order_of_sets_comes_out_otherwise(wander: Wander, f
         module.read_text().replace('f"say {n}"', 'f"say {n}" + " ".join({*"abcdefghijklmnop"})')
     )
     run = evaluated(wander, folder, "wrong", "-n", "4")
-    done = wander("replay", run)
+    done = wander("runs", "replay", run)
     assert done.status == FAILED
     assert "the examples are not those of the run" in done.out
 
@@ -107,7 +107,7 @@ def test_a_run_of_somebody_else_is_not_repeated_at_their_endpoint(
     record.write_text(json.dumps(manifest))
     posted = hub.wander("post", str(place), "--json")
     assert posted.status == 0, posted.err
-    done = hub.wander("rerun", posted.data["run_id"], "--json")
+    done = hub.wander("runs", "rerun", posted.data["run_id"], "--json")
     error = done.json["error"]
     assert (done.status, error["code"]) == (2, "endpoint_of_another"), done.out
     assert "-m gpt -b http://evil.example/v1" in error["hint"]

@@ -45,7 +45,7 @@ def test_what_smollm2_sampled_is_played_again_to_the_same_bits(
     assert (model["name"], len(model["weights_sha256"])) == ("SmolLM2-135M-Instruct", 64)
     first = played(Path("runs/one"))
     assert len({json.dumps(one["completion"]) for one in first}) > 4, "it is sampled, not greedy"
-    again = wander("replay", "runs/one", "--json")
+    again = wander("runs", "replay", "runs/one", "--json")
     assert again.status == 0, again.out
     found = (again.data["level"], again.data["same"], again.data["differing"])
     assert found == ("replayed", 8, 0)

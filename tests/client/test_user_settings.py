@@ -151,6 +151,6 @@ def test_a_file_that_others_can_read_is_warned_of(wander: Wander, home: Path) ->
     store = CredentialStore(home / "config", {})
     store.set(DEFAULT_HUB, "wnd_x")
     store.path.chmod(0o644)
-    result = wander("logout", "--json")
+    result = wander("auth", "logout", "--json")
     assert result.status == 0
     assert "chmod 600" in result.json["warnings"][0]

@@ -66,15 +66,15 @@ def test_a_named_version_that_fits_is_taken_in_any_spelling(api: HubApi, word: s
 
 
 def test_yanked_and_deleted_versions_are_passed_over(api: HubApi, hub: HubRoom) -> None:
-    assert hub.wander("yank", "admin/say-env@1.0", "--reason", "wrong").status == 0
+    assert hub.wander("env", "yank", "admin/say-env@1.0", "--reason", "wrong").status == 0
     assert chosen(api, "admin/say-env")[0] == "0.9"
-    assert hub.wander("delete", "admin/say-env@0.9", "--yes", "--reason", "leak").status == 0
+    assert hub.wander("env", "delete", "admin/say-env@0.9", "--yes", "--reason", "leak").status == 0
     assert chosen(api, "admin/say-env")[0] == "1.3rc1"
 
 
 @pytest.mark.parametrize("word", ["0.9", "0.9.0"])
 def test_a_deleted_version_says_so_and_names_what_there_is(api: HubApi, hub: HubRoom, word: str) -> None:
-    assert hub.wander("delete", "admin/say-env@0.9", "--yes", "--reason", "leak").status == 0
+    assert hub.wander("env", "delete", "admin/say-env@0.9", "--yes", "--reason", "leak").status == 0
     with pytest.raises(ClientError) as refused:
         exact_version(api, parse_name(f"admin/say-env@{word}"))
     assert (refused.value.code, refused.value.detail) == ("version_deleted", "leak")

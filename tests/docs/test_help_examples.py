@@ -45,7 +45,6 @@ CANNOT = {
     "runs merge": "plays a part: tests/client/test_shards.py",
     "owner leave": "asks on a terminal, and the last owner may not leave",
     "--exclude-newer": "needs an index that has packages of that date",
-    "completion": "writes to the shell's own folder",
     "runs verify": "needs a hub that replays: tests/system/test_verification.py",
     "wander login": "asks for a token: the README's page logs in",
 }

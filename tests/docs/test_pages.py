@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import click
 import pytest
 import typer
 from bundled_environments import needs_reasoning_gym
@@ -17,8 +18,7 @@ from chat_endpoint import chat_endpoint
 from live_hub import clean_environment, free_port, live_hub
 from markdown_page import PageRun, Step, blocks, parse, steps, unmatched
 from package_mirror import build_mirror
-from wander_client.commands import OTHER_NAMES, load, resolve
-from wander_client.main import take_common_options
+from wander_client.commands import LazyGroup
 from wander_hub.cli.main import app as hub_app
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -124,32 +124,23 @@ def commands(line: str) -> Iterator[list[str]]:
 def unknown_parts(words: list[str]) -> list[str]:
     """Return the options of a command that it does not have; all its words where there is no such command."""
     program, *rest = words
-    if program == "wander":
-        rest = take_common_options(rest)[1]
-        found = resolve(rest)
-        if rest[:1] and rest[0] in OTHER_NAMES:
-            return words  # what the page shows is the name of today
-        if not found.name or found.is_group:
-            known = rest in ([], ["--help"], ["--version"]) or rest[0] == "help"
-            return [] if known or (found.is_group and found.rest in ([], ["--help"])) else words
-        command, rest = load(found.name), found.rest
-    else:
-        command = typer.main.get_command(hub_app)
-    while rest and hasattr(command, "commands"):
-        if rest[0] not in command.commands:
+    command: click.Command = LazyGroup() if program == "wander" else typer.main.get_command(hub_app)
+    ctx = click.Context(command, info_name=program)
+    known = {"--help", "--version"}
+    for word in rest:
+        options = {
+            flag for param in ctx.command.get_params(ctx) for flag in (*param.opts, *param.secondary_opts)
+        }
+        if not isinstance(ctx.command, click.Group) or word in options:
+            known |= options
+            continue
+        found = ctx.command.get_command(ctx, word)
+        if found is None:
             return words
-        command = command.commands[rest.pop(0)]
-    if program == "wander":
-        pairs = [(each.flags, each.opposites) for each in getattr(command, "parameters", ())]
-    else:
-        pairs = [(each.opts, each.secondary_opts) for each in command.params]
-    known = {flag for pair in pairs for flags in pair for flag in flags}
+        ctx = click.Context(found, parent=ctx, info_name=word)
+    known |= {flag for param in ctx.command.get_params(ctx) for flag in (*param.opts, *param.secondary_opts)}
     given = itertools.takewhile(lambda word: word != "--", rest)
-    return [
-        word
-        for word in given
-        if word.startswith("--") and word.partition("=")[0] not in known | {"--help", "--help-all"}
-    ]
+    return [word for word in given if word.startswith("--") and word.partition("=")[0] not in known]
 
 
 def test_commands_and_options_that_do_not_exist_are_found():

@@ -60,7 +60,7 @@ def test_a_wrong_token_is_refused(machine, bundled, tmp_path):
     assert "token" in machine.refused(LOGIN, "publish", "./rhyme", env=wrong)
     none = {name: value for name, value in machine.environment.items() if name != "WANDER_TOKEN"}
     assert "login" in machine.refused(LOGIN, "publish", "./rhyme", env=none)
-    assert machine.run("wander", "info", "admin/rhyme").returncode == NOT_FOUND
+    assert machine.run("wander", "env", "info", "admin/rhyme").returncode == NOT_FOUND
 
 
 def test_a_hub_that_is_down_is_named(machine):
@@ -162,8 +162,8 @@ def test_a_full_disk_loses_nothing_that_was_written(machine, bundled, small_disk
 def test_an_install_on_a_full_disk_leaves_nothing(machine, bundled, small_disk):
     full = {**machine.environment, "WANDER_DATA_DIR": str(small_disk / "data"), "UV_LINK_MODE": "copy"}
     machine.refused(1, "install", "admin/tictactoe", env=full)
-    assert machine.run("wander", "list", "--json", env=full).returncode == 0
-    assert "tictactoe" not in machine.run("wander", "list", env=full).stdout
+    assert machine.run("wander", "env", "list", "--json", env=full).returncode == 0
+    assert "tictactoe" not in machine.run("wander", "env", "list", env=full).stdout
     assert sum(path.stat().st_size for path in Path(small_disk).rglob("*") if path.is_file()) < 1_000_000
 
 

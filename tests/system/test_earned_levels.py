@@ -333,7 +333,9 @@ def test_words_that_the_environment_did_not_say_are_not_proved_by_scoring_them(a
     run_id = arena.post(manifest, rollouts)
     assert arena.level(run_id) == "claimed"
     for level in ("rescored", "rescored", "replayed", "rescored", "highest"):
-        arena.home.run("wander", "verify", run_id, "--level", level)  # whose exit status tells of differences
+        arena.home.run(
+            "wander", "runs", "verify", run_id, "--level", level
+        )  # whose exit status tells of differences
         assert settled(arena.judge, run_id)["level"] == "claimed", level
     told = [
         one["report"]["method"]

@@ -115,7 +115,7 @@ def lock_address(hub: LiveHub, name: str) -> str:
 
 def test_a_run_comes_out_the_same_by_its_lock_alone(played: Machine, new_machine: Any) -> None:
     stranger: Machine = new_machine("stranger")
-    same = stranger.run("wander", "replay", played.home / "run", "--json")
+    same = stranger.run("wander", "runs", "replay", played.home / "run", "--json")
     assert same.returncode == 0, same.stdout + same.stderr
     report = json.loads(same.stdout)["data"]
     assert (report["level"], report["same"], report["differing"]) == ("replayed", 4, 0)
@@ -125,7 +125,7 @@ def test_a_run_comes_out_the_same_by_its_lock_alone(played: Machine, new_machine
         pinned["lock_sha256"], pinned["packages_sha256"], None
     ]  # fmt: skip
 
-    other = stranger.run("wander", "replay", played.home / "run", "--no-lock", "--json")
+    other = stranger.run("wander", "runs", "replay", played.home / "run", "--no-lock", "--json")
     assert other.returncode == 1, other.stdout + other.stderr
     answer = json.loads(other.stdout)
     assert answer["data"]["differing"] == 4
@@ -148,8 +148,8 @@ def test_what_was_chosen_last_is_played_and_recorded(played: Machine, new_machin
     assert resumed["summary"]["reward_mean"] == 1.0, "a run goes on as it was begun"
     (again,) = machine.wander("install", "admin/say-env")
     assert (again["lock_sha256"], again["fresh"]) == (locked["lock_sha256"], False)
-    assert machine.wander("list")[-1]["lock_sha256"] == locked["lock_sha256"], "what is played next"
-    machine.wander("replay", machine.home / "without")
+    assert machine.wander("env", "list")[-1]["lock_sha256"] == locked["lock_sha256"], "what is played next"
+    machine.wander("runs", "replay", machine.home / "without")
 
 
 def test_one_run_leaves_the_lock_aside_and_the_next_takes_it(
@@ -164,7 +164,7 @@ def test_one_run_leaves_the_lock_aside_and_the_next_takes_it(
     pin, reward = evaluated(machine, "say-env", "with")
     assert (pin["unlocked"], reward) == (None, 1.0), "it was left aside for that run alone"
     evaluated(machine, "say-env", "again", "--no-lock")
-    assert machine.wander("list")[-1]["lock_sha256"] == pin["lock_sha256"]
+    assert machine.wander("env", "list")[-1]["lock_sha256"] == pin["lock_sha256"]
     assert "was started without it" in machine.refused(
         2, "eval", "--resume", machine.home / "with", "--no-lock"
     )
@@ -216,7 +216,7 @@ def test_plain_installers_take_the_lock_from_the_hub(
 def test_a_lock_names_nothing_of_the_machine_that_made_it(
     played: Machine, shop: PackageShop, lock_hub: LiveHub
 ) -> None:
-    made = played.wander("lock", "admin/say-env@0.1.0")
+    made = played.wander("env", "lock", "admin/say-env@0.1.0")
     assert shop.host not in made["lock"]
     assert str(played.home) not in made["lock"]
     assert "file:" not in made["lock"]
@@ -237,7 +237,7 @@ def test_other_bytes_on_the_index_are_not_installed(
     finally:
         wheel.write_bytes(honest)
     assert "ash" in said
-    assert machine.wander("list") == []
+    assert machine.wander("env", "list") == []
     assert list((machine.home / "data" / "virtualenvs").glob("[!.]*")) == []
     machine.wander("install", "admin/say-env@0.1.0")
 
@@ -246,11 +246,11 @@ def test_a_lock_of_another_platform_is_refused_with_a_way_out(new_machine: Any, 
     machine: Machine = new_machine("elsewhere")
     folder = project(machine, "say-elsewhere")
     machine.wander("publish", folder, "--no-check", "--no-lock")
-    assert machine.wander("info", "admin/say-elsewhere")["version"]["lock"] is None
+    assert machine.wander("env", "info", "admin/say-elsewhere")["version"]["lock"] is None
     (installed,) = machine.wander("install", "admin/say-elsewhere")
     assert (installed["lock_sha256"], installed["unlocked"]) == (None, "none_published")
 
-    made = machine.wander("lock", "admin/say-elsewhere@0.1.0", "-o", tmp_path / "pylock.toml")
+    made = machine.wander("env", "lock", "admin/say-elsewhere@0.1.0", "-o", tmp_path / "pylock.toml")
     here = next((line for line in made["lock"].splitlines() if line.startswith("environments")), "")
     text = made["lock"].replace(f"{here}\n", "") if here else made["lock"]
     first, rest = text.split("[[packages]]", 1)
@@ -274,4 +274,4 @@ def test_a_package_that_nobody_can_install_is_not_published_by_mistake(new_machi
     said = machine.refused(1, "publish", folder, "--no-check")
     assert "say-rules>=9" in said
     assert "--no-lock" in said
-    assert machine.run("wander", "info", "admin/say-nothing").returncode == 3
+    assert machine.run("wander", "env", "info", "admin/say-nothing").returncode == 3

@@ -71,7 +71,7 @@ def test_a_model_behind_an_endpoint_is_evaluated_posted_and_ranked(machine, bund
         posted = machine.wander("post", run)
         shutil.rmtree(run)
         # From what the hub stores alone, as a stranger would.
-        again = machine.wander("replay", posted["run_id"])
+        again = machine.wander("runs", "replay", posted["run_id"])
         assert (again["level"], again["same"], again["differing"]) == ("replayed", 12, 0)
     rows = machine.wander("leaderboard", "admin/reverse-text")["rows"]
     assert [row["model"] for row in rows] == ["reverser", "repeater"]

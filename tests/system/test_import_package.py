@@ -35,7 +35,7 @@ def test_a_package_is_loaded_checked_published_and_installed(machine):
     (folder / "pyproject.toml").write_text(PROJECT)
     before = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
     kept = machine.home / "kept"
-    done = machine.wander("import", "path", folder, "--out", kept, "-a", "size=5", "--no-sandbox")
+    done = machine.wander("env", "import", "path", folder, "--out", kept, "-a", "size=5", "--no-sandbox")
     assert (done["library"], done["kind"], done["examples"]) == ("wander", "single_turn", 5)
     assert done["written"] == [
         "the entry point", "the dependency on `wander-sdk`", "`README.md`", "the note of origin"
@@ -44,7 +44,7 @@ def test_a_package_is_loaded_checked_published_and_installed(machine):
     assert "pydantic" in (kept / "pylock.toml").read_text()
     assert {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()} == before
 
-    shown = machine.wander("info", "admin/found-sayer")
+    shown = machine.wander("env", "info", "admin/found-sayer")
     assert shown["origin"].startswith("found-sayer, sha256 ")
     assert shown["version"]["check"]["passed"] == done["check"]["passed"]
     (installed,) = machine.wander("install", "admin/found-sayer")

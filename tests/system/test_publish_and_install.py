@@ -38,7 +38,7 @@ def built(machine, package: Path) -> list[Path]:
 def test_wander_publishes_what_a_second_machine_installs_by_name(machine, bundled):
     installed = machine.wander("install", "admin/tictactoe")
     assert "tictactoe" in json.dumps(installed)
-    listed = json.dumps(machine.wander("list"))
+    listed = json.dumps(machine.wander("env", "list"))
     assert "tictactoe" in listed
     python = next(machine.home.glob("data/**/bin/python"))
     code = "import tictactoe, wander; print(wander.__file__)"
@@ -54,7 +54,7 @@ def test_twine_uploads_and_the_hub_reads_the_wheel(machine, package, hub):
     upload += ["--username", "alice@example.org", "--password", hub.token]
     done = machine.run("twine", *upload, *files)
     assert done.returncode == 0, done.stdout + done.stderr
-    shown = machine.wander("info", f"admin/{package.name}")
+    shown = machine.wander("env", "info", f"admin/{package.name}")
     assert "0.1.0" in json.dumps(shown)
     again = machine.run("twine", *upload, *files)
     assert again.returncode == 0, "the same bytes again are fine"
@@ -118,7 +118,9 @@ def test_a_file_that_is_no_wheel_is_refused_by_name(machine, package, hub):
     login = ["--publish-url", upload_url(hub), "--token", hub.token]
     done = machine.run("uv", "publish", *login, broken)
     assert done.returncode != 0
-    assert machine.run("wander", "info", f"admin/{package.name}").returncode == 3, "nothing was published"
+    assert machine.run("wander", "env", "info", f"admin/{package.name}").returncode == 3, (
+        "nothing was published"
+    )
 
 
 def test_a_wheel_whose_record_lies_is_refused(machine, package, hub):

@@ -104,5 +104,5 @@ def test_a_script_loads_by_name_what_the_hub_has(machine, bundled, hub):
     files = hub.get("/api/v1/environments/admin/reverse-text/versions/0.1.0").json()["files"]
     assert said["digest"] in [one["sha256"] for one in files]
     assert machine.wander("post", said["path"])["level"] == "complete"
-    assert machine.wander("list")
+    assert machine.wander("env", "list")
     shutil.rmtree(machine.home / "runs")

@@ -75,7 +75,7 @@ def workflow(tmp_path_factory: pytest.TempPathFactory, mirror: str) -> Iterator[
 
 def trust(workflow: Workflow, name: str) -> None:
     environment = workflow.environment | {"WANDER_TOKEN": workflow.hub.token}
-    command = [BIN / "wander", "publisher", "add", f"admin/{name}", "acme/environments"]
+    command = [BIN / "wander", "env", "publisher", "add", f"admin/{name}", "acme/environments"]
     command += ["--workflow", "release.yml", "--issuer", workflow.issuer.url, "--deployment", name]
     added = subprocess.run(
         command,
@@ -91,11 +91,11 @@ def trust(workflow: Workflow, name: str) -> None:
 def test_twine_publishes_with_the_token_of_a_trusted_workflow(workflow: Workflow, tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path, "with-twine")
     workflow.issuer.job = github_claims()
-    refused = workflow.run("wander", "publisher", "token")
+    refused = workflow.run("wander", "env", "publisher", "token")
     assert refused.returncode == 4
     assert "nobody here trusts `acme/environments`" in refused.stderr
     trust(workflow, "with-twine")
-    token = workflow.run("wander", "publisher", "token").stdout.strip()
+    token = workflow.run("wander", "env", "publisher", "token").stdout.strip()
     options = ("--username", "__token__", "--password", token, "--non-interactive")
     done = workflow.run(
         "twine", "upload", "--repository-url", f"{workflow.url}/admin/legacy/", *options, wheel
@@ -132,7 +132,7 @@ def test_a_stranger_who_trusts_the_workflow_too_is_in_nobody_s_way(
     command, environment = hub_command(workflow.hub.data, "user", "add", "mallory")
     subprocess.run(command, env=environment, check=True, capture_output=True)
     theirs = workflow.environment | {"WANDER_TOKEN": make_token(workflow.hub.data, "mallory")}
-    trusting = [BIN / "wander", "publisher", "add", "mallory/secret-plan", "acme/environments"]
+    trusting = [BIN / "wander", "env", "publisher", "add", "mallory/secret-plan", "acme/environments"]
     trusting += ["--workflow", "release.yml", "--issuer", workflow.issuer.url, "--json"]
     added = subprocess.run(trusting, env=theirs, capture_output=True, text=True)
     assert added.returncode == 0, added.stderr
@@ -142,10 +142,17 @@ def test_a_stranger_who_trusts_the_workflow_too_is_in_nobody_s_way(
     assert done.returncode == 0, done.stdout + done.stderr
     assert workflow.versions("among-others") == ["0.1.0"]
     assert "secret-plan" not in done.stdout + done.stderr
-    token = workflow.run("wander", "publisher", "token", "admin/among-others").stdout.strip()
+    token = workflow.run("wander", "env", "publisher", "token", "admin/among-others").stdout.strip()
     named = httpx.get(f"{workflow.hub.url}/api/v1/whoami", headers={"Authorization": f"Bearer {token}"})
     assert named.json()["token"]["target"] == "admin/among-others"
-    undone = [BIN / "wander", "publisher", "remove", "mallory", str(json.loads(added.stdout)["data"]["id"])]
+    undone = [
+        BIN / "wander",
+        "env",
+        "publisher",
+        "remove",
+        "mallory",
+        str(json.loads(added.stdout)["data"]["id"]),
+    ]
     assert subprocess.run(undone, env=theirs, capture_output=True).returncode == 0
 
 

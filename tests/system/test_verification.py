@@ -212,7 +212,7 @@ def test_an_honest_run_is_replayed_and_a_stranger_asks_again(judge, home, honest
     assert post(judge, manifest, rollouts).status_code == 201
     run = settled(judge, manifest["run_id"])
     assert run["level"] == "replayed", run["level_reason"]
-    again = home.wander("verify", manifest["run_id"], "--sample", 4)
+    again = home.wander("runs", "verify", manifest["run_id"], "--sample", 4)
     assert (again["level"], again["report"]["replayed"], again["report"]["sampled"]) == ("replayed", 4, True)
     with_sandbox = again["made_with"]["environment"]["sandbox"] is not None
     assert with_sandbox == (confined() == "sandbox")
@@ -220,7 +220,7 @@ def test_an_honest_run_is_replayed_and_a_stranger_asks_again(judge, home, honest
         found = hub.verify(manifest["run_id"], sample=3)
         assert found.report is not None
         assert (found.state, found.report.replayed, found.report.differing) == ("done", 3, 0)
-    tokens = home.run("wander", "token", "list").stdout
+    tokens = home.run("wander", "auth", "token", "list").stdout
     assert "verification" not in tokens, "the token of a job ends with it"
 
 

@@ -141,7 +141,7 @@ def test_a_bundled_environment_is_replayed_in_another_virtualenv_and_under_anoth
     label = f"admin/{name.replace('_', '-')}"
     run = evaluated(home, label, model, "-n", 5, "-r", 2, "--seed", 3)
     if name not in JUDGED_BY_A_MODEL:
-        again = home.wander("replay", run)  # in a process with another hash seed
+        again = home.wander("runs", "replay", run)  # in a process with another hash seed
         assert (again["level"], again["same"]) == ("replayed", 10)
     # The hub has an installation of its own.
     found = settled(judge, posted(home, run))
@@ -215,8 +215,8 @@ def test_published_versions_are_checked_in_the_sandbox(judge: LiveHub, home: Mac
 
 def test_a_verification_is_called_off_by_who_asked(judge: LiveHub, home: Machine) -> None:
     newest = judge.get("/api/v1/runs?environment=admin/tictactoe").json()["data"][0]["run_id"]
-    asked = home.wander("verify", newest, "--sample", 1, "--no-wait")
-    done = home.run("wander", "verify", newest, "--cancel", "--json")
+    asked = home.wander("runs", "verify", newest, "--sample", 1, "--no-wait")
+    done = home.run("wander", "runs", "verify", newest, "--cancel", "--json")
     if done.returncode == 3:  # it was done before it could be called off
         assert judge.get(f"/api/v1/verifications/{asked['id']}").json()["state"] == "done"
         return

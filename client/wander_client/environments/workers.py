@@ -37,12 +37,12 @@ def expand_addresses(words: Sequence[str]) -> list[str]:
     return found
 
 
-def read_worker_count(word: str) -> int:
-    """Return a number of workers as the command line has it: `auto`, or a number."""
+def read_worker_count(word: str | int) -> int:
+    """Return a number of workers; raises `UsageError` for anything but a number or `auto`."""
     if word == "auto":
         return AUTOMATIC
-    if not word.isdigit() or not 1 <= int(word) <= MOST_WORKERS:
-        raise ValueError(f"a number from 1 to {MOST_WORKERS}, or `auto`")
+    if not str(word).isdigit() or not 1 <= int(word) <= MOST_WORKERS:
+        raise UsageError(f"`--workers {word}`: not a number from 1 to {MOST_WORKERS}, and not `auto`")
     return int(word)
 
 

@@ -418,12 +418,14 @@ class EvaluationOptions(Record):
         int,
         Option(
             *("--workers", "processes of the environment", FREE, EVAL, PROCESSES),
+            kind=str,
+            suite=int,
             min=1,
             max=MOST_WORKERS,
             shown="auto",
             metavar="N|auto",
-            parser=read_worker_count,
         ),
+        Rule(read=lambda given: read_worker_count(given["workers"])),
     ] = AUTOMATIC
     worker_addresses: Annotated[
         list[str],
@@ -431,7 +433,8 @@ class EvaluationOptions(Record):
     ] = field(default_factory=list)
     worker_token_file: Annotated[
         str | None,
-        Option("--worker-token-file", "holds the token of `--worker`", FREE, PROCESSES, parser=absolute_path),
+        Option("--worker-token-file", "holds the token of `--worker`", FREE, PROCESSES),
+        Rule(read=lambda given: absolute_path(given["worker_token_file"])),
     ] = None
     reasoning: Annotated[
         Literal["auto", "keep", "drop"],
@@ -457,8 +460,8 @@ class EvaluationOptions(Record):
         Option(
             *("--template-date", "that the chat template of a local model shows (today)", MODEL, ENDPOINT),
             metavar="YYYY-MM-DD",
-            parser=read_date,
         ),
+        Rule(read=lambda given: read_date(given["template_date"])),
     ] = None
     device: Annotated[
         str | None, Option("--device", "for a model in this process: cpu, cuda, mps", FREE, MODEL, ENDPOINT)
@@ -486,7 +489,11 @@ class CommandFlags:
     out: Annotated[Path | None, Option("--out", "the run's folder, or the suite's", BESIDE)] = None
     resume: Annotated[
         Path | None,
-        Option("--resume", "go on with this run (folder or id); needs nothing else", BESIDE, alone=NEWEST),
+        Option(
+            *("--resume", "go on with this run (folder or id); needs nothing else", BESIDE),
+            is_flag=False,
+            flag_value=NEWEST,
+        ),
     ] = None
     only_failed: Annotated[
         bool,

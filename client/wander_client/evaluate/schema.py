@@ -18,9 +18,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, Literal, get_args, get_origin
 
+import click
+
 from wander_client.errors import UsageError, name_option
 from wander_client.terminal.command import Option as Described
-from wander_client.terminal.command import Parameter
+from wander_client.terminal.command import new_parameter
 from wander_client.terminal.suggestions import choose
 
 
@@ -49,7 +51,7 @@ class Option(Described):
     line and `suite` that in a suite, by default that of the field, or with `several` that or a list of it;
     `shown` is the default in the help, by default that of the field. `needs` names the setting without which
     it means nothing, and `pattern` is what a suite's word must look like. The rest is as for every option.
-    Without flags it is an argument; a text among the marks is its section of `--help-all`.
+    Without flags it is an argument.
     """
 
     def __init__(
@@ -67,8 +69,7 @@ class Option(Described):
         **more: Any,
     ) -> None:
         words = flags.split()
-        section = next((each for each in marks if isinstance(each, str)), None)
-        super().__init__(*words, help=help, section=section, **more)
+        super().__init__(*words, help=help, **more)
         self.is_argument = not words
         long = next((word[2:] for word in words if word.startswith("--")), "")
         self.key = key or long.partition("/")[0].replace("-", "_")
@@ -111,7 +112,7 @@ class Setting:
         given = {option.key: said[option.key] for option in self.options if option.key in said}
         for option in self.options:
             value = given.get(option.key)
-            least = None if option.parser else option.min
+            least = option.min
             if least is not None and isinstance(value, int | float) and value < least:
                 raise UsageError(option.named(value) + f" is less than {least}")
         if self.rule.read is not None:
@@ -220,27 +221,26 @@ def suite_keys(schema: type, table: str) -> dict[str, Any]:
                 bound = Field(gt=0) if float in kinds else Field(ge=option.min, le=most)
                 suite: Any = Annotated[kind, bound]
                 if option.suite is not None:
-                    suite = Annotated[option.suite, Field(pattern=option.pattern)]
+                    suite = Annotated[
+                        option.suite, bound if option.suite is int else Field(pattern=option.pattern)
+                    ]
                 elif option.several:
                     suite = field.kind | list[field.kind]  # type: ignore[name-defined]  # a value
                 keys[option.key] = suite | None, None
     return keys
 
 
-def parameters_in(*schemas: type) -> list[Parameter]:
+def parameters_in(*schemas: type) -> list[click.Parameter]:
     """Return the parameters of a command that says what schemas hold."""
-    found = []
+    parameters = []
     for field in (field for schema in schemas for field in settings_in(schema).values()):
         for option in field.options:
             # The help shows the default; what was not typed is taken from the schema, not from here.
             own = field.default if option is field.options[0] else None
             shown = own if option.shown is None else option.shown
-            found.append(
-                Parameter(
-                    option.key, option.kind, option, shown if isinstance(shown, str | int | float) else None
-                )
-            )
-    return found
+            default = shown if isinstance(shown, str | int | float) else None
+            parameters.append(new_parameter(option.key, option.kind, option, default))
+    return parameters
 
 
 def _literals(kind: Any) -> list[Any]:

@@ -162,7 +162,7 @@ def require_needed(settings: EvaluationSettings, said: Mapping[str, Any]) -> Non
         option = options[key]
         if option.needs and not getattr(settings, option.needs):
             needed = options[option.needs]
-            whole = f"{needed.word} {needed.metavar or ''}".rstrip()
+            whole = f"{needed.word} {needed.settings.get('metavar', '')}".rstrip()
             raise UsageError(f"`{option.word}` needs `{needed.word}`", hint=f"add `{whole}`")
         if settings.exhaustive and SAMPLED in option.marks:
             raise UsageError(

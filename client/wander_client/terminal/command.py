@@ -1,13 +1,13 @@
-"""How a command says its options and arguments, and how a line is read: by the signature of a function.
+"""Commands of click, declared by the signature of a function:
 
     def show(
         run: Annotated[str | None, Argument(help="folder or id")] = None,
         limit: Annotated[int, Option("-n", "--limit", min=1, help="rows")] = 30,
     ) -> int | None: ...
 
-Kinds are str, int, float, bool (a flag), Path, `Literal` and lists of these, each `| None` or not. A
-parameter that is a dataclass stands for its fields, and one that is `Typed` gets what was typed. Nothing here
-takes long to import, which is why it is here: docs/decisions/command-lines.md.
+Values are str, int, float, bool (a flag), Path, `Literal` and lists of these, each `| None` or not. A
+parameter annotated with a dataclass stands for its fields. One annotated `Typed` gets what was typed.
+docs/decisions/command-lines.md says why.
 """
 
 from __future__ import annotations
@@ -15,28 +15,39 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar, get_args, get_origin
+
+import click
+from click.core import ParameterSource
 
 from wander_client.errors import UsageError
-from wander_client.terminal.suggestions import choose, did_you_mean
+from wander_client.terminal.suggestions import did_you_mean
 
-COMMON_HELP = """\
-  Common options:
-    --json           one JSON object on stdout
-    --plain          no colour, tab-separated tables
-    -q, --quiet      the answer and errors only
-    --color WHEN     auto, always or never
-    --no-progress    no progress on stderr
-    --hub URL        the hub to use, or its name in the settings file
-    --debug          show the traceback of an error"""
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
-HELP = ("-h", "--help")
-ALL = "--help-all"
+    from wander_client.terminal.output import Output
+
 Function = TypeVar("Function", bound=Callable[..., int | None])
-_MISSING = inspect.Parameter.empty
-_METAVARS = {"int": "N", "float": "NUMBER", "Path": "PATH"}
+_METAVARS = {int: "N", float: "NUMBER"}
+HELP = {"help_option_names": ["-h", "--help"]}
+
+
+class Line(Protocol):
+    """The object of click's contexts: what a command line has in common with others."""
+
+    @property
+    def output(self) -> Output:
+        """Where answers go."""
+
+    def begin(self, ctx: click.Context) -> None:
+        """Prepare for the command that is about to run."""
+
+    def suggest(self, parameter: str) -> list[str]:
+        """Return values of a parameter for a shell's completion."""
 
 
 class Typed(dict[str, Any]):
@@ -44,34 +55,21 @@ class Typed(dict[str, Any]):
 
 
 class Option:
-    """What is said of an option beside its parameter; without flags it is `--` and the parameter's name."""
+    """An option's flags and help, next to its type; without flags it is `--` and the parameter's name.
+
+    `--on/--off` is a flag with its opposite. `settings` are those of `click.Option`.
+    """
 
     is_argument = False
 
     def __init__(
-        self,
-        *flags: str,
-        help: str = "",
-        min: float | None = None,
-        max: float | None = None,
-        metavar: str | None = None,
-        section: str | None = None,
-        hidden: bool = False,
-        alone: str | None = None,
-        parser: Callable[[str], Any] | None = None,
+        self, *flags: str, help: str = "", min: float | None = None, max: float | None = None, **settings: Any
     ) -> None:
-        """`--on/--off` is a flag with its opposite.
-
-        `section` has it shown by `--help-all` alone, `alone` is the value of an option that stands without
-        one, and a `parser` raises `ValueError` with what is asked for.
-        """
-        self.flags, self.help, self.min, self.max = flags, help, min, max
-        self.metavar, self.section, self.hidden = metavar, section, hidden
-        self.alone, self.parser = alone, parser
+        self.flags, self.help, self.min, self.max, self.settings = flags, help, min, max, settings
 
 
 class Argument(Option):
-    """What is said of an argument beside its parameter."""
+    """An argument's help, next to its type."""
 
     is_argument = True
 
@@ -79,193 +77,196 @@ class Argument(Option):
 Yes = Annotated[bool, Option("--yes", "-y", help="do not ask for confirmation")]
 
 
-class Parameter:
-    """An option or an argument of a command."""
+class _Number(click.FloatRange):
+    """A float; refuses `nan`, which is in every range."""
 
-    def __init__(self, name: str, kind: Any, said: Option, default: Any = _MISSING) -> None:
-        self.name, self.said, self.default = name, said, default
-        kinds = [each for each in get_args(kind) if each is not type(None)]
-        kind = kinds[0] if type(None) in get_args(kind) else kind
-        self.many = get_origin(kind) is list
-        """Whether it takes several values."""
-        self.kind: Any = get_args(kind)[0] if self.many else kind
-        self.choices = get_args(self.kind) if get_origin(self.kind) is Literal else ()
-        self.is_flag = self.kind is bool
-        self.is_argument = said.is_argument
-        pairs = [flag.partition("/") for flag in said.flags or (f"--{name.replace('_', '-')}",)]
-        self.flags = [] if self.is_argument else [on for on, _, _ in pairs]
-        self.opposites = [] if self.is_argument else [off for _, _, off in pairs if off]
-        self.required = default is _MISSING
-        self.word = max(self.flags, key=len) if self.flags else name.upper()
-        """What it is called in the help and in errors."""
-
-    def read(self, word: str) -> Any:
-        """Return the value that a word says; raises `UsageError` for one that it cannot be."""
-        if self.choices:
-            return choose(self.word, word, self.choices)
-        try:
-            value = (self.said.parser or self.kind)(word)
-        except ValueError as error:
-            plain = {int: "a whole number", float: "a number"}
-            needed = str(error) if self.said.parser else plain[self.kind]
-            raise UsageError(f"`{self.word} {word}`: {needed} is needed") from None
-        low, high = self.said.min, self.said.max
-        fits = (low is None or value >= low) and (high is None or value <= high)
-        if self.said.parser is None and not fits:
-            raise UsageError(f"`{self.word} {word}`: a number {self._bounds()} is needed")
-        return value
-
-    def _bounds(self) -> str:
-        low, high = self.said.min, self.said.max
-        if high is None:
-            return "" if low is None else f"of {low:g} or more"
-        return f"of {high:g} or less" if low is None else f"from {low:g} to {high:g}"
-
-    def _metavar(self) -> str:
-        kind = "|".join(self.choices) or _METAVARS.get(self.kind.__name__, "TEXT")
-        return self.said.metavar or kind
-
-    def usage(self) -> str:
-        """Return an argument as the line `Usage:` shows it."""
-        word = self.word if self.required else f"[{self.word}]"
-        return f"{word}..." if self.many else word
-
-    def row(self) -> tuple[str, str]:
-        """Return what the help says of it: its words, and what it is for."""
-        words = ", ".join(sorted(self.flags, key=len)) or f"{self.word}{'...' if self.many else ''}"
-        if self.flags and not self.is_flag:
-            words += f" {self._metavar()}"
-        shows_default = not self.is_flag and self.default not in (None, _MISSING, "")
-        facts = [f"default: {self.default}"] if shows_default else []
-        facts += [bounds.removeprefix("of ")] if (bounds := self._bounds()) else []
-        facts += ["required"] if self.required else []
-        more = f"[{'; '.join(facts)}]" if facts else ""
-        return " / ".join([words, *self.opposites]), "  ".join(filter(None, (self.said.help, more)))
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        return self.fail("a number is needed", param, ctx) if math.isnan(number) else number
 
 
-class CommandLine:
-    """A function that is run by a line."""
+def new_parameter(name: str, kind: Any, described: Option, default: Any = inspect.Parameter.empty) -> Any:
+    """Return the click option or argument of a parameter of this type."""
+    kinds = [part for part in get_args(kind) if part is not type(None)]
+    kind = kinds[0] if type(None) in get_args(kind) else kind
+    many = get_origin(kind) is list
+    kind = get_args(kind)[0] if many else kind
+    settings: dict[str, Any] = {"help": described.help, "required": default is inspect.Parameter.empty}
+    if kind is not bool:
+        settings["type"] = _type(kind, described)
+    if kind in (str, Path):
+        settings["shell_complete"] = _suggest
+    if described.is_argument:
+        return click.Argument([name], nargs=-1 if many else 1, **settings, **described.settings)
+    if kind in _METAVARS:
+        settings["metavar"] = _METAVARS[kind]
+    if kind is bool:
+        settings["is_flag"] = True
+    elif isinstance(default, str | int | float) and default != "":
+        settings |= {"default": default, "show_default": True}
+    flags = described.flags or (f"--{name.replace('_', '-')}",)
+    return click.Option([*flags, name], multiple=many, **{**settings, **described.settings})
+
+
+def _type(kind: Any, described: Option) -> click.ParamType[Any]:
+    low, high = described.min, described.max
+    if get_origin(kind) is Literal:
+        return click.Choice(get_args(kind))
+    if kind is int:
+        return click.INT if low is high is None else click.IntRange(_int(low), _int(high))
+    if kind is float:
+        return click.FLOAT if low is high is None else _Number(low, high)
+    return click.Path(path_type=Path) if kind is Path else click.STRING
+
+
+def _int(bound: float | None) -> int | None:
+    return None if bound is None else int(bound)
+
+
+def _suggest(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the values that begin like this one; files if there are none."""
+    from click.shell_completion import CompletionItem
+
+    values = ctx.obj.suggest(param.name)
+    items = [CompletionItem(value) for value in values if value.startswith(incomplete)]
+    return items or [CompletionItem(incomplete, type="file")]
+
+
+def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    """Keep what was typed of an option that every command takes."""
+    if value:
+        ctx.meta[param.name or ""] = value
+
+
+_COMMON: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("--json", {"is_flag": True, "help": "print one JSON object on stdout"}),
+    ("--plain", {"is_flag": True, "help": "no color, tab-separated tables"}),
+    ("-q --quiet", {"is_flag": True, "help": "print the answer and errors only"}),
+    ("--color", {"type": click.Choice(["auto", "always", "never"])}),
+    ("--no-progress", {"is_flag": True, "help": "no progress on stderr"}),
+    ("--hub", {"metavar": "URL", "help": "the hub, or its name in the settings file"}),
+    ("--debug", {"is_flag": True, "help": "show the traceback of an error"}),
+)
+
+
+@functools.cache
+def common_options() -> list[click.Parameter]:
+    """Return the options that every command and group takes."""
+    return [
+        click.Option(
+            [*flags.split(), f"common_{flags.split('--')[1].replace('-', '_')}"],
+            expose_value=False,
+            callback=_keep,
+            **settings,
+        )
+        for flags, settings in _COMMON
+    ]
+
+
+class _Helpful(click.Command):
+    """What commands and groups have in common: the common options, and help in the mode of the output."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        *own, help_option = super().get_params(ctx)
+        return [*own, *common_options(), help_option]
+
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.callback = _show_help
+        return option
+
+
+def _show_help(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        output, text = ctx.obj.output, ctx.get_help()
+        output.command = "help"
+        output.answer({"help": text}, text)
+        ctx.exit()
+
+
+class Command(_Helpful):
+    """A function that a line runs with what was typed; its own defaults hold for the rest."""
 
     def __init__(
         self,
         function: Callable[..., int | None],
-        parameters: Sequence[Parameter] = (),
-        *,
+        name: str | None = None,
         help: str | None = None,
+        params: Sequence[click.Parameter] | None = None,
     ) -> None:
-        """With `parameters` the function gets what was typed of them as its one argument."""
-        self._function, self._given = function, bool(parameters)
-        self.text = inspect.cleandoc(help or function.__doc__ or "")
-        self.parameters = list(parameters) or list(_parameters(function))
-        self.summary = " ".join(self.text.partition("\n\n")[0].split())
+        """With `params`, the function gets what was typed as its one argument."""
+        self._function, self._is_plain = function, params is None
+        super().__init__(
+            name or function.__name__.replace("_", "-"),
+            params=list(_parameters(function) if params is None else params),
+            help=inspect.cleandoc(help or function.__doc__ or ""),
+            context_settings=HELP,
+        )
 
-    def run(self, path: str, words: Sequence[str], show: Callable[[str], None]) -> int:
-        """Run a line, of which `path` are the words before these; `show` prints the help."""
-        if asked := _asked_help(words):
-            show(self.help(path, whole=asked == ALL))
-            return 0
-        try:
-            typed = self.parse(words)
-        except UsageError as error:
-            error.hint = error.hint or f"run `{path} --help`"
-            raise
-        if self._given:
-            return self._function(typed) or 0
-        return self._function(**_arguments(self._function, typed)) or 0
-
-    def parse(self, words: Sequence[str]) -> Typed:
-        """Return what was typed, by parameter; raises `UsageError` for a line that is wrong."""
-        typed, rest = Typed(), list(reversed(words))
-        places: list[str] = []
-        flags = {flag: each for each in self.parameters for flag in (*each.flags, *each.opposites)}
-        while rest:
-            word = rest.pop()
-            if word == "--":
-                places += reversed(rest)
-                break
-            if len(word) < 2 or word[0] != "-":
-                places.append(word)
-                continue
-            flag, equals, value = word.partition("=") if word[1] == "-" else (word[:2], word[2:], word[2:])
-            if flag not in flags:
-                raise _unknown(flag, flags)
-            one = flags[flag]
-            if one.is_flag:
-                if equals and word[1] == "-":
-                    raise UsageError(f"`{flag}` takes no value")
-                rest += [f"-{value}"] if value else []
-                typed[one.name] = flag not in one.opposites
-                continue
-            if not equals and one.said.alone is not None and (not rest or rest[-1].startswith("-")):
-                value = one.said.alone
-            elif not equals:
-                if not rest:
-                    raise UsageError(f"`{flag}` needs a value")
-                value = rest.pop()
-            _put(typed, one, value)
-        self._place(typed, places)
-        return typed
-
-    def _place(self, typed: Typed, words: list[str]) -> None:
-        """Give arguments their words, and refuse what is too much or too little."""
-        left = list(reversed(words))
-        for one in self.parameters:
-            while one.is_argument and left and (one.many or one.name not in typed):
-                _put(typed, one, left.pop())
-            if one.required and one.name not in typed:
-                raise UsageError(f"`{one.word}` is missing")
-        if left:
-            raise UsageError(f"`{left[-1]}` is one word too many")
-
-    def help(self, path: str, *, whole: bool) -> str:
-        """Return the help, `whole` with the options of all sections."""
-        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
-        for one in self.parameters:
-            if not one.said.hidden:
-                usual = "Arguments" if one.is_argument else "Options"
-                sections.setdefault(one.said.section or usual, []).append(one.row())
-        further = list(sections)[2:]
-        if further and not whole:
-            number = sum(len(sections.pop(name)) for name in further)
-            sections["Options"].append((ALL, f"{number} more: {', '.join(map(str.lower, further))}"))
-        sections["Options"].append((", ".join(HELP), "show this help"))
-        arguments = [one.usage() for one in self.parameters if one.is_argument]
-        return _page(" ".join([path, "[OPTIONS]", *arguments]), self.text, sections)
+    def invoke(self, ctx: click.Context) -> int | None:
+        """Call the function, and return its exit status."""
+        ctx.obj.begin(ctx)
+        typed = Typed(
+            (name, list(value) if isinstance(value, tuple) else value)
+            for name, value in ctx.params.items()
+            if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        )
+        return (
+            self._function(**_arguments(self._function, typed)) if self._is_plain else self._function(typed)
+        )
 
 
-class CommandGroup:
+class CommandGroup(_Helpful, click.Group):
     """Commands that are typed after a word."""
 
-    def __init__(self, help: str) -> None:
-        self.text = inspect.cleandoc(help)
-        self.commands: dict[str, CommandLine] = {}
+    def __init__(self, help: str, name: str | None = None) -> None:
+        super().__init__(name, help=inspect.cleandoc(help), context_settings=HELP)
 
-    def command(self, name: str | None = None) -> Callable[[Function], Function]:
+    def command(self, name: str | None = None) -> Callable[[Function], Function]:  # type: ignore[override]
         """Make a function a command of the group, by default of its own name."""
 
         def add(function: Function) -> Function:
-            self.commands[name or function.__name__.replace("_", "-")] = CommandLine(function)
+            self.add_command(Command(function, name))
             return function
 
         return add
 
-    def run(self, path: str, words: Sequence[str], show: Callable[[str], None]) -> int:
-        """Run the command that a line names first."""
-        name = words[0] if words else ""
-        if name in self.commands:
-            return self.commands[name].run(f"{path} {name}", words[1:], show)
-        if _asked_help(words[:1]):
-            show(self.help(path))
-            return 0
-        hint = did_you_mean(name, self.commands) or f"run `{path} --help`"
-        if not name:
-            raise UsageError(f"`{path}` needs a command", hint=hint)
-        raise UsageError(f"`{path}` has no command `{name}`", hint=hint, code="unknown_command")
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order in which they were declared."""
+        return list(self.commands)
 
-    def help(self, path: str) -> str:
-        """Return the help."""
-        rows = [(name, one.summary) for name, one in self.commands.items()]
-        return _page(f"{path} COMMAND [OPTIONS]", self.text, {"Commands": rows})
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Show the help if no command is named."""
+        return super().parse_args(ctx, args or ["--help"])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that a line names; raises `UsageError` with what may have been meant."""
+        if not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
+            words = self.meanings(ctx)
+            hint = (
+                did_you_mean(args[0], words, shown=words) or f"run `{ctx.command_path} --help` for the list"
+            )
+            message = f"`{ctx.command_path}` has no command `{args[0]}`"
+            raise UsageError(message, hint=hint, code="unknown_command")
+        return super().resolve_command(ctx, args)
+
+    def meanings(self, ctx: click.Context) -> Mapping[str, str]:
+        """Return the words that a mistyped command may mean, with what the hint shows for them."""
+        return {name: name for name in self.list_commands(ctx)}
+
+    def sections(self, ctx: click.Context) -> Mapping[str, Mapping[str, str]]:
+        """Return the titles of the help's lists of commands, with the names and summaries in each."""
+        summaries = {name: command.get_short_help_str(1000) for name, command in self.commands.items()}
+        return {"Commands": summaries}
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write whole summaries, without importing the commands."""
+        for title, rows in self.sections(ctx).items():
+            with formatter.section(title):
+                formatter.write_dl(list(rows.items()))
 
 
 @functools.cache
@@ -273,78 +274,55 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(function, eval_str=True)
 
 
-def _parameters(function: Callable[..., Any]) -> Iterator[Parameter]:
-    for each in _signature(function).parameters.values():
-        kind = each.annotation
+def _parameters(function: Callable[..., Any]) -> Iterator[click.Parameter]:
+    for parameter in _signature(function).parameters.values():
+        kind = parameter.annotation
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             yield from _parameters(kind)
         elif kind is not Typed:
-            kind, said, *_ = get_args(kind)
-            yield Parameter(each.name, kind, said, each.default)
+            kind, described, *_ = get_args(kind)
+            yield new_parameter(parameter.name, kind, described, parameter.default)
 
 
 def _arguments(function: Callable[..., Any], typed: Typed) -> dict[str, Any]:
     """Return what a function, or a dataclass among its parameters, is called with."""
-    given: dict[str, Any] = {}
-    for name, each in _signature(function).parameters.items():
-        kind = each.annotation
+    values: dict[str, Any] = {}
+    for name, parameter in _signature(function).parameters.items():
+        kind = parameter.annotation
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-            given[name] = kind(**_arguments(kind, typed))
+            values[name] = kind(**_arguments(kind, typed))
         elif kind is Typed:
-            given[name] = typed
+            values[name] = typed
         elif name in typed:
-            given[name] = typed[name]
-    return given
+            values[name] = typed[name]
+    return values
 
 
-def _put(typed: Typed, one: Parameter, word: str) -> None:
-    value = one.read(word)
-    typed[one.name] = [*typed.get(one.name, []), value] if one.many else value
+def explain_usage(error: click.UsageError, words: Sequence[str]) -> UsageError:
+    """Return what click refused as the user sees it; it names the flag that was typed."""
+    ctx = error.ctx
+    path = "wander" if ctx is None else ctx.command_path
+    hint, message = None, error.message.rstrip(".")
+    if isinstance(error, click.NoSuchOption):
+        message = f"there is no option `{error.option_name}`"
+        flags = [] if ctx is None else [flag for param in ctx.command.get_params(ctx) for flag in param.opts]
+        longer = [f"`{flag}`" for flag in flags if flag.startswith(error.option_name)]
+        hint = f"did you mean {' or '.join(longer)}?" if longer else did_you_mean(error.option_name, flags)
+    elif isinstance(error, click.BadParameter) and error.param is not None:
+        name = _typed_name(error.param, words)
+        missing = isinstance(error, click.MissingParameter)
+        message = f"`{name}` is missing" if missing else f"`{name}`: {message}"
+    return UsageError(message, hint=hint or f"run `{path} --help`")
 
 
-def _asked_help(words: Iterable[str]) -> str | None:
-    """Return the word of a line that asks for help."""
-    words = list(words)
-    words = words[: words.index("--")] if "--" in words else words
-    return next((word for word in words if word in (*HELP, ALL)), None)
+def _typed_name(param: click.Parameter, words: Sequence[str]) -> str:
+    if isinstance(param, click.Argument):
+        return param.human_readable_name
+    flags = (*param.opts, *param.secondary_opts)
+    typed = (flag for word in reversed(words) for flag in flags if _names(word, flag))
+    return next(typed, flags[0])
 
 
-def _unknown(flag: str, known: Iterable[str]) -> UsageError:
-    """Offer `--num-examples` for `--num`, rather than what is spelled alike."""
-    longer = [f"`{one}`" for one in known if one.startswith(flag)]
-    hint = f"did you mean {' or '.join(longer)}?" if longer else did_you_mean(flag, known)
-    return UsageError(f"there is no option `{flag}`", hint=hint)
-
-
-def _page(usage: str, text: str, sections: Mapping[str, Sequence[tuple[str, str]]]) -> str:
-    """Return a page of help; a paragraph that begins with a line of `\\b` keeps its lines."""
-    import textwrap
-
-    try:
-        columns = os.get_terminal_size().columns
-    except OSError:  # no terminal reads it
-        columns = 80
-    width = max(min(columns, 80) - 2, 50)
-    lines = textwrap.wrap(usage, width, initial_indent="Usage: ", subsequent_indent="         ")
-    for paragraph in text.split("\n\n"):
-        kept = paragraph.startswith("\b")
-        found = paragraph.splitlines()[1:] if kept else textwrap.wrap(" ".join(paragraph.split()), width - 2)
-        lines += ["", *(f"  {line}" for line in found)]
-    for title, rows in sections.items():
-        if rows:
-            lines += ["", f"{title}:", *_rows(rows, width)]
-    return "\n".join([*lines, "", COMMON_HELP])
-
-
-def _rows(rows: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
-    """Yield words and what they are for, in two columns."""
-    import textwrap
-
-    first = min(max(len(words) for words, _ in rows), 30) + 4
-    for words, about in rows:
-        lines = textwrap.wrap(about, width - first) or [""]
-        if len(words) + 4 > first:
-            yield f"  {words}"
-        else:
-            yield f"  {words:<{first - 2}}{lines.pop(0)}".rstrip()
-        yield from (f"{'':{first}}{line}" for line in lines)
+def _names(word: str, flag: str) -> bool:
+    """Tell whether a word of a line is this flag, with or without its value."""
+    return word.partition("=")[0] == flag if flag.startswith("--") else word.startswith(flag)

@@ -32,7 +32,7 @@ def test_a_walk_counts_and_shows_what_was_lost(
     number = rows["rollouts"][0]["number"]
     assert "You lose." in wander("view", "run", "--rollout", str(number)).out
 
-    replayed = wander("replay", "run", "--json")
+    replayed = wander("runs", "replay", "run", "--json")
     assert replayed.status == 0, replayed.err
     assert replayed.data["differing"] == 0
 

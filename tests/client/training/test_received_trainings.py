@@ -86,7 +86,7 @@ def test_a_received_fine_tuning_is_not_continued(rows: str, wander: Wander, home
     asked = FineTuning.model_validate({"rows": rows, "rows_sha256": "0" * 64, "settings": SFT})
     stored = {"command": asked.model_dump(mode="json"), "signature": None}
     (home / "sft" / "sft.json").write_text(json.dumps(stored))
-    refused = wander("sft", "--resume", "sft", "--json")
+    refused = wander("model", "sft", "--resume", "sft", "--json")
     assert refused.json["error"]["code"] == "foreign_record"
     assert rows in refused.json["error"]["detail"]
 

@@ -66,13 +66,13 @@ def tiny(wander: Wander, games: Path, home: Path) -> Path:
 
 
 def test_data_says_what_it_dropped(wander: Wander, games: Path, home: Path) -> None:
-    done = wander("data", str(games), "--where", "won==1", "--out", "rows.jsonl", "--json")
+    done = wander("runs", "data", str(games), "--where", "won==1", "--out", "rows.jsonl", "--json")
     data = done.data
     rows = [json.loads(line) for line in (home / "rows.jsonl").read_text().splitlines()]
     assert data["rollouts"] == 40
     assert 0 < data["kept"] == len(rows) < 40
     assert data["dropped"]["not won==1"] + data["dropped"].get("repeated conversation", 0) == 40 - len(rows)
-    nothing = wander("data", str(games), "--min-reward", "5", "--out", "none.jsonl")
+    nothing = wander("runs", "data", str(games), "--min-reward", "5", "--out", "none.jsonl")
     assert nothing.status == 1
     assert not (home / "none.jsonl").exists()
     assert "nothing is left of 40 rollouts" in nothing.err
@@ -95,19 +95,19 @@ def test_data_shows_and_balances_what_it_takes(wander: Wander, games: Path, home
 
 @pytest.mark.full
 def test_sft_holds_back_and_goes_on(wander: Wander, games: Path, tiny: Path, home: Path) -> None:
-    assert wander("data", str(games), "--out", "rows.jsonl").status == 0
+    assert wander("runs", "data", str(games), "--out", "rows.jsonl").status == 0
     words = ("sft", "rows.jsonl", "--model", "tiny", "--out", "sft", "--steps", "2")
     tuned = wander(*words, "--set", "schedule.eval_share=0.2")
     assert tuned.status == 0, tuned.err
     assert " held out " in tuned.out
-    ended = wander("sft", "--resume", "sft")
+    ended = wander("model", "sft", "--resume", "sft")
     assert ended.status != 0
     assert "has ended" in ended.err
-    assert wander("sft", "--resume", "sft", "--steps", "3").status == 2
-    assert wander("sft", "--resume", "none").status == 3
-    assert wander("sft", "rows.jsonl").status == wander("sft", "--out", "x").status == 2
+    assert wander("model", "sft", "--resume", "sft", "--steps", "3").status == 2
+    assert wander("model", "sft", "--resume", "none").status == 3
+    assert wander("model", "sft", "rows.jsonl").status == wander("model", "sft", "--out", "x").status == 2
     (home / "rows.jsonl").write_text("")
-    changed = wander("sft", "--resume", "sft")
+    changed = wander("model", "sft", "--resume", "sft")
     assert "not those that the run was started with" in changed.err
 
 
@@ -131,7 +131,7 @@ def test_wrong_words_are_usage_errors(wander: Wander, home: Path) -> None:
     assert wander("model", "pull", "gpt-7").status == 2
     assert wander("train").status == 2
     assert wander("train", "--resume", "nowhere").status == 3
-    missing = wander("sft", "none.jsonl", "--model", "smollm2", "--out", "s")
+    missing = wander("model", "sft", "none.jsonl", "--model", "smollm2", "--out", "s")
     assert missing.status != 0
     assert "`none.jsonl`" in missing.err
     unknown = wander("train", TICTACTOE, "--model", "./nowhere")
@@ -139,8 +139,8 @@ def test_wrong_words_are_usage_errors(wander: Wander, home: Path) -> None:
 
 
 def test_sft_then_train_then_resume(wander: Wander, games: Path, tiny: Path, home: Path) -> None:
-    assert wander("data", str(games), "--out", "rows.jsonl").status == 0
-    tuned = wander("sft", "rows.jsonl", "--model", "tiny", "--out", "sft", "--steps", "5", "--json")
+    assert wander("runs", "data", str(games), "--out", "rows.jsonl").status == 0
+    tuned = wander("model", "sft", "rows.jsonl", "--model", "tiny", "--out", "sft", "--steps", "5", "--json")
     assert tuned.data["steps"] == 5
     assert tuned.data["final_loss"] < tuned.data["first_loss"]
     assert (home / "sft" / "model" / "config.json").is_file()
@@ -273,6 +273,6 @@ def test_a_rollout_past_its_time_fails_and_its_step_ends(wander: Wander, tiny: P
 
 def test_sft_without_a_model_names_a_command_that_has_one(wander: Wander, home: Path) -> None:
     Path("my rows.jsonl").write_text("")
-    refused = wander("sft", "my rows.jsonl", "--out", "sft", "--json")
+    refused = wander("model", "sft", "my rows.jsonl", "--out", "sft", "--json")
     assert refused.status == 2
     assert "wander model sft 'my rows.jsonl' --model" in refused.json["error"]["hint"]

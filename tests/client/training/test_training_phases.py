@@ -226,7 +226,7 @@ def test_phases_run_in_one_process(
     assert (refused.status, "`phases.toml` has phases and needs a single process" in refused.err) == (2, True)
     assert not (home / "run").exists()
     assert "`--verify` needs a single process" in wander("train", "--verify", ".").err
-    assert "fine-tuning needs a single process" in wander("sft", "rows.jsonl", "--out", "run").err
+    assert "fine-tuning needs a single process" in wander("model", "sft", "rows.jsonl", "--out", "run").err
 
 
 def test_a_mixture_of_a_phase_names_its_environments_exactly(wander: Wander, home: Path) -> None:

@@ -13,7 +13,7 @@ from wander_client.errors import FAILED, OK, PARTIAL, UsageError
 from wander_client.evaluate.options import NEWEST, CommandFlags, EvaluationOptions
 from wander_client.evaluate.schema import parameters_in
 from wander_client.runs.shards import has_begun, require_no_shards
-from wander_client.terminal.command import CommandLine
+from wander_client.terminal.command import Command
 
 if TYPE_CHECKING:
     from wander.evals.run.runner import EvaluationResult
@@ -64,7 +64,7 @@ def evaluate(said: dict[str, Any]) -> int:
     return _play(settings, flags.out, flags, exactly="num_examples" in said)
 
 
-app = CommandLine(evaluate, parameters_in(EvaluationOptions, CommandFlags))
+app = Command(evaluate, "eval", params=parameters_in(EvaluationOptions, CommandFlags))
 
 
 def _require_together(said: dict[str, Any], flags: CommandFlags) -> None:

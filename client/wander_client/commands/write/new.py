@@ -8,7 +8,7 @@ from typing import Annotated
 from wander_client.context import current
 from wander_client.names import as_folder, parse_name
 from wander_client.packages.scaffold import KINDS, kinds_help, package_name, write_package
-from wander_client.terminal.command import Argument, CommandLine, Option
+from wander_client.terminal.command import Argument, Command, Option
 from wander_client.terminal.suggestions import choose
 
 _HELP = f"""Start an environment package that runs at once: module, README, test.
@@ -49,7 +49,7 @@ def new(
     )
 
 
-app = CommandLine(new, help=_HELP)
+app = Command(new, help=_HELP)
 
 
 def fork(
