@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
-import typer
 from chat_endpoint import chat_endpoint
 from live_hub import clean_environment, live_hub
 from machine import Machine
@@ -158,8 +158,10 @@ HUB_LATER = ("restore", "import", "user disable", "user enable", "user remove")
 
 def hub_commands(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     yield words
-    for name, below in getattr(command, "commands", {}).items():
-        yield from hub_commands(below, (*words, name))
+    if isinstance(command, click.Group):
+        ctx = click.Context(command)
+        for name in command.list_commands(ctx):
+            yield from hub_commands(command.get_command(ctx, name), (*words, name))
 
 
 def test_every_example_for_operators_works(tmp_path: Path) -> None:
@@ -173,7 +175,7 @@ def test_every_example_for_operators_works(tmp_path: Path) -> None:
         subprocess.run(["wander-hub", *words], env=environment, check=True, capture_output=True)
     found = [
         (" ".join(words), re.split(r" {2,}", line)[0])
-        for words in hub_commands(typer.main.get_command(app))
+        for words in hub_commands(app)
         for line in shown_by("wander-hub", *words)
     ]
     assert len(found) > 15

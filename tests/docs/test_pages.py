@@ -12,7 +12,6 @@ from pathlib import Path
 
 import click
 import pytest
-import typer
 from bundled_environments import needs_reasoning_gym
 from chat_endpoint import chat_endpoint
 from live_hub import clean_environment, free_port, live_hub
@@ -124,7 +123,7 @@ def commands(line: str) -> Iterator[list[str]]:
 def unknown_parts(words: list[str]) -> list[str]:
     """Return the options of a command that it does not have; all its words where there is no such command."""
     program, *rest = words
-    command: click.Command = LazyGroup() if program == "wander" else typer.main.get_command(hub_app)
+    command: click.Command = LazyGroup() if program == "wander" else hub_app
     ctx = click.Context(command, info_name=program)
     known = {"--help", "--version"}
     for word in rest:

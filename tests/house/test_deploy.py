@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
-import typer
 import yaml
 from wander.wire.gate import LOCK, MANIFEST
 from wander.wire.postings import MAX_CHUNK_BYTES
@@ -31,13 +31,15 @@ def test_every_setting_is_one_of_the_hub(file):
 
 
 def test_the_hub_and_its_workers_are_started_with_options_that_they_take():
-    commands = typer.main.get_command(app).commands
+    ctx = click.Context(app)
     started = [
         shlex.split(one.replace(",", " ")) for file in FILES for one in STARTS.findall(file.read_text())
     ]
     assert sorted(name for name, *_ in started) == ["serve", "serve", "serve", "work", "work"]
     for name, *words in started:
-        known = {option for param in commands[name].params for option in [*param.opts, *param.secondary_opts]}
+        command = app.get_command(ctx, name)
+        assert command is not None
+        known = {option for param in command.params for option in [*param.opts, *param.secondary_opts]}
         assert {word for word in words if word.startswith("--")} <= known
 
 

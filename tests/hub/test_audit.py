@@ -6,10 +6,10 @@ import json
 import sqlite3
 
 import pytest
+from click.testing import CliRunner
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from staged_uploads import published
-from typer.testing import CliRunner
 from wander_hub.cli.main import app as command
 from wander_hub.identity import HUB
 from wander_hub.runs.models import Run

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 from browsers import PASSWORD, browser, form, give_password
+from click.testing import CliRunner
 from sqlalchemy import select, update
-from typer.testing import CliRunner
 from wander_hub.accounts import repository as accounts
 from wander_hub.accounts import service
 from wander_hub.accounts.models import User

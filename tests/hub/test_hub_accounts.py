@@ -8,9 +8,9 @@ import sqlite3
 from datetime import datetime, timedelta
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 from wander_hub import names, security
 from wander_hub.accounts import repository, service
 from wander_hub.cli import main as cli

@@ -7,8 +7,8 @@ import os
 import time
 
 import pytest
+from click.testing import CliRunner
 from sqlalchemy import update
-from typer.testing import CliRunner
 from wander_hub.cli import main as cli
 from wander_hub.environments.models import Environment, File
 from wander_hub.fsck import check as fsck

@@ -9,11 +9,11 @@ from contextvars import Context
 
 import httpx
 import pytest
+from click.testing import CliRunner
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
-from typer.testing import CliRunner
 from wander_hub import app as hub_app
 from wander_hub.accounts.repository import user_named
 from wander_hub.app import create_app

@@ -6,7 +6,7 @@ import json
 import threading
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 from wander_hub.accounts import repository as accounts
 from wander_hub.accounts import service
 from wander_hub.cli.main import app as command

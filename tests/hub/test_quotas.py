@@ -7,9 +7,9 @@ import json
 from collections import Counter
 
 import pytest
+from click.testing import CliRunner
 from small_models import checkpoint
 from staged_uploads import StagedUpload, announced, pushed
-from typer.testing import CliRunner
 from wander_hub.audit import list_entries
 from wander_hub.cli.main import app as command
 

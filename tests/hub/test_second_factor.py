@@ -7,9 +7,9 @@ from datetime import timedelta
 
 import pytest
 from browsers import PASSWORD, browser, form, give_password
+from click.testing import CliRunner
 from pyotp import TOTP, parse_uri
 from sqlalchemy import select, text, update
-from typer.testing import CliRunner
 from wander_hub.accounts import repository as accounts
 from wander_hub.audit import list_entries
 from wander_hub.cli.main import app as command

@@ -11,10 +11,10 @@ from typing import Any
 import jwt
 import pytest
 from browsers import PASSWORD, browser, form, give_password
+from click.testing import CliRunner
 from cryptography.hazmat.primitives.asymmetric import rsa
 from sign_in_provider import CLIENT, SECRET, SignInProvider
 from sqlalchemy import func, select
-from typer.testing import CliRunner
 from wander_hub.accounts import repository as accounts
 from wander_hub.accounts.models import User
 from wander_hub.accounts.service import add_user

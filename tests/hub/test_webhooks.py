@@ -9,10 +9,10 @@ from datetime import timedelta
 from functools import partial
 
 import pytest
+from click.testing import CliRunner
 from sqlalchemy import select, update
 from standardwebhooks.webhooks import Webhook as StandardWebhook
 from standardwebhooks.webhooks import WebhookVerificationError
-from typer.testing import CliRunner
 from wander.wire.events import BoardEvent, LevelEvent, RunEvent, VerificationEvent, VersionEvent
 from wander_hub.accounts import repository as accounts
 from wander_hub.accounts.models import Membership

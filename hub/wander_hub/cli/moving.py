@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
+import click
 
 from wander_hub.cli.options import (
-    AsJson,
-    Data,
     by_command,
+    data_option,
+    json_option,
     open_database,
     print_row,
     read_settings,
@@ -18,12 +17,12 @@ from wander_hub.cli.options import (
 from wander_hub.storage import Storage
 
 
-def export(
-    file: Path,
-    owner: Annotated[str | None, typer.Option(help="only what this owner has")] = None,
-    data: Data = None,
-    as_json: AsJson = False,
-) -> None:
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--owner", help="only what this owner has")
+@data_option
+@json_option
+def export(file: Path, owner: str | None, data: Path | None, as_json: bool) -> None:
     """Write all environments, runs, boards and models into one archive, while the hub runs.
 
     Tokens, passwords, roles and the audit log stay behind; what is private does not.
@@ -43,20 +42,19 @@ def export(
     print_row(found, as_json, f"`{file}` holds {told}")
 
 
+@click.command("import")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--as", "under", metavar="OWNER", help="the owner that gets what one owner had")
+@click.option("--merge", is_flag=True, help="owners and users whose names are here are the same ones")
+@click.option(
+    "--unpacked",
+    type=click.IntRange(min=1),
+    help="bytes that its rows may unpack to  [default: 1 GiB and 100 times as many]",
+)
+@data_option
+@json_option
 def bring(
-    file: Path,
-    under: Annotated[
-        str | None, typer.Option("--as", metavar="OWNER", help="the owner that gets what one owner had")
-    ] = None,
-    merge: Annotated[
-        bool, typer.Option("--merge", help="owners and users whose names are here are the same ones")
-    ] = False,
-    unpacked: Annotated[
-        int | None,
-        typer.Option(help="bytes that its rows may unpack to  [default: 1 GiB and 100 times as many]", min=1),
-    ] = None,
-    data: Data = None,
-    as_json: AsJson = False,
+    file: Path, under: str | None, merge: bool, unpacked: int | None, data: Path | None, as_json: bool
 ) -> None:
     """Bring an archive into this hub, which may run and have other things already.
 

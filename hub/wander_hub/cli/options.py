@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+import click
 from sqlalchemy.orm import Session
 
 from wander_hub.audit import Origin, recorded
@@ -19,33 +19,21 @@ from wander_hub.database import Database, Result
 from wander_hub.identity import HUB
 from wander_hub.server.data_folder import NoHub
 from wander_hub.settings import Settings
-from wander_hub.storage import PRIVATE, folder_mode, make_data_folder
+from wander_hub.storage import folder_mode, make_data_folder
 
-Data = Annotated[
-    Path | None,
-    typer.Option(
-        "--data", help="folder of database and files  [default: wander-hub-data]", envvar="WANDER_HUB_DATA"
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
-
-
-def group(help: str) -> typer.Typer:
-    """Return an empty group of commands."""
-    return typer.Typer(
-        help=help,
-        no_args_is_help=True,
-        add_completion=False,
-        rich_markup_mode=None,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
+data_option = click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    envvar="WANDER_HUB_DATA",
+    help="folder of database and files  [default: wander-hub-data]",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="print JSON")
 
 
 def read_settings(**given: Any) -> Settings:
-    """Return the hub's settings, with the options that were given."""
+    """Return the hub's settings with the options of a command, and have files made with their rights."""
     settings = Settings(**{name: value for name, value in given.items() if value is not None})
-    if folder_mode(settings) != PRIVATE:
-        os.umask(0o777 & ~folder_mode(settings))
+    os.umask(0o777 & ~folder_mode(settings))
     return settings
 
 
@@ -79,18 +67,18 @@ def reading(data: Path | None) -> Iterator[Session]:
 
 def print_row(row: dict[str, Any], as_json: bool, text: str) -> None:
     """Print one result: as JSON, or the text."""
-    typer.echo(json.dumps(row) if as_json else text)
+    click.echo(json.dumps(row) if as_json else text)
 
 
 def print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
     """Print a list: as JSON, or as columns between tabs below their names."""
     if as_json:
-        typer.echo(json.dumps({"data": rows, "next": None}))
+        click.echo(json.dumps({"data": rows, "next": None}))
         return
     for number, row in enumerate(rows):
         if number == 0:
-            typer.echo("\t".join(row))
-        typer.echo("\t".join(_cell(value) for value in row.values()))
+            click.echo("\t".join(row))
+        click.echo("\t".join(_cell(value) for value in row.values()))
 
 
 def _cell(value: Any) -> str:
@@ -106,9 +94,9 @@ def confirm(word: str, what: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise typer.BadParameter(f"to {what}, pass --yes")
-    if typer.prompt(f"to {what}, type `{word}`", err=True) != word:
-        raise typer.Abort
+        raise click.BadParameter(f"to {what}, pass --yes")
+    if click.prompt(f"to {what}, type `{word}`", err=True) != word:
+        raise click.Abort
 
 
 def commit(action: str, change: Callable[[Session, Settings], Result], data: Path | None) -> Result:

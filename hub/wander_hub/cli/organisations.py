@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Literal
 
-import typer
+import click
 from sqlalchemy.orm import Session
 from wander.wire import Role
 
-from wander_hub.cli.options import AsJson, Data, commit, confirm, group, print_row, print_rows, reading
+from wander_hub.cli.options import commit, confirm, data_option, json_option, print_row, print_rows, reading
 from wander_hub.cli.people import find_user
 from wander_hub.identity import HUB
 
-organisation_app = group("Make, list and remove organisations, and say who belongs to them.")
+
+@click.group()
+def organisation() -> None:
+    """Make, list and remove organisations, and say who belongs to them."""
 
 
-@organisation_app.command("add")
-def add_organisation(
-    name: str,
-    owner: Annotated[str, typer.Option(help="user who owns it first")],
-    data: Data = None,
-    as_json: AsJson = False,
-) -> None:
+@organisation.command("add")
+@click.argument("name")
+@click.option("--owner", required=True, help="user who owns it first")
+@data_option
+@json_option
+def add_organisation(name: str, owner: str, data: Path | None, as_json: bool) -> None:
     """Make an organisation.
 
     \b
@@ -36,8 +39,10 @@ def add_organisation(
     print_row(row, as_json, f"made `{row['name']}`, owner: {owner}")
 
 
-@organisation_app.command("list")
-def list_organisations(data: Data = None, as_json: AsJson = False) -> None:
+@organisation.command("list")
+@data_option
+@json_option
+def list_organisations(data: Path | None, as_json: bool) -> None:
     """List the organisations; one without owners is left to administrators."""
     from wander_hub.people import organisations
 
@@ -49,16 +54,26 @@ def list_organisations(data: Data = None, as_json: AsJson = False) -> None:
     print_rows(rows, as_json)
 
 
-@organisation_app.command("members")
+@organisation.command("members")
+@click.argument("name")
+@click.option("--add", metavar="USER", help="give this user the role at once")
+@click.option(
+    "--role",
+    type=click.Choice(["reader", "maintainer", "owner"]),
+    default="maintainer",
+    show_default=True,
+    help="of who is added",
+)
+@click.option("--remove", metavar="USER", help="take this user's role")
+@data_option
+@json_option
 def show_members(
     name: str,
-    add: Annotated[str | None, typer.Option(metavar="USER", help="give this user the role at once")] = None,
-    role: Annotated[
-        Literal["reader", "maintainer", "owner"], typer.Option(help="of who is added")
-    ] = "maintainer",
-    remove: Annotated[str | None, typer.Option(metavar="USER", help="take this user's role")] = None,
-    data: Data = None,
-    as_json: AsJson = False,
+    add: str | None,
+    role: Literal["reader", "maintainer", "owner"],
+    remove: str | None,
+    data: Path | None,
+    as_json: bool,
 ) -> None:
     """List who belongs to an organisation and who is invited; give somebody a role, or take it.
 
@@ -92,13 +107,12 @@ def show_members(
     print_rows(rows, as_json)
 
 
-@organisation_app.command("remove")
-def remove_organisation(
-    name: str,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask for confirmation")] = False,
-    data: Data = None,
-    as_json: AsJson = False,
-) -> None:
+@organisation.command("remove")
+@click.argument("name")
+@click.option("--yes", "-y", is_flag=True, help="do not ask for confirmation")
+@data_option
+@json_option
+def remove_organisation(name: str, yes: bool, data: Path | None, as_json: bool) -> None:
     """End all roles, invitations, tokens and trust of an organisation. What it published stays, and its name.
 
     \b

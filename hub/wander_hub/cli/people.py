@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
 
-import typer
+import click
 from sqlalchemy.orm import Session
 
 from wander_hub import audit
 from wander_hub.accounts.models import User
 from wander_hub.accounts.repository import user_named
 from wander_hub.cli.options import (
-    AsJson,
-    Data,
     by_command,
     commit,
     confirm,
-    group,
+    data_option,
+    json_option,
     open_database,
     print_row,
     print_rows,
@@ -28,30 +26,34 @@ from wander_hub.cli.options import (
 from wander_hub.http.problems import HubProblem
 from wander_hub.server.data_folder import address_of
 
-user_app = group("Add and list users, and let them sign in.")
+
+@click.group()
+def user() -> None:
+    """Add and list users, and let them sign in."""
 
 
-@user_app.command("add")
-def add_user(
-    name: str,
-    admin: Annotated[bool, typer.Option("--admin", help="may do everything")] = False,
-    owner: Annotated[list[str] | None, typer.Option(help="also publish under this owner; may repeat")] = None,
-    data: Data = None,
-    as_json: AsJson = False,
-) -> None:
+@user.command("add")
+@click.argument("name")
+@click.option("--admin", is_flag=True, help="may do everything")
+@click.option("--owner", multiple=True, help="also publish under this owner; may repeat")
+@data_option
+@json_option
+def add_user(name: str, admin: bool, owner: tuple[str, ...], data: Path | None, as_json: bool) -> None:
     """Add a user, who may publish under the own name and the owners given."""
     from wander_hub.accounts import service
 
     with open_database(read_settings(data=data)) as database, database.write() as session:
         user = service.add_user(session, name, admin=admin)
-        owners = [user.name, *(service.add_member(session, one, user).name for one in owner or [])]
+        owners = [user.name, *(service.add_member(session, one, user).name for one in owner)]
         audit.record(session, by_command("user.add"), target=user.name, admin=admin, owners=owners)
         row = {"name": user.name, "admin": user.admin, "owners": owners}
     print_row(row, as_json, f"added `{row['name']}`, owners: {', '.join(owners)}")
 
 
-@user_app.command("list")
-def list_users(data: Data = None, as_json: AsJson = False) -> None:
+@user.command("list")
+@data_option
+@json_option
+def list_users(data: Path | None, as_json: bool) -> None:
     """List users and what they may publish under."""
     from wander_hub.accounts import repository
 
@@ -69,15 +71,12 @@ def list_users(data: Data = None, as_json: AsJson = False) -> None:
     print_rows(rows, as_json)
 
 
-@user_app.command("password")
-def set_password(
-    name: str,
-    link: Annotated[
-        bool, typer.Option("--link", help="print a link with which the user chooses it, once, within a week")
-    ] = False,
-    data: Data = None,
-    as_json: AsJson = False,
-) -> None:
+@user.command("password")
+@click.argument("name")
+@click.option("--link", is_flag=True, help="print a link with which the user chooses it, once, within a week")
+@data_option
+@json_option
+def set_password(name: str, link: bool, data: Path | None, as_json: bool) -> None:
     """Give a user a password, typed or read from standard input, or a link to choose one.
 
     Whoever is signed in with the present one is signed out.
@@ -103,7 +102,7 @@ def set_password(
             print_row({"name": name, "link": address}, as_json, address)
             return
         if sys.stdin.isatty():
-            word = typer.prompt("password", hide_input=True, confirmation_prompt=True, err=True)
+            word = click.prompt("password", hide_input=True, confirmation_prompt=True, err=True)
         else:
             word = sys.stdin.readline().rstrip("\r\n")
         kept = passwords.hash_password(word, name)
@@ -116,13 +115,12 @@ def set_password(
     print_row({"name": name}, as_json, f"`{name}` has a new password")
 
 
-@user_app.command("second-factor")
-def second_factor(
-    name: str,
-    remove: Annotated[bool, typer.Option("--remove", help="of who lost phone and recovery codes")] = False,
-    data: Data = None,
-    as_json: AsJson = False,
-) -> None:
+@user.command("second-factor")
+@click.argument("name")
+@click.option("--remove", is_flag=True, help="of who lost phone and recovery codes")
+@data_option
+@json_option
+def second_factor(name: str, remove: bool, data: Path | None, as_json: bool) -> None:
     """Tell whether a user signs in with a second factor, or have them sign in without one.
 
     \b
@@ -144,14 +142,15 @@ def second_factor(
     print_row({"name": name, "on": on}, as_json, f"the second factor of `{name}` is {'on' if on else 'off'}")
 
 
-@user_app.command("identity")
+@user.command("identity")
+@click.argument("name")
+@click.option("--link", metavar="SUBJECT", help="let them sign in as this one")
+@click.option("--unlink", metavar="SUBJECT", help="and no more as this one")
+@click.option("--issuer", help="[default: that of the setting]")
+@data_option
+@json_option
 def identities_of(
-    name: str,
-    link: Annotated[str | None, typer.Option(metavar="SUBJECT", help="let them sign in as this one")] = None,
-    unlink: Annotated[str | None, typer.Option(metavar="SUBJECT", help="and no more as this one")] = None,
-    issuer: Annotated[str | None, typer.Option(help="[default: that of the setting]")] = None,
-    data: Data = None,
-    as_json: AsJson = False,
+    name: str, link: str | None, unlink: str | None, issuer: str | None, data: Path | None, as_json: bool
 ) -> None:
     """List as whom a user signs in at the provider; link somebody there, or end that.
 
@@ -164,7 +163,7 @@ def identities_of(
     provider = read_settings(data=data).sign_in_provider
     place = issuer or (provider.issuer if provider is not None else None)
     if place is None and (link or unlink):
-        raise typer.BadParameter("set `WANDER_HUB_SIGN_IN_PROVIDER`, or pass --issuer")
+        raise click.BadParameter("set `WANDER_HUB_SIGN_IN_PROVIDER`, or pass --issuer")
 
     def change(session: Session, _: object) -> None:
         user = find_user(session, name)
@@ -180,8 +179,11 @@ def identities_of(
     print_rows([{"issuer": one.issuer, "subject": one.subject} for one in found], as_json)
 
 
-@user_app.command("disable")
-def disable_user(name: str, data: Data = None, as_json: AsJson = False) -> None:
+@user.command("disable")
+@click.argument("name")
+@data_option
+@json_option
+def disable_user(name: str, data: Path | None, as_json: bool) -> None:
     """Let a user in no more: tokens, sessions and codes end at once; roles wait.
 
     \b
@@ -190,8 +192,11 @@ def disable_user(name: str, data: Data = None, as_json: AsJson = False) -> None:
     _change("user.disable", "disabled", name, data, as_json)
 
 
-@user_app.command("enable")
-def enable_user(name: str, data: Data = None, as_json: AsJson = False) -> None:
+@user.command("enable")
+@click.argument("name")
+@data_option
+@json_option
+def enable_user(name: str, data: Path | None, as_json: bool) -> None:
     """Let a disabled user in again, with the roles of before and new tokens.
 
     \b
@@ -200,13 +205,12 @@ def enable_user(name: str, data: Data = None, as_json: AsJson = False) -> None:
     _change("user.enable", "enabled", name, data, as_json)
 
 
-@user_app.command("remove")
-def remove_user(
-    name: str,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask for confirmation")] = False,
-    data: Data = None,
-    as_json: AsJson = False,
-) -> None:
+@user.command("remove")
+@click.argument("name")
+@click.option("--yes", "-y", is_flag=True, help="do not ask for confirmation")
+@data_option
+@json_option
+def remove_user(name: str, yes: bool, data: Path | None, as_json: bool) -> None:
     """Remove a user for good. What they published stays, and nobody is given the name again.
 
     \b

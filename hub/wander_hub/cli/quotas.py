@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
 
-import typer
+import click
 from pydantic import ByteSize, TypeAdapter, ValidationError
 from wander.wire.people import Allowance, NewQuota, OwnerQuota
 
-from wander_hub.cli.options import AsJson, Data, commit, group, print_row, print_rows, read_settings, reading
+from wander_hub.cli.options import (
+    commit,
+    data_option,
+    json_option,
+    print_row,
+    print_rows,
+    read_settings,
+    reading,
+)
 from wander_hub.identity import HUB
 
-quota_app = group("Say how much owners may have: stored bytes, versions, runs.")
+Function = TypeVar("Function", bound=Callable[..., Any])
+_Limit = str | int | None
 _KINDS = ("stored_bytes", "versions", "runs")
 
 
@@ -21,16 +32,29 @@ def _limit(word: str) -> str | int | None:
     try:
         return int(TypeAdapter(ByteSize).validate_python(word))
     except ValidationError:
-        raise typer.BadParameter(f"`{word}` is no number, `10GiB`, `unlimited` or `default`") from None
+        raise click.BadParameter(f"`{word}` is no number, `10GiB`, `unlimited` or `default`") from None
 
 
-Limit = Annotated[
-    str, typer.Option(parser=_limit, metavar="LIMIT", help="a number, `10GiB`, `unlimited` or `default`")
-]
+def _limit_option(kind: str) -> Callable[[Function], Function]:
+    return click.option(
+        f"--{kind.replace('_', '-')}",
+        type=_limit,
+        metavar="LIMIT",
+        default="default",
+        help="a number, `10GiB`, `unlimited` or `default`",
+    )
 
 
-@quota_app.command("show")
-def show_quota(owner: str, data: Data = None, as_json: AsJson = False) -> None:
+@click.group()
+def quota() -> None:
+    """Say how much owners may have: stored bytes, versions, runs."""
+
+
+@quota.command("show")
+@click.argument("owner")
+@data_option
+@json_option
+def show_quota(owner: str, data: Path | None, as_json: bool) -> None:
     """Show what an owner has and may have.
 
     \b
@@ -42,14 +66,15 @@ def show_quota(owner: str, data: Data = None, as_json: AsJson = False) -> None:
         _print(service.of_owner(session, read_settings(data=data), HUB, owner), as_json)
 
 
-@quota_app.command("set")
+@quota.command("set")
+@click.argument("owner")
+@_limit_option("stored_bytes")
+@_limit_option("versions")
+@_limit_option("runs")
+@data_option
+@json_option
 def set_quota(
-    owner: str,
-    stored_bytes: Limit = "default",
-    versions: Limit = "default",
-    runs: Limit = "default",
-    data: Data = None,
-    as_json: AsJson = False,
+    owner: str, stored_bytes: _Limit, versions: _Limit, runs: _Limit, data: Path | None, as_json: bool
 ) -> None:
     """Give an owner limits of its own; what is not given is as the hub's settings say.
 
@@ -65,8 +90,10 @@ def set_quota(
     _print(changed, as_json)
 
 
-@quota_app.command("list")
-def list_quotas(data: Data = None, as_json: AsJson = False) -> None:
+@quota.command("list")
+@data_option
+@json_option
+def list_quotas(data: Path | None, as_json: bool) -> None:
     """List the owners with limits of their own."""
     from wander_hub.quotas import service
 

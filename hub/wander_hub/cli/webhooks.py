@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Any
 
-import typer
+import click
 from sqlalchemy.orm import Session
 
-from wander_hub.cli.options import AsJson, Data, commit, group, print_row, print_rows, reading
+from wander_hub.cli.options import commit, data_option, json_option, print_row, print_rows, reading
 from wander_hub.identity import HUB
 from wander_hub.settings import Settings
 
-webhook_app = group("Tell other programs of what happens on the hub.")
-Owner = Annotated[str | None, typer.Option(help="whose; without it those of the hub, for all that is public")]
-Event = Annotated[list[str] | None, typer.Option(help="such as `run.posted`; may repeat  [default: all]")]
+owner_option = click.option("--owner", help="whose; without it those of the hub, for all that is public")
 
 
-@webhook_app.command("list")
-def list_webhooks(owner: Owner = None, data: Data = None, as_json: AsJson = False) -> None:
+@click.group()
+def webhook() -> None:
+    """Tell other programs of what happens on the hub."""
+
+
+@webhook.command("list")
+@owner_option
+@data_option
+@json_option
+def list_webhooks(owner: str | None, data: Path | None, as_json: bool) -> None:
     """List webhooks, without their secrets."""
     from wander_hub.webhooks import service
 
@@ -26,14 +33,20 @@ def list_webhooks(owner: Owner = None, data: Data = None, as_json: AsJson = Fals
     print_rows(rows, as_json)
 
 
-@webhook_app.command("add")
+@webhook.command("add")
+@click.argument("url")
+@owner_option
+@click.option("--environment", help="of the owner; all without it")
+@click.option("--event", multiple=True, help="such as `run.posted`; may repeat  [default: all]")
+@data_option
+@json_option
 def add_webhook(
     url: str,
-    owner: Owner = None,
-    environment: Annotated[str | None, typer.Option(help="of the owner; all without it")] = None,
-    event: Event = None,
-    data: Data = None,
-    as_json: AsJson = False,
+    owner: str | None,
+    environment: str | None,
+    event: tuple[str, ...],
+    data: Path | None,
+    as_json: bool,
 ) -> None:
     """Add a webhook and print the secret that signs what it is told; it cannot be shown again.
 
@@ -44,7 +57,7 @@ def add_webhook(
 
     from wander_hub.webhooks import service
 
-    given = {"url": url, "owner": owner, "environment": environment, "events": event or []}
+    given: dict[str, Any] = {"url": url, "owner": owner, "environment": environment, "events": list(event)}
     wanted = NewWebhook.model_validate(given)
 
     def add(session: Session, settings: Settings) -> dict[str, Any]:
@@ -55,8 +68,11 @@ def add_webhook(
     print_row(row, as_json, f"webhook {row['id']}: {row['secret']}")
 
 
-@webhook_app.command("remove")
-def remove_webhook(number: int, data: Data = None, as_json: AsJson = False) -> None:
+@webhook.command("remove")
+@click.argument("number", type=int)
+@data_option
+@json_option
+def remove_webhook(number: int, data: Path | None, as_json: bool) -> None:
     """Remove a webhook with its deliveries."""
     from wander_hub.webhooks import service
 
@@ -64,8 +80,11 @@ def remove_webhook(number: int, data: Data = None, as_json: AsJson = False) -> N
     print_row(row.model_dump(mode="json"), as_json, f"removed webhook {number}")
 
 
-@webhook_app.command("test")
-def try_webhook(number: int, data: Data = None, as_json: AsJson = False) -> None:
+@webhook.command("test")
+@click.argument("number", type=int)
+@data_option
+@json_option
+def try_webhook(number: int, data: Path | None, as_json: bool) -> None:
     """Have `webhook.test` delivered by the running hub; `deliveries` tells how that ends."""
     from wander_hub.webhooks import service
 
@@ -73,13 +92,12 @@ def try_webhook(number: int, data: Data = None, as_json: AsJson = False) -> None
     print_row(row.model_dump(mode="json"), as_json, f"delivery {row.id} waits")
 
 
-@webhook_app.command("deliveries")
-def list_deliveries(
-    number: int,
-    limit: Annotated[int, typer.Option(min=1, max=10_000)] = 20,
-    data: Data = None,
-    as_json: AsJson = False,
-) -> None:
+@webhook.command("deliveries")
+@click.argument("number", type=int)
+@click.option("--limit", type=click.IntRange(min=1, max=10000), default=20, show_default=True)
+@data_option
+@json_option
+def list_deliveries(number: int, limit: int, data: Path | None, as_json: bool) -> None:
     """List what was and is to be delivered to a webhook, the newest first."""
     from wander_hub.webhooks import service
 
@@ -88,8 +106,12 @@ def list_deliveries(
     print_rows([one.model_dump(mode="json") for one in page.data], as_json)
 
 
-@webhook_app.command("redeliver")
-def redeliver(number: int, delivery: int, data: Data = None, as_json: AsJson = False) -> None:
+@webhook.command("redeliver")
+@click.argument("number", type=int)
+@click.argument("delivery", type=int)
+@data_option
+@json_option
+def redeliver(number: int, delivery: int, data: Path | None, as_json: bool) -> None:
     """Have a delivery made again now."""
     from wander_hub.webhooks import service
 

@@ -1,0 +1,101 @@
+"""Commands on API tokens: `wander-hub token`."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import click
+from wander.wire import TOKEN_SCOPES
+
+from wander_hub import audit
+from wander_hub.cli.options import (
+    by_command,
+    data_option,
+    json_option,
+    open_database,
+    print_row,
+    print_rows,
+    read_settings,
+    reading,
+)
+from wander_hub.cli.people import find_user
+
+
+@click.group()
+def token() -> None:
+    """Create, list and revoke API tokens."""
+
+
+@token.command("create")
+@click.argument("user")
+@click.option("--name", default="command line", show_default=True, help="what the token is for")
+@click.option(
+    "--scope",
+    multiple=True,
+    type=click.Choice(TOKEN_SCOPES),
+    help="what it may do; may repeat  [default: all]",
+)
+@click.option(
+    "--days", type=click.IntRange(min=1, max=3650), help="days until it expires  [default: it does not]"
+)
+@data_option
+@json_option
+def create_token(
+    user: str, name: str, scope: tuple[str, ...], days: int | None, data: Path | None, as_json: bool
+) -> None:
+    """Create a token for a user and print it; it cannot be shown again.
+
+    \b
+    wander-hub token create ada --scope publish --days 30
+    """
+    from wander_hub.rights.tokens import make_token
+
+    with open_database(read_settings(data=data)) as database, database.write() as session:
+        found = find_user(session, user)
+        lifetime = timedelta(days=days) if days is not None else None
+        scopes = scope or TOKEN_SCOPES
+        secret, token = make_token(session, found.id, name, scopes=scopes, lifetime=lifetime)
+        told = {"user": user, "name": name, "scopes": sorted(scopes), "days": days}
+        audit.record(session, by_command("token.create"), target=token.prefix, **told)
+    print_row({"user": user, "name": name, "token": secret}, as_json, secret)
+
+
+@token.command("list")
+@click.option("--user", help="only this user's")
+@data_option
+@json_option
+def list_tokens(user: str | None, data: Path | None, as_json: bool) -> None:
+    """List tokens by their prefix; secrets are not kept."""
+    from wander_hub.rights import repository
+
+    with reading(data) as session:
+        rows = [
+            {
+                "prefix": token.prefix,
+                "user": token.user.name,
+                "name": token.name,
+                "scopes": token.scope,
+                "expires_at": token.expires_at.isoformat() if token.expires_at else None,
+                "created_at": token.created_at.isoformat(),
+                "last_used_at": token.last_used_at.isoformat() if token.last_used_at else None,
+                "revoked": token.revoked_at is not None,
+            }
+            for token in repository.tokens_of(session, user)
+        ]
+    print_rows(rows, as_json)
+
+
+@token.command("revoke")
+@click.argument("prefix")
+@data_option
+@json_option
+def revoke_token(prefix: str, data: Path | None, as_json: bool) -> None:
+    """Revoke the token with this prefix, as `token list` shows it."""
+    from wander_hub.rights import tokens
+
+    with open_database(read_settings(data=data)) as database, database.write() as session:
+        token = tokens.revoke_token(session, prefix)
+        row = {"prefix": token.prefix, "revoked": True}
+        audit.record(session, by_command("token.revoke"), target=token.prefix, user=token.user.name)
+    print_row(row, as_json, f"revoked `{row['prefix']}`")
