@@ -64,7 +64,7 @@ class Settings:
     serve_python: str | None = None
     """The Python that has vLLM, for `wander eval --serve vllm`."""
     reasoning: str | None = None
-    """Whether models get their earlier reasoning back, as `wander eval --reasoning` says it."""
+    """Whether models get their earlier reasoning back, as the setting `reasoning` of `wander eval` says."""
     notice_seconds: float = NOTICE_SECONDS
     """Seconds without progress after which a rollout is named."""
     prices: Mapping[str, object] = field(default_factory=dict)

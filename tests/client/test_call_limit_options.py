@@ -13,7 +13,7 @@ from wander_client.evaluate.progress import rate_limit_note
 
 
 def test_calls_are_counted_and_told(wander: Wander, folder: Path) -> None:
-    words = ("-n", "4", "--concurrency", "2", "--max-rollouts", "3")
+    words = ("-n", "4", "--concurrency", "2", "--set", "max_rollouts=3")
     with chat_endpoint(lambda messages: "x") as endpoint:
         asked = ("eval", str(folder), "-m", "echo", "-b", endpoint.base_url, *words)
         told = wander(*asked)
@@ -25,7 +25,7 @@ def test_calls_are_counted_and_told(wander: Wander, folder: Path) -> None:
 
 
 def test_a_bound_below_one_is_refused(wander: Wander, folder: Path) -> None:
-    result = wander("eval", str(folder), "-m", "scripted:say_env:solver", "--max-rollouts", "0")
+    result = wander("eval", str(folder), "-m", "scripted:say_env:solver", "--set", "max_rollouts=0")
     assert result.status == 2
 
 

@@ -55,15 +55,15 @@ def test_an_argument_is_the_value_that_json_or_python_writes_so(word: str, value
 
 
 def test_arguments_reach_the_environment(wander: Wander, folder: Path) -> None:
-    by_pair = evaluate(wander, folder, "solver", "--all", "-a", "size=3", "--json")
-    by_object = evaluate(wander, folder, "solver", "--all", "--args", '{"size": 3}', "--json")
+    by_pair = evaluate(wander, folder, "solver", "-n", "all", "-a", "size=3", "--json")
+    by_object = evaluate(wander, folder, "solver", "-n", "all", "--set", "arguments={size = 3}", "--json")
     assert by_pair.data["summary"]["rollouts"] == by_object.data["summary"]["rollouts"] == 3
     assert by_pair.data["environment"]["arguments"] == {"size": 3}
 
 
 def test_in_process_gives_the_same_result(wander: Wander, folder: Path) -> None:
     outside = evaluate(wander, folder, "breaks_on_three", "--json").data["summary"]
-    inside = evaluate(wander, folder, "breaks_on_three", "--in-process", "--json").data["summary"]
+    inside = evaluate(wander, folder, "breaks_on_three", "--set", "in_process=true", "--json").data["summary"]
     for summary in (outside, inside):
         for name in ("seconds_mean", "usage"):
             summary.pop(name)
@@ -89,11 +89,19 @@ def test_a_bad_row_fails_alone_unless_strict(wander: Wander, folder: Path, in_pr
     module.write_text(
         module.read_text().replace("    return Single", "    rows[2]['x'] = [chr(0xd800)]\n    return Single")
     )
-    words = ["eval", str(folder), "-m", "scripted:say_env:solver", "-n", "4", *["--in-process"] * in_process]
+    words = [
+        "eval",
+        str(folder),
+        "-m",
+        "scripted:say_env:solver",
+        "-n",
+        "4",
+        *["--set", "in_process=true"] * in_process,
+    ]
     done = wander(*words, "--json")
     assert (done.status, done.data["summary"]["failed"], done.data["summary"]["rollouts"]) == (6, 1, 4)
     assert "row 2 of the eval dataset: column `x`" in " ".join(done.json["warnings"])
-    refused = wander(*words, "--strict", "--out", "strict")
+    refused = wander(*words, "--set", "strict=true", "--out", "strict")
     assert (refused.status, Path("strict", "rollouts.jsonl").exists()) == (1, False)
     assert "row 2 of the eval dataset: column `x`" in refused.err
 
@@ -146,7 +154,7 @@ def test_an_endpoint_is_asked_with_the_key_of_its_variable(
     with chat_endpoint(lambda messages: messages[-1]["content"].removeprefix("say ")) as endpoint:
         result = wander(
             "eval", str(folder), "-m", "echo", "-b", endpoint.base_url, "-n", "5", "-t", "0.5",
-            "--max-tokens", "9", "--sampling", '{"min_p": 0.1}', "--key-variable", "MY_KEY", "--json",
+            "--max-tokens", "9", "--set", "sampling.min_p=0.1", "--set", "key_variable=MY_KEY", "--json",
         )  # fmt: skip
     assert result.data["summary"]["reward_mean"] == 1.0
     assert result.data["model"]["base_url"] == endpoint.base_url
@@ -174,7 +182,7 @@ def test_an_endpoint_that_is_down_means_status_5(wander: Wander, folder: Path) -
 
 def test_an_endpoint_that_answers_garbage_means_status_5(wander: Wander, folder: Path) -> None:
     with chat_endpoint(lambda messages: b'{"hello": 1}') as endpoint:
-        result = wander("eval", str(folder), "-m", "x", "-b", endpoint.base_url, "--all", "--json")
+        result = wander("eval", str(folder), "-m", "x", "-b", endpoint.base_url, "-n", "all", "--json")
     assert result.status == 5
 
 
@@ -188,10 +196,9 @@ def test_an_endpoint_that_answers_garbage_means_status_5(wander: Wander, folder:
         (["eval", "./say-env", "-m", "x", "--split", "test"], 2, "--split test"),
         (["eval", "./say-env", "-m", "x", "-n", "0"], 2, "-n"),
         (["eval", "./say-env", "-m", "x", "-a", "size"], 2, "KEY=VALUE"),
-        (["eval", "./say-env", "-m", "x", "--args", "[1]"], 2, "no JSON object"),
-        (["eval", "./say-env", "-m", "x", "--args", "{"], 2, "no JSON"),
-        (["eval", "./say-env", "-m", "x", "--top-p", "7"], 2, "top_p"),
-        (["eval", "./say-env", "-m", "x", "--sampling", "3"], 2, "not a JSON object"),
+        (["eval", "./say-env", "-m", "x", "--set", "arguments=[1]"], 2, "`arguments`"),
+        (["eval", "./say-env", "-m", "x", "--set", "sampling.top_p=7"], 2, "top_p"),
+        (["eval", "./say-env", "-m", "x", "--set", "sampling=3"], 2, "not a table"),
         (["eval", "./say-env", "-m", "gpt-x"], 4, "OPENAI_API_KEY"),
         (["eval", "./say-env", "-m", "x", "-b", "nowhere"], 2, "no endpoint URL"),
         (["eval", "./say-env", "-m", "./no-model"], 3, "no-model"),

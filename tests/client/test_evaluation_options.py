@@ -38,9 +38,9 @@ def test_prices_come_from_the_option_or_the_settings_file(wander: Wander, folder
         words = ("eval", "./say-env", "-m", "echo", "-b", endpoint.base_url, "-c", "1", "--json")
         unknown = wander(*words, "--budget-usd", "1")
         assert "needs the model's prices" in unknown.json["error"]["message"]
-        bad = wander(*words, "--price", "cheap")
-        assert (bad.status, bad.json["error"]["message"]) == (2, "`--price cheap` is not a price")
-        by_option = wander(*words, "--price", "1000/0", "--budget-usd", "0.025")
+        bad = wander(*words, "--set", "prices=cheap")
+        assert (bad.status, bad.json["error"]["message"]) == (2, "`prices`: `cheap` is not a price")
+        by_option = wander(*words, "--set", "prices=1000/0", "--budget-usd", "0.025")
         assert by_option.data["summary"]["rollouts"] == 3
         assert by_option.data["spending"]["usd"] == pytest.approx(0.03)
         (home / "config").mkdir()
@@ -63,7 +63,19 @@ def test_only_failed_repeats_what_failed(wander: Wander, folder: Path, home: Pat
 
 def test_the_cache_answers_the_second_run_and_is_on_record(wander: Wander, folder: Path, home: Path) -> None:
     with chat_endpoint(echo) as endpoint:
-        words = ("eval", "./say-env", "-m", "echo", "-b", endpoint.base_url, "-r", "2", "--cache", "--json")
+        words = (
+            "eval",
+            "./say-env",
+            "-m",
+            "echo",
+            "-b",
+            endpoint.base_url,
+            "-r",
+            "2",
+            "--set",
+            "cache=true",
+            "--json",
+        )
         first = wander(*words)
         asked = len(endpoint.requests)
         assert asked == 16, "what is sampled is asked for each rollout"
@@ -83,33 +95,33 @@ def test_the_cache_answers_the_second_run_and_is_on_record(wander: Wander, folde
 
 @pytest.mark.full
 def test_strata_and_shuffle_choose_the_examples(wander: Wander, folder: Path, home: Path) -> None:
-    refused = wander("eval", "./say-env", "-m", "scripted:say_env:solver", "--strata", "--json")
+    refused = wander("eval", "./say-env", "-m", "scripted:say_env:solver", "--set", "strata=true", "--json")
     assert refused.json["error"]["message"] == "`say-env` declares no strata to choose its examples from"
     module = ENVIRONMENT.replace('"answer": str(n)}', '"answer": str(n), "stratum": int(n > 5)}')
     (folder / "say_env.py").write_text(
         module.replace("SingleTurnEnv(dataset", "SingleTurnEnv(strata=2, dataset")
     )
     words = ("eval", "./say-env", "-m", "scripted:say_env:solver", "-n", "4", "--json")
-    dry = wander(*words, "--strata", "--dry-run").data["evaluations"][0]
+    dry = wander(*words, "--set", "strata=true", "--dry-run").data["evaluations"][0]
     assert dry["strata"] == {"0": 2, "1": 2}
-    result = wander(*words, "--strata")
+    result = wander(*words, "--set", "strata=true")
     manifest = json.loads((Path(result.data["run_dir"]) / "run.json").read_text())
     assert (manifest["example_ids"], manifest["choice"]) == (["0", "6", "1", "7"], "strata")
-    shuffled = wander(*words, "--shuffle", "--seed", "3")
+    shuffled = wander(*words, "--set", "shuffle=true", "--seed", "3")
     manifest = json.loads((Path(shuffled.data["run_dir"]) / "run.json").read_text())
     assert manifest["choice"] == "shuffled"
-    refused = wander("eval", "--resume", shuffled.data["run_dir"], "--strata", "--json")
-    assert refused.json["error"]["detail"] == "`--strata`: the run was started without it"
+    refused = wander("eval", "--resume", shuffled.data["run_dir"], "--set", "strata=true", "--json")
+    assert refused.json["error"]["detail"] == "`strata`: asked for `true`, the run has `false`"
 
 
 def test_a_judge_is_named_by_options(wander: Wander, folder: Path) -> None:
-    words = ("eval", "./say-env", "-m", "scripted:say_env:solver", "--judge-model", "j", "--json")
+    words = ("eval", "./say-env", "-m", "scripted:say_env:solver", "-a", "judge_model=j", "--json")
     refused = wander(*words)
     assert "there is no argument `judge_model`" in refused.json["error"]["message"]
     module = folder / "say_env.py"
     taken = "size: int = 8, judge_model: str = '', judge_base_url: str = ''"
     module.write_text(module.read_text().replace("size: int = 8", taken))
-    result = wander(*words, "--judge-base-url", "http://127.0.0.1:9/v1")
+    result = wander(*words, "-a", "judge_base_url=http://127.0.0.1:9/v1")
     assert result.data["environment"]["arguments"] == {
         "judge_model": "j",
         "judge_base_url": "http://127.0.0.1:9/v1",
@@ -128,7 +140,7 @@ def test_a_call_that_takes_too_long_is_made_again(wander: Wander, folder: Path) 
 
     with chat_endpoint(hangs_once) as endpoint:
         try:
-            words = ("-m", "echo", "-b", endpoint.base_url, "-n", "1", "--call-timeout", "1.5", "--json")
+            words = ("-m", "echo", "-b", endpoint.base_url, "-n", "1", "--set", "call_timeout=1.5", "--json")
             result = wander("eval", "./say-env", *words)
         finally:
             let_go.set()
@@ -150,7 +162,17 @@ def test_a_mistyped_model_is_told_before_the_run(wander: Wander, folder: Path, h
 
 def test_turns_are_left_out_of_what_models_in_this_process_see_alone(wander: Wander, folder: Path) -> None:
     with chat_endpoint(echo) as endpoint:
-        words = ("eval", "./say-env", "-m", "echo", "-b", endpoint.base_url, "--compact-at", "99", "--json")
+        words = (
+            "eval",
+            "./say-env",
+            "-m",
+            "echo",
+            "-b",
+            endpoint.base_url,
+            "--set",
+            "sampling.compact_at=99",
+            "--json",
+        )
         refused = wander(*words)
         asked = [one for one in endpoint.requests if "compact_at" in str(one)]
     assert refused.status != 0

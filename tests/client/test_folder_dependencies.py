@@ -71,7 +71,7 @@ def test_the_dependencies_are_installed_once(
     checked = wander("check", "./lucky", "--json")
     assert {one["id"]: one["status"] for one in checked.data["checks"]}["load.works"] == "pass"
     assert wander("cache", "list", "--json").data[0]["state"] == "unreferenced"
-    inside = wander("eval", "./lucky", "-m", "scripted:lucky:solver", "-n", "1", "--in-process")
+    inside = wander("eval", "./lucky", "-m", "scripted:lucky:solver", "-n", "1", "--set", "in_process=true")
     assert inside.status == 2
     assert f"uv pip install --python {sys.executable} " in inside.err
 

@@ -32,7 +32,7 @@ def stuck(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_an_evaluation_names_the_example_and_the_place(wander: Wander, stuck: Path) -> None:
-    words = ("-m", "scripted:say_env:solver", "-n", "4", "--rollout-timeout", "3", "--json")
+    words = ("-m", "scripted:say_env:solver", "-n", "4", "--set", "rollout_timeout=3", "--json")
     done = wander("eval", str(stuck), *words)
     named = [each for each in done.json["warnings"] if "`right`" in each]
     assert len(named) == 1
@@ -75,7 +75,7 @@ def test_a_training_run_bounds_its_rollouts_in_all_its_workers(workers: Any) -> 
     ("share", "seconds", "processes", "in_process", "advice"),
     [
         (0.5, 30.0, 1, False, "--workers"),
-        (0.5, 30.0, 1, True, "--in-process"),
+        (0.5, 30.0, 1, True, "in_process"),
         (0.5, 30.0, 64, False, "asynchronous"),
         (0.1, 30.0, 1, False, None),
         (0.9, 1.0, 1, False, None),

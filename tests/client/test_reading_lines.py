@@ -108,7 +108,7 @@ def test_a_group_leads_to_its_commands(home: Path, capsys: pytest.CaptureFixture
         run(group, ["--help"])
     assert "  show  Show a run." in capsys.readouterr().out
     with pytest.raises(UsageError) as refused:
-        run(group, ["shwo"])
+        run(group, ["sho"])
     assert (refused.value.code, refused.value.hint) == ("unknown_command", "did you mean `show`?")
 
 

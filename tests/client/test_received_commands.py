@@ -77,7 +77,7 @@ ASKS: dict[str, dict[str, Any]] = {
     "a program that serves": {"model": "./m", "serve": "vllm", "serve_python": "@PROGRAM@"},
     "arguments of a server": {"model": "./m", "serve": "vllm", "serve_args": ["--plugin=@PROGRAM@"]},
     "a worker and a file": {"worker_addresses": ["tcp://127.0.0.1:9"], "worker_token_file": "/etc/hostname"},
-    "variables": {"pass_environ": ["SECRET_KEY"], "model": SOLVER},
+    "variables": {"pass_env": ["SECRET_KEY"], "model": SOLVER},
     "another folder": {"environment": "@EVIL@"},
     "a player": {"players": {"other": "@EVIL@"}},
     "code of the package": {"model": "scripted:evil:run"},

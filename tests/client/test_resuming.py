@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,8 @@ from typing import Any
 import pytest
 from chat_endpoint import chat_endpoint
 from command_line import Result, Wander
-from wander_client.commands.run.eval import app
 from wander_client.errors import UsageError
-from wander_client.evaluate.evaluation import find_changed_files, read_settings_of, source_digests
+from wander_client.evaluate.evaluation import find_changed_files, source_digests
 from wander_client.evaluate.settings import EvaluationSettings, resume_settings
 from wander_client.main import main
 
@@ -19,7 +19,7 @@ Resume = Callable[..., Result]
 SOLVER = "scripted:say_env:solver"
 RUN = (
     *("eval", "./say-env", "-m", "scripted:say_env:breaks_on_three", "-n", "4", "-t", "0.5", "-a", "size=6"),
-    *("--sampling", '{"min_p": 0.1}', "--out", "mine"),
+    *("--set", "sampling.min_p=0.1", "--out", "mine"),
 )
 
 
@@ -46,33 +46,36 @@ def resume(wander: Wander, run_dir: Path) -> Resume:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "setting"),
     [
-        (["-n", "5"], "`-n 5`: the run has `-n 4`"),
-        (["--all"], "`--all`: the run has `-n 4`"),
-        (["-r", "2"], "`-r 2`: the run has `-r 1`"),
-        (["--seed", "7"], "`--seed 7`: the run has `--seed 0`"),
-        (["--split", "train"], "`--split train`: the run has `--split eval`"),
-        (["-t", "1"], "`-t 1.0`: the run has `-t 0.5`"),
-        (["--top-p", "0.9"], "`--top-p 0.9`: the run was started without it"),
-        (["--max-tokens", "9"], "`--max-tokens 9`: the run was started without it"),
-        (["--sampling", '{"min_p": 0.2}'], "`--sampling min_p=0.2`: the run has `--sampling min_p=0.1`"),
-        (["-m", SOLVER], f"`-m {SOLVER}`: the run has `-m scripted:say_env:breaks_on_three`"),
-        (["-a", "size=7"], "`-a size=7`: the run has `-a size=6`"),
-        (["--args", '{"speed": 1}'], "`-a speed=1`: the run was started without it"),
-        (["--out", "elsewhere"], "`--out elsewhere`: the run lies in"),
-        (["."], "environment `.`: the run has"),
+        (["-n", "5"], "num_examples"),
+        (["-n", "all"], "num_examples"),
+        (["-r", "2"], "rollouts"),
+        (["--seed", "7"], "seed"),
+        (["--split", "train"], "split"),
+        (["-t", "1"], "sampling"),
+        (["--set", "sampling.top_p=0.9"], "sampling"),
+        (["--max-tokens", "9"], "sampling"),
+        (["--set", "sampling.min_p=0.2"], "sampling"),
+        (["-m", SOLVER], "model"),
+        (["-a", "size=7"], "arguments"),
+        (["--set", "arguments.speed=1"], "arguments"),
+        (["."], "environment"),
+        (["--set", "device=cpu"], "device"),
     ],
 )
-def test_an_option_that_contradicts_the_run_is_refused_by_its_name(
-    words: list[str], said: str, settled_run: Path
+def test_a_setting_that_contradicts_the_run_is_refused_by_its_name(
+    words: list[str], setting: str, settled_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    typed = app.parse([*words, "--resume", str(settled_run)])
-    stored = read_settings_of(settled_run).command
-    with pytest.raises(UsageError) as refused:
-        resume_settings(stored, typed, settled_run, "wander eval --resume mine")
-    assert said in (refused.value.detail or "")
-    assert "wander eval --resume mine" in (refused.value.hint or "")
+    assert main(["eval", "--resume", str(settled_run), *words, "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["code"] == "other_settings"
+    assert error["detail"].startswith(f"`{setting}`: asked for")
+
+
+def test_another_folder_is_refused(settled_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "--resume", str(settled_run), "--out", "elsewhere"]) == 2
+    assert "`--out elsewhere`" in capsys.readouterr().err
 
 
 def test_the_refusal_names_every_difference_and_plays_nothing(resume: Resume, run_dir: Path) -> None:
@@ -82,8 +85,8 @@ def test_the_refusal_names_every_difference_and_plays_nothing(resume: Resume, ru
     error = result.json["error"]
     assert error["code"] == "other_settings"
     assert error["detail"].splitlines() == [
-        "`-n 5`: the run has `-n 4`",
-        "`--seed 7`: the run has `--seed 0`",
+        "`num_examples`: asked for `5`, the run has `4`",
+        "`seed`: asked for `7`, the run has `0`",
     ]
     assert {path.name: path.read_bytes() for path in run_dir.iterdir()} == before
 
@@ -158,12 +161,6 @@ def test_a_training_run_goes_on_with_nothing_but_its_own_settings(wander: Wander
     result = wander("train", "--resume", "runs/x", "--steps", "5", "-m", "tiny")
     assert result.status == 2
     assert "model, steps cannot change" in result.err
-
-
-def test_contradicting_numbers_of_examples_are_refused(wander: Wander, folder: Path) -> None:
-    result = wander("eval", "./say-env", "-m", SOLVER, "-n", "3", "--all")
-    assert result.status == 2
-    assert "`-n` and `--all` contradict each other" in result.err
 
 
 def test_fewer_examples_than_asked_for_are_said(wander: Wander, folder: Path) -> None:

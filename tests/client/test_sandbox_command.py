@@ -92,7 +92,7 @@ def test_without_bubblewrap_nothing_of_the_environment_runs(
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["--sandbox", "--in-process"], "contradict each other"),
+        (["--sandbox", "--set", "in_process=true"], "contradict each other"),
         (["--no-sandbox", "--sandbox-limit", "memory=1G"], "contradict each other"),
         (["--sandbox-limit", "memry=1G"], "`memry=1G` is no limit of the sandbox"),
         (["--sandbox-limit", "memory=none"], "has no number"),

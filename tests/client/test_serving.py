@@ -70,7 +70,7 @@ def until(condition: Callable[[], Any], what: str) -> None:
 def test_a_checkpoint_is_served_evaluated_and_let_go(
     wander: Wander, folder: Path, pids: Path, checkpoint: Path
 ) -> None:
-    words = ("-m", str(checkpoint), "-n", "4", "--serve", "vllm", "--serve-arg=--dtype=half")
+    words = ("-m", str(checkpoint), "-n", "4", "--serve", "vllm", "--set", "serve_args=--dtype=half")
     result = wander("eval", str(folder), *words, "--json")
     assert result.status == 0, result.out
     assert result.data["summary"]["reward_mean"] == 1.0
@@ -120,18 +120,20 @@ def test_a_served_run_is_resumed_with_a_new_server(
 def test_a_server_that_crashes_is_told_with_the_end_of_its_log(
     wander: Wander, folder: Path, pids: Path, home: Path
 ) -> None:
-    result = wander("eval", str(folder), "-m", "m", "--serve", "vllm", "--serve-arg=--behave=crash", "--json")
+    result = wander(
+        "eval", str(folder), "-m", "m", "--serve", "vllm", "--set", "serve_args=--behave=crash", "--json"
+    )
     error = result.json["error"]
     assert (result.status, error["code"]) == (1, "server_failed")
     assert error["message"] == "the server of `m` ended with status 3"
     assert error["detail"].endswith("RuntimeError: no memory for the weights")
-    assert "--serve-arg" in error["hint"]
+    assert "serve_args" in error["hint"]
     assert not (home / "runs").exists()
 
 
 @pytest.mark.full
 def test_a_server_that_never_gets_well_is_given_up(wander: Wander, folder: Path, pids: Path) -> None:
-    words = ("--serve", "vllm", "--serve-arg=--behave=sick", "--serve-timeout", "3")
+    words = ("--serve", "vllm", "--set", "serve_args=--behave=sick", "--set", "serve_timeout=3")
     result = wander("eval", str(folder), "-m", "m", *words, "--json")
     assert result.status == 5
     assert "did not answer within 3 s" in result.json["error"]["message"]
@@ -142,13 +144,15 @@ def test_a_server_that_never_gets_well_is_given_up(wander: Wander, folder: Path,
     ("python", "said", "hint"),
     [
         (sys.executable, "needs vLLM, which", "pip install 'wander-sdk[vllm]'"),
-        ("/none/python", "cannot run `/none/python`", "--serve-python"),
+        ("/none/python", "cannot run `/none/python`", "serve_python"),
     ],
 )
 def test_a_missing_vllm_is_told_with_what_to_install(
     python: str, said: str, hint: str, wander: Wander, folder: Path, home: Path
 ) -> None:
-    result = wander("eval", str(folder), "-m", "m", "--serve", "vllm", "--serve-python", python, "--json")
+    result = wander(
+        "eval", str(folder), "-m", "m", "--serve", "vllm", "--set", f"serve_python={python}", "--json"
+    )
     assert result.status == 1
     assert said in result.json["error"]["message"]
     assert hint in result.json["error"]["hint"]
@@ -159,7 +163,7 @@ def test_a_missing_vllm_is_told_with_what_to_install(
     [
         (("--serve", "sglang"), "`--serve sglang` is unknown"),
         (("--serve", "vllm", "-b", "http://x/v1"), "`-b` names one that runs"),
-        (("--serve-arg=--x",), "`--serve-arg` needs `--serve`"),
+        (("--set", "serve_args=--x"), "`serve_args` needs `serve`"),
     ],
 )
 def test_what_makes_no_sense_is_refused(
@@ -191,7 +195,7 @@ def test_the_server_ends_however_the_command_ends(
 ) -> None:
     """While it starts (`sick`) and while rollouts play (`hangs`)."""
     words = ["eval", str(folder), "-m", str(checkpoint), "-c", "1"]
-    words += ["--serve", "vllm", f"--serve-arg=--behave={behave}"]
+    words += ["--serve", "vllm", "--set", f"serve_args=--behave={behave}"]
     command = subprocess.Popen(
         [sys.executable, "-m", "wander_client", *words],
         stdout=subprocess.DEVNULL,
@@ -261,7 +265,18 @@ def test_evaluations_of_one_model_in_a_suite_share_its_server(
     ],
 )
 def test_a_server_does_not_run_the_code_of_a_model(word: str, wander: Wander, folder: Path) -> None:
-    played = ("eval", str(folder), "-m", "acme/model", "-n", "1", "--serve", "vllm", f"--serve-arg={word}")
+    played = (
+        "eval",
+        str(folder),
+        "-m",
+        "acme/model",
+        "-n",
+        "1",
+        "--serve",
+        "vllm",
+        "--set",
+        f"serve_args={word}",
+    )
     refused = wander(*played, "--json")
     assert refused.json["error"]["code"] == "usage"
     assert word in refused.json["error"]["message"]

@@ -21,7 +21,16 @@ def test_smollm2_is_served_by_vllm(tmp_path: Path, wander: Wander, monkeypatch: 
     python = vllm_python(tmp_path)
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "2")
     environment = str(ROOT / "environments" / "reverse_text")
-    words = ("-m", "smollm2", "--serve", "vllm", "--serve-python", python, "--serve-arg=--max-model-len=1024")
+    words = (
+        "-m",
+        "smollm2",
+        "--serve",
+        "vllm",
+        "--set",
+        f"serve_python={python}",
+        "--set",
+        "serve_args=--max-model-len=1024",
+    )
     result = wander("eval", environment, *words, "-n", "3", "--max-tokens", "32", "-t", "0", "--json")
     assert result.status == 0, result.out
     summary = result.data["summary"]

@@ -59,8 +59,10 @@ def test_shards_make_the_run_that_is_played_at_once(wander: Wander, folder: Path
         "7",
         "-r",
         "3",
-        "--shuffle",
-        "--in-process",
+        "--set",
+        "shuffle=true",
+        "--set",
+        "in_process=true",
     )
     assert wander("eval", *words, "--out", "at-once").status == 6
     places = play_shards(wander, 4, *words)
@@ -81,7 +83,7 @@ def test_shards_make_the_run_that_is_played_at_once(wander: Wander, folder: Path
 
 
 def test_a_shard_resumes_as_any_run_and_is_not_posted(wander: Wander, folder: Path) -> None:
-    (place,) = play_shards(wander, 1, str(folder), "-m", SOLVER, "-n", "2", "--in-process")
+    (place,) = play_shards(wander, 1, str(folder), "-m", SOLVER, "-n", "2", "--set", "in_process=true")
     with pytest.raises(ValueError, match="no part"):
         Shard(first=2, end=2, of=3)
     again = wander("eval", "--resume", str(place), "--json")
@@ -93,7 +95,7 @@ def test_a_shard_resumes_as_any_run_and_is_not_posted(wander: Wander, folder: Pa
 
 
 def test_what_does_not_fit_together_is_told_and_nothing_is_written(wander: Wander, folder: Path) -> None:
-    words = (str(folder), "-m", SOLVER, "-n", "4", "--in-process")
+    words = (str(folder), "-m", SOLVER, "-n", "4", "--set", "in_process=true")
     places = play_shards(wander, 3, *words)
     (other_seed,) = play_shards(wander, 1, *words, "--seed", "1", name="seed")
     wander("eval", *words, "--out", "unsharded")
@@ -153,7 +155,7 @@ def test_what_does_not_fit_together_is_told_and_nothing_is_written(wander: Wande
 
 
 def test_options_of_shards_and_engines_that_mean_nothing_are_told(wander: Wander, folder: Path) -> None:
-    words = (str(folder), "-m", SOLVER, "-n", "4", "--in-process")
+    words = (str(folder), "-m", SOLVER, "-n", "4", "--set", "in_process=true")
     error = wander("eval", *words, "--engine", "dask", "--json").json["error"]
     assert (error["code"], error["hint"]) == ("usage", "use `ray`")
     (Path("begun") / SHARDS_FILE).parent.mkdir()
@@ -181,7 +183,9 @@ def test_options_of_shards_and_engines_that_mean_nothing_are_told(wander: Wander
 
 
 def test_a_rollout_with_another_seed_than_its_siblings_is_refused(wander: Wander, folder: Path) -> None:
-    places = play_shards(wander, 2, str(folder), "-m", SOLVER, "-n", "1", "-r", "2", "--in-process")
+    places = play_shards(
+        wander, 2, str(folder), "-m", SOLVER, "-n", "1", "-r", "2", "--set", "in_process=true"
+    )
     packed = places[1] / "rollouts.jsonl.zst"
     lines = re.sub(rb'"seed":\d+', b'"seed":7', b"".join(jsonl.blocks(packed)))
     (places[1] / "rollouts.jsonl").write_bytes(lines)
@@ -249,7 +253,8 @@ def test_shards_over_http_make_the_run_that_is_played_at_once(wander: Wander, fo
             "5",
             "-r",
             "2",
-            "--in-process",
+            "--set",
+            "in_process=true",
         )
         assert wander("eval", *words, "--out", "at-once").status == 0
         places = play_shards(wander, 3, *words)

@@ -44,25 +44,37 @@ def test_a_stopped_run_plays_what_is_missing(wander: Wander, stored: Path) -> No
 
 def test_a_stopped_run_takes_the_words_that_began_it_and_refuses_others(wander: Wander, stored: Path) -> None:
     same = (
-        *("./say-env", "-m", "scripted:say_env:slow", "-n", "6", "-r", "1", "--shuffle", "--seed", "3"),
+        *(
+            "./say-env",
+            "-m",
+            "scripted:say_env:slow",
+            "-n",
+            "6",
+            "-r",
+            "1",
+            "--set",
+            "shuffle=true",
+            "--seed",
+            "3",
+        ),
         *(
             "-t",
             "0.5",
-            "--top-p",
-            "0.9",
+            "--set",
+            "sampling.top_p=0.9",
             "--max-tokens",
             "16",
-            "--sampling",
-            '{"min_p": 0.1}',
+            "--set",
+            "sampling.min_p=0.1",
             "-a",
             "size=7",
         ),
-        *("-c", "1", "--max-rollouts", "1", "--workers", "1", "--price", "1/2", "--out", "run"),
+        *("-c", "1", "--set", "max_rollouts=1", "--workers", "1", "--set", "prices=1/2", "--out", "run"),
     )
-    refused = wander("eval", "--resume", "run", *same, "--strata", "-a", "size=8", "--json")
+    refused = wander("eval", "--resume", "run", *same, "--set", "strata=true", "-a", "size=8", "--json")
     assert refused.json["error"]["code"] == "other_settings"
     assert len(refused.json["error"]["detail"].splitlines()) == 2
-    result = wander("eval", "--resume", "run", *same, "-c", "2", "--rollout-timeout", "50", "--json")
+    result = wander("eval", "--resume", "run", *same, "-c", "2", "--set", "rollout_timeout=50", "--json")
     assert result.status == 0, result.out
     settings = json.loads((stored / "run" / "command.json").read_text())["command"]
     assert (settings["concurrency"], settings["rollout_timeout"], settings["seed"]) == (2, 50.0, 3)

@@ -29,7 +29,7 @@ def file(home: Path, folder: Path, endpoint: ChatEndpoint) -> Path:
     """A suite that plays one rollout after the other."""
     entry = (
         '[[eval]]\nenvironment = "./say-env"\nmodel = "echo"\nnum_examples = 4\n'
-        f'base_url = "{endpoint.base_url}"\nprice = "1000/1000"\nseed = [0, 1, 2]\n'
+        f'base_url = "{endpoint.base_url}"\nprices = "1000/1000"\nseed = [0, 1, 2]\n'
     )
     path = home / "suite.toml"
     path.write_text("concurrency = 1\nevaluations_at_once = 1\n" + entry)
@@ -88,7 +88,7 @@ def test_a_cost_counts_too_and_the_next_command_is_told(wander: Wander, file: Pa
 
 @pytest.mark.full
 def test_a_bound_in_usd_needs_the_prices_of_who_is_paid(wander: Wander, file: Path) -> None:
-    text = file.read_text().replace('price = "1000/1000"\n', "")
+    text = file.read_text().replace('prices = "1000/1000"\n', "")
     file.write_text(text)
     refused = wander("eval", str(file), "--budget-usd", "1", "--json")
     assert refused.status == 2

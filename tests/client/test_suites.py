@@ -49,23 +49,15 @@ def echo(messages: list[dict[str, str]]) -> str:
         ),
         ('[models.a]\nmodel = "m"\nbase_ulr = "x"', "`models.a.base_ulr` is no", "did you mean `base_url`?"),
         ("[defaults]\nnum_exampels = 3\n[[eval]]", "`defaults.num_exampels` is no", "`num_examples`?"),
-        (
-            "[[eval]]\nrollouts = 0",
-            "`eval[1].rollouts`: input should be greater than or equal to 1",
-            "correct",
-        ),
-        ('[[eval]]\nnum_examples = "most"', "`eval[1].num_examples`: input should be", "correct the file"),
-        (
-            "[[eval]]\nsampling = { temperature = -1 }",
-            "`eval[1].sampling.temperature`: input should",
-            "correct",
-        ),
+        (one(more="rollouts = 0"), "eval[1]: `rollouts`", "evaluating.md"),
+        (one(more='num_examples = "most"'), "eval[1]: `num_examples`", "evaluating.md"),
+        (one(more="sampling = { temperature = -1 }"), "eval[1]: sampling argument `temperature`", "correct"),
         ("name = 'x'", "`eval` is missing", "evaluating.md"),
         ("eval = []", "`eval`: list should have at least 1 item", "correct the file"),
         ("[[eval]]\nenvironment = 'x'", "suite.toml: eval[1]: `model` is missing", "write `model"),
         ("[[eval]", "is no valid TOML", "correct the file"),
         (one() + one(), "suite.toml: eval[2]: `say-env say_env:solver` is the same evaluation as", "seed"),
-        (one(more='price = "1/1/1"'), "`eval[1].price`: string should match", "correct the file"),
+        (one(more='prices = "1/1/1"'), "eval[1]: `prices`", "0.15/0.60"),
         (one(more="budget_usd = 1.0"), "eval[1]: a budget in USD needs the model's prices", "prices"),
         (one("nowhere/model:x:y"), "eval[1]", ""),
         (one().replace("./say-env", "./none"), "suite.toml: eval[1]: ", ""),
@@ -96,7 +88,7 @@ def test_lists_stand_for_every_combination_and_entries_win_over_models_over_defa
             [models.a]
             model = "model-a"
             base_url = "http://a/v1"
-            price = "1/2"
+            prices = "1/2"
             [[eval]]
             environment = ["acme/one", "./two"]
             model = ["a", "b"]
@@ -104,7 +96,6 @@ def test_lists_stand_for_every_combination_and_entries_win_over_models_over_defa
             sampling = [{ temperature = 0.0 }, { temperature = 1.0, min_p = 0.1 }]
             num_examples = "all"
             arguments = { size = 3 }
-            judge_model = "j"
             """,
         ),
         load_settings(),
@@ -116,8 +107,8 @@ def test_lists_stand_for_every_combination_and_entries_win_over_models_over_defa
     )  # fmt: skip
     assert first.prices is not None
     assert (first.prices.prompt, first.prices.completion, last.prices) == (1.0, 2.0, None)
-    assert (first.num_examples, first.rollouts_per_example, first.concurrency) == (None, 2, 7)
-    assert first.arguments == {"size": 3, "judge_model": "j"}
+    assert (first.num_examples, first.rollouts, first.concurrency) == (None, 2, 7)
+    assert first.arguments == {"size": 3}
     assert last.environment == str(home / "two")
     assert last.sampling.given() == {"temperature": 1.0, "min_p": 0.1}
     assert suite.runs[-1].name == "two b temperature=1.0 min_p=0.1 seed=2"

@@ -252,7 +252,17 @@ def test_two_drivers_and_other_evaluations_do_not_mix_in_a_folder(tmp_path: Path
 def test_the_folder_of_shards_is_no_run_and_nothing_is_played_over_it(
     wander: Wander, folder: Path, say_env: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ("eval", str(folder), "-m", "scripted:say_env:solver", "-n", "2", "--in-process", "--json")
+    words = (
+        "eval",
+        str(folder),
+        "-m",
+        "scripted:say_env:solver",
+        "-n",
+        "2",
+        "--set",
+        "in_process=true",
+        "--json",
+    )
     go_on, merge = (
         "go on with `wander eval --resume 'a run'`",
         "`wander runs merge 'a run.shards'/[0-9]* --out ",
@@ -422,13 +432,13 @@ def test_a_model_that_dies_is_started_again_and_one_that_dies_at_once_ends_the_r
     killer = threading.Thread(target=lambda: [kill("server", 1, 40), kill("actor", 2, 100)])
     killer.start()
     try:
-        done = wander(*words, "--serve-arg=--behave=slow", *on_ray, "--out", "ray")
+        done = wander(*words, "--set", "serve_args=--behave=slow", *on_ray, "--out", "ray")
         ended.set()
         killer.join()
         assert done.status == 0, done.out
         assert done.data["summary"]["failed"] == 0
         assert len((home / "pids").read_text().split()) == 6, "three servers, each of two processes"
-        dies = wander(*words, "--serve-arg=--behave=dies", *on_ray, "--out", "dies")
+        dies = wander(*words, "--set", "serve_args=--behave=dies", *on_ray, "--out", "dies")
         assert (dies.status, dies.json["error"]["code"]) == (1, "server_failed"), dies.out
         assert dies.json["error"]["message"] == "the server of `m` ended with status 4"
         assert dies.json["error"]["detail"].endswith("RuntimeError: CUDA error")
@@ -436,7 +446,7 @@ def test_a_model_that_dies_is_started_again_and_one_that_dies_at_once_ends_the_r
     finally:
         ended.set()
         cluster.shutdown()
-    assert wander(*words, "--serve-arg=--behave=slow", "--out", "plain").status == 0
+    assert wander(*words, "--set", "serve_args=--behave=slow", "--out", "plain").status == 0
     assert records_of(home / "ray") == records_of(home / "plain")
     assert aggregates_of(home / "ray") == aggregates_of(home / "plain")
 

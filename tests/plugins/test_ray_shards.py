@@ -34,7 +34,17 @@ class Near:
 def test_a_lost_shard_goes_on_in_its_folder_and_the_record_is_that_played_here(
     wander: Wander, folder: Path
 ) -> None:
-    words = (str(folder), "-m", "scripted:say_env:breaks_on_three", "-n", "8", "-r", "5", "--in-process")
+    words = (
+        str(folder),
+        "-m",
+        "scripted:say_env:breaks_on_three",
+        "-n",
+        "8",
+        "-r",
+        "5",
+        "--set",
+        "in_process=true",
+    )
     assert wander("eval", *words, "--out", "plain").status == 6
     for number in range(2):
         wander("eval", *words, "--shard", f"{number}/2", "--out", f"whole/{number}")

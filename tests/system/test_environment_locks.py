@@ -156,17 +156,17 @@ def test_one_run_leaves_the_lock_aside_and_the_next_takes_it(
     played: Machine, new_machine: Any, lock_hub: LiveHub
 ) -> None:
     machine: Machine = new_machine("once")
-    pin, reward = evaluated(machine, "say-env", "without", "--no-lock")
+    pin, reward = evaluated(machine, "say-env", "without", "--set", "no_lock=true")
     assert (pin["lock_sha256"], pin["unlocked"], reward) == (None, "chosen", 0.5)
     posted = machine.wander("post", machine.home / "without")
     page = httpx.get(f"{lock_hub.url}/runs/{posted['run_id']}", headers={"Accept": "text/html"}, timeout=60)
     assert "without its lock" in page.text
     pin, reward = evaluated(machine, "say-env", "with")
     assert (pin["unlocked"], reward) == (None, 1.0), "it was left aside for that run alone"
-    evaluated(machine, "say-env", "again", "--no-lock")
+    evaluated(machine, "say-env", "again", "--set", "no_lock=true")
     assert machine.wander("env", "list")[-1]["lock_sha256"] == pin["lock_sha256"]
     assert "was started without it" in machine.refused(
-        2, "eval", "--resume", machine.home / "with", "--no-lock"
+        2, "eval", "--resume", machine.home / "with", "--set", "no_lock=true"
     )
 
 

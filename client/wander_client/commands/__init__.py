@@ -68,7 +68,7 @@ COMMANDS: dict[str, Entry] = {
     "publish": Entry("write.publish:publish", "build an environment and upload it"),
     "search": Entry("find.search:search", "find environments on the hub"),
     "install": Entry("find.install:install", "install an environment into its own virtual environment"),
-    "eval": Entry("run.eval:app", "evaluate a model on an environment"),
+    "eval": Entry("run.eval:evaluate", "evaluate a model on an environment"),
     "train": Entry("train.train:train", "improve a policy by GRPO on an environment"),
     "view": Entry("run.view:view", "read the rollouts of a run"),
     "post": Entry("run.post:post", "put a run on the hub's leaderboard"),

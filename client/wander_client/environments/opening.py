@@ -119,14 +119,14 @@ def _load_here(location: Location, given: Mapping[str, Any]) -> LocalEnvironment
     """Return the environment of a folder, loaded into this process."""
     if location.folder is None:
         raise UsageError(
-            f"`--in-process` takes a folder, `{location.spec}` is installed in an environment of its own",
-            hint="leave `--in-process` out, or give the folder of the source",
+            f"`in_process` takes a folder, `{location.spec}` is installed in an environment of its own",
+            hint="leave `in_process` out, or give the folder of the source",
         )
     if location.python != Path(sys.executable):
         from wander_client.packages.folder import declared_requirements, install_line
 
         raise UsageError(
-            f"`--in-process` runs in this Python, which lacks what `{location.folder.name}` declares",
+            f"`in_process` runs in this Python, which lacks what `{location.folder.name}` declares",
             hint=f"`{install_line(declared_requirements(location.folder))}`, or leave it out",
         )
     from wander.environment import LocalEnvironment

@@ -184,7 +184,7 @@ def require_confined(
     if policy is None:
         return
     if in_process:
-        raise UsageError("`--sandbox` and `--in-process` contradict each other", hint="leave one of them out")
+        raise UsageError("`--sandbox` and `in_process` contradict each other", hint="leave one of them out")
     if is_scripted(model):
         said = f"`{model}` is code of the environment's package and runs outside of the sandbox"
         if location.installed is not None:

@@ -58,7 +58,7 @@ def read_addresses(words: Sequence[str], token_file: str | None) -> tuple[Worker
     token = None if token_file is None else read_token(Path(token_file))
     if token is not None and not words:
         raise UsageError(
-            "`--worker-token-file` needs a worker elsewhere", hint="add `--worker tcp://HOST:PORT`"
+            "`worker_token_file` needs a worker elsewhere", hint="add `--worker tcp://HOST:PORT`"
         )
     return tuple(
         EngineAddress.parse(each) if names_engine(each) else WorkerAddress.parse(each, token)
@@ -90,8 +90,8 @@ class WorkerChoice:
         """Refuse what cannot be had beside workers on other machines, or without a worker."""
         if in_process and (self.addresses or self.count > 1 or self.rollout_timeout):
             raise UsageError(
-                "`--in-process` has no workers: `--workers`, `--worker` and `--rollout-timeout` need one",
-                hint="leave `--in-process` out",
+                "`in_process` has no workers: `--workers`, `--worker` and `rollout_timeout` need one",
+                hint="leave `in_process` out",
             )
         if self.addresses and list(pass_environ):
             raise UsageError(

@@ -179,7 +179,7 @@ class Evaluation:
             self.location,
             self.settings.arguments,
             in_process=self.settings.in_process,
-            pass_environ=self.settings.pass_environ,
+            pass_environ=self.settings.pass_env,
             log_path=log_path,
             sandbox=self.settings.sandbox,
             workers=self.settings.choose_workers(),

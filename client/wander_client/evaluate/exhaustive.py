@@ -101,7 +101,7 @@ def _report(result: WalkResult, output: Output) -> int:
     if result.unexplored:
         output.warn(
             f"the walk ended at {counted(result.count.lines, 'line')}; at least "
-            f"{result.unexplored:,} more begin where it ended: `--max-lines` allows more"
+            f"{result.unexplored:,} more begin where it ended: `--set max_lines=N` allows more"
         )
     if result.count.failed:
         output.warn(f"{counted(result.count.failed, 'line')} failed; resume to play them again")

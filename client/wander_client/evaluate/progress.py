@@ -70,13 +70,13 @@ def told_stall(result: EvaluationResult, settings: EvaluationSettings) -> str | 
         waited = f"rollouts waited for the scoring of others: it took {result.scoring_share:.0%} of the time"
         if settings.in_process:
             share = name_option("workers", max(2, cores))
-            return f"{waited}; leave out `--in-process`, and share it with " + share
+            return f"{waited}; leave out `in_process`, and share it with " + share
         if result.processes < cores:
             return f"{waited}; share it with " + name_option("workers", cores)
         return f"{waited}; make the reward functions asynchronous, or faster"
     if settings.in_process and result.longest_stall > LONG_STALL_SECONDS:
         held_up = f"the environment's code held up all rollouts for {result.longest_stall:.0f} s at a time"
-        return f"{held_up}; leave out `--in-process`, or make it asynchronous"
+        return f"{held_up}; leave out `in_process`, or make it asynchronous"
     return None
 
 
@@ -103,10 +103,10 @@ def _plan_line(evaluation: Evaluation, opened: OpenedEnvironment) -> str:
     known = [number for number in (settings.num_examples, _available(settings, opened)) if number is not None]
     count = min(known) if known else 0
     version = f" {opened.pin.version}" if opened.pin.version else ""
-    examples = f"{counted(count, 'example')} x {settings.rollouts_per_example}"
+    examples = f"{counted(count, 'example')} x {settings.rollouts}"
     return (
         f"evaluating {settings.model} on {location.label}{version}: {examples} = "
-        f"{counted(count * settings.rollouts_per_example, 'rollout')}, seed {settings.seed}, "
+        f"{counted(count * settings.rollouts, 'rollout')}, seed {settings.seed}, "
         f"{counted(settings.concurrency, 'call')} at once\nsaving to {evaluation.run_dir}"
     )
 

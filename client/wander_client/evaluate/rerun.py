@@ -170,7 +170,7 @@ def _settings(
         model=asked,
         base_url=base_url,
         num_examples=len(manifest.example_ids),
-        rollouts_per_example=manifest.rollouts_per_example,
+        rollouts=manifest.rollouts_per_example,
         strata="strata" in manifest.choice,
         shuffle="shuffled" in manifest.choice,
         split=manifest.split,

@@ -181,7 +181,7 @@ async def _find_vllm(python: str) -> dict[str, str]:
     except OSError as error:
         raise ClientError(
             f"cannot run `{python}`: {error.strerror}",
-            hint="name the Python that has vLLM: `--serve-python /path/to/venv/bin/python`",
+            hint="name the Python that has vLLM: `--set serve_python=/path/to/venv/bin/python`",
             code="no_server",
         ) from error
     out, err = await asked.communicate()
@@ -197,7 +197,7 @@ async def _find_vllm(python: str) -> dict[str, str]:
     install = "pip install 'wander-sdk[vllm]'" if own else f"{python} -m pip install vllm"
     raise ClientError(
         f"`--serve vllm` needs vLLM, which `{python}` does not have",
-        hint=f"run `{install}`, or name another Python by `--serve-python`",
+        hint=f"run `{install}`, or name another Python by `--set serve_python=PATH`",
         code="missing_extra",
     )
 
@@ -290,7 +290,7 @@ def _explain_failure(reason: str, log_path: Path, kind: type[ClientError] = Clie
     return kind(
         reason,
         detail=f"its log ends:\n{tail}" if tail else "its log is empty",
-        hint=f"see `{log_path}`; `--serve-arg` passes arguments to the server, as `--serve-arg=--dtype=half`",
+        hint=f"see `{log_path}`; `--set serve_args=--dtype=half` passes arguments to the server",
         code="server_failed",
     )
 

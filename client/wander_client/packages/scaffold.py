@@ -36,7 +36,7 @@ class Kind:
 
 _MODULE, _TESTS = "environment.py.txt", "test_environment.py.txt"
 """What every kind has; its other templates go into the package under their own names."""
-JUDGE = " --judge-model NAME --judge-base-url URL"
+JUDGE = " -a judge_model=NAME -a judge_base_url=URL"
 KINDS = {
     "single-turn": Kind("one question, one answer", "Add two numbers."),
     "multi-turn": Kind("a game or a conversation, turn by turn", "Guess a number that is higher or lower."),

@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-from wander.types import SamplingArgs, first_fault
+from wander.types import SamplingArgs
 
 from wander_client.context import Invocation
 from wander_client.engines import EngineAddress, load_engine
@@ -34,7 +33,7 @@ from wander_client.evaluate.progress import play, require_scored
 from wander_client.evaluate.settings import EvaluationSettings, settings_for
 from wander_client.models.pool import ModelPool
 from wander_client.python.background import background
-from wander_client.python.keywords import KEYS, KEYWORDS
+from wander_client.python.keywords import KEYS
 from wander_client.python.models import Model, open_model_pool
 from wander_client.python.run import Run
 from wander_client.runs.lookup import resumable_folder
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
     from wander.sandbox import SandboxPolicy
     from wander.types import Example, Rollout
 
-Checked = TypeVar("Checked")
 Sampling = SamplingArgs | Mapping[str, Any] | None
 """`temperature`, `top_p`, `max_tokens` and what else an endpoint takes; unset ones are left to it."""
 
@@ -210,7 +208,7 @@ async def open_again(loaded: Loaded) -> AsyncIterator[EnvironmentHandle]:
 
 def new_settings(loaded: Loaded, said: Mapping[str, Any]) -> EvaluationSettings:
     """Return the settings that a run keeps, so that `wander eval --resume` goes on with it, too."""
-    settings = _validated(lambda: settings_for(said, loaded.context.settings))
+    settings = settings_for(said, loaded.context.settings)
     kept = {
         "sandbox": loaded.sandbox,
         "workers": loaded.workers.count,
@@ -222,9 +220,6 @@ def new_settings(loaded: Loaded, said: Mapping[str, Any]) -> EvaluationSettings:
 def _said(loaded: Loaded, model: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options as the command would have typed them, by its keys."""
     said = {KEYS.get(key, key): value for key, value in options.items() if value is not None}
-    if said.get("num_examples") == "all":
-        del said["num_examples"]
-        said["all"] = True
     if isinstance(said.get("sampling"), Mapping):
         said["sampling"] = dict(said["sampling"])
     own = {"environment": loaded.name, "model": model, "arguments": dict(loaded.opened.pin.arguments)}
@@ -262,11 +257,3 @@ def _require_same_files(loaded: Loaded) -> None:
             hint=f'load it again: `wander.load("{folder}")`',
             code="environment_changed",
         )
-
-
-def _validated(read: Callable[[], Checked]) -> Checked:
-    try:
-        return read()
-    except ValidationError as error:
-        name, said = first_fault(error)
-        raise UsageError(f"`{KEYWORDS.get(name, name)}`: {said}") from error

@@ -11,10 +11,10 @@ from wander.types import SamplingArgs
 from wander_client.errors import UsageError
 from wander_client.terminal.suggestions import did_you_mean
 
-KEYS = {"n": "num_examples", "prices": "price", "url": "hub"}
-"""The command's keys of keywords that have another name in Python."""
-KEYWORDS = {**{key: keyword for keyword, key in KEYS.items()}, "rollouts_per_example": "rollouts"}
-"""The keywords of keys, and of fields, that have another name in Python."""
+KEYS = {"n": "num_examples", "url": "hub"}
+"""The settings of keywords that have another name in Python."""
+KEYWORDS = {key: keyword for keyword, key in KEYS.items()}
+"""The keywords of settings that have another name in Python."""
 
 
 class UnknownKeyword(UsageError, TypeError):

@@ -16,8 +16,7 @@ from wander_client.evaluate.evaluation import (
     resume_command,
 )
 from wander_client.evaluate.options import NEWEST, CommandFlags
-from wander_client.evaluate.schema import BESIDE, FILE, options_in, settings_in
-from wander_client.evaluate.settings import BUDGETS, EvaluationSettings, require_needed, settings_for
+from wander_client.evaluate.settings import BUDGETS, EvaluationSettings, check_settings, settings_for
 from wander_client.models.reference import asks_endpoint, endpoint_of
 from wander_client.runs.lookup import SUITE_FILE
 from wander_client.runs.shards import require_no_shards, require_run
@@ -103,11 +102,10 @@ def _find_suite(user: Settings, said: dict[str, Any], flags: CommandFlags) -> tu
         return _suite_of_models(said, user), resumed
     if flags.only_failed:
         raise UsageError("`--only-failed` is for one run", hint="name it: `--resume RUN --only-failed`")
-    options = options_in(EvaluationSettings, CommandFlags)
-    for option in (options[key] for key in said if BESIDE not in options[key].marks):
-        table = "at the top" if FILE in option.marks else "under `[defaults]`"
+    for name in sorted(said.keys() - {"environment", "shard", *BUDGETS}):
+        table = "at the top" if name == "concurrency" else "under `[defaults]`"
         raise UsageError(
-            f"`{option.word}` belongs in the suite's file, not beside it", hint=f"write it there, {table}"
+            f"`{name}` belongs in the suite's file, not on the command line", hint=f"write it there, {table}"
         )
     if file is None:
         assert resumed is not None
@@ -130,7 +128,6 @@ def _suite_of_models(said: dict[str, Any], user: Settings) -> Suite:
     runs = []
     for model in said["model"]:
         settings = settings_for({**alone, "model": model}, user)
-        require_needed(settings, said)
         runs.append(name_run(settings, f"`-m {model}`"))
     require_distinct(runs)
     at_once = min(4, len(runs))
@@ -142,7 +139,7 @@ def _take_part(suite: Suite, word: str | None, begun: Path | None) -> Suite:
     held = Suite.load(begun).command.shard if begun is not None else None
     if word is None:
         return suite.model_copy(update={"shard": held})
-    asked = settings_in(EvaluationSettings)["shard"].read({"shard": word})
+    asked = check_settings({"environment": "", "model": "", "shard": word}).shard
     if begun is not None and asked != held:
         what = f"shard {held}" if held else "all of the suite"
         raise UsageError(
@@ -271,7 +268,7 @@ def _plan(
     strata: dict[str, int] = {}
     for stratum in examples.strata if settings.strata else ():
         strata[str(stratum)] = strata.get(str(stratum), 0) + 1
-    rollouts = len(examples) * settings.rollouts_per_example
+    rollouts = len(examples) * settings.rollouts
     asked = settings.serve is None and (settings.base_url is not None or asks_endpoint(settings.model))
     turns = environment.handle.info.max_turns
     return {
@@ -285,7 +282,7 @@ def _plan(
         "split": settings.split,
         "examples": len(examples),
         "strata": strata,
-        "rollouts_per_example": settings.rollouts_per_example,
+        "rollouts_per_example": settings.rollouts,
         "rollouts": rollouts,
         "calls_least": rollouts,
         "calls_most": None if turns is None or turns < 1 else rollouts * turns,

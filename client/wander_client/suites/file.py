@@ -29,15 +29,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, ValidationError, create_model
+from pydantic import Field, ValidationError
 from wander.errors import ConfigError, RunError
-from wander.types import Record, SamplingArgs, canonical_json, first_fault
+from wander.types import Record, canonical_json, first_fault
 from wander.wire.gate import SETTINGS, read_toml_file
 from wander.wire.run_record import Shard
 
 from wander_client.errors import ClientError, NotFound, UsageError
-from wander_client.evaluate.schema import settings_in, suite_keys
-from wander_client.evaluate.settings import EvaluationSettings, settings_for
+from wander_client.evaluate.settings import MAY_CHANGE, EvaluationSettings, settings_for
 from wander_client.names import looks_like_path
 from wander_client.runs.lookup import SUITE_FILE
 from wander_client.runs.own_records import KeptCommand, foreign_record, read_command, write_command
@@ -47,34 +46,25 @@ if TYPE_CHECKING:
     from wander_client.settings import Settings
 
 
-class _Model(Record):
-    model: str
+KEYS = EvaluationSettings.model_fields.keys() - {
+    *("concurrency", "exhaustive", "max_lines", "shard", "rerun_of", "environment_files")
+}
+"""Settings that `[defaults]`, `[models]` and `[[eval]]` take; an entry also takes `name`."""
+
+Table = dict[str, Any]
 
 
-class _Entry(Record):
-    name: str | None = None
-    """Stands before the names of its runs."""
+class SuiteFile(Record):
+    """A suite's file. Its tables hold settings of evaluations, which are checked where they are combined."""
 
-
-class _File(Record):
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._ -]*$")
     evaluations_at_once: int = Field(default=4, ge=1)
-
-
-def _table(name: str, table: str, base: type[Record], **more: Any) -> Any:
-    """Return the model of a table, with the keys of an evaluation's schema and those of `base`."""
-    return create_model(name, __base__=base, **suite_keys(EvaluationSettings, table), **more)
-
-
-Defaults = _table("Defaults", "defaults", Record)
-ModelEntry = _table("ModelEntry", "models", _Model)
-Entry = _table("Entry", "eval", _Entry)
-SuiteFile = _table(
-    *("SuiteFile", "file", _File),
-    defaults=(Defaults, Field(default_factory=Defaults)),
-    models=(dict[str, ModelEntry], Field(default_factory=dict)),  # type: ignore[valid-type]  # made above
-    eval=(list[Entry], Field(min_length=1)),  # type: ignore[valid-type]
-)
+    concurrency: int = Field(default=EvaluationSettings.model_fields["concurrency"].default, ge=1)
+    budget_tokens: int | None = Field(default=None, ge=1)
+    budget_usd: float | None = Field(default=None, ge=0)
+    defaults: Table = Field(default_factory=dict)
+    models: dict[str, Table] = Field(default_factory=dict)
+    eval: list[Table] = Field(min_length=1)
 
 
 class SuiteRun(Record):
@@ -169,17 +159,17 @@ def read_suite(path: Path, user: Settings) -> Suite:
         suite = SuiteFile.model_validate(data)
     except ValidationError as error:
         raise _fault(path, error) from error
-    concurrency = suite.concurrency or EvaluationSettings.model_fields["concurrency"].default
+    _require_keys(path, suite)
     runs = [
         each
         for number, entry in enumerate(suite.eval, 1)
-        for each in _combine(path, suite, entry, number, concurrency, user)
+        for each in _combine(path, suite, entry, number, user)
     ]
     require_distinct(runs)
     return Suite(
         name=suite.name or path.stem,
         file=str(path.resolve()),
-        concurrency=concurrency,
+        concurrency=suite.concurrency,
         evaluations_at_once=suite.evaluations_at_once,
         budget_tokens=suite.budget_tokens,
         budget_usd=suite.budget_usd,
@@ -229,32 +219,38 @@ def name_run(
 
 
 def _identity(settings: EvaluationSettings, alias: str | None) -> str:
-    """Return the digest of what changes a rollout: with other free settings it is the same evaluation."""
-    free = {field.name for field in settings_in(EvaluationSettings).values() if field.free}
+    """Return the digest of what changes a rollout: with others that may change it is the same one."""
     # Without defaults, so that an option that is added later renames no run.
-    said = [alias, settings.model_dump(mode="json", exclude=free, exclude_defaults=True)]
+    said = [alias, settings.model_dump(mode="json", exclude=set(MAY_CHANGE), exclude_defaults=True)]
     return hashlib.sha256(canonical_json(said).encode()).hexdigest()[:8]
 
 
-def _combine(
-    path: Path, suite: Any, entry: Any, number: int, concurrency: int, user: Settings
-) -> Iterator[SuiteRun]:
+def _combine(path: Path, suite: SuiteFile, entry: Table, number: int, user: Settings) -> Iterator[SuiteRun]:
     """Yield every combination of an entry's lists."""
     where = f"{path.name}: eval[{number}]"
-    defaults, own = _drop_unset(suite.defaults), _drop_unset(entry)
-    said = {**defaults, **own}
+    own = {key: value for key, value in entry.items() if key != "name"}
+    wanted = {**suite.defaults, **own}
     for name in ("environment", "model"):
-        if not said.get(name):
+        if not wanted.get(name):
             raise UsageError(f"{where}: `{name}` is missing", hint=f'write `{name} = "..."` there')
-    lists = (said["environment"], said["model"], said.get("sampling", SamplingArgs()), said.get("seed", 0))
+    lists = (wanted["environment"], wanted["model"], wanted.get("sampling", {}), wanted.get("seed", 0))
     for environment, model, sampling, seed in itertools.product(
         *(each if isinstance(each, list) else [each] for each in lists)
     ):
         alias = model if model in suite.models else None
-        named = {"model": model} if alias is None else _drop_unset(suite.models[alias])
-        whole = {**defaults, **named, **own, "model": named["model"], "sampling": sampling, "seed": seed}
+        named = {"model": model} if alias is None else suite.models[alias]
+        whole = {
+            **suite.defaults,
+            **named,
+            **own,
+            "model": named["model"],
+            "sampling": sampling,
+            "seed": seed,
+        }
         try:
-            settings = settings_for({**whole, "environment": environment, "concurrency": concurrency}, user)
+            settings = settings_for(
+                {**whole, "environment": environment, "concurrency": suite.concurrency}, user
+            )
             settings = settings.model_copy(
                 update={
                     "environment": _beside(environment, path.parent),
@@ -264,7 +260,7 @@ def _combine(
             settings.plan()
         except (UsageError, ConfigError) as error:
             raise UsageError(f"{where}: {error}", hint=error.hint) from error
-        yield name_run(settings, where, entry.name, alias)
+        yield name_run(settings, where, entry.get("name"), alias)
 
 
 def _beside(word: str, folder: Path) -> str:
@@ -275,48 +271,39 @@ def _beside(word: str, folder: Path) -> str:
     return f"{prefix}{(folder / Path(bare).expanduser()).resolve()}"
 
 
-def _drop_unset(table: Record) -> dict[str, Any]:
-    return {name: getattr(table, name) for name in table.model_fields_set if name != "name"}
-
-
 def _short(word: str) -> str:
     if looks_like_path(word):
         return Path(word).name
     return word.removeprefix("hf:").removeprefix("scripted:")
 
 
+def _require_keys(path: Path, suite: SuiteFile) -> None:
+    """Refuse a key that is not a setting, or that belongs at the top of the file."""
+    tables = {"defaults": suite.defaults}
+    tables |= {f"models.{name}": table for name, table in suite.models.items()}
+    tables |= {f"eval[{number}]": table for number, table in enumerate(suite.eval, 1)}
+    for place, table in tables.items():
+        known = KEYS | {"name"} if place.startswith("eval") else KEYS
+        for key in table.keys() - known:
+            belongs = "`concurrency` belongs at the top of the file" if key == "concurrency" else None
+            hint = belongs or did_you_mean(key, known) or "docs/evaluating.md lists the settings"
+            raise UsageError(f"`{path}`: `{place}.{key}` is no setting of a suite", hint=hint)
+        if place.startswith("models") and not isinstance(table.get("model"), str):
+            raise UsageError(f"`{path}`: `{place}.model` is missing", hint='write `model = "..."` there')
+
+
 def _fault(path: Path, error: ValidationError) -> UsageError:
-    """Return the first fault of a file, by its key, with what may have been meant."""
+    """Return the first fault at the top of a file, by its key, with what may have been meant."""
     first = next(iter(error.errors(include_url=False, include_input=False)))
-    # Of a value that may be one thing or a list, pydantic names the branches too.
-    place = [part for part in first["loc"] if not (isinstance(part, str) and _BRANCH.fullmatch(part))]
     key = ""
-    for part in place:
+    for part in first["loc"]:
         key += f"[{part + 1}]" if isinstance(part, int) else f"{'.' if key else ''}{part}"
     if first["type"] == "extra_forbidden":
-        return UsageError(f"`{path}`: `{key}` is no setting of a suite", hint=_hint(place))
+        below = f"`{key}` belongs under `[defaults]` or in `[[eval]]`" if key in KEYS else None
+        hint = below or did_you_mean(key, SuiteFile.model_fields) or "docs/evaluating.md shows a whole suite"
+        return UsageError(f"`{path}`: `{key}` is no setting of a suite", hint=hint)
     if first["type"] == "missing":
         return UsageError(f"`{path}`: `{key}` is missing", hint="`docs/evaluating.md` shows a whole suite")
     return UsageError(
         f"`{path}`: `{key}`: {first_fault(error)[1]}", hint="correct the file; nothing was played"
     )
-
-
-def _hint(place: list[Any]) -> str:
-    """Return where an unknown key belongs, else what it may have meant, else the keys that there are."""
-    word, models = str(place[-1]), {"defaults": Defaults, "models": ModelEntry, "eval": Entry}
-    right = [text for table, text in _PLACES.items() if word in suite_keys(EvaluationSettings, table)]
-    if right:
-        return f"`{word}` belongs {' or '.join(right)}"
-    known = models.get(str(place[0]), SuiteFile) if len(place) > 1 else SuiteFile
-    names = ", ".join(f"`{name}`" for name in known.model_fields)
-    return did_you_mean(word, known.model_fields) or f"there are {names}"
-
-
-_PLACES = {
-    "file": "at the top of the file",
-    "defaults": "under `[defaults]`",
-    "eval": "in `[[eval]]`",
-    "models": "in `[models]`",
-}
-_BRANCH = re.compile(r"str|int|bool|float|list\[.*\]|literal\[.*\]|SamplingArgs|dict\[.*\]")

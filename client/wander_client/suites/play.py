@@ -218,7 +218,7 @@ def share_budget(suite: Suite, ready: list[Ready]) -> SharedBudget | None:
         if settings.prices is None and not free:
             raise UsageError(
                 f"{each.run.where}: a budget of the suite in USD needs the prices of `{settings.model}`",
-                hint="give them in USD per million tokens: `--price 0.15/0.60`; in a suite `price`",
+                hint="give them in USD per million tokens: `--set prices=0.15/0.60`; in a suite `prices`",
             )
     earlier = {each.run.folder: _sum_spent(each) for each in ready}
     return SharedBudget(suite.budget_tokens, suite.budget_usd, earlier)

@@ -193,13 +193,11 @@ class Command(_Helpful):
         function: Callable[..., int | None],
         name: str | None = None,
         help: str | None = None,
-        params: Sequence[click.Parameter] | None = None,
     ) -> None:
-        """With `params`, the function gets what was typed as its one argument."""
-        self._function, self._is_plain = function, params is None
+        self._function = function
         super().__init__(
             name or function.__name__.replace("_", "-"),
-            params=list(_parameters(function) if params is None else params),
+            params=list(parameters_of(function)),
             help=inspect.cleandoc(help or function.__doc__ or ""),
             context_settings=HELP,
         )
@@ -212,9 +210,7 @@ class Command(_Helpful):
             for name, value in ctx.params.items()
             if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
         )
-        return (
-            self._function(**_arguments(self._function, typed)) if self._is_plain else self._function(typed)
-        )
+        return self._function(**_arguments(self._function, typed))
 
 
 class CommandGroup(_Helpful, click.Group):
@@ -274,11 +270,12 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(function, eval_str=True)
 
 
-def _parameters(function: Callable[..., Any]) -> Iterator[click.Parameter]:
+def parameters_of(function: Callable[..., Any]) -> Iterator[click.Parameter]:
+    """Yield the parameters that the signature of a function or dataclass declares."""
     for parameter in _signature(function).parameters.values():
         kind = parameter.annotation
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-            yield from _parameters(kind)
+            yield from parameters_of(kind)
         elif kind is not Typed:
             kind, described, *_ = get_args(kind)
             yield new_parameter(parameter.name, kind, described, parameter.default)

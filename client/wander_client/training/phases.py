@@ -297,7 +297,7 @@ class PhasedRun:
                 rollout_timeout=section.rollout_timeout,
                 max_rollouts=section.rollouts_at_once,
                 num_examples=players.examples,
-                rollouts_per_example=players.per_example,
+                rollouts=players.per_example,
                 split=players.split,
                 seed=players.seed,
                 sampling=sampling,

@@ -343,7 +343,7 @@ def _variables(suite: Suite) -> dict[str, str]:
     """Return the variables of this process that nodes need: keys, endpoint, hub, vLLM's settings."""
     names = {"OPENAI_BASE_URL", "WANDER_HUB"}
     names |= {run.settings.key_variable for run in suite.runs}
-    names |= {name for run in suite.runs for name in run.settings.pass_environ}
+    names |= {name for run in suite.runs for name in run.settings.pass_env}
     if any(run.settings.serve is not None for run in suite.runs):
         names |= {name for name in os.environ if name.startswith("VLLM_")}
     return {name: os.environ[name] for name in sorted(names) if name in os.environ}

@@ -12,7 +12,7 @@ TICTACTOE = str(Path(__file__).parents[3] / "environments" / "tictactoe")
 
 @pytest.fixture
 def walk_words() -> tuple[str, ...]:
-    return ("eval", TICTACTOE, "--exhaustive", "--in-process", "-a", "max_random_move_prob=0")
+    return ("eval", TICTACTOE, "--exhaustive", "--set", "in_process=true", "-a", "max_random_move_prob=0")
 
 
 def test_a_walk_counts_and_shows_what_was_lost(
@@ -75,7 +75,7 @@ def test_a_small_model_of_this_machine_is_walked(
     [
         (("-t", "0.5"), "`-t` means nothing with `--exhaustive`"),
         (("-n", "3"), "`-n` means nothing with `--exhaustive`"),
-        (("--shuffle",), "`--shuffle` means nothing"),
+        (("--set", "shuffle=true"), "`shuffle` means nothing"),
     ],
 )
 def test_options_of_samples_are_refused(
@@ -92,6 +92,6 @@ def test_an_environment_without_declared_replies_is_refused(wander: Wander, fold
     assert "does not declare what it may answer" in result.err
     assert "docs/authoring.md" in result.err
     assert not (home / "run").exists()
-    alone = wander("eval", str(folder), "-m", "scripted:say_env:solver", "--max-lines", "5")
+    alone = wander("eval", str(folder), "-m", "scripted:say_env:solver", "--set", "max_lines=5")
     assert alone.status == 2
     assert "add `--exhaustive`" in alone.err

@@ -20,7 +20,7 @@ def test_shards_with_a_model_in_the_process_make_the_run_that_is_played_at_once(
     made = wander("model", "new", "tiny", *small, "--out", "tiny")
     assert made.status == 0, made.err
     words = ("eval", TICTACTOE, "-m", "./tiny", "-n", "3", "-r", "2", "-c", "1", "--max-tokens", "8")
-    words += ("--in-process", "--json")
+    words += ("--set", "in_process=true", "--json")
     assert wander(*words, "--out", "at-once").status == 0
     parts = [f"part-{number}" for number in range(2)]
     for number, part in enumerate(parts):

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wander_client.context import current
 from wander_client.environments.sandbox import require_confined
 from wander_client.errors import FAILED, OK, PARTIAL, UsageError
-from wander_client.evaluate.options import NEWEST, CommandFlags, EvaluationOptions
-from wander_client.evaluate.schema import parameters_in
+from wander_client.evaluate.options import NEWEST, CommandFlags, EvaluationFlags, read_options
 from wander_client.runs.shards import has_begun, require_no_shards
-from wander_client.terminal.command import Command
+from wander_client.terminal.command import Typed
 
 if TYPE_CHECKING:
     from wander.evals.run.runner import EvaluationResult
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
     from wander_client.terminal.output import Output
 
 
-def evaluate(said: dict[str, Any]) -> int:
+def evaluate(typed: Typed, wanted: EvaluationFlags, flags: CommandFlags) -> int:
     """Evaluate a model on an environment, or a suite of both.
 
     \b
@@ -33,6 +31,7 @@ def evaluate(said: dict[str, Any]) -> int:
     wander eval someone/new-env -m NAME -b http://127.0.0.1:8000/v1 --sandbox
     wander eval --resume runs/RUN
     wander eval admin/tictactoe -m ./checkpoint --exhaustive
+    wander eval admin/tictactoe -m smollm2 --set sampling.top_p=0.9 --set strata=true
     wander eval suite.toml --dry-run
 
     \b
@@ -45,10 +44,10 @@ def evaluate(said: dict[str, Any]) -> int:
     Every rollout is saved as it ends; Ctrl-C keeps them. Exit status 6 means that some rollouts failed, or
     that the budget was spent before all were played.
     """
-    from wander_client.evaluate.settings import require_needed, settings_for
+    from wander_client.evaluate.settings import settings_for
     from wander_client.suites.folder import is_suite
 
-    flags = CommandFlags(**{each.name: said[each.name] for each in fields(CommandFlags) if each.name in said})
+    said = read_options(typed)
     _require_together(said, flags)
     if flags.engine is not None or (flags.resume is not None and has_begun(flags.resume)):
         return _play_on_engine(said, flags)
@@ -60,11 +59,7 @@ def evaluate(said: dict[str, Any]) -> int:
         return _resume(flags.resume, said, flags)
     _require_named(said)
     settings = settings_for({**said, "model": said["model"][0]}, current().settings)
-    require_needed(settings, said)
     return _play(settings, flags.out, flags, exactly="num_examples" in said)
-
-
-app = Command(evaluate, "eval", params=parameters_in(EvaluationOptions, CommandFlags))
 
 
 def _require_together(said: dict[str, Any], flags: CommandFlags) -> None:
@@ -85,12 +80,12 @@ def _play_on_engine(said: dict[str, Any], flags: CommandFlags) -> int:
 
     from wander_client.engines import EngineAddress, load_engine
     from wander_client.evaluate.evaluation import fresh_folder
-    from wander_client.evaluate.settings import require_needed, settings_for
+    from wander_client.evaluate.settings import settings_for
     from wander_client.suites import command as suite_command
     from wander_client.suites.folder import is_suite
 
     for name in ("shard", "exhaustive", "only_failed", "dry_run", "allow_changed_code"):
-        if said.get(name):
+        if said.get(name) or getattr(flags, name, False):
             option = f"--{name.replace('_', '-')}"
             raise UsageError(f"`{option}` means nothing with `--engine`", hint=f"leave out `{option}`")
     address = EngineAddress.parse(flags.engine or "ray")
@@ -98,9 +93,7 @@ def _play_on_engine(said: dict[str, Any], flags: CommandFlags) -> int:
     out, suite = flags.out, None
     if flags.resume is not None:
         out = flags.resume
-        flag_names = {each.name for each in fields(CommandFlags)}
-        settings_said = {key: value for key, value in said.items() if key not in flag_names}
-        suite, merged = engine.resume(context, out, address, settings_said)
+        suite, merged = engine.resume(context, out, address, said)
     elif is_suite(said, flags):
         suite, _ = suite_command.find_suite(context, said, flags)
         out = out or fresh_folder(context.settings.runs_dir, suite.name)
@@ -108,7 +101,6 @@ def _play_on_engine(said: dict[str, Any], flags: CommandFlags) -> int:
     else:
         _require_named(said)
         settings = settings_for({**said, "model": said["model"][0]}, context.settings)
-        require_needed(settings, said)
         merged = [engine.evaluate(context, settings, out, address)]
     if suite is not None and out is not None:
         return suite_command.report_merged(suite, out, merged, flags.fail_under, context.output)
@@ -127,13 +119,13 @@ def _require_named(said: dict[str, Any]) -> None:
 
 def _resume(run_dir: Path, said: dict[str, Any], flags: CommandFlags) -> int:
     from wander_client.evaluate import evaluation as evaluations
-    from wander_client.evaluate.settings import require_needed
     from wander_client.runs.lookup import resumable_folder
 
     run_dir = resumable_folder(current(), run_dir)
+    if flags.out is not None and flags.out.resolve() != run_dir.resolve():
+        raise UsageError(f"`--out {flags.out}`: the run is in `{run_dir}`", hint="leave `--out` out")
     command = evaluations.resume_command(run_dir)
     settings = evaluations.settings_to_resume(current(), run_dir, said, command)
-    require_needed(settings, said)
     return _play(settings, run_dir, flags, resuming=True)
 
 
@@ -151,7 +143,7 @@ def _play(
     context = current()
     output = context.output
     settings, location = evaluations.settle(context, settings, out if resuming else None)
-    for name in settings.pass_environ:
+    for name in settings.pass_env:
         if name not in os.environ:
             output.warn(f"`{name}` is not set, so the environment does not get it")
     require_confined(context, settings.sandbox, location, settings.model, in_process=settings.in_process)

@@ -180,13 +180,13 @@ def reproduce_command(manifest: RunManifest, examples: int, checkpoint: str | No
         words += ["--split", manifest.split]
     if manifest.seed:
         words += ["--seed", str(manifest.seed)]
-    for key, option in (("temperature", "-t"), ("top_p", "--top-p"), ("max_tokens", "--max-tokens")):
+    for key, option in (("temperature", "-t"), ("max_tokens", "--max-tokens")):
         if key in sampling:
             words += [option, str(sampling.pop(key))]
-    if sampling:
-        words += ["--sampling", canonical_json(sampling)]
-    if pin.changed_arguments:
-        words += ["--args", canonical_json(pin.changed_arguments)]
+    for key, value in sampling.items():
+        words += ["--set", f"sampling.{key}={canonical_json(value)}"]
+    for key, value in pin.changed_arguments.items():
+        words += ["-a", f"{key}={canonical_json(value)}"]
     for player, other in manifest.players.items():
         words += ["--player", f"{player}={other.name}"]
     return shlex.join(words)

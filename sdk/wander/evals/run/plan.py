@@ -132,7 +132,7 @@ async def _packed(environment: EnvironmentHandle, plan: EvaluationPlan, most: in
         for example in page:
             if plan.strict and example.fault is not None:
                 raise DatasetError(
-                    example.fault, hint="mend the row, or leave `--strict` out: only its rollouts fail"
+                    example.fault, hint="mend the row, or leave `strict` out: only its rollouts fail"
                 )
             packed.append(example)
         taken += len(page)

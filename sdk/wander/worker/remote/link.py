@@ -138,7 +138,7 @@ def _refusal(address: WorkerAddress, error: InvalidStatus) -> LoadError:
     status, body = error.response.status_code, bytes(error.response.body or b"").decode("utf-8", "replace")
     said = body.strip().partition("\n")[0][:200]
     if status == 401:
-        hint = "give the file that it was started with: `--worker-token-file FILE`"
+        hint = "give the file that it was started with: `worker_token_file`"
         return WorkerRefusedToken(f"the worker at `{address}` refused the token: {said}", hint=hint)
     if status == 503:
         hint = "ask for fewer, or start it with more: `wander worker ENVIRONMENT --workers N`"
