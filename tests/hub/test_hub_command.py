@@ -175,19 +175,29 @@ def test_help_is_plain_as_that_of_wander(typed) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said", "hint"),
+    ("words", "named", "hint"),
     [
-        (["tokn"], "no such command `tokn`", "run `wander-hub --help`"),
-        (["serve", "--prt", "3"], "no such option: --prt", "run `wander-hub serve --help`"),
-        (["serve", "--port", "x"], "invalid value for", "run `wander-hub serve --help`"),
-        (["token", "create"], "missing argument", "run `wander-hub token create --help`"),
+        (["tokn"], "tokn", "run `wander-hub --help`"),
+        (["serve", "--prt", "3"], "--prt", "run `wander-hub serve --help`"),
+        (["serve", "--port", "x"], "--port", "run `wander-hub serve --help`"),
+        (["token", "create"], "USER", "run `wander-hub token create --help`"),
+        (["token", "creat"], "create", "run `wander-hub token --help`"),
     ],
 )
-def test_wrong_usage_reads_as_it_does_in_wander(words: list[str], said: str, hint: str, typed) -> None:
+def test_wrong_usage_is_an_error_and_a_hint(words: list[str], named: str, hint: str, typed) -> None:
     status, out, err = typed(*words)
     assert (status, out) == (2, "")
-    assert err.startswith(f"error: {said}")
-    assert err.endswith(f"hint: {hint}\n")
+    error, _, rest = err.partition("\n\n")
+    assert error.startswith("error: ")
+    assert named in error
+    assert rest == f"hint: {hint}\n"
+
+
+def test_the_help_imports_no_database() -> None:
+    code = "import sys; from wander_hub.cli.main import app; app(['--help'], standalone_mode=False); "
+    code += "print([m for m in ('sqlalchemy', 'pydantic', 'fastapi') if m in sys.modules], file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
 
 
 def test_a_file_missing_from_the_installation_is_no_fault_of_the_data_folder(tmp_path: Path) -> None:
