@@ -128,7 +128,7 @@ class Experiment:
         if not self.options.local:
             self.once(f"wander post {folder}")
             if final:
-                self.once(f"wander verify {folder}")
+                self.once(f"wander runs verify {folder}")
 
     def post_training(self, seed: int) -> None:
         """Post the GRPO phases, which the runs of their policies link to."""

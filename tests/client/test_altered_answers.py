@@ -99,7 +99,7 @@ COMMANDS: list[list[str]] = [
 ]
 ASK_NO_HUB = {
     *("new", "runs merge", "runs plot", "runs schema", "env uninstall", "env import", "cache", "sandbox"),
-    *("model new", "model tools", "model sft", "completion"),
+    *("model new", "model tools", "model sft", "help"),
 }
 BUILD_FIRST = {"publish"}
 """A hub's answers come after a build of seconds."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import wander_client
+from click.core import ParameterSource
 from command_line import Wander
 from wander.sandbox import SandboxPolicy
 from wander_client.commands import load
@@ -34,7 +35,7 @@ def parse(*words: str) -> dict[str, Any]:
     typed = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in ctx.params.items()
-        if str(ctx.get_parameter_source(name)) == "ParameterSource.COMMANDLINE"
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
     }
     return read_options(typed)
 

@@ -136,7 +136,8 @@ def test_info_shows_one_environment_and_one_version(published: HubRoom) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("info", "admin/sya-env"), ("leaderboard", "admin/sya-env"), ("install", "admin/sya-env")]
+    "words",
+    [("env", "info", "admin/sya-env"), ("leaderboard", "admin/sya-env"), ("install", "admin/sya-env")],
 )
 def test_an_unknown_name_is_not_found_and_the_near_one_is_named(
     words: tuple[str, ...], published: HubRoom

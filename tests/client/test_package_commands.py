@@ -231,7 +231,7 @@ def test_a_damaged_record_is_named_and_the_others_are_listed(wander: Wander, hom
     put(store, "1.0")
     place = put(store, "1.1")
     (place / RECORD).write_text("{")
-    for command in (("list",), ("cache", "list"), ("cache", "prune", "--dry-run")):
+    for command in (("env", "list"), ("cache", "list"), ("cache", "prune", "--dry-run")):
         result = wander(*command, "--json")
         assert result.status == 0
         (warning,) = result.json["warnings"]

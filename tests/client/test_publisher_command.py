@@ -17,6 +17,7 @@ def test_a_workflow_is_trusted_listed_and_trusted_no_more(room: HubRoom) -> None
     assert added.out == "trusted: github acme/envs release.yml for admin/wordle\n"
     for_all = room.wander(
         *(
+            "env",
             "publisher",
             "add",
             "admin",
@@ -62,6 +63,7 @@ def test_what_cannot_be_trusted_is_said(room: HubRoom, words: tuple[str, ...], s
 def test_an_issuer_that_the_hub_does_not_know_is_said(room: HubRoom) -> None:
     done = room.wander(
         *(
+            "env",
             "publisher",
             "add",
             "admin/x",

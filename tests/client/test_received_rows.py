@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command_line import Wander
 from received_folders import ALL_USERS_FILE, UNPLAIN
 from wander.errors import ConfigError, RunError
 from wander.evals.foreign_run import read_results
 from wander.train.data import read_rows
+from wander_client.commands.shell.suggestions import suggest
 
 ROW = b'{"messages": [{"role": "user", "content": "x"}]}\n'
 PUTS: dict[str, Callable[[Path], object]] = {
@@ -76,7 +76,7 @@ NAMES = [
 ]
 
 
-def test_a_shell_gets_plain_names_of_folders_alone(home: Path, wander: Wander) -> None:
+def test_a_shell_gets_plain_names_of_folders_alone(home: Path) -> None:
     for name in NAMES:
         (home / "runs" / name).mkdir(parents=True)
         (home / "runs" / name / "run.json").write_text("{}")
@@ -84,6 +84,5 @@ def test_a_shell_gets_plain_names_of_folders_alone(home: Path, wander: Wander) -
     (home / "runs" / "dangling" / "run.json").symlink_to("nowhere")
     (home / "runs" / "fifo").mkdir()
     os.mkfifo(home / "runs" / "fifo" / "run.json")
-    done = wander("completion", "bash", "--line", "wander view ", "--json")
-    shown = {Path(word).name for word in done.data["suggestions"]}
+    shown = {Path(word).name for word in suggest("run")}
     assert shown == {"plain", "-rf", "ü"}

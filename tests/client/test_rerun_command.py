@@ -60,13 +60,13 @@ def test_other_examples_are_refused_before_anything_is_played(wander: Wander, fo
     assert "gives different examples here" in done.err
 
 
-@pytest.mark.parametrize("words", [["verify"], ["verify", "--cancel"]])
+@pytest.mark.parametrize("words", [[], ["--cancel"]])
 def test_verifying_a_run_that_was_not_posted_says_to_post_it(
     hub: HubRoom, home: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
     monkeypatch.setenv("WANDER_TOKEN", hub.token)
     place = write_run(home / "runs" / "mine", rewards=[1.0, 0.0])
-    done = hub.wander(words[0], str(place), *words[1:])
+    done = hub.wander("runs", "verify", str(place), *words)
     assert done.status == 3
     assert "it was not posted" in done.err
     assert f"hint: `wander post {place}` puts it there" in done.err
@@ -75,7 +75,7 @@ def test_verifying_a_run_that_was_not_posted_says_to_post_it(
 def test_an_unknown_level_is_wrong_usage(wander: Wander, home: Path) -> None:
     place = write_run(home / "runs" / "mine", rewards=[1.0])
     for command in ("verify", "replay"):
-        done = wander(command, str(place), "--level", "best")
+        done = wander("runs", command, str(place), "--level", "best")
         assert done.status == 2
         assert "use `replayed`, `rescored` or `highest`" in done.err
 

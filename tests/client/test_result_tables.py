@@ -93,7 +93,7 @@ def test_tables_fit_into_80_columns(posted: HubRoom, home: Path) -> None:
     )
     place.mkdir(parents=True)
     record.write(place / RECORD)
-    for words in (["runs"], ["leaderboard", "admin/say-env"], ["search"], ["list"], ["view", "best"]):
+    for words in (["runs"], ["leaderboard", "admin/say-env"], ["search"], ["env", "list"], ["view", "best"]):
         assert too_wide(posted.wander(*words)) == [], words
 
 

@@ -93,8 +93,8 @@ def test_a_sandbox_is_made_to_see_whether_it_can_be() -> None:
         ({}, SandboxPolicy()),
         ({"sandbox": False}, None),
         ({"sandbox": True}, SandboxPolicy()),
-        ({"worker": ["tcp://127.0.0.1:7100"]}, None),
-        ({"sandbox_limit": ["memory=1G"]}, SandboxPolicy(memory=1 << 30)),
+        ({"worker_addresses": ["tcp://127.0.0.1:7100"]}, None),
+        ({"sandbox": ["memory=1G"]}, SandboxPolicy(memory=1 << 30)),
     ],
 )
 def test_an_evaluation_keeps_how_it_was_confined(
@@ -105,8 +105,8 @@ def test_an_evaluation_keeps_how_it_was_confined(
 
 
 def test_a_sandbox_that_was_asked_for_is_not_left_out(home: Path, able: list[None]) -> None:
-    said = {"environment": "acme/env", "model": "m", "worker": ["tcp://127.0.0.1:7100"]}
-    for more, own in (({"sandbox": True}, None), ({"sandbox_limit": ["memory=1G"]}, None), ({}, True)):
+    said = {"environment": "acme/env", "model": "m", "worker_addresses": ["tcp://127.0.0.1:7100"]}
+    for more, own in (({"sandbox": True}, None), ({"sandbox": ["memory=1G"]}, None), ({}, True)):
         with pytest.raises(UsageError):
             settings_for({**said, **more}, settings(sandbox=own))
 

@@ -25,7 +25,7 @@ def test_an_evaluation_in_the_sandbox_is_recorded_as_such(folder: Path, home: Pa
     assert len(pin["profile_sha256"]) == 64
     again = wander("eval", "--resume", "run", "--sandbox-limit", "memory=2G")
     assert again.status == 2
-    assert "the run has `--sandbox --sandbox-limit memory=1073741824`" in again.err
+    assert 'the run has `{"memory": 1073741824}`' in again.err
     assert wander("eval", "--resume", "run", "--sandbox-limit", "memory=1G").status == 0
 
 

@@ -47,10 +47,14 @@ def echo(messages: list[dict[str, str]]) -> str:
             "`eval[1].modle` is no setting",
             "did you mean `model`?",
         ),
-        ('[models.a]\nmodel = "m"\nbase_ulr = "x"', "`models.a.base_ulr` is no", "did you mean `base_url`?"),
+        (
+            '[models.a]\nmodel = "m"\nbase_ulr = "x"\n[[eval]]',
+            "`models.a.base_ulr` is no",
+            "did you mean `base_url`?",
+        ),
         ("[defaults]\nnum_exampels = 3\n[[eval]]", "`defaults.num_exampels` is no", "`num_examples`?"),
         (one(more="rollouts = 0"), "eval[1]: `rollouts`", "evaluating.md"),
-        (one(more='num_examples = "most"'), "eval[1]: `num_examples`", "evaluating.md"),
+        (one().replace("= 4", '= "most"'), "eval[1]: `num_examples`", "evaluating.md"),
         (one(more="sampling = { temperature = -1 }"), "eval[1]: sampling argument `temperature`", "correct"),
         ("name = 'x'", "`eval` is missing", "evaluating.md"),
         ("eval = []", "`eval`: list should have at least 1 item", "correct the file"),
@@ -221,9 +225,12 @@ def test_options_that_stand_in_the_file_are_refused_beside_it(
 ) -> None:
     file = write(home, one())
     result = wander("eval", str(file), "-n", "3", "--json")
-    assert result.json["error"]["message"] == "`-n` belongs in the suite's file, not beside it"
+    assert (
+        result.json["error"]["message"]
+        == "`num_examples` belongs in the suite's file, not on the command line"
+    )
     argument = wander("eval", str(file), "-a", "size=3", "--json").json["error"]["message"]
-    assert argument == "`-a` belongs in the suite's file, not beside it"
+    assert argument == "`arguments` belongs in the suite's file, not on the command line"
     failed = wander("eval", str(file), "--resume", "x", "--only-failed", "--json").json["error"]["message"]
     assert failed == "`--only-failed` is for one run"
     assert wander("eval", str(file), "--resume", "--json").json["error"]["code"] == "no_suite"

@@ -165,7 +165,7 @@ def test_one_run_leaves_the_lock_aside_and_the_next_takes_it(
     assert (pin["unlocked"], reward) == (None, 1.0), "it was left aside for that run alone"
     evaluated(machine, "say-env", "again", "--set", "no_lock=true")
     assert machine.wander("env", "list")[-1]["lock_sha256"] == pin["lock_sha256"]
-    assert "was started without it" in machine.refused(
+    assert "`no_lock`" in machine.refused(
         2, "eval", "--resume", machine.home / "with", "--set", "no_lock=true"
     )
 
@@ -189,7 +189,7 @@ def test_a_run_that_names_another_lock_is_refused(played: Machine, tmp_path: Pat
     manifest = json.loads((forged / "run.json").read_text())
     manifest["environment"]["lock_sha256"] = "12" * 32
     (forged / "run.json").write_text(json.dumps(manifest))
-    said = played.refused(1, "replay", forged)
+    said = played.refused(1, "runs", "replay", forged)
     assert "the run's is 1212121212121212" in said
     assert "--no-lock" in said
     manifest["run_id"] = new_run_id()

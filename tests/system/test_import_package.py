@@ -69,8 +69,8 @@ def test_a_package_that_does_not_load_is_not_published(machine):
     folder.mkdir()
     (folder / "broken_sayer.py").write_text(ENVIRONMENT + "\nraise RuntimeError('it cannot be imported')\n")
     (folder / "pyproject.toml").write_text(PROJECT.replace("found", "broken"))
-    assert "it cannot be imported" in machine.refused(1, "import", "path", folder)
-    machine.refused(3, "info", "admin/broken-sayer")
+    assert "it cannot be imported" in machine.refused(1, "env", "import", "path", folder)
+    machine.refused(3, "env", "info", "admin/broken-sayer")
 
 
 def test_a_package_that_needs_a_variable_is_checked_with_it(machine, monkeypatch):

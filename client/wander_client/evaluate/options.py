@@ -30,7 +30,13 @@ class NumberOr(click.IntRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the word unchanged, or a number."""
-        return value if value == self._word else super().convert(value, param, ctx)
+        if value == self._word:
+            return value
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            bound = "" if self.max is None else f" to {self.max}"
+            self.fail(f"`{value}` is not `{self._word}`, and not a number from 1{bound}", param, ctx)
 
 
 @dataclass(frozen=True)

@@ -397,9 +397,9 @@ def resume_settings(
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, SandboxPolicy):
-        return "the sandbox with these limits"
     given = value.given() if isinstance(value, SamplingArgs) else value
+    if isinstance(value, SandboxPolicy):
+        given = value.model_dump(mode="json", exclude_defaults=True)
     return f"`{given if isinstance(given, str) else json.dumps(given, default=str, ensure_ascii=False)}`"
 
 

@@ -65,7 +65,7 @@ class Replayer:
         with self._database.read(HUB) as session:
             run = runs.find(session, run_id)
             version_id, limit = run.version_id, service.time_limit_of(run, self._seconds)
-        words = ["replay", run_id, "--stream", "--time-limit", f"{limit:.0f}"]
+        words = ["runs", "replay", run_id, "--stream", "--time-limit", f"{limit:.0f}"]
         words += ["--level", str(payload.get("level", "highest"))]
         if payload.get("sample") is not None:
             # Drawn now and stored with the report alone: nobody can know before which rollouts are looked at.
