@@ -124,7 +124,7 @@ def unknown_parts(words: list[str]) -> list[str]:
     """Return the options of a command that it does not have; all its words where there is no such command."""
     program, *rest = words
     command: click.Command = LazyGroup() if program == "wander" else hub_app
-    ctx = click.Context(command, info_name=program)
+    ctx = click.Context(command, info_name=program, **command.context_settings)
     known = {"--help", "--version"}
     for word in rest:
         options = {
