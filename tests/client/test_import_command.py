@@ -56,7 +56,7 @@ def test_a_package_becomes_an_environment_with_its_origin(hub, package, home, mo
     assert (dry["library"], dry["generation"]) == ("verifiers", 1)
     monkeypatch.setenv("WANDER_TOKEN", hub.token)
     out = home / "kept"
-    line = ("import", "path", str(package), "--no-check")
+    line = ("env", "import", "path", str(package), "--no-check")
     done = hub.wander(*line, "--out", str(out), "--json").data
     assert (done["environment"], done["version"], done["sent"]) == ("admin/old-sayer", "1.2", True)
     assert {path.name: path.read_bytes() for path in package.iterdir()} == before
@@ -129,7 +129,7 @@ def test_evaluations_of_others_are_imported_and_posted(hub, package, home, monke
         folder.mkdir()
         for file, text in contents.items():
             (folder / file).write_text(text)
-        line = ("import", "results", str(folder), "--environment", "admin/old-sayer", "--json")
+        line = ("env", "import", "results", str(folder), "--environment", "admin/old-sayer", "--json")
         run = hub.wander(*line).data
         assert run["environment"] == "admin/old-sayer@1.2"
         assert run["summary"]["reward_mean"] == 1.0

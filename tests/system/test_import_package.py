@@ -80,7 +80,7 @@ def test_a_package_that_needs_a_variable_is_checked_with_it(machine, monkeypatch
     opened = ENVIRONMENT.replace("    rows =", asking)
     (folder / "keyed_sayer.py").write_text(opened)
     (folder / "pyproject.toml").write_text(PROJECT.replace("found", "keyed"))
-    line = ("import", "path", folder, "--dry-run")
+    line = ("env", "import", "path", folder, "--dry-run")
     assert "add `--pass-env SAYER_KEY`" in machine.refused(1, *line)
     monkeypatch.setitem(machine.extra, "SAYER_KEY", "x")
     assert machine.wander(*line, "--pass-env", "SAYER_KEY")["check"]["failed"] == 0

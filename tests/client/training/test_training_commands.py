@@ -79,7 +79,7 @@ def test_data_says_what_it_dropped(wander: Wander, games: Path, home: Path) -> N
 
 
 def test_data_shows_and_balances_what_it_takes(wander: Wander, games: Path, home: Path) -> None:
-    words = ("data", str(games), str(games), "--out", "rows.jsonl", "--near", "--per-example", "1")
+    words = ("runs", "data", str(games), str(games), "--out", "rows.jsonl", "--near", "--per-example", "1")
     done = wander(*words, "--where", "turns<=4", "--show-dropped", "2", "--json")
     data = done.data
     assert data["rollouts"] == 80
@@ -96,7 +96,7 @@ def test_data_shows_and_balances_what_it_takes(wander: Wander, games: Path, home
 @pytest.mark.full
 def test_sft_holds_back_and_goes_on(wander: Wander, games: Path, tiny: Path, home: Path) -> None:
     assert wander("runs", "data", str(games), "--out", "rows.jsonl").status == 0
-    words = ("sft", "rows.jsonl", "--model", "tiny", "--out", "sft", "--steps", "2")
+    words = ("model", "sft", "rows.jsonl", "--model", "tiny", "--out", "sft", "--steps", "2")
     tuned = wander(*words, "--set", "schedule.eval_share=0.2")
     assert tuned.status == 0, tuned.err
     assert " held out " in tuned.out
