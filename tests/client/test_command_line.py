@@ -114,8 +114,8 @@ def test_a_value_that_is_none_of_a_list_is_told_in_plain_words(wander: Wander) -
 
 
 def test_an_error_names_the_flag_that_was_typed(wander: Wander) -> None:
-    assert "error: `-n`: 0 " in wander("eval", "acme/wordle", "-m", "x", "-n", "0").err
-    assert "error: `--num-examples`: 0 " in wander("eval", "acme/wordle", "--num-examples=0").err
+    assert "error: `-n`: " in wander("eval", "acme/wordle", "-m", "x", "-n", "0").err
+    assert "error: `--num-examples`: " in wander("eval", "acme/wordle", "--num-examples=0").err
 
 
 def test_help_of_a_command_can_be_asked_both_ways(wander: Wander) -> None:
