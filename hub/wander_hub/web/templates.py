@@ -22,7 +22,7 @@ from wander_hub.http.boundary import base_url_of, caller_of
 from wander_hub.http.middleware import PAGE_CSP
 from wander_hub.security import without_secrets
 from wander_hub.web import addresses, charts, text
-from wander_hub.web.account import forms
+from wander_hub.web.refused_form import refused_form
 
 _HERE = Path(__file__).parent
 _STATIC = _HERE / "static"
@@ -91,7 +91,7 @@ _templates.globals |= {
     "interval_bar": charts.interval_bar,
     "page_of": addresses.page_of,
     "outcome_bar": charts.outcome_bar,
-    "refused_form": forms.refused_form,
+    "refused_form": refused_form,
     "score_digits": text.score_digits,
     "static": _ADDRESSES,
     "term": addresses.term,

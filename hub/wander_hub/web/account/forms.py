@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
@@ -17,10 +16,9 @@ from urllib.parse import quote, unquote, urlsplit
 from fastapi import Request
 from starlette.responses import Response
 from starlette.types import Message
-from wander.wire import Problem
 
 from wander_hub.http.problems import HubProblem
-from wander_hub.web.text import fault_field
+from wander_hub.web.refused_form import CURRENT, RefusedForm
 
 _OWN_HEADERS = (b"content-type", b"content-length", b"accept")
 _OF_ROUTES = ("endpoint", "route", "path_params")
@@ -52,36 +50,6 @@ def _number(given: Given, name: str) -> object:
 
 def _list(given: Given, name: str) -> list[str]:
     return given.get(name, [])
-
-
-@dataclass
-class RefusedForm:
-    """A form that the API refused, which its page shows again with its input."""
-
-    name: str
-    given: Given
-    problem: Problem
-    shown: bool = False
-    """Whether a page found the form among its own."""
-
-    def is_faulty(self, field: str) -> bool:
-        """Return whether the problem is about this field."""
-        return any(fault_field(error) == field for error in self.problem.errors or [])
-
-
-_REFUSED: ContextVar[RefusedForm | None] = ContextVar("_REFUSED", default=None)
-"""The form that the page which is drawn now shows again."""
-
-
-def refused_form(name: str, at: Mapping[str, object]) -> RefusedForm | None:
-    """Return the refused form if it is this one, of the page's forms with the same address the first."""
-    refused = _REFUSED.get()
-    if refused is None or refused.shown or refused.name != name:
-        return None
-    if any(refused.given.get(f"at_{key}") != [str(value)] for key, value in at.items()):
-        return None
-    refused.shown = True
-    return refused
 
 
 class _NoPage(Exception):
@@ -219,7 +187,7 @@ async def draw_again(request: Request, refused: RefusedForm, back: str) -> Respo
     for address in map(urlsplit, (request.headers.get("referer", ""), back)):
         query = "&".join(one for one in address.query.split("&") if not one.startswith("done="))
         pages[address.path or "/", query] = None
-    token = _REFUSED.set(refused)
+    token = CURRENT.set(refused)
     try:
         for path, query in pages:
             with suppress(_NoPage):
@@ -228,7 +196,7 @@ async def draw_again(request: Request, refused: RefusedForm, back: str) -> Respo
                     answer.status_code = refused.problem.status
                     return answer
     finally:
-        _REFUSED.reset(token)
+        CURRENT.reset(token)
     return None
 
 

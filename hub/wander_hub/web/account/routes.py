@@ -41,6 +41,7 @@ from wander_hub.runs import signing
 from wander_hub.web.account import forms
 from wander_hub.web.account.visit import OwnVisit, OwnVisiting
 from wander_hub.web.addresses import query_string
+from wander_hub.web.refused_form import RefusedForm
 from wander_hub.web.sign_in import local_path
 from wander_hub.web.templates import as_json, page, render
 from wander_hub.webhooks import service as webhooks
@@ -128,7 +129,7 @@ async def send_form(request: Request, form: str, base_url: BaseUrl) -> Response:
         return RedirectResponse(f"/login?next={quote(back)}", 303)
     if status >= 400:
         problem = Problem.model_validate(said)
-        again = await forms.draw_again(request, forms.RefusedForm(form, given, problem), back)
+        again = await forms.draw_again(request, RefusedForm(form, given, problem), back)
         return again or page(
             *(request, "problem.html"), status=status, problem=problem, back=back, there="", suggestions=[]
         )
