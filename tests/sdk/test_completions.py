@@ -16,7 +16,7 @@ from wander.clients.completions import completion_of, failure_in, usage_of
 from wander.clients.openai import OpenAIClient
 from wander.clients.transport import Answer
 from wander.errors import ContentFiltered, ContextOverflow, InvalidResponse, ModelError
-from wander.evals.report.document import facts
+from wander.evals.report.document import run_facts
 from wander.evals.run.budget import Budget
 from wander.evals.run.runner import EvaluationPlan, evaluate
 from wander.evals.stats.breakdown import break_down
@@ -332,7 +332,7 @@ async def test_refusals_and_filters_are_counted(chat_server: Any, tmp_path: Path
     assert (summary.failed, summary.refused, summary.filtered) == (0, 1, 2)
     assert summary.stop_reasons == {"answered": 2, "content_filtered": 2}
     shown = dict(
-        facts(result.manifest, break_down(result.manifest, RunFolder.open(tmp_path / "run").rollouts()))
+        run_facts(result.manifest, break_down(result.manifest, RunFolder.open(tmp_path / "run").rollouts()))
     )
     assert (shown["refused"], shown["filtered"]) == ("1", "2")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from wander.evals.store.examples import PackedExamples, Places
+from wander.evals.store.examples import PackedExamples, RolloutOrder
 from wander.types import Example, task_set_digest
 
 
@@ -34,8 +34,8 @@ def test_packed_examples_are_those_that_were_packed(count: int) -> None:
 
 @pytest.mark.parametrize("names", [["0", "1", "2"], ["1", "0", "2"], ["a", "b", "01"]])
 def test_places_are_those_of_the_manifest(names: list[str]) -> None:
-    places = Places(names, 2)
-    found = [places.find((name, index)) for name in names for index in range(2)]
+    order = RolloutOrder(names, 2)
+    found = [order.find((name, index)) for name in names for index in range(2)]
     assert found == list(range(6))
     for key in (("3", 0), (names[0], 2), (names[0], -1), ("00", 0), ("²", 0), ("9" * 5000, 0), ("", 0)):
-        assert places.find(key) is None
+        assert order.find(key) is None

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from wander.errors import ConfigError, MissingExtra
 from wander.evals import export as exporting
-from wander.evals.export import export, format_of
+from wander.evals.export import export_runs, format_of
 from wander.evals.stats.summary import summarise
 from wander.evals.store.manifest import new_manifest
 from wander.types import EnvironmentInfo, Example, Failure, Rollout, Turn, TurnTokens
@@ -64,7 +64,7 @@ class Recorded:
 
 
 def written(path: Path, *runs: Recorded, **options: object) -> list[int]:
-    return list(export(runs or (Recorded(),), path, **options))  # type: ignore[arg-type]
+    return list(export_runs(runs or (Recorded(),), path, **options))  # type: ignore[arg-type]
 
 
 def test_json_lines_keep_everything_as_it_was(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_what_cannot_be_written_is_refused_and_leaves_nothing(
 ) -> None:
     with pytest.raises(ConfigError, match="says no format"):
         format_of(tmp_path / "run.xlsx")
-    begun = export([Recorded(600)], tmp_path / "run.jsonl")
+    begun = export_runs([Recorded(600)], tmp_path / "run.jsonl")
     next(begun)
     begun.close()  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "pyarrow", None)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from wander.errors import MissingExtra
 from wander.evals.report.charts import chart_histogram
-from wander.evals.report.document import markdown, score, text_lines
+from wander.evals.report.document import reward_text, run_lines, run_markdown
 from wander.evals.stats.breakdown import Breakdown, break_down
 from wander.evals.store.manifest import new_manifest
 from wander.types import EnvironmentInfo, Example, Failure, Rollout, Usage
@@ -44,7 +44,7 @@ def broken_down(*rewards: float, metric: str = "exact") -> Breakdown:
 
 
 def test_the_text_says_score_counts_failures_metrics_and_shape() -> None:
-    text = "\n".join(text_lines(manifest(), broken_down(0.0, 0.5, 1.0)))
+    text = "\n".join(run_lines(manifest(), broken_down(0.0, 0.5, 1.0)))
     assert text.startswith("m on alice/echo 1.2\nreward    0.5000 (95 % interval ")
     assert "4 of 4: 4 examples, 1 each; 1 failed" in text
     assert "failed    model 1" in text
@@ -55,14 +55,14 @@ def test_the_text_says_score_counts_failures_metrics_and_shape() -> None:
 
 
 def test_without_scores_the_report_says_so() -> None:
-    assert score(broken_down().summary) == "none: no rollout was scored"
-    assert "too few" in score(broken_down(0.3).summary)
-    assert "no rollout was scored" in markdown(manifest(), broken_down())
+    assert reward_text(broken_down().summary) == "none: no rollout was scored"
+    assert "too few" in reward_text(broken_down(0.3).summary)
+    assert "no rollout was scored" in run_markdown(manifest(), broken_down())
 
 
 def test_markdown_keeps_foreign_names_in_their_cells() -> None:
     hostile = "a|b\n<script>`x`"
-    section = markdown(manifest(hostile), broken_down(0.0, 1.0, metric=hostile))
+    section = run_markdown(manifest(hostile), broken_down(0.0, 1.0, metric=hostile))
     assert "<script>" not in section.replace("\\<script\\>", "")
     for line in section.splitlines():
         if line.startswith("| a"):
@@ -70,7 +70,7 @@ def test_markdown_keeps_foreign_names_in_their_cells() -> None:
 
 
 def test_every_bin_that_holds_something_shows() -> None:
-    lines = text_lines(manifest(), broken_down(*[0.0] * 500, 1.0))
+    lines = run_lines(manifest(), broken_down(*[0.0] * 500, 1.0))
     assert lines[-1].endswith("1  #")
 
 

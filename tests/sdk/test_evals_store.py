@@ -71,10 +71,8 @@ def test_finish_compresses_and_keeps_the_rollouts(tmp_path: Path) -> None:
         folder.append(rollout(str(i)))
     folder.sync()
     summary = summarise(folder.rollouts(), expected=6)
-    folder.finish(summary, ended_at=datetime(2026, 1, 2, tzinfo=UTC), compress=False)
-    plain = RunFolder.open(tmp_path)
-    kept = list(plain.rollouts())
-    plain.finish(summary, ended_at=datetime(2026, 1, 2, tzinfo=UTC))
+    kept = list(RunFolder.open(tmp_path).rollouts())
+    folder.finish(summary, ended_at=datetime(2026, 1, 2, tzinfo=UTC))
     packed = RunFolder.open(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "rollouts.jsonl.zst",
@@ -111,14 +109,16 @@ def test_of_two_lines_of_a_key_the_last_counts(tmp_path: Path) -> None:
     assert ordered == [("0", 0), ("1", 0), ("1", 1)]
 
 
-@pytest.mark.parametrize("compress", [False, True])
+@pytest.mark.parametrize("finished", [False, True])
 def test_rollouts_that_the_manifest_does_not_name_come_last_in_its_order(
-    tmp_path: Path, compress: bool
+    tmp_path: Path, finished: bool
 ) -> None:
     folder = RunFolder.create(tmp_path, manifest())
     for one in (rollout("b", 1), rollout("2"), failed("x"), rollout("a", 0), rollout("x"), rollout("1", 1)):
         folder.append(one)
-    folder.finish(summarise(folder.rollouts(), expected=6), compress=compress)
+    if finished:
+        folder.finish(summarise(folder.rollouts(), expected=6))
+    folder.close()
     with RunFolder.open(tmp_path).in_order() as lines:
         keys = [("1", 1), ("2", 0), ("a", 0), ("x", 0), ("b", 1)]
         assert [one.key for one in lines] == keys

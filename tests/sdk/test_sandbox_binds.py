@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sandboxes import needs_sandbox, small
 from wander.errors import SandboxError
-from wander.sandbox.bubblewrap import arguments
+from wander.sandbox.bubblewrap import bubblewrap_arguments
 from wander.sandbox.control_groups import ControlGroup
 from wander.sandbox.support import explain_failure, require_support
 from wander.sandbox.visible import VIRTUALENV, Bind, Runtime, choose_binds, outermost, own_python
@@ -192,7 +192,7 @@ def test_an_environment_is_shown_at_a_path_that_is_the_same_everywhere(place: Pa
     assert sees.import_path == (f"{VIRTUALENV}/{runtime.site_packages}",)
     assert [bind.path for bind in sees.binds if bind.kind == "virtualenv"] == [VIRTUALENV]
     assert all(os.path.realpath(bind.source) == bind.source for bind in sees.binds)
-    words = arguments(small(), sees, 4, "any")
+    words = bubblewrap_arguments(small(), sees, 4, "any")
     assert not any(str(place) in str(word) for word in words), "no path of the host is among the arguments"
 
 

@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING
 from urllib.parse import quote
 
 import zstandard
-from wander.evals.store.examples import Places
+from wander.evals.store.examples import RolloutOrder
 from wander.evals.store.jsonl import (
     LONGEST_LINE,
     MOST_LIST_BYTES,
@@ -230,7 +230,7 @@ def _in_order(
     manifest: RunManifest, plain: IO[bytes], path: Path
 ) -> tuple[array[int], array[int], str | None]:
     """Return offset and length of the line of every rollout in the manifest's order, and their digest."""
-    places = Places(manifest.example_ids, manifest.rollouts_per_example)
+    order = RolloutOrder(manifest.example_ids, manifest.rollouts_per_example)
     size = plain.seek(0, os.SEEK_END)
     if manifest.expected_rollouts > max(_MOST_PLACES, size):
         raise ClientError(
@@ -249,7 +249,7 @@ def _in_order(
             )
         key = _key(line, number, path)
         if key is not None:
-            if (place := places.find(key)) is None:
+            if (place := order.find(key)) is None:
                 raise ClientError(
                     f"line {number} of `{path}` is no rollout that the manifest plays", code="bad_rollouts"
                 )

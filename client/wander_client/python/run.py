@@ -165,13 +165,13 @@ class Run(os.PathLike[str]):
     @called_from_python
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Copy the run to another folder, or write its rollouts to a `.jsonl` or `.parquet` file."""
-        from wander.evals.export import export
+        from wander.evals.export import export_runs
         from wander.evals.store.jsonl import refuse_unsafe
         from wander.system.plain_files import copy_plain_folder
 
         place = Path(path)
         if place.suffix in (".jsonl", ".parquet"):
-            for _ in export([self._local()], place):
+            for _ in export_runs([self._local()], place):
                 pass
         elif place.exists():
             raise UsageError(f"`{place}` is there already", hint="name a new folder")

@@ -34,9 +34,9 @@ def show_summary(summary: RunSummary, output: Output, manifest: RunManifest) -> 
         reasons = sorted(endings.items(), key=lambda item: -item[1])
         output.line("ended   " + ", ".join(f"{name} {count}" for name, count in reasons))
     if summary.usage.completion_tokens:
-        from wander.evals.report.document import tokens
+        from wander.evals.report.document import token_text
 
-        output.line(f"tokens  {tokens(summary.usage)}")
+        output.line(f"tokens  {token_text(summary.usage)}")
     if use is not None:
         output.line(f"calls   {use.told()}")
     if summary.metrics:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from wander.evals.report.document import bounds, escape_markdown
+from wander.evals.report.document import escape_markdown, interval_text
 from wander.train.records.checkpoints import read_saved
 from wander.train.records.files import read_evaluations
 from wander.wire import RunManifest, RunSummary
@@ -67,7 +67,7 @@ def _training(folder: Path, manifest: RunManifest, weights_sha256: str) -> list[
         lines += ["|---:|---|---:|---:|---|"]
     for one in measured[-MOST_EVALUATIONS:]:
         reward = "" if one.reward is None else f"{one.reward:.4f}"
-        interval = bounds(*(one.interval or (None, None)))
+        interval = interval_text(*(one.interval or (None, None)))
         lines.append(f"| {one.step} | {escape_markdown(one.cell)} | {one.examples} | {reward} | {interval} |")
     return lines
 
@@ -83,7 +83,7 @@ def _results(evaluated: Iterable[tuple[RunManifest, RunSummary]]) -> list[str]:
     for manifest, summary in sorted(evaluated, key=lambda pair: pair[0].run_id):
         pin, mean = manifest.environment, summary.reward_mean
         version = f"@{pin.version}" if pin.version else ""
-        spread = bounds(summary.reward_low, summary.reward_high)
+        spread = interval_text(summary.reward_low, summary.reward_high)
         count = f"{len(manifest.example_ids)} x {manifest.rollouts_per_example}"
         reward = "" if mean is None else f"{mean:.4f}"
         name = escape_markdown(pin.full_name) + version

@@ -64,13 +64,13 @@ def format_facts(manifest: RunManifest, facts: dict[str, Any]) -> Iterator[str]:
 
 def evaluation_rows(facts: dict[str, Any]) -> tuple[Sequence[str], list[list[str]]]:
     """Return heading and rows of the evaluations on held-out examples."""
-    from wander.evals.report.document import bounds
+    from wander.evals.report.document import interval_text
     from wander.train.records.files import CellEvaluation
 
     rows = []
     for evaluation in map(CellEvaluation.model_validate, facts["evaluations"]):
         reward = "" if evaluation.reward is None else f"{evaluation.reward:.4f}"
-        interval = bounds(*(evaluation.interval or (None, None)))
+        interval = interval_text(*(evaluation.interval or (None, None)))
         if evaluation.lines is not None:
             interval = f"{evaluation.metrics['bad']:.0f} of {evaluation.lines} lines bad"
         rows.append(

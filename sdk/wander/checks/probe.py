@@ -40,7 +40,7 @@ from wander.clients.replay import ReplayClient
 from wander.clients.scripted import Script
 from wander.dataset import Dataset
 from wander.environment import Environment
-from wander.envs.group import EnvGroup, route
+from wander.envs.group import EnvGroup, route_example
 from wander.handle import Split
 from wander.loading import Factory, find_factory, find_path_factory, module_of
 from wander.parsers import message_text
@@ -262,7 +262,7 @@ class _Table(Client):
 
 def _players(env: Environment, example: Example) -> dict[str, Player]:
     while isinstance(env, EnvGroup):
-        name, example = route(example)
+        name, example = route_example(example)
         env = env.members[name]
     limit = min(env.turn_limit or MOST_TURNS, 4 * MOST_TURNS)
     gold = gold_script(env, example)

@@ -204,8 +204,8 @@ def _without_surrogates(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):
-        return {_without_surrogates(name): _without_surrogates(one) for name, one in value.items()}
-    return [_without_surrogates(one) for one in value] if isinstance(value, list) else value
+        return {_without_surrogates(name): _without_surrogates(item) for name, item in value.items()}
+    return [_without_surrogates(item) for item in value] if isinstance(value, list) else value
 
 
 def _message(raw: Any) -> Message:

@@ -19,8 +19,8 @@ class PlayersClient(WrappedClient):
 
     def __init__(self, client: Client, others: Mapping[str, Client | str]) -> None:
         super().__init__(client)
-        self.scripts = {player: each for player, each in others.items() if isinstance(each, str)}
-        self.others = {player: each for player, each in others.items() if isinstance(each, Client)}
+        self.scripts = {player: spec for player, spec in others.items() if isinstance(spec, str)}
+        self.others = {player: other for player, other in others.items() if isinstance(other, Client)}
         self._everybody = list(dict.fromkeys([client, *self.others.values()]))
 
     async def complete(self, request: ModelRequest) -> ModelResponse:

@@ -127,7 +127,7 @@ class Pace:
         recent = self._recent
         if not recent or now - recent[-1].since >= _SECOND / 10 or recent[-1].since < self._judged_from:
             recent.append(_Departures(now))
-            left = sum(each.left for each in recent)
+            left = sum(departures.left for departures in recent)
             while left - recent[0].left >= _CALLS and recent[1].since <= now - _SECOND:
                 left -= recent.popleft().left
         recent[-1].left += 1
@@ -184,9 +184,10 @@ class Pace:
 
     def _count(self, since: float, now: float) -> tuple[int, int, float]:
         """Return calls, refusals and seconds from a moment on, as far back as calls are remembered."""
-        counted = [each for each in self._recent if each.since >= since]
+        counted = [departures for departures in self._recent if departures.since >= since]
         first = counted[0].since if counted else now
-        return sum(each.left for each in counted), sum(each.refused for each in counted), now - first
+        left = sum(departures.left for departures in counted)
+        return left, sum(departures.refused for departures in counted), now - first
 
     def _taken(self, now: float) -> float:
         """Return how many calls a second the endpoint took recently."""
@@ -354,7 +355,7 @@ class CallLimiter:
         """Return the use of endpoints through this limiter since it was made."""
         queue = self._queue
         now = monotonic()
-        paused = sum(each.paused_seconds - max(0.0, each.held_until - now) for each in queue.paces.values())
+        paused = sum(pace.paused_seconds - max(0.0, pace.held_until - now) for pace in queue.paces.values())
         return EndpointUse(
             calls=self.calls,
             retries=self.retries,

@@ -70,7 +70,7 @@ class RecordClient(Client):
 
 def _objects(found: Any) -> list[dict[str, Any]]:
     """Return the objects of a list that anyone may have written."""
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
 
 
 class ReplayClient(RecordClient):
@@ -95,7 +95,9 @@ class ReplayClient(RecordClient):
         scripts: Mapping[str, str] | None = None,
     ) -> None:
         """`model` is the name that the environment sees: in a replay the one that the run states."""
-        super().__init__({f"{prefix}{each.example_id}/{each.index}": each for each in rollouts}, model)
+        super().__init__(
+            {f"{prefix}{rollout.example_id}/{rollout.index}": rollout for rollout in rollouts}, model
+        )
         self.scripts = scripts or {}
         self._lines = lines
         for rollout_id, rollout in list(self._rollouts.items()):
@@ -139,7 +141,7 @@ class TranscriptClient(RecordClient):
     """Gives stored rollouts, found by the id `example_id/index`."""
 
     def __init__(self, rollouts: Iterable[Rollout], model: str = "transcript") -> None:
-        super().__init__({f"{each.example_id}/{each.index}": each for each in rollouts}, model)
+        super().__init__({f"{rollout.example_id}/{rollout.index}": rollout for rollout in rollouts}, model)
 
     async def complete(self, request: ModelRequest) -> ModelResponse:
         """Raise `ModelError`: what is only scored again asks no model."""

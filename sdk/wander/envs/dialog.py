@@ -21,7 +21,7 @@ class Dialog:
         """Check the prompt, before the first turn."""
         check_messages(state["prompt"], 'state["prompt"]')
 
-    def visible(self, state: State) -> Messages:
+    def visible_messages(self, state: State) -> Messages:
         """Return the messages that whoever has just moved sees."""
         return [*state.prompt, *state.completion]
 
@@ -44,9 +44,9 @@ class PlayersDialog(Dialog):
         self._require_players(state["prompt"], 'state["prompt"]')
         await self._pass_turn(state)
 
-    def visible(self, state: State) -> Messages:
+    def visible_messages(self, state: State) -> Messages:
         """Return the messages that whoever has just moved sees."""
-        return seen_by(state["player"], super().visible(state))
+        return seen_by(state["player"], super().visible_messages(state))
 
     async def address(self, state: State, answer: Messages, *, ends: bool) -> Messages:
         """Return the answer, addressed to who moves next, or to who moved last if the rollout ends."""

@@ -72,18 +72,18 @@ class EnvGroup(Environment):
 
     def gold(self, example: Example) -> Any:
         """Return the gold completions of the example's member."""
-        name, own = route(example)
+        name, own = route_example(example)
         return self.members[name].gold(own)
 
     async def play(self, state: State, model: ModelCalls) -> None:
         """Let the member play its example."""
-        name, own = route(state.example)
+        name, own = route_example(state.example)
         state["example"] = own
         await self.members[name].play(state, model)
 
     async def play_request(self, request: RolloutRequest) -> list[Rollout]:
         """Have the member play and score its example; the records have the group's example id and names."""
-        name, own = route(request.example)
+        name, own = route_example(request.example)
         return [
             rollout.model_copy(
                 update={
@@ -138,7 +138,7 @@ class GroupRubric(Rubric):
 
     async def score(self, state: State, parser: Parser | None = None) -> Score:
         """Score with the member's rubric and parser; `parser` is not used."""
-        name, own = route(state.example)
+        name, own = route_example(state.example)
         member = self.members[name]
         return _rename(name, await member.rubric.score(State({**state, "example": own}), member.parser))
 
@@ -146,7 +146,7 @@ class GroupRubric(Rubric):
         """Score the rollouts of one example with its member's rubric and parser."""
         if not states:
             return []
-        name, own = route(states[0].example)
+        name, own = route_example(states[0].example)
         member = self.members[name]
         scores = await member.rubric.score_group(
             [State({**state, "example": own}) for state in states], member.parser
@@ -171,7 +171,7 @@ def group_row(name: str, example: Example) -> dict[str, Any]:
     }
 
 
-def route(example: Example) -> tuple[str, Example]:
+def route_example(example: Example) -> tuple[str, Example]:
     """Return the member's name and the example as that member knows it."""
     origin = example.columns[COLUMN]
     columns = {name: value for name, value in example.columns.items() if name != COLUMN}

@@ -170,7 +170,7 @@ class MultiTurnEnv(Environment):
     async def _answer(self, state: State) -> str | None:
         """Append the environment's answer to the last completion; return the stop condition that it met."""
         started = time.perf_counter()
-        answer = await call_hook(self.env_response, self._dialog.visible(state), state)
+        answer = await call_hook(self.env_response, self._dialog.visible_messages(state), state)
         is_final = _is_final(state)
         if is_final:
             answer = check_messages(state["final_env_response"], 'state["final_env_response"]')

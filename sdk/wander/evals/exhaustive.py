@@ -331,17 +331,18 @@ class _Walk:
             if self._watch.verdict is not None:
                 raise self._watch.verdict
             wave = []
-            for line, choices in [(one, each) for one, it in played for each in branches(it, one.choices)]:
-                if self._known.total() < self._plan.max_lines:
-                    wave.append(self._line(line.opening, choices))
-                else:
-                    self._unexplored += 1
+            for line, rollout in played:
+                for choices in branches(rollout, line.choices):
+                    if self._known.total() < self._plan.max_lines:
+                        wave.append(self._line(line.opening, choices))
+                    else:
+                        self._unexplored += 1
 
     def result(self) -> WalkResult:
         """Close the run and return what it came to."""
         stopped = self._stop.requested.is_set()
         places = {name: place for place, name in enumerate(self._manifest.example_ids)}
-        played = sorted(self._played, key=lambda each: (places[each.example_id], each.index))
+        played = sorted(self._played, key=lambda rollout: (places[rollout.example_id], rollout.index))
         complete = not stopped and not self._unexplored
         expected = self._known.total() + self._unexplored
         summary = summarise(played, expected=expected, info=self._manifest.environment.info)
@@ -354,7 +355,7 @@ class _Walk:
             else:
                 self._folder.write_summary(summary)
         by_opening = dict.fromkeys(self._manifest.example_ids, LineCount())
-        for name, lines in groupby(played, key=lambda each: each.example_id):
+        for name, lines in groupby(played, key=lambda rollout: rollout.example_id):
             by_opening[name] = count_lines(lines)
         return WalkResult(
             manifest=manifest,
@@ -363,7 +364,7 @@ class _Walk:
             by_opening=by_opening,
             conversations=self._memo.conversations,
             run_dir=self._folder.path if self._folder else None,
-            bad=[each for each in played if is_bad(each)],
+            bad=[rollout for rollout in played if is_bad(rollout)],
             interrupted=stopped,
             unexplored=self._unexplored,
             resumed=self._resumed,

@@ -53,7 +53,7 @@ def format_of(path: Path) -> Format:
     return known[path.suffix]
 
 
-def export(
+def export_runs(
     runs: Sequence[ExportedRun], path: Path, kind: Format | None = None, *, tokens: bool = False
 ) -> Iterator[int]:
     """Write runs to a file or folder, and yield how many rows are written after every batch.
@@ -120,10 +120,9 @@ def run_rows(manifest: RunManifest, rollouts: Iterable[Rollout], *, tokens: bool
             "info": rollout.info,
         }
         if tokens:
-            known = [turn.tokens for turn in rollout.turns if turn.tokens is not None]
-            row["prompt_ids"] = [one.prompt_ids for one in known]
-            row["completion_ids"] = [one.completion_ids for one in known]
-            row["logprobs"] = [one.logprobs for one in known]
+            sampled = [turn.tokens for turn in rollout.turns if turn.tokens is not None]
+            for name in ("prompt_ids", "completion_ids", "logprobs"):
+                row[name] = [getattr(tokens_of_turn, name) for tokens_of_turn in sampled]
         yield row
 
 

@@ -35,7 +35,7 @@ from wander.clients.base import NOT_RECORDED, Client
 from wander.clients.players import require_players
 from wander.clients.replay import RecordClient, ReplayClient, TranscriptClient
 from wander.errors import ConfigError, RunError
-from wander.evals.store.examples import PAGE, PackedExamples, Places
+from wander.evals.store.examples import PAGE, PackedExamples, RolloutOrder
 from wander.handle import EnvironmentHandle, RolloutRequest
 from wander.rollout.garbage import fewer_collections
 from wander.rollout.outside_calls import JUDGE_ANSWERS, SCRIPTED
@@ -145,8 +145,8 @@ async def replay_run(
 
 def first_difference(recorded: Rollout, again: Rollout) -> str | None:
     """Return what differs first between two playings of a rollout, or None."""
-    found = first_divergence(recorded, again)
-    return None if found is None else found.difference
+    divergence = first_divergence(recorded, again)
+    return None if divergence is None else divergence.difference
 
 
 def first_divergence(
@@ -156,27 +156,27 @@ def first_divergence(
     was, now = _values(recorded), _values(again)
     values = itemgetter(*compared)
     same = _written(values(was)) == _written(values(now))
-    moved = [turn.player for turn in recorded.turns], [turn.player for turn in again.turns]
-    if same and moved[0] == moved[1]:
+    players = [turn.player for turn in recorded.turns], [turn.player for turn in again.turns]
+    if same and players[0] == players[1]:
         return None
 
-    found = partial(_divergence, recorded)
+    differ_at = partial(_divergence, recorded)
     for name in compared:
-        one, other = was[name], now[name]
-        if isinstance(one, list) and isinstance(other, list):
-            for number, (left, right) in enumerate(zip(one, other, strict=False)):
+        before, after = was[name], now[name]
+        if isinstance(before, list) and isinstance(after, list):
+            for number, (left, right) in enumerate(zip(before, after, strict=False)):
                 if _differ(left, right):
                     told = f"message {number} of the {name} is {_excerpt(right)}, not {_excerpt(left)}"
-                    return found(name, told, number)
-            if len(one) != len(other):
-                told = f"the {name} has {len(other)} messages, not {len(one)}"
-                return found(name, told, min(len(one), len(other)))
-        elif _differ(one, other):
-            return found(name, f"the {name} is {_excerpt(other)}, not {_excerpt(one)}")
+                    return differ_at(name, told, number)
+            if len(before) != len(after):
+                told = f"the {name} has {len(after)} messages, not {len(before)}"
+                return differ_at(name, told, min(len(before), len(after)))
+        elif _differ(before, after):
+            return differ_at(name, f"the {name} is {_excerpt(after)}, not {_excerpt(before)}")
     if len(recorded.turns) != len(again.turns):
-        return found("turns", f"the rollout takes {len(again.turns)} turns, not {len(recorded.turns)}")
-    if moved[0] != moved[1]:
-        return found("turns", f"the turns are of {_excerpt(moved[1])}, not {_excerpt(moved[0])}")
+        return differ_at("turns", f"the rollout takes {len(again.turns)} turns, not {len(recorded.turns)}")
+    if players[0] != players[1]:
+        return differ_at("turns", f"the turns are of {_excerpt(players[1])}, not {_excerpt(players[0])}")
     return None
 
 
@@ -230,7 +230,7 @@ class _Replay:
     def __post_init__(self) -> None:
         ids, exhaustive = self.manifest.example_ids, self.manifest.kind == "exhaustive"
         most = self.manifest.expected_rollouts if exhaustive else self.manifest.rollouts_per_example
-        self.examples, self.places = PackedExamples(unpacked=_UNPACKED), Places(ids, most)
+        self.examples, self.order = PackedExamples(unpacked=_UNPACKED), RolloutOrder(ids, most)
         self.most, self.at = most, array("q", [-1]) * len(ids)
         """The place among the examples of each that the manifest names; -1 of one that is not there."""
         self.share = TWICE / max(1, self.manifest.expected_rollouts)
@@ -242,7 +242,7 @@ class _Replay:
         """Learn the manifest's examples, as far as the environment has them."""
         strata = self.manifest.strata
         async for example in _read_examples(self.environment, self.manifest):
-            if (place := self.places.find((example.example_id, 0))) is not None:
+            if (place := self.order.find((example.example_id, 0))) is not None:
                 number = place // self.most
                 self.at[number] = len(self.examples)
                 self.examples.append(example)
@@ -253,27 +253,27 @@ class _Replay:
 
     def example_of(self, name: str) -> Example:
         """Return an example that the manifest names, and the environment has."""
-        place = self.places.find((name, 0))
+        place = self.order.find((name, 0))
         assert place is not None
         return self.examples[self.at[place // self.most]]
 
     def contradiction(self) -> str | None:
         """Return what the manifest says of the environment and is not so, or None."""
         stated, actual = self.manifest.environment.info, self.environment.info
-        if stated.reward_bounds is None and not any(one.bounds for one in stated.reward_functions):
+        if stated.reward_bounds is None and not any(function.bounds for function in stated.reward_functions):
             # A run may leave bounds out: the hub takes those of the environment.
             actual = actual.model_copy(
                 update={
                     "reward_bounds": None,
                     "reward_functions": [
-                        one.model_copy(update={"bounds": None}) for one in actual.reward_functions
+                        function.model_copy(update={"bounds": None}) for function in actual.reward_functions
                     ],
                 }
             )
         if stated.view is None:  # then no page draws one
             actual = actual.model_copy(update={"view": None})
-        for name in (each for each in EnvironmentInfo.model_fields if each not in _NOT_COMPARED):
-            if getattr(stated, name) != getattr(actual, name):
+        for name in EnvironmentInfo.model_fields:
+            if name not in _NOT_COMPARED and getattr(stated, name) != getattr(actual, name):
                 return f"the run states another `{name}` than the environment has"
         pin = self.manifest.environment
         if pin.changed_arguments != pin.model_copy(update={"info": self.environment.info}).changed_arguments:
@@ -300,33 +300,36 @@ class _Replay:
         for rollout in rollouts:
             self._count(rollout)
         self.report.recorded += len(rollouts)
-        playable = [each for each in rollouts if each.failure is None]
+        playable = [rollout for rollout in rollouts if rollout.failure is None]
         self.report.failed += len(rollouts) - len(playable)
         if self.report.refused is not None:
             return
         if chosen is not None:
-            playable = [each for each in playable if each.key in chosen]
-        groups: Iterable[list[Rollout]] = [[each] for each in playable]
+            playable = [rollout for rollout in playable if rollout.key in chosen]
+        groups: Iterable[list[Rollout]] = [[rollout] for rollout in playable]
         if self.environment.info.group_rewards:
-            playable.sort(key=lambda each: each.key)
-            groups = [list(group) for _, group in groupby(playable, key=lambda each: each.example_id)]
+            playable.sort(key=lambda rollout: rollout.key)
+            groups = [list(group) for _, group in groupby(playable, key=lambda rollout: rollout.example_id)]
         client = self.client_of(playable)
         waiting = iter([(self.example_of(group[0].example_id), group) for group in groups])
 
         async def work() -> None:
             for example, group in waiting:
-                found = await self._compare(client, example, group)
-                if any(isinstance(one, _Undecided) for one in found) and len(self.later) < _MOST_LATER:
+                outcomes = await self._compare(client, example, group)
+                if (
+                    any(isinstance(outcome, _Undecided) for outcome in outcomes)
+                    and len(self.later) < _MOST_LATER
+                ):
                     self.later.append(group)
                 else:
-                    self._keep(group, found)
+                    self._keep(group, outcomes)
 
         async with asyncio.TaskGroup() as tasks:
             for _ in range(min(max(1, self.concurrency), len(playable))):
                 tasks.create_task(work())
 
     def _count(self, rollout: Rollout) -> None:
-        place = self.places.place_of(rollout)
+        place = self.order.position_of(rollout)
         number, bit = place // _BITS, 1 << place % _BITS
         if self.seen.get(number, 0) & bit:
             raise RunError(f"rollout `{rollout.example_id}/{rollout.index}` stands twice in the run")
@@ -346,24 +349,24 @@ class _Replay:
             group = self.later.pop()
             client, example = self.client_of(group), self.example_of(group[0].example_id)
             for _ in range(TRIES - 1):
-                found = await self._compare(client, example, group)
-                if not any(isinstance(one, _Undecided) for one in found):
+                outcomes = await self._compare(client, example, group)
+                if not any(isinstance(outcome, _Undecided) for outcome in outcomes):
                     break
-            self._keep(group, found)
+            self._keep(group, outcomes)
 
     async def _compare(
         self, client: RecordClient, example: Example, recorded: list[Rollout]
     ) -> list[_Outcome]:
         """Replay rollouts, some of them in other surroundings too, and those that differ once more."""
         sure = self.report.differing >= TWICE
-        found = await self._look(self.environment, client, example, recorded, sure=sure)
-        if any(isinstance(one, _Undecided) for one in found):
-            return found
-        if self.elsewhere is not None and not sure and (any(found) or self.draw.random() < self.share):
-            other = await self._look(self.elsewhere, client, example, recorded, sure=sure)
-            self.report.twice += len(other)
-            found = [_attribute(*pair) for pair in zip(found, other, strict=True)]
-        return found
+        outcomes = await self._look(self.environment, client, example, recorded, sure=sure)
+        if any(isinstance(outcome, _Undecided) for outcome in outcomes):
+            return outcomes
+        if self.elsewhere is not None and not sure and (any(outcomes) or self.draw.random() < self.share):
+            elsewhere = await self._look(self.elsewhere, client, example, recorded, sure=sure)
+            self.report.twice += len(elsewhere)
+            outcomes = [_attribute(*pair) for pair in zip(outcomes, elsewhere, strict=True)]
+        return outcomes
 
     async def _look(
         self,
@@ -380,27 +383,27 @@ class _Replay:
             again = await self._play(environment, client, example, recorded)
             return [self._judge(*pair, client) for pair in zip(recorded, again, strict=True)]
 
-        found = await play()
-        if sure or not any(isinstance(one, Divergence) for one in found):
-            return found
-        return [_confirm(*pair) for pair in zip(found, await play(), strict=True)]
+        outcomes = await play()
+        if sure or not any(isinstance(outcome, Divergence) for outcome in outcomes):
+            return outcomes
+        return [_confirm(*pair) for pair in zip(outcomes, await play(), strict=True)]
 
-    def _keep(self, recorded: list[Rollout], found: Sequence[_Outcome]) -> None:
+    def _keep(self, recorded: list[Rollout], outcomes: Sequence[_Outcome]) -> None:
         """Count the outcome of some rollouts."""
         report = self.report
         report.replayed += len(recorded)
         judged = list(map(_was_judged, recorded))
         report.judged += sum(judged)
         report.answered += sum(map(self._was_answered, recorded, judged))
-        for one in found:
-            if isinstance(one, _Undecided):
+        for outcome in outcomes:
+            if isinstance(outcome, _Undecided):
                 report.undecided += 1
-                report.unfinished += one.unfinished
-                report.undecided_reason = report.undecided_reason or one.reason
-            elif one is not None:
+                report.unfinished += outcome.unfinished
+                report.undecided_reason = report.undecided_reason or outcome.reason
+            elif outcome is not None:
                 report.differing += 1
                 if len(report.divergences) < SHOWN:
-                    report.divergences.append(one)
+                    report.divergences.append(outcome)
         if self.on_replayed is not None:
             self.on_replayed(report.replayed, report.differing)
 
@@ -418,7 +421,7 @@ class _Replay:
             RolloutRequest.of(
                 client,
                 example,
-                [each.index for each in recorded],
+                [rollout.index for rollout in recorded],
                 run_seed=self.manifest.seed,
                 sampling=self.manifest.sampling,
                 together=self.environment.info.group_rewards,
@@ -438,7 +441,7 @@ class _Replay:
             return _Undecided(failure.message, unfinished)
         if not rescoring:
             return first_divergence(recorded, again)
-        spoken = sum(each.get("role") == "assistant" for each in recorded.completion)
+        spoken = sum(message.get("role") == "assistant" for message in recorded.completion)
         if len(recorded.turns) > spoken:
             return _Undecided(
                 f"the record has {len(recorded.turns)} turns, but {spoken} messages of the model"
@@ -457,7 +460,7 @@ def _was_judged(recorded: Rollout) -> bool:
     """Tell whether a judge answered in a rollout from the record; one that is a script answers again."""
     answers = recorded.info.get(JUDGE_ANSWERS)
     return isinstance(answers, list) and not all(
-        isinstance(one, dict) and one.get(SCRIPTED) for one in answers
+        isinstance(answer, dict) and answer.get(SCRIPTED) for answer in answers
     )
 
 
@@ -476,10 +479,12 @@ def _attribute(here: _Outcome, there: _Outcome) -> _Outcome:
         return there
     if isinstance(here, _Undecided) or (here is None) == (there is None):
         return here
-    found = here or there
-    assert found is not None
+    divergence = here or there
+    assert divergence is not None
     why = "only under some hash seeds, clocks, time zones, locales or host names"
-    return found.model_copy(update={"difference": f"{found.difference} ({why}: it depends on them)"})
+    return divergence.model_copy(
+        update={"difference": f"{divergence.difference} ({why}: it depends on them)"}
+    )
 
 
 async def _read_examples(environment: EnvironmentHandle, manifest: RunManifest) -> AsyncIterator[Example]:
@@ -529,9 +534,9 @@ def _written(values: tuple[Any, ...]) -> bytes | str:
         return repr(values)
 
 
-def _differ(one: Any, other: Any) -> bool:
+def _differ(before: Any, after: Any) -> bool:
     # Equal values are the common case, and `repr`, unlike `==`, tells 1, 1.0 and True apart.
-    return repr(one) != repr(other) and _canonical(one) != _canonical(other)
+    return repr(before) != repr(after) and _canonical(before) != _canonical(after)
 
 
 def _canonical(value: Any) -> str:

@@ -115,10 +115,10 @@ async def call_every(hooks: Iterable[Callable[[], Any]]) -> None:
 async def wait_for_every(work: Iterable[Awaitable[T]]) -> list[T]:
     """Return what each gives, in order; where some fail, raise the first failure once all have ended."""
     given: list[T] = []
-    for each in await asyncio.gather(*work, return_exceptions=True):
-        if isinstance(each, BaseException):
-            raise each
-        given.append(each)
+    for result in await asyncio.gather(*work, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
+        given.append(result)
     return given
 
 

@@ -68,7 +68,9 @@ def _convert(value: Any) -> Any:
         if isinstance(value, kinds):
             return convert(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _convert_mapping((each.name, getattr(value, each.name)) for each in dataclasses.fields(value))
+        return _convert_mapping(
+            (field.name, getattr(value, field.name)) for field in dataclasses.fields(value)
+        )
     return _convert_foreign(value)
 
 

@@ -24,7 +24,7 @@ def script_of(
         text = write_answer(parser, example) if turn_limit == 1 else None
         return None if text is None else [text]
     if isinstance(gold, dict) and gold and gold.keys() == set(players):
-        return _each_as_its_own({player: _script(one) for player, one in gold.items()})
+        return _each_as_its_own({player: _script(script) for player, script in gold.items()})
     return _script(gold)
 
 

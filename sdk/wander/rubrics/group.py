@@ -28,7 +28,7 @@ class RubricGroup(Rubric):
             members = {str(position): rubric for position, rubric in enumerate(rubrics, start=1)}
         if not members:
             raise ConfigError("a rubric group needs at least one rubric")
-        super().__init__(parser=next((each.parser for each in members.values() if each.parser), None))
+        super().__init__(parser=next((rubric.parser for rubric in members.values() if rubric.parser), None))
         self.members = members
 
     def describe(self) -> list[RewardFunctionInfo]:
@@ -39,7 +39,8 @@ class RubricGroup(Rubric):
     @property
     def has_group_functions(self) -> bool:
         """Whether any member can only score a whole group."""
-        return super().has_group_functions or any(each.has_group_functions for each in self.members.values())
+        members = self.members.values()
+        return super().has_group_functions or any(member.has_group_functions for member in members)
 
     async def score(self, state: State, parser: Parser | None = None) -> Score:
         """Score with every member, even after one failed."""

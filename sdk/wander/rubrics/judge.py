@@ -268,7 +268,7 @@ class Judge:
                 with model_call():
                     text = await self.cache.answer(digest, partial(self._complete, messages, digest))
         kept = state["public"].setdefault(PUBLIC_KEY, [])
-        if all(each.get("digest") != digest for each in _entries(state["public"])):
+        if all(answer.get("digest") != digest for answer in _entries(state["public"])):
             kept.append({**entry, "answer": text})
         return text
 
@@ -311,7 +311,7 @@ class Judge:
 def _entries(published: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the answers of judges in what a rollout published; anyone may have written its record."""
     found = published.get(PUBLIC_KEY)
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
 
 
 async def judge_score(

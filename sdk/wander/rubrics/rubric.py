@@ -60,18 +60,18 @@ class Rubric:
     @property
     def funcs(self) -> list[Callable[..., Any]]:
         """The functions, in order."""
-        return [each.function for each in self.functions]
+        return [function.function for function in self.functions]
 
     @property
     def weights(self) -> list[float]:
         """Their weights, in the same order."""
-        return [each.weight for each in self.functions]
+        return [function.weight for function in self.functions]
 
     def describe(self) -> list[RewardFunctionInfo]:
         """Return name and weight of every function, in order."""
         return [
-            RewardFunctionInfo(name=each.name, weight=each.weight, bounds=each.bounds)
-            for each in self.functions
+            RewardFunctionInfo(name=function.name, weight=function.weight, bounds=function.bounds)
+            for function in self.functions
         ]
 
     async def score(self, state: State, parser: Parser | None = None) -> Score:

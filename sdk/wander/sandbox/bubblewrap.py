@@ -37,7 +37,9 @@ VARIABLES = {
 """The environment variables that every sandboxed worker gets, whatever the host's are."""
 
 
-def arguments(policy: SandboxPolicy, sees: Visible, filter_fd: int, host_name: str) -> list[str | int]:
+def bubblewrap_arguments(
+    policy: SandboxPolicy, sees: Visible, filter_fd: int, host_name: str
+) -> list[str | int]:
     """Return bubblewrap's arguments up to the command.
 
     A number stands for the descriptor of the bind with that index, which the launcher opens.

@@ -140,7 +140,10 @@ def _end_group() -> None:
 
 def _listen(given: argparse.Namespace) -> int:
     """Serve hosts until a signal; return the exit status."""
-    from wander.worker.listener import ListenerOptions, listen  # costs what a single worker does not need
+    from wander.worker.listener import (  # costs what a single worker does not need
+        ListenerOptions,
+        serve_hosts,
+    )
     from wander.worker.remote.address import parse_listen, parse_socket, read_token
 
     try:
@@ -156,7 +159,7 @@ def _listen(given: argparse.Namespace) -> int:
             environ=tuple(given.pass_env),
             socket=socket_path,
         )
-        asyncio.run(listen(options, _say))
+        asyncio.run(serve_hosts(options, _say))
     except ConfigError as error:
         _say(f"error: {error}")
         if error.hint:

@@ -123,7 +123,7 @@ class Listener:
             which = "no token was given" if not given else "the token is another one"
             self._say(f"refused {_peer(connection)}: {which}")
             return connection.respond(http.HTTPStatus.UNAUTHORIZED, f"{which}\n")
-        self._busy = {each for each in self._busy if each.state is not State.CLOSED}
+        self._busy = {host for host in self._busy if host.state is not State.CLOSED}
         if len(self._busy) >= self._options.most:
             busy = f"all {self._options.most} workers are in use"
             self._say(f"refused {_peer(connection)}: {busy}")
@@ -219,7 +219,7 @@ class Listener:
                 await send_frame(host, await worker.recv(decode=False))
 
         ways = (from_the_host(), to_the_worker(), to_the_host())
-        both = [asyncio.create_task(each) for each in ways]
+        both = [asyncio.create_task(way) for way in ways]
         try:
             done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -270,7 +270,7 @@ class Listener:
         return asked.model_copy(update=update).model_dump_json().encode()
 
 
-async def listen(options: ListenerOptions, say: Callable[[str], None]) -> None:
+async def serve_hosts(options: ListenerOptions, say: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -153,10 +153,10 @@ def show(run: Run = None, pass_threshold: PassThreshold = None) -> None:
     }
 
     def lines() -> None:
-        from wander.evals.report.document import text_lines
+        from wander.evals.report.document import run_lines
 
         if training is None:
-            for line in text_lines(found.manifest, breakdown):
+            for line in run_lines(found.manifest, breakdown):
                 output.line(line)
         else:
             for line in format_facts(found.manifest, training):
@@ -275,7 +275,7 @@ def export_runs(
     `messages`, `prompt` and `completion` are conversations, as TRL takes them. `wander runs data` selects and
     cleans rows to train on instead.
     """
-    from wander.evals.export import Format, export, format_of
+    from wander.evals.export import Format, export_runs, format_of
 
     from wander_client.runs.lookup import find_run
     from wander_client.terminal.output import counted
@@ -286,7 +286,7 @@ def export_runs(
     total = sum(one.summary.rollouts for one in found)
     rows = 0
     with output.progress("exporting", total, unit="rollouts") as progress:
-        for rows in export(found, out, kind, tokens=tokens):
+        for rows in export_runs(found, out, kind, tokens=tokens):
             progress.update(rows)
     data = {
         "path": str(out),

@@ -152,13 +152,13 @@ def _order(word: str) -> Callable[[RolloutRow], Any]:
 
 
 def _show(found: FoundRun, shown: list[RolloutRow], matching: int) -> None:
-    from wander.evals.report.document import title
+    from wander.evals.report.document import run_title
 
     from wander_client.runs.text import ROLLOUT_COLUMNS, rollout_row, show_summary
 
     output = current().output
     if output.human:
-        output.line(title(found.manifest), style="bold")
+        output.line(run_title(found.manifest), style="bold")
         output.line(
             f"run     {found.manifest.run_id}, started {found.manifest.started_at:%Y-%m-%d %H:%M} UTC"
         )

@@ -108,16 +108,16 @@ class MCPEnv(ToolEnv):
 
     async def _open_into(self, connections: list[MCPConnection]) -> None:
         """Open a session with every server that has none alive in the list, all at the same time."""
-        dead = [each for each in connections if not each.alive]
-        for each in dead:
-            connections.remove(each)
+        dead = [connection for connection in connections if not connection.alive]
+        for connection in dead:
+            connections.remove(connection)
         await _close_all(dead)
-        there = {each.server.name for each in connections}
+        there = {connection.server.name for connection in connections}
         missing = [server for server in self.servers if server.name not in there]
         fresh = [MCPConnection(server, own_session=self.session == "rollout") for server in missing]
         connections += fresh
-        connections.sort(key=lambda each: self.servers.index(each.server))
-        await wait_for_every(each.open() for each in fresh)
+        connections.sort(key=lambda connection: self.servers.index(connection.server))
+        await wait_for_every(connection.open() for connection in fresh)
 
 
 def name_tools(connections: Sequence[MCPConnection], taken: set[str]) -> dict[str, Tool]:

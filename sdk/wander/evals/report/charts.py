@@ -71,7 +71,7 @@ def chart_intervals(rows: Sequence[Row], what: str) -> Any:
         tooltip=[
             alt.Tooltip("name:N", title=what),
             "run:N",
-            *(alt.Tooltip(f"{one}:Q", format=".4f") for one in ("mean", "low", "high")),
+            *(alt.Tooltip(f"{end}:Q", format=".4f") for end in ("mean", "low", "high")),
         ],
     )
     if len(runs) > 1:
@@ -91,7 +91,7 @@ def chart_pass_rates(rows: Sequence[Row]) -> Any:
         color=_color_by_run(alt, list(dict.fromkeys(row["run"] for row in rows))),
         tooltip=[
             *("kind:N", "run:N", "k:Q"),
-            *(alt.Tooltip(f"{one}:Q", format=".4f") for one in ("value", "low", "high")),
+            *(alt.Tooltip(f"{end}:Q", format=".4f") for end in ("value", "low", "high")),
         ],
     )
     dash = alt.StrokeDash("kind:N", title=None, legend=alt.Legend(orient="bottom", symbolType="stroke"))

@@ -20,7 +20,7 @@ def report_lines(report: RunReport) -> list[str]:
     """Return a whole report as lines of plain text."""
     lines: list[str] = []
     for run in report.runs:
-        lines += [*text_lines(run.manifest, run.breakdown), ""]
+        lines += [*run_lines(run.manifest, run.breakdown), ""]
     if report.contrasts:
         lines += [f"compared with {base_label(report)}, example by example", ""]
         lines += _table(("run", *_CONTRAST), _contrast_rows(report))
@@ -29,7 +29,7 @@ def report_lines(report: RunReport) -> list[str]:
 
 def report_markdown(report: RunReport) -> str:
     """Return a whole report as Markdown."""
-    parts = [markdown(run.manifest, run.breakdown) for run in report.runs]
+    parts = [run_markdown(run.manifest, run.breakdown) for run in report.runs]
     if report.contrasts:
         title = f"## Compared with {escape_markdown(base_label(report))}, example by example\n"
         parts.append("\n".join([title, *_markdown_table(("run", *_CONTRAST), _contrast_rows(report))]) + "\n")
@@ -42,21 +42,21 @@ def base_label(report: RunReport) -> str:
     return bases.pop() if len(bases) == 1 else "the first run of the same environment"
 
 
-def text_lines(manifest: RunManifest, breakdown: Breakdown) -> list[str]:
+def run_lines(manifest: RunManifest, breakdown: Breakdown) -> list[str]:
     """Return the report as lines of plain text, readable without colour."""
-    lines = [title(manifest), *(f"{name:<10}{value}" for name, value in facts(manifest, breakdown))]
-    for heading, rows in (*tables(breakdown), failure_table(breakdown)):
+    lines = [run_title(manifest), *(f"{name:<10}{value}" for name, value in run_facts(manifest, breakdown))]
+    for heading, rows in (*score_tables(breakdown), failure_table(breakdown)):
         lines += ["", *_table(heading, rows)] if rows else []
     if histogram := histogram_lines(breakdown.summary):
         lines += ["", *histogram]
     return lines
 
 
-def markdown(manifest: RunManifest, breakdown: Breakdown) -> str:
+def run_markdown(manifest: RunManifest, breakdown: Breakdown) -> str:
     """Return the report as a Markdown section."""
-    parts = [f"## {escape_markdown(title(manifest))}", "", "| | |", "|---|---|"]
-    parts += [f"| {name} | {escape_markdown(value)} |" for name, value in facts(manifest, breakdown)]
-    for heading, rows in (*tables(breakdown), failure_table(breakdown)):
+    parts = [f"## {escape_markdown(run_title(manifest))}", "", "| | |", "|---|---|"]
+    parts += [f"| {name} | {escape_markdown(value)} |" for name, value in run_facts(manifest, breakdown)]
+    for heading, rows in (*score_tables(breakdown), failure_table(breakdown)):
         parts += ["", *_markdown_table(heading, rows)] if rows else []
     if histogram := histogram_lines(breakdown.summary):
         parts += ["", "```text", *histogram, "```"]
@@ -85,7 +85,7 @@ def _contrast_rows(report: RunReport) -> list[list[str]]:
     return [[contrast.label, *contrast_cells(contrast)] for contrast in report.contrasts]
 
 
-def tables(breakdown: Breakdown) -> Iterator[tuple[Sequence[str], list[list[str]]]]:
+def score_tables(breakdown: Breakdown) -> Iterator[tuple[Sequence[str], list[list[str]]]]:
     """Yield heading and rows of the tables of scores that a run has."""
     if breakdown.summary.metrics:
         yield metric_table(breakdown)
@@ -98,8 +98,16 @@ def tables(breakdown: Breakdown) -> Iterator[tuple[Sequence[str], list[list[str]
 def metric_table(breakdown: Breakdown) -> tuple[Sequence[str], list[list[str]]]:
     """Return heading and rows of the metrics with their intervals."""
     rows = []
-    for name, one in breakdown.summary.metrics.items():
-        rows.append([name, f"{one.mean:.4f}", bounds(one.low, one.high), f"{one.std:.4f}", str(one.count)])
+    for name, metric in breakdown.summary.metrics.items():
+        rows.append(
+            [
+                name,
+                f"{metric.mean:.4f}",
+                interval_text(metric.low, metric.high),
+                f"{metric.std:.4f}",
+                str(metric.count),
+            ]
+        )
     return ("metric", "mean", "95 % interval", "std", "count"), rows
 
 
@@ -107,8 +115,8 @@ def pass_table(summary: RunSummary) -> tuple[Sequence[str], list[list[str]]]:
     """Return heading and rows of pass@k and pass^k."""
     rows = [
         [
-            *(str(rate.k), f"{rate.pass_at_k:.4f}", bounds(rate.pass_at_k_low, rate.pass_at_k_high)),
-            *(f"{rate.pass_hat_k:.4f}", bounds(rate.pass_hat_k_low, rate.pass_hat_k_high)),
+            *(str(rate.k), f"{rate.pass_at_k:.4f}", interval_text(rate.pass_at_k_low, rate.pass_at_k_high)),
+            *(f"{rate.pass_hat_k:.4f}", interval_text(rate.pass_hat_k_low, rate.pass_hat_k_high)),
             str(rate.examples),
         ]
         for rate in summary.pass_rates
@@ -122,7 +130,7 @@ def stratum_table(breakdown: Breakdown) -> tuple[Sequence[str], list[list[str]]]
         [
             "none" if one.stratum is None else str(one.stratum),
             "" if one.mean is None else f"{one.mean:.4f}",
-            bounds(one.low, one.high),
+            interval_text(one.low, one.high),
             str(one.examples),
         ]
         for one in breakdown.strata
@@ -139,7 +147,7 @@ def failure_table(breakdown: Breakdown) -> tuple[Sequence[str], list[list[str]]]
     return ("failed at", "count", "reason"), rows
 
 
-def bounds(low: float | None, high: float | None) -> str:
+def interval_text(low: float | None, high: float | None) -> str:
     """Return an interval in words: `0.6500 to 0.8010`."""
     return "" if low is None or high is None else f"{low:.4f} to {high:.4f}"
 
@@ -165,13 +173,13 @@ def _markdown_table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> li
     return lines + ["| " + " | ".join(map(escape_markdown, row)) + " |" for row in rows]
 
 
-def facts(manifest: RunManifest, breakdown: Breakdown) -> list[tuple[str, str]]:
+def run_facts(manifest: RunManifest, breakdown: Breakdown) -> list[tuple[str, str]]:
     """Return what a report says first, as (name, value) pairs."""
     summary, each = breakdown.summary, manifest.rollouts_per_example
     counts = f"{summary.rollouts} of {summary.expected}: {len(manifest.example_ids)} examples, {each} each"
     if summary.failed:
         counts += f"; {summary.failed} failed"
-    rows = [("reward", score(summary)), ("rollouts", counts)]
+    rows = [("reward", reward_text(summary)), ("rollouts", counts)]
     if breakdown.detectable is not None:
         shown = f"a difference of {breakdown.detectable:.4f} to a run on other examples, 4 times in 5"
         rows.append(("detects", shown))
@@ -185,7 +193,7 @@ def facts(manifest: RunManifest, breakdown: Breakdown) -> list[tuple[str, str]]:
     if summary.turns_mean is not None:
         rows.append(("turns", f"{summary.turns_mean:.2f} a rollout"))
     if summary.usage.completion_tokens:
-        rows.append(("tokens", tokens(summary.usage)))
+        rows.append(("tokens", token_text(summary.usage)))
     if manifest.endpoints is not None:
         rows.append(("calls", manifest.endpoints.told()))
     if summary.seconds_mean is not None:
@@ -195,13 +203,13 @@ def facts(manifest: RunManifest, breakdown: Breakdown) -> list[tuple[str, str]]:
     return rows
 
 
-def tokens(usage: Usage) -> str:
+def token_text(usage: Usage) -> str:
     """Return the tokens of a run in words: `1,200 read, 300 written`."""
     said = f"{usage.prompt_tokens:,} read, {usage.completion_tokens:,} written"
     return f"about {said}: the endpoint does not count all of them" if usage.estimated else said
 
 
-def score(summary: RunSummary) -> str:
+def reward_text(summary: RunSummary) -> str:
     """Return the mean reward with its 95 % interval: `0.7310 (95 % interval 0.6500 to 0.8010)`."""
     if summary.reward_mean is None:
         return "none: no rollout was scored"
@@ -231,7 +239,7 @@ def only_value(bins: Histogram) -> float | None:
     return bins.edges[0] if bins.edges[0] == bins.edges[-1] else None
 
 
-def title(manifest: RunManifest) -> str:
+def run_title(manifest: RunManifest) -> str:
     """Return what a run is of: `model on owner/name 1.2`."""
     return f"{manifest.model.name} on {_describe_play(manifest)}"
 
@@ -239,7 +247,7 @@ def title(manifest: RunManifest) -> str:
 def report_title(report: RunReport) -> str:
     """Return what a report is of: one run's title, or `3 runs on owner/name 1.2`."""
     if len(report.runs) == 1:
-        return title(report.runs[0].manifest)
+        return run_title(report.runs[0].manifest)
     played = dict.fromkeys(_describe_play(run.manifest) for run in report.runs)
     return f"{len(report.runs)} runs on {', '.join(played)}"
 

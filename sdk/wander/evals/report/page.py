@@ -80,7 +80,7 @@ def html_report(report: RunReport) -> str:
         sections=sections,
         shared=shared,
         side_by_side=_side_by_side(sections),
-        contrasts=[(one.label, words.contrast_cells(one)) for one in report.contrasts],
+        contrasts=[(contrast.label, words.contrast_cells(contrast)) for contrast in report.contrasts],
         base=words.base_label(report),
         specs=json.dumps(specs).replace("<", "\\u003c"),
         scripts=scripts,
@@ -103,7 +103,7 @@ def _section(run: ReportedRun, number: int, specs: dict[str, charts.Row]) -> dic
         "tokens": ("Lengths", "completion tokens a rollout", breakdown.tokens, None),
         "turns": ("Turns", "turns a rollout", breakdown.turns, None),
     }
-    found = {
+    drawn = {
         name: (title, charts.chart_histogram(bins, axis=axis, mean=mean))
         for name, (title, axis, bins, mean) in histograms.items()
         if bins is not None and words.only_value(bins) is None
@@ -115,15 +115,15 @@ def _section(run: ReportedRun, number: int, specs: dict[str, charts.Row]) -> dic
     ]
     return {
         "label": run.label,
-        "title": words.title(run.manifest),
-        "facts": words.facts(run.manifest, breakdown),
-        "tables": list(words.tables(breakdown)),
+        "title": words.run_title(run.manifest),
+        "facts": words.run_facts(run.manifest, breakdown),
+        "tables": list(words.score_tables(breakdown)),
         "failures": words.failure_table(breakdown)[1],
         "equal": equal,
-        "charts": _place(found, f"run{number}", specs),
+        "charts": _place(drawn, f"run{number}", specs),
         "ends": [
-            ("Highest rewards", [_show(one) for one in breakdown.best]),
-            ("Lowest rewards", [_show(one) for one in breakdown.worst]),
+            ("Highest rewards", [_show(rollout) for rollout in breakdown.best]),
+            ("Lowest rewards", [_show(rollout) for rollout in breakdown.worst]),
         ],
     }
 
@@ -131,7 +131,7 @@ def _section(run: ReportedRun, number: int, specs: dict[str, charts.Row]) -> dic
 def _side_by_side(sections: Sequence[dict[str, Any]]) -> list[tuple[str, list[str]]]:
     """Return the names and values of facts that any of the runs has."""
     facts = [dict(section["facts"]) for section in sections]
-    rows = [(name, [one.get(name, "") for one in facts]) for name in _FACTS]
+    rows = [(name, [values.get(name, "") for values in facts]) for name in _FACTS]
     return [(name, values) for name, values in rows if any(values)]
 
 
@@ -149,13 +149,13 @@ def _place(
 def _chart_together(runs: Sequence[ReportedRun]) -> dict[str, tuple[str, Any]]:
     """Return title and chart, by name, of what all runs of a report show together."""
     scores = charts.chart_intervals(list(_scores(runs)), "metric")
-    found = {"scores": ("Rewards and metrics, with 95 % intervals", scores)}
+    drawn = {"scores": ("Rewards and metrics, with 95 % intervals", scores)}
     if rates := list(_rates(runs)):
         title = "Passing once (pass@k) and always (pass^k) in k rollouts"
-        found["passes"] = (title, charts.chart_pass_rates(rates))
+        drawn["passes"] = (title, charts.chart_pass_rates(rates))
     if strata := list(_strata(runs)):
-        found["strata"] = ("Reward by stratum", charts.chart_intervals(strata, "stratum"))
-    return found
+        drawn["strata"] = ("Reward by stratum", charts.chart_intervals(strata, "stratum"))
+    return drawn
 
 
 def _scores(runs: Sequence[ReportedRun]) -> Iterator[charts.Row]:
@@ -169,10 +169,10 @@ def _scores(runs: Sequence[ReportedRun]) -> Iterator[charts.Row]:
 
 def _strata(runs: Sequence[ReportedRun]) -> Iterator[charts.Row]:
     for run in runs:
-        for one in run.breakdown.strata:
-            if one.mean is not None:
-                name = "none" if one.stratum is None else str(one.stratum)
-                yield _row(run, name, one.mean, one.low, one.high)
+        for stratum in run.breakdown.strata:
+            if stratum.mean is not None:
+                name = "none" if stratum.stratum is None else str(stratum.stratum)
+                yield _row(run, name, stratum.mean, stratum.low, stratum.high)
 
 
 def _row(run: ReportedRun, name: str, mean: float, low: float | None, high: float | None) -> charts.Row:
@@ -197,7 +197,7 @@ def _show(rollout: Rollout) -> dict[str, Any]:
         "truncated": rollout.truncated,
         "answer": "" if rollout.answer in ("", None) else _shorten(str(rollout.answer)),
         "metrics": ", ".join(f"{name} {value:.4g}" for name, value in rollout.metrics.items()),
-        "messages": [_message(one) for one in [*rollout.prompt, *rollout.completion]],
+        "messages": [_message(message) for message in [*rollout.prompt, *rollout.completion]],
     }
 
 
@@ -208,7 +208,7 @@ def _message(message: Message) -> dict[str, Any]:
         "role": str(message.get("role", "?")),
         "reasoning": _shorten(str(message.get("reasoning_content") or "")),
         "text": _shorten(message_text(message)),
-        "calls": [_shorten(f"{one.get('name')}({one.get('arguments')})") for one in functions],
+        "calls": [_shorten(f"{function.get('name')}({function.get('arguments')})") for function in functions],
     }
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from wander.errors import RunError, name_option
 from wander.evals.stats.summary import RunningSummary, summarise_run
-from wander.evals.store.examples import Places
+from wander.evals.store.examples import RolloutOrder
 from wander.evals.store.folder import SUMMARY, LinesInOrder, RunFolder, disk_errors, unrecordable
 from wander.evals.store.jsonl import make_folder
 from wander.evals.store.manifest import differences_in_words, find_differing_pins, run_id_of
@@ -39,7 +39,7 @@ def merge_shards(
     """
     if not folders:
         raise RunError("there is nothing to merge", hint="name the folders of all shards")
-    shards = sorted(folders, key=lambda each: (shard_of(each).of, shard_of(each).first))
+    shards = sorted(folders, key=lambda shard: (shard_of(shard).of, shard_of(shard).first))
     first = shards[0].manifest
     for other in shards[1:]:
         _require_same(shards[0], other)
@@ -48,18 +48,18 @@ def merge_shards(
         raise RunError(
             f"`{target}` is there already", hint="choose another folder with " + name_option("out")
         )
-    require_outside(target, [each.path for each in shards])
-    used = [each.manifest.endpoints for each in shards if each.manifest.endpoints is not None]
+    require_outside(target, [shard.path for shard in shards])
+    used = [shard.manifest.endpoints for shard in shards if shard.manifest.endpoints is not None]
     manifest = first.model_copy(
         update={
             "shard": None,
             "run_id": _run_id(shards),
-            "started_at": min(each.manifest.started_at for each in shards),
+            "started_at": min(shard.manifest.started_at for shard in shards),
             "endpoints": reduce(add, used) if used else None,
             "spending": _spending(shards),
         }
     )
-    ended = max(each.manifest.ended_at for each in shards if each.manifest.ended_at is not None)
+    ended = max(shard.manifest.ended_at for shard in shards if shard.manifest.ended_at is not None)
     with make_folder(target) as place:
         folder = RunFolder.create(place, manifest)
         try:
@@ -128,19 +128,19 @@ def require_tiles(shards: Sequence[tuple[str, Shard]], *, what: str = "the run")
         )
 
 
-def _require_same(one: RunFolder, other: RunFolder) -> None:
+def _require_same(first: RunFolder, other: RunFolder) -> None:
     """Raise `RunError` for shards of different runs, or of different versions of what makes numbers."""
-    whole = (each.manifest.model_copy(update={"shard": None}) for each in (one, other))
+    whole = (shard.manifest.model_copy(update={"shard": None}) for shard in (first, other))
     if differing := find_differing_pins(*whole):
         raise RunError(
-            f"`{one.path}` and `{other.path}` are no shards of one run: "
+            f"`{first.path}` and `{other.path}` are no shards of one run: "
             f"they differ in {differences_in_words(differing)}",
             hint="play all shards with one command, but for "
             + name_option("shard")
             + " and "
             + name_option("out"),
         )
-    before, after = one.manifest.platform, other.manifest.platform
+    before, after = first.manifest.platform, other.manifest.platform
     versions: dict[str, tuple[str | None, str | None]] = {"wander": (before.wander, after.wander)}
     versions |= {
         name: (before.packages.get(name), after.packages.get(name))
@@ -149,19 +149,19 @@ def _require_same(one: RunFolder, other: RunFolder) -> None:
     for name, (here, there) in sorted(versions.items()):
         if here != there:
             raise RunError(
-                f"`{one.path}` was played with {name} {here or 'not installed'}, "
+                f"`{first.path}` was played with {name} {here or 'not installed'}, "
                 f"and `{other.path}` with {there or 'none'}",
                 hint="install one version on all machines, and play the shards of the other again",
             )
 
 
 def _require_all(shards: Sequence[RunFolder]) -> None:
-    require_tiles([(str(each.path), shard_of(each)) for each in shards])
-    for each in shards:
-        if each.manifest.ended_at is None:
+    require_tiles([(str(shard.path), shard_of(shard)) for shard in shards])
+    for shard in shards:
+        if shard.manifest.ended_at is None:
             raise RunError(
-                f"shard {each.manifest.shard} in `{each.path}` is not played to its end",
-                hint=_go_on(each),
+                f"shard {shard.manifest.shard} in `{shard.path}` is not played to its end",
+                hint=_go_on(shard),
             )
 
 
@@ -172,29 +172,29 @@ def _go_on(shard: RunFolder) -> str:
 
 def _run_id(shards: Sequence[RunFolder]) -> str:
     """Return an id that follows from the shards'."""
-    ids = "\n".join(each.manifest.run_id for each in shards)
-    earliest = min(each.manifest.started_at for each in shards)
+    ids = "\n".join(shard.manifest.run_id for shard in shards)
+    earliest = min(shard.manifest.started_at for shard in shards)
     tail = hashlib.sha256(ids.encode()).digest()[:10]
     return run_id_of(int(earliest.timestamp() * 1000), tail)
 
 
 def _spending(shards: Sequence[RunFolder]) -> Spending | None:
     """Return what all shards spent; bounds held for each by itself, so the whole has none."""
-    parts = [each.manifest.spending for each in shards if each.manifest.spending is not None]
+    parts = [shard.manifest.spending for shard in shards if shard.manifest.spending is not None]
     if not parts:
         return None
-    prices = parts[0].prices if all(each.prices == parts[0].prices for each in parts) else None
-    usage = sum((each.usage for each in parts), Usage())
-    costs = [each.usd for each in parts if each.usd is not None]
+    prices = parts[0].prices if all(part.prices == parts[0].prices for part in parts) else None
+    usage = sum((part.usage for part in parts), Usage())
+    costs = [part.usd for part in parts if part.usd is not None]
     return Spending(usage=usage, usd=sum(costs) if len(costs) == len(parts) else None, prices=prices)
 
 
 def _in_whole(shards: Sequence[RunFolder], manifest: RunManifest) -> Iterator[tuple[Rollout, bytes]]:
     """Yield every rollout with its line, in the manifest's order."""
-    places = Places(manifest.example_ids, manifest.rollouts_per_example)
+    order = RolloutOrder(manifest.example_ids, manifest.rollouts_per_example)
     before: Rollout | None = None
     with ExitStack() as opened:
-        parts = [_placed(shard, opened.enter_context(shard.in_order()), places, manifest) for shard in shards]
+        parts = [_placed(shard, opened.enter_context(shard.in_order()), order, manifest) for shard in shards]
         for _, rollout, line, shard in heapq.merge(*parts, key=itemgetter(0)):
             if before and before.example_id == rollout.example_id and before.seed != rollout.seed:
                 raise RunError(
@@ -207,7 +207,7 @@ def _in_whole(shards: Sequence[RunFolder], manifest: RunManifest) -> Iterator[tu
 
 
 def _placed(
-    shard: RunFolder, lines: LinesInOrder, places: Places, manifest: RunManifest
+    shard: RunFolder, lines: LinesInOrder, order: RolloutOrder, manifest: RunManifest
 ) -> Iterator[tuple[int, Rollout, bytes, RunFolder]]:
     """Yield the rollouts of a shard, each with its place in the whole run before it."""
     if len(lines) != (expected := shard.manifest.expected_rollouts):
@@ -217,7 +217,7 @@ def _placed(
         )
     running = RunningSummary(manifest.environment.info)
     for rollout, line in lines.records():
-        place = _place(rollout, shard, places, manifest)
+        place = _place(rollout, shard, order, manifest)
         running.add(rollout)
         yield place, rollout, line, shard
     require_unchanged(shard, running.summary(expected=expected))
@@ -234,9 +234,9 @@ def require_unchanged(shard: RunFolder, found: RunSummary) -> None:
             )
 
 
-def _place(rollout: Rollout, shard: RunFolder, places: Places, manifest: RunManifest) -> int:
+def _place(rollout: Rollout, shard: RunFolder, order: RolloutOrder, manifest: RunManifest) -> int:
     """Return the place of a rollout in the whole run; raises `RunError` for one that is not of this shard."""
-    number = places.find(rollout.key)
+    number = order.find(rollout.key)
     if number is None or not shard_of(shard).takes(number // manifest.played_together):
         raise RunError(
             f"`{shard.path}` holds rollout `{rollout.example_id}/{rollout.index}`, which is not of its shard",

@@ -15,7 +15,7 @@ from wander.evals.run.budget import count_answers, count_tokens
 from wander.evals.run.plan import EvaluationPlan
 from wander.evals.stats.summary import is_number, summarise_run
 from wander.evals.store.bookmark import Bookmark, bookmark_of
-from wander.evals.store.examples import Places
+from wander.evals.store.examples import RolloutOrder
 from wander.evals.store.folder import RunFolder
 from wander.types import Rollout, Usage
 from wander.wire import EndpointUse, RunManifest, RunSummary
@@ -49,8 +49,8 @@ class RunRecord:
         """What parts of the run that were killed could not say of their calls."""
         self.is_closed = False
         """Set once nothing more is recorded: a rollout that ignored its cancellation comes too late."""
-        self._places = Places(self.manifest.example_ids, self.manifest.rollouts_per_example)
-        self._states = bytearray(len(self._places))
+        self._order = RolloutOrder(self.manifest.example_ids, self.manifest.rollouts_per_example)
+        self._states = bytearray(len(self._order))
         self._reward_sum = 0.0
         self._is_untouched = False
         self._bookmark = None if folder is None else bookmark_of(folder)
@@ -86,7 +86,7 @@ class RunRecord:
             self.answers += count_answers(rollout.turns, self.manifest.players)
             spent += count_tokens(rollout.turns)
             if rollout.failure is not None:
-                self._states[self._places.place_of(rollout)] = _FAILED
+                self._states[self._order.position_of(rollout)] = _FAILED
             elif is_whole:
                 self._count(rollout)
         told = 0 if self.manifest.endpoints is None else self.manifest.endpoints.calls
@@ -113,7 +113,7 @@ class RunRecord:
             return
         start = (mark.length, mark.lines) if mark is not None else (0, 0)
         for number, rollout in folder.every_line(*start):
-            if self._states[self._places.place_of(rollout)] == _DONE:
+            if self._states[self._order.position_of(rollout)] == _DONE:
                 raise folder.repeats(number)
             yield rollout, True
 
@@ -146,7 +146,7 @@ class RunRecord:
     def _count(self, rollout: Rollout) -> None:
         self.rollouts += 1
         self.usage += rollout.usage
-        self._states[self._places.place_of(rollout)] = _DONE if rollout.failure is None else _FAILED
+        self._states[self._order.position_of(rollout)] = _DONE if rollout.failure is None else _FAILED
         reward = rollout.reward
         if rollout.failure is None and reward is not None and is_number(reward):
             self.scored += 1
@@ -177,7 +177,7 @@ class RunRecord:
     def finish(self, spent: Usage, **learned: Any) -> RunSummary:
         """Write what the run came to, and fields of its manifest that this part has `learned`."""
         if self.folder is None:
-            return summarise_run(self.manifest, sorted(self.kept, key=self._places.place_of))
+            return summarise_run(self.manifest, sorted(self.kept, key=self._order.position_of))
         if self._bookmark is not None and not self.is_complete:
             self._bookmark.write(self._mark(self.folder, spent))
         # Failures of an earlier part that were not played again still stand there.

@@ -46,21 +46,21 @@ def bootstrap_interval(
         return None, None
     number = resamples or max(_FEWEST, min(RESAMPLES, _WORK // count))
     draw = Random(seed)  # noqa: S311 - a simulation, no secret
-    found = sorted(statistic(draw.choices(clusters, k=count)) for _ in range(number))
-    if not (isfinite(found[0]) and isfinite(found[-1])):
+    resampled = sorted(statistic(draw.choices(clusters, k=count)) for _ in range(number))
+    if not (isfinite(resampled[0]) and isfinite(resampled[-1])):
         raise ValueError("the statistic of a resample is not a finite number")
-    if found[0] == found[-1]:
-        return found[0], found[0]
+    if resampled[0] == resampled[-1]:
+        return resampled[0], resampled[0]
     value = statistic(clusters)
     # z0: how far the statistic lies from the median of its resamples, ties counted half.
-    below = sum(one < value for one in found) + sum(one == value for one in found) / 2
-    least = 0.5 / len(found)
-    bias = _NORMAL.inv_cdf(min(max(below / len(found), least), 1 - least))
+    below = sum(sample < value for sample in resampled) + sum(sample == value for sample in resampled) / 2
+    least = 0.5 / len(resampled)
+    bias = _NORMAL.inv_cdf(min(max(below / len(resampled), least), 1 - least))
     acceleration = _acceleration(clusters, statistic)
 
     def end(share: float) -> float:
         z = bias + _NORMAL.inv_cdf(share)
-        return _quantile(found, _NORMAL.cdf(bias + z / (1 - acceleration * z)))
+        return _quantile(resampled, _NORMAL.cdf(bias + z / (1 - acceleration * z)))
 
     tail = (1 - confidence) / 2
     return end(tail), end(1 - tail)
@@ -70,10 +70,10 @@ def _acceleration(clusters: Sequence[Cluster], statistic: Callable[[Sequence[Clu
     count = len(clusters)
     groups = min(count, _JACKKNIFE_GROUPS)
     edges = [count * place // groups for place in range(groups + 1)]
-    left = [statistic([*clusters[:start], *clusters[end:]]) for start, end in pairwise(edges)]
-    mean = sum(left) / groups
-    squares = sum((mean - one) ** 2 for one in left)
-    return sum((mean - one) ** 3 for one in left) / (6 * squares**1.5) if squares > 0 else 0.0
+    jackknifed = [statistic([*clusters[:start], *clusters[end:]]) for start, end in pairwise(edges)]
+    mean = sum(jackknifed) / groups
+    squares = sum((mean - value) ** 2 for value in jackknifed)
+    return sum((mean - value) ** 3 for value in jackknifed) / (6 * squares**1.5) if squares > 0 else 0.0
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:

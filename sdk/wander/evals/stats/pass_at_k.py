@@ -43,7 +43,7 @@ def pass_rates(counts: Iterable[tuple[int, int]]) -> list[PassRate]:
     if most < 2:
         return []  # the rates of a single rollout are the mean itself
     powers = [1 << place for place in range(most.bit_length()) if 1 << place < most]
-    return [_rate([one for one in present if one[0] >= k], k) for k in (*powers, most)]
+    return [_rate([example for example in present if example[0] >= k], k) for k in (*powers, most)]
 
 
 def _rate(counts: Sequence[tuple[int, int]], k: int) -> PassRate:

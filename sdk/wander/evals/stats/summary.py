@@ -34,7 +34,7 @@ from typing import Self
 
 from wander.evals.stats.intervals import Interval, clustered_wilson_interval, mean_interval
 from wander.evals.stats.pass_at_k import pass_rates
-from wander.evals.store.examples import Places
+from wander.evals.store.examples import RolloutOrder
 from wander.types import EnvironmentInfo, Rollout, Usage
 from wander.wire import Histogram, MetricSummary, RunManifest, RunSummary
 
@@ -79,7 +79,9 @@ class RunningSummary:
         example_ids: Sequence[str] = (),
     ) -> None:
         self._reward_bounds = (info and info.reward_range) or (0.0, 1.0)
-        self._metric_bounds = {one.name: one.range for one in info.reward_functions} if info else {}
+        self._metric_bounds = (
+            {function.name: function.range for function in info.reward_functions} if info else {}
+        )
         self._pass_threshold = pass_threshold
         self.rollouts = 0
         self.failed = 0
@@ -88,8 +90,8 @@ class RunningSummary:
         self._failures: Counter[str] = Counter()
         self._stop_reasons: Counter[str] = Counter()
         self._rewards = array("d")
-        self._places = Places(example_ids, 1)
-        self._number_at = array("i", [-1]) * len(self._places)
+        self._order = RolloutOrder(example_ids, 1)
+        self._number_at = array("i", [-1]) * len(self._order)
         self._others: dict[str, int] = {}
         """The examples seen are numbered in that order: those of known ids by their places, and others."""
         self._totals, self._counts, self._passed = array("d"), array("I"), array("I")
@@ -181,7 +183,7 @@ class RunningSummary:
 
     def _number(self, example_id: str) -> int:
         """Return the number of an example, the next one of one that was not seen."""
-        place, new = self._places.find((example_id, 0)), len(self._numbers)
+        place, new = self._order.find((example_id, 0)), len(self._numbers)
         if place is None:
             number = self._others.setdefault(example_id, new)
         elif (number := self._number_at[place]) < 0:

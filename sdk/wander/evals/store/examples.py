@@ -141,32 +141,34 @@ def _example(line: str) -> Example:
     return Example.assemble(**json.loads(line))
 
 
-class Places:
-    """Where the rollouts of a run stand in its order; ids that only number examples take no room."""
+class RolloutOrder:
+    """The order of a run's rollouts, by example and index; ids that only number examples take no room."""
 
     def __init__(self, example_ids: Sequence[str], rollouts_per_example: int) -> None:
-        self._each = rollouts_per_example
-        self._count = len(example_ids)
-        numbered = all(name == str(place) for place, name in enumerate(example_ids))
-        self._named = None if numbered else {name: place for place, name in enumerate(example_ids)}
+        self._rollouts_per_example = rollouts_per_example
+        self._examples = len(example_ids)
+        numbered = all(name == str(number) for number, name in enumerate(example_ids))
+        self._named = None if numbered else {name: number for number, name in enumerate(example_ids)}
 
     def __len__(self) -> int:
-        return self._count * self._each
+        return self._examples * self._rollouts_per_example
 
     def find(self, key: tuple[str, int]) -> int | None:
-        """Return the place of a rollout by its example and index; None where the run has no such rollout."""
+        """Return the position of a rollout by example and index; None if the run has no such rollout."""
         name, index = key
         if self._named is not None:
             example = self._named.get(name)
-        elif name.isdecimal() and name == str(number := int(name[:_DIGITS])) and number < self._count:
+        elif name.isdecimal() and name == str(number := int(name[:_DIGITS])) and number < self._examples:
             example = number
         else:
             example = None
-        return None if example is None or not 0 <= index < self._each else example * self._each + index
+        if example is None or not 0 <= index < self._rollouts_per_example:
+            return None
+        return example * self._rollouts_per_example + index
 
-    def place_of(self, rollout: Rollout) -> int:
-        """Return the place of a rollout; raises `RunError` for one that is not of the run."""
-        if (place := self.find(rollout.key)) is None:
+    def position_of(self, rollout: Rollout) -> int:
+        """Return the position of a rollout; raises `RunError` for one that is not of the run."""
+        if (position := self.find(rollout.key)) is None:
             name = f"{rollout.example_id}/{rollout.index}"
             raise RunError(f"rollout `{name}` does not belong to the run: its manifest holds no such key")
-        return place
+        return position

@@ -32,7 +32,7 @@ from pydantic import ValidationError
 
 from wander.errors import RunError, did_you_mean, name_option
 from wander.evals.store import jsonl
-from wander.evals.store.examples import Places
+from wander.evals.store.examples import RolloutOrder
 from wander.evals.store.lines import LineRule
 from wander.evals.store.manifest import differences_in_words, find_differing_pins
 from wander.system.plain_files import open_to_append, walk_plain
@@ -83,8 +83,8 @@ class LineIndex:
     """Where the last line of each rollout starts in the record, and its length."""
 
     def __init__(self, folder: RunFolder) -> None:
-        self._places = Places(folder.manifest.example_ids, folder.manifest.rollouts_per_example)
-        count = min(len(self._places), _MOST_PLACES)
+        self._order = RolloutOrder(folder.manifest.example_ids, folder.manifest.rollouts_per_example)
+        count = min(len(self._order), _MOST_PLACES)
         self._starts, self._lengths = array("q", [-1]) * count, array("I", [0]) * count
         self._others: dict[tuple[str, int], tuple[int, int]] = {}
         """Those that the manifest does not name, as in training."""
@@ -92,7 +92,7 @@ class LineIndex:
         start = 0
         for number, line in folder._lines():
             key = folder._key(number, line)
-            place = self._places.find(key)
+            place = self._order.find(key)
             if place is None or place >= count:
                 self.has_repeats |= self._others.pop(key, None) is not None
                 self._others[key] = start, len(line)
@@ -103,7 +103,7 @@ class LineIndex:
 
     def is_last(self, key: tuple[str, int], start: int) -> bool:
         """Tell whether the last line of a rollout starts there."""
-        place = self._places.find(key)
+        place = self._order.find(key)
         if place is None or place >= len(self._starts):
             return self._others.get(key, (-1, 0))[0] == start
         return self._starts[place] == start
@@ -329,15 +329,14 @@ class RunFolder:
             is_done[rollout.key] = rollout.failure is None
         return sum(is_done.values())
 
-    def finish(self, summary: RunSummary, *, compress: bool = True, ended_at: datetime | None = None) -> None:
+    def finish(self, summary: RunSummary, *, ended_at: datetime | None = None) -> None:
         """Close a complete run: `summary.json`, end time, compressed rollouts, each by rename."""
         self.sync()
         self.write_summary(summary)  # first: whoever reads that it ended has no older one
         self.change_manifest(ended_at=ended_at or datetime.now(UTC))
-        if compress:
-            with disk_errors(self.path):
-                jsonl.compress(self.path / ROLLOUTS, self.path / COMPRESSED)
-                (self.path / ROLLOUTS).unlink()
+        with disk_errors(self.path):
+            jsonl.compress(self.path / ROLLOUTS, self.path / COMPRESSED)
+            (self.path / ROLLOUTS).unlink()
         self.close()
 
     def change_manifest(self, **fields: Any) -> None:

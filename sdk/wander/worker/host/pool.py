@@ -29,10 +29,10 @@ class WorkerPool:
         once. `restarts` is how often in a row a lost worker is replaced.
         """
         first = await WorkerSession.start(options[0])
-        others = [asyncio.create_task(WorkerSession.start(each)) for each in options[1:]]
+        others = [asyncio.create_task(WorkerSession.start(option)) for option in options[1:]]
         try:
             sessions = [first, *await asyncio.gather(*others)]
-            if any(each.info != first.info for each in sessions):
+            if any(session.info != first.info for session in sessions):
                 raise LoadError(
                     "the workers loaded different environments",
                     hint="install the same version for each of them",
@@ -41,8 +41,8 @@ class WorkerPool:
             for task in others:
                 task.cancel()
             ended = await asyncio.gather(*others, return_exceptions=True)
-            live = [each for each in ended if isinstance(each, WorkerSession)]
-            await asyncio.gather(*(each.close() for each in (first, *live)))
+            live = [session for session in ended if isinstance(session, WorkerSession)]
+            await asyncio.gather(*(session.close() for session in (first, *live)))
             raise
         return cls(sessions, restarts)
 

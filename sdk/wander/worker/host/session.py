@@ -206,7 +206,7 @@ class WorkerSession:
             indices=list(request.indices),
             rollout_ids=names,
             lines=[client.line(name) for name in names],
-            transcripts=[each for name in names if (each := client.transcript(name)) is not None],
+            transcripts=[transcript for name in names if (transcript := client.transcript(name)) is not None],
             run_seed=request.run_seed,
             sampling=request.sampling,
             model=client.model,
@@ -311,8 +311,8 @@ class WorkerSession:
             except ValidationError as error:
                 ending = f"sent what is no message of this protocol ({error.title}) and was ended"
             finally:
-                for each in watching:
-                    each.cancel()
+                for task in watching:
+                    task.cancel()
                 self._channel.stop()
                 await self._process.end(grace=0 if ending else EXIT_SECONDS)
                 self._answer_all(ending, link.last_words())
@@ -352,7 +352,9 @@ class WorkerSession:
         reported_at = 0.0
         while True:
             await asyncio.sleep(tick)
-            waiting = [each.asked.example.example_id for each in self._playing.values() if not each.calls]
+            waiting = [
+                running.asked.example.example_id for running in self._playing.values() if not running.calls
+            ]
             heard_at = self._heard_at
             if not (waiting or self._examples) or loop.time() - heard_at < notices.seconds:
                 continue
@@ -366,16 +368,16 @@ class WorkerSession:
     def _report(self, silence: Silence) -> None:
         """Report rollouts without progress once, with no more than a worker has to say about them."""
         notices, place = self.options.notices, silence.place[:80]
-        asked = {each.asked.example.example_id for each in self._playing.values()}
-        examples = [each for each in silence.examples if each in asked]
+        asked = {running.asked.example.example_id for running in self._playing.values()}
+        examples = [example_id for example_id in silence.examples if example_id in asked]
         if silence.examples and not examples and not self._examples:
             return
         named: list[str | None] = [*examples] or [None]
-        new = {(place, each) for each in named} - self._reported
+        new = {(place, example_id) for example_id in named} - self._reported
         if notices is None or not new or len(self._reported) >= _MOST_NOTICES:
             return
         self._reported |= new
-        examples = [each for each in examples if (place, each) in new]
+        examples = [example_id for example_id in examples if (place, example_id) in new]
         notices.tell(Silence(place=place, examples=examples, seconds=silence.seconds))
 
     async def _limit_time(self, limit: float) -> None:
@@ -384,7 +386,9 @@ class WorkerSession:
         while not self._late:
             await asyncio.sleep(own.tick)
             playing = {
-                number: len(each.asked.indices) for number, each in self._playing.items() if not each.calls
+                number: len(running.asked.indices)
+                for number, running in self._playing.items()
+                if not running.calls
             }
             self._late = own.late({**playing, **dict.fromkeys(self._examples, 1)})
         self._too_long = f"its code took more than {limit:g} s, which the sandbox does not allow"

@@ -75,7 +75,9 @@ def check_sandbox(policy: SandboxPolicy | None = None) -> SandboxReport:
     begun = time.monotonic()
     try:
         with bait(limits) as prepared:
-            found = _probe(limits, prepared, group, support)
+            # By standard input: among the arguments the secret would be found.
+            plan = {"module": "wander.sandbox.probes", "arguments": ["probes"]}
+            output = _run(limits, support, group, plan, json.dumps(prepared).encode())
     finally:
         group.remove()
     return SandboxReport(
@@ -87,7 +89,7 @@ def check_sandbox(policy: SandboxPolicy | None = None) -> SandboxReport:
         profile_sha256=profile_digest(limits, support.machine),
         seconds=round(time.monotonic() - begun, 3),
         warnings=warnings,
-        outcomes=[ProbeOutcome(name, each["held"], each["how"]) for name, each in found.items()],
+        outcomes=[ProbeOutcome(name, **outcome) for name, outcome in json.loads(output).items()],
     )
 
 
@@ -147,15 +149,6 @@ def start_sandbox(policy: SandboxPolicy | None = None) -> Support:
     support = require_support()
     _run(policy or SandboxPolicy(), support, ControlGroup(), {"module": "__hello__"}, b"")
     return support
-
-
-def _probe(
-    policy: SandboxPolicy, prepared: dict[str, Any], group: ControlGroup, support: Support
-) -> dict[str, Any]:
-    # By standard input: among the arguments the secret would be found.
-    plan = {"module": "wander.sandbox.probes", "arguments": ["probes"]}
-    found: dict[str, Any] = json.loads(_run(policy, support, group, plan, json.dumps(prepared).encode()))
-    return found
 
 
 def _run(

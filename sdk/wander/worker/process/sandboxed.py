@@ -17,7 +17,7 @@ from typing import Any
 
 from wander.errors import SandboxError
 from wander.sandbox import launcher
-from wander.sandbox.bubblewrap import VARIABLES, arguments
+from wander.sandbox.bubblewrap import VARIABLES, bubblewrap_arguments
 from wander.sandbox.control_groups import CLOSE_PAUSE, CLOSE_ROUNDS, ControlGroup, new_control_group
 from wander.sandbox.policy import SandboxPolicy
 from wander.sandbox.seccomp import compile_filter
@@ -269,7 +269,11 @@ def confine(
         "uid": FIRST_UID if support.as_root else None,
         "binds": [(bind.source, bind.device, bind.inode) for bind in sees.binds],
         "program": dict(support.program),
-        "command": [*support.command, *arguments(policy, sees, filter_number, host_name), *started],
+        "command": [
+            *support.command,
+            *bubblewrap_arguments(policy, sees, filter_number, host_name),
+            *started,
+        ],
     }
     command = [*group.prefix, sys.executable, "-I", "-S", str(_LAUNCHER), json.dumps(launch)]
     path = f"{sees.prefix}/bin:/usr/local/bin:/usr/bin:/bin"
