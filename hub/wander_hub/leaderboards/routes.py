@@ -174,7 +174,7 @@ def _put_on_top(context: Context, run_id: str, *, chosen: bool) -> LeaderboardPl
     return context.commit(record)
 
 
-def page_filter(
+async def page_filter(
     runs: Showing = "best",
     sort: BoardSort = "reward",
     level: VerificationLevel = "unverifiable",

@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import lru_cache
 
+from sqlalchemy import Select, bindparam
 from sqlalchemy.orm import Session
-from wander.types import EnvironmentInfo
-from wander.wire import EnvironmentSummary, Leaderboard, LeaderboardRow, VersionDetail
+from wander.types import EnvironmentInfo, Rollout
+from wander.wire import EnvironmentSummary, Leaderboard, LeaderboardRow, RunManifest, VersionDetail
 from wander.wire.environments import UsedBy
+from wander.wire.gate import MANIFEST_HEAD, ROLLOUT, read_record
 from wander.wire.verification import HubCheck
 
 from wander_hub.attestations.verification import Attester, list_attesters
-from wander_hub.database import now
+from wander_hub.database import READER, now
 from wander_hub.environments import repository as environment_repository
 from wander_hub.environments import service as environments
 from wander_hub.environments import stars
 from wander_hub.environments.models import Environment
 from wander_hub.environments.readme import Heading, list_headings, place
-from wander_hub.environments.repository import ListedVersion
-from wander_hub.http.problems import HubProblem
+from wander_hub.environments.repository import KEPT_STATEMENTS, ListedVersion
+from wander_hub.identity import Identity
 from wander_hub.leaderboards import service as leaderboards
 from wander_hub.leaderboards.schemas import BoardFilter
 from wander_hub.lifecycle.locks import list_packages
 from wander_hub.rights import rights
 from wander_hub.runs import repository as run_repository
-from wander_hub.runs import service as runs
 from wander_hub.runs import use
-from wander_hub.runs.models import Run
+from wander_hub.runs.chunks import rollout_at
+from wander_hub.runs.models import Run, RunChunk
 from wander_hub.storage import Storage, spare_missing
 from wander_hub.verification import version_checks
 from wander_hub.web.board import common_axis, find_info
@@ -157,16 +159,24 @@ def show_environment(visit: Visit, owner: str, name: str, version: str) -> Envir
 def _find_sample(session: Session, storage: Storage, board: Leaderboard) -> SampleRollout | None:
     """Return the beginning of the first rollout of the best result; None where its rollouts are gone."""
     for row in board.rows[:1]:
-        with suppress(HubProblem):
-            run = session.scalars(run_repository.readable_runs(session).where(Run.run_id == row.run_id)).one()
-            rollout = runs.rollout(session, storage, run, 0)
-            manifest = run.brief_manifest
+        reader = session.info.get(READER)
+        for brief, chunk in session.execute(_first_chunk(reader), {"run_id": row.run_id}):
+            rollout = read_record(Rollout, rollout_at(storage, chunk, 0), ROLLOUT)
+            manifest = read_record(RunManifest, brief, MANIFEST_HEAD)
             messages, omitted = transcript.list_messages(rollout, view=manifest.environment.info.view)
             parts, _ = transcript.reward_parts(rollout, manifest)
             shown = messages[:_MOST_MESSAGES]
             more = omitted + len(messages) - len(shown)
             return SampleRollout(row, rollout.reward, shown, parts, more)
     return None
+
+
+@lru_cache(KEPT_STATEMENTS)
+def _first_chunk(reader: Identity | None) -> Select[str, RunChunk]:
+    """Return the statement on the brief manifest of a run, and the chunk that begins with its rollout 0."""
+    query = run_repository.runs_readable_by(reader).join(RunChunk, RunChunk.run_id == Run.run_id)
+    query = query.where(Run.run_id == bindparam("run_id"), RunChunk.first == 0)
+    return query.with_only_columns(Run.brief, RunChunk, maintain_column_froms=True)
 
 
 def _count_downloads(session: Session, environment: Environment) -> list[int]:

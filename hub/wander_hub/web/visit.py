@@ -38,4 +38,10 @@ class Visit:
         return page(self.request, template, shared=complete, **values)
 
 
-Visiting = Annotated[Visit, Depends()]
+async def _begin_visit(
+    request: Request, session: ReadSession, storage: HubStorage, settings: HubSettings, base_url: BaseUrl
+) -> Visit:
+    return Visit(request, session, storage, settings, base_url)  # not in a thread, which costs more than this
+
+
+Visiting = Annotated[Visit, Depends(_begin_visit)]
